@@ -1,0 +1,66 @@
+# Every target sets up what it needs, in .venv; a second call is instant. `make help` lists them.
+
+EXPERT ?= neo4j
+STEPS ?=
+ARGS ?=
+PYTHON ?= python3
+VENV ?= .venv
+
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+SETUP_FILES := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help train plan test check format configs schema clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  EXPERT=neo4j picks the expert, STEPS=10 shortens the run, ARGS='--gpu rtx4090' adds flags, PYTHON=python3.12 another Python"
+
+train: $(VENV)/.light  ## train an expert: make train EXPERT=neo4j [STEPS=10] [ARGS='--gpu rtx4090']
+	@$(BIN)/launcher train $(EXPERT) $(if $(STEPS),--max-steps $(STEPS)) $(ARGS)
+
+plan: $(VENV)/.light  ## show the plan of an expert: make plan EXPERT=sql ARGS='--gpu h100 --gpus 8'
+	@$(BIN)/launcher plan $(EXPERT) $(if $(STEPS),--max-steps $(STEPS)) $(ARGS)
+
+test: $(VENV)/.full  ## run the tests
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+check: $(VENV)/.full  ## lint, formatting, types, generated files
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m launcher.render.presets --check
+
+format: $(VENV)/.full  ## rewrite the code in the house style
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+configs: $(VENV)/.light  ## regenerate accelerate_configs/ and ds_configs/
+	@$(BIN)/python -m launcher.render.presets
+
+schema: $(VENV)/.light  ## regenerate experts/manifest.schema.json
+	@$(BIN)/launcher schema > experts/manifest.schema.json.tmp && mv experts/manifest.schema.json.tmp experts/manifest.schema.json
+
+clean:  ## remove the virtual environment and caches; runs and prepared data stay
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed; name one with: make PYTHON=python3.12 ..." >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV) \
+		|| { rm -rf $(VENV); echo "python3 -m venv failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 2; }
+
+# Planning: light packages only.
+$(VENV)/.light: $(SETUP_FILES) | $(BIN)/python
+	@echo "Setting up $(VENV) (planning)..."
+	@$(INSTALL) --editable .
+	@touch $@
+
+# Training and development: torch and everything that the tests use. Minutes, once.
+$(VENV)/.full: $(SETUP_FILES) | $(BIN)/python
+	@echo "Setting up $(VENV) (training, tests)... this takes a few minutes, once"
+	@$(INSTALL) torch==2.13.0
+	@$(INSTALL) --editable '.[train,dev]'
+	@touch $(VENV)/.light $@
