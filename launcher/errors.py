@@ -1,0 +1,69 @@
+"""What can go wrong, and what the process says and returns when it does.
+
+    LauncherError            1  our bug, if it ever reaches a user as such
+    +-- InputError           2  wrong input: arguments, files, values
+    |   +-- ManifestError       the manifest is at fault
+    +-- DoesNotFitError      3  no plan fits the hardware
+
+A user's mistake is raised as one of these and printed without a traceback: what is wrong, where, and the way out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of `launcher`; README.md documents them."""
+
+    DONE = 0
+    BUG = 1
+    WRONG_INPUT = 2
+    DOES_NOT_FIT = 3
+    RUN_FAILED = 4
+    WRONG_TOPOLOGY = 5
+    QUALITY_GATE = 6
+    DOCTOR_FOUND_SOMETHING = 7
+    PREEMPTED = 75
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """One thing that is wrong, and where: a dotted path into a file, a flag, or nothing."""
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}" if self.where else self.what
+
+
+class LauncherError(Exception):
+    """Base of every error meant for a user. `problems` are all told at once; `hint` is the way out."""
+
+    exit_code = ExitCode.BUG
+
+    def __init__(self, title: str, problems: tuple[Problem, ...] = (), hint: str = "") -> None:
+        super().__init__(title)
+        self.title = title
+        self.problems = problems
+        self.hint = hint
+
+    def __str__(self) -> str:
+        lines = [self.title, *(f"  {problem}" for problem in self.problems)]
+        if self.hint:
+            lines.append(f"hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class InputError(LauncherError):
+    exit_code = ExitCode.WRONG_INPUT
+
+
+class ManifestError(InputError):
+    pass
+
+
+class DoesNotFitError(LauncherError):
+    exit_code = ExitCode.DOES_NOT_FIT

@@ -1,0 +1,182 @@
+"""`training.config`: what to learn, and, where the author cares, how to run it.
+
+An absent execution key (None here) means *decide for me*; the plan says what was decided. An absent learning key has
+the value that the trainer of the published manifests used, so that old files mean what they meant.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from launcher.choices import AttentionBackend, OptimizerName
+from launcher.manifest.base import Scalar, Strict
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+Ratio = Annotated[float, Field(ge=0, le=1)]
+Cadence = Literal["no", "steps", "epoch"]
+SchedulerName = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"]
+
+
+class SchedulerOptions(Strict):
+    """`lr_scheduler_kwargs`."""
+
+    num_cycles: Annotated[float, Field(gt=0)] | None = None  # cosine (periods), cosine_with_restarts (restarts)
+    power: Annotated[float, Field(gt=0)] | None = None  # polynomial
+    lr_end: Annotated[float, Field(ge=0)] | None = None  # polynomial
+
+
+class Wandb(Strict):
+    """Where the metrics go. No keys or passwords: they stay in the environment."""
+
+    project: str | None = None
+    entity: str | None = None
+    group: str | None = None
+    name: str | None = None
+    tags: tuple[str, ...] = ()
+    notes: str | None = None
+    mode: Literal["online", "offline", "disabled"] | None = None
+
+
+class TrainingConfig(Strict):
+    # What to learn
+    method: Literal["sft", "rlhf", "dpo"]
+    adapter_type: Literal["lora", "dora", "ia3", "full", "lokr", "adalora"]
+    rank: Annotated[int, Field(ge=1, le=1024)] | None = None
+    alpha: Positive | None = None
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    target_modules: tuple[str, ...] = ()
+    feedforward_modules: tuple[str, ...] = ()
+    epochs: Annotated[float, Field(gt=0)] | None = None
+    num_epochs: Annotated[float, Field(gt=0)] | None = None
+    max_steps: NonNegative | None = None
+    learning_rate: Annotated[float, Field(gt=0, le=1)]
+    lr_scheduler: SchedulerName = "linear"
+    lr_scheduler_kwargs: SchedulerOptions = SchedulerOptions()
+    warmup_steps: NonNegative = 0
+    warmup_ratio: Ratio | None = None
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
+    batch_size: Positive
+    gradient_accumulation_steps: Positive = 1
+    max_seq_length: Annotated[int, Field(ge=8)] = 2048
+    packing: bool = False
+    group_by_length: bool = False
+    loss_on: Literal["completion", "all"] = "all"
+    seed: NonNegative = 42
+
+    # How to run it: None means that the plan decides
+    bf16: bool | None = None
+    fp16: bool | None = None
+    use_tf32: bool | None = None
+    attention: Literal["auto"] | AttentionBackend = "auto"
+    flash_attention_2: bool | None = None
+    use_sdpa: bool | None = None
+    optim: OptimizerName | None = None
+    gradient_checkpointing: bool | Literal["selective"] | None = None
+    torch_compile: bool | None = None
+    torch_compile_backend: Annotated[str, Field(min_length=1)] | None = None
+    torch_compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = (
+        None
+    )
+    dataloader_num_workers: NonNegative | None = None
+    dataloader_prefetch_factor: Positive | None = None
+    dataloader_pin_memory: bool | None = None
+    dataloader_persistent_workers: bool | None = None
+    strategy: Literal["auto", "ddp", "fsdp2", "zero1", "zero2", "zero3"] = "auto"
+    offload: Literal["auto", "none", "optimizer", "optimizer_and_parameters"] = "auto"
+    eval_batch_size: Positive | None = None
+    pretokenized_cache: Annotated[str, Field(min_length=1)] | None = None
+
+    # When to look and to save
+    logging_steps: Positive = 10
+    evaluation_strategy: Cadence | None = None
+    eval_steps: Positive | None = None
+    save_strategy: Cadence | None = None
+    save_steps: Positive | None = None
+    save_total_limit: Positive | None = 3
+    load_best_model_at_end: bool | None = None
+    metric_for_best_model: str = "eval_loss"
+    greater_is_better: bool = False
+    early_stopping_patience: Positive | None = None
+    early_stopping_threshold: Annotated[float, Field(ge=0)] = 0.0
+    wandb: Wandb = Wandb()
+
+    # Keys of other trainers: known, and listed by `launcher validate` as not used
+    use_unsloth: bool | None = None
+    memory_efficient_attention: bool | None = None
+    memory_clear_every: NonNegative | None = None
+    activation_checkpointing: str | None = None
+    gradient_checkpointing_kwargs: dict[str, Scalar] | None = None
+    use_cuda_graphs: bool | None = None
+    cuda_graph_warmup_steps: NonNegative | None = None
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> TrainingConfig:
+        problems = [
+            *_method_problems(self),
+            *_adapter_problems(self),
+            *_length_problems(self),
+            *_cadence_problems(self),
+        ]
+        if self.bf16 and self.fp16:
+            problems.append("bf16: bf16 and fp16 are both true; keep one (bf16 where the GPU has it)")
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    @property
+    def num_train_epochs(self) -> float | None:
+        return self.epochs if self.epochs is not None else self.num_epochs
+
+    @property
+    def global_batch_size(self) -> int:
+        return self.batch_size * self.gradient_accumulation_steps
+
+
+def _method_problems(config: TrainingConfig) -> list[str]:
+    if config.method != "sft":
+        return [f"method: {config.method} is not supported, this launcher does supervised fine-tuning; use sft"]
+    return []
+
+
+def _adapter_problems(config: TrainingConfig) -> list[str]:
+    kind = config.adapter_type
+    if kind in ("lokr", "adalora"):
+        return [f"adapter_type: {kind} is not supported; use lora, dora, ia3 or full"]
+    problems = []
+    if kind in ("lora", "dora"):
+        missing = [name for name in ("rank", "alpha") if getattr(config, name) is None]
+        problems += [f"{name}: missing, adapter_type {kind} needs it" for name in missing]
+        if not config.target_modules:
+            problems.append(f"target_modules: missing or empty, adapter_type {kind} needs at least one")
+    else:
+        given = [name for name in ("rank", "alpha") if getattr(config, name) is not None]
+        problems += [f"{name}: no meaning for adapter_type {kind}; remove it" for name in given]
+    if kind == "ia3" and not (config.target_modules or config.feedforward_modules):
+        problems.append("target_modules: missing or empty, adapter_type ia3 needs at least one")
+    if kind == "full" and (config.target_modules or config.feedforward_modules):
+        problems.append("target_modules: no meaning for adapter_type full, which trains every weight; remove it")
+    return problems
+
+
+def _length_problems(config: TrainingConfig) -> list[str]:
+    if config.epochs is not None and config.num_epochs is not None and config.epochs != config.num_epochs:
+        return [f"epochs: epochs ({config.epochs:g}) and num_epochs ({config.num_epochs:g}) differ; keep one"]
+    if config.num_train_epochs is None and not config.max_steps:
+        return ["epochs: missing, say how long to train by epochs or max_steps"]
+    return []
+
+
+def _cadence_problems(config: TrainingConfig) -> list[str]:
+    problems = []
+    if config.evaluation_strategy == "no" and config.load_best_model_at_end:
+        problems.append("load_best_model_at_end: needs an evaluation, but evaluation_strategy is no")
+    if config.evaluation_strategy == "no" and config.early_stopping_patience is not None:
+        problems.append("early_stopping_patience: needs an evaluation, but evaluation_strategy is no")
+    return problems

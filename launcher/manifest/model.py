@@ -1,0 +1,105 @@
+"""The manifest: one expert, its base models, its data and how it is trained. Today's form is schema 2.0."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from launcher.manifest import metadata
+from launcher.manifest.base import Strict, TextOr
+from launcher.manifest.config import TrainingConfig
+from launcher.manifest.dataset import Dataset
+
+PromptTemplate = Literal["chatml", "qwen3", "llama3", "alpaca", "tokenizer", "llama2", "vicuna", "custom"]
+
+
+class Adapter(Strict):
+    """A published adapter of a base model. `training.config` says what is trained; this is what it fell back on."""
+
+    type: Literal["lora", "dora", "ia3", "lokr", "adalora"]
+    target_modules: tuple[str, ...] = ()
+    feedforward_modules: tuple[str, ...] = ()
+    r: Annotated[int, Field(ge=1)] | None = None
+    alpha: Annotated[int, Field(ge=1)] | None = None
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    scaling: Literal["default", "standard", "dora", "learned"] | None = None
+    use_dora: bool | None = None
+    path: str | None = None
+    checkpoint_step: metadata.Counter | None = None
+    size_bytes: metadata.Counter | None = None
+    sha256: str | None = None
+
+
+class BaseModelEntry(Strict):
+    """A base model by hub name or local folder."""
+
+    name: Annotated[str, Field(min_length=1)]
+    revision: str | None = None
+    trust_remote_code: bool = False
+    sha256: str | None = None
+    quantization: Literal["none", "int4", "int8", "bf16", "fp16"] = "none"
+    rope_scaling: TextOr[metadata.RopeScaling] | None = None
+    prompt_template: PromptTemplate = "tokenizer"
+    adapters: tuple[Adapter, ...] = ()
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> BaseModelEntry:
+        problems = []
+        if self.trust_remote_code and not self.revision:
+            problems.append("trust_remote_code: runs code of the model's author; pin the reviewed commit with revision")
+        if self.prompt_template in ("llama2", "vicuna", "custom"):
+            problems.append(
+                f"prompt_template: {self.prompt_template} is not supported; "
+                "use chatml, qwen3, llama3, alpaca, or tokenizer for the tokenizer's own chat template"
+            )
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+
+class Training(Strict):
+    dataset: Dataset
+    config: TrainingConfig
+    decoding: metadata.Decoding | None = None
+    trained_on: str | None = None
+    base_model_version: str | None = None
+    packaging_checkpoint: str | None = None
+    checkpoint: str | None = None
+    quality_score: float | None = None
+    test_scenarios: metadata.Scenarios | None = None
+    alternative_checkpoints: metadata.Checkpoints | None = None
+
+
+class Manifest(Strict):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+    version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+")]
+    schema_version: Literal["1.0", "2.0"] = "2.0"
+    description: str | None = None
+    author: str | None = None
+    homepage: str | None = None
+    repository: metadata.Repository | None = None
+    license: str | None = None
+    tags: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    limitations: tuple[TextOr[metadata.Limitation], ...] = ()
+    base_models: Annotated[tuple[BaseModelEntry, ...], Field(min_length=1)]
+    soft_prompts: tuple[metadata.SoftPrompt, ...] = ()
+    routing: metadata.Routing | None = None
+    constraints: metadata.Constraints | None = None
+    perf: metadata.Performance | None = None
+    runtime: metadata.Runtime | None = None
+    training: Training
+    evaluation: metadata.Evaluation | None = None
+    integrity: metadata.Integrity | None = None
+    quality_metrics: metadata.QualityMetrics | None = None
+
+    @property
+    def base(self) -> BaseModelEntry:
+        """The base model that is trained: the first."""
+        return self.base_models[0]
+
+    @property
+    def expert(self) -> str:
+        """The expert's short name: `expert-neo4j` is neo4j."""
+        return self.name.removeprefix("expert-")

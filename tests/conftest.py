@@ -1,0 +1,67 @@
+"""Fixtures that several test folders share."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared"
+SHARED_MANIFESTS = SHARED / "manifests"
+
+Tree = dict[str, Any]
+WriteManifest = Callable[..., Path]
+
+
+def published_manifests() -> list[Path]:
+    return sorted(file for file in SHARED_MANIFESTS.glob("expert*.json") if not file.name.endswith(".schema.json"))
+
+
+def expert_manifests() -> list[Path]:
+    return sorted(ROOT.glob("experts/*/manifest.json"))
+
+
+@pytest.fixture(scope="session")
+def published_schema() -> Tree:
+    file = SHARED_MANIFESTS / "expert-manifest.schema.json"
+    if not file.is_file():
+        pytest.skip("the published manifests do not lie beside this checkout")
+    tree: Tree = json.loads(file.read_text())
+    return tree
+
+
+@pytest.fixture(scope="session")
+def neo4j_tree() -> Tree:
+    tree: Tree = json.loads((ROOT / "experts/neo4j/manifest.json").read_text())
+    return tree
+
+
+@pytest.fixture
+def write_manifest(tmp_path: Path, neo4j_tree: Tree) -> WriteManifest:
+    """The neo4j manifest with changes, as a file: write_manifest({"training.config.rank": 0}, drop=("name",))."""
+
+    def write(changes: dict[str, Any] | None = None, drop: tuple[str, ...] = ()) -> Path:
+        tree = copy.deepcopy(neo4j_tree)
+        for path, value in (changes or {}).items():
+            parent, key = find_parent(tree, path)
+            parent[key] = value
+        for path in drop:
+            parent, key = find_parent(tree, path)
+            del parent[key]
+        file = tmp_path / "manifest.json"
+        file.write_text(json.dumps(tree))
+        return file
+
+    return write
+
+
+def find_parent(tree: Any, path: str) -> tuple[Any, Any]:
+    *above, key = path.split(".")
+    for part in above:
+        tree = tree[int(part)] if part.isdigit() else tree[part]
+    return tree, int(key) if key.isdigit() else key

@@ -1,0 +1,160 @@
+"""Broken manifests: one clear block, every problem at once, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import ExitCode, ManifestError
+from launcher.manifest import find_manifest, load_manifest
+from tests.conftest import WriteManifest
+
+
+def message_of(path: Path) -> str:
+    with pytest.raises(ManifestError) as caught:
+        load_manifest(path)
+    assert caught.value.exit_code == ExitCode.WRONG_INPUT
+    return str(caught.value)
+
+
+CONFIG = "training.config."
+
+WRONG_VALUES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
+    ({CONFIG + "rank": 0}, (), "training.config.rank: must be at least 1, not 0"),
+    ({CONFIG + "rank": "16"}, (), 'training.config.rank: must be a whole number, not "16"'),
+    ({CONFIG + "rank": 1.5}, (), "training.config.rank: must be a whole number, not 1.5"),
+    ({CONFIG + "rank": True}, (), "training.config.rank: must be a whole number, not true"),
+    ({CONFIG + "learning_rate": -1e-4}, (), "training.config.learning_rate: must be greater than 0, not -0.0001"),
+    ({CONFIG + "learning_rate": "1e-4"}, (), 'training.config.learning_rate: must be a number, not "1e-4"'),
+    ({CONFIG + "fp16": True}, (), "training.config.bf16: bf16 and fp16 are both true; keep one"),
+    ({CONFIG + "packing": "yes"}, (), 'training.config.packing: must be true or false, not "yes"'),
+    ({CONFIG + "optim": "adam"}, (), "training.config.optim: must be 'adamw_torch', 'adamw_torch_fused'"),
+    ({CONFIG + "method": "dpo"}, (), "training.config.method: dpo is not supported"),
+    ({CONFIG + "adapter_type": "lokr"}, (), "training.config.adapter_type: lokr is not supported; use lora, dora, ia3"),
+    ({CONFIG + "adapter_type": "ia3"}, (), "training.config.rank: no meaning for adapter_type ia3; remove it"),
+    ({CONFIG + "adapter_type": "full"}, (), "training.config.target_modules: no meaning for adapter_type full"),
+    ({CONFIG + "target_modules": []}, (), "training.config.target_modules: missing or empty, adapter_type lora needs"),
+    ({CONFIG + "target_modules": "q_proj"}, (), 'training.config.target_modules: must be a list, not "q_proj"'),
+    ({CONFIG + "num_epochs": 5}, (), "training.config.epochs: epochs (2) and num_epochs (5) differ; keep one"),
+    ({CONFIG + "gradient_checkpointing": "some"}, (), "must be true or false or 'selective', not \"some\""),
+    ({CONFIG + "lr_scheduler_kwargs": {"num_cycels": 3}}, (), "num_cycels: unknown key; did you mean num_cycles?"),
+    ({CONFIG + "evaluation_strategy": "no"}, (), "training.config.load_best_model_at_end: needs an evaluation"),
+    ({}, (CONFIG + "batch_size",), "training.config.batch_size: missing"),
+    ({}, (CONFIG + "alpha",), "training.config.alpha: missing, adapter_type lora needs it"),
+    ({}, (CONFIG + "epochs",), "training.config.epochs: missing, say how long to train by epochs or max_steps"),
+    (
+        {},
+        ("training.dataset.path",),
+        "training.dataset.path: missing, name a local file or a dataset of the Hugging Face",
+    ),
+    ({}, ("base_models",), "base_models: missing"),
+    ({"base_models": []}, (), "base_models: needs at least 1 entry"),
+    ({"base_models.0.quantization": "int3"}, (), "base_models[0].quantization: must be 'none', 'int4'"),
+    (
+        {"base_models.0.trust_remote_code": True},
+        (),
+        "base_models[0].trust_remote_code: runs code of the model's author",
+    ),
+    ({"base_models.0.prompt_template": "vicuna"}, (), "base_models[0].prompt_template: vicuna is not supported"),
+    ({"base_models.0.rope_scaling": 5}, (), "base_models[0].rope_scaling: must be a string, not 5"),
+    ({"training.dataset.type": "multi_task"}, (), "training.dataset.tasks: missing or empty, type multi_task"),
+    ({"name": "../../etc/passwd"}, (), 'name: "../../etc/passwd" does not match'),
+    ({"learning_rate": 1e-4}, (), "learning_rate: unknown key; did you mean training.config.learning_rate?"),
+    ({CONFIG + "bacth_size": 4}, (), "training.config.bacth_size: unknown key; did you mean batch_size?"),
+    ({"xyzzy": 1}, (), "xyzzy: unknown key\n"),
+]
+
+
+@pytest.mark.parametrize(("changes", "drop", "expected"), WRONG_VALUES, ids=lambda case: str(case)[:40])
+def test_wrong_values(
+    write_manifest: WriteManifest, changes: dict[str, Any], drop: tuple[str, ...], expected: str
+) -> None:
+    assert expected in message_of(write_manifest(changes, drop))
+
+
+def test_all_problems_are_told_at_once(write_manifest: WriteManifest) -> None:
+    message = message_of(write_manifest({CONFIG + "rank": 0, CONFIG + "bacth_size": 4, "base_models.0.name": ""}))
+    assert "3 problems" in message
+    assert "training.config.rank: must be at least 1" in message
+    assert "training.config.bacth_size: unknown key; did you mean batch_size?" in message
+    assert "base_models[0].name: must not be empty" in message
+
+
+def test_paths_are_those_of_the_file_that_the_user_wrote(write_manifest: WriteManifest) -> None:
+    """A 1.0 file has `base_model`, so its problems stand there, not in the form it is turned into."""
+    path = write_manifest(
+        {"schema_version": "1.0", "base_model": {"nmae": "x"}, "adapters": [{"type": "lora", "r": 0}]}, ("base_models",)
+    )
+    message = message_of(path)
+    assert "base_model.nmae: unknown key; did you mean name?" in message
+    assert "adapters[0].r: must be at least 1, not 0" in message
+    assert "base_models" not in message
+
+
+Spoil = Callable[[Path], object]
+
+UNREADABLE: list[tuple[str, Spoil, str]] = [
+    ("empty", lambda p: p.write_text("  \n"), "is empty"),
+    ("a list", lambda p: p.write_text("[1]"), "a manifest is a JSON object {...}, this file holds a list"),
+    ("broken", lambda p: p.write_text('{\n  "name": "x",\n  "b" 5\n}'), "line 3, column 7: broken JSON"),
+    ("cut off", lambda p: p.write_text('{"name": "x"'), "line 1, column 13: broken JSON"),
+    (
+        "duplicate",
+        lambda p: p.write_text('{"a": 1,\n "b": {"c": 1,\n "c": 2}}'),
+        "line 3: the key 'c' stands twice",
+    ),
+    (
+        "not UTF-8",
+        lambda p: p.write_bytes(b'{\n"name": "\xff"}'),
+        "line 2: not UTF-8 (byte 0xff at offset 11)",
+    ),
+    ("NaN", lambda p: p.write_text('{"a": NaN}'), "NaN is not JSON"),
+    ("too deep", lambda p: p.write_text("[" * 100_000), "nested too deeply"),
+    ("too many digits", lambda p: p.write_text('{"a": 1' + "0" * 5000 + "}"), "a number is out of range"),
+    ("100 MB", lambda p: p.write_bytes(b" " * 100_000_000), "has 95 MiB; a manifest has at most 4 MiB"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "expected"), [case[1:] for case in UNREADABLE], ids=[case[0] for case in UNREADABLE])
+def test_unreadable_files(tmp_path: Path, spoil: Spoil, expected: str) -> None:
+    file = tmp_path / "manifest.json"
+    spoil(file)
+    assert expected in message_of(file)
+
+
+def test_an_infinite_number_is_refused(tmp_path: Path, write_manifest: WriteManifest) -> None:
+    text = write_manifest().read_text().replace('"learning_rate": 0.0002', '"learning_rate": 1e999')
+    file = tmp_path / "infinite.json"
+    file.write_text(text)
+    assert "training.config.learning_rate: must be" in message_of(file)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    assert "no such file" in message_of(tmp_path / "manifest.json")
+
+
+def test_directory(tmp_path: Path) -> None:
+    message = message_of(tmp_path)
+    assert "is a directory" in message
+    assert f"hint: name the file in it: {tmp_path / 'manifest.json'}" in message
+
+
+def test_both_forms_at_once(write_manifest: WriteManifest) -> None:
+    assert "both `base_model` (schema 1.0) and `base_models`" in message_of(
+        write_manifest({"base_model": {"name": "x"}})
+    )
+
+
+def test_a_byte_order_mark_is_fine(tmp_path: Path, write_manifest: WriteManifest) -> None:
+    file = tmp_path / "bom.json"
+    file.write_bytes(b"\xef\xbb\xbf" + write_manifest().read_bytes())
+    assert load_manifest(file).manifest.expert == "neo4j"
+
+
+def test_unknown_expert_is_suggested() -> None:
+    with pytest.raises(ManifestError, match=r"no expert called 'noe4j'; did you mean neo4j\?") as caught:
+        find_manifest("noe4j")
+    assert "known experts: json, neo4j, sql, typescript" in str(caught.value)

@@ -1,0 +1,66 @@
+"""`--set KEY=VALUE`."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.errors import InputError, ManifestError
+from launcher.manifest import load_manifest
+from launcher.manifest.overrides import apply_overrides, parse_value
+from tests.conftest import WriteManifest
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("true", True),
+        ("null", None),
+        ("neo4j", "neo4j"),
+        ('["q_proj"]', ["q_proj"]),
+        ("", ""),
+        ("NaN", "NaN"),
+    ],
+)
+def test_values_are_json_where_they_can_be(text: str, value: object) -> None:
+    assert parse_value(text) == value
+
+
+def test_override_reaches_the_manifest(write_manifest: WriteManifest) -> None:
+    file = write_manifest()
+    overrides = ["training.config.learning_rate=1e-5", "base_models.0.quantization=int4", "base_models[0].revision=abc"]
+    manifest = load_manifest(file, overrides).manifest
+    assert manifest.training.config.learning_rate == 1e-5
+    assert manifest.base.quantization == "int4"
+    assert manifest.base.revision == "abc"
+
+
+def test_the_file_itself_is_not_changed() -> None:
+    tree = {"training": {"config": {"rank": 16}}}
+    assert apply_overrides(tree, ["training.config.rank=8"]) == {"training": {"config": {"rank": 8}}}  # type: ignore[arg-type]
+    assert tree == {"training": {"config": {"rank": 16}}}
+
+
+def test_a_misspelt_override_is_refused_like_a_misspelt_key(write_manifest: WriteManifest) -> None:
+    with pytest.raises(ManifestError, match=r"training.config.learnig_rate: unknown key; did you mean learning_rate\?"):
+        load_manifest(write_manifest(), ["training.config.learnig_rate=1e-4"])
+
+
+def test_a_key_without_its_section_is_shown_the_way(write_manifest: WriteManifest) -> None:
+    with pytest.raises(ManifestError, match=r"rank: unknown key; did you mean training.config.rank\?"):
+        load_manifest(write_manifest(), ["rank=4"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.config.rank", "not KEY=VALUE"),
+        ("=4", "not KEY=VALUE"),
+        ("base_models.7.name=x", "the list has 1 entries; count from 0"),
+        ("base_models.first.name=x", "the list has 1 entries; count from 0"),
+        ("name.first=x", "is inside a value that has no keys"),
+    ],
+)
+def test_overrides_that_cannot_be_applied(write_manifest: WriteManifest, override: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_manifest(write_manifest(), [override])

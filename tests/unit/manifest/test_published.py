@@ -1,0 +1,137 @@
+"""Manifests as their authors published them, and the project's own, load unchanged and mean what they say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from launcher.errors import ManifestError
+from launcher.manifest import Manifest, load_manifest
+from tests.conftest import Tree, expert_manifests, published_manifests
+
+PUBLISHED = published_manifests()
+needs_published = pytest.mark.skipif(not PUBLISHED, reason="the published manifests do not lie beside this checkout")
+ALL = [*PUBLISHED, *expert_manifests()]
+
+
+def name_of(file: Path) -> str:
+    return file.name if file.parent.name == "manifests" else file.parent.name
+
+
+def test_the_project_has_four_experts() -> None:
+    assert [file.parent.name for file in expert_manifests()] == ["json", "neo4j", "sql", "typescript"]
+
+
+@pytest.mark.parametrize("file", ALL, ids=name_of)
+def test_effective_values_are_those_of_the_file(file: Path) -> None:
+    raw = json.loads(file.read_text())["training"]["config"]
+    config = load_manifest(file).manifest.training.config
+    assert config.learning_rate == raw["learning_rate"]
+    assert config.global_batch_size == raw["batch_size"] * raw["gradient_accumulation_steps"]
+    assert config.rank == raw["rank"]
+    assert config.alpha == raw["alpha"]
+    assert list(config.target_modules) == raw["target_modules"]
+    assert config.num_train_epochs == raw["epochs"]
+    assert config.warmup_steps == raw.get("warmup_steps", 0)
+    assert config.lr_scheduler == raw["lr_scheduler"]
+
+
+@pytest.mark.parametrize("file", ALL, ids=name_of)
+def test_absent_learning_keys_keep_what_their_trainer_did(file: Path) -> None:
+    raw = json.loads(file.read_text())["training"]["config"]
+    config = load_manifest(file).manifest.training.config
+    assert config.packing is raw.get("packing", False)
+    assert config.loss_on == raw.get("loss_on", "all")
+    assert config.max_grad_norm == raw.get("max_grad_norm", 1.0)
+    assert config.seed == raw.get("seed", 42)
+    assert config.max_seq_length == raw.get("max_seq_length", 2048)
+    assert config.weight_decay == raw.get("weight_decay", 0.0)
+    assert config.save_total_limit == raw.get("save_total_limit", 3)
+
+
+@pytest.mark.parametrize("file", ALL, ids=name_of)
+def test_absent_execution_keys_are_left_to_the_plan(file: Path) -> None:
+    raw = json.loads(file.read_text())["training"]["config"]
+    config = load_manifest(file).manifest.training.config
+    for key in (
+        "bf16",
+        "fp16",
+        "use_tf32",
+        "optim",
+        "torch_compile",
+        "dataloader_num_workers",
+        "gradient_checkpointing",
+    ):
+        assert getattr(config, key) == raw.get(key)
+
+
+@needs_published
+def test_schema_1_becomes_todays_form() -> None:
+    (file,) = (f for f in PUBLISHED if f.name.endswith("fixture_v1.json"))
+    manifest = load_manifest(file).manifest
+    assert manifest.base.name == "Qwen3-0.6B"
+    assert manifest.base.quantization == "int4"
+    assert manifest.base.adapters[0].r == 16
+
+
+@pytest.mark.parametrize("file", expert_manifests(), ids=name_of)
+def test_own_manifests_keep_working_in_the_tool_they_come_from(file: Path, published_schema: Tree) -> None:
+    jsonschema.Draft7Validator(published_schema).validate(json.loads(file.read_text()))
+
+
+def misspelt(key: str) -> str:
+    """Two neighbours swapped, as fingers do; a single letter doubled."""
+    for i in [*range(len(key) // 2, len(key) - 1), *range(len(key) // 2)]:
+        if i + 1 < len(key) and key[i] != key[i + 1]:
+            return key[:i] + key[i + 1] + key[i] + key[i + 2 :]
+    return key * 2
+
+
+def every_key(node: Any) -> Iterator[tuple[Tree, str]]:
+    """Each object of the tree with each of its keys, comments aside."""
+    if isinstance(node, dict):
+        for key in [key for key in node if not key.startswith(("_", "$"))]:
+            yield node, key
+            yield from every_key(node[key])
+    elif isinstance(node, list):
+        for item in node:
+            yield from every_key(item)
+
+
+@pytest.mark.parametrize("file", ALL, ids=name_of)
+def test_one_misspelling_of_every_key_is_refused_with_the_right_suggestion(file: Path, tmp_path: Path) -> None:
+    tree = json.loads(file.read_text())
+    target = tmp_path / "manifest.json"
+    tried = 0
+    for node, key in list(every_key(tree)):
+        before = dict(node)
+        node.clear()
+        node.update({misspelt(key) if name == key else name: value for name, value in before.items()})
+        target.write_text(json.dumps(tree))
+        with pytest.raises(ManifestError) as caught:
+            load_manifest(target)
+        node.clear()
+        node.update(before)
+        (problem,) = caught.value.problems
+        assert problem.where.endswith(misspelt(key))
+        assert problem.what == f"unknown key; did you mean {key}?"
+        tried += 1
+    assert tried > 25
+
+
+def test_comments_are_allowed_anywhere(tmp_path: Path, neo4j_tree: Tree) -> None:
+    def with_comments(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {"_note": {"any": ["thing", 1]}, **{key: with_comments(value) for key, value in node.items()}}
+        return [with_comments(item) for item in node] if isinstance(node, list) else node
+
+    file = tmp_path / "manifest.json"
+    file.write_text(json.dumps(with_comments(neo4j_tree)))
+    assert load_manifest(file).manifest == Manifest.model_validate_json(
+        load_manifest(Path("experts/neo4j/manifest.json")).manifest.model_dump_json()
+    )
