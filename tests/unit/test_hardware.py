@@ -1,0 +1,81 @@
+"""Hardware as described on the command line: what is assumed, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.errors import InputError
+from launcher.gpus import GPUS
+from launcher.hardware import ASSUMED_HOST_SHARES, MAX_GPUS_PER_NODE, MAX_NODES, Gpu, Hardware, make_hardware
+from launcher.units import MIB
+
+RTX4090, H100, A5000 = GPUS["rtx4090"], GPUS["h100"], GPUS["a5000"]
+
+
+@pytest.mark.parametrize(("gpu", "cores", "ram_gib"), [(RTX4090, 32, 256), (A5000, 32, 256), (H100, 64, 512)])
+def test_the_host_is_assumed_by_the_class_of_gpu(gpu: Gpu, cores: int, ram_gib: float) -> None:
+    hardware = make_hardware(gpu, gpus_per_node=4, nodes=2)
+    assert (hardware.cpu_cores_per_node, hardware.ram_gib_per_node) == (cores, ram_gib)
+    assert hardware.num_ranks == 8
+    assert hardware.source == "catalogue"
+    assert hardware.packages == ()
+
+
+def test_what_is_said_is_not_assumed() -> None:
+    hardware = make_hardware(
+        RTX4090, gpus_per_node=1, nodes=1, cpu_cores_per_node=6, ram_gib_per_node=31.5, free_vram_mib=20000
+    )
+    assert (hardware.cpu_cores_per_node, hardware.ram_gib_per_node) == (6, 31.5)
+    assert hardware.free_vram_bytes == 20000 * MIB
+
+
+def test_all_memory_is_free_where_nobody_says_otherwise() -> None:
+    assert make_hardware(RTX4090, gpus_per_node=1, nodes=1).free_vram_bytes == RTX4090.memory_bytes == 24564 * MIB
+
+
+def test_a_machine_without_a_gpu_runs_one_process() -> None:
+    hardware = make_hardware(None, gpus_per_node=0, nodes=1)
+    assert (hardware.num_ranks, hardware.free_vram_bytes) == (1, 0)
+    assert hardware.cpu_cores_per_node == ASSUMED_HOST_SHARES["consumer"].cpu_cores
+    with pytest.raises(InputError, match="one process on one node"):
+        make_hardware(None, gpus_per_node=2, nodes=3)
+
+
+def test_all_wrong_counts_are_told_at_once() -> None:
+    with pytest.raises(InputError) as caught:
+        make_hardware(RTX4090, gpus_per_node=0, nodes=-1, cpu_cores_per_node=0, ram_gib_per_node=0, free_vram_mib=99999)
+    message = str(caught.value)
+    assert "GPUs per node: must be between 1 and 16, not 0" in message
+    assert "nodes: must be between 1 and 1024, not -1" in message
+    assert "CPU cores per node: must be between 1 and 4096, not 0" in message
+    assert "RAM per node in GiB: must be between 1 and 65536, not 0" in message
+    assert "free VRAM in MiB: must be between 1 and 24564, not 99999" in message
+    assert "GeForce RTX 4090" in message
+    assert "--gpus counts the GPUs of one node" in caught.value.hint
+    assert caught.value.exit_code == 2
+
+
+@given(
+    key=st.sampled_from(sorted(GPUS)), gpus=st.integers(-5, MAX_GPUS_PER_NODE + 5), nodes=st.integers(-5, MAX_NODES + 5)
+)
+def test_counts_are_taken_exactly_within_their_limits(key: str, gpus: int, nodes: int) -> None:
+    possible = 1 <= gpus <= MAX_GPUS_PER_NODE and 1 <= nodes <= MAX_NODES
+    try:
+        hardware = make_hardware(GPUS[key], gpus_per_node=gpus, nodes=nodes)
+    except InputError:
+        assert not possible
+    else:
+        assert possible
+        assert hardware.num_ranks == gpus * nodes
+        assert Hardware.model_validate_json(hardware.model_dump_json()) == hardware
+
+
+@pytest.mark.parametrize(("key", "has_fp8"), [("a100", False), ("rtx4090", True), ("h100", True), ("t4", False)])
+def test_fp8_came_with_ada(key: str, has_fp8: bool) -> None:
+    assert GPUS[key].has_fp8 is has_fp8
+
+
+def test_only_hopper_has_flash_attention_3() -> None:
+    assert {key for key, gpu in GPUS.items() if gpu.has_flash_attention_3} == {"h100", "h100-pcie", "h200"}
