@@ -1,0 +1,89 @@
+"""The terms of the peak, put together and described."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from launcher.choices import DEEPSPEED_STRATEGIES, SHARDED_STRATEGIES, Strategy
+from launcher.memory.recipe import Recipe
+from launcher.memory.static import estimate_static
+from launcher.memory.step import estimate_step
+from launcher.shapes import ModelShape
+from launcher.units import MIB
+from launcher.values import Frozen
+
+_CUBLAS_BYTES = 64 * MIB  # two handles, forward and backward; the same in every measurement
+_CONTEXT_BYTES = 768 * MIB  # CUDA context and loaded kernels, 751 to 763 MiB measured
+
+
+class MemoryTerm(Frozen):
+    """One part of the peak, and what it is made of."""
+
+    name: str
+    num_bytes: int
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryEstimate:
+    """The peak of one rank. Terms stand in a fixed order, those of zero bytes too."""
+
+    terms: tuple[MemoryTerm, ...]
+    host_bytes: int  # in CPU memory, per rank: offloaded state
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(term.num_bytes for term in self.terms)
+
+
+def estimate_memory(shape: ModelShape, recipe: Recipe) -> MemoryEstimate:
+    """Peak bytes of one rank in a steady training step: what torch allocates, and the CUDA context.
+
+    Loading is not counted (quantising holds a matrix in full precision), nor is the allocator's fragmentation.
+    """
+    static = estimate_static(shape, recipe)
+    activations, loss, transient = estimate_step(shape, recipe)
+    gradients = static.gradients
+    if not recipe.accumulates_gradients:
+        # one backward pass: gradients grow while activations shrink, so only the larger of the two is at the peak
+        gradients = max(0.0, gradients - activations - loss)
+    workspace = transient + static.working_set + (_CUBLAS_BYTES if recipe.on_gpu else 0)
+    approximate = "" if recipe.on_gpu else "; calibrated on GPUs, approximate on a CPU"
+    sizes = (
+        ("weights", static.weights, _describe_weights(recipe)),
+        ("adapter", static.adapter, f"trainable weights in {recipe.trainable_dtype}" if static.adapter else "none"),
+        ("gradients", gradients, "of the trainable parameters" + _describe_gradients(recipe)),
+        ("optimizer", static.optimizer, _describe_optimizer(recipe)),
+        ("activations", activations, f"checkpointing {recipe.checkpointing}{approximate}"),
+        ("loss", loss, f"{recipe.loss_kernel} over {recipe.micro_batch_size * recipe.sequence_length} positions"),
+        ("workspace", workspace, "one layer's backward pass, library buffers, gathered and dequantised weights"),
+        ("context", _CONTEXT_BYTES if recipe.on_gpu else 0, "CUDA context and kernels" if recipe.on_gpu else "no GPU"),
+    )
+    terms = tuple(MemoryTerm(name=name, num_bytes=math.ceil(size), note=note) for name, size, note in sizes)
+    return MemoryEstimate(terms=terms, host_bytes=math.ceil(static.host))
+
+
+def _describe_weights(recipe: Recipe) -> str:
+    if recipe.offload == "optimizer_and_parameters":
+        return "in CPU memory"
+    kind = {"none": recipe.base_dtype, "int8": "int8, row scales", "int4": "NF4, double quantisation"}
+    return kind[recipe.quantization] + _describe_shards(recipe, SHARDED_STRATEGIES)
+
+
+def _describe_optimizer(recipe: Recipe) -> str:
+    if recipe.offload != "none":
+        return "in CPU memory"
+    return recipe.optimizer + _describe_shards(recipe, SHARDED_STRATEGIES | DEEPSPEED_STRATEGIES)
+
+
+def _describe_gradients(recipe: Recipe) -> str:
+    if not recipe.accumulates_gradients:
+        return ", where they exceed the activations they replace"
+    if recipe.strategy == "ddp":
+        return ", and DDP's buckets"
+    return _describe_shards(recipe, SHARDED_STRATEGIES | {"zero2"})
+
+
+def _describe_shards(recipe: Recipe, strategies: frozenset[Strategy]) -> str:
+    return f", 1/{recipe.num_ranks} of them" if recipe.strategy in strategies and recipe.num_ranks > 1 else ""

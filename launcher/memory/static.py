@@ -1,0 +1,125 @@
+"""What stands between two steps: weights, adapter, gradients, optimizer state, and buffers of their sizes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from launcher.choices import DEEPSPEED_STRATEGIES, SHARDED_STRATEGIES, ZERO_BUCKET_ELEMENTS, ZERO_LIVE_ELEMENTS
+from launcher.memory.recipe import DTYPE_BYTES, Recipe, count_trainable, find_targets, is_mixed, trainable_bytes
+from launcher.shapes import ModelShape
+
+_NF4_BITS_PER_PARAMETER = 4.127  # 4 bits, one 8-bit scale per 64, one fp32 per 256 scales (QLoRA, section 3)
+_BNB_BLOCK = 256  # parameters per fp32 scale of each 8-bit moment
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Static:
+    """Bytes that do not depend on the batch."""
+
+    weights: float
+    adapter: float
+    gradients: float
+    optimizer: float
+    working_set: float
+    host: float
+
+
+def estimate_static(shape: ModelShape, recipe: Recipe) -> Static:
+    trainable = count_trainable(shape, recipe.adapter, recipe.rank, recipe.target_modules)
+    is_zero = recipe.strategy in DEEPSPEED_STRATEGIES
+    is_sharded = recipe.strategy in SHARDED_STRATEGIES
+    ranks = recipe.num_ranks
+    weights = _count_weight_bytes(shape, recipe) / (ranks if is_sharded else 1)
+    adapter = 0.0 if recipe.adapter == "full" else float(trainable * trainable_bytes(recipe))
+    adapter /= ranks if is_sharded else 1
+    gradients = float(trainable * trainable_bytes(recipe))
+    if recipe.strategy == "ddp":
+        gradients *= 2  # its buckets
+    elif is_sharded or recipe.strategy == "zero2":
+        gradients /= ranks
+    optimizer = _count_optimizer_bytes(shape, recipe, trainable) / (ranks if is_sharded or is_zero else 1)
+    working_set = _count_gathered_bytes(shape, recipe) + _count_bucket_bytes(recipe)
+    host = 0.0
+    if recipe.offload != "none":
+        host, optimizer = optimizer, 0.0
+    if recipe.offload == "optimizer_and_parameters":
+        host += weights + adapter
+        weights, adapter = 0.0, 0.0
+    working_set += _count_autocast_bytes(shape, recipe, trainable)
+    return Static(
+        weights=weights, adapter=adapter, gradients=gradients, optimizer=optimizer, working_set=working_set, host=host
+    )
+
+
+def _count_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
+    """Quantisation touches the linears of the layers; embeddings, head and norms stay as they are."""
+    base = DTYPE_BYTES[recipe.base_dtype]
+    if recipe.adapter == "full":
+        base = trainable_bytes(recipe)
+    linears = shape.num_layers * sum(linear.in_features * linear.out_features for linear in shape.linears)
+    if recipe.quantization == "none":
+        return float(shape.num_parameters * base)
+    rest = (shape.num_parameters - linears) * base
+    if recipe.quantization == "int4":
+        return rest + linears * _NF4_BITS_PER_PARAMETER / 8
+    rows = shape.num_layers * sum(linear.out_features for linear in shape.linears)
+    return float(rest + linears + 4 * rows)
+
+
+def _count_optimizer_bytes(shape: ModelShape, recipe: Recipe, trainable: int) -> float:
+    """ZeRO keeps an fp32 master and its moments in fp32; elsewhere the moments have the parameters' dtype."""
+    is_zero = recipe.strategy in DEEPSPEED_STRATEGIES
+    master = 4 * trainable if is_zero and recipe.compute_dtype != "fp32" else 0
+    if recipe.optimizer == "sgd":
+        return float(master)
+    if recipe.optimizer == "adamw_bnb_8bit":
+        blocks = 2 * 4 / _BNB_BLOCK
+        return master + trainable * (2 + blocks) + _count_small_bytes(shape, recipe)
+    return float(master + 2 * trainable * (4 if is_zero else DTYPE_BYTES[recipe.trainable_dtype]))
+
+
+def _count_small_bytes(shape: ModelShape, recipe: Recipe) -> int:
+    """bitsandbytes keeps the moments of tensors below 4096 elements in fp32: norms, IA3, DoRA's magnitudes."""
+    if recipe.adapter == "full":
+        small = shape.num_layers * shape.norm_parameters_per_layer + shape.other_parameters
+    elif recipe.adapter == "ia3":
+        small = count_trainable(shape, "ia3", None, recipe.target_modules)
+    elif recipe.adapter == "dora":
+        small = shape.num_layers * sum(linear.out_features for linear in find_targets(shape, recipe.target_modules))
+    else:
+        small = 0
+    return 6 * small
+
+
+def _count_gathered_bytes(shape: ModelShape, recipe: Recipe) -> float:
+    """The largest unit that sharding or offloading gathers: two layers (one is prefetched), or the embeddings."""
+    if recipe.strategy not in SHARDED_STRATEGIES:
+        return 0.0
+    compute = DTYPE_BYTES[recipe.compute_dtype]
+    layer = shape.layer_parameters * compute
+    if recipe.quantization == "int4":
+        layer = math.ceil(shape.layer_parameters * _NF4_BITS_PER_PARAMETER / 8)
+    gathered = max(2 * layer, (shape.embedding_parameters + shape.head_parameters) * compute)
+    if recipe.strategy == "zero3":  # gathers ahead until so many parameters are alive
+        gathered = max(gathered, min(shape.num_parameters, ZERO_LIVE_ELEMENTS) * layer // shape.layer_parameters)
+    return float(gathered)
+
+
+def _count_bucket_bytes(recipe: Recipe) -> float:
+    """DeepSpeed's reduce buffers, allocated whole: two under ZeRO-1 and -2 (overlapped), one under ZeRO-3."""
+    if recipe.strategy not in DEEPSPEED_STRATEGIES:
+        return 0.0
+    buffers = 1 if recipe.strategy == "zero3" else 2
+    return float(buffers * ZERO_BUCKET_ELEMENTS * DTYPE_BYTES[recipe.compute_dtype])
+
+
+def _count_autocast_bytes(shape: ModelShape, recipe: Recipe, trainable: int) -> float:
+    """Autocast keeps a copy of every fp32 weight it casts; full fine-tuning also holds a gradient of the head apart."""
+    compute = DTYPE_BYTES[recipe.compute_dtype]
+    if recipe.adapter != "full":
+        return float(trainable * compute if is_mixed(recipe) else 0)
+    head = shape.embedding_parameters * compute
+    # under checkpointing the layers' copies are gone when the backward pass begins: see the loss
+    layers = shape.num_layers * shape.layer_parameters * compute if recipe.checkpointing == "none" else 0
+    return float(2 * head + layers if is_mixed(recipe) else head)

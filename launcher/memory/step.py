@@ -1,0 +1,217 @@
+"""What a micro-batch costs: what autograd saves, the loss, and what lives while a layer goes backward."""
+
+from __future__ import annotations
+
+from launcher.memory.recipe import (
+    CHUNKED_LOSS_TOKENS,
+    DTYPE_BYTES,
+    SELECTIVE_MIN_INNER,
+    Recipe,
+    find_targets,
+    has_input_copies,
+    is_mixed_full,
+)
+from launcher.shapes import ModelShape
+
+# What the allocator holds at the peak of a step, as functions of the shape. Which tensors autograd saves was read off
+# the modules of transformers and PEFT and checked against measured slopes. The numbers of this block are fitted, to the
+# part of benchmarks/results/memory_h200.json that tests/unit/test_memory.py does not hold out (torch 2.11, transformers
+# 5.17, PEFT 0.21, bitsandbytes 0.50, one H200). Each is keyed by `compiled`.
+_OUTSIDE_BYTES_PER_HIDDEN = {False: 6.5, True: 9.0}  # a token's final norm, hidden state and their gradients
+_BACKWARD_BYTES_PER_INTERMEDIATE = {  # a token's gradients alive inside one MLP
+    "lora": {False: 6.0, True: 7.0},
+    "lora without input copies": {False: 2.0, True: 6.5},
+    "dora": {False: 11.5, True: 15.0},  # compiled: rests on one checkpointed measurement
+    "full": {False: 6.0, True: 3.0},
+}
+_DORA_BYTES_PER_WEIGHT = {False: 15.0, True: 2.0}  # the largest adapted matrix, built anew in fp32
+
+# Counted, or measured alike everywhere.
+_BYTES_PER_LOGIT = 12  # log-softmax kept in fp32, its gradient, the logits' gradient: three fp32
+# Compiled, fp32 weights: part of the residual stream is kept in fp32 (one measured size).
+_MIXED_FULL_BYTES_PER_HIDDEN = 3
+_INT8_BYTES_PER_INPUT = 1.3  # quantised copies of inputs: solved from two measurements, a rough guide
+_INT8_BYTES_PER_WEIGHT = 0.5  # of all layers: likewise
+_SHARED_INPUTS = {
+    "q_proj": "attention",
+    "k_proj": "attention",
+    "v_proj": "attention",
+    "gate_proj": "mlp",
+    "up_proj": "mlp",
+}
+
+
+def estimate_step(shape: ModelShape, recipe: Recipe) -> tuple[float, float, float]:
+    """Activations, the loss's own tensors, and what else lives while the last layer goes backward."""
+    tokens = recipe.micro_batch_size * recipe.sequence_length
+    compute = DTYPE_BYTES[recipe.compute_dtype]
+    outside = tokens * (_OUTSIDE_BYTES_PER_HIDDEN[recipe.compiled] * compute / 2 * shape.hidden_size)
+    rotary = tokens * 2 * compute * shape.head_dim
+    kept, recomputed = _count_activation_bytes(shape, recipe, tokens)
+    backward = _BACKWARD_BYTES_PER_INTERMEDIATE[_name_family(recipe)][recipe.compiled]
+    transient = tokens * backward * compute / 2 * shape.intermediate_size
+    transient += _count_rebuilt_weight_bytes(shape, recipe)
+    # the loss is done when the first layer is recomputed and goes backward: only the larger of the two counts
+    loss = max(0.0, _count_loss_bytes(shape, recipe, tokens) - recomputed - transient)
+    return kept + recomputed + outside + rotary, loss, transient
+
+
+def _name_family(recipe: Recipe) -> str:
+    if recipe.adapter in ("full", "dora"):
+        return recipe.adapter
+    return "lora" if has_input_copies(recipe) else "lora without input copies"
+
+
+def _count_rebuilt_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
+    largest = max(linear.in_features * linear.out_features for linear in shape.linears)
+    rebuilt = 0.0
+    if recipe.adapter == "dora":
+        rebuilt += largest * _DORA_BYTES_PER_WEIGHT[recipe.compiled]
+    if recipe.quantization != "none":
+        rebuilt += largest * DTYPE_BYTES[recipe.compute_dtype]
+    return rebuilt
+
+
+def _count_loss_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
+    """Working memory before the layers' backward pass begins. Under checkpointing autocast's copies live until here."""
+    copies = 0
+    if is_mixed_full(recipe) and recipe.checkpointing != "none" and not recipe.compiled:
+        copies = shape.num_layers * shape.layer_parameters * DTYPE_BYTES[recipe.compute_dtype]
+    if recipe.loss_kernel == "full_logits":
+        return float(copies + tokens * shape.vocab_size * _BYTES_PER_LOGIT)
+    if recipe.loss_kernel == "chunked":
+        return float(copies + min(tokens, CHUNKED_LOSS_TOKENS) * shape.vocab_size * _BYTES_PER_LOGIT)
+    # Liger: logits of as many positions as make them about as large as the hidden states, and up to twice that for the
+    # rounding to a power of two (rounding here would make the estimate jump)
+    return float(copies + 2 * tokens * shape.hidden_size * DTYPE_BYTES[recipe.compute_dtype])
+
+
+def _count_activation_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> tuple[float, float]:
+    """What autograd saves over all layers, and what the recompute of one layer adds.
+
+    Checkpointing is never dearer than doing without, nor full than selective: the minima matter for one or two layers.
+    """
+    layer = tokens * _count_layer_bytes(shape, recipe) + _count_square_bytes(shape, recipe)
+    layer += _count_saved_weight_bytes(shape, recipe)
+    none = shape.num_layers * layer
+    if recipe.checkpointing == "none":
+        return none, 0.0
+    boundary, products, reused = _count_kept_bytes(shape, recipe)
+    selective = shape.num_layers * tokens * (boundary + products)
+    recomputed = min(none - selective, layer - tokens * reused)
+    if recipe.checkpointing == "selective":
+        return (selective, recomputed) if recomputed > 0 else (none, 0.0)
+    full = shape.num_layers * tokens * boundary
+    return full, max(0.0, min(none - full, layer))
+
+
+def _count_layer_bytes(shape: ModelShape, recipe: Recipe) -> float:
+    """Saved by one layer for one token. Eager saves an fp32 input per norm; the compiler recomputes norms and SiLU."""
+    compute = DTYPE_BYTES[recipe.compute_dtype]
+    query, key = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    hidden, intermediate = shape.hidden_size, shape.intermediate_size
+    num_norms = max(2, shape.norm_parameters_per_layer // hidden)
+    has_head_norms = shape.norm_parameters_per_layer % hidden != 0
+    attention = compute * (2 * query + 2 * key) + 4 * shape.num_heads + _count_backend_bytes(recipe, query, key)
+    if recipe.compiled:
+        norms = compute * (num_norms * hidden + (query + key if has_head_norms else 0))
+        norms += _MIXED_FULL_BYTES_PER_HIDDEN * hidden if is_mixed_full(recipe) else 0
+        mlp = compute * intermediate * (2 if shape.gated_mlp else 1)
+    else:
+        norms = 4 * (num_norms * hidden + (query + key if has_head_norms else 0))
+        if recipe.adapter == "full":  # a trained norm also saves its normalised input
+            norms += num_norms * hidden * (4 if is_mixed_full(recipe) else compute)
+            norms += compute * (query + key) if has_head_norms else 0
+        mlp = compute * intermediate * (3 if shape.gated_mlp else 2)
+    small = 4 * (num_norms + shape.num_heads + shape.num_kv_heads)  # reciprocal roots
+    return norms + attention + mlp + small + _count_input_bytes(shape, recipe) + _count_variant_bytes(shape, recipe)
+
+
+def _count_backend_bytes(recipe: Recipe, query: int, key: int) -> int:
+    """SDPA and eager attention repeat keys and values for every query head and copy the output."""
+    if recipe.attention not in ("sdpa", "eager"):
+        return 0
+    return DTYPE_BYTES[recipe.compute_dtype] * (3 * query - 2 * key)
+
+
+def _count_input_bytes(shape: ModelShape, recipe: Recipe) -> float:
+    """Inputs that are saved because a trained matrix multiplies them; frozen matrices save nothing."""
+    if recipe.adapter == "ia3":
+        return 0.0
+    compute = DTYPE_BYTES[recipe.compute_dtype]
+    targets = shape.linears if recipe.adapter == "full" else find_targets(shape, recipe.target_modules)
+    ranks = compute * (recipe.rank or 0) * len(targets)
+    has_copies = has_input_copies(recipe)
+    total = sum(linear.in_features for linear in targets)
+    if recipe.adapter_dropout > 0 and recipe.adapter != "full":
+        is_wide = recipe.compiled and recipe.adapter == "dora" and has_copies
+        return total * (1 + (4 if is_wide else compute)) + ranks
+    if has_copies and not recipe.compiled:
+        return total * compute + ranks
+    if is_mixed_full(recipe) and not recipe.compiled:  # fp32 norms: every matrix behind one casts for itself
+        return compute * sum(linear.in_features for linear in targets if linear.name != "o_proj")
+    inputs = {_SHARED_INPUTS.get(linear.name, linear.name): linear.in_features for linear in targets}
+    if not has_copies:
+        inputs.pop("o_proj", None)  # the attention's output, saved already
+    return compute * sum(inputs.values()) + ranks
+
+
+def _count_variant_bytes(shape: ModelShape, recipe: Recipe) -> float:
+    """What DoRA and IA3 save on top: the results that they scale. Int8 matrices: quantised inputs."""
+    compute = DTYPE_BYTES[recipe.compute_dtype]
+    targets = find_targets(shape, recipe.target_modules)
+    extra = 0.0
+    if recipe.adapter == "dora":
+        results = sum(linear.out_features for linear in targets)
+        query = shape.num_heads * shape.head_dim
+        extra += compute * (results + query) if recipe.compiled else 2 * compute * results
+    if recipe.adapter == "ia3":
+        extra += sum(4 * t.in_features if t.name == "down_proj" else compute * t.out_features for t in targets)
+    if recipe.quantization == "int8":
+        extra += _INT8_BYTES_PER_INPUT * sum(linear.in_features for linear in shape.linears)
+    return extra
+
+
+def _count_saved_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
+    """Copies of a layer's weights that its backward pass needs: DoRA with dropout multiplies by a cast weight."""
+    targets = find_targets(shape, recipe.target_modules)
+    num_weights = sum(linear.in_features * linear.out_features for linear in targets)
+    if recipe.quantization == "int8":
+        return _INT8_BYTES_PER_WEIGHT * num_weights
+    if recipe.adapter == "dora" and recipe.adapter_dropout > 0:
+        return float(DTYPE_BYTES[recipe.compute_dtype] * num_weights)
+    return 0.0
+
+
+def _count_kept_bytes(shape: ModelShape, recipe: Recipe) -> tuple[float, float, float]:
+    """Per layer and token: its input, the products that selective checkpointing keeps, what the recompute reuses."""
+    compute = DTYPE_BYTES[recipe.compute_dtype]
+    query = shape.num_heads * shape.head_dim
+    boundary = shape.hidden_size * (4 if is_mixed_full(recipe) else compute)
+    results = sum(linear.out_features for linear in shape.linears)
+    targets = find_targets(shape, recipe.target_modules)
+    products = compute * (results + query) + 4 * shape.num_heads
+    if recipe.compiled:
+        products -= compute * shape.hidden_size  # the layer's last product is not needed again
+    products += compute * (recipe.rank or 0) * len(targets)
+    reused = products - 2 * compute * shape.hidden_size
+    if recipe.rank is not None and recipe.rank >= SELECTIVE_MIN_INNER:
+        products += compute * sum(linear.out_features for linear in targets)
+    return boundary, products, reused
+
+
+def _count_scores(shape: ModelShape, recipe: Recipe) -> int:
+    """Attention weights of one layer: packed rows are one long row."""
+    length = recipe.sequence_length * (recipe.micro_batch_size if recipe.packed else 1)
+    rows = 1 if recipe.packed else recipe.micro_batch_size
+    return shape.num_heads * rows * length * length
+
+
+def _count_square_bytes(shape: ModelShape, recipe: Recipe) -> float:
+    """Saved per layer by backends that know no documents: the weights in fp32 and the compute dtype, or SDPA's mask."""
+    if recipe.attention == "eager":
+        return float(_count_scores(shape, recipe) * (4 + DTYPE_BYTES[recipe.compute_dtype]))
+    if recipe.attention == "sdpa":
+        mask = _count_scores(shape, recipe) // shape.num_heads
+        return float(mask if recipe.packed else mask * 3 / shape.num_layers)  # a padded batch shares one mask
+    return 0.0

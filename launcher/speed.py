@@ -1,0 +1,159 @@
+"""Estimates step time from shapes and a GPU's data sheet: matrix products, memory traffic, the host, the network.
+
+A two-term roofline: products run at a share of the GPU's peak, everything element-wise at a share of its memory
+bandwidth. The few coefficients are fitted to runs on one H200 (benchmarks/results/memory_h200.json, same file as the
+memory model's); on other GPUs the result is scaled by their data sheets, and the plan says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.choices import SHARDED_STRATEGIES, AdapterKind, Checkpointing, Dtype, Offload, Quantization, Strategy
+from launcher.hardware import Gpu, Hardware
+from launcher.shapes import ModelShape
+from launcher.units import TERA
+
+# Share of the stated peak that large BF16 products reach; 788 of 989 TFLOPS for one 8,192-cubed product on an H200.
+_PRODUCT_EFFICIENCY = 0.80
+# Share of the stated memory bandwidth that element-wise kernels reach.
+_BANDWIDTH_EFFICIENCY = 0.8
+# Bytes moved per token, layer and feature (in + out of every matrix), forward and backward, in 16-bit precision.
+_TRAFFIC_COMPILED = 34.0
+_TRAFFIC_EAGER = 95.0
+# DoRA normalises each adapted matrix every step and touches its output twice more.
+_DORA_TRAFFIC = 1.25
+# Dequantising NF4 before every product: forward, backward, and again when recomputing.
+_QUANTIZED_TRAFFIC = 1.08
+# Host time to launch one layer's kernels, forward and backward: the floor of a micro-step whatever its size.
+_HOST_SECONDS_PER_LAYER_COMPILED = 0.0048
+_HOST_SECONDS_PER_LAYER_EAGER = 0.0092
+# DoRA and quantised matrices launch more kernels a layer.
+_HOST_EXTRA = 1.3
+# What any micro-step costs beside: batch copy, loss, accumulation.
+MICRO_STEP_SECONDS = 0.003
+# Recomputed forward work, as a share of one forward pass.
+_RECOMPUTED: dict[Checkpointing, float] = {"none": 0.0, "selective": 0.04, "full": 1.0}
+# Share of the stated link bandwidth that collectives reach, and of compute that hides them.
+_LINK_EFFICIENCY = 0.7
+_OVERLAP = 0.8
+# Between nodes, per GPU: 200 Gb/s InfiniBand in data centres, 25 GbE elsewhere. Assumed, the plan says so.
+_NODE_LINK_GB_PER_SECOND = {"datacenter": 25.0, "workstation": 3.0, "consumer": 3.0}
+
+# What a GPU reads from and writes to CPU memory: PCIe 4.0 x16, pinned, as DeepSpeed reaches it.
+_HOST_LINK_GB_PER_SECOND = 16.0
+# Bytes that travel for one gathered weight, by quantisation and whether FP32 is computed in.
+_WEIGHT_BYTES: dict[tuple[Quantization, bool], float] = {
+    ("none", False): 2.0,
+    ("none", True): 4.0,
+    ("int8", False): 1.0,
+    ("int8", True): 1.0,
+    ("int4", False): 0.55,
+    ("int4", True): 0.55,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """What is computed for each token."""
+
+    shape: ModelShape
+    adapter: AdapterKind
+    quantization: Quantization
+    compute_dtype: Dtype
+    compiled: bool
+    checkpointing: Checkpointing
+    document_tokens: float  # mean length over which attention reaches
+
+
+def flops_per_token(workload: Workload) -> float:
+    """Useful work: a frozen base needs 4 N (no weight gradients), full fine-tuning 6 N. Recomputing is not counted."""
+    shape = workload.shape
+    multiplier = 6 if workload.adapter == "full" else 4
+    products = shape.num_parameters - (0 if shape.tied_embeddings else shape.embedding_parameters)
+    attention = 6 * shape.num_layers * shape.num_heads * shape.head_dim * workload.document_tokens
+    return multiplier * products + attention
+
+
+def seconds_per_token(gpu: Gpu, workload: Workload) -> float | None:
+    """Of one GPU that is kept busy; None where its peak is unknown."""
+    peak = _peak_tflops(gpu, workload.compute_dtype)
+    if peak is None:
+        return None
+    recomputed = _RECOMPUTED[workload.checkpointing]
+    forward_share = 1 / 3 if workload.adapter == "full" else 1 / 2
+    products = flops_per_token(workload) * (1 + recomputed * forward_share) / (peak * TERA * _PRODUCT_EFFICIENCY)
+    traffic = _traffic_bytes(workload) * (1 + recomputed / 3)
+    return products + traffic / (gpu.memory_gb_per_second * 1e9 * _BANDWIDTH_EFFICIENCY)
+
+
+def host_seconds(workload: Workload) -> float:
+    """The least that a micro-step takes, because the host has to launch it."""
+    per_layer = _HOST_SECONDS_PER_LAYER_COMPILED if workload.compiled else _HOST_SECONDS_PER_LAYER_EAGER
+    extra = _HOST_EXTRA if workload.adapter == "dora" or workload.quantization != "none" else 1.0
+    return workload.shape.num_layers * per_layer * extra * (1 + _RECOMPUTED[workload.checkpointing] / 3)
+
+
+def _traffic_bytes(workload: Workload) -> float:
+    features = sum(linear.in_features + linear.out_features for linear in workload.shape.linears)
+    per_feature = _TRAFFIC_COMPILED if workload.compiled else _TRAFFIC_EAGER
+    if workload.compute_dtype == "fp32":
+        per_feature *= 2
+    if workload.adapter == "dora":
+        per_feature *= _DORA_TRAFFIC
+    if workload.quantization != "none":
+        per_feature *= _QUANTIZED_TRAFFIC
+    return features * per_feature * workload.shape.num_layers
+
+
+def _peak_tflops(gpu: Gpu, dtype: Dtype) -> float | None:
+    if dtype == "bf16":
+        return gpu.bf16_tflops
+    if dtype == "fp16":
+        return gpu.fp16_tflops
+    # TF32 runs at half the 16-bit rate; without it FP32 is far slower still.
+    return None if gpu.fp16_tflops is None else gpu.fp16_tflops / (2 if gpu.has_tf32 else 8)
+
+
+def travelling_bytes(workload: Workload) -> float:
+    """Of all weights, as they are gathered or fetched."""
+    return workload.shape.num_parameters * _WEIGHT_BYTES[workload.quantization, workload.compute_dtype == "fp32"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traffic:
+    """Bytes that one rank exchanges."""
+
+    per_step: float  # once an optimizer step: gradients
+    per_micro_step: float  # every micro-step: gathered weights, scattered gradients
+
+
+def make_traffic(strategy: Strategy, num_ranks: int, weight_bytes: float, gradient_bytes: float) -> Traffic:
+    """Replicas exchange gradients once a step; shards gather the weights twice a micro-step and scatter gradients."""
+    share = (num_ranks - 1) / num_ranks
+    if strategy in SHARDED_STRATEGIES:
+        return Traffic(per_step=0.0, per_micro_step=share * (2 * weight_bytes + gradient_bytes))
+    return Traffic(per_step=2 * share * gradient_bytes, per_micro_step=0.0)
+
+
+def offload_seconds(offload: Offload, num_micro_steps: int, weight_bytes: float, gradient_bytes: float) -> float:
+    """Of one step: state that lives in CPU memory crosses the GPU's PCIe link, and little of that is hidden."""
+    moved = 0.0 if offload == "none" else 2 * gradient_bytes
+    if offload == "optimizer_and_parameters":
+        moved += 2 * weight_bytes * num_micro_steps
+    return moved / (_HOST_LINK_GB_PER_SECOND * 1e9)
+
+
+def link_gb_per_second(hardware: Hardware) -> float:
+    """The slowest link that a collective crosses, per GPU and direction."""
+    if hardware.gpu is None or hardware.num_ranks == 1:
+        return float("inf")
+    inside = hardware.gpu.interconnect_gb_per_second if hardware.gpus_per_node > 1 else float("inf")
+    between = _NODE_LINK_GB_PER_SECOND[hardware.gpu.gpu_class] if hardware.nodes > 1 else float("inf")
+    return min(inside, between)
+
+
+def exposed_seconds(traffic_bytes: float, hardware: Hardware, compute_seconds: float) -> float:
+    """What is left of a transfer after hiding it behind the compute that runs beside it."""
+    link = link_gb_per_second(hardware) * 1e9 * _LINK_EFFICIENCY
+    return max(0.0, traffic_bytes / link - _OVERLAP * compute_seconds)

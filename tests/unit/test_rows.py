@@ -1,0 +1,56 @@
+"""How many rows there are, before anything is tokenised."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from launcher.manifest.dataset import Dataset, Preprocessing, Splits
+from launcher.rows import ASSUMED_MEAN_TOKENS, probe_rows, probe_sample
+
+
+def write_rows(file: Path, count: int, size: int) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps({"text": "x" * (size - 13)}) + "\n" for _ in range(count)))
+
+
+def test_a_local_file_is_counted(tmp_path: Path) -> None:
+    write_rows(tmp_path / "data/train.jsonl", 25, 360)
+    rows = probe_rows(Dataset(path="data/train.jsonl"), tmp_path)
+    assert rows.num_rows == 25
+    assert rows.mean_tokens == 100
+    assert rows.is_measured
+    assert rows.basis == "read from train.jsonl: 25 rows of 360 bytes"
+
+
+def test_a_large_file_is_sampled(tmp_path: Path) -> None:
+    write_rows(tmp_path / "train.jsonl", 50_000, 100)
+    rows = probe_rows(Dataset(path="train.jsonl"), tmp_path)
+    assert rows.num_rows == 50_000
+    assert "about 50,000 rows" in rows.basis
+
+
+def test_an_empty_file_has_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("\n\n")
+    assert probe_rows(Dataset(path="train.jsonl"), tmp_path).num_rows == 0
+
+
+def test_otherwise_the_manifest_is_believed(tmp_path: Path) -> None:
+    stated = Dataset(path="neo4j/text2cypher", splits=Splits(train=1000))
+    rows = probe_rows(stated, tmp_path)
+    assert (rows.num_rows, rows.mean_tokens) == (1000, ASSUMED_MEAN_TOKENS)
+    assert not rows.is_measured
+    processed = Dataset(path="x/y", splits=Splits(train=0), preprocessing=Preprocessing(processed_examples=7))
+    assert probe_rows(processed, tmp_path).num_rows == 7
+
+
+def test_nothing_known_is_said(tmp_path: Path) -> None:
+    rows = probe_rows(Dataset(path="x/y"), tmp_path)
+    assert rows.num_rows is None
+    assert "unknown" in rows.basis
+
+
+def test_the_sample_lies_beside_the_manifest(tmp_path: Path) -> None:
+    assert probe_sample(tmp_path).num_rows is None
+    write_rows(tmp_path / "sample/train.jsonl", 3, 100)
+    assert probe_sample(tmp_path).num_rows == 3

@@ -1,0 +1,123 @@
+"""The speed model, held to what was measured on an H200, and to its own properties."""
+
+from __future__ import annotations
+
+import json
+from statistics import median
+from typing import Any
+
+import pytest
+
+from launcher.gpus import GPUS, find_gpu
+from launcher.hardware import make_hardware
+from launcher.shapes import ModelShape
+from launcher.speed import (
+    MICRO_STEP_SECONDS,
+    Workload,
+    exposed_seconds,
+    flops_per_token,
+    host_seconds,
+    link_gb_per_second,
+    make_traffic,
+    offload_seconds,
+    seconds_per_token,
+)
+from tests.conftest import ROOT
+
+RESULTS = json.loads((ROOT / "benchmarks/results/memory_h200.json").read_text())
+SHAPES = {name: ModelShape.model_validate(shape) for name, shape in RESULTS["shapes"].items()}
+TIMED = [record for record in RESULTS["records"] if record["tokens_per_second"]]
+DOCUMENT_TOKENS = 350.0
+
+
+def workload(record: dict[str, Any]) -> Workload:
+    recipe = record["recipe"]
+    return Workload(
+        shape=SHAPES[record["model"]],
+        adapter=recipe["adapter"],
+        quantization=recipe["quantization"],
+        compute_dtype=recipe["compute_dtype"],
+        compiled=recipe["compiled"],
+        checkpointing=recipe["checkpointing"],
+        document_tokens=DOCUMENT_TOKENS,
+    )
+
+
+def predicted_tokens_per_second(record: dict[str, Any]) -> float:
+    work = workload(record)
+    tokens = record["recipe"]["micro_batch_size"] * record["recipe"]["sequence_length"]
+    per_token = seconds_per_token(find_gpu("h200"), work)
+    assert per_token is not None
+    return float(tokens / (MICRO_STEP_SECONDS + max(tokens * per_token, host_seconds(work))))
+
+
+def test_estimates_against_measurements() -> None:
+    """The plan claims "within about 20 %" on this GPU."""
+    errors = [predicted_tokens_per_second(record) / record["tokens_per_second"] - 1 for record in TIMED]
+    assert len(errors) >= 35
+    assert median(map(abs, errors)) <= 0.08
+    assert sum(abs(error) <= 0.20 for error in errors) >= 0.9 * len(errors)
+    assert max(map(abs, errors)) <= 0.40
+
+
+def test_flops_of_a_frozen_base_and_of_full_fine_tuning() -> None:
+    record = TIMED[0]
+    lora, full = ({**record, "recipe": {**record["recipe"], "adapter": kind}} for kind in ("lora", "full"))
+    shape = SHAPES[record["model"]]
+    attention = 6 * shape.num_layers * shape.num_heads * shape.head_dim * DOCUMENT_TOKENS
+    products = shape.num_parameters - (0 if shape.tied_embeddings else shape.embedding_parameters)
+    assert flops_per_token(workload(lora)) == 4 * products + attention
+    assert flops_per_token(workload(full)) == 6 * products + attention
+
+
+def test_every_gpu_of_the_catalogue_gets_an_estimate() -> None:
+    for gpu in GPUS.values():
+        work = workload(
+            {**TIMED[0], "recipe": {**TIMED[0]["recipe"], "compute_dtype": "bf16" if gpu.has_bf16 else "fp16"}}
+        )
+        seconds = seconds_per_token(gpu, work)
+        assert seconds is not None
+        assert 0 < seconds < 0.01
+
+
+def test_an_unknown_gpu_gets_none() -> None:
+    unknown = find_gpu("h200").model_copy(update={"bf16_tflops": None, "fp16_tflops": None})
+    assert seconds_per_token(unknown, workload(TIMED[0])) is None
+
+
+def test_recomputing_costs_time() -> None:
+    def seconds(level: str) -> float:
+        record = {**TIMED[0], "recipe": {**TIMED[0]["recipe"], "checkpointing": level}}
+        return seconds_per_token(find_gpu("h200"), workload(record)) or 0.0
+
+    assert seconds("none") < seconds("selective") < seconds("full") < 1.6 * seconds("none")
+
+
+def test_replicas_exchange_gradients_and_shards_gather_weights() -> None:
+    ddp = make_traffic("ddp", 4, weight_bytes=100.0, gradient_bytes=8.0)
+    assert (ddp.per_step, ddp.per_micro_step) == (12.0, 0.0)
+    fsdp = make_traffic("fsdp2", 4, weight_bytes=100.0, gradient_bytes=8.0)
+    assert (fsdp.per_step, fsdp.per_micro_step) == (0.0, 0.75 * 208.0)
+    assert make_traffic("ddp", 1, 100.0, 8.0).per_step == 0.0
+
+
+def test_the_slowest_link_counts() -> None:
+    h100 = find_gpu("h100")
+    assert link_gb_per_second(make_hardware(h100, gpus_per_node=1, nodes=1)) == float("inf")
+    inside = link_gb_per_second(make_hardware(h100, gpus_per_node=8, nodes=1))
+    between = link_gb_per_second(make_hardware(h100, gpus_per_node=8, nodes=2))
+    assert inside == h100.interconnect_gb_per_second > between
+
+
+def test_traffic_is_hidden_behind_compute_before_it_is_waited_for() -> None:
+    hardware = make_hardware(find_gpu("rtx4090"), gpus_per_node=2, nodes=1)
+    assert exposed_seconds(1e9, hardware, compute_seconds=10.0) == 0.0
+    assert exposed_seconds(1e12, hardware, compute_seconds=1.0) > 10.0
+
+
+@pytest.mark.parametrize(
+    ("offload", "moved"), [("none", 0.0), ("optimizer", 2e9), ("optimizer_and_parameters", 2e9 + 3 * 2e10)]
+)
+def test_offloaded_state_crosses_the_host_link(offload: Any, moved: float) -> None:
+    seconds = offload_seconds(offload, num_micro_steps=3, weight_bytes=1e10, gradient_bytes=1e9)
+    assert seconds == pytest.approx(moved / 16e9)
