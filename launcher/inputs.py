@@ -1,0 +1,137 @@
+"""Gathers what a plan is made from: the manifest, this machine or one of the catalogue, the base's shape, the rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from launcher.bases import TINY_BASE_NAME, last_component
+from launcher.choices import Strategy
+from launcher.errors import InputError
+from launcher.gpus import find_gpu
+from launcher.hardware import Hardware, make_hardware
+from launcher.manifest import LoadedManifest, Manifest, find_manifest, load_manifest
+from launcher.plan import Plan, PlanOptions, make_plan
+from launcher.probe import probe_hardware
+from launcher.rows import RowEstimate, probe_rows, probe_sample
+from launcher.shapes import load_shape
+
+MODELS_DIR_VARIABLE = "LAUNCHER_MODELS_DIR"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What a user asked for, before anything was looked at."""
+
+    expert: str
+    overrides: Sequence[str] = ()
+    base: str | None = None
+    max_steps: int | None = None
+    profile: Literal["auto", "full", "smoke"] = "auto"
+    gpu: str | None = None
+    gpus_per_node: int | None = None
+    nodes: int = 1
+    cpu_cores_per_node: int | None = None
+    ram_gib_per_node: float | None = None
+    strategy: Strategy | None = None
+    price_per_gpu_hour: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRun:
+    loaded: LoadedManifest
+    plan: Plan
+
+
+def plan_request(request: Request) -> PlannedRun:
+    loaded = _load(request)
+    hardware = _find_hardware(request)
+    options = _make_options(request, hardware)
+    is_smoke = options.profile == "smoke"
+    name = TINY_BASE_NAME if is_smoke else loaded.manifest.base.name
+    base = load_shape(name, base_folders(loaded.folder))
+    rows = _find_rows(loaded, is_smoke)
+    plan = make_plan(loaded.manifest, hardware, base=base, rows=rows, options=options)
+    return PlannedRun(loaded=loaded, plan=plan)
+
+
+def base_folders(manifest_folder: Path) -> tuple[Path, ...]:
+    """Where base models are looked for, besides the path that the manifest names."""
+    configured = os.environ.get(MODELS_DIR_VARIABLE)
+    folders = [Path(configured)] if configured else []
+    return (*folders, manifest_folder, Path("models"), Path())
+
+
+def _load(request: Request) -> LoadedManifest:
+    overrides = list(request.overrides)
+    if request.max_steps is not None:
+        overrides.append(f"training.config.max_steps={request.max_steps}")
+    loaded = load_manifest(find_manifest(request.expert), overrides)
+    if request.base is None:
+        return loaded
+    manifest = _with_base(loaded.manifest, request.base)
+    return LoadedManifest(manifest=manifest, path=loaded.path, keys=loaded.keys)
+
+
+def _with_base(manifest: Manifest, name: str) -> Manifest:
+    """One of the manifest's base models, picked by name; or any other, put in place of the first."""
+    wanted = last_component(name).lower()
+    picked = [entry for entry in manifest.base_models if last_component(entry.name).lower() == wanted]
+    first = picked[0] if picked else manifest.base.model_copy(update={"name": name, "revision": None})
+    others = (
+        tuple(entry for entry in manifest.base_models if entry is not first) if picked else manifest.base_models[1:]
+    )
+    return manifest.model_copy(update={"base_models": (first, *others)})
+
+
+def _find_hardware(request: Request) -> Hardware:
+    if request.gpu is not None:
+        return make_hardware(
+            find_gpu(request.gpu),
+            gpus_per_node=request.gpus_per_node if request.gpus_per_node is not None else 1,
+            nodes=request.nodes,
+            cpu_cores_per_node=request.cpu_cores_per_node,
+            ram_gib_per_node=request.ram_gib_per_node,
+        )
+    here = probe_hardware()
+    _check_enough(request, here)
+    update = {
+        "gpus_per_node": request.gpus_per_node if request.gpus_per_node is not None else here.gpus_per_node,
+        "nodes": request.nodes,
+        "cpu_cores_per_node": request.cpu_cores_per_node or here.cpu_cores_per_node,
+        "ram_gib_per_node": request.ram_gib_per_node or here.ram_gib_per_node,
+    }
+    return here.model_copy(update=update)
+
+
+def _check_enough(request: Request, here: Hardware) -> None:
+    way_out = "--gpu NAME plans for a GPU of the catalogue"
+    if request.nodes < 1 or (request.gpus_per_node is not None and request.gpus_per_node < 1):
+        raise InputError("--gpus and --nodes count from 1")
+    if here.gpu is None and (request.nodes > 1 or request.gpus_per_node is not None):
+        raise InputError("this machine has no GPU, so --gpus and --nodes say nothing about it", hint=way_out)
+    if request.gpus_per_node is not None and request.gpus_per_node > here.gpus_per_node:
+        raise InputError(f"--gpus {request.gpus_per_node}: this machine has {here.gpus_per_node}", hint=way_out)
+
+
+def _make_options(request: Request, hardware: Hardware) -> PlanOptions:
+    if request.profile == "auto":
+        profile: Literal["full", "smoke"] = "full" if hardware.gpu is not None else "smoke"
+        reason = "there is a GPU" if profile == "full" else "no GPU here: a tiny base on sample data, same code path"
+    else:
+        profile, reason = request.profile, "asked for by --profile"
+    return PlanOptions(
+        profile=profile,
+        profile_reason=reason,
+        strategy=request.strategy,
+        price_per_gpu_hour=request.price_per_gpu_hour,
+    )
+
+
+def _find_rows(loaded: LoadedManifest, is_smoke: bool) -> RowEstimate:
+    if is_smoke:
+        return probe_sample(loaded.folder)
+    return probe_rows(loaded.manifest.training.dataset, loaded.folder)

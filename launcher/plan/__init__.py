@@ -1,0 +1,7 @@
+"""make_plan(manifest, hardware) -> Plan: every decision, with its reason, before any GPU is touched."""
+
+from launcher.plan.make import make_plan
+from launcher.plan.model import Plan
+from launcher.plan.situation import PlanOptions
+
+__all__ = ["Plan", "PlanOptions", "make_plan"]

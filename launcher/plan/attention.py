@@ -1,0 +1,104 @@
+"""Which attention kernel runs. Every rung keeps packed documents apart; the training proves it at start."""
+
+from __future__ import annotations
+
+from launcher.choices import AttentionBackend
+from launcher.errors import InputError
+from launcher.hardware import Gpu, Hardware
+from launcher.plan.model import AttentionPlan, Decision
+from launcher.plan.situation import Situation, asked, decided, forced
+
+TITLES: dict[AttentionBackend, str] = {
+    "flash_attention_3": "FlashAttention 3 (flash-attn package)",
+    "flash_attention_2": "FlashAttention 2 (flash-attn package)",
+    "varlen": "variable-length FlashAttention inside torch",
+    "flex": "FlexAttention with a document mask",
+    "sdpa": "SDPA with a document mask",
+    "eager": "eager, the whole matrix of scores",
+}
+
+
+def decide_attention(situation: Situation) -> tuple[AttentionPlan, Decision]:
+    config = situation.config
+    ladder = make_ladder(situation)
+    if config.attention != "auto":
+        _check_able(situation, config.attention, ladder)
+        rest = ladder[ladder.index(config.attention) + 1 :]
+        plan = AttentionPlan(backend=config.attention, fallbacks=())
+        return plan, asked(
+            "attention",
+            TITLES[config.attention],
+            "attention in the manifest" + ("" if rest or config.attention == "eager" else "; the last that is able"),
+        )
+    plan = AttentionPlan(backend=ladder[0], fallbacks=ladder[1:])
+    return plan, _explain(situation, ladder[0])
+
+
+def make_ladder(situation: Situation) -> tuple[AttentionBackend, ...]:
+    """Able backends, fastest first."""
+    config, gpu = situation.config, situation.gpu
+    if gpu is None:
+        return ("sdpa", "eager") if not _has_softcap(situation) else ("eager",)
+    ladder: list[AttentionBackend] = []
+    if config.flash_attention_2 is not False:
+        ladder += _package_rungs(gpu, situation.hardware)
+    if _has_softcap(situation):
+        return (*ladder, "eager")
+    if gpu.has_flash_attention:
+        ladder += ["varlen", "flex"] if config.packing else []
+    return (*ladder, "sdpa", "eager")
+
+
+def _package_rungs(gpu: Gpu, hardware: Hardware) -> list[AttentionBackend]:
+    rungs: list[AttentionBackend] = []
+    if gpu.has_flash_attention_3 and "flash_attn_interface" in hardware.packages:
+        rungs.append("flash_attention_3")
+    if gpu.has_flash_attention and "flash_attn" in hardware.packages:
+        rungs.append("flash_attention_2")
+    return rungs
+
+
+def _has_softcap(situation: Situation) -> bool:
+    """Gemma 2 caps its attention scores, which torch's own kernels cannot do."""
+    return situation.base.model_type == "gemma2"
+
+
+def _explain(situation: Situation, backend: AttentionBackend) -> Decision:
+    config, gpu = situation.config, situation.gpu
+    if gpu is None:
+        return forced("attention", TITLES[backend], "no GPU: flash kernels need one")
+    if backend in ("flash_attention_3", "flash_attention_2"):
+        return decided("attention", TITLES[backend], "installed, and this GPU can run it")
+    if _has_softcap(situation):
+        return forced("attention", TITLES[backend], "this base caps its attention scores; torch's flash kernels cannot")
+    if not gpu.has_flash_attention:
+        capability = ".".join(map(str, gpu.compute_capability))
+        return forced(
+            "attention", TITLES[backend], f"{gpu.title} has compute capability {capability}; flash kernels need 8.0"
+        )
+    if backend == "varlen":
+        if config.use_sdpa and config.flash_attention_2 is False:
+            return asked(
+                "attention",
+                TITLES[backend],
+                "use_sdpa in the manifest: the flash kernel of torch's SDPA, for packed rows",
+            )
+        why = "flash_attention_2 in the manifest; " if config.flash_attention_2 else ""
+        return decided("attention", TITLES[backend], f"{why}no package to build; documents of a pack stay apart")
+    return decided("attention", TITLES[backend], "rows are padded, not packed: torch picks its flash kernel by itself")
+
+
+def _check_able(situation: Situation, wanted: AttentionBackend, ladder: tuple[AttentionBackend, ...]) -> None:
+    if wanted in ladder:
+        return
+    where = situation.gpu.title if situation.gpu else "a machine without a GPU"
+    reasons: dict[AttentionBackend, str] = {
+        "flash_attention_3": "it needs a Hopper GPU and the package flash_attn_interface, installed",
+        "flash_attention_2": "it needs compute capability 8.0 and the package flash_attn, installed",
+        "varlen": "it needs compute capability 8.0 and packed rows (packing: true)",
+        "flex": "it needs compute capability 8.0 and packed rows (packing: true)",
+    }
+    raise InputError(
+        f"training.config.attention: {wanted} cannot run on {where}: {reasons.get(wanted, 'this base needs eager')}",
+        hint=f'use "auto", or one of: {", ".join(ladder)}',
+    )

@@ -1,0 +1,93 @@
+"""Whether torch.compile pays, and what is compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from launcher.choices import SHARDED_STRATEGIES, CompileScope
+from launcher.hardware import Gpu
+from launcher.plan.fit import Layout
+from launcher.plan.model import CompilePlan, Decision
+from launcher.plan.situation import Situation, asked, decided, forced
+from launcher.plan.sizing import estimate_slot_tokens
+from launcher.speed import Workload, host_seconds, seconds_per_token
+from launcher.units import format_duration
+
+# 13 to 26 s measured on the host of an H200 (cold cache, one graph for all layers); hosts of consumer cards are slower.
+COMPILE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompileChoice:
+    is_on: bool
+    decision: Decision
+
+
+def decide_compile(situation: Situation, workload: Workload, num_steps: int | None) -> CompileChoice:
+    """Compare with and without over the whole run; `num_steps` is None where the number of rows is unknown."""
+    config, gpu = situation.config, situation.gpu
+    if gpu is None and (situation.is_smoke or config.torch_compile is None):
+        return _off(forced("torch.compile", "off", "no GPU: compiling would take longer than it saves"))
+    if config.torch_compile is not None:
+        state = "on" if config.torch_compile else "off"
+        choice = asked("torch.compile", state, "torch_compile in the manifest")
+        return CompileChoice(is_on=config.torch_compile, decision=choice)
+    assert gpu is not None
+    if gpu.compute_capability < (8, 0):
+        return _off(forced("torch.compile", "off", f"{gpu.title}: its fused kernels are not worth compiling for"))
+    saved = _saved_seconds(situation, gpu, workload, num_steps)
+    if saved is None:
+        return _on(decided("torch.compile", "on", "fuses what is between the matrix products"))
+    if saved < COMPILE_SECONDS:
+        reason = f"saves {format_duration(saved)} in this short run, compiling takes {format_duration(COMPILE_SECONDS)}"
+        return _off(decided("torch.compile", "off", reason))
+    reason = f"fuses what is between the matrix products: saves about {format_duration(saved)}"
+    return _on(decided("torch.compile", "on", reason))
+
+
+def _saved_seconds(situation: Situation, gpu: Gpu, workload: Workload, num_steps: int | None) -> float | None:
+    """As if a rank took all its slots at once: the answer must not depend on how much memory there is."""
+    if num_steps is None or seconds_per_token(gpu, workload) is None:
+        return None
+    slots = ceil(situation.config.global_batch_size / situation.num_ranks)
+    tokens = slots * estimate_slot_tokens(situation)
+    eager, compiled = (
+        max(host_seconds(way), tokens * (seconds_per_token(gpu, way) or 0.0))
+        for way in (replace(workload, compiled=False), replace(workload, compiled=True))
+    )
+    return (eager - compiled) * num_steps
+
+
+def _on(decision: Decision) -> CompileChoice:
+    return CompileChoice(is_on=True, decision=decision)
+
+
+def _off(decision: Decision) -> CompileChoice:
+    return CompileChoice(is_on=False, decision=decision)
+
+
+def make_compile_plan(
+    situation: Situation, workload: Workload, layout: Layout
+) -> tuple[CompilePlan | None, list[Decision]]:
+    """One graph a layer, unless the host is what limits a micro-step: then one graph for the whole model."""
+    if not workload.compiled:
+        return None, []
+    config = situation.config
+    scope, why = _decide_scope(situation, replace(workload, checkpointing=layout.checkpointing), layout)
+    plan = CompilePlan(scope=scope, backend=config.torch_compile_backend or "inductor", mode=config.torch_compile_mode)
+    what = "each layer" if scope == "layer" else "the whole model"
+    how = f"{plan.backend}, mode {plan.mode or 'default'}"
+    return plan, [decided("compiled piece", f"{what} ({how})", why)]
+
+
+def _decide_scope(situation: Situation, workload: Workload, layout: Layout) -> tuple[CompileScope, str]:
+    if layout.strategy in SHARDED_STRATEGIES:
+        return "layer", f"{layout.strategy} gathers and frees each layer between graphs"
+    if layout.checkpointing != "none":
+        return "layer", "each layer is checkpointed by itself"
+    per_token = seconds_per_token(situation.gpu, workload) if situation.gpu else None
+    tokens = layout.micro_batch_size * estimate_slot_tokens(situation)
+    if per_token is not None and tokens * per_token < host_seconds(workload):
+        return "model", "micro-steps are so short here that launching them is the limit: fewer, larger graphs"
+    return "layer", "one graph serves all layers, so compiling is quick; the GPU is busy anyway"

@@ -1,0 +1,134 @@
+"""Finds what fits: strategy, offload, checkpointing and micro-batch, together.
+
+Inside one strategy the choice walks a staircase: recomputation is given up first, at a small micro-batch, and only
+then does the micro-batch grow. So more memory never means more checkpointing or a smaller micro-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from launcher.choices import Checkpointing, Offload, Strategy
+from launcher.memory import MemoryEstimate, estimate_memory
+from launcher.plan.sizing import Sizing
+from launcher.speed import (
+    MICRO_STEP_SECONDS,
+    exposed_seconds,
+    host_seconds,
+    make_traffic,
+    offload_seconds,
+    seconds_per_token,
+    travelling_bytes,
+)
+
+# Below this a micro-batch leaves most GPUs idle; recomputation is dropped before the micro-batch grows beyond it.
+_SMALL_MICRO_BATCH_TOKENS = 2048
+# A later, more complicated strategy must be this much faster to be taken.
+_WORTH_IT = 1.10
+# Where the GPU's peak is unknown, any rate serves to compare ways to split the same work.
+_ANY_SECONDS_PER_TOKEN = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """One way to run: what is decided here."""
+
+    strategy: Strategy
+    offload: Offload
+    checkpointing: Checkpointing
+    micro_batch_size: int
+
+
+def estimate(sizing: Sizing, layout: Layout, *, cautious: bool = False) -> MemoryEstimate:
+    """Cautious: as if gradients accumulated even where a rank takes all its slots at once, so that sizes only grow."""
+    recipe = replace(
+        sizing.recipe,
+        strategy=layout.strategy,
+        offload=layout.offload,
+        checkpointing=layout.checkpointing,
+        micro_batch_size=layout.micro_batch_size,
+        accumulates_gradients=cautious or accumulation_steps(sizing, layout) > 1,
+    )
+    return estimate_memory(sizing.shape, recipe)
+
+
+def fits(sizing: Sizing, layout: Layout) -> bool:
+    memory = estimate(sizing, layout, cautious=True)
+    on_host = memory.host_bytes * max(1, sizing.hardware.gpus_per_node)
+    return memory.total_bytes <= sizing.budget.usable_bytes and on_host <= sizing.budget.usable_host_bytes
+
+
+def best_layout(sizing: Sizing, candidates: tuple[tuple[Strategy, Offload], ...]) -> Layout | None:
+    """The simplest candidate that fits, unless a later one is clearly faster. Offloading is a last resort."""
+    best: Layout | None = None
+    for strategy, offload in candidates:
+        if best is not None and offload != "none":
+            break
+        layout = _climb(sizing, strategy, offload)
+        if layout is None:
+            continue
+        if best is None or step_seconds(sizing, best) > _WORTH_IT * step_seconds(sizing, layout):
+            best = layout
+    return best
+
+
+def _climb(sizing: Sizing, strategy: Strategy, offload: Offload) -> Layout | None:
+    """Least recomputation first, then the micro-batch, as far as they fit."""
+    slots = sizing.slots_per_rank
+    small = min(slots, ceil(_SMALL_MICRO_BATCH_TOKENS / sizing.recipe.sequence_length))
+    for level in sizing.levels:
+        start = Layout(strategy=strategy, offload=offload, checkpointing=level, micro_batch_size=small)
+        if fits(sizing, start):
+            limit = slots if level == sizing.levels[0] else small
+            return _fastest_split(sizing, start, _largest_fit(sizing, start, limit))
+    last = Layout(strategy=strategy, offload=offload, checkpointing=sizing.levels[-1], micro_batch_size=1)
+    return _fastest_split(sizing, last, _largest_fit(sizing, last, small)) if fits(sizing, last) else None
+
+
+def _largest_fit(sizing: Sizing, start: Layout, limit: int) -> int:
+    """Bisection: memory grows with the micro-batch."""
+    low, high = start.micro_batch_size, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(sizing, replace(start, micro_batch_size=middle)):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _fastest_split(sizing: Sizing, layout: Layout, largest: int) -> Layout:
+    """Of the micro-batches that fit, the one that finishes a rank's slots first; the smaller where two are alike."""
+    options = (replace(layout, micro_batch_size=size) for size in range(1, largest + 1))
+    return min(options, key=lambda option: round(step_seconds(sizing, option), 9))
+
+
+def accumulation_steps(sizing: Sizing, layout: Layout) -> int:
+    return ceil(sizing.slots_per_rank / layout.micro_batch_size)
+
+
+def step_seconds(sizing: Sizing, layout: Layout) -> float:
+    """Of one optimizer step."""
+    micro, exposed = step_parts(sizing, layout)
+    return micro * accumulation_steps(sizing, layout) + exposed
+
+
+def step_parts(sizing: Sizing, layout: Layout) -> tuple[float, float]:
+    """Seconds of one micro-step, and seconds of the whole step that wait for links: other GPUs, or the CPU's memory."""
+    micro = _micro_step_seconds(sizing, layout)
+    weights, steps = travelling_bytes(sizing.workload), accumulation_steps(sizing, layout)
+    traffic = make_traffic(layout.strategy, sizing.hardware.num_ranks, weights, sizing.gradient_bytes)
+    exposed = steps * exposed_seconds(traffic.per_micro_step, sizing.hardware, micro)
+    exposed += exposed_seconds(traffic.per_step, sizing.hardware, micro)
+    return micro, exposed + offload_seconds(layout.offload, steps, weights, sizing.gradient_bytes)
+
+
+def _micro_step_seconds(sizing: Sizing, layout: Layout) -> float:
+    workload, gpu = replace(sizing.workload, checkpointing=layout.checkpointing), sizing.hardware.gpu
+    tokens = layout.micro_batch_size * sizing.slot_tokens
+    if gpu is None:
+        return tokens * _ANY_SECONDS_PER_TOKEN  # a CPU gains nothing from larger micro-batches
+    per_token = seconds_per_token(gpu, workload)
+    compute = tokens * (_ANY_SECONDS_PER_TOKEN if per_token is None else per_token)
+    return MICRO_STEP_SECONDS + max(compute, host_seconds(workload))

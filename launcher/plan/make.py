@@ -1,0 +1,184 @@
+"""make_plan: the whole decision, in order. Pure: the same inputs give the same plan, to the byte."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from launcher import __version__
+from launcher.errors import ManifestError
+from launcher.gpus import format_limits
+from launcher.hardware import Hardware
+from launcher.manifest.load import manifest_sha256
+from launcher.manifest.model import Manifest
+from launcher.plan.advice import does_not_fit, fits_quantised
+from launcher.plan.basics import Basics, decide_basics
+from launcher.plan.batch import explain_batch, make_batch_plan
+from launcher.plan.carried import make_data_plan, make_wandb_plan
+from launcher.plan.compiling import decide_compile, make_compile_plan
+from launcher.plan.fit import Layout, best_layout, estimate, fits
+from launcher.plan.ladder import make_ladder
+from launcher.plan.loading import decide_loading
+from launcher.plan.model import Decision, MemoryPlan, Plan, QuantizationPlan
+from launcher.plan.schedule import decide_schedule, estimate_length
+from launcher.plan.situation import PlanOptions, Situation, asked, decided
+from launcher.plan.sizing import LEVELS, Sizing, make_sizing, make_workload
+from launcher.plan.speeding import make_speed_plan
+from launcher.plan.strategy import Candidate, explain_strategy, make_candidates
+from launcher.rows import RowEstimate
+from launcher.shapes import ModelShape
+from launcher.units import format_gib
+
+
+def make_plan(
+    manifest: Manifest,
+    hardware: Hardware,
+    *,
+    base: ModelShape,
+    rows: RowEstimate,
+    options: PlanOptions | None = None,
+) -> Plan:
+    situation = Situation(manifest=manifest, hardware=hardware, base=base, rows=rows, options=options or PlanOptions())
+    _check_positions(situation)
+    basics = decide_basics(situation)
+    workload = make_workload(situation, basics)
+    compiling = decide_compile(situation, workload, estimate_length(situation).num_steps)
+    sizing = make_sizing(situation, basics, replace(workload, compiled=compiling.is_on))
+    candidates = make_candidates(situation, basics.quantization_kind, basics.optimizer.name)
+    layout = best_layout(sizing, candidates)
+    if layout is None:
+        raise does_not_fit(sizing, candidates)
+    return _assemble(situation, basics, sizing, candidates, layout, compiling.decision)
+
+
+def _assemble(
+    situation: Situation,
+    basics: Basics,
+    sizing: Sizing,
+    candidates: tuple[Candidate, ...],
+    layout: Layout,
+    compile_decision: Decision,
+) -> Plan:
+    length = estimate_length(situation)
+    batch = make_batch_plan(situation, sizing, layout)
+    compile_plan, compile_scope = make_compile_plan(situation, sizing.workload, layout)
+    speed = make_speed_plan(situation, sizing, layout, length)
+    schedule, schedule_decisions = decide_schedule(situation, length, speed.seconds_per_step)
+    loader, loader_decisions = decide_loading(situation, length.num_steps)
+    decisions = (
+        _explain_profile(situation),
+        *basics.decisions,
+        *explain_batch(situation, batch),
+        explain_strategy(situation, layout.strategy, layout.offload, _first_fits(sizing, candidates)),
+        _explain_checkpointing(situation, sizing, candidates, layout),
+        compile_decision,
+        *compile_scope,
+        *loader_decisions,
+        *schedule_decisions,
+    )
+    return Plan(
+        launcher_version=__version__,
+        expert=situation.manifest.expert,
+        profile=situation.options.profile,
+        manifest_sha256=manifest_sha256(situation.manifest),
+        hardware=situation.hardware,
+        base=situation.base,
+        base_revision=situation.entry.revision,
+        trust_remote_code=situation.entry.trust_remote_code,
+        adapter=basics.adapter,
+        precision=basics.precision,
+        quantization=_storage_for(basics.quantization, layout),
+        attention=basics.attention,
+        loss_kernel=basics.loss_kernel,
+        loss_on=situation.config.loss_on,
+        compile=compile_plan,
+        checkpointing=layout.checkpointing,
+        strategy=layout.strategy,
+        offload=layout.offload,
+        batch=batch,
+        data=make_data_plan(situation),
+        loader=loader,
+        optimizer=basics.optimizer,
+        schedule=schedule,
+        wandb=make_wandb_plan(situation),
+        memory=_make_memory_plan(sizing, layout),
+        speed=speed,
+        ladder=make_ladder(sizing, layout, candidates),
+        decisions=decisions,
+        notes=tuple(_make_notes(situation, sizing, candidates, layout)),
+    )
+
+
+def _check_positions(situation: Situation) -> None:
+    length, limit = situation.config.max_seq_length, situation.base.max_positions
+    if length > limit:
+        raise ManifestError(
+            f"training.config.max_seq_length: {length} is beyond the {limit} positions of {situation.base.name}",
+            hint=f"use at most {limit}, or another base",
+        )
+
+
+def _first_fits(sizing: Sizing, candidates: tuple[Candidate, ...]) -> bool:
+    strategy, offload = candidates[0]
+    leanest = Layout(strategy=strategy, offload=offload, checkpointing=sizing.levels[-1], micro_batch_size=1)
+    return fits(sizing, leanest)
+
+
+def _storage_for(quantization: QuantizationPlan | None, layout: Layout) -> QuantizationPlan | None:
+    """ZeRO-3 can only partition 4-bit weights that are stored in the dtype of the others."""
+    if quantization is None or quantization.kind == "int8" or layout.strategy != "zero3":
+        return quantization
+    return quantization.model_copy(update={"storage_dtype": "bf16"})
+
+
+def _make_memory_plan(sizing: Sizing, layout: Layout) -> MemoryPlan:
+    memory, budget = estimate(sizing, layout), sizing.budget
+    return MemoryPlan(
+        terms=memory.terms,
+        card_bytes=budget.card_bytes,
+        free_bytes=budget.free_bytes,
+        headroom_bytes=budget.headroom_bytes,
+        host_bytes=memory.host_bytes,
+    )
+
+
+def _explain_profile(situation: Situation) -> Decision:
+    what = f"{situation.options.profile}: {situation.base.name}"
+    return decided("profile", what, situation.options.profile_reason)
+
+
+def _explain_checkpointing(
+    situation: Situation, sizing: Sizing, candidates: tuple[Candidate, ...], layout: Layout
+) -> Decision:
+    name, level = "gradient checkpointing", layout.checkpointing
+    shown = "off" if level == "none" else level
+    if situation.config.gradient_checkpointing is not None:
+        free = best_layout(replace(sizing, levels=LEVELS), candidates)
+        spare = level != "none" and free is not None and free.checkpointing == "none"
+        extra = "; left to the plan it would be off: everything fits without" if spare else ""
+        return asked(name, shown, f"gradient_checkpointing in the manifest{extra}")
+    if level == "none":
+        return decided(name, shown, "everything fits, so nothing is computed twice")
+    less = LEVELS[LEVELS.index(level) - 1]
+    needed = estimate(sizing, replace(layout, checkpointing=less)).total_bytes
+    how = "without" if less == "none" else f"with {less}"
+    return decided(name, shown, f"{how} it would need {format_gib(needed)}")
+
+
+def _make_notes(situation: Situation, sizing: Sizing, candidates: tuple[Candidate, ...], layout: Layout) -> list[str]:
+    notes = []
+    if situation.gpu is not None:
+        limits = format_limits(situation.gpu, is_alone=situation.num_ranks == 1)
+        notes += [f"{situation.gpu.title}: {'; '.join(limits)}"] if limits else []
+    if layout.offload != "none" and fits_quantised(sizing, candidates):
+        notes.append(
+            "with base_models[0].quantization int4 it would fit without offloading, and train many times faster"
+        )
+    if situation.base.basis == "approximate":
+        notes.append(
+            f"{situation.base.model_type} is not an architecture this launcher knows: read as llama's, "
+            "so parameters and memory are approximate"
+        )
+    if len(situation.manifest.base_models) > 1:
+        others = ", ".join(entry.name for entry in situation.manifest.base_models[1:])
+        notes.append(f"the manifest has further base models ({others}); --base picks one")
+    return notes

@@ -1,0 +1,132 @@
+"""How long, and when to evaluate and save."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from launcher.manifest.config import Cadence, TrainingConfig
+from launcher.plan.model import Decision, SchedulePlan
+from launcher.plan.situation import Situation, asked, decided
+from launcher.units import format_duration
+
+# Best-fit-decreasing over a whole split leaves at most 0.2 % of the positions empty (TARGETS).
+PACKING_EFFICIENCY = 0.998
+# What a crash may cost when nobody said how often to save.
+_LOSE_AT_MOST_SECONDS = 30 * 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Length:
+    """How long a run is. None where the number of rows is unknown."""
+
+    steps_per_epoch: int | None
+    num_steps: int | None
+
+
+def estimate_length(situation: Situation) -> Length:
+    config, rows = situation.config, situation.rows
+    if rows.num_rows is None:
+        return Length(steps_per_epoch=None, num_steps=config.max_steps or None)
+    sequences: float = rows.num_rows
+    if config.packing:
+        document = min(rows.mean_tokens, config.max_seq_length)
+        sequences = ceil(rows.num_rows * document / (config.max_seq_length * PACKING_EFFICIENCY))
+    per_epoch = max(1, ceil(sequences / config.global_batch_size))
+    wanted = config.max_steps or ceil(per_epoch * (config.num_train_epochs or 1.0))
+    return Length(steps_per_epoch=per_epoch, num_steps=max(1, wanted))
+
+
+def decide_schedule(
+    situation: Situation, length: Length, seconds_per_step: float | None
+) -> tuple[SchedulePlan, list[Decision]]:
+    config = situation.config
+    saving, save_decision = _decide_saving(config, length, seconds_per_step)
+    evaluating, eval_decision = _decide_evaluation(config)
+    plan = SchedulePlan(
+        lr_scheduler=config.lr_scheduler,
+        scheduler_kwargs={k: v for k, v in config.lr_scheduler_kwargs.model_dump().items() if v is not None},
+        epochs=config.num_train_epochs or 1.0,
+        max_steps=config.max_steps or None,
+        num_steps=length.num_steps,
+        warmup_steps=_warmup_steps(config, length),
+        warmup_ratio=config.warmup_ratio,
+        save_every_steps=saving.steps,
+        save_every_epochs=saving.epochs,
+        save_total_limit=config.save_total_limit,
+        evaluate_every_steps=evaluating.steps,
+        evaluate_every_epochs=evaluating.epochs,
+        logging_steps=config.logging_steps,
+        load_best_model_at_end=_loads_best(config),
+        metric_for_best_model=config.metric_for_best_model,
+        greater_is_better=config.greater_is_better,
+        early_stopping_patience=config.early_stopping_patience,
+        early_stopping_threshold=config.early_stopping_threshold,
+        seed=config.seed,
+    )
+    return plan, [_explain_length(situation, length), save_decision, eval_decision]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Every:
+    steps: int | None = None
+    epochs: float | None = None
+
+
+_DEFAULT_STEPS = 500  # transformers' own, which the published trainer inherited
+
+
+def _every(cadence: Cadence, steps: int | None) -> _Every:
+    if cadence == "no":
+        return _Every()
+    return _Every(steps=steps or _DEFAULT_STEPS) if cadence == "steps" else _Every(epochs=1.0)
+
+
+def _decide_saving(config: TrainingConfig, length: Length, seconds_per_step: float | None) -> tuple[_Every, Decision]:
+    keep = "all are kept" if config.save_total_limit is None else f"the last {config.save_total_limit} are kept"
+    if config.save_strategy is not None:
+        every = _every(config.save_strategy, config.save_steps)
+        return every, asked("checkpoints", f"{_in_words(every)}; {keep}", "save_strategy in the manifest")
+    if length.steps_per_epoch and seconds_per_step:
+        epoch_seconds = length.steps_per_epoch * seconds_per_step
+        if epoch_seconds > _LOSE_AT_MOST_SECONDS:
+            every = _Every(steps=max(1, int(_LOSE_AT_MOST_SECONDS / seconds_per_step)))
+            reason = f"an epoch takes {format_duration(epoch_seconds)}; a crash shall lose at most half an hour"
+            return every, decided("checkpoints", f"{_in_words(every)}; {keep}", reason)
+    return _Every(epochs=1.0), decided("checkpoints", f"every epoch; {keep}", "not given: as the published trainer did")
+
+
+def _decide_evaluation(config: TrainingConfig) -> tuple[_Every, Decision]:
+    if config.evaluation_strategy is not None:
+        every = _every(config.evaluation_strategy, config.eval_steps)
+        return every, asked("evaluation", _in_words(every), "evaluation_strategy in the manifest")
+    return _Every(epochs=1.0), decided("evaluation", "every epoch", "not given: as the published trainer did")
+
+
+def _in_words(every: _Every) -> str:
+    if every.steps is not None:
+        return f"every {every.steps} steps"
+    return "every epoch" if every.epochs is not None else "never"
+
+
+def _loads_best(config: TrainingConfig) -> bool:
+    if config.load_best_model_at_end is not None:
+        return config.load_best_model_at_end
+    return config.evaluation_strategy != "no"
+
+
+def _warmup_steps(config: TrainingConfig, length: Length) -> int | None:
+    """A ratio wins over a number of steps, as in the published manifests, which set the number to 0 beside it."""
+    if config.warmup_ratio is None:
+        return config.warmup_steps
+    return None if length.num_steps is None else ceil(config.warmup_ratio * length.num_steps)
+
+
+def _explain_length(situation: Situation, length: Length) -> Decision:
+    config = situation.config
+    if length.num_steps is None:
+        return decided("length", f"{config.num_train_epochs:g} epochs", situation.rows.basis)
+    if config.max_steps:
+        return asked("length", f"{length.num_steps:,} steps", "max_steps")
+    value = f"{length.num_steps:,} steps ({config.num_train_epochs:g} epochs of {length.steps_per_epoch:,})"
+    return decided("length", value, situation.rows.basis)

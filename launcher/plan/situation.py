@@ -1,0 +1,65 @@
+"""What a plan is made from, gathered in one value, and the ways to state a decision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.choices import Profile, Strategy
+from launcher.hardware import Gpu, Hardware
+from launcher.manifest.config import TrainingConfig
+from launcher.manifest.model import BaseModelEntry, Manifest
+from launcher.plan.model import Decision
+from launcher.rows import RowEstimate
+from launcher.shapes import ModelShape
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanOptions:
+    """What the user said beside the manifest."""
+
+    profile: Profile = "full"
+    profile_reason: str = "asked for"
+    strategy: Strategy | None = None
+    price_per_gpu_hour: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Situation:
+    manifest: Manifest
+    hardware: Hardware
+    base: ModelShape
+    rows: RowEstimate
+    options: PlanOptions
+
+    @property
+    def config(self) -> TrainingConfig:
+        return self.manifest.training.config
+
+    @property
+    def entry(self) -> BaseModelEntry:
+        return self.manifest.base
+
+    @property
+    def gpu(self) -> Gpu | None:
+        return self.hardware.gpu
+
+    @property
+    def num_ranks(self) -> int:
+        return self.hardware.num_ranks
+
+    @property
+    def is_smoke(self) -> bool:
+        return self.options.profile == "smoke"
+
+
+def asked(name: str, value: str, reason: str) -> Decision:
+    return Decision(name=name, value=value, reason=reason, decided_by="manifest")
+
+
+def decided(name: str, value: str, reason: str) -> Decision:
+    return Decision(name=name, value=value, reason=reason, decided_by="plan")
+
+
+def forced(name: str, value: str, reason: str) -> Decision:
+    """The hardware leaves no choice."""
+    return Decision(name=name, value=value, reason=reason, decided_by="hardware")

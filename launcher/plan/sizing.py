@@ -1,0 +1,136 @@
+"""What has to fit: one value that the search, the ladder and the advice all work on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from launcher.choices import Checkpointing
+from launcher.hardware import Hardware
+from launcher.memory import Recipe
+from launcher.plan.basics import Basics
+from launcher.plan.situation import Situation
+from launcher.shapes import ModelShape
+from launcher.speed import Workload
+from launcher.units import GIB
+
+LEVELS: tuple[Checkpointing, ...] = ("none", "selective", "full")
+# Fragmentation, the driver's own share, and what the prediction may be wrong by.
+_GPU_HEADROOM = 0.08
+CPU_HEADROOM = 0.25
+# Rows padded to the longest of their micro-batch: computed tokens a useful one.
+_PADDING = 1.6
+_PADDING_GROUPED = 1.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    card_bytes: int
+    free_bytes: int
+    headroom_bytes: int
+    host_bytes: int  # CPU memory of a node
+
+    @property
+    def usable_bytes(self) -> int:
+        return self.free_bytes - self.headroom_bytes
+
+    @property
+    def usable_host_bytes(self) -> int:
+        return int(self.host_bytes * (1 - CPU_HEADROOM))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizing:
+    shape: ModelShape
+    hardware: Hardware
+    recipe: Recipe
+    workload: Workload
+    global_batch_size: int
+    slot_tokens: float  # computed for one sequence of the batch, padding included
+    budget: Budget
+    levels: tuple[Checkpointing, ...]  # of gradient checkpointing, from none to all, as far as they may be chosen
+    gradient_bytes: float
+
+    @property
+    def slots_per_rank(self) -> int:
+        return ceil(self.global_batch_size / self.hardware.num_ranks)
+
+
+def make_budget(hardware: Hardware) -> Budget:
+    host = int(hardware.ram_gib_per_node * GIB)
+    if hardware.gpu is None:
+        return Budget(card_bytes=host, free_bytes=host, headroom_bytes=int(host * CPU_HEADROOM), host_bytes=host)
+    card = hardware.gpu.memory_bytes
+    return Budget(
+        card_bytes=card,
+        free_bytes=hardware.free_vram_bytes,
+        headroom_bytes=int(card * _GPU_HEADROOM),
+        host_bytes=host,
+    )
+
+
+def make_workload(situation: Situation, basics: Basics) -> Workload:
+    return Workload(
+        shape=situation.base,
+        adapter=basics.adapter.kind,
+        quantization=basics.quantization_kind,
+        compute_dtype=basics.precision.compute_dtype,
+        compiled=True,
+        checkpointing="none",
+        document_tokens=min(situation.rows.mean_tokens, situation.config.max_seq_length),
+    )
+
+
+def make_sizing(situation: Situation, basics: Basics, workload: Workload) -> Sizing:
+    return Sizing(
+        shape=situation.base,
+        hardware=situation.hardware,
+        recipe=_make_recipe(situation, basics, workload.compiled),
+        workload=workload,
+        global_batch_size=situation.config.global_batch_size,
+        slot_tokens=estimate_slot_tokens(situation),
+        budget=make_budget(situation.hardware),
+        levels=_allowed_levels(situation),
+        gradient_bytes=4.0 * basics.adapter.trainable_parameters,
+    )
+
+
+def estimate_slot_tokens(situation: Situation) -> float:
+    config = situation.config
+    if config.packing:
+        return config.max_seq_length
+    padding = _PADDING_GROUPED if config.group_by_length else _PADDING
+    return min(config.max_seq_length, situation.rows.mean_tokens * padding)
+
+
+def _allowed_levels(situation: Situation) -> tuple[Checkpointing, ...]:
+    wanted = situation.config.gradient_checkpointing
+    if wanted is None:
+        return LEVELS
+    return ("full",) if wanted is True else ("none",) if wanted is False else ("selective",)
+
+
+def _make_recipe(situation: Situation, basics: Basics, compiled: bool) -> Recipe:
+    """At the smallest size; the search replaces what it decides."""
+    return Recipe(
+        adapter=basics.adapter.kind,
+        rank=basics.adapter.rank,
+        target_modules=basics.adapter.target_modules,
+        adapter_dropout=basics.adapter.dropout,
+        quantization=basics.quantization_kind,
+        compute_dtype=basics.precision.compute_dtype,
+        base_dtype=basics.precision.base_dtype,
+        trainable_dtype=basics.precision.trainable_dtype,
+        optimizer=basics.optimizer.name,
+        checkpointing="none",
+        compiled=compiled,
+        loss_kernel=basics.loss_kernel,
+        attention=basics.attention.backend,
+        packed=situation.config.packing,
+        sequence_length=situation.config.max_seq_length,
+        micro_batch_size=1,
+        strategy="single",
+        offload="none",
+        num_ranks=situation.num_ranks,
+        on_gpu=situation.gpu is not None,
+    )

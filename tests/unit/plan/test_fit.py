@@ -1,0 +1,212 @@
+"""What fits and what does not: budgets, the ladder, ways out, and properties over manifests x hardware."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import DoesNotFitError, ExitCode, ManifestError
+from launcher.gpus import GPUS, find_gpu
+from launcher.hardware import Gpu, make_hardware
+from launcher.manifest import Manifest, find_manifest, load_manifest
+from launcher.plan import Plan, make_plan
+from launcher.plan.sizing import LEVELS
+from launcher.rows import RowEstimate
+from launcher.shapes import ModelShape, load_shape
+from launcher.units import GIB, bytes_to_gib
+from tests.conftest import published_manifests
+from tests.unit.plan.conftest import FULL_FINE_TUNING, decision, plan_for
+
+ROWS = RowEstimate(num_rows=30_000, mean_tokens=350, basis="read")
+MANIFESTS = ["neo4j", *(str(file) for file in published_manifests())]
+BASES = ["Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B"]
+
+
+@cache
+def load(name: str, full: bool = False) -> Manifest:
+    return load_manifest(find_manifest(name), FULL_FINE_TUNING if full else ()).manifest
+
+
+@cache
+def shape(name: str) -> ModelShape:
+    return load_shape(name, ())
+
+
+def plan_on(manifest: Manifest, gpu: Gpu, base: str, gpus: int = 1, nodes: int = 1) -> Plan | None:
+    hardware = make_hardware(gpu, gpus_per_node=gpus, nodes=nodes, ram_gib_per_node=64 * gpus)
+    try:
+        return make_plan(manifest, hardware, base=shape(base), rows=ROWS)
+    except DoesNotFitError:
+        return None
+
+
+def id_of(name: str) -> str:
+    return Path(name).name
+
+
+@pytest.mark.parametrize("name", MANIFESTS, ids=id_of)
+@pytest.mark.parametrize("base", BASES)
+def test_predicted_memory_never_exceeds_what_is_usable(name: str, base: str) -> None:
+    planned = 0
+    for gpu in GPUS.values():
+        plan = plan_on(load(name), gpu, base)
+        if plan is not None:
+            assert plan.memory.total_bytes <= plan.memory.usable_bytes
+            assert plan.memory.margin_bytes >= 0
+            planned += 1
+    assert planned > 5
+
+
+@pytest.mark.parametrize("name", MANIFESTS, ids=id_of)
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_more_memory_never_means_more_checkpointing_or_a_smaller_micro_batch(name: str, base: str, gpus: int) -> None:
+    """The same GPU with more and more memory. Across strategies the rule cannot hold, so it is checked within each."""
+    best: dict[str, tuple[int, int]] = {}
+    planned = 0
+    for gib in range(8, 150, 6):
+        gpu = find_gpu("h100").model_copy(update={"memory_mib": gib * 1024})
+        plan = plan_on(load(name), gpu, base, gpus)
+        if plan is None:
+            assert planned == 0, "it fitted with less memory"
+            continue
+        planned += 1
+        level, micro = best.get(plan.strategy + plan.offload, (len(LEVELS), 0))
+        assert LEVELS.index(plan.checkpointing) <= level
+        assert plan.batch.micro_batch_size >= micro
+        best[plan.strategy + plan.offload] = (LEVELS.index(plan.checkpointing), plan.batch.micro_batch_size)
+    assert planned > 5
+
+
+@pytest.mark.parametrize("name", MANIFESTS, ids=id_of)
+@pytest.mark.parametrize("card", ["rtx4090", "h100"])
+@pytest.mark.parametrize("gpus", [1, 2, 8])
+def test_for_the_experts_that_holds_across_strategies_too(name: str, card: str, gpus: int) -> None:
+    level, micro = len(LEVELS), 0
+    for gib in (8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 180):
+        gpu = find_gpu(card).model_copy(update={"memory_mib": gib * 1024})
+        plan = plan_on(load(name), gpu, "Qwen/Qwen3-0.6B", gpus)
+        if plan is None:
+            assert micro == 0, "it fitted with less memory"
+            continue
+        assert LEVELS.index(plan.checkpointing) <= level
+        assert plan.batch.micro_batch_size >= micro
+        level, micro = LEVELS.index(plan.checkpointing), plan.batch.micro_batch_size
+    assert micro > 0
+
+
+@pytest.mark.parametrize("name", MANIFESTS, ids=id_of)
+@pytest.mark.parametrize("gpu", ["rtx4090", "h100"])
+def test_more_gpus_never_mean_a_longer_estimate(name: str, gpu: str) -> None:
+    last = float("inf")
+    for gpus, nodes in ((1, 1), (2, 1), (3, 1), (4, 1), (6, 1), (8, 1), (8, 2), (8, 4)):
+        plan = plan_on(load(name), find_gpu(gpu), "Qwen/Qwen3-0.6B", gpus, nodes)
+        assert plan is not None
+        assert plan.speed.total_seconds is not None
+        assert plan.speed.total_seconds <= last * (1 + 1e-9), (gpus, nodes)
+        last = plan.speed.total_seconds
+
+
+def test_a_slow_link_is_named_when_it_is_the_limit() -> None:
+    plan = plan_on(load("neo4j", full=True), find_gpu("rtx4090"), "Qwen/Qwen3-0.6B", gpus=8, nodes=4)
+    assert plan is not None
+    assert plan.speed.communication_fraction > 0.1
+
+
+def test_the_4090_plan_uses_the_card() -> None:
+    plan = plan_for(gpu="rtx4090")
+    assert 18 <= bytes_to_gib(plan.memory.total_bytes) <= 22
+    assert plan.checkpointing == "none"
+
+
+def test_the_named_cards_get_different_plans() -> None:
+    plans = [
+        plan_for(gpu="rtx4090"),
+        plan_for(gpu="rtx5090"),
+        plan_for(gpu="rtx4080super"),
+        plan_for(gpu="t4"),
+        plan_for(gpu="h100", gpus=8, nodes=2),
+    ]
+    assert len({(p.batch.micro_batch_size, p.batch.num_ranks, p.precision.compute_dtype) for p in plans}) == 5
+    assert {p.batch.global_batch_size for p in plans} == {48}
+
+
+def test_a_busy_card_is_planned_by_what_is_free() -> None:
+    hardware = make_hardware(find_gpu("rtx4090"), gpus_per_node=1, nodes=1, free_vram_mib=12_000)
+    plan = make_plan(load("neo4j"), hardware, base=shape("Qwen/Qwen3-0.6B"), rows=ROWS)
+    whole = plan_for(gpu="rtx4090")
+    assert plan.memory.total_bytes <= plan.memory.usable_bytes < 12_000 * 1024**2
+    assert plan.batch.micro_batch_size < whole.batch.micro_batch_size
+
+
+def test_the_ladder_goes_down_and_keeps_the_global_batch() -> None:
+    plan = plan_for(gpu="rtx4090", gpus=4)
+    sizes = [plan.memory.total_bytes, *(rung.predicted_bytes for rung in plan.ladder)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == len(sizes)
+    for rung in plan.ladder:
+        slots = rung.micro_batch_size * rung.gradient_accumulation_steps * plan.batch.num_ranks
+        assert slots >= plan.batch.global_batch_size
+    actions = [rung.action for rung in plan.ladder]
+    assert actions[0] == f"micro-batch {plan.batch.micro_batch_size // 2}"
+    assert actions.index("gradient checkpointing: selective") < actions.index("gradient checkpointing: full")
+    assert actions[-1] == "FSDP2"
+    alone = [rung.action for rung in plan_for(gpu="rtx4090", base="Qwen/Qwen3-4B").ladder]
+    assert alone[-1] == "DeepSpeed ZeRO-3 with optimizer and parameters on the CPU"
+
+
+def test_checkpointing_that_the_manifest_fixes_stays() -> None:
+    always = plan_for(config={"gradient_checkpointing": True})
+    assert always.checkpointing == "full"
+    assert "left to the plan it would be off" in decision(always, "gradient checkpointing")
+    assert plan_for(config={"gradient_checkpointing": "selective"}).checkpointing == "selective"
+    tight = plan_for(gpu="rtx4090", base="Qwen/Qwen3-8B")
+    assert tight.checkpointing != "none"
+    assert "it would need" in decision(tight, "gradient checkpointing")
+    with pytest.raises(DoesNotFitError) as caught:
+        plan_for(gpu="rtx4090", base="Qwen/Qwen3-8B", config={"gradient_checkpointing": False, "offload": "none"})
+    assert "gradient_checkpointing true fits" in caught.value.hint
+
+
+def test_what_cannot_fit_is_refused_with_the_ways_out() -> None:
+    with pytest.raises(DoesNotFitError) as caught:
+        plan_for(gpu="rtx4090", base="Qwen/Qwen3-14B", config={"offload": "none"})
+    error = caught.value
+    assert error.exit_code == ExitCode.DOES_NOT_FIT
+    assert "Qwen/Qwen3-14B does not fit: at the least" in error.title
+    assert {"weights", "activations", "context"} <= {problem.where for problem in error.problems}
+    assert "base_models[0].quantization int4 fits" in error.hint
+    assert "--gpus 2 fits (sharded)" in error.hint
+    assert "--gpu a100-40gb fits (40.0 GiB)" in error.hint
+
+
+def test_each_way_out_really_is_one() -> None:
+    assert (
+        plan_for(gpu="rtx4090", base="Qwen/Qwen3-14B", overrides=("base_models.0.quantization=int4",)).offload == "none"
+    )
+    assert plan_for(gpu="rtx4090", gpus=2, base="Qwen/Qwen3-14B", config={"offload": "none"}).strategy == "fsdp2"
+
+
+def test_cpu_memory_is_a_limit_too() -> None:
+    with pytest.raises(DoesNotFitError, match=r"offloading needs .* of CPU memory on each node"):
+        plan_for(gpu="rtx4090", base="meta-llama/Llama-3.1-70B", ram_gib_per_node=64.0)
+
+
+def test_sequences_longer_than_the_base_are_refused() -> None:
+    with pytest.raises(ManifestError, match=r"max_seq_length: 65536 is beyond the 40960 positions of Qwen/Qwen3-0.6B"):
+        plan_for(config={"max_seq_length": 65536})
+
+
+def test_targets_that_the_base_does_not_have() -> None:
+    with pytest.raises(ManifestError) as caught:
+        plan_for(config={"target_modules": ["q_prj", "qkv_proj"]})
+    assert "training.config.target_modules: Qwen/Qwen3-0.6B has no q_prj; did you mean q_proj?" in str(caught.value)
+    assert "layers of Qwen/Qwen3-0.6B have: q_proj, k_proj" in caught.value.hint
+
+
+def test_more_spare_memory_than_the_whole_card_is_never_claimed() -> None:
+    memory = plan_for(gpu="h200").memory
+    assert memory.card_bytes > 139 * GIB
+    assert 0 < memory.headroom_bytes < 0.1 * memory.card_bytes

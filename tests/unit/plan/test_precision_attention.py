@@ -1,0 +1,103 @@
+"""Precision, attention and kernels: what the hardware can do, what the manifest asks for, and the reasons."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.errors import InputError
+from launcher.gpus import find_gpu
+from launcher.hardware import make_hardware
+from launcher.manifest import find_manifest, load_manifest
+from launcher.plan import make_plan
+from launcher.rows import RowEstimate
+from launcher.shapes import load_shape
+from tests.unit.plan.conftest import FULL_FINE_TUNING, decision, plan_for
+
+
+def test_bf16_where_the_gpu_has_it() -> None:
+    precision = plan_for(gpu="rtx4090").precision
+    assert (precision.compute_dtype, precision.base_dtype, precision.trainable_dtype) == ("bf16", "bf16", "fp32")
+    assert precision.use_tf32
+    assert not precision.loss_scaling
+    assert precision.mixed_precision == "bf16"
+
+
+@pytest.mark.parametrize("gpu", ["t4", "v100"])
+def test_fp16_with_loss_scaling_where_there_is_no_bf16(gpu: str) -> None:
+    plan = plan_for(gpu=gpu)
+    assert (plan.precision.compute_dtype, plan.precision.loss_scaling, plan.precision.use_tf32) == ("fp16", True, False)
+    assert "has no BF16" in decision(plan, "precision")
+    assert plan.loss_kernel == "chunked"
+    assert plan.attention.backend == "sdpa"
+    assert "flash kernels need 8.0" in decision(plan, "attention")
+
+
+def test_fp16_that_the_manifest_asks_for_is_honoured_and_commented() -> None:
+    plan = plan_for(config={"fp16": True, "bf16": False})
+    assert plan.precision.loss_scaling
+    assert "BF16 would need no loss scaling here" in decision(plan, "precision")
+
+
+def test_both_switched_off_is_fp32() -> None:
+    plan = plan_for(config={"bf16": False, "fp16": False})
+    assert (plan.precision.compute_dtype, plan.precision.mixed_precision) == ("fp32", "no")
+
+
+def test_a_cpu_computes_in_fp32() -> None:
+    plan = plan_for(gpu=None)
+    assert plan.precision.compute_dtype == "fp32"
+    assert "20 times slower" in decision(plan, "precision")
+
+
+def test_full_fine_tuning_keeps_the_model_in_fp32() -> None:
+    plan = plan_for(gpu="h100", overrides=FULL_FINE_TUNING)
+    assert (plan.precision.base_dtype, plan.precision.trainable_dtype) == ("fp32", "fp32")
+    assert plan.adapter.trainable_parameters == plan.base.num_parameters
+
+
+def test_torchs_own_flash_attention_needs_no_package() -> None:
+    plan = plan_for()
+    assert plan.attention.backend == "varlen"
+    assert plan.attention.fallbacks == ("flex", "sdpa", "eager")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "packages", "backend"),
+    [
+        ("h100", ("flash_attn", "flash_attn_interface"), "flash_attention_3"),
+        ("h100", ("flash_attn",), "flash_attention_2"),
+        ("rtx4090", ("flash_attn", "flash_attn_interface"), "flash_attention_2"),
+        ("t4", ("flash_attn",), "sdpa"),
+    ],
+)
+def test_an_installed_flash_attn_is_used_where_it_can_run(gpu: str, packages: tuple[str, ...], backend: str) -> None:
+    hardware = make_hardware(find_gpu(gpu), gpus_per_node=1, nodes=1).model_copy(update={"packages": packages})
+    manifest = load_manifest(find_manifest("neo4j")).manifest
+    rows = RowEstimate(num_rows=1000, mean_tokens=350, basis="read")
+    plan = make_plan(manifest, hardware, base=load_shape("Qwen3-0.6B", ()), rows=rows)
+    assert plan.attention.backend == backend
+
+
+def test_use_sdpa_means_torchs_kernels() -> None:
+    plan = plan_for(config={"use_sdpa": True, "flash_attention_2": False})
+    assert plan.attention.backend == "varlen"
+    assert "use_sdpa in the manifest" in decision(plan, "attention")
+
+
+def test_padded_rows_use_sdpa() -> None:
+    assert plan_for(config={"packing": False}).attention.backend == "sdpa"
+
+
+def test_a_base_with_capped_scores_gets_eager() -> None:
+    plan = plan_for(gpu="h200", base="google/gemma-2-2b")
+    assert plan.attention.backend == "eager"
+    assert "caps its attention scores" in decision(plan, "attention")
+
+
+def test_a_named_backend_is_taken_or_refused() -> None:
+    assert plan_for(config={"attention": "flex"}).attention.backend == "flex"
+    with pytest.raises(InputError, match=r"varlen cannot run on Tesla T4: it needs compute capability 8.0") as caught:
+        plan_for(gpu="t4", config={"attention": "varlen"})
+    assert "one of: sdpa, eager" in caught.value.hint
+    with pytest.raises(InputError, match="flash_attention_2 cannot run on a machine without a GPU"):
+        plan_for(gpu=None, config={"attention": "flash_attention_2"})

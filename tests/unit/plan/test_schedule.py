@@ -1,0 +1,156 @@
+"""Steps, warm-up, cadence, workers and compile: what follows from how much data there is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launcher.plan import Plan
+from tests.conftest import WriteManifest
+from tests.unit.plan.conftest import decision, plan_for
+
+
+def plan_with_rows(write_manifest: WriteManifest, count: int, **more: object) -> Plan:
+    path = write_manifest({"training.dataset.path": "train.jsonl", "training.dataset.format": "jsonl"})
+    (path.parent / "train.jsonl").write_text("".join(json.dumps({"q": "x" * 700}) + "\n" for _ in range(count)))
+    return plan_for(str(path), **more)  # type: ignore[arg-type]
+
+
+def test_stated_rows_give_steps() -> None:
+    plan = plan_for()
+    packs = 35_946 * 350 / (2048 * 0.998)
+    assert plan.schedule.num_steps == pytest.approx(2 * packs / 48, abs=2)
+    assert plan.schedule.num_steps is not None
+    assert plan.schedule.warmup_steps == pytest.approx(0.03 * plan.schedule.num_steps, abs=1)
+    assert "35,946 rows" in decision(plan, "length")
+
+
+def test_padded_rows_are_one_sequence_each() -> None:
+    assert plan_for(config={"packing": False, "epochs": 1}).schedule.num_steps == -(-35_946 // 48)
+
+
+def test_25_rows_need_neither_compile_nor_workers(write_manifest: WriteManifest) -> None:
+    plan = plan_with_rows(write_manifest, 25)
+    assert plan.compile is None
+    assert "in this short run, compiling takes" in decision(plan, "torch.compile")
+    assert plan.loader.num_workers == 0
+    assert plan.loader.prefetch_factor is None
+    assert not plan.loader.persistent_workers
+    assert "steps end before a worker has started" in decision(plan, "loader workers")
+
+
+def test_many_rows_pay_for_both(write_manifest: WriteManifest) -> None:
+    plan = plan_with_rows(write_manifest, 40_000)
+    assert plan.compile is not None
+    assert plan.compile.scope == "layer"
+    assert plan.loader.num_workers == 2
+    assert plan.loader.persistent_workers
+    assert "read from train.jsonl" in plan.data.basis
+
+
+def test_an_unknown_number_of_rows_is_no_guess(write_manifest: WriteManifest) -> None:
+    path = write_manifest(drop=("training.dataset.splits",))
+    plan = plan_for(str(path))
+    assert (plan.schedule.num_steps, plan.schedule.warmup_steps, plan.speed.total_seconds) == (None, None, None)
+    assert plan.speed.tokens_per_second is not None
+    assert plan.compile is not None
+
+
+def test_max_steps_shortens_the_run() -> None:
+    plan = plan_for(max_steps=10)
+    assert (plan.schedule.num_steps, plan.schedule.max_steps, plan.schedule.warmup_steps) == (10, 10, 1)
+
+
+def test_a_ratio_wins_over_steps_as_it_did() -> None:
+    plan = plan_for(config={"warmup_steps": 500, "warmup_ratio": 0.1, "max_steps": 100})
+    assert plan.schedule.warmup_steps == 10
+    plan = plan_for(config={"warmup_steps": 7, "warmup_ratio": None})
+    assert plan.schedule.warmup_steps == 7
+
+
+@pytest.mark.parametrize(
+    ("config", "steps", "epochs"),
+    [
+        ({"save_strategy": "steps", "save_steps": 250}, 250, None),
+        ({"save_strategy": "steps"}, 500, None),
+        ({"save_strategy": "epoch"}, None, 1.0),
+        ({"save_strategy": "no"}, None, None),
+    ],
+)
+def test_saving_as_the_manifest_says(config: dict[str, object], steps: int | None, epochs: float | None) -> None:
+    schedule = plan_for(config=config).schedule
+    assert (schedule.save_every_steps, schedule.save_every_epochs) == (steps, epochs)
+
+
+def test_a_crash_loses_at_most_half_an_hour(write_manifest: WriteManifest) -> None:
+    path = write_manifest({"training.dataset.splits": {"train": 5_000_000}}, drop=("training.config.save_strategy",))
+    plan = plan_for(str(path))
+    assert plan.schedule.save_every_steps is not None
+    assert plan.speed.seconds_per_step is not None
+    assert plan.schedule.save_every_steps * plan.speed.seconds_per_step <= 1800
+    assert "a crash shall lose at most half an hour" in decision(plan, "checkpoints")
+    short = plan_for(str(write_manifest(drop=("training.config.save_strategy",))))
+    assert short.schedule.save_every_epochs == 1.0
+
+
+def test_workers_never_take_the_last_core() -> None:
+    assert plan_for(cpu_cores_per_node=1).loader.num_workers == 0
+    assert plan_for(cpu_cores_per_node=2).loader.num_workers == 1
+    assert plan_for(gpu="h100", gpus=8, cpu_cores_per_node=8).loader.num_workers == 0
+    assert plan_for(config={"packing": False}, cpu_cores_per_node=16).loader.num_workers == 4
+
+
+def test_loader_keys_of_the_manifest_are_honoured() -> None:
+    loader = plan_for(
+        config={
+            "dataloader_num_workers": 3,
+            "dataloader_prefetch_factor": 7,
+            "dataloader_pin_memory": False,
+            "dataloader_persistent_workers": False,
+        }
+    ).loader
+    assert (loader.num_workers, loader.prefetch_factor, loader.pin_memory, loader.persistent_workers) == (
+        3,
+        7,
+        False,
+        False,
+    )
+
+
+def test_compile_keys_of_the_manifest_are_honoured() -> None:
+    config = {"torch_compile": True, "torch_compile_backend": "eager", "torch_compile_mode": "max-autotune"}
+    compiled = plan_for(config=config).compile
+    assert compiled is not None
+    assert (compiled.backend, compiled.mode) == ("eager", "max-autotune")
+    assert plan_for(config={"torch_compile": False}).compile is None
+
+
+def test_short_micro_steps_are_compiled_whole() -> None:
+    plan = plan_for(gpu="h200", config={"batch_size": 2, "gradient_accumulation_steps": 1})
+    assert plan.compile is not None
+    assert plan.compile.scope == "model"
+    assert "launching them is the limit" in decision(plan, "compiled piece")
+
+
+def test_cost_is_price_times_gpus_times_hours() -> None:
+    plan = plan_for(gpu="h100", gpus=8, price_per_gpu_hour=2.5)
+    assert plan.speed.total_seconds is not None
+    assert plan.speed.cost == pytest.approx(2.5 * 8 * plan.speed.total_seconds / 3600)
+    assert plan_for().speed.cost is None
+
+
+def test_how_sure_it_is() -> None:
+    assert "fitted to runs on this GPU" in plan_for(gpu="h200").speed.confidence
+    assert "never measured on this GPU" in plan_for(gpu="rtx4090").speed.confidence
+    assert "links between GPUs are assumed" in plan_for(gpu="h100", gpus=2).speed.confidence
+    assert plan_for(gpu=None).speed.tokens_per_second is None
+
+
+def test_the_smoke_profile_trains_the_tiny_base_on_the_sample() -> None:
+    plan = plan_for(gpu=None)
+    assert (plan.profile, plan.base.name) == ("smoke", "launcher/tiny")
+    assert plan.data.path == "sample/train.jsonl"
+    assert "no GPU here" in decision(plan, "profile")
+    assert plan_for(gpu="rtx4090", profile="smoke").base.name == "launcher/tiny"
+    assert plan_for(gpu=None, profile="full").base.name == "Qwen/Qwen3-0.6B"
