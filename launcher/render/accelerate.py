@@ -1,0 +1,88 @@
+"""Plan -> the YAML that `accelerate launch --config_file` reads.
+
+One owner per knob. Under DeepSpeed its JSON owns precision, accumulation, clipping, ZeRO and offload: accelerate raises
+when they stand here too. Addresses, ports and restarts belong to the command line: they are facts of a launch, not of a
+plan, and accelerate ignores `same_network` and `rdzv_backend` here and refuses `max_restarts`. Accumulation has no key
+outside DeepSpeed: train.py takes it from the plan.
+"""
+
+from __future__ import annotations
+
+import yaml
+
+from launcher.choices import Strategy
+from launcher.errors import InputError, Problem
+from launcher.plan.model import Plan
+from launcher.render.spec import LaunchSpec, make_launch_spec
+
+DISTRIBUTED_TYPES: dict[Strategy, str] = {
+    "single": "NO",
+    "ddp": "MULTI_GPU",  # of CPU ranks too: MULTI_CPU starts one process, whatever num_processes says
+    "fsdp2": "FSDP",
+    "zero1": "DEEPSPEED",
+    "zero2": "DEEPSPEED",
+    "zero3": "DEEPSPEED",
+}
+
+
+def render_accelerate(plan: Plan, *, deepspeed_config_file: str | None = None, machine_rank: int = 0) -> str:
+    return render_accelerate_spec(
+        make_launch_spec(plan), deepspeed_config_file=deepspeed_config_file, machine_rank=machine_rank
+    )
+
+
+def render_accelerate_spec(
+    spec: LaunchSpec, *, deepspeed_config_file: str | None = None, machine_rank: int = 0, header: str = ""
+) -> str:
+    check_deepspeed_file(spec, deepspeed_config_file)
+    config: dict[str, object] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "debug": False,
+        "distributed_type": DISTRIBUTED_TYPES[spec.strategy],
+        "machine_rank": machine_rank,
+        "num_machines": spec.num_nodes,
+        "num_processes": spec.num_processes,  # of all nodes together
+        "use_cpu": spec.on_cpu,
+    }
+    if spec.uses_deepspeed:
+        config["deepspeed_config"] = make_deepspeed_section(spec, deepspeed_config_file)
+    else:
+        config["mixed_precision"] = spec.mixed_precision
+    if spec.strategy == "fsdp2":
+        config["fsdp_config"] = make_fsdp_section(spec)
+    return header + yaml.safe_dump(config, sort_keys=True, default_flow_style=False)
+
+
+def check_deepspeed_file(spec: LaunchSpec, deepspeed_config_file: str | None) -> None:
+    if spec.uses_deepspeed == (deepspeed_config_file is not None):
+        return
+    what = "needs a DeepSpeed file" if spec.uses_deepspeed else f"has no use for {deepspeed_config_file}"
+    problem = Problem(where="strategy", what=f"{spec.strategy} {what}")
+    raise InputError("an accelerate file and its DeepSpeed file do not belong together", (problem,))
+
+
+def make_deepspeed_section(spec: LaunchSpec, deepspeed_config_file: str | None) -> dict[str, object]:
+    section: dict[str, object] = {
+        "deepspeed_config_file": deepspeed_config_file,
+        "deepspeed_multinode_launcher": "standard",  # accelerate's default is pdsh, which wants ssh between the nodes
+    }
+    if spec.strategy == "zero3":
+        # The one ZeRO key that belongs here: DeepSpeed's file has no word for building the model already sharded.
+        section["zero3_init_flag"] = True
+    return section
+
+
+def make_fsdp_section(spec: LaunchSpec) -> dict[str, object]:
+    """accelerate ignores a misspelt key in here, so a test holds each of them against accelerate's own parser."""
+    section: dict[str, object] = {
+        "fsdp_activation_checkpointing": False,  # training checkpoints activations itself; both at once recompute twice
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_cpu_ram_efficient_loading": True,  # one rank of a node reads the weights, the others receive them
+        "fsdp_offload_params": False,  # offload is DeepSpeed's job
+        "fsdp_reshard_after_forward": True,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_version": 2,  # accelerate's default is 1
+    }
+    if spec.layer_class is not None:
+        section["fsdp_transformer_layer_cls_to_wrap"] = spec.layer_class
+    return section

@@ -1,0 +1,144 @@
+"""Plan -> the argv and the environment of `accelerate launch`, and the same as text for a shell.
+
+The environment holds only what this plan needs on top of the user's own; nothing is read from the process, so no secret
+can end up in a file.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.errors import InputError, Problem
+from launcher.paths import RunPaths
+from launcher.plan.model import Plan
+from launcher.render.rendezvous import ANY_FREE_PORT, Rendezvous, Verbatim, check_rendezvous
+from launcher.render.spec import LaunchSpec, make_launch_spec
+
+ACCELERATE_LAUNCH = ("accelerate", "launch")
+TRAIN_SCRIPT = "launcher/train.py"
+TEE_BOTH_STREAMS = "3"  # torch's code for stdout and stderr, to the console and to a file per rank
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def render_command(
+    plan: Plan,
+    paths: RunPaths,
+    *,
+    rendezvous: Rendezvous | None = None,
+    machine_rank: int | Verbatim | None = 0,
+    script: str = TRAIN_SCRIPT,
+    script_args: Sequence[str] = (),
+    accelerate: Sequence[str] = ACCELERATE_LAUNCH,
+) -> Command:
+    """What to start on one node. Many nodes need a rendezvous; without machine_rank the caller adds the flag itself."""
+    spec = make_launch_spec(plan)
+    if rendezvous is None and spec.num_nodes > 1:
+        problem = Problem(where="rendezvous", what=f"{spec.num_nodes} nodes must be told where node 0 listens")
+        raise InputError("the nodes could not find each other", (problem,), "give --rendezvous HOST:PORT")
+    rendezvous = rendezvous or ANY_FREE_PORT
+    check_rendezvous(spec, rendezvous, machine_rank)
+    argv = (
+        *accelerate,
+        *("--config_file", str(paths.accelerate)),
+        *make_agent_flags(spec, paths, rendezvous, machine_rank),
+        *(script, "--plan", str(paths.plan), *script_args),
+    )
+    return Command(argv=argv, environment=make_environment(plan, spec, paths, rendezvous))
+
+
+def make_agent_flags(
+    spec: LaunchSpec, paths: RunPaths, rendezvous: Rendezvous, machine_rank: int | Verbatim | None
+) -> tuple[str, ...]:
+    """The knobs that accelerate takes from the command line alone."""
+    if not spec.has_agent:
+        return ()
+    flags = ["--main_process_port", as_word(rendezvous.port), "--tee", TEE_BOTH_STREAMS, "--log_dir", str(paths.logs)]
+    if rendezvous.max_restarts:
+        flags += ["--max_restarts", str(rendezvous.max_restarts)]
+    if spec.num_nodes > 1:
+        flags += ["--main_process_ip", rendezvous.host]
+        flags += [] if machine_rank is None else ["--machine_rank", as_word(machine_rank)]
+        flags += ["--rdzv_backend", rendezvous.backend, "--rdzv_conf", rendezvous.format_conf()]
+    return tuple(flags)
+
+
+def as_word(number: int | Verbatim) -> str:
+    return number if isinstance(number, Verbatim) else str(number)
+
+
+def make_environment(plan: Plan, spec: LaunchSpec, paths: RunPaths, rendezvous: Rendezvous) -> dict[str, str]:
+    environment = {
+        "OMP_NUM_THREADS": str(count_threads(plan, spec)),
+        "TOKENIZERS_PARALLELISM": "false",  # data is tokenised before training; forked loader workers would only warn
+    }
+    environment |= make_cpu_environment(spec) if spec.on_cpu else make_gpu_environment(plan, spec, paths)
+    if rendezvous.backend == "c10d":
+        # Without the first, a restarted rank 0 waits for ever for the store that died with it.
+        environment |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PET_RDZV_ID": paths.run_id}
+    return dict(sorted(environment.items()))
+
+
+def count_threads(plan: Plan, spec: LaunchSpec) -> int:
+    """A rank's share of the cores, less those of its data-loader workers."""
+    return max(1, plan.hardware.cpu_cores_per_node // spec.ranks_per_node - plan.loader.num_workers)
+
+
+def make_cpu_environment(spec: LaunchSpec) -> dict[str, str]:
+    if spec.strategy in ("single", "ddp"):
+        return {"ACCELERATE_USE_CPU": "1"}
+    # ACCELERATE_USE_CPU would turn FSDP and DeepSpeed into DDP in silence. These two keep the engine, on CPU ranks.
+    return {"ACCELERATE_BYPASS_DEVICE_MAP": "true", "ACCELERATE_TORCH_DEVICE": "cpu"}
+
+
+def make_gpu_environment(plan: Plan, spec: LaunchSpec, paths: RunPaths) -> dict[str, str]:
+    # torch 2.9 and later read this name; the older PYTORCH_CUDA_ALLOC_CONF is read too, and warned about.
+    environment = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    if spec.num_processes > 1:
+        environment |= make_nccl_environment(paths)
+        if plan.hardware.gpu is not None and not plan.hardware.gpu.has_p2p:
+            environment |= {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1"}
+    return environment
+
+
+def make_nccl_environment(paths: RunPaths) -> dict[str, str]:
+    """A hang leaves each rank's last collectives behind, in the run's own logs."""
+    return {
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_FR_DUMP_TEMP_FILE": f"{paths.logs}/nccl_trace_rank_",
+        # 3: end the process, leave NCCL alone. The elastic agent sets 1, which aborts what the flight recorder reads.
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    }
+
+
+def format_command(argv: Sequence[str], environment: Mapping[str, str]) -> str:
+    """One shell command over many lines: paste it, or run the file with bash."""
+    assignments = [f"{name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
+    return join_lines([*assignments, *format_words(argv)])
+
+
+def format_words(argv: Sequence[str]) -> list[str]:
+    """A flag and its value share a line."""
+    lines: list[list[str]] = []
+    for word in argv:
+        has_room = bool(lines) and len(lines[-1]) < 2 and not word.startswith("--")
+        if has_room:
+            lines[-1].append(word)
+        else:
+            lines.append([word])
+    return [" ".join(quote(word) for word in line) for line in lines]
+
+
+def quote(word: str) -> str:
+    return word if isinstance(word, Verbatim) else shlex.quote(word)
+
+
+def join_lines(lines: Sequence[str]) -> str:
+    return " \\\n  ".join(lines) + "\n"

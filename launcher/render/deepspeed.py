@@ -1,0 +1,91 @@
+"""Plan -> the JSON that DeepSpeed reads. It owns precision, batch, clipping, ZeRO and offload of a DeepSpeed run.
+
+There is no "optimizer" and no "scheduler" section: the training loop builds both. Sizes are in elements, not in bytes.
+"""
+
+from __future__ import annotations
+
+import json
+
+from launcher.choices import ZERO_BUCKET_ELEMENTS, ZERO_LIVE_ELEMENTS, Strategy
+from launcher.errors import InputError, Problem
+from launcher.plan.model import Plan
+from launcher.render.spec import Auto, LaunchSpec, make_launch_spec
+
+ZERO_STAGES: dict[Strategy, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
+
+# Smaller parameters stay whole on every rank: norms and adapter matrices, where a gather is all latency.
+PERSISTENT_ELEMENTS = 100_000
+STEPS_PER_PRINT = 1_000_000_000  # never: training reports its own steps
+
+
+def render_deepspeed(plan: Plan) -> str:
+    return render_deepspeed_spec(make_launch_spec(plan))
+
+
+def render_deepspeed_spec(spec: LaunchSpec) -> str:
+    if not spec.uses_deepspeed:
+        problem = Problem(where="strategy", what=f"{spec.strategy} does not use DeepSpeed")
+        raise InputError("there is no DeepSpeed file for this strategy", (problem,))
+    config: dict[str, object] = {
+        "gradient_accumulation_steps": spec.gradient_accumulation_steps,
+        # Always written, 0.0 for none: DeepSpeed clips at 1.0 when the key is absent.
+        "gradient_clipping": spec.gradient_clipping,
+        "steps_per_print": STEPS_PER_PRINT,
+        "train_batch_size": make_train_batch_size(spec),
+        "train_micro_batch_size_per_gpu": spec.micro_batch_size,
+        "wall_clock_breakdown": False,
+        # torch's AdamW is on DeepSpeed's list of tested optimizers; 8-bit AdamW and SGD are not, and work.
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": make_zero_section(spec),
+    } | make_precision_section(spec)
+    if spec.offload != "none":
+        # Otherwise accelerate exchanges the loop's optimizer for DeepSpeedCPUAdam in silence, which compiles C++ at
+        # start-up, and DeepSpeed refuses any other. torch's fused AdamW runs on the CPU as well.
+        config["zero_force_ds_cpu_optimizer"] = False
+    return json.dumps(config, indent=2, sort_keys=True) + "\n"
+
+
+def make_train_batch_size(spec: LaunchSpec) -> int | Auto:
+    """All slots of a step, the empty ones too: DeepSpeed insists on micro-batch x accumulation x ranks."""
+    if spec.micro_batch_size == "auto" or spec.gradient_accumulation_steps == "auto":
+        return "auto"
+    return spec.micro_batch_size * spec.gradient_accumulation_steps * spec.num_processes
+
+
+def make_precision_section(spec: LaunchSpec) -> dict[str, object]:
+    if spec.mixed_precision == "bf16":
+        return {"bf16": {"enabled": True}}
+    if spec.mixed_precision == "fp16":
+        dynamic = {"hysteresis": 2, "initial_scale_power": 16, "loss_scale_window": 1000, "min_loss_scale": 1}
+        return {"fp16": {"enabled": True, "loss_scale": 0, **dynamic}}  # 0: dynamic loss scaling
+    return {}
+
+
+def make_zero_section(spec: LaunchSpec) -> dict[str, object]:
+    section: dict[str, object] = {
+        "contiguous_gradients": True,
+        "overlap_comm": True,
+        "reduce_bucket_size": ZERO_BUCKET_ELEMENTS,
+        "stage": ZERO_STAGES[spec.strategy],
+    }
+    section |= make_stage3_section() if spec.strategy == "zero3" else make_stage12_section()
+    if spec.offload != "none":
+        section["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if spec.offload == "optimizer_and_parameters":
+        section["offload_param"] = {"device": "cpu", "pin_memory": True}
+    return section
+
+
+def make_stage12_section() -> dict[str, object]:
+    return {"allgather_bucket_size": ZERO_BUCKET_ELEMENTS, "allgather_partitions": True, "reduce_scatter": True}
+
+
+def make_stage3_section() -> dict[str, object]:
+    return {
+        "stage3_gather_16bit_weights_on_model_save": True,  # a saved model is whole, not one rank's share
+        "stage3_max_live_parameters": ZERO_LIVE_ELEMENTS,
+        "stage3_max_reuse_distance": ZERO_LIVE_ELEMENTS,
+        "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,
+        "stage3_prefetch_bucket_size": ZERO_BUCKET_ELEMENTS,
+    }

@@ -1,0 +1,159 @@
+"""Named renderings for use by hand: accelerate_configs/*.yaml and ds_configs/*.json.
+
+A preset belongs to no manifest, so batch and clipping are "auto": train.py fills them in for the processes it finds.
+
+    python -m launcher.render.presets            write them, below the current directory
+    python -m launcher.render.presets --check    say which ones are stale, and exit 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.choices import Offload, Strategy
+from launcher.render.accelerate import render_accelerate_spec
+from launcher.render.deepspeed import render_deepspeed_spec
+from launcher.render.spec import LaunchSpec
+
+ACCELERATE_FOLDER = "accelerate_configs"
+DEEPSPEED_FOLDER = "ds_configs"
+EXAMPLE = "launcher/train.py --manifest experts/neo4j/manifest.json"
+
+TITLES: dict[Strategy, str] = {
+    "single": "One process",
+    "ddp": "DDP: every rank holds the whole model",
+    "fsdp2": "FSDP2: parameters, gradients and optimizer state are sharded",
+    "zero1": "DeepSpeed ZeRO-1: optimizer state is sharded",
+    "zero2": "DeepSpeed ZeRO-2: optimizer state and gradients are sharded",
+    "zero3": "DeepSpeed ZeRO-3: optimizer state, gradients and parameters are sharded",
+}
+OFFLOAD_TITLES: dict[Offload, str] = {
+    "none": "",
+    "optimizer": "; optimizer state lives in CPU memory",
+    "optimizer_and_parameters": "; optimizer state and parameters live in CPU memory",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preset:
+    """`deepspeed` names a file of ds_configs/, which presets of any size share."""
+
+    name: str
+    strategy: Strategy
+    gpus: int  # per node; 0: the CPU
+    nodes: int = 1
+    offload: Offload = "none"
+    deepspeed: str | None = None
+
+    @property
+    def deepspeed_file(self) -> str | None:
+        return None if self.deepspeed is None else f"{DEEPSPEED_FOLDER}/{self.deepspeed}.json"
+
+    @property
+    def spec(self) -> LaunchSpec:
+        return LaunchSpec(
+            strategy=self.strategy,
+            offload=self.offload,
+            mixed_precision="bf16" if self.gpus else "no",  # BF16 is emulated on most CPUs
+            num_nodes=self.nodes,
+            ranks_per_node=max(1, self.gpus),
+            on_cpu=self.gpus == 0,
+            layer_class=None,
+            micro_batch_size="auto",
+            gradient_accumulation_steps="auto",
+            gradient_clipping="auto",
+        )
+
+
+def make_presets() -> tuple[Preset, ...]:
+    presets = [Preset(name="cpu", strategy="single", gpus=0), Preset(name="single_gpu", strategy="single", gpus=1)]
+    plain: tuple[Strategy, ...] = ("ddp", "fsdp2")
+    for strategy in plain:
+        presets += [Preset(name=f"{strategy}_{gpus}gpu", strategy=strategy, gpus=gpus) for gpus in (2, 4, 8)]
+        presets.append(Preset(name=f"{strategy}_2node_8gpu", strategy=strategy, gpus=8, nodes=2))
+    zero: tuple[tuple[str, Strategy, Offload], ...] = (
+        ("zero1", "zero1", "none"),
+        ("zero2", "zero2", "none"),
+        ("zero2_offload", "zero2", "optimizer"),
+        ("zero3", "zero3", "none"),
+        ("zero3_offload", "zero3", "optimizer_and_parameters"),
+    )
+    for stem, strategy, offload in zero:
+        for gpus in (2, 4, 8) if offload == "none" else (1, 2, 4, 8):
+            name = f"{stem}_{gpus}gpu"
+            presets.append(Preset(name=name, strategy=strategy, gpus=gpus, offload=offload, deepspeed=stem))
+    presets.append(Preset(name="zero3_2node_8gpu", strategy="zero3", gpus=8, nodes=2, deepspeed="zero3"))
+    return tuple(presets)
+
+
+def render_presets() -> dict[str, str]:
+    """Path -> text, relative to the project root."""
+    texts: dict[str, str] = {}
+    for preset in make_presets():
+        texts[preset_path(preset)] = render_accelerate_spec(
+            preset.spec, deepspeed_config_file=preset.deepspeed_file, header=make_header(preset)
+        )
+        if preset.deepspeed_file is not None:
+            texts[preset.deepspeed_file] = render_deepspeed_spec(preset.spec)
+    return dict(sorted(texts.items()))
+
+
+def preset_path(preset: Preset) -> str:
+    return f"{ACCELERATE_FOLDER}/{preset.name}.yaml"
+
+
+def make_header(preset: Preset) -> str:
+    where = f"{preset.gpus} GPU{'s' if preset.gpus > 1 else ''}" if preset.gpus else "the CPU"
+    where += f" on each of {preset.nodes} nodes" if preset.nodes > 1 else ""
+    precision = "BF16" if preset.gpus else "FP32"
+    address = "--machine_rank RANK --main_process_ip HOST --main_process_port 29500 " if preset.nodes > 1 else ""
+    lines = [
+        f"{TITLES[preset.strategy]}{OFFLOAD_TITLES[preset.offload]}. {where[0].upper()}{where[1:]}, {precision}.",
+        "Batch size, accumulation and clipping come from the manifest. In the project root"
+        + (", on each node:" if preset.nodes > 1 else ":"),
+        f"  accelerate launch --config_file {preset_path(preset)} {address}{EXAMPLE}",
+        "Generated by `make configs`; changes made here are lost.",
+    ]
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def find_stale(root: Path) -> tuple[str, ...]:
+    """Files that differ from their preset, are missing, or belong to no preset."""
+    texts = render_presets()
+    stale = {path for path, text in texts.items() if not is_equal(root / path, text)}
+    for folder in (ACCELERATE_FOLDER, DEEPSPEED_FOLDER):
+        found = {f"{folder}/{file.name}" for file in (root / folder).glob("*") if file.is_file()}
+        stale |= found - texts.keys()
+    return tuple(sorted(stale))
+
+
+def is_equal(file: Path, text: str) -> bool:
+    return file.is_file() and file.read_bytes() == text.encode()
+
+
+def write_presets(root: Path) -> None:
+    for path, text in render_presets().items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(text.encode())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m launcher.render.presets", description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is stale")
+    options = parser.parse_args(arguments)
+    root = Path.cwd()
+    if not options.check:
+        write_presets(root)
+    known = render_presets()
+    stale = find_stale(root)
+    for path in stale:
+        print(f"{path}: stale; run `make configs`" if path in known else f"{path}: belongs to no preset; delete it")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""What the rendered configuration files need to know, and nothing else. A plan makes one, and so does a preset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from launcher.choices import DEEPSPEED_STRATEGIES, Offload, Strategy
+from launcher.errors import InputError, Problem
+from launcher.plan.model import Plan
+
+Auto = Literal["auto"]
+
+# The class that FSDP2 shards as one unit, by transformers' model_type. A base's own `_no_split_modules` may name parts
+# that its text model does not have, and accelerate refuses a class it cannot find: so we name the one we mean.
+LAYER_CLASSES: dict[str, str] = {
+    "gemma": "GemmaDecoderLayer",
+    "gemma2": "Gemma2DecoderLayer",
+    "gemma3_text": "Gemma3DecoderLayer",
+    "llama": "LlamaDecoderLayer",
+    "mistral": "MistralDecoderLayer",
+    "phi": "PhiDecoderLayer",
+    "phi3": "Phi3DecoderLayer",
+    "qwen2": "Qwen2DecoderLayer",
+    "qwen3": "Qwen3DecoderLayer",
+    "smollm3": "SmolLM3DecoderLayer",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchSpec:
+    """How one training is spread over processes. "auto" in a batch field: train.py fills it in, from the manifest."""
+
+    strategy: Strategy
+    offload: Offload
+    mixed_precision: Literal["bf16", "fp16", "no"]
+    num_nodes: int
+    ranks_per_node: int
+    on_cpu: bool
+    layer_class: str | None  # None: the base's own `_no_split_modules`
+    micro_batch_size: int | Auto
+    gradient_accumulation_steps: int | Auto
+    gradient_clipping: float | Auto  # 0.0: no clipping
+
+    @property
+    def num_processes(self) -> int:
+        return self.num_nodes * self.ranks_per_node
+
+    @property
+    def uses_deepspeed(self) -> bool:
+        return self.strategy in DEEPSPEED_STRATEGIES
+
+    @property
+    def has_agent(self) -> bool:
+        """Whether accelerate starts torch's elastic agent, which takes ports and log folders, or the script itself."""
+        return self.strategy != "single"
+
+
+def make_launch_spec(plan: Plan) -> LaunchSpec:
+    """Raises InputError where no file could express the plan."""
+    spec = LaunchSpec(
+        strategy=plan.strategy,
+        offload=plan.offload,
+        mixed_precision=plan.precision.mixed_precision,
+        num_nodes=plan.hardware.nodes,
+        ranks_per_node=plan.hardware.num_ranks // max(1, plan.hardware.nodes),
+        on_cpu=plan.hardware.gpu is None,
+        layer_class=LAYER_CLASSES.get(plan.base.model_type),
+        micro_batch_size=plan.batch.micro_batch_size,
+        gradient_accumulation_steps=plan.batch.gradient_accumulation_steps,
+        gradient_clipping=plan.optimizer.max_grad_norm or 0.0,
+    )
+    problems = find_problems(spec, planned_ranks=plan.batch.num_ranks)
+    if problems:
+        raise InputError("this plan cannot be written as launch files", problems, "plan again: launcher plan")
+    return spec
+
+
+def find_problems(spec: LaunchSpec, *, planned_ranks: int) -> tuple[Problem, ...]:
+    """Contradictions that accelerate or DeepSpeed would accept in silence, or meet only on the machine."""
+    rules = (
+        (
+            planned_ranks != spec.num_processes,
+            "batch.num_ranks",
+            f"{planned_ranks}, but the hardware starts {spec.num_processes}",
+        ),
+        (
+            spec.strategy == "single" and spec.num_processes != 1,
+            "strategy",
+            f"single is one process, the hardware starts {spec.num_processes}",
+        ),
+        (
+            spec.offload != "none" and not spec.uses_deepspeed,
+            "offload",
+            f"{spec.offload} needs DeepSpeed, the strategy is {spec.strategy}",
+        ),
+        (
+            spec.offload == "optimizer_and_parameters" and spec.strategy != "zero3",
+            "offload",
+            f"parameters leave the GPU under zero3 only, the strategy is {spec.strategy}",
+        ),
+    )
+    return tuple(Problem(where=where, what=what) for broken, where, what in rules if broken)
