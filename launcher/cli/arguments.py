@@ -1,0 +1,73 @@
+"""The arguments that `plan` and `train` share, and how they become a Request."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launcher.inputs import Request
+
+_PRICE = re.compile(r"^[^\d.]?(\d+(?:\.\d+)?|\.\d+)(?:/h)?$")
+
+
+def add_request_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("expert", metavar="EXPERT", help="an expert by name (neo4j), or the path of a manifest.json")
+    learning = parser.add_argument_group("what is trained")
+    learning.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override a manifest value"
+    )
+    learning.add_argument("--max-steps", type=_positive, metavar="N", help="stop after N optimizer steps")
+    learning.add_argument(
+        "--base", metavar="NAME", help="another base model: one of the manifest's, a folder, a hub name"
+    )
+    learning.add_argument(
+        "--profile", choices=("auto", "full", "smoke"), default="auto", help="auto: full with a GPU, smoke without"
+    )
+    hardware = parser.add_argument_group("where it runs (default: this machine)")
+    hardware.add_argument("--gpu", metavar="NAME", help="plan for this GPU of the catalogue: rtx4090, h100, ...")
+    hardware.add_argument("--gpus", type=_positive, metavar="N", help="GPUs in each node")
+    hardware.add_argument("--nodes", type=_positive, default=1, metavar="N", help="nodes (default 1)")
+    hardware.add_argument("--cores", type=_positive, metavar="N", help="CPU cores in each node")
+    hardware.add_argument("--ram", type=float, metavar="GIB", help="CPU memory of each node")
+    hardware.add_argument(
+        "--strategy", choices=("ddp", "fsdp2", "zero1", "zero2", "zero3"), help="override the plan's strategy"
+    )
+    hardware.add_argument("--price", type=_price, metavar="PRICE/h", help="of one GPU for one hour: 0.40/h")
+
+
+def make_request(arguments: argparse.Namespace) -> Request:
+    from launcher.inputs import Request
+
+    return Request(
+        expert=arguments.expert,
+        overrides=tuple(arguments.overrides),
+        base=arguments.base,
+        max_steps=arguments.max_steps,
+        profile=arguments.profile,
+        gpu=arguments.gpu,
+        gpus_per_node=arguments.gpus,
+        nodes=arguments.nodes,
+        cpu_cores_per_node=arguments.cores,
+        ram_gib_per_node=arguments.ram,
+        strategy=arguments.strategy,
+        price_per_gpu_hour=arguments.price,
+    )
+
+
+def _positive(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return number
+
+
+def _price(text: str) -> float:
+    match = _PRICE.match(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a price an hour, such as 0.40/h")
+    return float(match.group(1))

@@ -1,0 +1,44 @@
+"""`launcher validate`: is this manifest right, and which of its keys does training not use?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from launcher.errors import ExitCode
+
+HELP = "check a manifest and list the keys that training does not use"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("expert", metavar="EXPERT", help="an expert by name (neo4j), or the path of a manifest.json")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override a manifest value"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(arguments: argparse.Namespace) -> ExitCode:
+    from launcher.manifest import find_manifest, load_manifest
+    from launcher.manifest.unused import find_unused
+
+    loaded = load_manifest(find_manifest(arguments.expert), arguments.overrides)
+    unused = find_unused(loaded.keys)
+    if arguments.json:
+        result = {
+            "valid": True,
+            "path": str(loaded.path),
+            "expert": loaded.manifest.expert,
+            "not_used": [{"key": item.path, "reason": item.reason} for item in unused],
+        }
+        json.dump(result, sys.stdout, indent=2, ensure_ascii=False)
+        print()
+        return ExitCode.DONE
+    print(f"{loaded.path}: valid (expert {loaded.manifest.expert}, schema {loaded.manifest.schema_version})")
+    if unused:
+        from launcher.cli.tables import print_table
+
+        print("\nKnown keys that training does not use:")
+        print_table(("key", "not used, because"), [(item.path, item.reason) for item in unused])
+    return ExitCode.DONE

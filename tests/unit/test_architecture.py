@@ -1,0 +1,111 @@
+"""The layers, held: who may import whom, what is never imported, and names that would shadow other packages."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+PACKAGE = ROOT / "launcher"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# Entry of launcher/ -> the entries that it may import. Whatever is not named here is free for all below it.
+FOUNDATION = {"__init__", "errors", "units", "values", "choices"}
+MAY_USE: dict[str, set[str]] = {
+    "__init__": set(),
+    "__main__": {"cli"},
+    "errors": set(),
+    "units": set(),
+    "values": set(),
+    "choices": set(),
+    "paths": FOUNDATION,
+    "manifest": FOUNDATION,
+    "hardware": FOUNDATION,
+    "gpus": FOUNDATION | {"hardware"},
+    "probe": FOUNDATION | {"hardware", "gpus"},
+    "bases": FOUNDATION,
+    "shapes": FOUNDATION | {"bases"},
+    "memory": FOUNDATION | {"shapes", "hardware"},
+    "rows": FOUNDATION | {"manifest"},
+    "speed": FOUNDATION | {"shapes", "hardware"},
+    "plan": FOUNDATION | {"memory", "speed", "manifest", "hardware", "gpus", "shapes", "rows"},
+    "inputs": FOUNDATION | {"manifest", "hardware", "gpus", "probe", "bases", "shapes", "rows", "plan"},
+    "render": FOUNDATION | {"plan", "paths", "hardware", "shapes"},
+    "launch": FOUNDATION | {"render", "paths", "plan", "inputs"},
+    "train": FOUNDATION | {"manifest", "plan"},
+    "cli": FOUNDATION | {"manifest", "inputs", "launch", "plan"},
+}
+HEAVY = {"torch", "transformers", "accelerate", "deepspeed", "peft", "datasets", "wandb", "numpy"}
+
+
+def entry_of(file: Path) -> str:
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_names(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("file", MODULES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_modules_import_only_what_their_layer_may(file: Path) -> None:
+    entry = entry_of(file)
+    assert entry in MAY_USE, f"say in MAY_USE what launcher/{entry} may import"
+    entries = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()}
+    used = {name.split(".")[1] for name in imported_names(file) if name.startswith("launcher.")} & entries
+    assert used - MAY_USE[entry] - {entry} == set()
+
+
+@pytest.mark.parametrize("file", MODULES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_the_launcher_stack_imports_nothing_heavy(file: Path) -> None:
+    assert {name.split(".")[0] for name in imported_names(file)} & HEAVY == set()
+
+
+def test_no_entry_shadows_another_package() -> None:
+    """`accelerate launch launcher/train.py` puts launcher/ first on sys.path, where `json.py` would capture json."""
+    entries = {path.name.removesuffix(".py") for path in PACKAGE.iterdir() if not path.name.startswith("_")}
+    taken = set(sys.stdlib_module_names) | set(packages_distributions()) - {"launcher"}
+    assert entries & taken == set()
+
+
+def test_the_whole_stack_loads_without_torch() -> None:
+    names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in MODULES if file.name != "__main__.py"]
+    script = (
+        "import importlib, sys\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        f"print(sorted(set(sys.modules) & {HEAVY!r}))"
+    )
+    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+
+
+def test_files_and_functions_stay_small() -> None:
+    too_long = [f"{file}: {count}" for file in MODULES if (count := len(file.read_text().splitlines())) > 400]
+    for file in MODULES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.end_lineno and node.end_lineno - node.lineno >= 70:
+                too_long.append(f"{file}: {node.name}")
+    assert too_long == []
+
+
+def test_no_path_of_a_machine_is_committed() -> None:
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    home = "/" + "home/"
+    found = []
+    for name in filter(None, tracked.stdout.split("\0")):
+        file = ROOT / name
+        if file.is_file() and file != Path(__file__):
+            text = file.read_text(errors="ignore")
+            found += [name for path in (home, "/" + "root/", "/" + "work/") if path in text]
+    assert found == []
