@@ -1,0 +1,65 @@
+"""An audit for people: a table of the splits, a histogram of lengths, and one row with its mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from launcher.cli.tables import format_bar, make_console, print_table
+from launcher.corpus.audit import Audit, SplitAudit
+from launcher.units import format_percent
+
+_SHOWN_CHARACTERS = 600
+
+
+def print_audit(expert: str, audit: Audit) -> None:
+    how = "packed" if audit.is_packed else "one row a sequence"
+    what = "every token" if audit.loss_on == "all" else "the answers only"
+    print(f"{expert}: template {audit.template}, trained on {what}, {how}\n")
+    names = list(audit.splits)
+    rows = [(title, *(cell(audit.splits[name]) for name in names)) for title, cell in _LINES]
+    print_table(("", *names), rows, styles=("cyan",))
+    for name, split in audit.splits.items():
+        for reason, count in sorted(split.rejected.items(), key=lambda item: -item[1]):
+            places = ", ".join(map(str, split.rejected_places[reason][:5]))
+            print(f"not used ({name}): {count:,} rows: {reason} (line {places}{', ...' if count > 5 else ''})")
+    for note in audit.notes:
+        print(f"note: {note}")
+    _print_histogram(next(iter(audit.splits.values())))
+    _print_sample(audit)
+
+
+_LINES: tuple[tuple[str, Callable[[SplitAudit], str]], ...] = (
+    ("rows read", lambda split: f"{split.num_rows:,}"),
+    ("documents", lambda split: f"{split.num_documents:,}"),
+    ("tokens", lambda split: f"{split.num_tokens:,}"),
+    ("trained", lambda split: f"{split.num_trained:,} ({format_percent(split.trained_share)})"),
+    ("mean / longest", lambda split: f"{split.mean_length:.0f} / {split.max_length:,} tokens"),
+    ("end token trained", lambda split: f"{split.num_ends_trained:,} of {split.num_documents:,}"),
+    ("cut / nothing to train", lambda split: f"{split.num_cut:,} / {split.num_untrained:,}"),
+    ("duplicates", lambda split: f"{split.num_duplicates:,}"),
+    ("sequences", lambda split: f"{split.num_packs:,} of {split.capacity:,} tokens"),
+    ("positions used", lambda split: f"{100 * split.packing_efficiency:.2f} %"),
+)
+
+
+def _print_histogram(split: SplitAudit) -> None:
+    print("\nLengths in tokens:")
+    most = max((count for _, count in split.histogram), default=0) or 1
+    rows = [(f"to {edge:,}", f"{count:,}", format_bar(count / most)) for edge, count in split.histogram]
+    print_table(("", "documents", ""), rows, styles=("cyan", "", "green"))
+
+
+def _print_sample(audit: Audit) -> None:
+    """What is trained is marked by a bar at the left, and in colour where there is any."""
+    console = make_console()
+    print("\nOne row, and what of it is trained (|):")
+    for segment in audit.sample:
+        text = segment.text if len(segment.text) <= _SHOWN_CHARACTERS else _shortened(segment.text)
+        mark, style = ("| ", "bold green") if segment.is_trained else ("  ", "dim")
+        for line in text.splitlines():
+            console.print(mark + line, style=style, markup=False)
+
+
+def _shortened(text: str) -> str:
+    half = _SHOWN_CHARACTERS // 2
+    return f"{text[:half]}\n... ({len(text) - 2 * half:,} characters) ...\n{text[-half:]}"

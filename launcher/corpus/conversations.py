@@ -1,0 +1,184 @@
+"""Row -> conversation, or an already templated text, by the manifest's field mapping."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.corpus.rows import BadRow, Json, Row
+from launcher.errors import InputError, Problem
+from launcher.manifest.dataset import FieldMapping
+from launcher.manifest.spelling import closest
+
+ROLES = ("system", "user", "assistant", "tool")
+# Other names of the roles, as ShareGPT-like data writes them.
+_ROLE_ALIASES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: str
+    content: str
+    context: str = ""  # a schema, a table, a document: goes with a question, and templates may set it apart
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TemplatedText:
+    text: str
+
+
+Content = Conversation | TemplatedText
+
+# Tried in this order where a manifest has no field mapping: what the trainer of the published manifests tried.
+_QUESTION_FIELDS = ("instruction", "prompt", "question", "sql_prompt")
+_ANSWER_FIELDS = ("response", "output", "answer", "completion", "cypher", "sql")
+_CONTEXT_FIELDS = ("input", "context", "schema", "sql_context")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowReader:
+    """Which fields of a row play which role. One of `text`, `messages`, or question and answer."""
+
+    text: str | None = None
+    messages: str | None = None
+    system: str | None = None
+    question: str | None = None
+    context: str | None = None
+    answer: str | None = None
+
+    def read(self, row: Row) -> Content | BadRow:
+        try:
+            if self.text is not None:
+                return TemplatedText(_text_of(row.fields, self.text))
+            if self.messages is not None:
+                return _read_messages(row.fields, self.messages)
+            return self._read_turn(row.fields)
+        except _UnusableError as error:
+            return BadRow(number=row.number, reason=str(error))
+
+    def _read_turn(self, fields: Mapping[str, Json]) -> Conversation:
+        assert self.question is not None
+        assert self.answer is not None
+        system = _optional_text(fields, self.system)
+        context = _optional_text(fields, self.context)
+        question = Message("user", _text_of(fields, self.question), context)
+        answer = Message("assistant", _text_of(fields, self.answer))
+        before = (Message("system", system),) if system else ()
+        return Conversation((*before, question, answer))
+
+
+class _UnusableError(Exception):
+    """A row cannot be used; the message is the reason under which it is counted."""
+
+
+def make_row_reader(mapping: FieldMapping, fields: Sequence[str]) -> RowReader:
+    """Checks the mapping against the fields that rows really have; without one, looks for the usual names."""
+    if mapping.text or mapping.messages or mapping.instruction or mapping.answer:
+        reader = RowReader(
+            text=mapping.text,
+            messages=mapping.messages,
+            system=mapping.system,
+            question=mapping.instruction,
+            context=mapping.input,
+            answer=mapping.answer,
+        )
+        _check_fields(reader, fields)
+        return reader
+    return _guess_reader(fields)
+
+
+def _check_fields(reader: RowReader, fields: Sequence[str]) -> None:
+    problems = []
+    for role in ("text", "messages", "system", "question", "context", "answer"):
+        name = getattr(reader, role)
+        if name is not None and name not in fields:
+            meant = closest(name, fields)
+            what = f"rows have no field {name!r}" + (f"; did you mean {meant!r}?" if meant else "")
+            problems.append(Problem(where=f"training.dataset.field_mapping ({role})", what=what))
+    if reader.text is None and reader.messages is None and (reader.question is None or reader.answer is None):
+        missing = "instruction" if reader.question is None else "response"
+        problems.append(
+            Problem(where=f"training.dataset.field_mapping.{missing}", what="missing: both sides are needed")
+        )
+    if problems:
+        raise InputError(
+            "the field mapping does not fit the rows", tuple(problems), hint=f"rows have: {', '.join(fields)}"
+        )
+
+
+def _guess_reader(fields: Sequence[str]) -> RowReader:
+    if "text" in fields:
+        return RowReader(text="text")
+    for name in ("messages", "conversations"):
+        if name in fields:
+            return RowReader(messages=name)
+    question, answer = _first(_QUESTION_FIELDS, fields), _first(_ANSWER_FIELDS, fields)
+    if question is None or answer is None:
+        raise InputError(
+            "the rows have none of the usual fields (text, messages, instruction and response)",
+            hint=f"say which is which in training.dataset.field_mapping; rows have: {', '.join(fields)}",
+        )
+    system = "system" if "system" in fields else None
+    return RowReader(system=system, question=question, context=_first(_CONTEXT_FIELDS, fields), answer=answer)
+
+
+def _first(names: Sequence[str], fields: Sequence[str]) -> str | None:
+    return next((name for name in names if name in fields), None)
+
+
+def _text_of(fields: Mapping[str, Json], name: str) -> str:
+    text = _optional_text(fields, name)
+    if not text.strip():
+        raise _UnusableError(f"{name} is empty" if name in fields else f"no field {name}")
+    return text
+
+
+def _optional_text(fields: Mapping[str, Json], name: str | None) -> str:
+    value = fields.get(name) if name is not None else None
+    if value is None:
+        return ""
+    if isinstance(value, dict | list):  # JSON inside JSON: an answer that is an object, a schema that is a list
+        value = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, str):
+        raise _UnusableError(f"{name} is {_kind(value)}, not text")
+    if not value.isascii() and _has_lone_surrogate(value):
+        raise _UnusableError("a lone surrogate: not a character")
+    return value
+
+
+def _has_lone_surrogate(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _kind(value: Json) -> str:
+    return "true or false" if isinstance(value, bool) else "a number"
+
+
+def _read_messages(fields: Mapping[str, Json], name: str) -> Conversation:
+    turns = fields.get(name)
+    if not isinstance(turns, list) or not turns:
+        raise _UnusableError(f"{name} is not a list of messages")
+    messages = tuple(_read_message(turn) for turn in turns)
+    if not any(message.role == "assistant" for message in messages):
+        raise _UnusableError(f"{name} has no answer of the assistant")
+    return Conversation(messages)
+
+
+def _read_message(turn: Json) -> Message:
+    if not isinstance(turn, dict):
+        raise _UnusableError("a message is not an object")
+    role = turn.get("role", turn.get("from"))
+    role = _ROLE_ALIASES.get(role, role) if isinstance(role, str) else role
+    if role not in ROLES:
+        raise _UnusableError(f"a message of an unknown role: {str(role)[:40]}")
+    return Message(str(role), _text_of(turn, "content" if "content" in turn else "value"))

@@ -1,0 +1,41 @@
+"""Hashes of data files, remembered: a file whose size, inode and times are unchanged is not read again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from launcher.corpus.sources import FileSource, Source
+from launcher.corpus.store import hash_file
+from launcher.paths import write_text_atomically
+
+_MEMORY_FILE = ".fingerprints.json"
+_MOST_ENTRIES = 1000
+
+
+def fingerprint_source(source: Source, root: Path) -> str:
+    if isinstance(source, FileSource):
+        return f"sha256:{_hash_remembered(source.path, root)}"
+    # datasets keeps a fingerprint of the revision's files and of everything done to them since.
+    return f"hub:{source.dataset}:{source.split}:{source.load()._fingerprint}"
+
+
+def _hash_remembered(path: Path, root: Path) -> str:
+    """ctime is in the mark: it changes with the content and cannot be set back."""
+    stat = path.stat()
+    mark = f"{path.resolve()}:{stat.st_size}:{stat.st_ino}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
+    memory = _load(root)
+    if mark not in memory:
+        memory = {**dict(list(memory.items())[-_MOST_ENTRIES:]), mark: hash_file(path)}
+        root.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(root / _MEMORY_FILE, json.dumps(memory, indent=1) + "\n")
+    return memory[mark]
+
+
+def _load(root: Path) -> dict[str, str]:
+    try:
+        memory = json.loads((root / _MEMORY_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    is_ours = isinstance(memory, dict) and all(isinstance(value, str) for value in memory.values())
+    return memory if is_ours else {}
