@@ -2,12 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from launcher.corpus.preparation import make_preparation
+from launcher.corpus.current import find_current_key
+from launcher.corpus.inventory import (
+    CachedDataset,
+    CurrentKeys,
+    StoreEntry,
+    dataset_caches,
+    find_cached_datasets,
+    find_store_entries,
+)
+from launcher.corpus.preparation import data_folder, data_root, make_preparation
 from launcher.corpus.prepare import Prepared, prepare
 from launcher.corpus.tokenizer import load_tokenizer
-from launcher.inputs import PlannedRun, base_folders
+from launcher.inputs import PlannedRun, Request, base_folders, plan_request
+from launcher.manifest import find_manifest, known_experts, load_manifest
+
+# Prepared data does not depend on the hardware; planning wants some all the same.
+_ANY_GPU = "h100"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataInventory:
+    datasets: tuple[CachedDataset, ...]
+    stores: tuple[StoreEntry, ...]
+
+
+def take_inventory() -> DataInventory:
+    """Of the caches and stores that the experts known here use, and of all others beside them. Nothing is fetched."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's client is imported, which has not happened yet
+    users: dict[str, list[str]] = {}
+    keys: dict[str, CurrentKeys] = {}
+    default = data_folder()
+    roots = sorted(folder for folder in default.iterdir() if folder.is_dir()) if default.is_dir() else []
+    for name in known_experts():
+        dataset = load_manifest(find_manifest(name)).manifest.training.dataset
+        if dataset.path is not None:
+            users.setdefault(dataset.path.partition("::")[0], []).append(name)
+        plans = [plan_request(Request(expert=name, gpu=_ANY_GPU, profile=profile)) for profile in ("full", "smoke")]
+        keys[plans[0].plan.expert] = _current_keys(plans)
+        roots += [data_root(planned.plan) for planned in plans]
+    caches = dataset_caches(os.environ, Path.home())
+    return DataInventory(
+        datasets=tuple(find_cached_datasets(caches, users)), stores=tuple(find_store_entries(roots, keys))
+    )
+
+
+def _current_keys(plans: Sequence[PlannedRun]) -> CurrentKeys:
+    found = [
+        find_current_key(planned.plan, planned.loaded.folder, base_folders(planned.loaded.folder)) for planned in plans
+    ]
+    return CurrentKeys(keys=frozenset(key for key in found if key), is_complete=None not in found)
 
 
 def prepare_planned(planned: PlannedRun, report: Callable[[str], None], advance: Callable[[int], None]) -> Prepared:

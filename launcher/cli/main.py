@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 
 from launcher import __version__
-from launcher.cli import plan, prepare, schema, train, validate
+from launcher.cli import data, plan, prepare, schema, train, validate
 from launcher.errors import ExitCode, LauncherError
 
-_VERBS = {"validate": validate, "plan": plan, "prepare": prepare, "train": train, "schema": schema}
+_VERBS = {"validate": validate, "plan": plan, "prepare": prepare, "data": data, "train": train, "schema": schema}
 
 _DESCRIPTION = "Turns an expert manifest into a plan, and the plan into accelerate, DeepSpeed and FSDP2 files."
 _EPILOG = """\

@@ -84,11 +84,18 @@ def make_preparation(plan: Plan, folder: Path, tokenizer: BaseTokenizer) -> Prep
     )
 
 
+def data_dir() -> Path:
+    """LAUNCHER_DATA_DIR, or the working directory."""
+    return Path(os.environ.get(DATA_DIR_VARIABLE) or ".")
+
+
+def data_folder() -> Path:
+    return data_dir() / DEFAULT_FOLDER
+
+
 def data_root(plan: Plan) -> Path:
-    """LAUNCHER_DATA_DIR, or here; below it the manifest's place, or one folder an expert."""
-    base = Path(os.environ.get(DATA_DIR_VARIABLE) or ".")
-    place = plan.data.cache_dir or f"{DEFAULT_FOLDER}/{plan.expert}"
-    return check_inside(base, place)
+    """Where an expert's stores lie: the manifest's place, or one folder an expert."""
+    return check_inside(data_dir(), plan.data.cache_dir or f"{DEFAULT_FOLDER}/{plan.expert}")
 
 
 def _evaluates(plan: Plan) -> bool:

@@ -40,7 +40,7 @@ MAY_USE: dict[str, set[str]] = {
     "render": FOUNDATION | {"plan", "paths", "hardware", "shapes"},
     "launch": FOUNDATION | {"render", "paths", "plan", "inputs"},
     "corpus": FOUNDATION | {"manifest", "paths", "bases", "plan"},
-    "preparing": FOUNDATION | {"corpus", "inputs"},
+    "preparing": FOUNDATION | {"corpus", "inputs", "manifest"},
     "train": FOUNDATION | {"manifest", "plan"},
     "cli": FOUNDATION | {"manifest", "inputs", "launch", "plan", "preparing", "corpus"},
 }

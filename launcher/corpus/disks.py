@@ -1,0 +1,75 @@
+"""What kind of storage a folder lies on: whether reading from it will starve a GPU."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+StorageKind = Literal["nvme", "ssd", "hard disk", "network", "memory", "unknown"]
+
+_NETWORK = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "beegfs", "fuse.sshfs", "virtiofs"}
+)
+_MEMORY = frozenset({"tmpfs", "ramfs"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Storage:
+    mount: str
+    filesystem: str
+    kind: StorageKind
+    free_bytes: int
+
+    @property
+    def is_slow(self) -> bool:
+        return self.kind in ("hard disk", "network")
+
+
+def probe_storage(path: Path, root: Path = Path("/")) -> Storage:
+    """`root` is where /proc and /sys lie: a test gives its own."""
+    existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    mount, filesystem = _find_mount(existing.resolve(), root)
+    usage = os.statvfs(existing)
+    return Storage(
+        mount=mount,
+        filesystem=filesystem,
+        kind=_kind_of(existing, filesystem, root),
+        free_bytes=usage.f_bavail * usage.f_frsize,
+    )
+
+
+def _find_mount(path: Path, root: Path) -> tuple[str, str]:
+    """The longest mount point above a path, with its file system."""
+    best = ("/", "unknown")
+    try:
+        lines = (root / "proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return best
+    for line in lines:
+        cells = line.split()
+        if len(cells) < 3:
+            continue
+        point = cells[1].replace("\\040", " ")
+        if path.is_relative_to(point) and len(point) >= len(best[0]):
+            best = (point, cells[2])
+    return best
+
+
+def _kind_of(path: Path, filesystem: str, root: Path) -> StorageKind:
+    if filesystem in _NETWORK:
+        return "network"
+    if filesystem in _MEMORY:
+        return "memory"
+    device = path.stat().st_dev
+    block = (root / f"sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
+    if "nvme" in block.name:
+        return "nvme"
+    for folder in (block, block.parent):  # a partition has no queue of its own
+        try:
+            spins = (folder / "queue/rotational").read_text().strip()
+        except OSError:
+            continue
+        return "hard disk" if spins == "1" else "ssd"
+    return "unknown"

@@ -1,0 +1,186 @@
+"""`launcher data`: what lies where, what can go, and moving stores without losing one."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.corpus.disks import probe_storage
+from launcher.corpus.inventory import (
+    CurrentKeys,
+    StoreEntry,
+    dataset_caches,
+    find_cached_datasets,
+    find_store_entries,
+    move_store,
+    remove_entries,
+)
+from launcher.corpus.store import damage_of, publish, store_folder
+from launcher.errors import InputError
+from tests.conftest import ROOT
+
+
+def make_store(root: Path, expert: str = "neo4j", data: str = "one") -> str:
+    scratch = root / ".scratch"
+    scratch.mkdir(parents=True)
+    (scratch / "audit.json").write_text(data * 100)
+    return publish(scratch, root, expert, {"data": data}).manifest.key
+
+
+def states(root: Path, keys: CurrentKeys | None) -> dict[str, str]:
+    entries = find_store_entries([root], {} if keys is None else {"neo4j": keys})
+    return {entry.folder.name: entry.state for entry in entries}
+
+
+def test_stores_are_judged_by_what_the_manifest_would_prepare_today(tmp_path: Path) -> None:
+    old, new = make_store(tmp_path, data="old"), make_store(tmp_path, data="new")
+    now = CurrentKeys(keys=frozenset({new}), is_complete=True)
+    assert states(tmp_path, now) == {new[:16]: "current", old[:16]: "stale"}
+    guessed = CurrentKeys(keys=frozenset({new}), is_complete=False)
+    assert states(tmp_path, guessed) == {new[:16]: "current", old[:16]: "unknown"}
+    assert set(states(tmp_path, None).values()) == {"unknown"}
+
+
+def test_damage_and_leftovers_are_found_but_not_work_in_progress(tmp_path: Path) -> None:
+    key = make_store(tmp_path)
+    (store_folder(tmp_path, key) / "audit.json").write_text("other")
+    (tmp_path / ".abcd.making-1").mkdir()
+    (tmp_path / ".beef.making-2").mkdir()
+    with (tmp_path / ".beef.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = states(tmp_path, None)
+    assert found == {key[:16]: "damaged", ".abcd.making-1": "left over", ".beef.making-2": "current"}
+
+
+def test_pruning_deletes_what_nobody_needs_and_nothing_else(tmp_path: Path) -> None:
+    old, new = make_store(tmp_path, data="old"), make_store(tmp_path, data="new")
+    entries = find_store_entries([tmp_path], {"neo4j": CurrentKeys(keys=frozenset({new}), is_complete=True)})
+    freed = remove_entries(entry for entry in entries if entry.is_prunable)
+    assert freed > 0
+    assert not store_folder(tmp_path, old).exists()
+    assert damage_of(store_folder(tmp_path, new)) is None
+
+
+def entry_of(folder: Path) -> StoreEntry:
+    return StoreEntry(folder=folder, expert="neo4j", num_bytes=1, state="current", reason="")
+
+
+def test_moving_keeps_a_whole_store_at_one_place_or_the_other(tmp_path: Path) -> None:
+    root, disk = tmp_path / "here", tmp_path / "fast"
+    key = make_store(root)
+    target = move_store(entry_of(store_folder(root, key)), disk)
+    assert target == disk / "datasets_optimized/neo4j" / key[:16]
+    assert damage_of(target) is None
+    assert not store_folder(root, key).exists()
+    make_store(root)
+    with pytest.raises(InputError, match="exists already"):
+        move_store(entry_of(store_folder(root, key)), disk)
+    assert damage_of(store_folder(root, key)) is None
+
+
+def test_a_damaged_store_is_not_moved(tmp_path: Path) -> None:
+    root, disk = tmp_path / "here", tmp_path / "fast"
+    folder = store_folder(root, make_store(root))
+    (folder / "audit.json").write_text("other")
+    with pytest.raises(InputError, match=r"the copy .* is damaged") as caught:
+        move_store(entry_of(folder), disk)
+    assert caught.value.hint == "the original was not touched"
+    assert folder.is_dir()
+    assert list((disk / "datasets_optimized/neo4j").iterdir()) == []
+
+
+def test_caches_are_where_the_environment_says(tmp_path: Path) -> None:
+    assert dataset_caches({}, tmp_path) == (
+        tmp_path / ".cache/huggingface/hub",
+        tmp_path / ".cache/huggingface/datasets",
+    )
+    assert dataset_caches({"HF_HOME": "/a"}, tmp_path) == (Path("/a/hub"), Path("/a/datasets"))
+    given = {"HF_HUB_CACHE": "/b", "HF_DATASETS_CACHE": "/b"}
+    assert dataset_caches(given, tmp_path) == (Path("/b"),)
+
+
+def test_cached_datasets_are_named_sized_and_attributed(tmp_path: Path) -> None:
+    blobs = tmp_path / "datasets--neo4j--text2cypher-2025v1/blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "abc").write_bytes(b"x" * 1000)
+    snapshot = blobs.parent / "snapshots/main"
+    snapshot.mkdir(parents=True)
+    (snapshot / "train.parquet").symlink_to(blobs / "abc")
+    (tmp_path / "gretelai___synthetic_text_to_sql").mkdir()
+    (tmp_path / "models--Qwen--Qwen3-0.6B").mkdir()
+    users = {"neo4j/text2cypher-2025v1": ["neo4j"]}
+    found = {dataset.name: dataset for dataset in find_cached_datasets([tmp_path, tmp_path / "none"], users)}
+    assert set(found) == {"neo4j/text2cypher-2025v1", "gretelai/synthetic_text_to_sql"}
+    assert found["neo4j/text2cypher-2025v1"].num_bytes == 1000
+    assert found["neo4j/text2cypher-2025v1"].experts == ("neo4j",)
+
+
+@pytest.mark.parametrize(
+    ("filesystem", "rotational", "kind"),
+    [
+        ("ext4", "1", "hard disk"),
+        ("ext4", "0", "ssd"),
+        ("nfs4", None, "network"),
+        ("tmpfs", None, "memory"),
+        ("x", None, "unknown"),
+    ],
+)
+def test_storage_kinds(tmp_path: Path, filesystem: str, rotational: str | None, kind: str) -> None:
+    """A made-up /proc and /sys, for the device that this folder really is on."""
+    root = tmp_path / "root"
+    (root / "proc").mkdir(parents=True)
+    (root / "proc/mounts").write_text(f"none / ext2 rw 0 0\ndevice {tmp_path} {filesystem} rw 0 0\n")
+    if rotational is not None:
+        device = tmp_path.stat().st_dev
+        queue = root / f"sys/dev/block/{os.major(device)}:{os.minor(device)}/queue"
+        queue.mkdir(parents=True)
+        (queue / "rotational").write_text(f"{rotational}\n")
+    storage = probe_storage(tmp_path / "not/there/yet", root)
+    assert (storage.kind, storage.filesystem, storage.mount) == (kind, filesystem, str(tmp_path))
+    assert storage.is_slow == (kind in ("hard disk", "network"))
+    assert storage.free_bytes > 0
+
+
+def launcher_data(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "LAUNCHER_DATA_DIR": str(tmp_path / "data"), "HF_HOME": str(tmp_path / "hf")}
+    environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    command = [sys.executable, "-m", "launcher", "data", *flags]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+
+
+def test_the_command_lists_asks_and_prunes(tmp_path: Path) -> None:
+    root = tmp_path / "data/datasets_optimized/neo4j"
+    key = make_store(root)
+    (root / ".0123.making-9").mkdir()
+    listed = json.loads(launcher_data(tmp_path, "--json").stdout)
+    assert {store["folder"]: store["state"] for store in listed["stores"]} == {
+        str(store_folder(root, key)): "unknown",
+        str(root / ".0123.making-9"): "left over",
+    }
+    asked = launcher_data(tmp_path, "--prune")
+    assert asked.returncode == 2
+    assert "nobody is there to answer" in asked.stderr
+    assert (root / ".0123.making-9").exists()
+    done = launcher_data(tmp_path, "--prune", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert not (root / ".0123.making-9").exists()
+    assert damage_of(store_folder(root, key)) is None
+    moved = launcher_data(tmp_path, "--move-to", str(tmp_path / "fast"), "--yes")
+    assert moved.returncode == 0, moved.stderr
+    assert f"export LAUNCHER_DATA_DIR={tmp_path / 'fast'}" in moved.stdout
+    assert damage_of(tmp_path / "fast/datasets_optimized/neo4j" / key[:16]) is None
+
+
+def test_an_empty_machine(tmp_path: Path) -> None:
+    result = launcher_data(tmp_path)
+    assert result.returncode == 0
+    assert "No dataset lies in a Hugging Face cache here." in result.stdout
+    assert "Nothing is prepared here" in result.stdout
