@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 SETUP_FILES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train plan test check format configs schema clean
+.PHONY: help train plan prepare test torture check format configs schema samples clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,14 +24,21 @@ train: $(VENV)/.light  ## train an expert: make train EXPERT=neo4j [STEPS=10] [A
 plan: $(VENV)/.light  ## show the plan of an expert: make plan EXPERT=sql ARGS='--gpu h100 --gpus 8'
 	@$(BIN)/launcher plan $(EXPERT) $(if $(STEPS),--max-steps $(STEPS)) $(ARGS)
 
+prepare: $(VENV)/.full  ## tokenise, audit and pack an expert's data: make prepare EXPERT=sql
+	@$(BIN)/launcher prepare $(EXPERT) $(ARGS)
+
 test: $(VENV)/.full  ## run the tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+torture: $(VENV)/.full  ## kill preparations at random moments, fifty times
+	@LAUNCHER_TORTURE=1 $(BIN)/python -m pytest tests/faults $(ARGS)
 
 check: $(VENV)/.full  ## lint, formatting, types, generated files
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m launcher.render.presets --check
+	@$(BIN)/python -m experts.generator --check
 
 format: $(VENV)/.full  ## rewrite the code in the house style
 	@$(BIN)/ruff check --fix .
@@ -42,6 +49,9 @@ configs: $(VENV)/.light  ## regenerate accelerate_configs/ and ds_configs/
 
 schema: $(VENV)/.light  ## regenerate experts/manifest.schema.json
 	@$(BIN)/launcher schema > experts/manifest.schema.json.tmp && mv experts/manifest.schema.json.tmp experts/manifest.schema.json
+
+samples: $(VENV)/.full  ## regenerate the experts' sample data, every row checked
+	@$(BIN)/python -m experts.generator
 
 clean:  ## remove the virtual environment and caches; runs and prepared data stay
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
