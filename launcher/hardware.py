@@ -70,6 +70,7 @@ class Hardware(Frozen):
     cpu_cores_per_node: int
     ram_gib_per_node: float
     source: Literal["catalogue", "probe"]
+    is_host_assumed: bool = False  # cores and CPU memory were not given, and nobody looked
     packages: tuple[str, ...] = ()  # optional accelerator packages found: flash_attn, flash_attn_interface, ...
 
     @property
@@ -126,6 +127,7 @@ def make_hardware(
         cpu_cores_per_node=share.cpu_cores * num_shares if cpu_cores_per_node is None else cpu_cores_per_node,
         ram_gib_per_node=share.ram_gib * num_shares if ram_gib_per_node is None else ram_gib_per_node,
         source="catalogue",
+        is_host_assumed=cpu_cores_per_node is None,
     )
     _check_hardware(hardware)
     return hardware

@@ -42,6 +42,8 @@ _NODE_LINK_GB_PER_SECOND = {"datacenter": 25.0, "workstation": 3.0, "consumer": 
 
 # What a GPU reads from and writes to CPU memory: PCIe 4.0 x16, pinned, as DeepSpeed reaches it.
 _HOST_LINK_GB_PER_SECOND = 16.0
+# Parameters that AdamW on a CPU updates in a second: bound by its memory, about 28 bytes a parameter. Assumed.
+_HOST_ADAM_PER_SECOND = 1.0e9
 # Bytes that travel for one gathered weight, by quantisation and whether FP32 is computed in.
 _WEIGHT_BYTES: dict[tuple[Quantization, bool], float] = {
     ("none", False): 2.0,
@@ -137,18 +139,26 @@ def make_traffic(strategy: Strategy, num_ranks: int, weight_bytes: float, gradie
 
 
 def offload_seconds(offload: Offload, num_micro_steps: int, weight_bytes: float, gradient_bytes: float) -> float:
-    """Of one step: state that lives in CPU memory crosses the GPU's PCIe link, and little of that is hidden."""
-    moved = 0.0 if offload == "none" else 2 * gradient_bytes
+    """Of one step: state in CPU memory crosses the GPU's PCIe link, and little of that is hidden. Never measured."""
+    if offload == "none":
+        return 0.0
+    # Gradients, in 16 bits, go to the CPU and are added up there after every micro-step; weights come back once.
+    moved = gradient_bytes * num_micro_steps + gradient_bytes / 2
     if offload == "optimizer_and_parameters":
         moved += 2 * weight_bytes * num_micro_steps
-    return moved / (_HOST_LINK_GB_PER_SECOND * 1e9)
+    num_parameters = gradient_bytes / 4
+    return moved / (_HOST_LINK_GB_PER_SECOND * 1e9) + num_parameters / _HOST_ADAM_PER_SECOND
 
 
 def link_gb_per_second(hardware: Hardware) -> float:
     """The slowest link that a collective crosses, per GPU and direction."""
     if hardware.gpu is None or hardware.num_ranks == 1:
         return float("inf")
-    inside = hardware.gpu.interconnect_gb_per_second if hardware.gpus_per_node > 1 else float("inf")
+    inside = float("inf")
+    if hardware.gpus_per_node > 1:
+        inside = hardware.gpu.interconnect_gb_per_second
+        if not hardware.gpu.has_p2p:  # through host memory: in and out again
+            inside /= 2
     between = _NODE_LINK_GB_PER_SECOND[hardware.gpu.gpu_class] if hardware.nodes > 1 else float("inf")
     return min(inside, between)
 

@@ -47,7 +47,8 @@ def estimate_memory(shape: ModelShape, recipe: Recipe) -> MemoryEstimate:
     gradients = static.gradients
     if not recipe.accumulates_gradients:
         # one backward pass: gradients grow while activations shrink, so only the larger of the two is at the peak
-        gradients = max(0.0, gradients - activations - loss)
+        kept = gradients / 2 if recipe.strategy == "ddp" else 0.0  # buckets stay
+        gradients = kept + max(0.0, gradients - kept - activations - loss)
     workspace = transient + static.working_set + (_CUBLAS_BYTES if recipe.on_gpu else 0)
     approximate = "" if recipe.on_gpu else "; calibrated on GPUs, approximate on a CPU"
     sizes = (
@@ -67,7 +68,10 @@ def estimate_memory(shape: ModelShape, recipe: Recipe) -> MemoryEstimate:
 def _describe_weights(recipe: Recipe) -> str:
     if recipe.offload == "optimizer_and_parameters":
         return "in CPU memory"
-    kind = {"none": recipe.base_dtype, "int8": "int8, row scales", "int4": "NF4, double quantisation"}
+    whole = recipe.base_dtype
+    if recipe.adapter == "full" and recipe.strategy in DEEPSPEED_STRATEGIES:
+        whole = recipe.compute_dtype  # the fp32 master is among the optimizer's state
+    kind = {"none": whole, "int8": "int8, row scales", "int4": "NF4, double quantisation"}
     return kind[recipe.quantization] + _describe_shards(recipe, SHARDED_STRATEGIES)
 
 

@@ -42,7 +42,8 @@ def estimate_static(shape: ModelShape, recipe: Recipe) -> Static:
     working_set = _count_gathered_bytes(shape, recipe) + _count_bucket_bytes(recipe)
     host = 0.0
     if recipe.offload != "none":
-        host, optimizer = optimizer, 0.0
+        host, optimizer = optimizer + _count_host_gradient_bytes(recipe, trainable), 0.0
+        gradients = 0.0  # they leave bucket by bucket
     if recipe.offload == "optimizer_and_parameters":
         host += weights + adapter
         weights, adapter = 0.0, 0.0
@@ -106,6 +107,12 @@ def _count_gathered_bytes(shape: ModelShape, recipe: Recipe) -> float:
     return float(gathered)
 
 
+def _count_host_gradient_bytes(recipe: Recipe, trainable: int) -> float:
+    """DeepSpeed keeps fp32 gradients beside the offloaded state, and a 16-bit copy while they accumulate."""
+    accumulated = DTYPE_BYTES[recipe.compute_dtype] if recipe.accumulates_gradients else 0
+    return trainable * (4 + accumulated) / recipe.num_ranks
+
+
 def _count_bucket_bytes(recipe: Recipe) -> float:
     """DeepSpeed's reduce buffers, allocated whole: two under ZeRO-1 and -2 (overlapped), one under ZeRO-3."""
     if recipe.strategy not in DEEPSPEED_STRATEGIES:
@@ -117,6 +124,8 @@ def _count_bucket_bytes(recipe: Recipe) -> float:
 def _count_autocast_bytes(shape: ModelShape, recipe: Recipe, trainable: int) -> float:
     """Autocast keeps a copy of every fp32 weight it casts; full fine-tuning also holds a gradient of the head apart."""
     compute = DTYPE_BYTES[recipe.compute_dtype]
+    if recipe.strategy in SHARDED_STRATEGIES:
+        return 0.0  # sharded weights are gathered in the compute dtype and freed: counted there
     if recipe.adapter != "full":
         return float(trainable * compute if is_mixed(recipe) else 0)
     head = shape.embedding_parameters * compute

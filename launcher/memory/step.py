@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from launcher.choices import SHARDED_STRATEGIES
 from launcher.memory.recipe import (
     CHUNKED_LOSS_TOKENS,
     DTYPE_BYTES,
@@ -75,7 +76,8 @@ def _count_rebuilt_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
 def _count_loss_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
     """Working memory before the layers' backward pass begins. Under checkpointing autocast's copies live until here."""
     copies = 0
-    if is_mixed_full(recipe) and recipe.checkpointing != "none" and not recipe.compiled:
+    is_whole = recipe.strategy not in SHARDED_STRATEGIES
+    if is_whole and is_mixed_full(recipe) and recipe.checkpointing != "none" and not recipe.compiled:
         copies = shape.num_layers * shape.layer_parameters * DTYPE_BYTES[recipe.compute_dtype]
     if recipe.loss_kernel == "full_logits":
         return float(copies + tokens * shape.vocab_size * _BYTES_PER_LOGIT)

@@ -111,6 +111,11 @@ def decide_quantization(situation: Situation) -> tuple[QuantizationPlan | None, 
             f"base_models[0].quantization: {asked_for} needs a CUDA GPU (bitsandbytes), this machine has none",
             hint="--gpu NAME plans for one, --profile smoke needs none, or --set base_models.0.quantization=none",
         )
+    if situation.lacks("bitsandbytes"):
+        raise InputError(
+            f"base_models[0].quantization: {asked_for} needs the package bitsandbytes, which is not installed here",
+            hint="pip install 'expert-launcher[cuda]'",
+        )
     if situation.config.adapter_type == "full":
         raise ManifestError(
             f"adapter_type full cannot train weights stored as {asked_for}",

@@ -21,7 +21,7 @@ def make_batch_plan(situation: Situation, sizing: Sizing, layout: Layout) -> Bat
         micro_batch_size=layout.micro_batch_size,
         gradient_accumulation_steps=steps,
         empty_slots=empty,
-        nearest_even_batches=_nearest_even(config.global_batch_size, ranks) if empty else (),
+        nearest_even_batches=_nearest_even(config.global_batch_size, ranks),
         packed=config.packing,
         group_by_length=config.group_by_length and not config.packing,
         eval_batch_size=config.eval_batch_size or layout.micro_batch_size,
@@ -29,9 +29,11 @@ def make_batch_plan(situation: Situation, sizing: Sizing, layout: Layout) -> Bat
 
 
 def _nearest_even(global_batch: int, ranks: int) -> tuple[int, ...]:
-    """The global batches around this one that the ranks divide."""
+    """The global batches around this one that the ranks divide; none where they divide this one."""
     below = global_batch // ranks * ranks
-    return tuple(batch for batch in (below, below + ranks) if batch > 0 and batch != global_batch) or (global_batch,)
+    if below == global_batch:
+        return ()
+    return tuple(batch for batch in (below, below + ranks) if batch > 0)
 
 
 def explain_batch(situation: Situation, batch: BatchPlan) -> list[Decision]:
@@ -57,11 +59,14 @@ def _count(number: int, noun: str) -> str:
 def _split_reason(batch: BatchPlan) -> str:
     if not batch.empty_slots:
         return "the fastest split that fits; nothing is wasted"
-    even = " or ".join(map(str, batch.nearest_even_batches))
-    return (
+    wasted = (
         f"{batch.empty_slots} of {batch.num_slots} slots stay empty ({format_percent(batch.wasted_fraction)} of the "
-        f"compute, no change to the training); a global batch of {even} would divide evenly by the ranks"
+        "compute, no change to the training)"
     )
+    if not batch.nearest_even_batches:
+        return f"{wasted}: micro-batches that divide it exactly would take longer"
+    even = " or ".join(map(str, batch.nearest_even_batches))
+    return f"{wasted}; a global batch of {even} would divide evenly by the ranks"
 
 
 def _explain_order(situation: Situation) -> list[Decision]:

@@ -20,6 +20,7 @@ def make_data_plan(situation: Situation) -> DataPlan:
     if dataset.text_field is not None:
         mapping = mapping.model_copy(update={"text": dataset.text_field})
     return DataPlan(
+        folder=situation.options.manifest_folder,
         kind="huggingface" if dataset.format == "huggingface" else dataset.type,
         path=dataset.path,
         format=dataset.format,

@@ -1,7 +1,9 @@
 """Finds what fits: strategy, offload, checkpointing and micro-batch, together.
 
-Inside one strategy the choice walks a staircase: recomputation is given up first, at a small micro-batch, and only
-then does the micro-batch grow. So more memory never means more checkpointing or a smaller micro-batch.
+Where each rank holds the whole model the choice walks a staircase: recomputation is given up first, at a small
+micro-batch, and only then does the micro-batch grow. So more memory never means more checkpointing or a smaller
+micro-batch. Where weights are gathered or fetched for every micro-step, fewer and larger micro-steps may be worth
+recomputing: there the fastest combination is searched.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from launcher.choices import Checkpointing, Offload, Strategy
+from launcher.choices import SHARDED_STRATEGIES, Checkpointing, Offload, Strategy
 from launcher.memory import MemoryEstimate, estimate_memory
 from launcher.plan.sizing import Sizing
 from launcher.speed import (
@@ -24,8 +26,10 @@ from launcher.speed import (
 
 # Below this a micro-batch leaves most GPUs idle; recomputation is dropped before the micro-batch grows beyond it.
 _SMALL_MICRO_BATCH_TOKENS = 2048
-# A later, more complicated strategy must be this much faster to be taken.
-_WORTH_IT = 1.10
+# Where replicas fit, shards must be this much faster to be taken: links were never measured, and DDP is simpler.
+_WORTH_SHARDING = 1.25
+# Micro-batches that are tried: all small ones, then ever larger steps.
+_TRIED_SIZES = 512
 # Where the GPU's peak is unknown, any rate serves to compare ways to split the same work.
 _ANY_SECONDS_PER_TOKEN = 1e-4
 
@@ -55,34 +59,49 @@ def estimate(sizing: Sizing, layout: Layout, *, cautious: bool = False) -> Memor
 
 def fits(sizing: Sizing, layout: Layout) -> bool:
     memory = estimate(sizing, layout, cautious=True)
-    on_host = memory.host_bytes * max(1, sizing.hardware.gpus_per_node)
-    return memory.total_bytes <= sizing.budget.usable_bytes and on_host <= sizing.budget.usable_host_bytes
+    return memory.total_bytes <= sizing.budget.usable_bytes and fits_host(sizing, memory)
+
+
+def fits_host(sizing: Sizing, memory: MemoryEstimate) -> bool:
+    """The ranks of a node share its CPU memory."""
+    return memory.host_bytes * max(1, sizing.hardware.gpus_per_node) <= sizing.budget.usable_host_bytes
 
 
 def best_layout(sizing: Sizing, candidates: tuple[tuple[Strategy, Offload], ...]) -> Layout | None:
-    """The simplest candidate that fits, unless a later one is clearly faster. Offloading is a last resort."""
+    """The simplest candidate that fits, unless sharding is clearly faster. Offloading is a last resort."""
     best: Layout | None = None
     for strategy, offload in candidates:
         if best is not None and offload != "none":
             break
-        layout = _climb(sizing, strategy, offload)
+        layout = _best_of(sizing, strategy, offload)
         if layout is None:
             continue
-        if best is None or step_seconds(sizing, best) > _WORTH_IT * step_seconds(sizing, layout):
+        if best is None or step_seconds(sizing, best) > _WORTH_SHARDING * step_seconds(sizing, layout):
             best = layout
     return best
 
 
-def _climb(sizing: Sizing, strategy: Strategy, offload: Offload) -> Layout | None:
+def _best_of(sizing: Sizing, strategy: Strategy, offload: Offload) -> Layout | None:
+    if strategy not in SHARDED_STRATEGIES and offload == "none":
+        return _climb(sizing, strategy)
+    found = []
+    for level in sizing.levels:
+        start = Layout(strategy=strategy, offload=offload, checkpointing=level, micro_batch_size=1)
+        if fits(sizing, start):
+            found.append(_fastest_split(sizing, start, _largest_fit(sizing, start, sizing.slots_per_rank)))
+    return min(found, key=lambda layout: step_seconds(sizing, layout), default=None)
+
+
+def _climb(sizing: Sizing, strategy: Strategy) -> Layout | None:
     """Least recomputation first, then the micro-batch, as far as they fit."""
     slots = sizing.slots_per_rank
     small = min(slots, ceil(_SMALL_MICRO_BATCH_TOKENS / sizing.recipe.sequence_length))
     for level in sizing.levels:
-        start = Layout(strategy=strategy, offload=offload, checkpointing=level, micro_batch_size=small)
+        start = Layout(strategy=strategy, offload="none", checkpointing=level, micro_batch_size=small)
         if fits(sizing, start):
             limit = slots if level == sizing.levels[0] else small
             return _fastest_split(sizing, start, _largest_fit(sizing, start, limit))
-    last = Layout(strategy=strategy, offload=offload, checkpointing=sizing.levels[-1], micro_batch_size=1)
+    last = Layout(strategy=strategy, offload="none", checkpointing=sizing.levels[-1], micro_batch_size=1)
     return _fastest_split(sizing, last, _largest_fit(sizing, last, small)) if fits(sizing, last) else None
 
 
@@ -100,8 +119,16 @@ def _largest_fit(sizing: Sizing, start: Layout, limit: int) -> int:
 
 def _fastest_split(sizing: Sizing, layout: Layout, largest: int) -> Layout:
     """Of the micro-batches that fit, the one that finishes a rank's slots first; the smaller where two are alike."""
-    options = (replace(layout, micro_batch_size=size) for size in range(1, largest + 1))
+    options = (replace(layout, micro_batch_size=size) for size in _sizes(sizing.slots_per_rank, largest))
     return min(options, key=lambda option: round(step_seconds(sizing, option), 9))
+
+
+def _sizes(slots: int, largest: int) -> list[int]:
+    """Micro-batches worth trying, up to the largest: for each number of micro-steps the smallest that does with it."""
+    if largest <= _TRIED_SIZES:
+        return list(range(1, largest + 1))
+    fewest = ceil(slots / largest)
+    return sorted({min(largest, ceil(slots / steps)) for steps in range(fewest, fewest + _TRIED_SIZES)})
 
 
 def accumulation_steps(sizing: Sizing, layout: Layout) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from launcher.plan.fit import Layout, accumulation_steps, estimate
+from launcher.plan.fit import Layout, accumulation_steps, estimate, fits_host
 from launcher.plan.model import Rung
 from launcher.plan.sizing import LEVELS, Sizing
 from launcher.plan.strategy import TITLES, Candidate
@@ -15,8 +15,9 @@ def make_ladder(sizing: Sizing, layout: Layout, candidates: tuple[Candidate, ...
     rungs: list[Rung] = []
     lowest = estimate(sizing, layout).total_bytes
     for action, lower in _steps_down(layout, candidates):
-        predicted = estimate(sizing, lower).total_bytes
-        if predicted >= lowest:
+        memory = estimate(sizing, lower, cautious=True)
+        predicted = memory.total_bytes
+        if predicted >= lowest or not fits_host(sizing, memory):
             continue
         lowest = predicted
         rungs.append(

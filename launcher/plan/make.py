@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from launcher import __version__
 from launcher.errors import ManifestError
-from launcher.gpus import format_limits
 from launcher.hardware import Hardware
 from launcher.manifest.load import manifest_sha256
 from launcher.manifest.model import Manifest
-from launcher.plan.advice import does_not_fit, fits_quantised
+from launcher.plan.advice import does_not_fit
 from launcher.plan.basics import Basics, decide_basics
 from launcher.plan.batch import explain_batch, make_batch_plan
 from launcher.plan.carried import make_data_plan, make_wandb_plan
@@ -19,6 +18,7 @@ from launcher.plan.fit import Layout, best_layout, estimate, fits
 from launcher.plan.ladder import make_ladder
 from launcher.plan.loading import decide_loading
 from launcher.plan.model import Decision, MemoryPlan, Plan, QuantizationPlan
+from launcher.plan.notes import make_notes
 from launcher.plan.schedule import decide_schedule, estimate_length
 from launcher.plan.situation import PlanOptions, Situation, asked, decided
 from launcher.plan.sizing import LEVELS, Sizing, make_sizing, make_workload
@@ -86,7 +86,7 @@ def _assemble(
         trust_remote_code=situation.entry.trust_remote_code,
         adapter=basics.adapter,
         precision=basics.precision,
-        quantization=_storage_for(basics.quantization, layout),
+        quantization=_storage_for(basics, layout),
         attention=basics.attention,
         loss_kernel=basics.loss_kernel,
         loss_on=situation.config.loss_on,
@@ -104,7 +104,7 @@ def _assemble(
         speed=speed,
         ladder=make_ladder(sizing, layout, candidates),
         decisions=decisions,
-        notes=tuple(_make_notes(situation, sizing, candidates, layout)),
+        notes=tuple(make_notes(situation, sizing, layout)),
     )
 
 
@@ -123,11 +123,12 @@ def _first_fits(sizing: Sizing, candidates: tuple[Candidate, ...]) -> bool:
     return fits(sizing, leanest)
 
 
-def _storage_for(quantization: QuantizationPlan | None, layout: Layout) -> QuantizationPlan | None:
+def _storage_for(basics: Basics, layout: Layout) -> QuantizationPlan | None:
     """ZeRO-3 can only partition 4-bit weights that are stored in the dtype of the others."""
+    quantization = basics.quantization
     if quantization is None or quantization.kind == "int8" or layout.strategy != "zero3":
         return quantization
-    return quantization.model_copy(update={"storage_dtype": "bf16"})
+    return quantization.model_copy(update={"storage_dtype": basics.precision.compute_dtype})
 
 
 def _make_memory_plan(sizing: Sizing, layout: Layout) -> MemoryPlan:
@@ -162,23 +163,3 @@ def _explain_checkpointing(
     needed = estimate(sizing, replace(layout, checkpointing=less)).total_bytes
     how = "without" if less == "none" else f"with {less}"
     return decided(name, shown, f"{how} it would need {format_gib(needed)}")
-
-
-def _make_notes(situation: Situation, sizing: Sizing, candidates: tuple[Candidate, ...], layout: Layout) -> list[str]:
-    notes = []
-    if situation.gpu is not None:
-        limits = format_limits(situation.gpu, is_alone=situation.num_ranks == 1)
-        notes += [f"{situation.gpu.title}: {'; '.join(limits)}"] if limits else []
-    if layout.offload != "none" and fits_quantised(sizing, candidates):
-        notes.append(
-            "with base_models[0].quantization int4 it would fit without offloading, and train many times faster"
-        )
-    if situation.base.basis == "approximate":
-        notes.append(
-            f"{situation.base.model_type} is not an architecture this launcher knows: read as llama's, "
-            "so parameters and memory are approximate"
-        )
-    if len(situation.manifest.base_models) > 1:
-        others = ", ".join(entry.name for entry in situation.manifest.base_models[1:])
-        notes.append(f"the manifest has further base models ({others}); --base picks one")
-    return notes

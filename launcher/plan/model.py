@@ -60,7 +60,7 @@ class AdapterPlan(Frozen):
 
 class QuantizationPlan(Frozen):
     kind: Literal["int8", "int4"]
-    storage_dtype: Literal["uint8", "bf16", "int8"]
+    storage_dtype: Literal["uint8", "bf16", "fp16", "fp32", "int8"]
     double_quantization: bool
 
 
@@ -78,6 +78,7 @@ class CompilePlan(Frozen):
 class DataPlan(Frozen):
     """What is trained on. Paths are as the manifest writes them; relative ones start at the manifest's folder."""
 
+    folder: str  # the manifest's
     kind: Literal["single", "huggingface", "multi_task"]
     path: str | None
     format: str | None
@@ -120,7 +121,7 @@ class BatchPlan(Frozen):
     micro_batch_size: int
     gradient_accumulation_steps: int
     empty_slots: int
-    nearest_even_batches: tuple[int, ...]  # empty where nothing is wasted
+    nearest_even_batches: tuple[int, ...]  # empty where the ranks divide the global batch
     packed: bool
     group_by_length: bool
     eval_batch_size: int

@@ -35,6 +35,11 @@ def _decide_name(situation: Situation) -> tuple[OptimizerName, Decision]:
                 hint="--gpu NAME plans for one, or --set training.config.optim=adamw_torch",
             )
         return "adamw_torch", forced("optimizer", "adamw_torch", "adamw_bnb_8bit needs a CUDA GPU")
+    if wanted == "adamw_bnb_8bit" and situation.lacks("bitsandbytes"):
+        raise InputError(
+            "training.config.optim: adamw_bnb_8bit needs the package bitsandbytes, which is not installed here",
+            hint="pip install 'expert-launcher[cuda]', or --set training.config.optim=adamw_torch_fused",
+        )
     if wanted is not None:
         return wanted, asked("optimizer", wanted, "optim in the manifest")
     return "adamw_torch_fused", decided("optimizer", "adamw_torch_fused", "one kernel for all weights; same arithmetic")

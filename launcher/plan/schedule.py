@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from launcher.errors import InputError
 from launcher.manifest.config import Cadence, TrainingConfig
 from launcher.plan.model import Decision, SchedulePlan
 from launcher.plan.situation import Situation, asked, decided
@@ -26,6 +27,8 @@ class Length:
 
 def estimate_length(situation: Situation) -> Length:
     config, rows = situation.config, situation.rows
+    if rows.num_rows == 0:
+        raise InputError(f"there is nothing to train on: {rows.basis}")
     if rows.num_rows is None:
         return Length(steps_per_epoch=None, num_steps=config.max_steps or None)
     sequences: float = rows.num_rows
@@ -64,7 +67,7 @@ def decide_schedule(
         early_stopping_threshold=config.early_stopping_threshold,
         seed=config.seed,
     )
-    return plan, [_explain_length(situation, length), save_decision, eval_decision]
+    return plan, [_explain_length(situation, length), _explain_rate(config, plan), save_decision, eval_decision]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,6 +123,17 @@ def _warmup_steps(config: TrainingConfig, length: Length) -> int | None:
     if config.warmup_ratio is None:
         return config.warmup_steps
     return None if length.num_steps is None else ceil(config.warmup_ratio * length.num_steps)
+
+
+def _explain_rate(config: TrainingConfig, plan: SchedulePlan) -> Decision:
+    warmup = f"{plan.warmup_ratio:g} of the steps" if plan.warmup_steps is None else f"{plan.warmup_steps} steps"
+    value = f"{config.learning_rate:g}, {plan.lr_scheduler}, {warmup} of warm-up, seed {plan.seed}"
+    reason = "training.config"
+    if config.warmup_ratio is not None and config.warmup_steps:
+        reason += (
+            f"; warmup_ratio {config.warmup_ratio:g} wins over warmup_steps {config.warmup_steps}, as it always did"
+        )
+    return asked("learning rate", value, reason)
 
 
 def _explain_length(situation: Situation, length: Length) -> Decision:

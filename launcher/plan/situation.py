@@ -21,6 +21,7 @@ class PlanOptions:
     profile_reason: str = "asked for"
     strategy: Strategy | None = None
     price_per_gpu_hour: float | None = None
+    manifest_folder: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +47,10 @@ class Situation:
     @property
     def num_ranks(self) -> int:
         return self.hardware.num_ranks
+
+    def lacks(self, package: str) -> bool:
+        """Whether this machine, looked at, does not have an optional package; a machine on paper has them all."""
+        return self.hardware.source == "probe" and package not in self.hardware.packages
 
     @property
     def is_smoke(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from launcher.choices import SHARDED_STRATEGIES
 from launcher.plan.compiling import COMPILE_SECONDS
 from launcher.plan.fit import Layout, step_parts, step_seconds
 from launcher.plan.model import SpeedPlan
@@ -13,8 +14,9 @@ from launcher.plan.sizing import Sizing
 from launcher.speed import flops_per_token, seconds_per_token
 from launcher.units import TERA
 
-# The GPU whose runs the speed model is fitted to.
+# What the speed model is fitted to.
 _MEASURED_GPU = "h200"
+_MEASURED_FAMILY = "qwen3"
 
 
 def make_speed_plan(situation: Situation, sizing: Sizing, layout: Layout, length: Length) -> SpeedPlan:
@@ -43,7 +45,7 @@ def make_speed_plan(situation: Situation, sizing: Sizing, layout: Layout, length
         communication_fraction=exposed / seconds,
         price_per_gpu_hour=price,
         cost=None if price is None or total is None else price * situation.num_ranks * total / 3600,
-        confidence=_confidence(situation),
+        confidence=_confidence(situation, layout),
     )
 
 
@@ -67,15 +69,23 @@ def _unknown(situation: Situation, why: str) -> SpeedPlan:
     )
 
 
-def _confidence(situation: Situation) -> str:
+def _confidence(situation: Situation, layout: Layout) -> str:
+    """How sure the estimate is: what of it was measured, and what was not."""
     assert situation.gpu is not None
-    parts = []
-    if situation.gpu.key == _MEASURED_GPU:
-        parts.append("within about 20 %: fitted to runs on this GPU")
-    else:
-        parts.append("within about 40 %: scaled from runs on an H200 by data sheet, never measured on this GPU")
-    if situation.num_ranks > 1:
-        parts.append("links between GPUs are assumed, never measured")
-    if not situation.rows.is_measured:
-        parts.append(f"length of the run: {situation.rows.basis}")
-    return "; ".join(parts)
+    unmeasured = [
+        words
+        for applies, words in (
+            (situation.gpu.key != _MEASURED_GPU, "this GPU (scaled from an H200 by data sheet)"),
+            (layout.offload != "none", "offloading"),
+            (layout.strategy in SHARDED_STRATEGIES, "sharding"),
+            (situation.num_ranks > 1, "links between GPUs"),
+            (situation.base.model_type != _MEASURED_FAMILY, f"models of the family {situation.base.model_type}"),
+        )
+        if applies
+    ]
+    sure = "within about 20 %: such runs were measured on this GPU"
+    if unmeasured:
+        guess = "a rough guess" if layout.offload != "none" else "within about 40 %"
+        sure = f"{guess}; never measured: {', '.join(unmeasured)}"
+    length = "" if situation.rows.is_measured else f"; the length of the run: {situation.rows.basis}"
+    return f"{sure}{length}; start-up, evaluation and checkpoints come on top"

@@ -35,13 +35,19 @@ def make_candidates(
         return (("single", "none"),)
     strategy, offload = wanted_strategy(situation), situation.config.offload
     _check_combination(situation, strategy, quantization, optimizer)
+    if strategy in DEEPSPEED_STRATEGIES and situation.lacks("deepspeed"):
+        raise InputError(
+            f"{strategy} needs the package deepspeed, which is not installed here", hint="pip install deepspeed"
+        )
     shardable = quantization != "int8" and optimizer != "adamw_bnb_8bit"
     if strategy is None:
         pool = _automatic(situation.num_ranks == 1, shardable, quantization)
     else:
         moves: tuple[Offload, ...] = ("none", "optimizer", "optimizer_and_parameters")
         pool = tuple((strategy, moved) for moved in moves if _can_offload(strategy, moved))
-    return tuple((kind, moved) for kind, moved in pool if offload in ("auto", moved))
+    if situation.lacks("deepspeed"):
+        pool = tuple(candidate for candidate in pool if candidate[0] not in DEEPSPEED_STRATEGIES)
+    return tuple((kind, moved) for kind, moved in pool if offload in ("auto", moved)) or pool[:1]
 
 
 def _automatic(is_alone: bool, shardable: bool, quantization: Quantization) -> tuple[Candidate, ...]:
@@ -76,8 +82,8 @@ def _check_combination(
         refuse(
             "NF4 weights come apart under FSDP2 (shards corrupt packed 4-bit values); use zero3, or quantization none"
         )
-    if strategy in ("fsdp2", "zero3") and quantization == "int8":
-        refuse(f"int8 weights cannot be sharded by {strategy}; use ddp, or quantization int4 with zero3")
+    if strategy not in (None, "single", "ddp") and quantization == "int8":
+        refuse(f"int8 weights do not run under {strategy}; use ddp, or quantization int4 with zero3")
     if strategy not in (None, "single", "ddp") and optimizer == "adamw_bnb_8bit":
         refuse(f"adamw_bnb_8bit keeps its state per rank and does not run under {strategy}; use adamw_torch_fused")
     if offload in ("optimizer", "optimizer_and_parameters"):

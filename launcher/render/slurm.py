@@ -30,7 +30,7 @@ port=$((20000 + SLURM_JOB_ID % 10000))  # one per job, so that two jobs can shar
 # The agent must ignore the warning signal: it would die and leave its workers training. The workers hear it themselves.
 AGENT = """'trap "" USR1; exec accelerate launch --machine_rank "$SLURM_NODEID" "$@"'"""
 # Since 22.05 srun no longer takes the number of cores from the job.
-SRUN = 'srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK"'
+SRUN = 'srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"}'
 # accelerate turns every exit code into 1, so the script asks outcome.json; and only one that this attempt has written,
 # since an old one would requeue a broken job for ever.
 STEP = r"""outcome={outcome}
@@ -85,7 +85,7 @@ def make_directives(plan: Plan, paths: RunPaths, options: SlurmOptions) -> str:
     seconds = options.time_limit_seconds or estimate_time_limit(plan)
     values: dict[str, object] = {
         "account": options.account,
-        "cpus-per-task": plan.hardware.cpu_cores_per_node,
+        "cpus-per-task": None if plan.hardware.is_host_assumed else plan.hardware.cpu_cores_per_node,
         "gpus-per-node": None if plan.hardware.gpu is None else plan.hardware.gpus_per_node,
         "job-name": re.sub(r"[^A-Za-z0-9._-]+", "-", plan.expert),
         "nodes": plan.hardware.nodes,
@@ -96,7 +96,9 @@ def make_directives(plan: Plan, paths: RunPaths, options: SlurmOptions) -> str:
         "signal": f"USR1@{options.warning_seconds}",
         "time": None if seconds is None else format_time_limit(seconds),
     }
-    words = ["--requeue", *(f"--{name}={value}" for name, value in values.items() if value is not None)]
+    # Nobody said how many cores the nodes have: take the nodes whole instead of asking for a number they may not have.
+    whole = ["--exclusive"] if plan.hardware.is_host_assumed else []
+    words = ["--requeue", *whole, *(f"--{name}={value}" for name, value in values.items() if value is not None)]
     return "".join(f"#SBATCH {shlex.quote(word)}\n" for word in sorted(words))
 
 

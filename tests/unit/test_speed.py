@@ -116,8 +116,9 @@ def test_traffic_is_hidden_behind_compute_before_it_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offload", "moved"), [("none", 0.0), ("optimizer", 2e9), ("optimizer_and_parameters", 2e9 + 3 * 2e10)]
+    ("offload", "moved"), [("none", 0.0), ("optimizer", 3.5e9), ("optimizer_and_parameters", 3.5e9 + 3 * 2e10)]
 )
 def test_offloaded_state_crosses_the_host_link(offload: Any, moved: float) -> None:
     seconds = offload_seconds(offload, num_micro_steps=3, weight_bytes=1e10, gradient_bytes=1e9)
-    assert seconds == pytest.approx(moved / 16e9)
+    updated = 0.25e9 / 1.0e9 if offload != "none" else 0.0  # AdamW on the CPU
+    assert seconds == pytest.approx(moved / 16e9 + updated)

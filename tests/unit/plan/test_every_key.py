@@ -69,9 +69,20 @@ CHANGES: dict[str, dict[str, Any]] = {
     "training.config.flash_attention_2": {"training.config.flash_attention_2": False},
     "training.config.torch_compile_backend": {"training.config.torch_compile_backend": "eager"},
     "training.config.torch_compile_mode": {"training.config.torch_compile_mode": "max-autotune"},
-    "training.config.eval_steps": {"training.config.evaluation_strategy": "steps", "training.config.eval_steps": 9},
-    "training.config.save_steps": {"training.config.save_strategy": "steps", "training.config.save_steps": 9},
-    "training.config.evaluation_strategy": {"training.config.evaluation_strategy": "steps"},
+    "training.config.eval_steps": {
+        "training.config.load_best_model_at_end": False,
+        "training.config.evaluation_strategy": "steps",
+        "training.config.eval_steps": 9,
+    },
+    "training.config.save_steps": {
+        "training.config.load_best_model_at_end": False,
+        "training.config.save_strategy": "steps",
+        "training.config.save_steps": 9,
+    },
+    "training.config.evaluation_strategy": {
+        "training.config.load_best_model_at_end": False,
+        "training.config.evaluation_strategy": "steps",
+    },
     "training.config.attention": {"training.config.attention": "flex"},
     "training.config.strategy": {"training.config.strategy": "zero2"},
     "training.config.offload": {"training.config.offload": "optimizer"},
@@ -79,7 +90,10 @@ CHANGES: dict[str, dict[str, Any]] = {
     "training.config.lr_scheduler": {"training.config.lr_scheduler": "linear"},
     "training.config.loss_on": {"training.config.loss_on": "all"},
     "training.config.gradient_checkpointing": {"training.config.gradient_checkpointing": True},
-    "training.config.save_strategy": {"training.config.save_strategy": "no"},
+    "training.config.save_strategy": {
+        "training.config.load_best_model_at_end": False,
+        "training.config.save_strategy": "no",
+    },
     "training.config.metric_for_best_model": {"training.config.metric_for_best_model": "valid"},
     "training.config.pretokenized_cache": {"training.config.pretokenized_cache": "cache/x"},
 }

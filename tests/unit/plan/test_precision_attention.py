@@ -101,3 +101,26 @@ def test_a_named_backend_is_taken_or_refused() -> None:
     assert "one of: sdpa, eager" in caught.value.hint
     with pytest.raises(InputError, match="flash_attention_2 cannot run on a machine without a GPU"):
         plan_for(gpu=None, config={"attention": "flash_attention_2"})
+
+
+def test_optional_packages_that_are_missing_here_are_not_planned_with() -> None:
+    here = make_hardware(find_gpu("rtx4090"), gpus_per_node=1, nodes=1).model_copy(update={"source": "probe"})
+    manifest = load_manifest(find_manifest("neo4j")).manifest
+    rows = RowEstimate(num_rows=1000, mean_tokens=350, basis="read")
+    shape = load_shape("Qwen3-0.6B", ())
+    assert make_plan(manifest, here, base=shape, rows=rows).loss_kernel == "chunked"
+    with_liger = here.model_copy(update={"packages": ("liger_kernel",)})
+    assert make_plan(manifest, with_liger, base=shape, rows=rows).loss_kernel == "liger"
+    quantised = load_manifest(find_manifest("neo4j"), ["base_models.0.quantization=int4"]).manifest
+    with pytest.raises(InputError, match="needs the package bitsandbytes, which is not installed here"):
+        make_plan(quantised, here, base=shape, rows=rows)
+    sharded = load_manifest(find_manifest("neo4j"), ["training.config.strategy=zero2"]).manifest
+    with pytest.raises(InputError, match="zero2 needs the package deepspeed"):
+        make_plan(sharded, here, base=shape, rows=rows)
+
+
+def test_4_bit_weights_are_stored_in_a_dtype_that_the_gpu_has() -> None:
+    plan = plan_for(gpu="t4", gpus=3, base="Qwen/Qwen2.5-32B", overrides=("base_models.0.quantization=int4",))
+    assert plan.strategy == "zero3"
+    assert plan.quantization is not None
+    assert plan.quantization.storage_dtype == plan.precision.compute_dtype == "fp16"

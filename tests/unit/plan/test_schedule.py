@@ -79,7 +79,7 @@ def test_a_ratio_wins_over_steps_as_it_did() -> None:
     ],
 )
 def test_saving_as_the_manifest_says(config: dict[str, object], steps: int | None, epochs: float | None) -> None:
-    schedule = plan_for(config=config).schedule
+    schedule = plan_for(config={**config, "load_best_model_at_end": False}).schedule
     assert (schedule.save_every_steps, schedule.save_every_epochs) == (steps, epochs)
 
 
@@ -141,9 +141,9 @@ def test_cost_is_price_times_gpus_times_hours() -> None:
 
 
 def test_how_sure_it_is() -> None:
-    assert "fitted to runs on this GPU" in plan_for(gpu="h200").speed.confidence
-    assert "never measured on this GPU" in plan_for(gpu="rtx4090").speed.confidence
-    assert "links between GPUs are assumed" in plan_for(gpu="h100", gpus=2).speed.confidence
+    assert "such runs were measured on this GPU" in plan_for(gpu="h200").speed.confidence
+    assert "never measured: this GPU (scaled from an H200" in plan_for(gpu="rtx4090").speed.confidence
+    assert "links between GPUs" in plan_for(gpu="h100", gpus=2).speed.confidence
     assert plan_for(gpu=None).speed.tokens_per_second is None
 
 

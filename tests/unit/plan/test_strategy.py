@@ -82,7 +82,8 @@ def test_an_offload_that_is_asked_for_is_taken() -> None:
     ("overrides", "config", "message"),
     [
         (INT4, {"strategy": "fsdp2"}, "NF4 weights come apart under FSDP2"),
-        (INT8, {"strategy": "zero3"}, "int8 weights cannot be sharded by zero3; use ddp"),
+        (INT8, {"strategy": "zero3"}, "int8 weights do not run under zero3; use ddp"),
+        (INT8, {"strategy": "zero2"}, "int8 weights do not run under zero2; use ddp"),
         (INT8, {"offload": "optimizer"}, "int8 weights do not run under DeepSpeed"),
         ((), {"strategy": "zero2", "optim": "adamw_bnb_8bit"}, "adamw_bnb_8bit keeps its state per rank"),
         ((), {"strategy": "ddp", "offload": "optimizer"}, "offload optimizer is done by DeepSpeed, not by ddp"),
