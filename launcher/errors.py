@@ -28,6 +28,13 @@ class ExitCode(IntEnum):
     PREEMPTED = 75
 
 
+def escape(text: str) -> str:
+    """Foreign text for a terminal: escape sequences, direction marks and the like are shown, never sent."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
     """One thing that is wrong, and where: a dotted path into a file, a flag, or nothing."""
@@ -36,7 +43,7 @@ class Problem:
     what: str
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.what}" if self.where else self.what
+        return escape(f"{self.where}: {self.what}" if self.where else self.what)
 
 
 class LauncherError(Exception):
@@ -51,9 +58,9 @@ class LauncherError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        lines = [self.title, *(f"  {problem}" for problem in self.problems)]
+        lines = [*map(escape, self.title.split("\n")), *(f"  {problem}" for problem in self.problems)]
         if self.hint:
-            lines.append(f"hint: {self.hint}")
+            lines.append(f"hint: {escape(self.hint)}")
         return "\n".join(lines)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,11 +12,11 @@ from launcher.bases import TINY_BASE_NAME, last_component
 from launcher.choices import Strategy
 from launcher.errors import InputError
 from launcher.gpus import find_gpu
-from launcher.hardware import Hardware, make_hardware
+from launcher.hardware import MAX_GPUS_PER_NODE, Hardware, make_hardware
 from launcher.manifest import LoadedManifest, Manifest, find_manifest, load_manifest
 from launcher.plan import Plan, PlanOptions, make_plan
 from launcher.probe import probe_hardware
-from launcher.rows import RowEstimate, probe_rows, probe_sample
+from launcher.rows import RowEstimate, probe_rows, probe_sample, with_tokens_per_row
 from launcher.shapes import load_shape
 
 MODELS_DIR_VARIABLE = "LAUNCHER_MODELS_DIR"
@@ -38,6 +38,7 @@ class Request:
     ram_gib_per_node: float | None = None
     strategy: Strategy | None = None
     price_per_gpu_hour: float | None = None
+    tokens_per_row: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,11 +50,11 @@ class PlannedRun:
 def plan_request(request: Request) -> PlannedRun:
     loaded = _load(request)
     hardware = _find_hardware(request)
-    options = _make_options(request, hardware)
+    options = _make_options(request, hardware, loaded.folder)
     is_smoke = options.profile == "smoke"
     name = TINY_BASE_NAME if is_smoke else loaded.manifest.base.name
     base = load_shape(name, base_folders(loaded.folder))
-    rows = _find_rows(loaded, is_smoke)
+    rows = _find_rows(request, loaded, is_smoke)
     plan = make_plan(loaded.manifest, hardware, base=base, rows=rows, options=options)
     return PlannedRun(loaded=loaded, plan=plan)
 
@@ -73,7 +74,7 @@ def _load(request: Request) -> LoadedManifest:
     if request.base is None:
         return loaded
     manifest = _with_base(loaded.manifest, request.base)
-    return LoadedManifest(manifest=manifest, path=loaded.path, keys=loaded.keys)
+    return replace(loaded, manifest=manifest)
 
 
 def _with_base(manifest: Manifest, name: str) -> Manifest:
@@ -98,11 +99,20 @@ def _find_hardware(request: Request) -> Hardware:
         )
     here = probe_hardware()
     _check_enough(request, here)
+    make_hardware(  # refuses what no machine has, in the same words for this machine and for the catalogue's
+        here.gpu,
+        gpus_per_node=request.gpus_per_node or min(here.gpus_per_node, MAX_GPUS_PER_NODE),
+        nodes=request.nodes,
+        cpu_cores_per_node=request.cpu_cores_per_node,
+        ram_gib_per_node=request.ram_gib_per_node,
+    )
     update = {
         "gpus_per_node": request.gpus_per_node if request.gpus_per_node is not None else here.gpus_per_node,
         "nodes": request.nodes,
-        "cpu_cores_per_node": request.cpu_cores_per_node or here.cpu_cores_per_node,
-        "ram_gib_per_node": request.ram_gib_per_node or here.ram_gib_per_node,
+        "cpu_cores_per_node": here.cpu_cores_per_node
+        if request.cpu_cores_per_node is None
+        else request.cpu_cores_per_node,
+        "ram_gib_per_node": here.ram_gib_per_node if request.ram_gib_per_node is None else request.ram_gib_per_node,
     }
     return here.model_copy(update=update)
 
@@ -117,7 +127,7 @@ def _check_enough(request: Request, here: Hardware) -> None:
         raise InputError(f"--gpus {request.gpus_per_node}: this machine has {here.gpus_per_node}", hint=way_out)
 
 
-def _make_options(request: Request, hardware: Hardware) -> PlanOptions:
+def _make_options(request: Request, hardware: Hardware, folder: Path) -> PlanOptions:
     if request.profile == "auto":
         profile: Literal["full", "smoke"] = "full" if hardware.gpu is not None else "smoke"
         reason = "there is a GPU" if profile == "full" else "no GPU here: a tiny base on sample data, same code path"
@@ -128,10 +138,21 @@ def _make_options(request: Request, hardware: Hardware) -> PlanOptions:
         profile_reason=reason,
         strategy=request.strategy,
         price_per_gpu_hour=request.price_per_gpu_hour,
+        manifest_folder=_name_folder(folder),
     )
 
 
-def _find_rows(loaded: LoadedManifest, is_smoke: bool) -> RowEstimate:
-    if is_smoke:
-        return probe_sample(loaded.folder)
-    return probe_rows(loaded.manifest.training.dataset, loaded.folder)
+def _name_folder(folder: Path) -> str:
+    """In full: the plan is read in another place than it was made in. It crosses the disk as UTF-8."""
+    name = str(folder.resolve())
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"the manifest's folder {name!r} has a name that is not UTF-8", hint="rename it") from None
+    return name
+
+
+def _find_rows(request: Request, loaded: LoadedManifest, is_smoke: bool) -> RowEstimate:
+    dataset = loaded.manifest.training.dataset
+    rows = probe_sample(loaded.folder) if is_smoke else probe_rows(dataset, loaded.folder)
+    return rows if request.tokens_per_row is None else with_tokens_per_row(rows, request.tokens_per_row)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 
 from launcher.errors import InputError
 
-_RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_LONGEST_PART = 38  # of an automatic run id, which has two parts, a time and perhaps a counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +76,12 @@ def make_run_id(expert: str, hardware_name: str, when: datetime) -> str:
 
 def _tame(text: str) -> str:
     """A foreign name, made fit for a file name."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "x"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:_LONGEST_PART].rstrip("-._") or "x"
 
 
 def name_run(runs_dir: Path, run_id: str) -> RunPaths:
     """Where a run will lie. Its id is one tame name: it cannot lead out of the runs' folder."""
-    if not _RUN_ID.match(run_id):
+    if not _RUN_ID.fullmatch(run_id):
         raise InputError(f"--run-id {run_id!r}: a run id has 1 to 100 letters, digits, dots, dashes and underscores")
     if not str(runs_dir).isprintable():
         raise InputError(f"--runs-dir {str(runs_dir)!r}: it has characters that cannot stand in a script")
@@ -86,17 +90,47 @@ def name_run(runs_dir: Path, run_id: str) -> RunPaths:
 
 def create_run(paths: RunPaths) -> None:
     """A new run directory, empty but for logs/. A run that exists is never touched."""
-    try:
-        paths.root.mkdir(parents=True)
-        paths.logs.mkdir()
-    except FileExistsError:
+    if not _make_root(paths):
         raise InputError(
             f"{paths.root} exists already", hint="choose another --run-id, or delete that run if you no longer need it"
-        ) from None
+        )
+
+
+def create_next_run(runs_dir: Path, run_id: str) -> RunPaths:
+    """A new run directory whose name nobody chose: where it is taken, as by a run of the same second, -2, -3, ..."""
+    for number in count(1):
+        paths = name_run(runs_dir, run_id if number == 1 else f"{run_id}-{number}")
+        if _make_root(paths):
+            return paths
+    raise AssertionError("unreachable")
+
+
+def _make_root(paths: RunPaths) -> bool:
+    """Whether the directory is new: the file system decides, so two launchers never get the same one."""
+    try:
+        paths.root.mkdir(parents=True)
     except OSError as error:
+        if isinstance(error, FileExistsError) and os.path.lexists(paths.root):  # not a folder above it
+            return False
         raise InputError(
             f"{paths.root} cannot be made: {error.strerror}", hint="--runs-dir names another place"
         ) from None
+    with removed_on_failure(paths):
+        try:
+            paths.logs.mkdir()
+        except OSError as error:
+            raise InputError(f"{paths.logs} cannot be made: {error.strerror}", hint="is the disk full?") from None
+    return True
+
+
+@contextmanager
+def removed_on_failure(paths: RunPaths) -> Iterator[None]:
+    """A run directory is whole or not there, whatever stops the writing: a full disk, Ctrl-C, our bug."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(paths.root, ignore_errors=True)
+        raise
 
 
 def write_files(folder: Path, texts: Mapping[str, str]) -> None:

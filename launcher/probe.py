@@ -71,25 +71,26 @@ def _ask_nvidia_smi() -> str:
 def parse_nvidia_smi(text: str) -> tuple[GpuReading, ...]:
     """The GPUs in nvidia-smi's answer. Lines of another form (warnings, "No devices were found") are not GPUs."""
     rows = ([cell.strip() for cell in line.split(",")] for line in text.splitlines())
-    return tuple(_make_reading(row) for row in rows if len(row) == len(_QUERY) and row[0].isdigit())
+    return tuple(_make_reading(row) for row in rows if len(row) == len(_QUERY) and _read_whole(row[0]) is not None)
 
 
 def _make_reading(row: Sequence[str]) -> GpuReading:
     index, uuid, name, total, free, capability, mig = row
-    version = re.fullmatch(r"(\d+)\.(\d+)", capability)
+    version = re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,3})", capability)
     return GpuReading(
-        index=int(index),
+        index=_read_whole(index) or 0,
         uuid=uuid,
         name=name,
-        memory_mib=_read_mib(total),
-        free_mib=_read_mib(free),
+        memory_mib=_read_whole(total),
+        free_mib=_read_whole(free),
         compute_capability=(int(version[1]), int(version[2])) if version else None,
         is_mig=mig.lower() == "enabled",
     )
 
 
-def _read_mib(cell: str) -> int | None:
-    return int(cell) if cell.isdigit() else None
+def _read_whole(text: str) -> int | None:
+    """A whole number in ASCII digits, of a size that machines have: isdigit() takes "²" for one, int() does not."""
+    return int(text) if re.fullmatch("[0-9]{1,20}", text) else None
 
 
 def select_visible(readings: Sequence[GpuReading], environ: Mapping[str, str]) -> tuple[GpuReading, ...]:
@@ -100,7 +101,7 @@ def select_visible(readings: Sequence[GpuReading], environ: Mapping[str, str]) -
     entries = [entry.strip() for entry in wanted.split(",")]
     if entries[0] in ("", "-1", "NoDevFiles"):
         return ()
-    if any(entry.isdigit() for entry in entries):
+    if any(_read_whole(entry) is not None for entry in entries):
         _check_order(readings, wanted, environ)
     visible = tuple(_take_named(readings, entries))
     if len(set(visible)) < max(1, len(visible)):  # nor does CUDA show any where one is named twice
@@ -118,8 +119,8 @@ def _take_named(readings: Sequence[GpuReading], entries: Sequence[str]) -> Itera
 
 def _names(entry: str, reading: GpuReading) -> bool:
     """An index, or the beginning of a UUID."""
-    if entry.isdigit():
-        return int(entry) == reading.index
+    if (index := _read_whole(entry)) is not None:
+        return index == reading.index
     return entry.startswith("GPU-") and reading.uuid.startswith(entry)
 
 
@@ -205,10 +206,10 @@ def probe_cpu_cores(root: Path = Path("/")) -> int:
 def probe_ram_bytes(root: Path = Path("/")) -> int:
     """The memory that can still be had: what the system has available, or the control group's limit if less."""
     limits = [
-        int(text)
+        limit
         for folder in _cgroup_folders(root)
         for name in ("memory.max", "memory.limit_in_bytes")
-        if (text := _read_text(folder / name)).isdigit()
+        if (limit := _read_whole(_read_text(folder / name))) is not None
     ]
     return min([_available_bytes(root), *limits])
 
@@ -238,9 +239,8 @@ def _read_quota(folder: Path) -> float | None:
         _read_text(folder / "cpu.cfs_quota_us"),
         _read_text(folder / "cpu.cfs_period_us"),
     ]
-    if len(cells) == 2 and cells[0].isdigit() and cells[1].isdigit() and int(cells[1]) > 0:
-        return int(cells[0]) / int(cells[1])
-    return None
+    quota, period = map(_read_whole, cells) if len(cells) == 2 else (None, None)
+    return quota / period if quota is not None and period else None
 
 
 def _read_text(path: Path) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from launcher.errors import InputError
 from launcher.manifest.dataset import Dataset
 
 # Rows of the text-to-code data that the published experts train on: mean about 350 tokens with their schema (TARGETS).
@@ -13,6 +15,7 @@ ASSUMED_MEAN_TOKENS = 350.0
 # Byte-level BPE on English, JSON and code: about 3.6 bytes a token.
 BYTES_PER_TOKEN = 3.6
 _SAMPLED_ROWS = 2000
+_BYTES_OR_TOKENS = re.compile(r"( of \d+ bytes|; \d+ tokens a row are assumed)$")
 
 SAMPLE_TRAIN = "sample/train.jsonl"
 SAMPLE_VALIDATION = "sample/validation.jsonl"
@@ -33,8 +36,10 @@ class RowEstimate:
 def probe_rows(dataset: Dataset, folder: Path) -> RowEstimate:
     """From the local file where there is one, otherwise from what the manifest states."""
     file = folder / dataset.path if dataset.path else None
-    if file is not None and file.is_file() and file.suffix in (".jsonl", ".csv"):
-        return _sample_lines(file)
+    if file is not None and file.suffix in (".jsonl", ".csv"):
+        found = _sample_lines(file)
+        if found is not None:
+            return found
     stated = dataset.stated_train_rows
     if stated:
         return RowEstimate(
@@ -49,21 +54,37 @@ def probe_rows(dataset: Dataset, folder: Path) -> RowEstimate:
 
 def probe_sample(folder: Path) -> RowEstimate:
     """The sample of the smoke profile, which lies beside the manifest."""
-    file = folder / SAMPLE_TRAIN
-    if file.is_file():
-        return _sample_lines(file)
-    return RowEstimate(num_rows=None, mean_tokens=ASSUMED_MEAN_TOKENS, basis=f"{SAMPLE_TRAIN} is not there yet")
+    return _sample_lines(folder / SAMPLE_TRAIN) or RowEstimate(
+        num_rows=None, mean_tokens=ASSUMED_MEAN_TOKENS, basis=f"{SAMPLE_TRAIN} is not there yet"
+    )
 
 
-def _sample_lines(file: Path) -> RowEstimate:
-    """Rows are lines; beyond the sample their number follows from the file's size."""
-    with file.open("rb") as lines:
-        sizes = [len(line) for line in islice(lines, _SAMPLED_ROWS) if line.strip()]
+def with_tokens_per_row(rows: RowEstimate, tokens_per_row: int) -> RowEstimate:
+    """The user knows the rows better than an estimate does."""
+    known = _BYTES_OR_TOKENS.sub("", rows.basis)
+    return replace(
+        rows,
+        mean_tokens=float(tokens_per_row),
+        basis=f"{known}; {tokens_per_row:,} tokens a row, as given by --tokens-per-row",
+    )
+
+
+def _sample_lines(file: Path) -> RowEstimate | None:
+    """Rows are lines; beyond the sample their number follows from the file's size. None: there is no such file."""
+    try:
+        if not file.is_file():
+            return None
+        with file.open("rb") as lines:
+            sizes = [len(line) for line in islice(lines, _SAMPLED_ROWS) if line.strip()]
+        file_bytes = file.stat().st_size
+    except OSError as error:
+        name = file.name if len(file.name) <= 60 else file.name[:57] + "..."
+        raise InputError(f"the training rows in {name} cannot be read: {error.strerror}") from None
     if not sizes:
         return RowEstimate(num_rows=0, mean_tokens=0.0, basis=f"read from {file.name}: it is empty")
     mean_bytes = sum(sizes) / len(sizes)
     is_whole = len(sizes) < _SAMPLED_ROWS
-    num_rows = len(sizes) if is_whole else round(file.stat().st_size / mean_bytes)
+    num_rows = len(sizes) if is_whole else round(file_bytes / mean_bytes)
     return RowEstimate(
         num_rows=num_rows,
         mean_tokens=mean_bytes / BYTES_PER_TOKEN,

@@ -49,6 +49,8 @@ def check_input(plan: Path | None, manifest: Path | None) -> None:
             Plan.model_validate_json(plan.read_text(encoding="utf-8"))
         except OSError as error:
             raise InputError(f"{plan}: cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise InputError(f"{plan}: not a plan: it is not UTF-8") from None
         except ValidationError as error:
             raise InputError(f"{plan}: not a plan of this version ({error.error_count()} problems)") from None
 

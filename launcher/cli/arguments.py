@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from launcher.inputs import Request
 
+_MAX_NUMBER = 10**9  # of anything that is counted here
+_MAX_PRICE = 1e6
 _PRICE = re.compile(r"^[^\d.]?(\d+(?:\.\d+)?|\.\d+)(?:/h)?$")
 
 
@@ -23,6 +26,9 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
         "--base", metavar="NAME", help="another base model: one of the manifest's, a folder, a hub name"
     )
     learning.add_argument(
+        "--tokens-per-row", type=_positive, metavar="N", help="mean tokens of a row, where you know them"
+    )
+    learning.add_argument(
         "--profile", choices=("auto", "full", "smoke"), default="auto", help="auto: full with a GPU, smoke without"
     )
     hardware = parser.add_argument_group("where it runs (default: this machine)")
@@ -30,7 +36,7 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     hardware.add_argument("--gpus", type=_positive, metavar="N", help="GPUs in each node")
     hardware.add_argument("--nodes", type=_positive, default=1, metavar="N", help="nodes (default 1)")
     hardware.add_argument("--cores", type=_positive, metavar="N", help="CPU cores in each node")
-    hardware.add_argument("--ram", type=float, metavar="GIB", help="CPU memory of each node")
+    hardware.add_argument("--ram", type=_gib, metavar="GIB", help="CPU memory of each node")
     hardware.add_argument(
         "--strategy", choices=("ddp", "fsdp2", "zero1", "zero2", "zero3"), help="override the plan's strategy"
     )
@@ -53,6 +59,7 @@ def make_request(arguments: argparse.Namespace) -> Request:
         ram_gib_per_node=arguments.ram,
         strategy=arguments.strategy,
         price_per_gpu_hour=arguments.price,
+        tokens_per_row=arguments.tokens_per_row,
     )
 
 
@@ -62,12 +69,28 @@ def _positive(text: str) -> int:
     except ValueError:
         number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not a whole number above 0")
+    if number > _MAX_NUMBER:
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is more than {_MAX_NUMBER:,}")
+    return number
+
+
+def _gib(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not a number of GiB above 0")
     return number
 
 
 def _price(text: str) -> float:
     match = _PRICE.match(text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a price an hour, such as 0.40/h")
+    if match is None or float(match.group(1)) > _MAX_PRICE:
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not a price an hour, such as 0.40/h")
     return float(match.group(1))
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")

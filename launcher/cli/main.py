@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import io
+import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from launcher import __version__
 from launcher.cli import data, plan, prepare, schema, train, validate
@@ -19,8 +23,18 @@ exit codes: 0 done, 1 a bug of ours, 2 wrong input, 3 does not fit the hardware
 """
 
 
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
+class _Parser(argparse.ArgumentParser):
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """argparse passes over a stream that cannot be written."""
+        if message:
+            (file or sys.stderr).write(message)
+
+
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="launcher",
         description=_DESCRIPTION,
         epilog=_EPILOG,
@@ -35,19 +49,61 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = make_parser().parse_args(argv)
+    if not _has_streams():
+        return int(ExitCode.WRONG_INPUT)
     try:
-        code = int(_VERBS[arguments.verb].run(arguments))
+        code = _run(argv)
         sys.stdout.flush()
         return code
-    except LauncherError as error:
-        sys.stdout.flush()
-        print(f"error: {error}", file=sys.stderr)
-        return int(error.exit_code)
-    except BrokenPipeError:
-        # The reader (head, less) went away: not an error. Nothing may be written at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader (head, less) went away: not an error
+        _drop_output()
         return int(ExitCode.DONE)
+    except OSError as error:
+        if error.filename is not None or error.errno not in _OUTPUT_ERRORS:  # not of a stream: our bug
+            raise
+        _drop_output()
+        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return int(ExitCode.WRONG_INPUT)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    try:
+        arguments = make_parser().parse_args(argv)
+    except SystemExit as end:  # after --help or a usage message, which may still lie in a buffer
+        return end.code if isinstance(end.code, int) else int(ExitCode.WRONG_INPUT)
+    try:
+        return int(_VERBS[arguments.verb].run(arguments))
+    except LauncherError as error:
+        if getattr(arguments, "json", False):
+            _print_json(arguments.verb, error)
+        sys.stdout.flush()
+        print(f"error: {error}", file=sys.stderr)
+        return int(error.exit_code)
+
+
+def _print_json(verb: str, error: LauncherError) -> None:
+    """For programs, which read stdout: the same as people read on stderr."""
+    verdict = {"valid": False} if verb == "validate" else {}
+    problems = [{"where": problem.where, "what": problem.what} for problem in error.problems]
+    json.dump({**verdict, "error": error.title, "problems": problems, "hint": error.hint}, sys.stdout, indent=2)
+    print()
+
+
+def _has_streams() -> bool:
+    """Python sets a stream to None whose descriptor is closed. Text that cannot be encoded must not stop a plan."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123  (lives as long as the process)
+    if sys.stdout is None:
+        print("error: the output cannot be written: stdout is closed", file=sys.stderr)
+        return False
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    return True
+
+
+def _drop_output() -> None:
+    """Python flushes at exit: what is left in the buffer must go somewhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from launcher.cli.tables import format_bar, print_table
+from launcher.errors import escape
 from launcher.plan.model import MemoryPlan, Plan
 from launcher.units import bytes_to_gib, format_count, format_duration, format_gib, format_percent
 
@@ -10,11 +11,11 @@ _MARKS = {"manifest": "manifest", "plan": "", "command line": "flag", "hardware"
 
 
 def print_plan(plan: Plan) -> None:
-    print(f"{plan.expert} on {format_hardware(plan)}\n")
+    print(f"{plan.expert} on {escape(format_hardware(plan))}\n")
     rows = [(d.name, d.value, d.reason, _MARKS[d.decided_by]) for d in plan.decisions]
     print_table(("decision", "value", "why", "said by"), rows, styles=("cyan", "bold", "", "dim"))
     for note in plan.notes:
-        print(f"note: {note}")
+        print(f"note: {escape(note)}")
     _print_memory(plan.memory, on_gpu=plan.hardware.gpu is not None)
     _print_speed(plan)
     _print_ladder(plan)
@@ -60,7 +61,7 @@ def _verdict(memory: MemoryPlan) -> str:
 def _print_speed(plan: Plan) -> None:
     speed = plan.speed
     if speed.tokens_per_second is None or speed.seconds_per_step is None:
-        print(f"\nSpeed: {speed.confidence}")
+        print(f"\nSpeed: {escape(speed.confidence)}")
         return
     mfu = f", {format_percent(speed.mfu)} of the peak" if speed.mfu is not None else ""
     print(
@@ -70,7 +71,7 @@ def _print_speed(plan: Plan) -> None:
         print(f"Communication-bound: {format_percent(speed.communication_fraction)} of a step waits for the links.")
     if speed.total_seconds is not None:
         print(f"Time:  about {format_duration(speed.total_seconds)}" + _cost(plan))
-    print(f"       ({speed.confidence})")
+    print(f"       ({escape(speed.confidence)})")
 
 
 def _cost(plan: Plan) -> str:

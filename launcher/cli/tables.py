@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import sys
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from launcher.errors import escape
 
 _WIDTH_WITHOUT_TERMINAL = 120
+_LEAST_WIDTH = 60
+_FULL_BLOCK = "█"
+
+
+class _Output(Console):
+    def on_broken_pipe(self) -> None:
+        """rich would end the process with code 1; a reader that went away (head, less) is not an error."""
+        raise BrokenPipeError
 
 
 def make_console() -> Console:
     """Writes to stdout. Wide enough to read when the output is a file."""
-    console = Console(highlight=False, soft_wrap=False)
-    if not console.is_terminal:
-        width = int(os.environ["COLUMNS"]) if os.environ.get("COLUMNS", "").isdigit() else _WIDTH_WITHOUT_TERMINAL
-        console = Console(highlight=False, width=max(60, width))
-    elif shutil.get_terminal_size().columns < 60:
-        console = Console(highlight=False, width=60)
-    return console
+    # Both sizes are given: rich would read COLUMNS and LINES itself, and stumbles over digits such as "²".
+    return _Output(highlight=False, width=max(_LEAST_WIDTH, _find_width()), height=25)
+
+
+def _find_width() -> int:
+    if sys.stdout.isatty():
+        return shutil.get_terminal_size().columns
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if re.fullmatch("[0-9]{1,4}", columns) else _WIDTH_WITHOUT_TERMINAL
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:
@@ -28,16 +43,19 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequ
     for position, title in enumerate(head):
         table.add_column(title, style=styles[position] if position < len(styles) else "", overflow="fold")
     for row in rows:
-        table.add_row(*(_plain(cell) for cell in row))
+        table.add_row(*(Text(escape(cell)) for cell in row))  # foreign text is never markup
     make_console().print(table)
-
-
-def _plain(text: str) -> str:
-    """Foreign text is never markup."""
-    return text.replace("[", "\\[")
 
 
 def format_bar(fraction: float, width: int = 30) -> str:
     """Filled from the left; anything above nothing is visible."""
     filled = round(max(0.0, min(1.0, fraction)) * width)
-    return "█" * max(filled, 1 if fraction > 0 else 0)
+    return _bar_sign() * max(filled, 1 if fraction > 0 else 0)
+
+
+def _bar_sign() -> str:
+    try:
+        _FULL_BLOCK.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return "#"
+    return _FULL_BLOCK

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from launcher.errors import ExitCode
+from launcher.errors import ExitCode, escape
 
 HELP = "check a manifest and list the keys that training does not use"
 
@@ -32,10 +32,10 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             "expert": loaded.manifest.expert,
             "not_used": [{"key": item.path, "reason": item.reason} for item in unused],
         }
-        json.dump(result, sys.stdout, indent=2, ensure_ascii=False)
+        json.dump(result, sys.stdout, indent=2)
         print()
         return ExitCode.DONE
-    print(f"{loaded.path}: valid (expert {loaded.manifest.expert}, schema {loaded.manifest.schema_version})")
+    print(f"{escape(str(loaded.path))}: valid (expert {loaded.manifest.expert}, schema {loaded.schema_version})")
     if unused:
         from launcher.cli.tables import print_table
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Tag
+from pydantic_core import PydanticCustomError
 
 Scalar = str | float | bool | None
 
@@ -27,6 +28,23 @@ class CommonNames:
     """Names often used in a map whose keys the author chooses. Two swapped letters of one are taken for a slip."""
 
     names: tuple[str, ...]
+
+
+def one_of(*supported: str, refused: tuple[str, ...]) -> BeforeValidator:
+    """A choice of which some values are known but not supported: those are told apart by a rule with its own words,
+    and a value that nobody knows is shown the supported ones only."""
+
+    def check(value: object) -> object:
+        if isinstance(value, str) and value not in (*supported, *refused):
+            raise PydanticCustomError("literal_error", "one of", {"expected": _format_choices(supported)})
+        return value
+
+    return BeforeValidator(check)
+
+
+def _format_choices(names: tuple[str, ...]) -> str:
+    *first, last = (f"'{name}'" for name in names)
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _text_or_object(value: object) -> str:

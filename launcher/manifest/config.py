@@ -11,10 +11,15 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from launcher.choices import AttentionBackend, OptimizerName
-from launcher.manifest.base import Scalar, Strict
+from launcher.manifest.base import Scalar, Strict, one_of
 
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
+# Bounds that no training reaches: they keep a slip of the keyboard out of the arithmetic of a plan.
+BatchSize = Annotated[int, Field(ge=1, le=10**6)]
+Epochs = Annotated[float, Field(gt=0, le=1e6)]
+Steps = Annotated[int, Field(ge=0, le=10**9)]
+PositiveSteps = Annotated[int, Field(ge=1, le=10**9)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what NumPy takes
+Workers = Annotated[int, Field(ge=0, le=1024)]
 Ratio = Annotated[float, Field(ge=0, le=1)]
 Cadence = Literal["no", "steps", "epoch"]
 SchedulerName = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"]
@@ -23,9 +28,9 @@ SchedulerName = Literal["linear", "cosine", "cosine_with_restarts", "polynomial"
 class SchedulerOptions(Strict):
     """`lr_scheduler_kwargs`."""
 
-    num_cycles: Annotated[float, Field(gt=0)] | None = None  # cosine (periods), cosine_with_restarts (restarts)
-    power: Annotated[float, Field(gt=0)] | None = None  # polynomial
-    lr_end: Annotated[float, Field(ge=0)] | None = None  # polynomial
+    num_cycles: Annotated[float, Field(gt=0, le=1e6)] | None = None  # cosine (periods), cosine_with_restarts (restarts)
+    power: Annotated[float, Field(gt=0, le=1e3)] | None = None  # polynomial
+    lr_end: Annotated[float, Field(ge=0, le=1)] | None = None  # polynomial
 
 
 class Wandb(Strict):
@@ -42,33 +47,36 @@ class Wandb(Strict):
 
 class TrainingConfig(Strict):
     # What to learn
-    method: Literal["sft", "rlhf", "dpo"]
-    adapter_type: Literal["lora", "dora", "ia3", "full", "lokr", "adalora"]
+    method: Annotated[Literal["sft", "rlhf", "dpo"], one_of("sft", refused=("rlhf", "dpo"))]
+    adapter_type: Annotated[
+        Literal["lora", "dora", "ia3", "full", "lokr", "adalora"],
+        one_of("lora", "dora", "ia3", "full", refused=("lokr", "adalora")),
+    ]
     rank: Annotated[int, Field(ge=1, le=1024)] | None = None
-    alpha: Positive | None = None
+    alpha: Annotated[int, Field(ge=1, le=10**6)] | None = None
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     target_modules: tuple[str, ...] = ()
     feedforward_modules: tuple[str, ...] = ()
-    epochs: Annotated[float, Field(gt=0)] | None = None
-    num_epochs: Annotated[float, Field(gt=0)] | None = None
-    max_steps: NonNegative | None = None
+    epochs: Epochs | None = None
+    num_epochs: Epochs | None = None
+    max_steps: Steps | None = None
     learning_rate: Annotated[float, Field(gt=0, le=1)]
     lr_scheduler: SchedulerName = "linear"
     lr_scheduler_kwargs: SchedulerOptions = SchedulerOptions()
-    warmup_steps: NonNegative = 0
+    warmup_steps: Steps = 0
     warmup_ratio: Ratio | None = None
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=1e3)] = 0.0
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
-    max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
-    batch_size: Positive
-    gradient_accumulation_steps: Positive = 1
-    max_seq_length: Annotated[int, Field(ge=8)] = 2048
+    adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    max_grad_norm: Annotated[float, Field(ge=0, le=1e9)] = 1.0
+    batch_size: BatchSize
+    gradient_accumulation_steps: BatchSize = 1
+    max_seq_length: Annotated[int, Field(ge=8, le=10**7)] = 2048
     packing: bool = False
     group_by_length: bool = False
     loss_on: Literal["completion", "all"] = "all"
-    seed: NonNegative = 42
+    seed: Seed = 42
 
     # How to run it: None means that the plan decides
     bf16: bool | None = None
@@ -84,37 +92,37 @@ class TrainingConfig(Strict):
     torch_compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = (
         None
     )
-    dataloader_num_workers: NonNegative | None = None
-    dataloader_prefetch_factor: Positive | None = None
+    dataloader_num_workers: Workers | None = None
+    dataloader_prefetch_factor: Annotated[int, Field(ge=1, le=1024)] | None = None
     dataloader_pin_memory: bool | None = None
     dataloader_persistent_workers: bool | None = None
     strategy: Literal["auto", "ddp", "fsdp2", "zero1", "zero2", "zero3"] = "auto"
     offload: Literal["auto", "none", "optimizer", "optimizer_and_parameters"] = "auto"
-    eval_batch_size: Positive | None = None
+    eval_batch_size: BatchSize | None = None
     pretokenized_cache: Annotated[str, Field(min_length=1)] | None = None
 
     # When to look and to save
-    logging_steps: Positive = 10
+    logging_steps: PositiveSteps = 10
     evaluation_strategy: Cadence | None = None
-    eval_steps: Positive | None = None
+    eval_steps: PositiveSteps | None = None
     save_strategy: Cadence | None = None
-    save_steps: Positive | None = None
-    save_total_limit: Positive | None = 3
+    save_steps: PositiveSteps | None = None
+    save_total_limit: PositiveSteps | None = 3
     load_best_model_at_end: bool | None = None
     metric_for_best_model: str = "eval_loss"
     greater_is_better: bool = False
-    early_stopping_patience: Positive | None = None
+    early_stopping_patience: PositiveSteps | None = None
     early_stopping_threshold: Annotated[float, Field(ge=0)] = 0.0
     wandb: Wandb = Wandb()
 
     # Keys of other trainers: known, and listed by `launcher validate` as not used
     use_unsloth: bool | None = None
     memory_efficient_attention: bool | None = None
-    memory_clear_every: NonNegative | None = None
+    memory_clear_every: Steps | None = None
     activation_checkpointing: str | None = None
     gradient_checkpointing_kwargs: dict[str, Scalar] | None = None
     use_cuda_graphs: bool | None = None
-    cuda_graph_warmup_steps: NonNegative | None = None
+    cuda_graph_warmup_steps: Steps | None = None
 
     @model_validator(mode="after")
     def _makes_sense(self) -> TrainingConfig:
@@ -158,11 +166,20 @@ def _adapter_problems(config: TrainingConfig) -> list[str]:
     else:
         given = [name for name in ("rank", "alpha") if getattr(config, name) is not None]
         problems += [f"{name}: no meaning for adapter_type {kind}; remove it" for name in given]
-    if kind == "ia3" and not (config.target_modules or config.feedforward_modules):
+    if kind == "ia3" and not config.target_modules:
         problems.append("target_modules: missing or empty, adapter_type ia3 needs at least one")
-    if kind == "full" and (config.target_modules or config.feedforward_modules):
+    if kind == "full" and config.target_modules:
         problems.append("target_modules: no meaning for adapter_type full, which trains every weight; remove it")
-    return problems
+    return problems + _feedforward_problems(config)
+
+
+def _feedforward_problems(config: TrainingConfig) -> list[str]:
+    if config.feedforward_modules and config.adapter_type != "ia3":
+        return [f"feedforward_modules: no meaning for adapter_type {config.adapter_type}, only for ia3; remove it"]
+    strangers = [name for name in config.feedforward_modules if name not in config.target_modules]
+    if strangers and config.target_modules:  # PEFT refuses them too, but only once the base is loaded
+        return [f"feedforward_modules: {', '.join(strangers)} must be in target_modules as well"]
+    return []
 
 
 def _length_problems(config: TrainingConfig) -> list[str]:
@@ -177,6 +194,18 @@ def _cadence_problems(config: TrainingConfig) -> list[str]:
     problems = []
     if config.evaluation_strategy == "no" and config.load_best_model_at_end:
         problems.append("load_best_model_at_end: needs an evaluation, but evaluation_strategy is no")
+    elif config.load_best_model_at_end and _are_out_of_step(config):
+        problems.append(
+            f"load_best_model_at_end: the best model must have been saved, but save_strategy is {config.save_strategy} "
+            f"and evaluation_strategy is {config.evaluation_strategy}; make them equal"
+        )
     if config.evaluation_strategy == "no" and config.early_stopping_patience is not None:
         problems.append("early_stopping_patience: needs an evaluation, but evaluation_strategy is no")
     return problems
+
+
+def _are_out_of_step(config: TrainingConfig) -> bool:
+    """Both said, and differently. One that is left out follows the other."""
+    return None not in (config.save_strategy, config.evaluation_strategy) and (
+        config.save_strategy != config.evaluation_strategy
+    )

@@ -49,7 +49,7 @@ class DatasetValidation(Strict):
     validate_schema: bool | None = None
     deduplicate: bool | None = None
     min_length: Counter | None = None
-    max_length: Annotated[int, Field(ge=1)] | None = None
+    max_length: Annotated[int, Field(ge=1, le=10**12)] | None = None
 
 
 class Augmentation(Strict):

@@ -12,9 +12,25 @@ from pydantic import BaseModel
 
 from launcher.manifest.base import CommonNames, Open
 from launcher.manifest.reading import Json
-from launcher.manifest.spelling import closest, edit_distance, is_swap
+from launcher.manifest.spelling import closest, closest_slip, is_swap
 
 _RELEASE_NAME = re.compile(r"^(checkpoint-\d+|final)$")
+
+# What other trainers call it: too far for a slip, and clearly meant.
+SYNONYMS = {
+    "per_device_train_batch_size": "batch_size",
+    "lr": "learning_rate",
+    "num_train_epochs": "epochs",
+    "lora_r": "rank",
+    "r": "rank",
+    "lora_alpha": "alpha",
+    "lora_dropout": "dropout",
+    "max_length": "max_seq_length",
+    "model_max_length": "max_seq_length",
+    "cutoff_len": "max_seq_length",
+    "lr_scheduler_type": "lr_scheduler",
+    "eval_strategy": "evaluation_strategy",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,8 +40,9 @@ class UnknownKey:
     meant: str | None
 
 
-def find_unknown_keys(tree: dict[str, Json], model: type[BaseModel]) -> list[UnknownKey]:
-    return list(_visit(tree, model, ""))
+def find_unknown_keys(tree: dict[str, Json], model: type[BaseModel]) -> Iterator[UnknownKey]:
+    """One by one, so that whoever has seen enough can stop: a suggestion takes time."""
+    return _visit(tree, model, "")
 
 
 def join(path: str, key: str) -> str:
@@ -51,9 +68,11 @@ def _visit_object(node: dict[str, Json], model: type[BaseModel], path: str) -> I
             annotation = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
             yield from _visit(value, annotation, join(path, key))
             continue
-        meant = closest(key, fields)
-        if not issubclass(model, Open) or (meant is not None and edit_distance(key, meant) == 1):
-            yield UnknownKey(path=path, key=key, meant=meant)
+        if not issubclass(model, Open):
+            synonym = SYNONYMS.get(key)
+            yield UnknownKey(path=path, key=key, meant=synonym if synonym in fields else closest(key, fields))
+        elif (slip := closest_slip(key, fields)) is not None:
+            yield UnknownKey(path=path, key=key, meant=slip)
 
 
 def _visit_map(node: dict[str, Json], value_type: object, common: tuple[str, ...], path: str) -> Iterator[UnknownKey]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.errors import ManifestError, Problem
 from launcher.manifest.model import Manifest
 from launcher.manifest.overrides import apply_overrides
-from launcher.manifest.problems import find_problems
+from launcher.manifest.problems import MAX_TOLD, find_problems
 from launcher.manifest.reading import read_json_object, walk_keys
 from launcher.manifest.upgrade import V1_ONLY_KEYS, is_schema_1, path_in_schema_1, upgrade
 
@@ -23,6 +23,7 @@ class LoadedManifest:
     manifest: Manifest
     path: Path
     keys: tuple[str, ...]
+    schema_version: str = "2.0"  # as written; the manifest itself is always of today's form
 
     @property
     def folder(self) -> Path:
@@ -32,17 +33,20 @@ class LoadedManifest:
 
 def load_manifest(path: Path, overrides: Sequence[str] = ()) -> LoadedManifest:
     raw = read_json_object(path)
-    tree = apply_overrides(upgrade(raw), overrides)
+    raw = apply_overrides(raw, overrides)
     old = is_schema_1(raw)
+    tree = upgrade(raw)
     problems = find_problems(tree, Manifest, V1_ONLY_KEYS if old else ())
     if problems:
         shown = (
             tuple(Problem(where=path_in_schema_1(p.where), what=p.what) for p in problems) if old else tuple(problems)
         )
-        count = "1 problem" if len(shown) == 1 else f"{len(shown)} problems"
+        count = "1 problem" if len(shown) == 1 else f"{len(shown) if len(shown) <= MAX_TOLD else 'many'} problems"
         raise ManifestError(f"{path}: {count}", shown, hint="`launcher schema` prints what a manifest may hold")
     manifest = Manifest.model_validate_json(json.dumps(tree))
-    return LoadedManifest(manifest=manifest, path=path, keys=tuple(walk_keys(tree)))
+    return LoadedManifest(
+        manifest=manifest, path=path, keys=tuple(walk_keys(tree)), schema_version="1.0" if old else "2.0"
+    )
 
 
 def manifest_sha256(manifest: Manifest) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from launcher.errors import ManifestError
+from launcher.manifest.reading import shorten
 from launcher.manifest.spelling import closest
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -13,7 +15,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 def expert_folders() -> tuple[Path, ...]:
     """Where experts live: here, inside an installed wheel, beside the package in a checkout."""
     candidates = (Path("experts"), _PACKAGE / "experts", _PACKAGE.parent / "experts")
-    return tuple(folder for folder in candidates if folder.is_dir())
+    return tuple(folder for folder in candidates if _is_dir(folder))
 
 
 def known_experts() -> tuple[str, ...]:
@@ -23,16 +25,42 @@ def known_experts() -> tuple[str, ...]:
 
 def find_manifest(name: str) -> Path:
     """An expert by name, or a manifest by path."""
-    if name.endswith(".json") or "/" in name or "\\" in name or Path(name).is_dir():
+    if not name.strip():
+        raise ManifestError("an empty name is no expert", hint=_hint(known_experts()))
+    if name.endswith(".json") or "/" in name or "\\" in name or _is_dir(Path(name)):
         path = Path(name)
-        return path / "manifest.json" if (path / "manifest.json").is_file() else path
+        return path / "manifest.json" if _is_file(path / "manifest.json") else path
     for folder in expert_folders():
         path = folder / name / "manifest.json"
-        if path.is_file():
+        if _is_file(path):
             return path
     known = known_experts()
     meant = closest(name, known)
     raise ManifestError(
-        f"no expert called {name!r}" + (f"; did you mean {meant}?" if meant else ""),
-        hint=f"known experts: {', '.join(known) or 'none here'}; or give the path of a manifest.json",
+        f"no expert called {shorten(name)!r}" + (f"; did you mean {meant}?" if meant else ""), hint=_hint(known)
     )
+
+
+def _hint(known: tuple[str, ...]) -> str:
+    return f"known experts: {', '.join(known) or 'none here'}; or give the path of a manifest.json"
+
+
+def _is_dir(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError as error:
+        return _refuse(path, error)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:
+        return _refuse(path, error)
+
+
+def _refuse(path: Path, error: OSError) -> bool:
+    """Nothing has a name that is too long. What may not be looked at might be what was meant: that is said."""
+    if error.errno == errno.ENAMETOOLONG:
+        return False
+    raise ManifestError(f"{path}: cannot be read: {error.strerror}") from None

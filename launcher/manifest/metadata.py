@@ -9,7 +9,7 @@ from pydantic import Field
 from launcher.manifest.base import CommonNames, Open, Scalar, Strict
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Counter = Annotated[int, Field(ge=0)]
+Counter = Annotated[int, Field(ge=0, le=10**12)]
 
 Counts = dict[str, Scalar]
 

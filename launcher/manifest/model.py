@@ -7,11 +7,14 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from launcher.manifest import metadata
-from launcher.manifest.base import Strict, TextOr
+from launcher.manifest.base import Strict, TextOr, one_of
 from launcher.manifest.config import TrainingConfig
 from launcher.manifest.dataset import Dataset
 
-PromptTemplate = Literal["chatml", "qwen3", "llama3", "alpaca", "tokenizer", "llama2", "vicuna", "custom"]
+PromptTemplate = Annotated[
+    Literal["chatml", "qwen3", "llama3", "alpaca", "tokenizer", "llama2", "vicuna", "custom"],
+    one_of("chatml", "qwen3", "llama3", "alpaca", "tokenizer", refused=("llama2", "vicuna", "custom")),
+]
 
 
 class Adapter(Strict):
@@ -20,8 +23,8 @@ class Adapter(Strict):
     type: Literal["lora", "dora", "ia3", "lokr", "adalora"]
     target_modules: tuple[str, ...] = ()
     feedforward_modules: tuple[str, ...] = ()
-    r: Annotated[int, Field(ge=1)] | None = None
-    alpha: Annotated[int, Field(ge=1)] | None = None
+    r: Annotated[int, Field(ge=1, le=10**6)] | None = None
+    alpha: Annotated[int, Field(ge=1, le=10**6)] | None = None
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     scaling: Literal["default", "standard", "dora", "learned"] | None = None
     use_dora: bool | None = None

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from launcher.errors import Problem
-from launcher.manifest.keys import UnknownKey, find_unknown_keys, join
-from launcher.manifest.reading import Json
+from launcher.manifest.keys import SYNONYMS, UnknownKey, find_unknown_keys, join
+from launcher.manifest.reading import Json, shorten
 from launcher.manifest.spelling import closest
+
+MAX_TOLD = 20  # of each kind; a file with more is another file than it was taken for
+_LONGEST_KEY = 100
 
 _TYPE_WORDS: Mapping[str, str] = {
     "int_type": "a whole number",
@@ -33,21 +37,33 @@ _TYPE_WORDS: Mapping[str, str] = {
 
 def find_problems(tree: dict[str, Json], model: type[BaseModel], extra_keys: tuple[str, ...] = ()) -> list[Problem]:
     """All problems of a tree at once. `extra_keys` are further names that a misspelt top-level key may have meant."""
-    unknown = find_unknown_keys(tree, model)
+    unknown = list(islice(find_unknown_keys(tree, model), MAX_TOLD))
     problems = [_unknown_problem(item, model, extra_keys) for item in unknown]
     try:
         model.model_validate_json(json.dumps(tree))
     except ValidationError as error:
+        errors = error.errors(include_url=False, include_context=True)
         suspected = {join(item.path, item.meant) for item in unknown if item.meant}
-        problems += _value_problems(error.errors(include_url=False), tree, suspected)
-    return problems
+        problems += _count_rest(sum(error["type"] == "extra_forbidden" for error in errors), "unknown keys")
+        values = _value_problems(errors, tree, suspected)
+        problems += values[:MAX_TOLD] + _count_rest(len(values), "wrong values")
+    return [_shown_problem(problem) for problem in problems]
+
+
+def _count_rest(count: int, what: str) -> list[Problem]:
+    more = count - MAX_TOLD
+    return [Problem(where="", what=f"and {more:,} more {what}")] if more > 0 else []
+
+
+def _shown_problem(problem: Problem) -> Problem:
+    return Problem(where=shorten(problem.where, _LONGEST_KEY), what=problem.what)
 
 
 def _unknown_problem(item: UnknownKey, model: type[BaseModel], extra_keys: tuple[str, ...]) -> Problem:
     meant = item.meant
     if not item.path and extra_keys:
         meant = closest(item.key, (*extra_keys, *model.model_fields)) or meant
-    elsewhere = None if meant else _same_key_elsewhere(item.key, model)
+    elsewhere = None if meant else _same_key_elsewhere(SYNONYMS.get(item.key, item.key), model)
     what = "unknown key"
     if meant:
         what += f"; did you mean {meant}?"
@@ -73,8 +89,10 @@ def _value_problems(errors: Iterable[ErrorDetails], tree: Json, suspected: set[s
     """One problem a place. Keys that are probably misspelt are not called missing too."""
     by_place: dict[str, list[str]] = {}
     for error in errors:
+        if error["type"] == "extra_forbidden":
+            continue  # found by the key check, with the key that was meant
         place = _place(error, tree)
-        if error["type"] == "extra_forbidden" or (error["type"] == "missing" and place in suspected):
+        if error["type"] == "missing" and place in suspected:
             continue
         if error["type"] == "too_short" and error["input"]:
             continue  # pydantic calls a list short when its entries failed: those are told by themselves
@@ -106,6 +124,8 @@ def _message(error: ErrorDetails) -> str:
     context = error.get("ctx", {})
     if kind == "missing":
         return "missing"
+    if kind == "json_invalid":  # the file was read; what its strings say cannot be written
+        return f"a string is not Unicode text: {context['error']}"
     if kind in _TYPE_WORDS:
         return f"must be {_TYPE_WORDS[kind]}, not {_shown(value)}"
     if kind == "literal_error":
@@ -120,7 +140,7 @@ def _message(error: ErrorDetails) -> str:
     signs = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
     if kind in bounds:
         bound = bounds[kind]
-        return f"must be {signs[bound]} {context[bound]:g}, not {_shown(value)}"
+        return f"must be {signs[bound]} {_format_bound(context[bound])}, not {_shown(value)}"
     return f"{error['msg']} (got {_shown(value)})"
 
 
@@ -134,5 +154,8 @@ def _joined(messages: list[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return shorten(json.dumps(value, default=str, ensure_ascii=False))
+
+
+def _format_bound(bound: float) -> str:
+    return f"{bound:g}" if abs(bound) < 1000 else f"{bound:,.0f}"

@@ -22,10 +22,25 @@ def edit_distance(a: str, b: str) -> int:
 
 def closest(word: str, known: Iterable[str]) -> str | None:
     """The known word nearest to `word`, unless even that one is too far to be what was meant."""
-    ranked = sorted((edit_distance(word.lower(), name.lower()), name) for name in known)
-    if not ranked or ranked[0][0] > max(1, len(word) // 3):
+    furthest = max(1, len(word) // 3)
+    near = (name for name in known if abs(len(name) - len(word)) <= furthest)  # the distance is never less than this
+    ranked = sorted((edit_distance(word.lower(), name.lower()), name) for name in near)
+    if not ranked or ranked[0][0] > furthest:
         return None
     return ranked[0][1]
+
+
+def closest_slip(word: str, known: Iterable[str]) -> str | None:
+    """The known word that `word` is one slip away from. Cheap for words that are none: maps may have many keys."""
+    letters = set(word)
+    return next(
+        (
+            name
+            for name in known
+            if abs(len(name) - len(word)) <= 1 and len(letters ^ set(name)) <= 2 and edit_distance(word, name) == 1
+        ),
+        None,
+    )
 
 
 def is_swap(word: str, known: str) -> bool:

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import InputError
-from launcher.paths import RunPaths, create_run, make_run_id, name_run, write_files, write_text_atomically
+from launcher.paths import (
+    RunPaths,
+    create_next_run,
+    create_run,
+    make_run_id,
+    name_run,
+    write_files,
+    write_text_atomically,
+)
 
 
 def test_run_ids_sort_by_time_and_are_fit_for_files() -> None:
@@ -16,9 +24,12 @@ def test_run_ids_sort_by_time_and_are_fit_for_files() -> None:
     assert make_run_id("neo4j", "4xrtx4090", when) == "neo4j-20261115-142530-4xrtx4090"
     assert make_run_id("../../x y", "a/b", when) == "x-y-20261115-142530-a-b"
     assert make_run_id("...", "", when) == "x-20261115-142530-x"
+    longest = make_run_id("e" * 200, "h" * 200, when)
+    assert len(longest) == 93
+    assert longest.startswith("e" * 38 + "-20261115")
 
 
-@pytest.mark.parametrize("run_id", ["../x", "a/b", "", ".hidden", "x" * 101, "a b", "-x", "a;b", "$(x)"])
+@pytest.mark.parametrize("run_id", ["../x", "a/b", "", "a\n", ".hidden", "x" * 101, "a b", "-x", "a;b", "$(x)"])
 def test_odd_run_ids_are_refused(tmp_path: Path, run_id: str) -> None:
     with pytest.raises(InputError, match="a run id has 1 to 100 letters"):
         name_run(tmp_path, run_id)
@@ -64,3 +75,13 @@ def test_a_new_run_has_a_place_for_logs(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_stand_in_a_script_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot stand in a script"):
         name_run(tmp_path / "new\nline", "a")
+
+
+def test_a_run_id_that_is_taken_is_counted_on(tmp_path: Path) -> None:
+    assert [create_next_run(tmp_path, "a").run_id for _ in range(3)] == ["a", "a-2", "a-3"]
+
+
+def test_a_runs_dir_that_leads_nowhere_does_not_count_for_ever(tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to(tmp_path / "gone")
+    with pytest.raises(InputError, match="cannot be made"):
+        create_next_run(tmp_path / "runs", "a")

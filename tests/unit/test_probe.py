@@ -323,3 +323,12 @@ def test_a_system_that_tells_nothing_gives_a_clear_error(tmp_path: Path, monkeyp
 def test_without_affinity_all_cores_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     assert probe_cpu_cores(tmp_path) == os.cpu_count()
+
+
+@pytest.mark.parametrize("odd", ["²", "٣", "1" * 5000, "0x1", "+0"])
+def test_only_whole_numbers_are_numbers(odd: str) -> None:
+    assert parse_nvidia_smi(DESKTOP.replace("0, GPU", f"{odd}, GPU")) == ()
+    (reading,) = parse_nvidia_smi(DESKTOP.replace("24564", odd))
+    assert reading.memory_mib is None
+    with pytest.raises(InputError, match="selects no GPU of this machine"):
+        select_visible(parse_nvidia_smi(DESKTOP), {"CUDA_VISIBLE_DEVICES": odd})

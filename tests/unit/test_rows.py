@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from launcher.errors import InputError
 from launcher.manifest.dataset import Dataset, Preprocessing, Splits
-from launcher.rows import ASSUMED_MEAN_TOKENS, probe_rows, probe_sample
+from launcher.rows import ASSUMED_MEAN_TOKENS, probe_rows, probe_sample, with_tokens_per_row
 
 
 def write_rows(file: Path, count: int, size: int) -> None:
@@ -54,3 +57,29 @@ def test_the_sample_lies_beside_the_manifest(tmp_path: Path) -> None:
     assert probe_sample(tmp_path).num_rows is None
     write_rows(tmp_path / "sample/train.jsonl", 3, 100)
     assert probe_sample(tmp_path).num_rows == 3
+
+
+def test_a_path_that_cannot_be_looked_at_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="cannot be read: File name too long"):
+        probe_rows(Dataset(path="x" * 300 + ".jsonl"), tmp_path)
+    write_rows(tmp_path / "train.jsonl", 3, 100)
+
+    def forbidden(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", forbidden)
+    with pytest.raises(InputError, match=r"train\.jsonl cannot be read: Permission denied"):
+        probe_rows(Dataset(path="train.jsonl"), tmp_path)
+
+
+def test_tokens_of_a_row_can_be_given(tmp_path: Path) -> None:
+    given = "; 1,200 tokens a row, as given by --tokens-per-row"
+    stated = with_tokens_per_row(probe_rows(Dataset(path="x/y", splits=Splits(train=1000)), tmp_path), 1200)
+    assert (stated.num_rows, stated.mean_tokens) == (1000, 1200)
+    assert stated.basis == "the manifest states 1,000 rows" + given
+    write_rows(tmp_path / "train.jsonl", 3, 100)
+    read = with_tokens_per_row(probe_rows(Dataset(path="train.jsonl"), tmp_path), 1200)
+    assert read.basis == "read from train.jsonl: 3 rows" + given
+    assert read.is_measured
+    unknown = with_tokens_per_row(probe_rows(Dataset(path="x/y"), tmp_path), 1200)
+    assert unknown.basis == "the number of rows is unknown before the data is read" + given

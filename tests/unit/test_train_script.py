@@ -36,4 +36,6 @@ def test_a_plan_of_a_dry_run_is_read_back(tmp_path: Path) -> None:
     broken = train("--plan", str(tmp_path / "a/plan.json"))
     assert broken.returncode == ExitCode.WRONG_INPUT
     assert "not a plan of this version" in broken.stderr
+    (tmp_path / "a/plan.json").write_bytes(b"\xff")
+    assert "it is not UTF-8" in train("--plan", str(tmp_path / "a/plan.json")).stderr
     assert train("--plan", str(tmp_path / "none.json")).returncode == ExitCode.WRONG_INPUT

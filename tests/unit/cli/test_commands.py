@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -93,6 +93,25 @@ def test_what_does_not_fit_is_exit_code_3() -> None:
         (("plan", "neo4j", "--price", "cheap"), "'cheap' is not a price an hour, such as 0.40/h"),
         (("plan", "neo4j", "--gpu", "h100", "--base", "Qwen3-1.5B"), "Qwen3-1.7B"),
         (("plan", "neo4j", "--set", "training.config.rank"), "not KEY=VALUE"),
+        (("plan", "neo4j", "--ram", "nan"), "'nan' is not a number of GiB above 0"),
+        (("plan", "neo4j", "--ram", "inf"), "'inf' is not a number of GiB above 0"),
+        (("plan", "neo4j", "--ram", "0"), "'0' is not a number of GiB above 0"),
+        (("plan", "neo4j", "--ram=-5"), "'-5' is not a number of GiB above 0"),
+        (("plan", "neo4j", "--ram", "1e30"), "RAM per node in GiB: must be between 1 and 65536"),
+        (("plan", "neo4j", "--cores", "99999999"), "CPU cores per node: must be between 1 and 4096"),
+        (("plan", "neo4j", "--cores", "9" * 400), "is more than 1,000,000,000"),
+        (("plan", "neo4j", "--gpu", "h100", "--price", "9" * 400), "is not a price an hour"),
+        (("plan", "neo4j", "--tokens-per-row", "0"), "'0' is not a whole number above 0"),
+        (("plan", ""), "an empty name"),
+        (("plan", "x" * 5000), "no expert called 'xxx"),
+        (("plan", "./" + "x" * 5000), "cannot be read: File name too long"),
+        (("plan", "x" * 5000 + ".json"), "cannot be read: File name too long"),
+        (
+            ("plan", "neo4j", "--gpu", "h100", "--set", f"training.dataset.path={'x' * 300}.jsonl"),
+            "cannot be read: File name too long",
+        ),
+        (("plan", "neo4j", "--set", "base_models.².name=x"), "base_models is a list"),
+        (("validate", "/dev/zero"), "/dev/zero is not a file"),
         (("train", "neo4j", "--run-id", "../x"), "a run id has 1 to 100 letters"),
         (("fly",), "invalid choice: 'fly'"),
         ((), "the following arguments are required: VERB"),
@@ -257,12 +276,110 @@ def test_torch_is_never_imported(tmp_path: Path, arguments: tuple[str, ...]) -> 
     ("limit", "arguments"), [(HELP_SECONDS, ("--help",)), (PLAN_SECONDS, ("plan", "neo4j", "--gpu", "rtx4090"))]
 )
 def test_answers_come_at_once(limit: float, arguments: tuple[str, ...]) -> None:
-    """Of several tries the best: the machine may be busy with other tests."""
+    """In CPU time, of several tries the best: the machine may be busy with other tests."""
     best = float("inf")
     for _ in range(8):
-        start = time.perf_counter()
+        before = _children_cpu_seconds()
         run_ok(*arguments)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, _children_cpu_seconds() - before)
         if best <= limit:
             break
     assert best <= limit
+
+
+def _children_cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+@pytest.mark.parametrize("name", ["COLUMNS", "LINES"])
+def test_digits_that_are_no_numbers(name: str) -> None:
+    assert "neo4j on" in run_ok("plan", "neo4j", "--gpu", "h100", env={name: "²"})
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_stdout_that_is_not_utf_8(encoding: str) -> None:
+    text = run_ok("plan", "neo4j", "--gpu", "rtx4090", env={"PYTHONIOENCODING": encoding})
+    assert "total " in text
+    assert "###" in text
+
+
+OUTPUTS = [("plan", "neo4j", "--gpu", "h100"), ("schema",), ("--help",), ("plan", "neo4j", "--gpu", "h100", "--json")]
+
+
+@pytest.mark.parametrize("arguments", OUTPUTS, ids=" ".join)
+@pytest.mark.parametrize("target", [">/dev/full", ">&-"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_that_cannot_be_written(arguments: tuple[str, ...], target: str, unbuffered: str) -> None:
+    command = f"{sys.executable} -m launcher {' '.join(arguments)} {target}"
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    result = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: the output cannot be written: ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", OUTPUTS, ids=" ".join)
+def test_a_reader_that_went_away_is_no_error(arguments: tuple[str, ...]) -> None:
+    """The pipe is closed before the first byte: rich would exit with code 1."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "launcher", *arguments]
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment, stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_failure_as_json(write_manifest: WriteManifest) -> None:
+    path = write_manifest({"training.config.rank": 0})
+    for verb, verdict in ((("validate",), {"valid": False}), (("plan", "--gpu", "h100"), {})):
+        result = launcher(verb[0], str(path), *verb[1:], "--json")
+        assert result.returncode == 2
+        assert result.stderr.startswith(f"error: {path}: 1 problem\n")
+        assert json.loads(result.stdout) == {
+            **verdict,
+            "error": f"{path}: 1 problem",
+            "problems": [{"where": "training.config.rank", "what": "must be at least 1, not 0"}],
+            "hint": "`launcher schema` prints what a manifest may hold",
+        }
+    impossible = launcher("plan", "neo4j", "--gpu", "rtx4090", "--base", "Qwen3-1.5B", "--json")
+    assert "Qwen3-1.5B" in json.loads(impossible.stdout)["error"]
+
+
+def test_control_characters_never_reach_the_terminal(write_manifest: WriteManifest) -> None:
+    path = write_manifest({"training.config.\x1b[31mred": 1, "training.config.optim": "\x9b31m\u202e\x7f"})
+    result = launcher("validate", str(path))
+    assert "training.config.\\x1b[31mred: unknown key" in result.stderr
+    assert "\\x9b31m\\u202e\\x7f" in result.stderr
+    assert result.stderr.replace("\n", "").isprintable()
+
+
+def test_a_pipe_is_not_a_manifest(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "manifest.json")
+    result = launcher("validate", str(tmp_path / "manifest.json"))
+    assert result.returncode == 2
+    assert "is not a file" in result.stderr
+
+
+def test_two_dry_runs_within_a_second(tmp_path: Path) -> None:
+    for _ in range(2):
+        run_ok("train", "neo4j", "--gpu", "rtx4090", "--dry-run", "--runs-dir", str(tmp_path), "--json")
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_tokens_per_row_reach_the_plan() -> None:
+    flags = ("plan", "sql", "--gpu", "rtx4090", "--json")
+    plan = json.loads(run_ok(*flags, "--tokens-per-row", "123"))
+    assert plan["data"]["mean_tokens"] == 123
+    assert json.loads(run_ok(*flags))["data"]["mean_tokens"] != 123
+
+
+def test_an_offloading_plan_tells_the_memory_of_the_cpu() -> None:
+    flags = ("--gpu", "rtx4090", "--set", "training.config.offload=optimizer", "--strategy", "zero2")
+    assert "\nOn the CPU, each rank: " in run_ok("plan", "neo4j", *flags)
+    assert "On the CPU, each rank" not in run_ok("plan", "neo4j", "--gpu", "rtx4090")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,7 +67,97 @@ WRONG_VALUES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     ({"learning_rate": 1e-4}, (), "learning_rate: unknown key; did you mean training.config.learning_rate?"),
     ({CONFIG + "bacth_size": 4}, (), "training.config.bacth_size: unknown key; did you mean batch_size?"),
     ({"xyzzy": 1}, (), "xyzzy: unknown key\n"),
+    ({CONFIG + "learning_rate": 1.5}, (), "training.config.learning_rate: must be at most 1, not 1.5"),
+    ({CONFIG + "dropout": 1.0}, (), "training.config.dropout: must be less than 1, not 1.0"),
+    ({CONFIG + "batch_size": 10**6 + 1}, (), "training.config.batch_size: must be at most 1,000,000, not 1000001"),
+    ({CONFIG + "batch_size": 10**400}, (), "training.config.batch_size: must be at most 1,000,000, not 1000"),
+    ({CONFIG + "gradient_accumulation_steps": 10**7}, (), "gradient_accumulation_steps: must be at most 1,000,000"),
+    ({CONFIG + "max_steps": 10**10}, (), "training.config.max_steps: must be at most 1,000,000,000"),
+    ({CONFIG + "epochs": 1e308}, (), "training.config.epochs: must be at most 1,000,000, not 1e+308"),
+    ({CONFIG + "dataloader_num_workers": 100_000}, (), "dataloader_num_workers: must be at most 1,024, not 100000"),
+    ({CONFIG + "max_seq_length": 10**8}, (), "training.config.max_seq_length: must be at most 10,000,000"),
+    ({"training.dataset.splits": {"train": 10**13}}, (), "splits.train: must be at most 1,000,000,000,000, not"),
+    ({CONFIG + "method": "grpo"}, (), "training.config.method: must be 'sft', not \"grpo\""),
+    ({CONFIG + "adapter_type": "x"}, (), "adapter_type: must be 'lora', 'dora', 'ia3' or 'full', not \"x\""),
+    (
+        {"base_models.0.prompt_template": "gemma"},
+        (),
+        "prompt_template: must be 'chatml', 'qwen3', 'llama3', 'alpaca' or 'tokenizer', not \"gemma\"",
+    ),
+    ({CONFIG + "feedforward_modules": ["down_proj"]}, (), "feedforward_modules: no meaning for adapter_type lora"),
+    (
+        {CONFIG + "adapter_type": "ia3", CONFIG + "target_modules": ["k_proj"], CONFIG + "feedforward_modules": ["x"]},
+        (CONFIG + "rank", CONFIG + "alpha", CONFIG + "dropout"),
+        "training.config.feedforward_modules: x must be in target_modules as well",
+    ),
+    (
+        {CONFIG + "save_strategy": "steps", CONFIG + "evaluation_strategy": "epoch"},
+        (),
+        "load_best_model_at_end: the best model must have been saved, but save_strategy is steps and "
+        "evaluation_strategy is epoch; make them equal",
+    ),
+    ({"description": "\ud800"}, (), "a string is not Unicode text"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("foreign", "ours"),
+    [
+        ("per_device_train_batch_size", "batch_size"),
+        ("lr", "learning_rate"),
+        ("num_train_epochs", "epochs"),
+        ("lora_r", "rank"),
+        ("r", "rank"),
+        ("lora_alpha", "alpha"),
+        ("lora_dropout", "dropout"),
+        ("max_length", "max_seq_length"),
+        ("model_max_length", "max_seq_length"),
+        ("cutoff_len", "max_seq_length"),
+        ("lr_scheduler_type", "lr_scheduler"),
+        ("eval_strategy", "evaluation_strategy"),
+    ],
+)
+def test_names_of_other_trainers_are_understood(write_manifest: WriteManifest, foreign: str, ours: str) -> None:
+    assert f"training.config.{foreign}: unknown key; did you mean {ours}?" in message_of(
+        write_manifest({CONFIG + foreign: 1})
+    )
+    assert f"{foreign}: unknown key; did you mean training.config.{ours}?" in message_of(write_manifest({foreign: 1}))
+
+
+def test_a_strategy_that_is_left_out_follows_the_other(write_manifest: WriteManifest) -> None:
+    file = write_manifest({CONFIG + "evaluation_strategy": "steps"}, (CONFIG + "save_strategy",))
+    assert load_manifest(file).manifest.training.config.load_best_model_at_end
+
+
+def test_a_hundred_thousand_unknown_keys_are_answered_at_once(write_manifest: WriteManifest) -> None:
+    file = write_manifest({CONFIG + f"unheard_of_{number}": 1 for number in range(100_000)})
+    start = time.process_time()
+    message = message_of(file)
+    assert time.process_time() - start < 2
+    assert "and 99,980 more unknown keys" in message
+    assert message.count("\n") < 30
+
+
+def test_a_hundred_thousand_foreign_keys_of_an_open_object(write_manifest: WriteManifest) -> None:
+    file = write_manifest({"training.dataset.preprocessing": {f"note_number_{n}": 1 for n in range(100_000)}})
+    start = time.process_time()
+    load_manifest(file)
+    assert time.process_time() - start < 4
+
+
+def test_one_very_long_key(write_manifest: WriteManifest) -> None:
+    start = time.process_time()
+    message = message_of(write_manifest({CONFIG + "x" * 1_000_000: 1}))
+    assert time.process_time() - start < 1
+    assert len(message) < 500
+
+
+def test_many_duplicate_keys(tmp_path: Path) -> None:
+    pairs = ", ".join(f'"k{number}": 1' for number in range(50_000))
+    (tmp_path / "manifest.json").write_text(f"{{{pairs}, {pairs}}}")
+    start = time.process_time()
+    assert "and 49,980 more" in message_of(tmp_path / "manifest.json")
+    assert time.process_time() - start < 2
 
 
 @pytest.mark.parametrize(("changes", "drop", "expected"), WRONG_VALUES, ids=lambda case: str(case)[:40])
@@ -112,6 +204,8 @@ UNREADABLE: list[tuple[str, Spoil, str]] = [
         "line 2: not UTF-8 (byte 0xff at offset 11)",
     ),
     ("NaN", lambda p: p.write_text('{"a": NaN}'), "NaN is not JSON"),
+    ("deep", lambda p: p.write_text('{"a": ' + "[" * 600 + "]" * 600 + "}"), "nested too deeply"),
+    ("deep objects", lambda p: p.write_text('{"a": ' * 900 + "1" + "}" * 900), "nested too deeply"),
     ("too deep", lambda p: p.write_text("[" * 100_000), "nested too deeply"),
     ("too many digits", lambda p: p.write_text('{"a": 1' + "0" * 5000 + "}"), "a number is out of range"),
     ("100 MB", lambda p: p.write_bytes(b" " * 100_000_000), "has 95 MiB; a manifest has at most 4 MiB"),
@@ -152,6 +246,28 @@ def test_a_byte_order_mark_is_fine(tmp_path: Path, write_manifest: WriteManifest
     file = tmp_path / "bom.json"
     file.write_bytes(b"\xef\xbb\xbf" + write_manifest().read_bytes())
     assert load_manifest(file).manifest.expert == "neo4j"
+
+
+def test_schema_1_with_the_list_of_schema_2(write_manifest: WriteManifest) -> None:
+    message = message_of(write_manifest({"schema_version": "1.0"}))
+    assert "schema_version 1.0, but `base_models` is of schema 2.0" in message
+
+
+def test_a_folder_that_may_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not taken for one that is not there: another expert of that name would be used instead."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experts/neo4j").mkdir(parents=True)
+    real = Path.stat
+
+    def forbidden(path: Path, **how: bool) -> os.stat_result:
+        if path.name == "manifest.json":
+            raise PermissionError(13, "Permission denied")
+        return real(path, **how)
+
+    monkeypatch.setattr(Path, "stat", forbidden)
+    for name in ("neo4j", "./experts/neo4j"):
+        with pytest.raises(ManifestError, match=r"experts/neo4j/manifest\.json: cannot be read: Permission denied"):
+            find_manifest(name)
 
 
 def test_unknown_expert_is_suggested() -> None:

@@ -56,11 +56,36 @@ def test_a_key_without_its_section_is_shown_the_way(write_manifest: WriteManifes
     [
         ("training.config.rank", "not KEY=VALUE"),
         ("=4", "not KEY=VALUE"),
-        ("base_models.7.name=x", "the list has 1 entries; count from 0"),
-        ("base_models.first.name=x", "the list has 1 entries; count from 0"),
+        ("base_models.7.name=x", "the list base_models has 1 entries; count from 0"),
+        ("base_models.first.name=x", "base_models is a list"),
+        ("base_models.name=x", "hint: write base_models.0.name"),
+        ("base_models.².name=x", "base_models is a list"),
+        ("base_model.name=x", "hint: write base_models.0.name"),
+        (".=1", "not a path of keys"),
+        ("training..config.rank=3", "not a path of keys"),
+        ("training.config.rank.=3", "not a path of keys"),
+        ("base_models[0=3", "not a path of keys"),
+        ("name=" + "[" * 600 + "]" * 600, "nested too deeply"),
+        ("name=" + "[" * 100_000, "nested too deeply"),
+        ("a." * 600 + "b=1", "nested too deeply"),
         ("name.first=x", "is inside a value that has no keys"),
     ],
 )
 def test_overrides_that_cannot_be_applied(write_manifest: WriteManifest, override: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_manifest(write_manifest(), [override])
+
+
+SCHEMA_1 = {"schema_version": "1.0", "base_model": {"name": "Qwen3-0.6B"}, "adapters": [{"type": "lora", "r": 8}]}
+
+
+@pytest.mark.parametrize("base", ["base_model", "base_models.0", "base_models[0]"])
+def test_both_forms_of_a_path_reach_a_file_of_schema_1(write_manifest: WriteManifest, base: str) -> None:
+    file = write_manifest(SCHEMA_1, ("base_models",))
+    assert load_manifest(file, [f"{base}.quantization=int4"]).manifest.base.quantization == "int4"
+
+
+@pytest.mark.parametrize("adapter", ["adapters.0", "base_models.0.adapters.0"])
+def test_adapters_of_a_file_of_schema_1(write_manifest: WriteManifest, adapter: str) -> None:
+    file = write_manifest(SCHEMA_1, ("base_models",))
+    assert load_manifest(file, [f"{adapter}.r=4"]).manifest.base.adapters[0].r == 4

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from launcher.errors import ManifestError
-from launcher.manifest import Manifest, load_manifest
+from launcher.manifest import Manifest, load_manifest, manifest_sha256
 from tests.conftest import Tree, expert_manifests, published_manifests
 
 PUBLISHED = published_manifests()
@@ -77,6 +77,8 @@ def test_schema_1_becomes_todays_form() -> None:
     assert manifest.base.name == "Qwen3-0.6B"
     assert manifest.base.quantization == "int4"
     assert manifest.base.adapters[0].r == 16
+    assert manifest.schema_version == "2.0"
+    assert load_manifest(file).schema_version == "1.0"
 
 
 @pytest.mark.parametrize("file", expert_manifests(), ids=name_of)
@@ -122,6 +124,19 @@ def test_one_misspelling_of_every_key_is_refused_with_the_right_suggestion(file:
         assert problem.what == f"unknown key; did you mean {key}?"
         tried += 1
     assert tried > 25
+
+
+def test_the_hash_is_of_the_meaning(tmp_path: Path, neo4j_tree: Tree) -> None:
+    def reverse(node: Any) -> Any:
+        return {key: reverse(node[key]) for key in reversed(node)} if isinstance(node, dict) else node
+
+    hashes = []
+    tag = {**neo4j_tree, "tags": ["another"]}
+    for number, tree in enumerate((neo4j_tree, reverse(neo4j_tree), tag)):
+        file = tmp_path / f"{number}.json"
+        file.write_text(json.dumps(tree, indent=number))
+        hashes.append(manifest_sha256(load_manifest(file).manifest))
+    assert hashes[0] == hashes[1] != hashes[2]
 
 
 def test_comments_are_allowed_anywhere(tmp_path: Path, neo4j_tree: Tree) -> None:

@@ -1,0 +1,128 @@
+"""What a plan is made from: flags reach it, on this machine and on one of the catalogue."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import InputError
+from launcher.inputs import Request, plan_request
+from launcher.plan import Plan
+from tests.conftest import WriteManifest
+
+TWO_H100 = "".join(
+    f"{index}, GPU-{index}{index}aa0000-1111-2222-3333-44445555666{index}, NVIDIA H100 80GB HBM3, 81559, 81000, 9.0, "
+    "Disabled\n"
+    for index in range(2)
+)
+
+
+@pytest.fixture
+def two_h100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in nvidia-smi, first on PATH."""
+    program = tmp_path / "bin/nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ncat <<'EOF'\n{TWO_H100}EOF\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def plan(**asked: Any) -> Plan:
+    return plan_request(Request(**{"expert": "neo4j", **asked})).plan
+
+
+def test_cores_and_memory_reach_the_plan_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    hardware = plan(cpu_cores_per_node=3, ram_gib_per_node=17.5).hardware
+    assert (hardware.cpu_cores_per_node, hardware.ram_gib_per_node) == (3, 17.5)
+    assert hardware.source == "probe"
+
+
+@pytest.mark.usefixtures("two_h100")
+def test_some_of_this_machines_gpus() -> None:
+    assert plan().hardware.gpus_per_node == 2
+    assert plan(gpus_per_node=1, nodes=3).hardware.num_ranks == 3
+
+
+@pytest.mark.usefixtures("two_h100")
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"gpus_per_node": 3}, "--gpus 3: this machine has 2"),
+        ({"gpus_per_node": 0}, "--gpus and --nodes count from 1"),
+        ({"nodes": 5000}, "nodes: must be between 1 and 1024, not 5000"),
+        ({"cpu_cores_per_node": 10**8}, "CPU cores per node: must be between 1 and 4096"),
+        ({"ram_gib_per_node": float("nan")}, "RAM per node in GiB: must be between 1 and 65536, not nan"),
+        ({"ram_gib_per_node": 0.0}, "RAM per node in GiB: must be between 1 and 65536, not 0"),
+    ],
+)
+def test_machines_that_this_one_is_not(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        plan(**asked)
+
+
+TWO_BASES = [
+    {"name": "Qwen/Qwen3-0.6B", "revision": "aaa"},
+    {"name": "Qwen/Qwen3-1.7B", "revision": "bbb"},
+    {"name": "Qwen/Qwen3-4B", "revision": "ccc"},
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "bases"),
+    [
+        (None, ["Qwen/Qwen3-0.6B@aaa", "Qwen/Qwen3-1.7B@bbb", "Qwen/Qwen3-4B@ccc"]),
+        ("qwen3-1.7b", ["Qwen/Qwen3-1.7B@bbb", "Qwen/Qwen3-0.6B@aaa", "Qwen/Qwen3-4B@ccc"]),
+        ("Qwen/Qwen3-8B", ["Qwen/Qwen3-8B@None", "Qwen/Qwen3-1.7B@bbb", "Qwen/Qwen3-4B@ccc"]),
+    ],
+)
+def test_another_base(write_manifest: WriteManifest, wanted: str | None, bases: list[str]) -> None:
+    """One of the manifest's keeps its revision and the others stay; a foreign one replaces the first, unpinned."""
+    file = write_manifest({"base_models": TWO_BASES})
+    planned = plan_request(Request(expert=str(file), gpu="h100", base=wanted))
+    assert [f"{entry.name}@{entry.revision}" for entry in planned.loaded.manifest.base_models] == bases
+    assert planned.plan.base.name == bases[0].partition("@")[0]
+
+
+def test_base_models_are_found_in_the_folder_of_the_variable(
+    tmp_path: Path, write_manifest: WriteManifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "models/my-own-base/config.json"
+    config.parent.mkdir(parents=True)
+    config.write_text(
+        '{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128, '
+        '"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, '
+        '"vocab_size": 512, "max_position_embeddings": 4096, "tie_word_embeddings": true}'
+    )
+    file = write_manifest({"base_models": [{"name": "my-own-base"}]})
+    request = Request(expert=str(file), gpu="h100")
+    monkeypatch.delenv("LAUNCHER_MODELS_DIR", raising=False)
+    with pytest.raises(InputError):
+        plan_request(request)
+    monkeypatch.setenv("LAUNCHER_MODELS_DIR", str(tmp_path / "models"))
+    assert plan_request(request).plan.base.num_layers == 3
+
+
+def test_tokens_of_a_row_as_the_user_knows_them(write_manifest: WriteManifest) -> None:
+    file = write_manifest({"training.dataset.path": "some/hub", "training.dataset.splits": {"train": 1000}})
+    data = plan_request(Request(expert=str(file), gpu="h100", tokens_per_row=77)).plan.data
+    assert (data.num_rows, data.mean_tokens) == (1000, 77)
+
+
+def test_the_plan_knows_where_the_manifest_lies(write_manifest: WriteManifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_manifest().parent
+    monkeypatch.chdir(folder)
+    assert plan_request(Request(expert="./manifest.json", gpu="h100")).plan.data.folder == str(folder)
+
+
+def test_a_folder_whose_name_is_not_text(tmp_path: Path, write_manifest: WriteManifest) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    shutil.copy(write_manifest(), folder)
+    with pytest.raises(InputError, match="a name that is not UTF-8"):
+        plan_request(Request(expert=str(folder / "manifest.json"), gpu="h100"))
