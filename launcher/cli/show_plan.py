@@ -68,7 +68,8 @@ def _print_speed(plan: Plan) -> None:
         f"\nSpeed: about {format_count(speed.tokens_per_second)} tokens/s, {speed.seconds_per_step:.2f} s a step{mfu}"
     )
     if speed.communication_fraction > 0.1:
-        print(f"Communication-bound: {format_percent(speed.communication_fraction)} of a step waits for the links.")
+        what = "CPU memory" if plan.hardware.num_ranks == 1 else "links between GPUs"
+        print(f"{format_percent(speed.communication_fraction)} of a step is waiting for {what}.")
     if speed.total_seconds is not None:
         print(f"Time:  about {format_duration(speed.total_seconds)}" + _cost(plan))
     print(f"       ({escape(speed.confidence)})")

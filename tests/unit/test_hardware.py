@@ -39,7 +39,7 @@ def test_a_machine_without_a_gpu_runs_one_process() -> None:
     hardware = make_hardware(None, gpus_per_node=0, nodes=1)
     assert (hardware.num_ranks, hardware.free_vram_bytes) == (1, 0)
     assert hardware.cpu_cores_per_node == ASSUMED_HOST_SHARES["consumer"].cpu_cores
-    with pytest.raises(InputError, match="one process on one node"):
+    with pytest.raises(InputError, match="without a GPU it runs one process"):
         make_hardware(None, gpus_per_node=2, nodes=3)
 
 
