@@ -7,7 +7,7 @@ import json
 import sys
 
 from launcher.cli.arguments import add_request_arguments, make_request
-from launcher.errors import ExitCode
+from launcher.errors import ExitCode, InputError
 
 HELP = "tokenise, audit and pack an expert's data; a second call finds it done"
 
@@ -20,10 +20,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> ExitCode:
     from launcher.cli.progress import RowProgress
     from launcher.inputs import plan_request
-    from launcher.preparing import prepare_planned
+
+    try:
+        from launcher.preparing import prepare_planned
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"preparing data needs the package {error.name}", hint="pip install 'expert-launcher[data]'"
+        ) from None
 
     planned = plan_request(make_request(arguments))
-    with RowProgress() as progress:
+    with RowProgress(planned.plan.data.num_rows) as progress:
         prepared = prepare_planned(planned, progress.report, progress.advance)
     audit = prepared.store.audit
     if arguments.json:
@@ -36,6 +42,6 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     from launcher.cli.show_audit import print_audit
 
     print_audit(planned.plan.expert, audit)
-    state = "found, nothing to do" if prepared.was_there else f"made in {audit.seconds:.1f} s"
+    state = "found, nothing to do" if prepared.was_there else f"made in {prepared.seconds:.1f} s"
     print(f"\nPrepared data: {prepared.store.folder} ({state})")
     return ExitCode.DONE

@@ -1,4 +1,4 @@
-"""Rows done and rows a second, on stderr; a moving line on a terminal, silence elsewhere."""
+"""Rows done, rows a second and the time left, on stderr; a moving line on a terminal, silence elsewhere."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import sys
 import time
 from types import TracebackType
 
+from launcher.cli.tables import format_bar
+
 _EVERY_SECONDS = 0.2
+_BAR_WIDTH = 20
 
 
 class RowProgress:
-    def __init__(self) -> None:
+    def __init__(self, expected_rows: int | None = None) -> None:
+        self._expected = expected_rows
         self._is_shown = sys.stderr.isatty()
         self._started = time.monotonic()
         self._last = 0.0
@@ -33,5 +37,12 @@ class RowProgress:
         now = time.monotonic()
         if self._is_shown and now - self._last >= _EVERY_SECONDS:
             self._last = now
-            rate = self._rows / max(1e-9, now - self._started)
-            print(f"\r\033[K{self._rows:,} rows, {rate:,.0f} rows/s", end="", file=sys.stderr, flush=True)
+            print(f"\r\033[K{self._format(now - self._started)}", end="", file=sys.stderr, flush=True)
+
+    def _format(self, seconds: float) -> str:
+        rate = self._rows / max(1e-9, seconds)
+        done = f"{self._rows:,} rows, {rate:,.0f} rows/s"
+        if not self._expected or self._rows > self._expected:  # the number of rows is an estimate before they are read
+            return done
+        bar = format_bar(self._rows / self._expected, _BAR_WIDTH).ljust(_BAR_WIDTH, "░")
+        return f"{bar} {done}, about {(self._expected - self._rows) / rate:,.0f} s left"

@@ -21,7 +21,9 @@ def print_audit(expert: str, audit: Audit) -> None:
     for name, split in audit.splits.items():
         for reason, count in sorted(split.rejected.items(), key=lambda item: -item[1]):
             places = ", ".join(map(str, split.rejected_places[reason][:5]))
-            print(f"not used ({name}): {count:,} rows: {reason} (line {places}{', ...' if count > 5 else ''})")
+            print(
+                f"not used ({name}): {count:,} rows: {_visible(reason)} (line {places}{', ...' if count > 5 else ''})"
+            )
     for note in audit.notes:
         print(f"note: {note}")
     _print_histogram(next(iter(audit.splits.values())))
@@ -57,7 +59,12 @@ def _print_sample(audit: Audit) -> None:
         text = segment.text if len(segment.text) <= _SHOWN_CHARACTERS else _shortened(segment.text)
         mark, style = ("| ", "bold green") if segment.is_trained else ("  ", "dim")
         for line in text.splitlines():
-            console.print(mark + line, style=style, markup=False)
+            console.print(mark + _visible(line), style=style, markup=False, soft_wrap=True)
+
+
+def _visible(text: str) -> str:
+    """Rows are foreign: an escape sequence in one is shown, not obeyed."""
+    return "".join(letter if letter.isprintable() or letter == "\t" else ascii(letter)[1:-1] for letter in text)
 
 
 def _shortened(text: str) -> str:

@@ -56,7 +56,6 @@ class Audit(Frozen):
     splits: dict[str, SplitAudit]
     sample: tuple[SampleSegment, ...]
     notes: tuple[str, ...]
-    seconds: float
 
     @property
     def num_rows(self) -> int:
@@ -107,6 +106,8 @@ def make_notes(splits: Mapping[str, SplitAudit]) -> tuple[str, ...]:
     """What a person should look at before paying for a run."""
     notes = []
     for name, split in splits.items():
+        if not split.num_documents:
+            notes.append(f"{name}: no documents, too few rows to hold any out")
         if split.num_documents and split.num_ends_trained < split.num_documents:
             missing = split.num_documents - split.num_ends_trained
             notes.append(

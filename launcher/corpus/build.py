@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 
+import numpy as np
+
 from launcher.corpus.audit import Audit, SplitAudit, make_notes, make_sample, make_split_audit
 from launcher.corpus.conversations import RowReader, make_row_reader
 from launcher.corpus.documents import Document, DocumentMaker
-from launcher.corpus.pack import Packing, pack_best_fit, pack_singly
+from launcher.corpus.pack import Packing, pack_singly, pack_tightest
 from launcher.corpus.packs import write_packs
 from launcher.corpus.preparation import Preparation, WeightedSource
 from launcher.corpus.rows import BadRow, Rejections, Row
 from launcher.corpus.sources import Source
 from launcher.corpus.spool import Spool
 from launcher.corpus.store import AUDIT_FILE
-from launcher.corpus.tokenise import tokenise
+from launcher.corpus.tokenise import TokenBatch, tokenise
 from launcher.errors import InputError, Problem
 from launcher.paths import write_text_atomically
 
 # Cut from the training rows where no validation file is given: what the published trainer cut.
 _VALIDATION_SHARE = 0.1
 _PEEKED_ROWS = 200
-_CHUNK_DOCUMENTS = 16_384
 # Half of the rows unusable is no data set with flaws, it is a mistake in how it is read.
 _MOST_BAD_ROWS = 0.5
 
@@ -42,7 +43,6 @@ class _Reading:
 
 
 def build_splits(wanted: Preparation, scratch: Path, advance: Advance) -> None:
-    started = time.monotonic()
     splits: dict[str, SplitAudit] = {}
     sample: Document | None = None
     for name, sources in (("train", wanted.train), ("validation", wanted.validation), ("test", wanted.test)):
@@ -57,8 +57,7 @@ def build_splits(wanted: Preparation, scratch: Path, advance: Advance) -> None:
         is_packed=wanted.is_packed,
         splits=splits,
         sample=make_sample(sample),
-        notes=make_notes(splits),
-        seconds=time.monotonic() - started,
+        notes=(*wanted.notes, *make_notes(splits)),
     )
     write_text_atomically(scratch / AUDIT_FILE, audit.model_dump_json(indent=2) + "\n")
 
@@ -70,10 +69,11 @@ def _make_split(
     end = wanted.tokenizer.backend.token_to_id(wanted.template.end_token)
     assert end is not None, "make_template checks that"
     names = (name, "validation") if name == "train" and wanted.cuts_validation else (name,)
-    readings = {part: _Reading(Spool(scratch, part, end)) for part in names}
-    first = _fill(wanted, readings, sources, advance)
-    audits = {part: _finish(wanted, scratch, part, reading) for part, reading in readings.items()}
-    _check_split(name, audits[name], sources)
+    with ExitStack() as stack:
+        readings = {part: _Reading(stack.enter_context(Spool(scratch, part, end))) for part in names}
+        first = _fill(wanted, readings, sources, advance)
+        audits = {part: _finish(wanted, scratch, part, reading) for part, reading in readings.items()}
+    _check_split(name, audits, sources)
     return audits, first
 
 
@@ -81,32 +81,28 @@ def _fill(
     wanted: Preparation, readings: dict[str, _Reading], sources: Sequence[WeightedSource], advance: Advance
 ) -> Document | None:
     first: Document | None = None
-    main = next(iter(readings.values()))
+    main, *held_out = readings.values()
     for weighted in sources:
-        for part, documents in _by_part(wanted, readings, weighted, main):
-            first = first or documents[0]
-            for batch in tokenise(documents, wanted.tokenizer.backend, wanted.capacity):
-                readings[part].spool.add(batch)
-                advance(len(batch.rows))
+        documents = _read_documents(wanted, weighted, main)
+        head = list(islice(documents, 1))
+        first = first or next(iter(head), None)
+        for batch in tokenise(chain(head, documents), wanted.tokenizer.backend, wanted.capacity):
+            if held_out:
+                _divide(batch, main, held_out[0])
+            else:
+                main.spool.add(batch)
+            advance(len(batch.rows))
     return first
 
 
-def _by_part(
-    wanted: Preparation, readings: dict[str, _Reading], weighted: WeightedSource, main: _Reading
-) -> Iterator[tuple[str, list[Document]]]:
-    """Documents of one source, in chunks, each with the split that they belong to."""
-    documents = _read_documents(wanted, weighted, main)
-    while chunk := list(islice(documents, _CHUNK_DOCUMENTS)):
-        if len(readings) == 1:
-            yield next(iter(readings)), chunk
-            continue
-        is_held_out = [document.prompt_hash < _VALIDATION_SHARE * 2**64 for document in chunk]
-        for part, held_out in (("train", False), ("validation", True)):
-            chosen = [document for document, held in zip(chunk, is_held_out, strict=True) if held is held_out]
-            if chosen:
-                readings[part].num_rows += len(chosen) if held_out else 0
-                main.num_rows -= len(chosen) if held_out else 0
-                yield part, chosen
+def _divide(batch: TokenBatch, main: _Reading, held_out: _Reading) -> None:
+    """By the hash of the prompt alone: whatever the order of the rows, one prompt is never in both parts."""
+    is_held_out = batch.prompt_hashes < np.uint64(_VALIDATION_SHARE * 2**64)
+    count = int(is_held_out.sum())
+    main.num_rows -= count
+    held_out.num_rows += count
+    main.spool.add(batch.select(~is_held_out))
+    held_out.spool.add(batch.select(is_held_out))
 
 
 def _read_documents(wanted: Preparation, weighted: WeightedSource, main: _Reading) -> Iterator[Document]:
@@ -120,8 +116,8 @@ def _read_documents(wanted: Preparation, weighted: WeightedSource, main: _Readin
         document = row if isinstance(row, BadRow) else maker.make(row)
         if isinstance(document, BadRow):
             main.rejections.add(document)
-        elif weighted.weight >= 1 or document.prompt_hash >= (1 - weighted.weight) * 2**64:
-            yield document
+        elif weighted.weight >= 1 or document.prompt_hash % 2**32 < weighted.weight * 2**32:
+            yield document  # by the low bits: the high ones cut the validation part
 
 
 def _make_reader(wanted: Preparation, source: Source, peeked: Sequence[Row | BadRow]) -> RowReader:
@@ -139,19 +135,19 @@ def _make_reader(wanted: Preparation, source: Source, peeked: Sequence[Row | Bad
 
 
 def _finish(wanted: Preparation, scratch: Path, name: str, reading: _Reading) -> SplitAudit:
-    with reading.spool as spool:
-        lengths = spool.lengths
-        packing: Packing = (
-            pack_best_fit(lengths, wanted.capacity, wanted.seed) if wanted.is_packed else pack_singly(lengths)
-        )
-        write_packs(scratch / f"{name}.arrow", spool, packing)
-        audit = make_split_audit(reading.num_rows, reading.rejections, spool, packing, wanted.capacity)
-    reading.spool.remove()
-    return audit
+    spool = reading.spool
+    lengths = spool.lengths
+    packing: Packing = (
+        pack_tightest(lengths, wanted.capacity, wanted.seed) if wanted.is_packed else pack_singly(lengths)
+    )
+    write_packs(scratch / f"{name}.arrow", spool, packing)
+    spool.remove()
+    return make_split_audit(reading.num_rows, reading.rejections, spool, packing, wanted.capacity)
 
 
-def _check_split(name: str, audit: SplitAudit, sources: Sequence[WeightedSource]) -> None:
+def _check_split(name: str, audits: Mapping[str, SplitAudit], sources: Sequence[WeightedSource]) -> None:
     """A run never trains on a silently emptied set."""
+    audit, num_rows = audits[name], sum(part.num_rows for part in audits.values())
     where = ", ".join(weighted.source.name for weighted in sources)
     rejected = sum(audit.rejected.values())
     problems = tuple(
@@ -167,9 +163,9 @@ def _check_split(name: str, audit: SplitAudit, sources: Sequence[WeightedSource]
         raise InputError(
             f"{where}: no row of the {name} split can be trained on", problems, hint="`launcher prepare` shows a row"
         )
-    if rejected > _MOST_BAD_ROWS * audit.num_rows:
+    if rejected > _MOST_BAD_ROWS * num_rows:
         raise InputError(
-            f"{where}: {rejected:,} of {audit.num_rows:,} rows cannot be used",
+            f"{where}: {rejected:,} of {num_rows:,} rows cannot be used",
             problems,
             hint="check training.dataset.field_mapping and prompt_template; more than half is taken for a mistake",
         )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from launcher.corpus.conversations import Conversation
@@ -20,6 +22,16 @@ from launcher.errors import InputError
 
 class TemplateRefusesError(Exception):
     """The template will not render this conversation: the reason under which the row is counted."""
+
+
+class _GenerationTag(Extension):
+    """{% generation %} marks answers in some templates; they are found by rendering prefixes, so it adds nothing."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +49,10 @@ class TokenizerTemplate:
 
     @cached_property
     def _template(self) -> Any:
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+        )
+        environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         # A date in a prompt would make the store depend on the day; training data has none to tell.
         environment.globals["strftime_now"] = datetime(2024, 1, 1).strftime
@@ -58,22 +73,23 @@ class TokenizerTemplate:
                 continue
             prompt = self._run(turns[:index], prompt=True)
             answered = self._run(turns[: index + 1], prompt=False)
-            end = self._end_of_answer(answered)
+            end = self._end_of_answer(answered, len(prompt))
             if whole.startswith(prompt) and whole.startswith(answered[:end]) and len(prompt) >= position:
                 yield Segment(whole[position : len(prompt)], False)
                 yield Segment(whole[len(prompt) : end], True)
                 position = end
         yield Segment(whole[position:], False)
 
-    def _end_of_answer(self, text: str) -> int:
+    def _end_of_answer(self, text: str, start: int) -> int:
         """Behind the end token; what the template writes after it (a newline) is not the answer."""
-        found = text.rfind(self.end_token)
+        found = text.rfind(self.end_token, start)
         return len(text) if found < 0 else found + len(self.end_token)
 
     def _run(self, turns: list[dict[str, str]], *, prompt: bool) -> str:
         tokens = {name: self.tokenizer.special_token(name) or "" for name in ("bos_token", "eos_token", "pad_token")}
+        template = self._template
         try:
-            text: str = self._template.render(
+            text: str = template.render(
                 messages=turns,
                 add_generation_prompt=prompt,
                 enable_thinking=False,
@@ -81,9 +97,14 @@ class TokenizerTemplate:
                 documents=None,
                 **tokens,
             )
-        except (TemplateError, TemplateRefusesError, TypeError, ValueError) as error:
+        except Exception as error:  # foreign code: it may raise anything, even on rows of another kind
             raise TemplateRefusesError(f"the chat template refuses it: {str(error)[:80]}") from None
         return text
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    """Jinja's own escapes < and > for web pages; these templates are written for one that does not."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def _refuse(message: str) -> NoReturn:

@@ -144,7 +144,7 @@ def _optional_text(fields: Mapping[str, Json], name: str | None) -> str:
     if value is None:
         return ""
     if isinstance(value, dict | list):  # JSON inside JSON: an answer that is an object, a schema that is a list
-        value = json.dumps(value, ensure_ascii=False)
+        value = json.dumps(value, ensure_ascii=False, default=str)  # Parquet has dates
     if not isinstance(value, str):
         raise _UnusableError(f"{name} is {_kind(value)}, not text")
     if not value.isascii() and _has_lone_surrogate(value):
@@ -160,18 +160,29 @@ def _has_lone_surrogate(text: str) -> bool:
     return False
 
 
-def _kind(value: Json) -> str:
-    return "true or false" if isinstance(value, bool) else "a number"
+def _kind(value: object) -> str:
+    if isinstance(value, bool):
+        return "true or false"
+    return "a number" if isinstance(value, int | float) else f"of type {type(value).__name__}"
 
 
 def _read_messages(fields: Mapping[str, Json], name: str) -> Conversation:
     turns = fields.get(name)
     if not isinstance(turns, list) or not turns:
         raise _UnusableError(f"{name} is not a list of messages")
-    messages = tuple(_read_message(turn) for turn in turns)
+    messages = tuple(_read_message(turn) for turn in turns if not _is_empty_system(turn))
     if not any(message.role == "assistant" for message in messages):
         raise _UnusableError(f"{name} has no answer of the assistant")
     return Conversation(messages)
+
+
+def _is_empty_system(turn: Json) -> bool:
+    """Much chat data has one in every row: it says nothing, and is no reason to lose the row."""
+    return (
+        isinstance(turn, dict)
+        and turn.get("role", turn.get("from")) == "system"
+        and turn.get("content", turn.get("value")) in (None, "")
+    )
 
 
 def _read_message(turn: Json) -> Message:
@@ -180,5 +191,16 @@ def _read_message(turn: Json) -> Message:
     role = turn.get("role", turn.get("from"))
     role = _ROLE_ALIASES.get(role, role) if isinstance(role, str) else role
     if role not in ROLES:
-        raise _UnusableError(f"a message of an unknown role: {str(role)[:40]}")
-    return Message(str(role), _text_of(turn, "content" if "content" in turn else "value"))
+        raise _UnusableError(f"a message of an unknown role: {ascii(role)[:40]}")
+    name = "content" if "content" in turn else "value"
+    content = turn.get(name)
+    if isinstance(content, list):  # parts, as chat interfaces write them
+        turn = {name: _join_parts(content)}
+    return Message(str(role), _text_of(turn, name))
+
+
+def _join_parts(parts: list[Json]) -> str:
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise _UnusableError("a message has parts that are not text")
+    return "".join(map(str, texts))

@@ -18,12 +18,7 @@ from launcher.errors import InputError
 class Document:
     row: int
     segments: tuple[Segment, ...]
-
-    @property
-    def prompt_hash(self) -> int:
-        """Of what stands before the first answer: rows that ask the same belong to the same split."""
-        prompt = self.segments[0].text if not self.segments[0].is_trained else "".join(s.text for s in self.segments)
-        return int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=8).digest(), "little")
+    prompt_hash: int  # of what stands before the first answer: rows that ask the same belong to the same split
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,9 +37,12 @@ class DocumentMaker:
             return BadRow(number=row.number, reason=str(error))
         if segments is None:
             return BadRow(number=row.number, reason="templated text without an answer (no marker of the assistant)")
+        if not segments:
+            return BadRow(number=row.number, reason="the template renders it as nothing")
+        prompt_hash = _hash_prompt(segments)
         if self.trains_all:
             segments = (Segment("".join(segment.text for segment in segments), True),)
-        return Document(row.number, segments)
+        return Document(row.number, segments, prompt_hash)
 
     def _segments(self, content: Content) -> tuple[Segment, ...] | None:
         if isinstance(content, Conversation):
@@ -60,6 +58,13 @@ class DocumentMaker:
             return None
         end = self.template.end_token
         return (Segment(text if text.rstrip().endswith(end) else text + end, True),)
+
+
+def _hash_prompt(segments: tuple[Segment, ...]) -> int:
+    """The same whatever is trained; a text without a prompt is its own."""
+    first = segments[0]
+    prompt = "".join(segment.text for segment in segments) if first.is_trained else first.text
+    return int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=8).digest(), "little")
 
 
 def make_template(name: str, tokenizer: BaseTokenizer) -> Template:

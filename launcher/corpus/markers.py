@@ -19,6 +19,8 @@ class Dialect:
     templates: frozenset[str]  # our templates that write this dialect themselves
 
 
+_HEADLINES = "Instruction|Input|Schema|Context|Response"  # others are part of an answer: it may be Markdown
+
 _DIALECTS = (
     Dialect(
         name="chatml",
@@ -43,7 +45,7 @@ _DIALECTS = (
     Dialect(
         name="alpaca",
         turn=re.compile(
-            r"### (?P<role>Instruction|Input|Schema|Context|Response):\n(?P<content>.*?)(?P<close>(?=\n\n### )|\Z)",
+            rf"### (?P<role>{_HEADLINES}):\n(?P<content>.*?)(?P<close>(?=\n\n### (?:{_HEADLINES}):\n)|\Z)",
             re.DOTALL,
         ),
         templates=frozenset({"alpaca"}),
@@ -72,9 +74,14 @@ def _pieces(text: str, dialect: Dialect, template: Template) -> Iterator[Segment
         if turn["role"] not in ("assistant", "Response"):
             continue
         yield Segment(text[position : turn.start("content")], False)
-        position = turn.end("close")
-        body = text[turn.start("content") : position]
-        yield Segment(body if body.endswith(template.end_token) else body + template.end_token, True)
+        body = text[turn.start("content") : turn.end("close")]
+        closed = body.rstrip()
+        if closed.endswith(template.end_token):
+            position = turn.start("content") + len(closed)
+            yield Segment(closed, True)
+        else:
+            position = turn.end("close")
+            yield Segment(body + template.end_token, True)
     yield Segment(text[position:], False)
 
 

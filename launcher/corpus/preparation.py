@@ -46,6 +46,7 @@ class Preparation:
     capacity: int
     is_packed: bool
     seed: int = 0  # of the shuffle of packs in the store; an epoch's order has the manifest's
+    notes: tuple[str, ...] = ()  # for the audit
 
     def key_parts(self) -> dict[str, str]:
         parts = {
@@ -68,19 +69,22 @@ class Preparation:
 def make_preparation(plan: Plan, folder: Path, tokenizer: BaseTokenizer) -> Preparation:
     """`folder` is the manifest's: relative paths of data start there."""
     data = plan.data
+    validation = _find_sources(data, folder, "validation")
+    cuts_validation = not validation and _evaluates(plan)
     return Preparation(
         expert=plan.expert,
         root=data_root(plan),
         train=_find_sources(data, folder, "train"),
-        validation=_find_sources(data, folder, "validation"),
+        validation=validation,
         test=_find_sources(data, folder, "test"),
-        cuts_validation=not _has_validation(data) and _evaluates(plan),
+        cuts_validation=cuts_validation,
         data=data,
         tokenizer=tokenizer,
         template=make_template(data.prompt_template, tokenizer),
         trains_all=plan.loss_on == "all",
         capacity=plan.batch.sequence_length,
         is_packed=plan.batch.packed,
+        notes=_note_missing(data, folder, cuts_validation),
     )
 
 
@@ -102,8 +106,16 @@ def _evaluates(plan: Plan) -> bool:
     return plan.schedule.evaluate_every_steps is not None or plan.schedule.evaluate_every_epochs is not None
 
 
-def _has_validation(data: DataPlan) -> bool:
-    return data.validation_path is not None or any(task.valid for task in data.tasks.values())
+def _note_missing(data: DataPlan, folder: Path, cuts_validation: bool) -> tuple[str, ...]:
+    if data.kind != "single":
+        return ()
+    named = {"validation": data.validation_path, "test": data.test_path}
+    cut = {"validation": "; a part of the training rows is held out instead"} if cuts_validation else {}
+    return tuple(
+        f"{split}: {path} is not there{cut.get(split, '')}"
+        for split, path in named.items()
+        if path is not None and not (folder / path).exists()
+    )
 
 
 def _find_sources(data: DataPlan, folder: Path, split: Split) -> tuple[WeightedSource, ...]:

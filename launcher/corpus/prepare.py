@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,16 +31,17 @@ Report = Callable[[str], None]
 class Prepared:
     store: Store
     was_there: bool
-    reason: str  # why it had to be made
+    reason: str = ""  # why it had to be made
+    seconds: float = 0.0  # making it took; never stored, so that the same data makes the same bytes
 
 
 def prepare(wanted: Preparation, report: Report, advance: Advance) -> Prepared:
-    """The store of a wanted. Two processes that ask at once: one makes it, the other waits and finds it."""
+    """The store of what is wanted. Two processes that ask at once: one makes it, the other waits and finds it."""
     parts = wanted.key_parts()
     key = make_key(parts)
     found = find_store(wanted.root, key)
     if found is not None:
-        return Prepared(found, True, "")
+        return Prepared(found, True)
     try:
         wanted.root.mkdir(parents=True, exist_ok=True)
         if is_locked(wanted.root, key):
@@ -47,12 +49,19 @@ def prepare(wanted: Preparation, report: Report, advance: Advance) -> Prepared:
         with locked(wanted.root, key):
             found = find_store(wanted.root, key)
             if found is not None:
-                return Prepared(found, True, "")
+                return Prepared(found, True)
+            started = time.monotonic()
             reason = _explain(wanted.root, key, parts)
             report(f"preparing {wanted.expert}: {reason}")
             with scratch_folder(wanted.root, key) as scratch:
                 build_splits(wanted, scratch, advance)
-                return Prepared(publish(scratch, wanted.root, wanted.expert, parts), False, reason)
+                if wanted.key_parts() != parts:
+                    raise InputError(
+                        "the data changed while it was prepared; nothing was kept",
+                        hint="prepare again once it is whole",
+                    )
+                store = publish(scratch, wanted.root, wanted.expert, parts)
+                return Prepared(store, False, reason, time.monotonic() - started)
     except OSError as error:
         raise _disk_error(error, wanted.root) from None
 

@@ -9,6 +9,9 @@ Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 # How many places are kept for each reason: enough to look at, never a second copy of the data.
 _SHOWN_PLACES = 20
+# A reason may quote the row: without a limit a million bad rows would be a million reasons.
+_MOST_REASONS = 50
+_OTHER_REASONS = "other reasons"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +34,9 @@ class Rejections:
     places: dict[str, list[int]] = field(default_factory=dict)
 
     def add(self, row: BadRow) -> None:
-        self.counts[row.reason] = self.counts.get(row.reason, 0) + 1
-        places = self.places.setdefault(row.reason, [])
+        reason = row.reason if row.reason in self.counts or len(self.counts) < _MOST_REASONS else _OTHER_REASONS
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+        places = self.places.setdefault(reason, [])
         if len(places) < _SHOWN_PLACES:
             places.append(row.number)
 

@@ -31,7 +31,7 @@ class Spool:
         self.num_cut = 0
         self.num_cut_tokens = 0
         self.num_untrained = 0  # documents left out: nothing in them would be trained
-        self.num_ends_trained = 0  # documents whose last trained token is the end token
+        self.num_ends_trained = 0  # documents that train the end token at least once
 
     def __enter__(self) -> Spool:
         return self
@@ -39,25 +39,24 @@ class Spool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ids.close()
-        self._mask.close()
+        try:
+            self._ids.close()
+        finally:  # on a full disk closing fails, as writing did
+            self._mask.close()
 
     def add(self, batch: TokenBatch) -> None:
-        self.num_cut += batch.num_cut
-        self.num_cut_tokens += batch.num_cut_tokens
-        ends = np.cumsum(batch.lengths)
-        starts = ends - batch.lengths
-        trained = np.add.reduceat(batch.trained.astype(np.int32), starts) if len(starts) else starts.astype(np.int32)
-        kept = trained > 0
-        self.num_untrained += int((~kept).sum())
-        positions = np.repeat(kept, batch.lengths)
-        ids, mask = batch.input_ids[positions], batch.trained[positions]
-        self._ids.write(ids.tobytes())
-        self._mask.write(mask.tobytes())
-        self._lengths.append(batch.lengths[kept])
-        self._rows.append(batch.rows[kept])
-        self._trained.append(trained[kept].astype(np.int32))
-        self._note_documents(ids, mask, batch.lengths[kept])
+        self.num_cut += int((batch.excess > 0).sum())
+        self.num_cut_tokens += int(batch.excess.sum())
+        trained = _sums(batch.trained, batch.lengths)
+        is_kept = trained > 0
+        self.num_untrained += int((~is_kept).sum())
+        kept = batch if is_kept.all() else batch.select(is_kept)
+        self._ids.write(kept.input_ids.data)
+        self._mask.write(kept.trained.data)
+        self._lengths.append(kept.lengths)
+        self._rows.append(kept.rows)
+        self._trained.append(trained[is_kept].astype(np.int32))
+        self._note_documents(kept.input_ids, kept.trained, kept.lengths)
 
     def _note_documents(
         self, ids: npt.NDArray[np.int32], mask: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int32]
@@ -71,8 +70,7 @@ class Spool:
             start += length
         self._hashes.append(hashes)
         is_end = (ids == self._end_token_id) & (mask == 1)
-        starts = np.cumsum(lengths) - lengths
-        self.num_ends_trained += int((np.add.reduceat(is_end.astype(np.int32), starts) > 0).sum()) if len(starts) else 0
+        self.num_ends_trained += int((_sums(is_end, lengths) > 0).sum())
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
@@ -102,6 +100,16 @@ class Spool:
     def remove(self) -> None:
         self._ids_path.unlink(missing_ok=True)
         self._mask_path.unlink(missing_ok=True)
+
+
+def _sums(
+    flags: npt.NDArray[np.uint8] | npt.NDArray[np.bool_], lengths: npt.NDArray[np.int32]
+) -> npt.NDArray[np.int64]:
+    """Of each document; also of one without a token, which np.add.reduceat would take its neighbour's for."""
+    totals = np.concatenate(([0], np.cumsum(flags, dtype=np.int64)))
+    ends = np.cumsum(lengths, dtype=np.int64)
+    sums: npt.NDArray[np.int64] = totals[ends] - totals[ends - lengths]
+    return sums
 
 
 def _joined(parts: list[npt.NDArray[_Number]], dtype: type[_Number]) -> npt.NDArray[_Number]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from launcher.corpus.documents import Document
+from launcher.corpus.pieces import PieceEncoder
 
 # Large enough to keep all cores busy, small enough that a batch of long rows stays in memory.
 _BATCH_DOCUMENTS = 1024
@@ -26,16 +26,29 @@ class TokenBatch:
     trained: npt.NDArray[np.uint8]
     lengths: npt.NDArray[np.int32]
     rows: npt.NDArray[np.int64]
-    num_cut: int  # documents longer than the limit
-    num_cut_tokens: int
+    prompt_hashes: npt.NDArray[np.uint64]
+    excess: npt.NDArray[np.int64]  # tokens beyond the limit, cut off
+
+    def select(self, chosen: npt.NDArray[np.bool_]) -> TokenBatch:
+        """Some of its documents."""
+        positions = np.repeat(chosen, self.lengths)
+        return TokenBatch(
+            self.input_ids[positions],
+            self.trained[positions],
+            self.lengths[chosen],
+            self.rows[chosen],
+            self.prompt_hashes[chosen],
+            self.excess[chosen],
+        )
 
 
 def tokenise(documents: Iterable[Document], tokenizer: Tokenizer, max_length: int) -> Iterator[TokenBatch]:
     """Segments are tokenised apart: at inference the prompt is, too, so the model sees the same tokens."""
+    encoder = PieceEncoder(tokenizer)
     with ThreadPoolExecutor(1) as executor:  # Rust releases the interpreter: rows are read while tokens are made
         waiting: Future[TokenBatch] | None = None
         for batch in _batches(documents):
-            upcoming = executor.submit(_encode, batch, tokenizer, max_length)
+            upcoming = executor.submit(_encode, batch, encoder, max_length)
             if waiting is not None:
                 yield waiting.result()
             waiting = upcoming
@@ -56,31 +69,32 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _encode(batch: Sequence[Document], tokenizer: Tokenizer, max_length: int) -> TokenBatch:
+def _encode(batch: Sequence[Document], encoder: PieceEncoder, max_length: int) -> TokenBatch:
     segments = [segment for document in batch for segment in document.segments]
-    encodings = tokenizer.encode_batch_fast([segment.text for segment in segments], add_special_tokens=False)
-    ids = [encoding.ids for encoding in encodings]
-    sizes = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
-    input_ids = np.fromiter(chain.from_iterable(ids), dtype=np.int32, count=int(sizes.sum()))
+    encoded = encoder.encode([segment.text for segment in segments])
+    input_ids = np.frombuffer(b"".join(encoded), dtype=np.int32)
+    sizes = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded)) // input_ids.itemsize
     flags = np.fromiter((segment.is_trained for segment in segments), dtype=np.uint8, count=len(segments))
     trained = np.repeat(flags, sizes)
     pieces = np.fromiter((len(document.segments) for document in batch), dtype=np.int64, count=len(batch))
     lengths = np.add.reduceat(sizes, np.concatenate(([0], np.cumsum(pieces)[:-1]))) if len(batch) else sizes
-    return _cut(input_ids, trained, lengths, np.array([document.row for document in batch], dtype=np.int64), max_length)
+    inside, kept = _cut(lengths, max_length)
+    return TokenBatch(
+        input_ids[inside],
+        trained[inside],
+        kept.astype(np.int32),
+        np.array([document.row for document in batch], dtype=np.int64),
+        np.array([document.prompt_hash for document in batch], dtype=np.uint64),
+        lengths - kept,
+    )
 
 
 def _cut(
-    input_ids: npt.NDArray[np.int32],
-    trained: npt.NDArray[np.uint8],
-    lengths: npt.NDArray[np.int64],
-    rows: npt.NDArray[np.int64],
-    max_length: int,
-) -> TokenBatch:
-    """What is beyond the limit is cut off at the end."""
+    lengths: npt.NDArray[np.int64], max_length: int
+) -> tuple[slice | npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """Which positions stay, and how many of each document: what is beyond the limit is cut off at the end."""
     kept = np.minimum(lengths, max_length)
-    excess = lengths - kept
-    if excess.any():
-        starts = np.cumsum(lengths) - lengths
-        inside = np.arange(len(input_ids)) - np.repeat(starts, lengths) < max_length
-        input_ids, trained = input_ids[inside], trained[inside]
-    return TokenBatch(input_ids, trained, kept.astype(np.int32), rows, int((excess > 0).sum()), int(excess.sum()))
+    if (kept == lengths).all():
+        return slice(None), kept
+    starts = np.cumsum(lengths) - lengths
+    return np.arange(int(lengths.sum())) - np.repeat(starts, lengths) < max_length, kept

@@ -41,9 +41,11 @@ class BaseTokenizer:
         if not file.is_file():
             return {}
         try:
-            settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            settings = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
             raise InputError(f"{file}: broken JSON: {error}") from None
+        if not isinstance(settings, dict):
+            raise InputError(f"{file}: holds no object with settings")
         return settings
 
     @property

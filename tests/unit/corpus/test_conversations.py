@@ -1,0 +1,168 @@
+"""Which field plays which role, and what makes a row unusable."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+
+from launcher.corpus.conversations import Conversation, Message, RowReader, TemplatedText, make_row_reader
+from launcher.corpus.rows import BadRow, Row
+from launcher.errors import InputError
+from launcher.manifest.dataset import FieldMapping
+
+
+def read(reader: RowReader, **fields: Any) -> Any:
+    return reader.read(Row(number=3, fields=fields))
+
+
+def reason(reader: RowReader, **fields: Any) -> str:
+    result = read(reader, **fields)
+    assert isinstance(result, BadRow), result
+    assert result.number == 3
+    return result.reason
+
+
+TURN = RowReader(system="system", question="q", context="schema", answer="a")
+CHAT = RowReader(messages="messages")
+
+
+def test_question_context_system_and_answer() -> None:
+    assert read(TURN, system="Be brief.", q="How many?", schema="Film", a="42") == Conversation(
+        (Message("system", "Be brief."), Message("user", "How many?", "Film"), Message("assistant", "42"))
+    )
+
+
+def test_system_and_context_may_be_missing() -> None:
+    expected = Conversation((Message("user", "How many?"), Message("assistant", "42")))
+    assert read(TURN, q="How many?", a="42") == expected
+    assert read(TURN, system=None, schema="", q="How many?", a="42") == expected
+
+
+def test_objects_become_json() -> None:
+    conversation = read(TURN, q="Make one", schema=["a", "b"], a={"title": "Ä", "on": datetime.date(2024, 1, 2)})
+    assert conversation.messages[0].context == '["a", "b"]'
+    assert conversation.messages[1].content == '{"title": "Ä", "on": "2024-01-02"}'
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"q": "x"}, "no field a"),
+        ({"q": "x", "a": None}, "a is empty"),
+        ({"q": "x", "a": " \n\t"}, "a is empty"),
+        ({"q": "x", "a": 42}, "a is a number, not text"),
+        ({"q": "x", "a": True}, "a is true or false, not text"),
+        ({"q": "x", "a": b"42"}, "a is of type bytes, not text"),
+        ({"q": 1.5, "a": "x"}, "q is a number, not text"),
+        ({"q": "x", "a": "bad \ud800"}, "a lone surrogate: not a character"),
+        ({"q": "x", "a": {"deep": ["bad \udfff"]}}, "a lone surrogate: not a character"),
+    ],
+)
+def test_unusable_rows_say_why(fields: dict[str, Any], expected: str) -> None:
+    assert reason(TURN, **fields) == expected
+
+
+def test_text() -> None:
+    assert read(RowReader(text="text"), text="<|im_start|>") == TemplatedText("<|im_start|>")
+    assert reason(RowReader(text="text"), text="") == "text is empty"
+
+
+def test_messages_and_sharegpt() -> None:
+    expected = Conversation((Message("system", "s"), Message("user", "u"), Message("assistant", "a")))
+    assert (
+        read(
+            CHAT,
+            messages=[
+                {"role": "system", "content": "s"},
+                {"role": "user", "content": "u"},
+                {"role": "assistant", "content": "a"},
+            ],
+        )
+        == expected
+    )
+    assert (
+        read(
+            RowReader(messages="conversations"),
+            conversations=[
+                {"from": "system", "value": "s"},
+                {"from": "human", "value": "u"},
+                {"from": "gpt", "value": "a"},
+            ],
+        )
+        == expected
+    )
+
+
+def test_an_empty_system_message_costs_nothing() -> None:
+    messages = [
+        {"role": "system", "content": ""},
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": "a"},
+    ]
+    assert read(CHAT, messages=messages) == Conversation((Message("user", "u"), Message("assistant", "a")))
+
+
+def test_parts_of_text_are_joined() -> None:
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    conversation = read(CHAT, messages=[{"role": "user", "content": parts}, {"role": "assistant", "content": "a"}])
+    assert conversation.messages[0].content == "one two"
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        (None, "messages is not a list of messages"),
+        ("hello", "messages is not a list of messages"),
+        ([], "messages is not a list of messages"),
+        (["hello"], "a message is not an object"),
+        ([{"role": "user", "content": "u"}], "messages has no answer of the assistant"),
+        ([{"role": "assistant", "content": None}], "content is empty"),
+        ([{"role": "assistant"}], "no field value"),
+        ([{"role": "narrator", "content": "x"}], "a message of an unknown role: 'narrator'"),
+        ([{"role": "\ud800\x1b[2J", "content": "x"}], r"a message of an unknown role: '\ud800\x1b[2J'"),
+        ([{"content": "x"}], "a message of an unknown role: None"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "a message has parts that are not text"),
+    ],
+)
+def test_unusable_messages_say_why(messages: Any, expected: str) -> None:
+    assert reason(CHAT, messages=messages) == expected
+
+
+def test_a_wrong_field_name_gets_a_suggestion() -> None:
+    mapping = FieldMapping(instruction="questoin", input="shema", response="cypher")
+    with pytest.raises(InputError, match="the field mapping does not fit the rows") as caught:
+        make_row_reader(mapping, ["question", "schema", "cypher"])
+    message = str(caught.value)
+    assert "field_mapping (question): rows have no field 'questoin'; did you mean 'question'?" in message
+    assert "field_mapping (context): rows have no field 'shema'; did you mean 'schema'?" in message
+    assert "hint: rows have: question, schema, cypher" in message
+
+
+def test_both_sides_are_needed() -> None:
+    with pytest.raises(InputError, match=r"field_mapping\.response: missing: both sides are needed"):
+        make_row_reader(FieldMapping(instruction="question"), ["question"])
+    with pytest.raises(InputError, match=r"field_mapping\.instruction: missing: both sides are needed"):
+        make_row_reader(FieldMapping(output="answer"), ["answer"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (["id", "text"], RowReader(text="text")),
+        (["messages"], RowReader(messages="messages")),
+        (["conversations"], RowReader(messages="conversations")),
+        (["instruction", "input", "output"], RowReader(question="instruction", context="input", answer="output")),
+        (["question", "schema", "cypher"], RowReader(question="question", context="schema", answer="cypher")),
+        (["system", "prompt", "completion"], RowReader(system="system", question="prompt", answer="completion")),
+    ],
+)
+def test_usual_names_need_no_mapping(fields: list[str], expected: RowReader) -> None:
+    assert make_row_reader(FieldMapping(), fields) == expected
+
+
+def test_unusual_names_are_listed() -> None:
+    with pytest.raises(InputError, match="none of the usual fields") as caught:
+        make_row_reader(FieldMapping(), ["frage", "antwort"])
+    assert "rows have: frage, antwort" in caught.value.hint

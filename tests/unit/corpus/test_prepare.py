@@ -1,0 +1,234 @@
+"""Found, or made once: hits, waiting, damage, full and read-only disks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from launcher.corpus.prepare import Prepared, prepare
+from launcher.corpus.store import locked, make_key
+from launcher.corpus.tokenizer import BaseTokenizer
+from launcher.errors import InputError
+from tests.unit.corpus.inputs import (
+    command,
+    environment,
+    make_rows,
+    prepare_quietly,
+    read_files,
+    wanted_of,
+    write_expert,
+    write_jsonl,
+)
+
+
+class UnusableTokenizer(BaseTokenizer):
+    """Has the fingerprint of the real one, and cannot tokenise."""
+
+    @property
+    def backend(self) -> Tokenizer:
+        raise AssertionError("a hit must not tokenise")
+
+
+def test_the_second_call_is_a_hit_without_tokenising(expert: Path, base: Path) -> None:
+    wanted = wanted_of(expert, base)
+    first = prepare_quietly(wanted)
+    assert not first.was_there
+    before = read_files(first.store.folder)
+    messages: list[str] = []
+    again = replace(wanted, tokenizer=UnusableTokenizer(folder=base))
+    second = prepare(again, messages.append, lambda _: None)
+    assert (second.was_there, second.store, messages) == (True, first.store, [])
+    assert read_files(first.store.folder) == before
+
+
+def test_the_same_data_makes_the_same_bytes(expert: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def packs(prepared: Prepared) -> dict[str, bytes]:
+        return {name: data for name, data in read_files(prepared.store.folder).items() if name.endswith(".arrow")}
+
+    one = prepare_quietly(wanted_of(expert, base))
+    monkeypatch.setenv("LAUNCHER_DATA_DIR", str(expert.parent / "elsewhere"))
+    other = prepare_quietly(wanted_of(expert, base))
+    assert not other.was_there
+    assert packs(one) == packs(other)
+
+
+def test_rows_are_reported_as_they_are_done(expert: Path, base: Path) -> None:
+    messages: list[str] = []
+    steps: list[int] = []
+    prepare(wanted_of(expert, base), messages.append, steps.append)
+    assert messages == ["preparing neo4j: nothing was prepared before"]
+    assert sum(steps) == 40
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "damage"),
+    [
+        ("train.arrow", "flip", "train.arrow has other bytes than were written"),
+        ("train.arrow", "truncate", "train.arrow has 100 bytes"),
+        ("audit.json", "delete", "audit.json is missing"),
+        ("store.json", "truncate", "store.json is missing or broken"),
+    ],
+)
+def test_a_damaged_store_is_said_and_made_again(expert: Path, base: Path, name: str, content: str, damage: str) -> None:
+    wanted = wanted_of(expert, base)
+    folder = prepare_quietly(wanted).store.folder
+    whole = (folder / "train.arrow").read_bytes()
+    data = bytearray((folder / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / name).write_bytes({"flip": bytes(data), "truncate": bytes(data[:100]), "delete": b""}[content])
+    if content == "delete":
+        (folder / name).unlink()
+    messages: list[str] = []
+    again = prepare(wanted, messages.append, lambda _: None)
+    assert not again.was_there
+    [message] = messages
+    assert message.startswith(f"preparing neo4j: {folder.name} is damaged ({damage}")
+    assert message.endswith("; it is made again")
+    assert (folder / "train.arrow").read_bytes() == whole
+    assert prepare_quietly(wanted).was_there
+
+
+def test_a_failed_preparation_leaves_nothing(expert: Path, base: Path) -> None:
+    write_jsonl(expert.parent / "train.jsonl", [{"question": "x", "schema": "y", "cypher": ""}] * 5)
+    wanted = wanted_of(expert, base)
+    with pytest.raises(InputError, match="no row of the train split can be trained on"):
+        prepare_quietly(wanted)
+    assert [path.name for path in wanted.root.iterdir() if not path.name.endswith((".lock", ".json"))] == []
+
+
+def test_data_that_changes_meanwhile_is_not_kept(expert: Path, base: Path) -> None:
+    wanted = wanted_of(expert, base)
+
+    def append(_: int) -> None:
+        with (expert.parent / "train.jsonl").open("a") as file:
+            file.write(json.dumps(make_rows(1, first=99)[0]) + "\n")
+
+    with pytest.raises(InputError, match="the data changed while it was prepared; nothing was kept"):
+        prepare(wanted, lambda _: None, append)
+    assert not list(wanted.root.glob("[!.]*"))
+
+
+def start(expert: Path, base: Path) -> subprocess.Popen[str]:
+    arguments = ("prepare", str(expert), "--gpu", "rtx4090", "--base", str(base), "--json")
+    return subprocess.Popen(
+        command(*arguments),
+        cwd=expert.parent,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_two_processes_at_once_do_the_work_once(expert: Path, base: Path) -> None:
+    write_jsonl(expert.parent / "train.jsonl", make_rows(1500))
+    processes = [start(expert, base) for _ in range(2)]
+    outputs = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    results = [json.loads(stdout) for stdout, _ in outputs]
+    assert sorted(result["hit"] for result in results) == [False, True]
+    assert results[0]["store"] == results[1]["store"]
+    assert sum("preparing neo4j: " in stderr for _, stderr in outputs) == 1
+    assert len(list((expert.parent / "datasets_optimized/neo4j").glob("[!.]*"))) == 1
+
+
+def test_who_comes_second_waits_and_says_so(expert: Path, base: Path) -> None:
+    wanted = wanted_of(expert, base)
+    with locked(wanted.root, make_key(wanted.key_parts())):
+        process = start(expert, base)
+        assert process.stderr is not None
+        assert process.stderr.readline() == "another process is preparing this data: waiting for it\n"
+        time.sleep(0.1)
+        assert process.poll() is None
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    assert json.loads(stdout)["hit"] is False
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A disk of its own: a tmpfs with the options that the test asks for."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", request.param, "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no right to mount a small disk here")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)  # a traceback may still hold a file open
+
+
+@pytest.mark.parametrize("small_disk", ["size=256k", "size=1200k"], indirect=True)
+def test_a_full_disk_is_told_and_nothing_is_left(
+    expert: Path, base: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The smaller disk is full while tokens are written, the larger one while packs are."""
+    write_jsonl(expert.parent / "train.jsonl", make_rows(2000))
+    monkeypatch.setenv("LAUNCHER_DATA_DIR", str(small_disk))
+    wanted = wanted_of(expert, base)
+    with pytest.raises(
+        InputError, match=r"the disk is full while preparing data in .*; nothing half-made is left"
+    ) as caught:
+        prepare_quietly(wanted)
+    assert "LAUNCHER_DATA_DIR" in caught.value.hint
+    left = [path.name for path in wanted.root.iterdir()]
+    assert all(name.endswith((".lock", ".json")) for name in left), left
+    monkeypatch.setenv("LAUNCHER_DATA_DIR", str(expert.parent))
+    assert not prepare_quietly(wanted_of(expert, base)).was_there
+
+
+@pytest.mark.parametrize("small_disk", ["size=256k"], indirect=True)
+def test_a_full_disk_is_one_message_on_the_command_line(expert: Path, base: Path, small_disk: Path) -> None:
+    write_jsonl(expert.parent / "train.jsonl", make_rows(2000))
+    arguments = command("prepare", str(expert), "--gpu", "rtx4090", "--base", str(base))
+    result = subprocess.run(
+        arguments,
+        cwd=expert.parent,
+        env=environment(LAUNCHER_DATA_DIR=str(small_disk)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2
+    first, error, hint = result.stderr.splitlines()
+    assert first == "preparing neo4j: nothing was prepared before"
+    assert error.startswith("error: the disk is full while preparing data in ")
+    assert hint.startswith("hint: free some space")
+
+
+@pytest.mark.parametrize("small_disk", ["size=4m"], indirect=True)
+def test_a_read_only_disk(expert: Path, base: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies there is used, also where its data has never been hashed; what does not is an error, no traceback."""
+    monkeypatch.setenv("LAUNCHER_DATA_DIR", str(small_disk))
+    made = prepare_quietly(wanted_of(expert, base)).store
+    (made.folder.parent / ".fingerprints.json").unlink()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    assert prepare_quietly(wanted_of(expert, base)).store == made
+    with pytest.raises(InputError, match=r"preparing data in .* failed: Read-only file system"):
+        prepare_quietly(wanted_of(expert, base, ["training.config.packing=false"]))
+
+
+def test_a_file_where_the_folder_should_be(expert: Path, base: Path) -> None:
+    (expert.parent / "datasets_optimized").write_text("a file")
+    with pytest.raises(InputError, match=r"preparing data in datasets_optimized/neo4j failed: Not a directory"):
+        prepare_quietly(wanted_of(expert, base))
+
+
+@pytest.mark.usefixtures("expert")
+def test_sources_of_many_splits_and_kinds_in_one_store(tmp_path: Path, base: Path) -> None:
+    write_jsonl(tmp_path / "valid.jsonl", make_rows(6, first=100))
+    write_jsonl(tmp_path / "test.jsonl", make_rows(4, first=200))
+    manifest = write_expert(tmp_path, {"validation_path": "valid.jsonl", "test_path": "test.jsonl"})
+    store = prepare_quietly(wanted_of(manifest, base)).store
+    assert store.splits == ("test", "train", "validation")
+    assert {name: split.num_documents for name, split in store.audit.splits.items()} == {
+        "train": 40,
+        "validation": 6,
+        "test": 4,
+    }

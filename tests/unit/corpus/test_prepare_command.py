@@ -1,0 +1,112 @@
+"""`launcher prepare` as a user types it: what is printed where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.progress import RowProgress
+from tests.unit.corpus.inputs import launcher, make_rows, write_expert, write_jsonl
+
+
+def run(expert: Path, base: Path, *more: str, **env: str) -> subprocess.CompletedProcess[str]:
+    arguments = ("prepare", str(expert), "--gpu", "rtx4090", "--base", str(base), *more)
+    return launcher(*arguments, cwd=expert.parent, **env)
+
+
+def test_a_table_a_histogram_and_a_sample_then_a_hit(expert: Path, base: Path) -> None:
+    rows: list[object] = [*make_rows(39), make_rows(1)[0]]
+    rows[20] = {"question": "q", "schema": "s"}
+    rows[0] = {"question": "\x1b[2Jq[bold]", "schema": "s", "cypher": "MATCH\nRETURN 1"}
+    write_jsonl(expert.parent / "train.jsonl", rows)
+    result = run(expert, base)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == "preparing neo4j: nothing was prepared before\n"
+    lines = [line.rstrip() for line in result.stdout.splitlines()]
+    assert lines[0] == "neo4j: template chatml, trained on the answers only, packed"
+    table = {line[:24].strip(): line[24:].strip() for line in lines[2:14]}
+    assert table["rows read"] == "40"
+    assert table["documents"] == "39"
+    assert table["end token trained"] == "39 of 39"
+    assert table["trained"].endswith("%)")
+    assert "not used (train): 1 rows: no field cypher (line 21)" in lines
+    histogram = lines[lines.index("Lengths in tokens:") + 2 :][:12]
+    assert sum(int(line.split()[2]) for line in histogram) == 39
+    assert any("█" in line for line in histogram)
+    sample = lines[lines.index("One row, and what of it is trained (|):") + 1 :]
+    assert sample[:8] == [
+        "  <|im_start|>user",
+        "  \\x1b[2Jq[bold]",
+        "",
+        "  s<|im_end|>",
+        "  <|im_start|>assistant",
+        "| MATCH",
+        "| RETURN 1<|im_end|>",
+        "",
+    ]
+    assert "(made in " in lines[-1]
+    again = run(expert, base)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert again.stdout.splitlines()[-1].endswith(" (found, nothing to do)")
+    assert again.stdout.splitlines()[:-1] == result.stdout.splitlines()[:-1]
+
+
+def test_json_is_all_there_is_on_stdout(expert: Path, base: Path) -> None:
+    write_expert(expert.parent, evaluation_strategy="epoch")
+    result = run(expert, base, "--json")
+    assert result.returncode == 0, result.stderr
+    tree = json.loads(result.stdout)
+    assert tree["hit"] is False
+    assert (expert.parent / tree["store"] / "store.json").is_file()
+    assert set(tree["audit"]["splits"]) == {"train", "validation"}
+    assert sum(split["num_rows"] for split in tree["audit"]["splits"].values()) == 40
+    assert [part["is_trained"] for part in tree["audit"]["sample"]] == [False, True, False]
+
+
+def test_data_with_nothing_to_train_is_wrong_input(expert: Path, base: Path) -> None:
+    write_jsonl(expert.parent / "train.jsonl", [{"question": "q " * 900, "schema": "s", "cypher": "c"}] * 3)
+    result = run(expert, base)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "error: train.jsonl: no row of the train split can be trained on" in result.stderr
+    assert "3 rows: nothing in them would be trained" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_hub_out_of_reach_is_told_with_the_local_ways(expert: Path, base: Path) -> None:
+    write_expert(expert.parent, {"path": "nobody/nothing-at-all", "format": "huggingface"})
+    result = run(expert, base, HF_HUB_OFFLINE="1", HF_HOME=str(expert.parent / "cache"))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "nobody/nothing-at-all: this dataset is neither in the cache nor to be had from the hub" in result.stderr
+    assert "--set training.dataset.path=rows.jsonl" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_missing_package_is_named_with_the_command(expert: Path, base: Path, tmp_path: Path) -> None:
+    """As in an environment that was set up for planning alone."""
+    blocked = tmp_path / "blocked"
+    blocked.mkdir()
+    (blocked / "numpy.py").write_text("raise ModuleNotFoundError('No module named numpy', name='numpy')\n")
+    from tests.conftest import ROOT
+
+    result = run(expert, base, PYTHONPATH=f"{blocked}:{ROOT}")
+    assert result.returncode == 2
+    assert result.stderr == (
+        "error: preparing data needs the package numpy\nhint: pip install 'expert-launcher[data]'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("expected", "rows", "shown"),
+    [
+        (None, 500, "500 rows, 250 rows/s"),
+        (1000, 500, "██████████░░░░░░░░░░ 500 rows, 250 rows/s, about 2 s left"),
+        (100, 500, "500 rows, 250 rows/s"),
+    ],
+)
+def test_progress_shows_rate_and_time_left(expected: int | None, rows: int, shown: str) -> None:
+    progress = RowProgress(expected)
+    progress.advance(rows)
+    assert progress._format(2.0) == shown

@@ -1,0 +1,167 @@
+"""Files of all kinds and in all states: a bad row is a value with its line, a bad file an error with a way out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from launcher.corpus.rows import BadRow, Row
+from launcher.corpus.sources import HubSource, make_file_source
+from launcher.errors import InputError
+
+
+def read(file: Path, wanted: str | None = None) -> list[Row | BadRow]:
+    return list(make_file_source(file, wanted).read())
+
+
+def write(folder: Path, name: str, content: bytes | str) -> Path:
+    file = folder / name
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    return file
+
+
+def good(rows: list[Row | BadRow]) -> list[tuple[int, dict[str, object]]]:
+    return [(row.number, dict(row.fields)) for row in rows if isinstance(row, Row)]
+
+
+def bad(rows: list[Row | BadRow]) -> list[tuple[int, str]]:
+    return [(row.number, row.reason) for row in rows if isinstance(row, BadRow)]
+
+
+@pytest.mark.parametrize("content", ["", "\n", "\n \n\r\n\t\n"])
+def test_empty_files_have_no_rows(tmp_path: Path, content: str) -> None:
+    assert read(write(tmp_path, "x.jsonl", content)) == []
+
+
+def test_one_bad_line_in_the_middle_is_told_with_its_number(tmp_path: Path) -> None:
+    rows = read(write(tmp_path, "x.jsonl", '{"a": 1}\n\n{"a": 2,}\n{"a": 3}\n'))
+    assert good(rows) == [(1, {"a": 1}), (4, {"a": 3})]
+    [(number, reason)] = bad(rows)
+    assert number == 3
+    assert reason.startswith("broken JSON: ")
+
+
+def test_a_file_cut_off_in_its_last_line(tmp_path: Path) -> None:
+    rows = read(write(tmp_path, "x.jsonl", '{"a": 1}\n{"a": "cut o'))
+    assert good(rows) == [(1, {"a": 1})]
+    assert bad(rows) == [(2, "broken JSON: Unterminated string starting at")]
+
+
+def test_a_line_of_five_megabytes(tmp_path: Path) -> None:
+    text = "x" * 5_000_000
+    assert good(read(write(tmp_path, "x.jsonl", json.dumps({"a": text}) + "\n"))) == [(1, {"a": text})]
+
+
+def test_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
+    rows = read(write(tmp_path, "x.jsonl", b'\xef\xbb\xbf{"a": "\xc3\xa4"}\r\n{"a": 2}\r\n'))
+    assert good(rows) == [(1, {"a": "ä"}), (2, {"a": 2})]
+    assert read(write(tmp_path, "y.jsonl", b"\xef\xbb\xbf\r\n")) == []
+
+
+def test_a_line_that_is_not_utf8(tmp_path: Path) -> None:
+    rows = read(write(tmp_path, "x.jsonl", b'{"a": 1}\n{"a": "\xe4\xf6"}\n{"a": 3}\n'))
+    assert len(good(rows)) == 2
+    assert bad(rows) == [(2, "not UTF-8")]
+
+
+@pytest.mark.parametrize("line", ["[1, 2]", '"text"', "42", "null", "true"])
+def test_lines_that_are_no_objects(tmp_path: Path, line: str) -> None:
+    assert bad(read(write(tmp_path, "x.jsonl", line + "\n"))) == [(1, "not an object")]
+
+
+def test_a_line_nested_beyond_reason(tmp_path: Path) -> None:
+    [(number, reason)] = bad(read(write(tmp_path, "x.jsonl", "[" * 200_000 + "\n")))
+    assert number == 1
+    assert "recursion" in reason
+
+
+def test_json_list(tmp_path: Path) -> None:
+    rows = read(write(tmp_path, "x.json", '\ufeff[{"a": 1}, 7, {"a": 3}]'))
+    assert good(rows) == [(1, {"a": 1}), (3, {"a": 3})]
+    assert bad(rows) == [(2, "not an object")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [('{"a": 1}', "holds no list of rows"), ('{"a": 1}\n{"a": 2}', "broken JSON: Extra data")]
+)
+def test_json_that_is_no_list(tmp_path: Path, content: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        read(write(tmp_path, "x.json", content))
+    assert ".jsonl" in caught.value.hint
+
+
+def test_csv_with_quoted_newlines_and_wrong_cells(tmp_path: Path) -> None:
+    rows = read(write(tmp_path, "x.csv", '\ufeffq,a\r\n"two\nlines","say ""hi"""\r\none\r\nx,y,z\r\nlast,row\r\n'))
+    assert good(rows) == [(3, {"q": "two\nlines", "a": 'say "hi"'}), (6, {"q": "last", "a": "row"})]
+    assert bad(rows) == [(4, "more or fewer cells than the header"), (5, "more or fewer cells than the header")]
+
+
+def test_csv_that_is_not_utf8(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"x\.csv: not UTF-8 .*\nhint: save the file as UTF-8"):
+        read(write(tmp_path, "x.csv", b"q,a\n\xe4,\xf6\n"))
+
+
+def test_csv_with_a_long_cell(tmp_path: Path) -> None:
+    assert good(read(write(tmp_path, "x.csv", "q,a\n" + "x" * 300_000 + ",y\n")))[0][1]["a"] == "y"
+
+
+def test_parquet(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"q": ["one", None], "a": [{"x": 1}, {"x": 2}]}), tmp_path / "x.parquet")
+    assert good(read(tmp_path / "x.parquet")) == [(1, {"q": "one", "a": {"x": 1}}), (2, {"q": None, "a": {"x": 2}})]
+
+
+def test_parquet_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"x\.parquet: broken Parquet: "):
+        read(write(tmp_path, "x.parquet", "q,a\n1,2\n"))
+
+
+def test_the_manifest_may_say_the_format(tmp_path: Path) -> None:
+    assert good(read(write(tmp_path, "rows.txt", '{"a": 1}\n'), "jsonl")) == [(1, {"a": 1})]
+    assert good(read(write(tmp_path, "rows.NDJSON", '{"a": 1}\n'))) == [(1, {"a": 1})]
+
+
+def test_an_unknown_suffix_is_asked_about(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="unknown format") as caught:
+        read(write(tmp_path, "rows.txt", "x"))
+    assert caught.value.hint == "say it: training.dataset.format is one of csv, json, jsonl, parquet"
+
+
+def test_a_missing_file_gets_a_suggestion(tmp_path: Path) -> None:
+    write(tmp_path, "train.jsonl", "{}")
+    with pytest.raises(InputError, match="no such file") as caught:
+        read(tmp_path / "tarin.jsonl")
+    assert caught.value.hint == f"did you mean {tmp_path / 'train.jsonl'}?"
+
+
+def test_a_missing_file_in_a_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file") as caught:
+        read(tmp_path / "nowhere/train.jsonl")
+    assert caught.value.hint == "training.dataset.path starts at the manifest's folder"
+
+
+def test_a_directory_is_told_with_its_files(tmp_path: Path) -> None:
+    write(tmp_path, "b.jsonl", "{}")
+    write(tmp_path, "a.csv", "x")
+    write(tmp_path, "notes.txt", "x")
+    with pytest.raises(InputError, match=r"is a directory; name a file in it: a\.csv, b\.jsonl$"):
+        read(tmp_path)
+
+
+def test_a_file_that_goes_away_is_told(tmp_path: Path) -> None:
+    source = make_file_source(write(tmp_path, "x.jsonl", "{}"), None)
+    source.path.unlink()
+    with pytest.raises(InputError, match=r"x\.jsonl: cannot be read: No such file"):
+        list(source.read())
+
+
+def test_a_local_dataset_is_read_through_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    write(folder, "train.jsonl", '{"q": "one", "a": "1"}\n{"q": "two", "a": "2"}\n')
+    source = HubSource(dataset=str(folder), config=None, split="train", revision=None)
+    assert good(list(source.read())) == [(1, {"q": "one", "a": "1"}), (2, {"q": "two", "a": "2"})]

@@ -1,0 +1,157 @@
+"""The store: a folder under its key is whole, or it is not used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.corpus.store import (
+    check_inside,
+    damage_of,
+    explain_miss,
+    find_store,
+    find_stores,
+    is_locked,
+    locked,
+    make_key,
+    publish,
+    scratch_folder,
+    store_folder,
+)
+from launcher.errors import InputError
+
+PARTS = {"template": "chatml", "packing": "True"}
+
+
+def publish_one(root: Path, parts: dict[str, str], text: str = "content") -> Path:
+    root.mkdir(exist_ok=True)
+    with scratch_folder(root, make_key(parts)) as scratch:
+        (scratch / "train.arrow").write_text(text)
+        (scratch / "audit.json").write_text("{}")
+        return publish(scratch, root, "neo4j", parts).folder
+
+
+def test_what_was_published_is_found(tmp_path: Path) -> None:
+    folder = publish_one(tmp_path, PARTS)
+    store = find_store(tmp_path, make_key(PARTS))
+    assert store is not None
+    assert store.folder == folder
+    assert store.splits == ("train",)
+    assert store.num_bytes == len("content") + 2
+    assert store.manifest.parts == PARTS
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+
+def test_the_key_does_not_depend_on_the_order_of_parts() -> None:
+    assert make_key(PARTS) == make_key(dict(reversed(PARTS.items())))
+    assert make_key(PARTS) != make_key({**PARTS, "packing": "False"})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "damage"),
+    [
+        ("train.arrow", b"cOntent", "train.arrow has other bytes than were written"),
+        ("train.arrow", b"cont", "train.arrow has 4 bytes, not 7"),
+        ("train.arrow", None, "train.arrow is missing"),
+        ("audit.json", None, "audit.json is missing"),
+        ("store.json", None, "store.json is missing or broken"),
+        ("store.json", b"", "store.json is missing or broken"),
+        ("store.json", b"{}", "store.json is missing or broken"),
+        ("store.json", b"\xff\xfe", "store.json is missing or broken"),
+        ("store.json", b'{"schema_version": 2}', "store.json is missing or broken"),
+    ],
+)
+def test_damage_is_seen_and_named(tmp_path: Path, name: str, content: bytes | None, damage: str) -> None:
+    folder = publish_one(tmp_path, PARTS)
+    assert damage_of(folder) is None
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+    assert damage_of(folder) == damage
+    assert find_store(tmp_path, make_key(PARTS)) is None
+
+
+def test_a_store_under_another_key_is_not_used(tmp_path: Path) -> None:
+    folder = publish_one(tmp_path, PARTS)
+    other = make_key({"template": "qwen3"})
+    folder.rename(store_folder(tmp_path, other))
+    assert find_store(tmp_path, other) is None
+
+
+def test_a_damaged_store_is_replaced(tmp_path: Path) -> None:
+    folder = publish_one(tmp_path, PARTS)
+    (folder / "train.arrow").write_text("damaged")
+    (folder / "stray").write_text("x")
+    assert publish_one(tmp_path, PARTS, "again") == folder
+    assert (folder / "train.arrow").read_text() == "again"
+    assert not (folder / "stray").exists()
+
+
+def test_a_miss_is_explained_by_the_nearest_store(tmp_path: Path) -> None:
+    assert explain_miss(tmp_path / "nowhere", PARTS) == "nothing was prepared before"
+    publish_one(tmp_path, {"template": "llama3", "packing": "False", "loss_on": "all"})
+    publish_one(tmp_path, {"template": "chatml", "packing": "False"})
+    assert explain_miss(tmp_path, PARTS) == "changed since it was prepared last: packing"
+    assert explain_miss(tmp_path, {**PARTS, "data (test)": "x"}).endswith("last: data (test), packing")
+
+
+def test_only_whole_folders_are_listed(tmp_path: Path) -> None:
+    folder = publish_one(tmp_path, PARTS)
+    (tmp_path / ".x.making-1").mkdir()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "file").write_text("x")
+    assert [store.folder for store in find_stores(tmp_path)] == [folder]
+
+
+def test_a_scratch_folder_goes_whatever_happens(tmp_path: Path) -> None:
+    def fail() -> None:
+        with scratch_folder(tmp_path, "key") as scratch:
+            (scratch / "half").write_text("x")
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / ".key.making-99999"
+    left.mkdir()
+    (left / "half").write_text("x")
+    with scratch_folder(tmp_path, "key") as scratch:
+        assert not left.exists()
+        assert scratch.is_dir()
+
+
+def test_a_lock_is_seen_by_others_and_goes_with_its_holder(tmp_path: Path) -> None:
+    assert not is_locked(tmp_path, "key")
+    with locked(tmp_path, "key"):
+        assert is_locked(tmp_path, "key")
+        assert not is_locked(tmp_path, "other")
+    assert not is_locked(tmp_path, "key")
+
+
+@pytest.mark.parametrize("wanted", ["../outside", "a/../../outside", "/outside", "link/inside"])
+def test_a_manifest_cannot_write_outside_the_data_folder(tmp_path: Path, wanted: str) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (root / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=r"pretokenized_cache: .* leads out of the data folder") as caught:
+        check_inside(root, wanted)
+    assert "LAUNCHER_DATA_DIR" in caught.value.hint
+
+
+def test_inside_is_inside(tmp_path: Path) -> None:
+    assert check_inside(tmp_path, "a/../b/c") == tmp_path / "a/../b/c"
+
+
+def test_the_manifest_of_a_store_is_sorted_text(tmp_path: Path) -> None:
+    text = (publish_one(tmp_path, PARTS) / "store.json").read_text()
+    tree = json.loads(text)
+    assert list(tree["parts"]) == sorted(tree["parts"])
+    assert list(tree["files"]) == ["audit.json", "train.arrow"]
+    assert text.endswith("}\n")

@@ -1,0 +1,89 @@
+"""The tokenizer's files: found, checked, fingerprinted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
+from launcher.errors import InputError
+from tests.unit.corpus.inputs import CHAT_TEMPLATE, write_base
+
+
+def test_a_folder_is_a_base(base: Path) -> None:
+    tokenizer = load_tokenizer(str(base), ())
+    assert tokenizer.folder == base
+    assert tokenizer.chat_template == CHAT_TEMPLATE
+    assert tokenizer.end_of_text == "<|im_end|>"
+    assert tokenizer.is_one_token("<|im_end|>")
+    assert not tokenizer.is_one_token("<|nothing|>")
+
+
+def test_a_base_is_found_by_name(base: Path) -> None:
+    assert load_tokenizer(f"someone/{base.name}", (base.parent,)).folder == base
+
+
+def test_the_template_may_lie_in_a_file_of_its_own(tmp_path: Path) -> None:
+    folder = write_base(tmp_path)
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    assert BaseTokenizer(folder=folder).chat_template == "{{ messages }}"
+
+
+def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
+    several = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "y"}]
+    folder = write_base(tmp_path, settings={"chat_template": several})
+    assert BaseTokenizer(folder=folder).chat_template == "y"
+
+
+def test_special_tokens_may_be_objects(tmp_path: Path) -> None:
+    folder = write_base(tmp_path, settings={"eos_token": {"content": "<|eot_id|>", "lstrip": False}})
+    assert BaseTokenizer(folder=folder).end_of_text == "<|eot_id|>"
+
+
+def test_padding_and_truncation_of_the_file_are_off(tmp_path: Path) -> None:
+    folder = write_base(tmp_path)
+    tree = json.loads((folder / "tokenizer.json").read_text())
+    tree["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    (folder / "tokenizer.json").write_text(json.dumps(tree))
+    assert len(BaseTokenizer(folder=folder).backend.encode("one two three four five").ids) > 2
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_every_file_is_in_the_fingerprint(tmp_path: Path, name: str) -> None:
+    folder = write_base(tmp_path)
+    before = BaseTokenizer(folder=folder).fingerprint
+    assert before == BaseTokenizer(folder=folder).fingerprint
+    file = folder / name
+    file.write_text((file.read_text() if file.exists() else "") + " ")
+    assert BaseTokenizer(folder=folder).fingerprint != before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", "{}", "not a tokenizer"),
+        ("tokenizer_config.json", "{", "broken JSON"),
+        ("tokenizer_config.json", "[]", "holds no object with settings"),
+    ],
+)
+def test_broken_files_are_named(tmp_path: Path, name: str, content: str, message: str) -> None:
+    folder = write_base(tmp_path)
+    (folder / name).write_text(content)
+    tokenizer = BaseTokenizer(folder=folder)
+    with pytest.raises(InputError, match=f"{name}: {message}"):
+        _ = tokenizer.backend.encode(tokenizer.end_of_text or "")
+
+
+def test_a_base_without_a_tokenizer_is_told_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"has no tokenizer\.json") as caught:
+        load_tokenizer(str(tmp_path), ())
+    assert "LAUNCHER_MODELS_DIR" in caught.value.hint
+    with pytest.raises(InputError, match="no local folder of that name was found"):
+        load_tokenizer("nobody/nothing", ())
