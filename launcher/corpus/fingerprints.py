@@ -1,56 +1,19 @@
-"""Hashes of data files, remembered: a file whose size, inode and times are unchanged is not read again."""
+"""What a source is, as one string: the hash of a file's bytes, or the hub's own fingerprint."""
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from pathlib import Path
 
+from launcher.corpus.hashes import hash_remembered
 from launcher.corpus.sources import FileSource, Source
-from launcher.corpus.store import hash_file, locked
 from launcher.errors import InputError
-from launcher.paths import write_text_atomically
-
-_MEMORY_FILE = ".fingerprints.json"
-_MOST_ENTRIES = 1000
 
 
 def fingerprint_source(source: Source, root: Path) -> str:
     if isinstance(source, FileSource):
         try:
-            return f"sha256:{_hash_remembered(source.path, root)}"
+            return f"sha256:{hash_remembered(source.path, root)}"
         except OSError as error:
             raise InputError(f"{source.path}: cannot be read: {error.strerror or error}") from None
     # datasets keeps a fingerprint of the revision's files and of everything done to them since.
     return f"hub:{source.dataset}:{source.split}:{source.load()._fingerprint}"
-
-
-def _hash_remembered(path: Path, root: Path) -> str:
-    """ctime is in the mark: it changes with the content and cannot be set back."""
-    stat = path.stat()
-    mark = f"{path.resolve()}:{stat.st_size}:{stat.st_ino}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
-    memory = _load(root)
-    if mark not in memory:
-        memory[mark] = hash_file(path)
-        with suppress(OSError, InputError):  # on a read-only or full disk it is hashed again next time
-            _remember(root, mark, memory[mark])
-    return memory[mark]
-
-
-def _remember(root: Path, mark: str, digest: str) -> None:
-    with locked(root, "fingerprints"):
-        for rubbish in root.glob(
-            f".{_MEMORY_FILE}.*.tmp"
-        ):  # of a process that was killed: under the lock nobody writes
-            rubbish.unlink(missing_ok=True)
-        memory = {**dict(list(_load(root).items())[-_MOST_ENTRIES:]), mark: digest}
-        write_text_atomically(root / _MEMORY_FILE, json.dumps(memory, indent=1) + "\n")
-
-
-def _load(root: Path) -> dict[str, str]:
-    try:
-        memory = json.loads((root / _MEMORY_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    is_ours = isinstance(memory, dict) and all(isinstance(value, str) for value in memory.values())
-    return memory if is_ours else {}

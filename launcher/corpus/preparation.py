@@ -19,6 +19,8 @@ from launcher.plan.model import DataPlan, Plan
 
 DATA_DIR_VARIABLE = "LAUNCHER_DATA_DIR"
 DEFAULT_FOLDER = "datasets_optimized"
+# Of how rows are read, rendered and masked: a change that makes other tokens or masks raises it.
+RULES_VERSION = 1
 
 Split = Literal["train", "validation", "test"]
 
@@ -57,6 +59,7 @@ class Preparation:
             "max_seq_length": str(self.capacity),
             "packing": str(self.is_packed),
             "packer": str(PACKER_VERSION),
+            "rules": str(RULES_VERSION),
             "validation": "cut" if self.cuts_validation else "given" if self.validation else "none",
         }
         for name, sources in (("train", self.train), ("validation", self.validation), ("test", self.test)):

@@ -16,6 +16,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from launcher.corpus.audit import Audit
+from launcher.corpus.hashes import hash_file, hash_remembered, kernel_lock
 from launcher.corpus.packs import PackFile
 from launcher.errors import InputError
 from launcher.paths import write_text_atomically
@@ -23,7 +24,8 @@ from launcher.values import Frozen
 
 AUDIT_FILE = "audit.json"
 STORE_FILE = "store.json"
-_READ_BYTES = 1 << 20
+# Reading this much takes a fraction of a second; more would make a hit slow.
+_LARGE_BYTES = 1 << 28
 _SHOWN_KEY_DIGITS = 16
 
 
@@ -91,7 +93,10 @@ def load_store_manifest(folder: Path) -> StoreManifest | None:
 
 
 def damage_of(folder: Path) -> str | None:
-    """What is wrong with a store: every byte of every file is checked against its hash."""
+    """What is wrong with a store: every byte of every file is checked against its hash.
+
+    Large files are read once: as long as their size, inode and times stay the same, the hash is remembered.
+    """
     manifest = load_store_manifest(folder)
     if manifest is None:
         return f"{STORE_FILE} is missing or broken"
@@ -101,17 +106,10 @@ def damage_of(folder: Path) -> str | None:
             return f"{name} is missing"
         if file.stat().st_size != stored.num_bytes:
             return f"{name} has {file.stat().st_size} bytes, not {stored.num_bytes}"
-        if hash_file(file) != stored.sha256:
+        is_large = stored.num_bytes >= _LARGE_BYTES
+        if (hash_remembered(file, folder.parent) if is_large else hash_file(file)) != stored.sha256:
             return f"{name} has other bytes than were written"
     return None
-
-
-def hash_file(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_READ_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def find_stores(root: Path) -> list[Store]:
@@ -144,10 +142,8 @@ def explain_miss(root: Path, parts: Mapping[str, str]) -> str:
 
 @contextmanager
 def locked(root: Path, key: str) -> Iterator[None]:
-    """One process at a time prepares a key. The lock is the kernel's: it goes with the process, however that ends."""
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / f".{key[:_SHOWN_KEY_DIGITS]}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    """One process at a time prepares a key."""
+    with kernel_lock(root / f".{key[:_SHOWN_KEY_DIGITS]}.lock"):
         yield
 
 

@@ -78,6 +78,8 @@ def _encode(batch: Sequence[Document], encoder: PieceEncoder, max_length: int) -
     trained = np.repeat(flags, sizes)
     pieces = np.fromiter((len(document.segments) for document in batch), dtype=np.int64, count=len(batch))
     lengths = np.add.reduceat(sizes, np.concatenate(([0], np.cumsum(pieces)[:-1]))) if len(batch) else sizes
+    # Nothing stands before the first token of a document that it could be predicted from.
+    trained[(np.cumsum(lengths) - lengths)[lengths > 0]] = 0
     inside, kept = _cut(lengths, max_length)
     return TokenBatch(
         input_ids[inside],

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.corpus import store
 from launcher.corpus.store import (
     check_inside,
     damage_of,
@@ -155,3 +156,16 @@ def test_the_manifest_of_a_store_is_sorted_text(tmp_path: Path) -> None:
     assert list(tree["parts"]) == sorted(tree["parts"])
     assert list(tree["files"]) == ["audit.json", "train.arrow"]
     assert text.endswith("}\n")
+
+
+def test_a_large_file_is_read_once_and_its_damage_still_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hash is remembered by size, inode and times; writing changes those, even back to the same size."""
+    monkeypatch.setattr(store, "_LARGE_BYTES", 1)
+    scratch = tmp_path / ".scratch"
+    scratch.mkdir()
+    (scratch / "train.arrow").write_bytes(b"x" * 1000)
+    folder = store.publish(scratch, tmp_path, "neo4j", {"data": "one"}).folder
+    assert store.damage_of(folder) is None
+    assert "train.arrow" in (tmp_path / ".fingerprints.json").read_text()
+    (folder / "train.arrow").write_bytes(b"y" * 1000)
+    assert store.damage_of(folder) == "train.arrow has other bytes than were written"

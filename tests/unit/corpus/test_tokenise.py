@@ -38,7 +38,7 @@ def test_tokens_and_masks_are_those_of_the_segments(
         pieces = [tokenizer.backend.encode(segment.text, add_special_tokens=False).ids for segment in segments]
         ids = [token for piece in pieces for token in piece]
         mask = [int(s.is_trained) for s, piece in zip(segments, pieces, strict=True) for _ in piece]
-        whole.append((row, ids, mask))
+        whole.append((row, ids, [0, *mask[1:]] if mask else []))  # nothing predicts the first token
     assert tokens_of(batches) == [(row, ids[:limit], mask[:limit]) for row, ids, mask in whole]
     assert [excess for batch in batches for excess in batch.excess.tolist()] == [
         max(0, len(ids) - limit) for _, ids, _ in whole
