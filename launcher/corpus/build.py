@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from launcher.corpus.audit import Audit, SplitAudit, make_notes, make_sample, make_split_audit
-from launcher.corpus.conversations import RowReader, make_row_reader
+from launcher.corpus.conversations import RowReader, find_task_field, make_row_reader
 from launcher.corpus.documents import Document, DocumentMaker
 from launcher.corpus.pack import Packing, pack_singly, pack_tightest
 from launcher.corpus.packs import write_packs
@@ -121,7 +121,8 @@ def _read_documents(wanted: Preparation, weighted: WeightedSource, main: _Readin
 
 
 def _make_reader(wanted: Preparation, source: Source, peeked: Sequence[Row | BadRow]) -> RowReader:
-    fields = list(dict.fromkeys(name for row in peeked if isinstance(row, Row) for name in row.fields))
+    rows = [row for row in peeked if isinstance(row, Row)]
+    fields = list(dict.fromkeys(name for row in rows for name in row.fields))
     if not fields:
         problems = tuple(
             Problem(where=f"line {row.number}", what=row.reason) for row in peeked[:10] if isinstance(row, BadRow)
@@ -131,7 +132,7 @@ def _make_reader(wanted: Preparation, source: Source, peeked: Sequence[Row | Bad
             problems,
             hint="one JSON object a line",
         )
-    return make_row_reader(wanted.data.field_mapping, fields)
+    return make_row_reader(wanted.data.field_mapping, fields, find_task_field(rows))
 
 
 def _finish(wanted: Preparation, scratch: Path, name: str, reading: _Reading) -> SplitAudit:

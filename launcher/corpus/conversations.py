@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.corpus.rows import BadRow, Json, Row
@@ -38,6 +38,7 @@ Content = Conversation | TemplatedText
 # Tried in this order where a manifest has no field mapping: what the trainer of the published manifests tried.
 _QUESTION_FIELDS = ("instruction", "prompt", "question", "sql_prompt")
 _ANSWER_FIELDS = ("response", "output", "answer", "completion", "cypher", "sql")
+_TASK_ANSWER_FIELDS = ("output", "chosen", "response")
 _CONTEXT_FIELDS = ("input", "context", "schema", "sql_context")
 
 
@@ -51,6 +52,7 @@ class RowReader:
     question: str | None = None
     context: str | None = None
     answer: str | None = None
+    task: str | None = None  # an object with the instruction and what goes with it: rows of `multi_task` data
 
     def read(self, row: Row) -> Content | BadRow:
         try:
@@ -58,6 +60,8 @@ class RowReader:
                 return TemplatedText(_text_of(row.fields, self.text))
             if self.messages is not None:
                 return _read_messages(row.fields, self.messages)
+            if self.task is not None:
+                return self._read_task(row.fields, self.task)
             return self._read_turn(row.fields)
         except _UnusableError as error:
             return BadRow(number=row.number, reason=str(error))
@@ -72,13 +76,26 @@ class RowReader:
         before = (Message("system", system),) if system else ()
         return Conversation((*before, question, answer))
 
+    def _read_task(self, fields: Mapping[str, Json], name: str) -> Conversation:
+        given = fields.get(name)
+        if not isinstance(given, dict):
+            raise _UnusableError(f"{name} is not an object")
+        others = ((key, _optional_text(given, key)) for key in given if key != "instruction")
+        context = "\n\n".join(f"{key.replace('_', ' ').capitalize()}:\n{text}" for key, text in others if text)
+        assert self.answer is not None
+        answer = Message("assistant", _text_of(fields, self.answer))
+        return Conversation((Message("user", _text_of(given, "instruction"), context), answer))
+
 
 class _UnusableError(Exception):
     """A row cannot be used; the message is the reason under which it is counted."""
 
 
-def make_row_reader(mapping: FieldMapping, fields: Sequence[str]) -> RowReader:
-    """Checks the mapping against the fields that rows really have; without one, looks for the usual names."""
+def make_row_reader(mapping: FieldMapping, fields: Sequence[str], task: str | None = None) -> RowReader:
+    """Checks the mapping against the fields that rows really have; without one, looks for the usual names.
+
+    `task` is the field that holds an object with an instruction, where the rows are of that form.
+    """
     if mapping.text or mapping.messages or mapping.instruction or mapping.answer:
         reader = RowReader(
             text=mapping.text,
@@ -90,7 +107,16 @@ def make_row_reader(mapping: FieldMapping, fields: Sequence[str]) -> RowReader:
         )
         _check_fields(reader, fields)
         return reader
+    answer = _first(_TASK_ANSWER_FIELDS, fields)
+    if task is not None and answer is not None:
+        return RowReader(task=task, answer=answer)
     return _guess_reader(fields)
+
+
+def find_task_field(rows: Iterable[Row]) -> str | None:
+    """`input: {"instruction": ..., "schema": ...}`, as the published multi_task data has it."""
+    is_task = any(isinstance(given := row.fields.get("input"), dict) and "instruction" in given for row in rows)
+    return "input" if is_task else None
 
 
 def _check_fields(reader: RowReader, fields: Sequence[str]) -> None:

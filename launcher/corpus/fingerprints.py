@@ -15,5 +15,4 @@ def fingerprint_source(source: Source, root: Path) -> str:
             return f"sha256:{hash_remembered(source.path, root)}"
         except OSError as error:
             raise InputError(f"{source.path}: cannot be read: {error.strerror or error}") from None
-    # datasets keeps a fingerprint of the revision's files and of everything done to them since.
-    return f"hub:{source.dataset}:{source.split}:{source.load()._fingerprint}"
+    return f"hub:{source.dataset}:{source.split}:{source.fingerprint}"

@@ -131,7 +131,11 @@ def _find_sources(data: DataPlan, folder: Path, split: Split) -> tuple[WeightedS
         name, _, rest = path.partition("::")  # dataset::split::config, as published manifests write it
         hub_split, _, config = rest.partition("::")
         source: Source = HubSource(
-            dataset=name, config=config or None, split=hub_split or split, revision=data.revision
+            dataset=name,
+            config=config or None,
+            split=hub_split or split,
+            revision=data.revision,
+            streaming=data.streaming,
         )
         return (WeightedSource(source=source),)
     file = folder / path

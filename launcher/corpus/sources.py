@@ -56,10 +56,23 @@ class HubSource:
     config: str | None
     split: str
     revision: str | None
+    streaming: bool = False  # rows come one by one over the network, and the dataset is never on disk whole
 
     @property
     def name(self) -> str:
         return f"{self.dataset}:{self.split}"
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the revision's files: `datasets`' own, or the commit where they are not fetched."""
+        if not self.streaming:
+            return str(self.load()._fingerprint)
+        from huggingface_hub import HfApi
+
+        try:
+            return f"{self.config}@{HfApi().dataset_info(self.dataset, revision=self.revision).sha}"
+        except Exception as error:  # the hub's client raises whatever its network layer raises
+            raise self._unreachable(error) from None
 
     def read(self) -> Iterator[Row | BadRow]:
         for number, fields in enumerate(self.load(), 1):
@@ -71,14 +84,19 @@ class HubSource:
 
         datasets.disable_progress_bars()
         try:
-            return datasets.load_dataset(self.dataset, self.config, split=self.split, revision=self.revision)
+            return datasets.load_dataset(
+                self.dataset, self.config, split=self.split, revision=self.revision, streaming=self.streaming
+            )
         except Exception as error:  # datasets raises whatever its network, file and script layers raise
-            raise InputError(
-                f"{self.dataset}: this dataset is neither in the cache nor to be had from the hub",
-                hint="download it where there is a network (HF_HOME says where the cache lies), or name a local "
-                "file: --set training.dataset.path=rows.jsonl --set training.dataset.format=jsonl; "
-                f"datasets says: {_first_line(error)}",
-            ) from None
+            raise self._unreachable(error) from None
+
+    def _unreachable(self, error: Exception) -> InputError:
+        return InputError(
+            f"{self.dataset}: this dataset is neither in the cache nor to be had from the hub",
+            hint="download it where there is a network (HF_HOME says where the cache lies), or name a local "
+            "file: --set training.dataset.path=rows.jsonl --set training.dataset.format=jsonl; "
+            f"datasets says: {_first_line(error)}",
+        )
 
 
 Source = FileSource | HubSource

@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from launcher.corpus.conversations import Conversation, Message, RowReader, TemplatedText, make_row_reader
-from launcher.corpus.rows import BadRow, Row
+from launcher.corpus.conversations import (
+    Conversation,
+    Message,
+    RowReader,
+    TemplatedText,
+    find_task_field,
+    make_row_reader,
+)
+from launcher.corpus.rows import BadRow, Json, Row
 from launcher.errors import InputError
 from launcher.manifest.dataset import FieldMapping
 
@@ -166,3 +173,30 @@ def test_unusual_names_are_listed() -> None:
     with pytest.raises(InputError, match="none of the usual fields") as caught:
         make_row_reader(FieldMapping(), ["frage", "antwort"])
     assert "rows have: frage, antwort" in caught.value.hint
+
+
+def test_rows_of_published_multi_task_data() -> None:
+    """An instruction with what goes with it in one object; the answer is `output`, or `chosen` in preference data."""
+    given: dict[str, Json] = {
+        "instruction": "Repair it.",
+        "broken_json": "{",
+        "schema": {"type": "object"},
+        "note": None,
+    }
+    rows = [Row(number=1, fields={"task": "repair", "input": given, "output": "{}"})]
+    assert find_task_field(rows) == "input"
+    reader = make_row_reader(FieldMapping(), ["task", "input", "output"], "input")
+    content = reader.read(rows[0])
+    context = 'Broken json:\n{\n\nSchema:\n{"type": "object"}'
+    assert content == Conversation((Message("user", "Repair it.", context), Message("assistant", "{}")))
+    chosen = make_row_reader(FieldMapping(), ["input", "chosen", "rejected"], "input")
+    assert chosen.answer == "chosen"
+    assert reader.read(Row(number=2, fields={"input": "text", "output": "x"})) == BadRow(
+        number=2, reason="input is not an object"
+    )
+    empty = reader.read(Row(number=3, fields={"input": {"instruction": " "}, "output": "x"}))
+    assert empty == BadRow(number=3, reason="instruction is empty")
+
+
+def test_a_plain_input_is_no_task() -> None:
+    assert find_task_field([Row(number=1, fields={"instruction": "a", "input": "b", "output": "c"})]) is None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -165,3 +168,27 @@ def test_a_local_dataset_is_read_through_datasets(tmp_path: Path, monkeypatch: p
     write(folder, "train.jsonl", '{"q": "one", "a": "1"}\n{"q": "two", "a": "2"}\n')
     source = HubSource(dataset=str(folder), config=None, split="train", revision=None)
     assert good(list(source.read())) == [(1, {"q": "one", "a": "1"}), (2, {"q": "two", "a": "2"})]
+
+
+def test_a_streamed_dataset_gives_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    write(folder, "train.jsonl", '{"q": "one", "a": "1"}\n{"q": "two", "a": "2"}\n')
+    source = HubSource(dataset=str(folder), config=None, split="train", revision=None, streaming=True)
+    assert type(source.load()).__name__ == "IterableDataset"
+    assert good(list(source.read())) == [(1, {"q": "one", "a": "1"}), (2, {"q": "two", "a": "2"})]
+
+
+def test_a_streamed_dataset_is_known_by_its_commit_and_needs_the_hub_for_it() -> None:
+    script = (
+        "from launcher.corpus.sources import HubSource\n"
+        "from launcher.errors import InputError\n"
+        "try:\n"
+        "    HubSource(dataset='org/rows', config=None, split='train', revision=None, streaming=True).fingerprint\n"
+        "except InputError as error:\n"
+        "    print(error.title)\n"
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout == "org/rows: this dataset is neither in the cache nor to be had from the hub\n"
