@@ -37,9 +37,10 @@ from torch._dynamo.utils import counters
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from launcher.bases import TINY_BASE_NAME
 from launcher.choices import Checkpointing, LossKernel
 from launcher.memory import CHUNKED_LOSS_TOKENS, SELECTIVE_MIN_INNER, Recipe
-from launcher.shapes import Linear, ModelShape
+from launcher.shapes import ModelShape, load_shape
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 ALL_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -52,46 +53,12 @@ GROUPED_QUERIES: dict[str, Any] = (
 )
 
 
-def make_qwen3_shape(
-    name: str, *, layers: int, hidden: int, heads: int, intermediate: int, tied: bool, vocab: int = 151_936
-) -> ModelShape:
-    """Qwen3: eight key-value heads of 128, norms on queries and keys, no biases."""
-    query, key = heads * 128, 8 * 128
-    sizes = {
-        "q_proj": (hidden, query),
-        "k_proj": (hidden, key),
-        "v_proj": (hidden, key),
-        "o_proj": (query, hidden),
-        "gate_proj": (hidden, intermediate),
-        "up_proj": (hidden, intermediate),
-        "down_proj": (intermediate, hidden),
-    }
-    return ModelShape(
-        name=f"Qwen/{name}",
-        model_type="qwen3",
-        num_layers=layers,
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=8,
-        head_dim=128,
-        intermediate_size=intermediate,
-        vocab_size=vocab,
-        max_positions=40_960,
-        tied_embeddings=tied,
-        linears=tuple(Linear(name=key, in_features=i, out_features=o) for key, (i, o) in sizes.items()),
-        norm_parameters_per_layer=2 * hidden + 2 * 128,
-        other_parameters=hidden,
-        gated_mlp=True,
-        basis="catalogue",
-    )
-
-
 SHAPES = {
-    "tiny": make_qwen3_shape("tiny", layers=2, hidden=256, heads=8, intermediate=512, tied=True, vocab=1_024),
-    "0.6B": make_qwen3_shape("Qwen3-0.6B", layers=28, hidden=1_024, heads=16, intermediate=3_072, tied=True),
-    "1.7B": make_qwen3_shape("Qwen3-1.7B", layers=28, hidden=2_048, heads=16, intermediate=6_144, tied=True),
-    "4B": make_qwen3_shape("Qwen3-4B", layers=36, hidden=2_560, heads=32, intermediate=9_728, tied=True),
-    "8B": make_qwen3_shape("Qwen3-8B", layers=36, hidden=4_096, heads=32, intermediate=12_288, tied=False),
+    "tiny": load_shape(TINY_BASE_NAME, ()),
+    "0.6B": load_shape("Qwen/Qwen3-0.6B", ()),
+    "1.7B": load_shape("Qwen/Qwen3-1.7B", ()),
+    "4B": load_shape("Qwen/Qwen3-4B", ()),
+    "8B": load_shape("Qwen/Qwen3-8B", ()),
 }
 
 BASE_RECIPE = Recipe(
