@@ -147,12 +147,12 @@ def test_storage_kinds(tmp_path: Path, filesystem: str, rotational: str | None, 
     assert storage.free_bytes > 0
 
 
-def launcher_data(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+def launcher_data(tmp_path: Path, *flags: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "LAUNCHER_DATA_DIR": str(tmp_path / "data"), "HF_HOME": str(tmp_path / "hf")}
     environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
     command = [sys.executable, "-m", "launcher", "data", *flags]
     return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
 
 
@@ -184,3 +184,12 @@ def test_an_empty_machine(tmp_path: Path) -> None:
     assert result.returncode == 0
     assert "No dataset lies in a Hugging Face cache here." in result.stdout
     assert "Nothing is prepared here" in result.stdout
+
+
+def test_a_broken_manifest_does_not_hide_everybodys_data(tmp_path: Path) -> None:
+    (tmp_path / "experts/mine").mkdir(parents=True)
+    (tmp_path / "experts/mine/manifest.json").write_text("{")
+    key = make_store(tmp_path / "data/datasets_optimized/neo4j")
+    result = launcher_data(tmp_path, "--json", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert [store["folder"].rsplit("/", 1)[1] for store in json.loads(result.stdout)["stores"]] == [key[:16]]
