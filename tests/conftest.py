@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,17 @@ ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 SHARED_MANIFESTS = SHARED / "manifests"
 
+# The tests plan for machines without a GPU, or for those of the catalogue: what this machine has must not matter.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 Tree = dict[str, Any]
 WriteManifest = Callable[..., Path]
+
+
+def python_path() -> str:
+    """For child processes: the checkout first, then wherever this process finds its packages."""
+    inherited = os.environ.get("PYTHONPATH")
+    return f"{ROOT}{os.pathsep}{inherited}" if inherited else str(ROOT)
 
 
 def published_manifests() -> list[Path]:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from launcher import __version__
-from tests.conftest import ROOT, WriteManifest, expert_manifests, published_manifests
+from tests.conftest import ROOT, WriteManifest, expert_manifests, published_manifests, python_path
 
 HELP_SECONDS, PLAN_SECONDS = 0.3, 1.0
 
@@ -22,7 +22,7 @@ HELP_SECONDS, PLAN_SECONDS = 0.3, 1.0
 def launcher(
     *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "140", "PYTHONPATH": str(ROOT), **(env or {})}
+    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "140", "PYTHONPATH": python_path(), **(env or {})}
     command = [sys.executable, "-m", "launcher", *arguments]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 

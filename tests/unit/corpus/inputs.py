@@ -17,7 +17,7 @@ from launcher.corpus.prepare import Prepared, prepare
 from launcher.corpus.store import Store
 from launcher.corpus.tokenizer import BaseTokenizer
 from launcher.inputs import Request, plan_request
-from tests.conftest import ROOT
+from tests.conftest import ROOT, python_path
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -141,7 +141,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "NO_COLOR": "1", "COLUMNS": "140", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **more}
+    return {**os.environ, "NO_COLOR": "1", "COLUMNS": "140", "PYTHONPATH": python_path(), "HF_HUB_OFFLINE": "1", **more}
 
 
 def launcher(*arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:

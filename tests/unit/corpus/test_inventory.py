@@ -23,7 +23,7 @@ from launcher.corpus.inventory import (
 )
 from launcher.corpus.store import damage_of, publish, store_folder
 from launcher.errors import InputError
-from tests.conftest import ROOT
+from tests.conftest import ROOT, python_path
 
 
 def make_store(root: Path, expert: str = "neo4j", data: str = "one") -> str:
@@ -149,7 +149,7 @@ def test_storage_kinds(tmp_path: Path, filesystem: str, rotational: str | None, 
 
 def launcher_data(tmp_path: Path, *flags: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "LAUNCHER_DATA_DIR": str(tmp_path / "data"), "HF_HOME": str(tmp_path / "hf")}
-    environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    environment |= {"PYTHONPATH": python_path(), "COLUMNS": "200"}
     command = [sys.executable, "-m", "launcher", "data", *flags]
     return subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
