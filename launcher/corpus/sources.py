@@ -108,11 +108,12 @@ def make_file_source(path: Path, wanted: str | None) -> FileSource:
         raise InputError(f"{path} is a directory; name a file in it: {', '.join(_data_files(path)) or 'it has none'}")
     if not path.is_file():
         raise _missing(path)
-    format_ = _SUFFIXES.get(path.suffix.lower()) if wanted in (None, "huggingface") else wanted
-    if format_ not in _SUFFIXES.values():
+    by_name = _SUFFIXES.get(path.suffix.lower()) if wanted in (None, "huggingface") else None
+    format_ = by_name or next((known for known in _SUFFIXES.values() if known == wanted), None)
+    if format_ is None:
         known = ", ".join(sorted(set(_SUFFIXES.values())))
         raise InputError(f"{path}: unknown format", hint=f"say it: training.dataset.format is one of {known}")
-    return FileSource(path=path, format=format_)  # type: ignore[arg-type]
+    return FileSource(path=path, format=format_)
 
 
 def _missing(path: Path) -> InputError:

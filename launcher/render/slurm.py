@@ -29,8 +29,9 @@ port=$((20000 + SLURM_JOB_ID % 10000))  # one per job, so that two jobs can shar
 """
 # The agent must ignore the warning signal: it would die and leave its workers training. The workers hear it themselves.
 AGENT = """'trap "" USR1; exec accelerate launch --machine_rank "$SLURM_NODEID" "$@"'"""
-# Since 22.05 srun no longer takes the number of cores from the job.
-SRUN = 'srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"}'
+# Since 22.05 srun no longer takes the number of cores from the job. On a node taken whole it is all of them: a site
+# that binds tasks to cores would otherwise give the agent one.
+SRUN = 'srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"'
 # accelerate turns every exit code into 1, so the script asks outcome.json; and only one that this attempt has written,
 # since an old one would requeue a broken job for ever.
 STEP = r"""outcome={outcome}

@@ -271,8 +271,8 @@ def test_idle_gpus_and_slow_links_are_told() -> None:
 
 def test_micro_batches_that_do_not_divide_are_not_blamed_on_the_ranks() -> None:
     plan = plan_for(gpu="rtx4090", config={"batch_size": 11, "gradient_accumulation_steps": 1})
-    if plan.batch.empty_slots:
-        assert "micro-batches that divide it exactly would take longer" in decision(plan, "split")
+    assert (plan.batch.empty_slots, plan.batch.nearest_even_batches) == (1, ())
+    assert "micro-batches that divide it exactly would take longer" in decision(plan, "split")
 
 
 def test_a_huge_batch_is_planned_at_once() -> None:

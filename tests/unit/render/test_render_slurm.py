@@ -176,3 +176,14 @@ def test_an_old_outcome_requeues_nothing(script: str, job: Job) -> None:
     (job.folder / "runs" / "neo4j-0001" / "outcome.json").write_text('{"exit_code": 75, "status": "preempted"}\n')
     assert job.run(script, STATUS="1").returncode == 1
     assert not job.requeued
+
+
+def test_cores_that_nobody_counted_are_not_asked_for(make_plan: MakePlan, paths: RunPaths) -> None:
+    """A node with fewer would refuse the job: the nodes are taken whole instead."""
+    counted = make_plan(strategy="ddp", gpus=8, nodes=2, cores=96)
+    assumed = counted.model_copy(update={"hardware": counted.hardware.model_copy(update={"is_host_assumed": True})})
+    assert "--cpus-per-task=96" in directives(render_slurm(counted, paths))
+    assert "--exclusive" not in directives(render_slurm(counted, paths))
+    found = directives(render_slurm(assumed, paths))
+    assert "--exclusive" in found
+    assert not any("cpus-per-task" in word for word in found)
