@@ -21,6 +21,10 @@ Profile = Literal["full", "smoke"]
 SHARDED_STRATEGIES: frozenset[Strategy] = frozenset({"fsdp2", "zero3"})
 DEEPSPEED_STRATEGIES: frozenset[Strategy] = frozenset({"zero1", "zero2", "zero3"})
 
+# Rows that are not packed fill a micro-batch unevenly. It is filled up to the next of so many sizes, so that compiling
+# meets at most so many shapes.
+UNPACKED_SIZES = 8
+
 # What our DeepSpeed files set, in elements; the memory prediction counts the same.
 # DeepSpeed allocates its reduce buffer whole, and twice with overlap_comm. Its default of 5e8 takes 2 GB of a card even
 # where an adapter has ten million weights; 5e7 takes 200 MB, and still makes long messages for any link.

@@ -4,6 +4,8 @@
     +-- InputError           2  wrong input: arguments, files, values
     |   +-- ManifestError       the manifest is at fault
     +-- DoesNotFitError      3  no plan fits the hardware
+    +-- RunFailedError       4  a training began and could not end well
+    +-- TopologyError        5  what was started is not what was planned
 
 A user's mistake is raised as one of these and printed without a traceback: what is wrong, where, and the way out.
 """
@@ -74,3 +76,11 @@ class ManifestError(InputError):
 
 class DoesNotFitError(LauncherError):
     exit_code = ExitCode.DOES_NOT_FIT
+
+
+class RunFailedError(LauncherError):
+    exit_code = ExitCode.RUN_FAILED
+
+
+class TopologyError(LauncherError):
+    exit_code = ExitCode.WRONG_TOPOLOGY

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from launcher.errors import InputError, Problem
-from launcher.units import mib_to_bytes
+from launcher.units import format_gib, mib_to_bytes
 from launcher.values import Frozen
 
 GpuClass = Literal["consumer", "workstation", "datacenter"]
@@ -82,6 +82,13 @@ class Hardware(Frozen):
         if self.gpu is None:
             return 0
         return mib_to_bytes(self.gpu.memory_mib if self.free_vram_mib is None else self.free_vram_mib)
+
+
+def format_hardware(hardware: Hardware) -> str:
+    if hardware.gpu is None:
+        return f"{hardware.cpu_cores_per_node} CPU cores, {hardware.ram_gib_per_node:.0f} GiB (no GPU)"
+    each = f"{hardware.gpus_per_node} x {hardware.gpu.title} ({format_gib(hardware.gpu.memory_bytes)})"
+    return each if hardware.nodes == 1 else f"{hardware.nodes} nodes of {each}, {hardware.num_ranks} ranks"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

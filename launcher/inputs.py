@@ -39,6 +39,7 @@ class Request:
     strategy: Strategy | None = None
     price_per_gpu_hour: float | None = None
     tokens_per_row: int | None = None
+    random_weights: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +51,7 @@ class PlannedRun:
 def plan_request(request: Request) -> PlannedRun:
     loaded = _load(request)
     hardware = _find_hardware(request)
-    options = _make_options(request, hardware, loaded.folder)
+    options = _make_options(request, hardware, loaded)
     is_smoke = options.profile == "smoke"
     name = TINY_BASE_NAME if is_smoke else loaded.manifest.base.name
     base = load_shape(name, base_folders(loaded.folder))
@@ -127,7 +128,7 @@ def _check_enough(request: Request, here: Hardware) -> None:
         raise InputError(f"--gpus {request.gpus_per_node}: this machine has {here.gpus_per_node}", hint=way_out)
 
 
-def _make_options(request: Request, hardware: Hardware, folder: Path) -> PlanOptions:
+def _make_options(request: Request, hardware: Hardware, loaded: LoadedManifest) -> PlanOptions:
     if request.profile == "auto":
         profile: Literal["full", "smoke"] = "full" if hardware.gpu is not None else "smoke"
         reason = "there is a GPU" if profile == "full" else "no GPU here: a tiny base on sample data, same code path"
@@ -138,7 +139,9 @@ def _make_options(request: Request, hardware: Hardware, folder: Path) -> PlanOpt
         profile_reason=reason,
         strategy=request.strategy,
         price_per_gpu_hour=request.price_per_gpu_hour,
-        manifest_folder=_name_folder(folder),
+        random_weights=request.random_weights,
+        manifest_folder=_name_folder(loaded.folder),
+        given_keys=loaded.given_keys,
     )
 
 

@@ -65,8 +65,33 @@ class RunPaths:
         return self.root / "outcome.json"
 
     @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:06d}"
+
+    @property
+    def adapter(self) -> Path:
+        """What was trained: an adapter in PEFT's format, or the whole model under full fine-tuning."""
+        return self.root / "adapter"
+
+    @property
+    def merged(self) -> Path:
+        return self.root / "merged"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
+
+    @property
+    def console_log(self) -> Path:
+        """All that the training wrote to its stdout and stderr."""
+        return self.logs / "console.log"
 
 
 def make_run_id(expert: str, hardware_name: str, when: datetime) -> str:
@@ -88,12 +113,21 @@ def name_run(runs_dir: Path, run_id: str) -> RunPaths:
     return RunPaths(runs_dir / run_id)
 
 
+def check_free(paths: RunPaths) -> None:
+    if os.path.lexists(paths.root):
+        raise _exists_already(paths)
+
+
 def create_run(paths: RunPaths) -> None:
     """A new run directory, empty but for logs/. A run that exists is never touched."""
     if not _make_root(paths):
-        raise InputError(
-            f"{paths.root} exists already", hint="choose another --run-id, or delete that run if you no longer need it"
-        )
+        raise _exists_already(paths)
+
+
+def _exists_already(paths: RunPaths) -> InputError:
+    return InputError(
+        f"{paths.root} exists already", hint="choose another --run-id, or delete that run if you no longer need it"
+    )
 
 
 def create_next_run(runs_dir: Path, run_id: str) -> RunPaths:

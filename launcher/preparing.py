@@ -75,5 +75,7 @@ def _current_keys(plans: Sequence[PlannedRun]) -> CurrentKeys:
 
 
 def prepare_planned(planned: PlannedRun, report: Callable[[str], None], advance: Callable[[int], None]) -> Prepared:
-    tokenizer = load_tokenizer(planned.plan.base.name, base_folders(planned.loaded.folder))
-    return prepare(make_preparation(planned.plan, planned.loaded.folder, tokenizer), report, advance)
+    plan = planned.plan
+    folders = base_folders(planned.loaded.folder)
+    tokenizer = load_tokenizer(plan.base.name, folders, any_will_do=plan.random_weights)
+    return prepare(make_preparation(plan, planned.loaded.folder, tokenizer), report, advance)

@@ -68,18 +68,22 @@ class Workload:
     document_tokens: float  # mean length over which attention reaches
 
 
-def flops_per_token(workload: Workload) -> float:
-    """Useful work: a frozen base needs 4 N (no weight gradients), full fine-tuning 6 N. Recomputing is not counted."""
+def flops_per_token(workload: Workload, trained_share: float = 1.0) -> float:
+    """Useful work: a frozen base needs 4 N (no weight gradients), full fine-tuning 6 N. Recomputing is not counted.
+
+    Only trained positions pass through the head, so the others' share of its products is not counted either.
+    """
     shape = workload.shape
     multiplier = 6 if workload.adapter == "full" else 4
-    products = shape.num_parameters - (0 if shape.tied_embeddings else shape.embedding_parameters)
+    products: float = shape.num_parameters - (0 if shape.tied_embeddings else shape.embedding_parameters)
+    products -= shape.vocab_size * shape.hidden_size * (1 - trained_share)
     attention = 6 * shape.num_layers * shape.num_heads * shape.head_dim * workload.document_tokens
     return multiplier * products + attention
 
 
 def seconds_per_token(gpu: Gpu, workload: Workload) -> float | None:
     """Of one GPU that is kept busy; None where its peak is unknown."""
-    peak = _peak_tflops(gpu, workload.compute_dtype)
+    peak = peak_tflops(gpu, workload.compute_dtype)
     if peak is None:
         return None
     recomputed = _RECOMPUTED[workload.checkpointing]
@@ -108,7 +112,8 @@ def _traffic_bytes(workload: Workload) -> float:
     return features * per_feature * workload.shape.num_layers
 
 
-def _peak_tflops(gpu: Gpu, dtype: Dtype) -> float | None:
+def peak_tflops(gpu: Gpu, dtype: Dtype) -> float | None:
+    """Of dense products, by the data sheet; None for a GPU that the catalogue does not know."""
     if dtype == "bf16":
         return gpu.bf16_tflops
     if dtype == "fp16":

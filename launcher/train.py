@@ -1,15 +1,14 @@
-"""The script that accelerate starts: `accelerate launch launcher/train.py --manifest …`, or with `--plan …`.
-
-This version checks its input and ends: training itself is not part of it yet.
-"""
+"""The script that accelerate starts: `accelerate launch launcher/train.py --manifest …`, or with `--plan …`."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # accelerate puts this file's folder first on sys.path, where our module names could capture other packages' imports.
 # The package's parent is what belongs there.
@@ -17,42 +16,124 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from launcher.errors import ExitCode, InputError, LauncherError  # noqa: E402
 
+if TYPE_CHECKING:
+    from launcher.paths import RunPaths
+    from launcher.plan import Plan
+    from launcher.training.chronicle import Chronicle
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="launcher/train.py", description=__doc__.split("\n")[0])
+    arguments = make_parser().parse_args(argv)
+    chronicle: Chronicle | None = None
+    try:
+        plan, paths = read_plan(arguments.plan) if arguments.plan else plan_for_here(arguments)
+        from launcher.training.chronicle import Chronicle
+        from launcher.training.guards import end_with_launcher
+
+        end_with_launcher()
+        chronicle = Chronicle(paths, is_main=is_main())
+        code = train_planned(plan, paths, chronicle)
+    except LauncherError as error:
+        return tell(chronicle, "failed", int(error.exit_code), str(error))
+    except KeyboardInterrupt:
+        return tell(chronicle, "stopped", int(ExitCode.PREEMPTED), "stopped at once by a second signal")
+    except Exception:
+        return tell(chronicle, "failed", int(ExitCode.BUG), traceback.format_exc())
+    return code
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="launcher/train.py", description=__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--plan", type=Path, metavar="FILE", help="a plan that `launcher train` wrote")
-    source.add_argument("--manifest", type=Path, metavar="FILE", help="a manifest, planned for what accelerate started")
-    arguments = parser.parse_args(argv)
-    is_first = os.environ.get("RANK", "0") == "0"
-    try:
-        check_input(arguments.plan, arguments.manifest)
-    except LauncherError as error:
-        if is_first:
-            print(f"error: {error}", file=sys.stderr)
-        return int(error.exit_code)
-    if is_first:
-        print("Nothing was trained: training itself is not part of this version of the launcher yet.", file=sys.stderr)
-    return int(ExitCode.RUN_FAILED)
+    source.add_argument("--manifest", metavar="FILE", help="a manifest, planned for what accelerate started")
+    bare = parser.add_argument_group("with --manifest")
+    bare.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    bare.add_argument("--max-steps", type=int, metavar="N", help="stop after N optimizer steps")
+    bare.add_argument("--base", metavar="NAME", help="another base model")
+    bare.add_argument("--profile", choices=("auto", "full", "smoke"), default="auto")
+    bare.add_argument("--random-weights", action="store_true", help="the base's shape without its weights")
+    bare.add_argument("--run-id", metavar="ID")
+    bare.add_argument("--runs-dir", type=Path, metavar="DIR", default=Path("runs"))
+    return parser
 
 
-def check_input(plan: Path | None, manifest: Path | None) -> None:
+def read_plan(file: Path) -> tuple[Plan, RunPaths]:
     from pydantic import ValidationError
 
-    from launcher.manifest import load_manifest
+    from launcher.paths import RunPaths
     from launcher.plan import Plan
 
-    if manifest is not None:
-        load_manifest(manifest)
-    if plan is not None:
-        try:
-            Plan.model_validate_json(plan.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"{plan}: cannot be read: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise InputError(f"{plan}: not a plan: it is not UTF-8") from None
-        except ValidationError as error:
-            raise InputError(f"{plan}: not a plan of this version ({error.error_count()} problems)") from None
+    try:
+        return Plan.model_validate_json(file.read_text(encoding="utf-8")), RunPaths(file.parent)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{file}: not a plan: it is not UTF-8") from None
+    except ValidationError as error:
+        raise InputError(f"{file}: not a plan of this version ({error.error_count()} problems)") from None
+
+
+def plan_for_here(arguments: argparse.Namespace) -> tuple[Plan, RunPaths]:
+    """A bare launch: the plan is made for what accelerate started, in a run directory of its own."""
+    from launcher.inputs import Request, plan_request
+    from launcher.paths import write_files
+    from launcher.runs import create_run_directory, input_texts
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError("more than one process is not part of this version yet", hint="launch one process")
+    request = Request(
+        expert=arguments.manifest,
+        overrides=tuple(arguments.overrides),
+        base=arguments.base,
+        max_steps=arguments.max_steps,
+        profile=arguments.profile,
+        random_weights=arguments.random_weights,
+    )
+    planned = plan_request(request)
+    paths = create_run_directory(planned, arguments.runs_dir, arguments.run_id)
+    write_files(paths.root, input_texts(planned, paths))
+    return planned.plan, paths
+
+
+def train_planned(plan: Plan, paths: RunPaths, chronicle: Chronicle) -> int:
+    """Prepares before any process group exists: whoever comes first prepares, the others wait for its lock."""
+    from launcher.corpus.preparation import make_preparation
+    from launcher.corpus.prepare import prepare
+    from launcher.corpus.tokenizer import load_tokenizer
+    from launcher.inputs import base_folders
+
+    folder = Path(plan.data.folder)
+    tokenizer = load_tokenizer(plan.base.name, base_folders(folder), any_will_do=plan.random_weights)
+    prepared = prepare(make_preparation(plan, folder, tokenizer), say, lambda _rows: None)
+    from launcher.training.session import run_training
+
+    vocab_size = tokenizer.backend.get_vocab_size(with_added_tokens=True)
+    ending = run_training(plan, paths, prepared.store, base_folders(folder), chronicle, vocab_size)
+    if ending.stopped_by is not None:
+        where = paths.checkpoint(ending.steps_done)
+        message = f"stopped by {ending.stopped_by} after step {ending.steps_done:,}; its weights: {where}"
+        return tell(chronicle, "stopped", int(ExitCode.PREEMPTED), message)
+    chronicle.end(status="done", exit_code=int(ExitCode.DONE))
+    say(f"adapter  {paths.adapter}\nmetrics  {paths.metrics}\nrecord   {paths.outcome}")
+    return int(ExitCode.DONE)
+
+
+def tell(chronicle: Chronicle | None, status: str, code: int, message: str) -> int:
+    """The message first, the record after it: whoever waits for the record has seen the message."""
+    say(f"error: {message}")
+    if chronicle is not None:
+        chronicle.end(status=status, exit_code=code, error=message)
+    return code
+
+
+def say(text: str) -> None:
+    if is_main():
+        print(text, file=sys.stderr, flush=True)
+
+
+def is_main() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 if __name__ == "__main__":

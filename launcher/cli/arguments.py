@@ -21,21 +21,21 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     learning.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override a manifest value"
     )
-    learning.add_argument("--max-steps", type=_positive, metavar="N", help="stop after N optimizer steps")
+    learning.add_argument("--max-steps", type=positive, metavar="N", help="stop after N optimizer steps")
     learning.add_argument(
         "--base", metavar="NAME", help="another base model: one of the manifest's, a folder, a hub name"
     )
     learning.add_argument(
-        "--tokens-per-row", type=_positive, metavar="N", help="mean tokens of a row, where you know them"
+        "--tokens-per-row", type=positive, metavar="N", help="mean tokens of a row, where you know them"
     )
     learning.add_argument(
         "--profile", choices=("auto", "full", "smoke"), default="auto", help="auto: full with a GPU, smoke without"
     )
     hardware = parser.add_argument_group("where it runs (default: this machine)")
     hardware.add_argument("--gpu", metavar="NAME", help="plan for this GPU of the catalogue: rtx4090, h100, ...")
-    hardware.add_argument("--gpus", type=_positive, metavar="N", help="GPUs in each node")
-    hardware.add_argument("--nodes", type=_positive, default=1, metavar="N", help="nodes (default 1)")
-    hardware.add_argument("--cores", type=_positive, metavar="N", help="CPU cores in each node")
+    hardware.add_argument("--gpus", type=positive, metavar="N", help="GPUs in each node")
+    hardware.add_argument("--nodes", type=positive, default=1, metavar="N", help="nodes (default 1)")
+    hardware.add_argument("--cores", type=positive, metavar="N", help="CPU cores in each node")
     hardware.add_argument("--ram", type=_gib, metavar="GIB", help="CPU memory of each node")
     hardware.add_argument(
         "--strategy", choices=("ddp", "fsdp2", "zero1", "zero2", "zero3"), help="override the plan's strategy"
@@ -63,7 +63,7 @@ def make_request(arguments: argparse.Namespace) -> Request:
     )
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     try:
         number = int(text)
     except ValueError:

@@ -12,14 +12,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from launcher import __version__
-from launcher.cli import data, plan, prepare, schema, train, validate
+from launcher.cli import ask, data, export, plan, prepare, schema, train, validate
+from launcher.cli.output import drop_output
 from launcher.errors import ExitCode, LauncherError
 
-_VERBS = {"validate": validate, "plan": plan, "prepare": prepare, "data": data, "train": train, "schema": schema}
+_VERBS = {
+    "validate": validate,
+    "plan": plan,
+    "prepare": prepare,
+    "data": data,
+    "train": train,
+    "ask": ask,
+    "export": export,
+    "schema": schema,
+}
 
 _DESCRIPTION = "Turns an expert manifest into a plan, and the plan into accelerate, DeepSpeed and FSDP2 files."
 _EPILOG = """\
-exit codes: 0 done, 1 a bug of ours, 2 wrong input, 3 does not fit the hardware
+exit codes: 0 done, 1 a bug of ours, 2 wrong input, 3 does not fit the hardware, 4 the run failed,
+5 what was started is not what was planned, 75 stopped: it can be resumed
 """
 
 
@@ -56,12 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader (head, less) went away: not an error
-        _drop_output()
+        drop_output()
         return int(ExitCode.DONE)
     except OSError as error:
         if error.filename is not None or error.errno not in _OUTPUT_ERRORS:  # not of a stream: our bug
             raise
-        _drop_output()
+        drop_output()
         print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
         return int(ExitCode.WRONG_INPUT)
     except KeyboardInterrupt:
@@ -102,8 +113,3 @@ def _has_streams() -> bool:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     return True
-
-
-def _drop_output() -> None:
-    """Python flushes at exit: what is left in the buffer must go somewhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

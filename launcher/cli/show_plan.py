@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from launcher.cli.tables import format_bar, print_table
 from launcher.errors import escape
+from launcher.hardware import format_hardware
 from launcher.plan.model import MemoryPlan, Plan
 from launcher.units import bytes_to_gib, format_count, format_duration, format_gib, format_percent
 
@@ -11,7 +12,7 @@ _MARKS = {"manifest": "manifest", "plan": "", "command line": "flag", "hardware"
 
 
 def print_plan(plan: Plan) -> None:
-    print(f"{plan.expert} on {escape(format_hardware(plan))}\n")
+    print(f"{plan.expert} on {escape(format_hardware(plan.hardware))}\n")
     rows = [(d.name, d.value, d.reason, _MARKS[d.decided_by]) for d in plan.decisions]
     print_table(("decision", "value", "why", "said by"), rows, styles=("cyan", "bold", "", "dim"))
     for note in plan.notes:
@@ -19,14 +20,6 @@ def print_plan(plan: Plan) -> None:
     _print_memory(plan.memory, on_gpu=plan.hardware.gpu is not None)
     _print_speed(plan)
     _print_ladder(plan)
-
-
-def format_hardware(plan: Plan) -> str:
-    hardware = plan.hardware
-    if hardware.gpu is None:
-        return f"{hardware.cpu_cores_per_node} CPU cores, {hardware.ram_gib_per_node:.0f} GiB (no GPU)"
-    each = f"{hardware.gpus_per_node} x {hardware.gpu.title} ({format_gib(hardware.gpu.memory_bytes)})"
-    return each if hardware.nodes == 1 else f"{hardware.nodes} nodes of {each}, {hardware.num_ranks} ranks"
 
 
 def _print_memory(memory: MemoryPlan, on_gpu: bool) -> None:

@@ -106,3 +106,8 @@ class PackFile:
         """`num_trained` or `sum_squares` of all packs."""
         columns = [batch.column(name).to_numpy() for batch in self._batches]
         return np.concatenate(columns).astype(np.int64) if columns else np.zeros(0, dtype=np.int64)
+
+    def count(self, name: str) -> npt.NDArray[np.int64]:
+        """Entries of `input_ids` (tokens) or `document_lengths` (documents) in each pack, from the index alone."""
+        counts = [batch.column(name).value_lengths().to_numpy() for batch in self._batches]
+        return np.concatenate(counts).astype(np.int64) if counts else np.zeros(0, dtype=np.int64)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher.errors import ManifestError, Problem
 from launcher.manifest.model import Manifest
-from launcher.manifest.overrides import apply_overrides
+from launcher.manifest.overrides import apply_overrides, find_given_keys
 from launcher.manifest.problems import MAX_TOLD, find_problems
 from launcher.manifest.reading import read_json_object, walk_keys
 from launcher.manifest.upgrade import V1_ONLY_KEYS, is_schema_1, path_in_schema_1, upgrade
@@ -23,6 +23,7 @@ class LoadedManifest:
     manifest: Manifest
     path: Path
     keys: tuple[str, ...]
+    given_keys: frozenset[str] = frozenset()  # set by overrides, dotted
     schema_version: str = "2.0"  # as written; the manifest itself is always of today's form
 
     @property
@@ -45,7 +46,11 @@ def load_manifest(path: Path, overrides: Sequence[str] = ()) -> LoadedManifest:
         raise ManifestError(f"{path}: {count}", shown, hint="`launcher schema` prints what a manifest may hold")
     manifest = Manifest.model_validate_json(json.dumps(tree))
     return LoadedManifest(
-        manifest=manifest, path=path, keys=tuple(walk_keys(tree)), schema_version="1.0" if old else "2.0"
+        manifest=manifest,
+        path=path,
+        keys=tuple(walk_keys(tree)),
+        given_keys=find_given_keys(overrides),
+        schema_version="1.0" if old else "2.0",
     )
 
 

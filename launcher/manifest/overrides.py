@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from launcher.errors import InputError
 from launcher.manifest.reading import Json, is_too_deep, shorten
@@ -27,6 +27,24 @@ def apply_overrides(tree: dict[str, Json], overrides: Iterable[str]) -> dict[str
         if is_too_deep(tree):
             raise InputError(f"--set {shorten(override)}: nested too deeply to be a manifest")
     return tree
+
+
+def find_given_keys(overrides: Iterable[str]) -> frozenset[str]:
+    """The keys that overrides set, dotted, in today's form; an object that is set whole gives every key in it."""
+    given: set[str] = set()
+    for override in overrides:
+        path, _, text = override.partition("=")
+        steps = _steps_today(_parse_path(path.strip()))
+        given.update(_find_leaves(".".join(steps), parse_value(text)))
+    return frozenset(given)
+
+
+def _find_leaves(path: str, value: Json) -> Iterator[str]:
+    if not isinstance(value, dict) or not value:
+        yield path
+        return
+    for key, below in value.items():
+        yield from _find_leaves(f"{path}.{key}", below)
 
 
 def parse_value(text: str) -> Json:
@@ -56,6 +74,13 @@ def _steps_in(tree: dict[str, Json], steps: list[str]) -> list[str]:
     if steps[:2] != ["base_models", "0"] or "base_model" not in tree:
         return steps
     return steps[2:] if steps[2:3] == ["adapters"] else ["base_model", *steps[2:]]
+
+
+def _steps_today(steps: list[str]) -> list[str]:
+    """The other way round: a path into a file of schema 1.0, where it stands today."""
+    if steps[0] == "base_model":
+        return ["base_models", "0", *steps[1:]]
+    return ["base_models", "0", *steps] if steps[0] == "adapters" else steps
 
 
 def _assign(tree: dict[str, Json], steps: list[str], value: Json) -> None:

@@ -39,7 +39,7 @@ class Recipe:
     compiled: bool
     loss_kernel: LossKernel
     attention: AttentionBackend
-    packed: bool
+    packed: bool  # rows lie end to end in one line, as the training lays them; False: padded, as some were measured
     sequence_length: int
     micro_batch_size: int
     strategy: Strategy

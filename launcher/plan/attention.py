@@ -1,4 +1,4 @@
-"""Which attention kernel runs. Every rung keeps packed documents apart; the training proves it at start."""
+"""Which attention kernel runs. Rows lie end to end, packed or not: every rung keeps them apart; training proves it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make_ladder(situation: Situation) -> tuple[AttentionBackend, ...]:
     if _has_softcap(situation):
         return (*ladder, "eager")
     if gpu.has_flash_attention:
-        ladder += ["varlen", "flex"] if config.packing else []
+        ladder += ["varlen", "flex"]
     return (*ladder, "sdpa", "eager")
 
 
@@ -76,16 +76,12 @@ def _explain(situation: Situation, backend: AttentionBackend) -> Decision:
         return forced(
             "attention", TITLES[backend], f"{gpu.title} has compute capability {capability}; flash kernels need 8.0"
         )
-    if backend == "varlen":
-        if config.use_sdpa and config.flash_attention_2 is False:
-            return asked(
-                "attention",
-                TITLES[backend],
-                "use_sdpa in the manifest: the flash kernel of torch's SDPA, for packed rows",
-            )
-        why = "flash_attention_2 in the manifest; " if config.flash_attention_2 else ""
-        return decided("attention", TITLES[backend], f"{why}no package to build; documents of a pack stay apart")
-    return decided("attention", TITLES[backend], "rows are padded, not packed: torch picks its flash kernel by itself")
+    if config.use_sdpa and config.flash_attention_2 is False:
+        reason = "use_sdpa in the manifest: the flash kernel of torch's SDPA, for rows that lie end to end"
+        return asked("attention", TITLES[backend], reason)
+    why = "flash_attention_2 in the manifest; " if config.flash_attention_2 else ""
+    apart = "documents of a pack stay apart" if config.packing else "rows that lie end to end stay apart"
+    return decided("attention", TITLES[backend], f"{why}no package to build; {apart}")
 
 
 def _check_able(situation: Situation, wanted: AttentionBackend, ladder: tuple[AttentionBackend, ...]) -> None:
@@ -95,8 +91,8 @@ def _check_able(situation: Situation, wanted: AttentionBackend, ladder: tuple[At
     reasons: dict[AttentionBackend, str] = {
         "flash_attention_3": "it needs a Hopper GPU and the package flash_attn_interface, installed",
         "flash_attention_2": "it needs compute capability 8.0 and the package flash_attn, installed",
-        "varlen": "it needs compute capability 8.0 and packed rows (packing: true)",
-        "flex": "it needs compute capability 8.0 and packed rows (packing: true)",
+        "varlen": "it needs compute capability 8.0",
+        "flex": "it needs compute capability 8.0",
     }
     raise InputError(
         f"training.config.attention: {wanted} cannot run on {where}: {reasons.get(wanted, 'this base needs eager')}",

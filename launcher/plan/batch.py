@@ -38,10 +38,12 @@ def _nearest_even(global_batch: int, ranks: int) -> tuple[int, ...]:
 
 def explain_batch(situation: Situation, batch: BatchPlan) -> list[Decision]:
     config = situation.config
-    rows = "packed" if batch.packed else "padded"
+    size = f"{batch.global_batch_size} sequences of {batch.sequence_length:,} tokens, packed"
+    if not batch.packed:
+        size = f"{batch.global_batch_size} rows of at most {batch.sequence_length:,} tokens, laid end to end"
     whole = asked(
         "global batch",
-        f"{batch.global_batch_size} sequences of {batch.sequence_length:,} tokens, {rows}",
+        size,
         f"batch_size {config.batch_size} x gradient_accumulation_steps {config.gradient_accumulation_steps}; "
         "the same on any hardware",
     )
@@ -80,5 +82,6 @@ def _explain_order(situation: Situation) -> list[Decision]:
             )
         ]
     if config.group_by_length:
-        return [asked("row order", "grouped by length", "group_by_length in the manifest: less padding")]
+        reason = "group_by_length in the manifest: rows of like length share a micro-batch, which evens out the steps"
+        return [asked("row order", "grouped by length", reason)]
     return []

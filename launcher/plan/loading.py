@@ -5,9 +5,8 @@ from __future__ import annotations
 from launcher.plan.model import Decision, LoaderPlan
 from launcher.plan.situation import Situation, asked, decided
 
-# Packed rows are read from a memory map: a copy, no tokenising. Two workers hide it.
-_PACKED_WORKERS = 2
-_PADDED_WORKERS = 4
+# Rows are read from a memory map and laid end to end: a copy, no tokenising. Two workers hide it.
+_WORKERS = 2
 _PREFETCH = 4
 # Starting a worker process takes seconds (it imports torch); below this many steps it never pays.
 _FEW_STEPS = 20
@@ -48,8 +47,8 @@ def _decide_workers(situation: Situation, num_steps: int | None) -> tuple[int, D
         return 0, decided("loader workers", "0", f"{num_steps} steps end before a worker has started")
     if situation.gpu is None:
         return 0, decided("loader workers", "0", "no GPU: all cores compute")
-    wanted = _PACKED_WORKERS if config.packing else _PADDED_WORKERS
-    count = max(0, min(wanted, cores - 1))
-    what = "packed rows come from a memory map" if config.packing else "padding is done on the fly"
+    count = max(0, min(_WORKERS, cores - 1))
     assumed = " (assumed)" if hardware.source == "catalogue" else ""
-    return count, decided("loader workers", str(count), f"{what}; {cores} cores{assumed} for each GPU")
+    return count, decided(
+        "loader workers", str(count), f"rows come from a memory map; {cores} cores{assumed} for each GPU"
+    )

@@ -22,6 +22,7 @@ from launcher.plan.notes import make_notes
 from launcher.plan.schedule import decide_schedule, estimate_length
 from launcher.plan.situation import PlanOptions, Situation, asked, decided
 from launcher.plan.sizing import LEVELS, Sizing, make_sizing, make_workload
+from launcher.plan.smoke import make_smoke_sizes, restate
 from launcher.plan.speeding import make_speed_plan
 from launcher.plan.strategy import Candidate, explain_strategy, make_candidates
 from launcher.rows import RowEstimate
@@ -37,7 +38,7 @@ def make_plan(
     rows: RowEstimate,
     options: PlanOptions | None = None,
 ) -> Plan:
-    situation = Situation(manifest=manifest, hardware=hardware, base=base, rows=rows, options=options or PlanOptions())
+    situation = _make_situation(manifest, hardware, base, rows, options or PlanOptions())
     _check_positions(situation)
     basics = decide_basics(situation)
     workload = make_workload(situation, basics)
@@ -48,6 +49,24 @@ def make_plan(
     if layout is None:
         raise does_not_fit(sizing, candidates)
     return _assemble(situation, basics, sizing, candidates, layout, compiling.decision)
+
+
+def _make_situation(
+    manifest: Manifest, hardware: Hardware, base: ModelShape, rows: RowEstimate, options: PlanOptions
+) -> Situation:
+    """The only place that knows of the smoke profile's sizes: everything after it reads the situation's config."""
+    situation = Situation(
+        manifest=manifest,
+        config=manifest.training.config,
+        hardware=hardware,
+        base=base,
+        rows=rows,
+        options=options,
+    )
+    if not situation.is_smoke:
+        return situation
+    sizes = make_smoke_sizes(situation.config, options.given_keys)
+    return replace(situation, config=sizes.config, replaced=sizes.replaced)
 
 
 def _assemble(
@@ -84,6 +103,7 @@ def _assemble(
         base=situation.base,
         base_revision=situation.entry.revision,
         trust_remote_code=situation.entry.trust_remote_code,
+        random_weights=situation.options.random_weights,
         adapter=basics.adapter,
         precision=basics.precision,
         quantization=_storage_for(basics, layout),
@@ -103,7 +123,7 @@ def _assemble(
         memory=_make_memory_plan(sizing, layout),
         speed=speed,
         ladder=make_ladder(sizing, layout, candidates),
-        decisions=decisions,
+        decisions=restate(decisions, situation.replaced),
         notes=tuple(make_notes(situation, sizing, layout)),
     )
 

@@ -221,6 +221,7 @@ class Plan(Frozen):
     base: ModelShape
     base_revision: str | None
     trust_remote_code: bool
+    random_weights: bool  # the base's shape without its weights: to measure speed and memory
     adapter: AdapterPlan
     precision: PrecisionPlan
     quantization: QuantizationPlan | None

@@ -60,14 +60,20 @@ def decide_schedule(
         evaluate_every_steps=evaluating.steps,
         evaluate_every_epochs=evaluating.epochs,
         logging_steps=config.logging_steps,
-        load_best_model_at_end=_loads_best(config),
+        load_best_model_at_end=loads_best(config),
         metric_for_best_model=config.metric_for_best_model,
         greater_is_better=config.greater_is_better,
         early_stopping_patience=config.early_stopping_patience,
         early_stopping_threshold=config.early_stopping_threshold,
         seed=config.seed,
     )
-    return plan, [_explain_length(situation, length), _explain_rate(config, plan), save_decision, eval_decision]
+    return plan, [
+        _explain_length(situation, length),
+        _explain_rate(config, plan),
+        save_decision,
+        eval_decision,
+        _explain_logging(config),
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +118,11 @@ def _in_words(every: _Every) -> str:
     return "every epoch" if every.epochs is not None else "never"
 
 
-def _loads_best(config: TrainingConfig) -> bool:
+def format_cadence(cadence: Cadence, steps: int | None) -> str:
+    return _in_words(_every(cadence, steps))
+
+
+def loads_best(config: TrainingConfig) -> bool:
     if config.load_best_model_at_end is not None:
         return config.load_best_model_at_end
     return config.evaluation_strategy != "no"
@@ -134,6 +144,13 @@ def _explain_rate(config: TrainingConfig, plan: SchedulePlan) -> Decision:
             f"; warmup_ratio {config.warmup_ratio:g} wins over warmup_steps {config.warmup_steps}, as it always did"
         )
     return asked("learning rate", value, reason)
+
+
+def _explain_logging(config: TrainingConfig) -> Decision:
+    value = f"every {config.logging_steps} steps"
+    if "logging_steps" in config.model_fields_set:
+        return asked("logging", value, "logging_steps in the manifest")
+    return decided("logging", value, "not given: as the published trainer did")
 
 
 def _explain_length(situation: Situation, length: Length) -> Decision:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from launcher.choices import Profile, Strategy
 from launcher.hardware import Gpu, Hardware
@@ -21,20 +22,20 @@ class PlanOptions:
     profile_reason: str = "asked for"
     strategy: Strategy | None = None
     price_per_gpu_hour: float | None = None
+    random_weights: bool = False
     manifest_folder: str = ""
+    given_keys: frozenset[str] = frozenset()  # of the manifest, dotted, that the command line set
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Situation:
     manifest: Manifest
+    config: TrainingConfig  # the manifest's, or in the smoke profile that with sizes of its own
     hardware: Hardware
     base: ModelShape
     rows: RowEstimate
     options: PlanOptions
-
-    @property
-    def config(self) -> TrainingConfig:
-        return self.manifest.training.config
+    replaced: Mapping[str, str] = field(default_factory=dict)  # a decision -> why the profile takes it
 
     @property
     def entry(self) -> BaseModelEntry:

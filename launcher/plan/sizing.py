@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from launcher.choices import Checkpointing
+from launcher.choices import UNPACKED_SIZES, Checkpointing
 from launcher.hardware import Hardware
 from launcher.memory import Recipe
 from launcher.plan.basics import Basics
@@ -18,9 +18,7 @@ LEVELS: tuple[Checkpointing, ...] = ("none", "selective", "full")
 # Fragmentation, the driver's own share, and what the prediction may be wrong by.
 _GPU_HEADROOM = 0.08
 CPU_HEADROOM = 0.25
-# Rows padded to the longest of their micro-batch: computed tokens a useful one.
-_PADDING = 1.6
-_PADDING_GROUPED = 1.1
+# A micro-batch of rows that are not packed is filled up to the next eighth of its largest size: few shapes to compile.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +44,7 @@ class Sizing:
     recipe: Recipe
     workload: Workload
     global_batch_size: int
-    slot_tokens: float  # computed for one sequence of the batch, padding included
+    slot_tokens: float  # computed for one sequence of the batch, what fills it up included
     budget: Budget
     levels: tuple[Checkpointing, ...]  # of gradient checkpointing, from none to all, as far as they may be chosen
     gradient_bytes: float
@@ -99,8 +97,8 @@ def estimate_slot_tokens(situation: Situation) -> float:
     config = situation.config
     if config.packing:
         return config.max_seq_length
-    padding = _PADDING_GROUPED if config.group_by_length else _PADDING
-    return min(config.max_seq_length, situation.rows.mean_tokens * padding)
+    filling = config.max_seq_length / (2 * UNPACKED_SIZES)  # half a size on average, shared by the rows
+    return min(config.max_seq_length, situation.rows.mean_tokens + filling)
 
 
 def _allowed_levels(situation: Situation) -> tuple[Checkpointing, ...]:
@@ -126,7 +124,7 @@ def _make_recipe(situation: Situation, basics: Basics, compiled: bool) -> Recipe
         compiled=compiled,
         loss_kernel=basics.loss_kernel,
         attention=basics.attention.backend,
-        packed=situation.config.packing,
+        packed=True,  # rows lie end to end, packed or not; at worst all are of full length
         sequence_length=situation.config.max_seq_length,
         micro_batch_size=1,
         strategy="single",

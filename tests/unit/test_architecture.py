@@ -38,11 +38,19 @@ MAY_USE: dict[str, set[str]] = {
     "plan": FOUNDATION | {"memory", "speed", "manifest", "hardware", "gpus", "shapes", "rows"},
     "inputs": FOUNDATION | {"manifest", "hardware", "gpus", "probe", "bases", "shapes", "rows", "plan"},
     "render": FOUNDATION | {"plan", "paths", "hardware", "shapes"},
-    "launch": FOUNDATION | {"render", "paths", "plan", "inputs"},
+    "record": FOUNDATION | {"paths"},
+    "runs": FOUNDATION | {"paths", "inputs", "hardware"},
+    "processes": FOUNDATION,
+    "relay": FOUNDATION,
+    "supervise": FOUNDATION | {"processes", "relay"},
+    "ending": FOUNDATION | {"paths", "record", "supervise"},
+    "launch": FOUNDATION
+    | {"render", "paths", "plan", "inputs", "hardware", "probe", "record", "runs", "relay", "supervise", "ending"},
     "corpus": FOUNDATION | {"manifest", "paths", "bases", "plan"},
     "preparing": FOUNDATION | {"corpus", "inputs", "manifest"},
     "train": FOUNDATION | {"manifest", "plan"},
-    "cli": FOUNDATION | {"manifest", "inputs", "launch", "plan", "preparing", "corpus"},
+    "cli": FOUNDATION
+    | {"manifest", "inputs", "hardware", "launch", "paths", "plan", "preparing", "corpus", "record", "relay", "runs"},
 }
 HEAVY = {
     "torch",

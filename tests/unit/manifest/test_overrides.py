@@ -6,8 +6,10 @@ import pytest
 
 from launcher.errors import InputError, ManifestError
 from launcher.manifest import load_manifest
-from launcher.manifest.overrides import apply_overrides, parse_value
+from launcher.manifest.overrides import apply_overrides, find_given_keys, parse_value
 from tests.conftest import WriteManifest
+
+WANDB_MODE = "training.config.wandb.mode"
 
 
 @pytest.mark.parametrize(
@@ -33,6 +35,30 @@ def test_override_reaches_the_manifest(write_manifest: WriteManifest) -> None:
     assert manifest.training.config.learning_rate == 1e-5
     assert manifest.base.quantization == "int4"
     assert manifest.base.revision == "abc"
+
+
+@pytest.mark.parametrize(
+    ("override", "keys"),
+    [
+        ("training.config.max_steps=5", {"training.config.max_steps"}),
+        (" training.config.max_steps =null", {"training.config.max_steps"}),
+        ('training.config={"rank": 4, "wandb": {"mode": "offline"}}', {"training.config.rank", WANDB_MODE}),
+        ("training.config.wandb={}", {"training.config.wandb"}),
+        ('training.config.target_modules=["q_proj"]', {"training.config.target_modules"}),
+        ("base_models[0].revision=abc", {"base_models.0.revision"}),
+        ("base_model.revision=abc", {"base_models.0.revision"}),
+        ("adapters.0.r=4", {"base_models.0.adapters.0.r"}),
+    ],
+)
+def test_the_keys_that_overrides_give(override: str, keys: set[str]) -> None:
+    assert find_given_keys([override]) == keys
+
+
+def test_a_loaded_manifest_knows_which_keys_were_given(write_manifest: WriteManifest) -> None:
+    file = write_manifest()
+    assert load_manifest(file).given_keys == frozenset()
+    given = load_manifest(file, ["training.config.rank=8", "name=expert-x"]).given_keys
+    assert given == {"training.config.rank", "name"}
 
 
 def test_the_file_itself_is_not_changed() -> None:

@@ -18,7 +18,7 @@ from tests.unit.plan.conftest import decision, plan_for
         {"gpu": "t4"},
         {"gpu": "h100", "gpus": 8, "nodes": 2},
         {"gpu": "rtx4090", "gpus": 4},
-        {"gpu": None},
+        {"gpu": None, "profile": "full"},
     ],
     ids=str,
 )
@@ -73,6 +73,13 @@ def test_packing_wins_over_group_by_length_and_the_plan_says_so() -> None:
     assert "packing and group_by_length are both true: packing wins" in decision(plan, "row order")
     grouped = plan_for(config={"group_by_length": True, "packing": False})
     assert grouped.batch.group_by_length
+    assert "rows of like length share a micro-batch" in decision(grouped, "row order")
+
+
+def test_rows_that_are_not_packed_lie_end_to_end() -> None:
+    assert decision(plan_for(), "global batch").startswith("48 sequences of 2,048 tokens, packed |")
+    loose = decision(plan_for(config={"packing": False}), "global batch")
+    assert loose.startswith("48 rows of at most 2,048 tokens, laid end to end |")
 
 
 def test_eval_batch_size() -> None:

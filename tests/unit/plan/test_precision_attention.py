@@ -84,8 +84,13 @@ def test_use_sdpa_means_torchs_kernels() -> None:
     assert "use_sdpa in the manifest" in decision(plan, "attention")
 
 
-def test_padded_rows_use_sdpa() -> None:
-    assert plan_for(config={"packing": False}).attention.backend == "sdpa"
+def test_rows_that_are_not_packed_use_the_same_kernels() -> None:
+    """They lie end to end like the documents of a pack."""
+    packed, loose = plan_for(), plan_for(config={"packing": False})
+    assert loose.attention == packed.attention
+    assert "documents of a pack stay apart" in decision(packed, "attention")
+    assert "rows that lie end to end stay apart" in decision(loose, "attention")
+    assert plan_for(config={"packing": False, "attention": "flex"}).attention.backend == "flex"
 
 
 def test_a_base_with_capped_scores_gets_eager() -> None:

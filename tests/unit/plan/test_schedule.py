@@ -26,7 +26,7 @@ def test_stated_rows_give_steps() -> None:
     assert "35,946 rows" in decision(plan, "length")
 
 
-def test_padded_rows_are_one_sequence_each() -> None:
+def test_rows_that_are_not_packed_are_one_sequence_each() -> None:
     assert plan_for(config={"packing": False, "epochs": 1}).schedule.num_steps == -(-35_946 // 48)
 
 
@@ -94,11 +94,17 @@ def test_a_crash_loses_at_most_half_an_hour(write_manifest: WriteManifest) -> No
     assert short.schedule.save_every_epochs == 1.0
 
 
+def test_how_often_metrics_are_written(write_manifest: WriteManifest) -> None:
+    assert decision(plan_for(), "logging") == "every 10 steps | logging_steps in the manifest"
+    left_out = plan_for(str(write_manifest(drop=("training.config.logging_steps",))))
+    assert decision(left_out, "logging") == "every 10 steps | not given: as the published trainer did"
+
+
 def test_workers_never_take_the_last_core() -> None:
     assert plan_for(cpu_cores_per_node=1).loader.num_workers == 0
     assert plan_for(cpu_cores_per_node=2).loader.num_workers == 1
     assert plan_for(gpu="h100", gpus=8, cpu_cores_per_node=8).loader.num_workers == 0
-    assert plan_for(config={"packing": False}, cpu_cores_per_node=16).loader.num_workers == 4
+    assert plan_for(config={"packing": False}, cpu_cores_per_node=16).loader.num_workers == 2
 
 
 def test_loader_keys_of_the_manifest_are_honoured() -> None:

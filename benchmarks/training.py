@@ -1,0 +1,303 @@
+"""Trains Qwen3 shapes with random weights by the real loop, and measures speed and memory against the plan.
+
+Documents have lengths drawn as in TARGETS (log-normal, mean 350 tokens), packed into sequences of 2,048; every token is
+trained. The median step counts, so that one stall does not hide the speed. A row of results a case, as JSON.
+
+    export PYTORCH_ALLOC_CONF=expandable_segments:True
+    python benchmarks/training.py measure --out training.jsonl            # all cases
+    python benchmarks/training.py measure --cases 0.6B-lora-16 --out training.jsonl
+    python benchmarks/training.py table training.jsonl                    # the table of docs/STATUS.md
+    python benchmarks/training.py measure --cases tiny --out tiny.jsonl   # every code path on a CPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import gc
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.state import AcceleratorState
+from torch._dynamo.utils import counters
+
+from launcher import metrics
+from launcher.bases import TINY_BASE_NAME
+from launcher.corpus.pack import pack_tightest
+from launcher.corpus.packs import write_packs
+from launcher.corpus.spool import Spool
+from launcher.corpus.store import Store, publish
+from launcher.corpus.tokenise import TokenBatch
+from launcher.inputs import Request, plan_request
+from launcher.metrics import StepMetrics, load_metrics
+from launcher.paths import RunPaths
+from launcher.plan import Plan
+from launcher.training.chronicle import find_versions
+from launcher.training.loop import train
+from launcher.training.observers.facts import Facts
+from launcher.training.run import Run
+from launcher.training.session import assemble, start
+from launcher.units import bytes_to_gib
+
+ALL_LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+MEAN_TOKENS = 350
+WARM_STEPS = 4  # the first compiles, and the optimizer makes its state
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    name: str
+    base: str
+    micro_batch_size: int
+    sequence_length: int = 2048
+    adapter: str = "lora"
+    quantization: str = "none"
+    attention: str = "auto"
+    compiles: bool = True
+    num_steps: int = 16
+    more: dict[str, Any] = dataclasses.field(default_factory=dict)  # of training.config
+
+
+def qwen(size: str, rows: int, kind: str, **changes: Any) -> Case:
+    adapter = {"qlora": "lora", "full8bit": "full"}.get(kind, kind)
+    more = changes.pop("more", {})
+    if kind == "full8bit":
+        more = {**more, "optim": "adamw_bnb_8bit"}
+    return Case(
+        name=changes.pop("name", f"{size}-{kind}-{rows}"),
+        base=f"Qwen/Qwen3-{size}",
+        micro_batch_size=rows,
+        adapter=adapter,
+        quantization="int4" if kind == "qlora" else "none",
+        more=more,
+        **changes,
+    )
+
+
+CASES = [
+    *(qwen("0.6B", 16, kind) for kind in ("lora", "dora", "qlora", "full")),
+    *(qwen("8B", 4, kind) for kind in ("lora", "dora", "qlora", "full8bit")),
+    *(qwen("0.6B", rows, "lora") for rows in (2, 8)),
+]
+BACKENDS = [
+    qwen("0.6B", 2, "lora", name=f"attention-{name}", attention=name, compiles=False, num_steps=6)
+    for name in ("varlen", "flex", "sdpa", "eager")
+]
+TINY = [
+    Case(
+        name=f"tiny-{kind}", base=TINY_BASE_NAME, micro_batch_size=2, sequence_length=256, adapter=kind, compiles=False
+    )
+    for kind in ("lora", "dora", "ia3", "full")
+]
+GROUPS = {"main": CASES, "backends": BACKENDS, "tiny": TINY}
+
+
+def make_manifest(case: Case, folder: Path) -> Path:
+    config = {
+        "method": "sft",
+        "adapter_type": case.adapter,
+        **({"rank": 16, "alpha": 32, "dropout": 0.0} if case.adapter in ("lora", "dora") else {}),
+        **({"target_modules": ALL_LINEARS} if case.adapter != "full" else {}),
+        "epochs": 1.0,
+        "max_steps": case.num_steps,
+        "learning_rate": 1e-4,
+        "batch_size": case.micro_batch_size,
+        "gradient_accumulation_steps": 1,
+        "max_seq_length": case.sequence_length,
+        "packing": True,
+        "loss_on": "all",
+        "attention": case.attention,
+        "torch_compile": case.compiles,
+        "evaluation_strategy": "no",
+        "save_strategy": "no",
+        "optim": "adamw_torch_fused",
+        **case.more,
+    }
+    manifest = {
+        "name": "expert-benchmark",
+        "version": "0.1.0",
+        "schema_version": "2.0",
+        "description": "Random documents.",
+        "base_models": [{"name": case.base, "quantization": case.quantization, "prompt_template": "chatml"}],
+        "training": {"dataset": {"path": "rows.jsonl", "format": "jsonl"}, "config": config},
+    }
+    (folder / "rows.jsonl").write_text('{"instruction": "a", "response": "b"}\n')
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(manifest))
+    return path
+
+
+def make_store(folder: Path, num_packs: int, sequence_length: int, vocab_size: int) -> Store:
+    """Random tokens in documents of drawn lengths; all but each first token are trained."""
+    rng = np.random.default_rng(0)
+    count = int(num_packs * sequence_length / MEAN_TOKENS * 1.15) + 8
+    drawn = rng.lognormal(np.log(MEAN_TOKENS) - 0.32, 0.8, count)
+    lengths = np.clip(drawn, 16, sequence_length).astype(np.int32)
+    ids = rng.integers(0, vocab_size, int(lengths.sum()), dtype=np.int32)
+    trained = np.ones(len(ids), dtype=np.uint8)
+    trained[np.cumsum(lengths) - lengths] = 0
+    rows = np.arange(count, dtype=np.int64)
+    batch = TokenBatch(
+        input_ids=ids,
+        trained=trained,
+        lengths=lengths,
+        rows=rows,
+        prompt_hashes=np.zeros(count, dtype=np.uint64),
+        excess=np.zeros(count, dtype=np.int64),
+    )
+    scratch, made = folder / "scratch", folder / "made"
+    scratch.mkdir()
+    made.mkdir()
+    with Spool(scratch, "train", end_token_id=0) as spool:
+        spool.add(batch)
+        write_packs(made / "train.arrow", spool, pack_tightest(lengths, sequence_length, 0))
+    return publish(made, folder, "benchmark", {"benchmark": "random"})
+
+
+class _SteadyPeak(Facts):
+    """Counts the peak of the first steps, which compile, apart from that of the others."""
+
+    def on_step(self, run: Run, metrics: StepMetrics) -> None:
+        super().on_step(run, metrics)
+        if metrics.step == WARM_STEPS - 1 and torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+
+
+def measure_case(case: Case) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        smoke = case.base == TINY_BASE_NAME
+        request = Request(
+            expert=str(make_manifest(case, folder)),
+            random_weights=True,
+            profile="smoke" if smoke else "full",
+            overrides=(
+                f"training.config.max_seq_length={case.sequence_length}",
+                f"training.config.max_steps={case.num_steps}",
+                f"training.config.batch_size={case.micro_batch_size}",
+            )
+            if smoke
+            else (),
+        )
+        plan = plan_request(request).plan
+        store = make_store(folder, case.micro_batch_size * case.num_steps, case.sequence_length, plan.base.vocab_size)
+        paths = RunPaths(folder / "run")
+        paths.root.mkdir()
+        began = time.perf_counter()
+        run, proof = assemble(plan, paths, store, (), start(plan))
+        built = time.perf_counter() - began
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        train(run, _SteadyPeak())
+        rows = load_metrics(paths.metrics)
+        return {
+            **describe_plan(plan),
+            **summarise(rows),
+            "built_seconds": round(built, 1),
+            "proof": dataclasses.asdict(proof),
+            "graphs": counters["stats"]["unique_graphs"],
+            "breaks": sum(counters["graph_break"].values()),
+            "first_step_seconds": round(rows[0].values[metrics.STEP_SECONDS], 1),
+        }
+
+
+def describe_plan(plan: Plan) -> dict[str, Any]:
+    return {
+        "micro_batch_size": plan.batch.micro_batch_size,
+        "accumulation": plan.batch.gradient_accumulation_steps,
+        "attention": plan.attention.backend,
+        "checkpointing": plan.checkpointing,
+        "compile": None if plan.compile is None else plan.compile.scope,
+        "loss": plan.loss_kernel,
+        "predicted_gib": round(bytes_to_gib(sum(t.num_bytes for t in plan.memory.terms if "context" not in t.name)), 2),
+        "predicted_tokens_per_second": plan.speed.tokens_per_second,
+    }
+
+
+def summarise(rows: list[metrics.StepMetrics]) -> dict[str, Any]:
+    steady = rows[WARM_STEPS:] or rows[-1:]
+    median = {name: statistics.median(row.values[name] for row in steady) for name in steady[0].values}
+    peak = median.get(metrics.PEAK_ALLOCATED_GIB)
+    return {
+        "tokens_per_second": round(median[metrics.TOKENS_PER_SECOND]),
+        "step_seconds": [round(row.values[metrics.STEP_SECONDS], 4) for row in steady],
+        "mfu": median.get(metrics.DEVICE_MFU),
+        "peak_gib": None if peak is None else round(peak, 2),
+        "first_peak_gib": rows[WARM_STEPS - 2].get(metrics.PEAK_ALLOCATED_GIB),
+        "data_wait_seconds": round(median[metrics.DATA_WAIT_SECONDS], 5),
+        "first_loss": rows[0].values[metrics.TRAIN_LOSS],
+        "last_loss": rows[-1].values[metrics.TRAIN_LOSS],
+    }
+
+
+def clean_up() -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def run_measure(args: argparse.Namespace) -> None:
+    wanted = [case for name in args.cases for case in GROUPS.get(name, [])]
+    wanted += [case for group in GROUPS.values() for case in group if case.name in args.cases]
+    for case in wanted:
+        clean_up()
+        row: dict[str, Any] = {"case": case.name}
+        try:
+            row |= measure_case(case)
+        except Exception as error:  # one case that fails must not cost the others
+            row["error"] = f"{type(error).__name__}: {str(error)[:500]}"
+        row |= {
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "versions": find_versions(),
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        }
+        with args.out.open("a") as out:
+            out.write(json.dumps(row, sort_keys=True) + "\n")
+        shown = {name: row.get(name) for name in ("tokens_per_second", "mfu", "peak_gib", "predicted_gib", "graphs")}
+        print(case.name, row.get("error") or shown, file=sys.stderr, flush=True)
+
+
+def run_table(args: argparse.Namespace) -> None:
+    print("| case | tokens/s | MFU | peak GiB | predicted | error | micro-steps | first step |")
+    print("|---|---|---|---|---|---|---|---|")
+    for line in args.rows.read_text().splitlines():
+        row = json.loads(line)
+        if "error" in row:
+            print(f"| {row['case']} | {row['error'][:60]} | | | | | | |")
+            continue
+        error = (row["predicted_gib"] / row["peak_gib"] - 1) if row["peak_gib"] else None
+        print(
+            f"| {row['case']} | {row['tokens_per_second']:,} | {(row['mfu'] or 0) * 100:.1f} % | {row['peak_gib']} | "
+            f"{row['predicted_gib']} | {'' if error is None else f'{error * 100:+.1f} %'} | "
+            f"{row['accumulation']} of {row['micro_batch_size']} | {row['first_step_seconds']} s |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(required=True)
+    measure = verbs.add_parser("measure")
+    measure.add_argument("--cases", nargs="+", default=["main", "backends"], help="names, or: main, backends, tiny")
+    measure.add_argument("--out", type=Path, required=True)
+    measure.set_defaults(run=run_measure)
+    table = verbs.add_parser("table")
+    table.add_argument("rows", type=Path)
+    table.set_defaults(run=run_table)
+    args = parser.parse_args()
+    args.run(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Verbs that need torch run in a process of their own, so that no module of the launcher imports it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import launcher
+
+_SITE_FOLDERS = ("site-packages", "dist-packages")
+_SECONDS_TO_CLEAN_UP = 30.0
+
+
+def run_module(module: str, arguments: Sequence[str]) -> int:
+    """`python -m module …` on our own streams; its exit code is ours."""
+    # -P: files in the working directory must not stand in for packages of the same name.
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    sys.stdout.flush()
+    process = subprocess.Popen(command, env=_make_environment())
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:  # a terminal sends it to both: the other one cleans up after itself
+        code = _wait_to_end(process)
+    return code if code >= 0 else 128 - code
+
+
+def _wait_to_end(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return process.wait(_SECONDS_TO_CLEAN_UP)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        process.kill()
+        return process.wait()
+
+
+def _make_environment() -> dict[str, str]:
+    """A checkout that is not installed is found too."""
+    environment = dict(os.environ)
+    parent = Path(launcher.__file__).resolve().parent.parent
+    if parent.name not in _SITE_FOLDERS:  # which must not come before the standard library
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(parent), environment.get("PYTHONPATH"))))
+    environment["LAUNCHER_PID"] = str(os.getpid())  # no orphan works on
+    return environment

@@ -1,0 +1,62 @@
+"""Facts of a training, one a line: what each step did, how long it took, what it held. Names are written here once."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from launcher.units import TERA
+
+TRAIN_LOSS = "train/loss"
+GRAD_NORM = "train/grad_norm"
+LEARNING_RATE = "train/learning_rate"
+EVAL_LOSS = "eval/loss"
+EVAL_SECONDS = "time/evaluation"
+TOKENS_PER_SECOND = "throughput/tokens_per_sec"
+TRAINED_TOKENS_PER_SECOND = "throughput/trained_tokens_per_sec"
+SAMPLES_PER_SECOND = "throughput/samples_per_sec"
+DEVICE_TOKENS_PER_SECOND = "throughput/device/tokens_per_sec"
+DEVICE_MFU = "throughput/device/mfu"
+STEP_SECONDS = "time/step"
+DATA_WAIT_SECONDS = "time/data_wait"
+PEAK_ALLOCATED_GIB = "memory/peak_allocated_gib"
+PEAK_RESERVED_GIB = "memory/peak_reserved_gib"
+PREDICTED_GIB = "memory/predicted_gib"
+TOKENS_SEEN = "data/tokens_seen"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepMetrics:
+    step: int  # from 1: how many steps are done
+    epoch: float
+    values: dict[str, float]
+    packs: tuple[int, ...] = ()  # which packs were trained: the sample ids
+
+    def get(self, name: str) -> float | None:
+        return self.values.get(name)
+
+
+def append_metrics(path: Path, metrics: StepMetrics) -> None:
+    """A line is written at once: what a killed run leaves behind is whole up to its last line."""
+    line = json.dumps(asdict(metrics), separators=(",", ":"), allow_nan=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def load_metrics(path: Path) -> list[StepMetrics]:
+    """A last line without its end is what a kill left of one, and is passed over."""
+    text = path.read_text(encoding="utf-8")
+    rows = []
+    for line in text[: text.rfind("\n") + 1].splitlines():
+        row = json.loads(line)
+        rows.append(StepMetrics(**{**row, "packs": tuple(row["packs"])}))
+    return rows
+
+
+def compute_mfu(tokens_per_second: float, flops_per_token: float, peak_tflops: float | None) -> float | None:
+    """Of one device; None where its peak is unknown."""
+    if peak_tflops is None or not math.isfinite(tokens_per_second):
+        return None
+    return tokens_per_second * flops_per_token / (peak_tflops * TERA)

@@ -1,0 +1,141 @@
+"""The smoke profile's own sizes: the whole path, in about two minutes on two CPU cores.
+
+A manifest's sizes are made for a GPU: 48 sequences of 2,048 tokens take two cores half a minute. What the command line
+gives wins over these sizes; what is not named here stays the manifest's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from launcher.manifest.config import Cadence, TrainingConfig
+from launcher.plan.model import Decision
+from launcher.plan.schedule import format_cadence, loads_best
+from launcher.plan.situation import decided
+
+# Two cores train the tiny base with about 3,300 tokens a second: 60 steps of 8 x 512 tokens take 75 s.
+_SEQUENCE_LENGTH = 512
+_GLOBAL_BATCH = 8
+_STEPS = 60
+_LEARNING_RATE = 3e-3
+_WARMUP_STEPS = 5
+_EVERY_STEPS = 20  # evaluating and saving: three times in such a run
+_LOGGING_STEPS = 5
+
+_PREFIX = "training.config."
+_TWO_MINUTES = "two CPU cores shall be done in about two minutes"
+
+_Values = dict[str, str | int | float | None]  # of training.config, by key
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SmokeSizes:
+    config: TrainingConfig
+    replaced: Mapping[str, str]  # the name of a decision -> why its value is not the manifest's
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Change:
+    """What one line of the plan tells: the new values, why, and what the manifest says."""
+
+    line: str
+    why: str
+    said: str | None  # None: nothing
+    values: _Values
+
+    @property
+    def reason(self) -> str:
+        manifest = "leaves it open" if self.said is None else f"says {self.said}"
+        return f"smoke profile: {self.why}; the manifest {manifest}"
+
+
+def make_smoke_sizes(config: TrainingConfig, given_keys: frozenset[str]) -> SmokeSizes:
+    """Given keys are those of the command line, dotted from the top of the manifest."""
+    given = frozenset(key.removeprefix(_PREFIX) for key in given_keys if key.startswith(_PREFIX))
+    changes = [change for change in _list_changes(config, given) if change.values]
+    values = {key: value for change in changes for key, value in change.values.items()}
+    return SmokeSizes(
+        config=config.model_copy(update=values), replaced={change.line: change.reason for change in changes}
+    )
+
+
+def restate(decisions: Iterable[Decision], replaced: Mapping[str, str]) -> tuple[Decision, ...]:
+    """The lines of what was replaced, no longer told as the manifest's."""
+    return tuple(decided(d.name, d.value, replaced[d.name]) if d.name in replaced else d for d in decisions)
+
+
+def _list_changes(config: TrainingConfig, given: frozenset[str]) -> Iterator[_Change]:
+    yield _change_batch(config, given)
+    yield _change_length(config, given)
+    yield _change_rate(config, given)
+    yield _change_cadence(config, given, "save")
+    yield _change_cadence(config, given, "evaluation")
+    values = _changed(config, given, logging_steps=_LOGGING_STEPS)
+    said = f"every {config.logging_steps} steps" if "logging_steps" in config.model_fields_set else None
+    yield _Change(line="logging", why="a short run", said=said, values=values)
+
+
+def _changed(config: TrainingConfig, given: frozenset[str], **wanted: str | int | float | None) -> _Values:
+    """Of the values wanted, those that the command line leaves open and that differ from the manifest's."""
+    return {key: value for key, value in wanted.items() if key not in given and getattr(config, key) != value}
+
+
+def _change_batch(config: TrainingConfig, given: frozenset[str]) -> _Change:
+    """A command line that gives one factor of the global batch has given the batch."""
+    values: _Values = {}
+    sequences, length = "sequences", ""
+    if config.global_batch_size > _GLOBAL_BATCH and not given & {"batch_size", "gradient_accumulation_steps"}:
+        values |= {"batch_size": _GLOBAL_BATCH, "gradient_accumulation_steps": 1}
+        sequences = f"{config.global_batch_size:,} sequences"
+    if config.max_seq_length > _SEQUENCE_LENGTH and "max_seq_length" not in given:
+        values["max_seq_length"] = _SEQUENCE_LENGTH
+        length = f" of {config.max_seq_length:,} tokens"
+    return _Change(line="global batch", why=_TWO_MINUTES, said=sequences + length, values=values)
+
+
+def _change_length(config: TrainingConfig, given: frozenset[str]) -> _Change:
+    """Epochs of the command line win over the manifest's steps too, which would otherwise win over them."""
+    wanted: int | None = min(config.max_steps or _STEPS, _STEPS)
+    epochs = config.num_train_epochs
+    if epochs is not None and given & {"epochs", "num_epochs"}:
+        wanted = None
+    said = f"{config.max_steps:,} steps" if config.max_steps else f"{epochs:g} epochs"
+    why = _TWO_MINUTES if wanted else "the command line gives epochs"
+    return _Change(line="length", why=why, said=said, values=_changed(config, given, max_steps=wanted))
+
+
+def _change_rate(config: TrainingConfig, given: frozenset[str]) -> _Change:
+    values = _changed(config, given, learning_rate=_LEARNING_RATE)
+    said = [f"{config.learning_rate:g}"] if values else []
+    if "warmup_ratio" not in given or config.warmup_ratio is None:
+        warmup = _changed(config, given, warmup_ratio=None, warmup_steps=_WARMUP_STEPS)
+        ratio = config.warmup_ratio
+        steps = f"{config.warmup_steps} steps" if ratio is None else f"{ratio:g} of the steps"
+        said += [f"{steps} of warm-up"] if warmup else []
+        values |= warmup
+    return _Change(
+        line="learning rate",
+        why="the tiny base starts from random weights, which a rate for fine-tuning would hardly move",
+        said=", ".join(said),
+        values=values,
+    )
+
+
+def _change_cadence(config: TrainingConfig, given: frozenset[str], what: Literal["save", "evaluation"]) -> _Change:
+    """The best checkpoint needs both in step: a cadence that the command line gives to one holds for the other too."""
+    strategy_key, other_key = f"{what}_strategy", "evaluation_strategy" if what == "save" else "save_strategy"
+    steps_key = "save_steps" if what == "save" else "eval_steps"
+    strategy: Cadence | None = getattr(config, strategy_key)
+    is_held = strategy_key in given or (other_key in given and loads_best(config))
+    wanted = strategy if is_held or strategy == "no" else "steps"
+    values = _changed(config, given, **{strategy_key: wanted})
+    if wanted == "steps":
+        values |= _changed(config, given, **{steps_key: _EVERY_STEPS})
+    return _Change(
+        line="checkpoints" if what == "save" else "evaluation",
+        why="a short run",
+        said=None if strategy is None else format_cadence(strategy, getattr(config, steps_key)),
+        values=values,
+    )

@@ -1,0 +1,50 @@
+"""The processes of a run, found by the mark that they inherit in their environment (Linux: /proc).
+
+Neither the process group nor the family tree will do: torch's agent and wandb put their children into sessions of their
+own, and a child whose parent was killed belongs to init.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+def find_processes(mark: str) -> tuple[int, ...]:
+    """Those that live and have `NAME=value` in the environment they were started with. A zombie has none any more."""
+    wanted = mark.encode()
+    found = []
+    for pid in _all_pids():
+        with suppress(OSError):  # it ended, or it belongs to somebody else
+            if wanted in (_PROC / str(pid) / "environ").read_bytes().split(b"\0"):
+                found.append(pid)
+    return tuple(pid for pid in found if pid != os.getpid())
+
+
+def find_listeners(pids: Iterable[int], number: signal.Signals) -> tuple[int, ...]:
+    """Those that have a handler for the signal: others would ignore it, or die of it."""
+    return tuple(pid for pid in pids if _catches(pid, number))
+
+
+def send_signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _all_pids() -> Iterator[int]:
+    return (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal())
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    try:
+        status = (_PROC / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    masks = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
+    return bool(masks) and bool(int(masks[0], 16) >> (number - 1) & 1)

@@ -1,0 +1,55 @@
+"""What became of a run: outcome.json, written by the training, and by its launcher where the training could not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from launcher.errors import ExitCode, LauncherError
+from launcher.paths import write_text_atomically
+from launcher.values import Frozen
+
+# running: it still runs, or it died so suddenly that it could not say more.
+Status = Literal["running", "done", "failed", "stopped", "crashed"]
+
+
+class Outcome(Frozen):
+    schema_version: Literal[1] = 1
+    run_id: str
+    status: Status
+    exit_code: int | None = None  # None while it runs
+    error: str = ""  # as it was shown
+    started_at: str  # ISO 8601, UTC
+    ended_at: str | None = None
+    pid: int
+    steps_done: int = 0
+    num_steps: int | None = None
+    final_loss: float | None = None
+    best_step: int | None = None
+    best_metric: float | None = None
+    data_key: str | None = None
+    versions: dict[str, str] = Field(default_factory=dict)
+    git_commit: str | None = None
+    observed: dict[str, str] = Field(default_factory=dict)  # what is active in the live process
+
+    @property
+    def is_final(self) -> bool:
+        return self.status != "running"
+
+
+def write_outcome(path: Path, outcome: Outcome) -> None:
+    write_text_atomically(path, outcome.model_dump_json(indent=2) + "\n")
+
+
+def load_outcome(path: Path) -> Outcome | None:
+    """None where there is none, or none that can be read."""
+    try:
+        return Outcome.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValidationError, ValueError):
+        return None
+
+
+def exit_code_of(error: BaseException) -> int:
+    return int(error.exit_code) if isinstance(error, LauncherError) else int(ExitCode.BUG)

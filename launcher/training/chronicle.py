@@ -1,0 +1,75 @@
+"""outcome.json, as the training itself tells it: when it begins, and how it ended."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+from launcher import __version__
+from launcher.paths import RunPaths
+from launcher.record import Outcome, write_outcome
+
+_PACKAGES = ("torch", "transformers", "accelerate", "peft", "deepspeed", "bitsandbytes", "liger-kernel", "numpy")
+
+
+class Chronicle:
+    """Of one run; only the first rank writes."""
+
+    def __init__(self, paths: RunPaths, *, is_main: bool) -> None:
+        self._path, self._is_main = paths.outcome, is_main
+        self._outcome = Outcome(
+            run_id=paths.run_id,
+            status="running",
+            started_at=_now(),
+            pid=os.getpid(),
+            versions=find_versions(),
+            git_commit=find_commit(),
+        )
+        self._write()
+
+    def note(self, **facts: object) -> None:
+        self._outcome = self._outcome.model_copy(update=facts)
+        self._write()
+
+    def end(self, **facts: object) -> None:
+        self.note(ended_at=_now(), **facts)
+
+    def _write(self) -> None:
+        if self._is_main:
+            write_outcome(self._path, self._outcome)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def find_versions() -> dict[str, str]:
+    found = {"launcher": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def find_commit() -> str | None:
+    """Of the checkout that this package lies in; with a mark where files are changed. None where it is none."""
+    root = Path(__file__).resolve().parent.parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit = _git(root, "rev-parse", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{commit}+changes" if changed else commit
+
+
+def _git(root: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -1,0 +1,62 @@
+"""The data loader: micro-batches in the order of the run, made by workers ahead of the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch.utils.data import DataLoader, Dataset
+
+from launcher.corpus.packs import PackFile
+from launcher.plan.model import LoaderPlan
+from launcher.training.batches import Numbers, PackedBatch, Shape, collate
+from launcher.training.dealing import Hands, StepOrder, deal
+
+
+@dataclass(kw_only=True)
+class TrainingBatches(Dataset[PackedBatch]):
+    """Micro-batch i of this rank, counted over the whole run: where to begin is one number."""
+
+    file: PackFile
+    costs: Numbers
+    order: StepOrder
+    hands: Hands
+    rank: int
+    shape: Shape
+    num_steps: int
+
+    def __len__(self) -> int:
+        return self.num_steps * self.hands.num_micro_batches
+
+    def __getitem__(self, index: int) -> PackedBatch:
+        step, micro_step = divmod(index, self.hands.num_micro_batches)
+        slots = deal(self.order.packs_of(step), self.costs, self.hands)[self.rank][micro_step]
+        return collate([None if slot is None else self.file[slot] for slot in slots], self.shape)
+
+
+def feed(batches: TrainingBatches, plan: LoaderPlan, first_step: int = 0) -> Iterator[PackedBatch]:
+    """From a step on, to the end of the run."""
+    loader: DataLoader[PackedBatch] = DataLoader(
+        batches,
+        batch_size=None,
+        sampler=range(first_step * batches.hands.num_micro_batches, len(batches)),
+        num_workers=plan.num_workers,
+        prefetch_factor=plan.prefetch_factor,
+        pin_memory=plan.pin_memory,
+        persistent_workers=plan.persistent_workers,
+    )
+    return iter(loader)
+
+
+def evaluation_batches(
+    file: PackFile, costs: Numbers, shape: Shape, rank: int, num_ranks: int
+) -> Iterator[PackedBatch]:
+    """All packs of a split, shared by the ranks. Every rank gets as many micro-batches as the others."""
+    per_rank = -(-len(file) // num_ranks)
+    hands = Hands(
+        num_ranks=num_ranks,
+        micro_batch_size=shape.micro_batch_size,
+        num_micro_batches=-(-per_rank // shape.micro_batch_size),
+    )
+    for slots in deal(range(len(file)), costs, hands)[rank]:
+        yield collate([None if slot is None else file[slot] for slot in slots], shape)

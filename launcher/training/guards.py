@@ -1,0 +1,52 @@
+"""What may end a training from outside: signals, and a launcher that died."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from types import FrameType
+
+from launcher.training.observers.base import Observer
+
+LAUNCHER_PID_VARIABLE = "LAUNCHER_PID"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_LOOK_EVERY_SECONDS = 1.0
+
+
+class StopOnSignal(Observer):
+    """The first signal ends the training after the step it is in; a second one ends it at once."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+
+    def install(self) -> None:
+        for number in _SIGNALS:
+            signal.signal(number, self._handle)
+
+    def wants_to_stop(self) -> bool:
+        return self.received is not None
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number)
+
+
+def end_with_launcher() -> None:
+    """No orphan trains on: where the launcher that started us is gone, so are we, within a second or two."""
+    pid = os.environ.get(LAUNCHER_PID_VARIABLE, "")
+    if pid.isdigit():
+        threading.Thread(target=_watch, args=(int(pid),), daemon=True).start()
+
+
+def _watch(pid: int) -> None:
+    while True:
+        time.sleep(_LOOK_EVERY_SECONDS)
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            os._exit(1)
+        except PermissionError:
+            return

@@ -1,0 +1,97 @@
+"""What is done to each decoder layer: recomputing in the backward pass, and compiling."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.exc import TorchDynamoException
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from launcher.choices import Checkpointing
+from launcher.memory import SELECTIVE_MIN_INNER
+from launcher.plan.model import CompilePlan
+
+Forward = Callable[..., Any]
+_MARK = "launcher_checkpointing"
+
+# Rows that are not packed come in up to eight sizes, with and without gradients; dynamo stops at eight by default.
+_GRAPHS_PER_FUNCTION = 32
+_KEPT = ("torch_attn._varlen_attn", "aten._scaled_dot_product", "bitsandbytes.gemm_4bit", "flash_attn")
+
+
+def prepare_layers(layers: list[nn.Module], checkpointing: Checkpointing, compiling: CompilePlan | None) -> None:
+    """Selective checkpointing sits inside the compiled region, where the compiler sees what it may recompute.
+
+    Full checkpointing sits around it: inside, the compiler kept the products of 4-bit weights and gave up on DoRA.
+    """
+    for layer in layers:
+        forward = layer.forward
+        if checkpointing == "selective":
+            forward = _checkpointed(forward, partial(create_selective_checkpoint_contexts, _policy))
+        if compiling is not None and compiling.scope == "layer":
+            forward = compiled(forward, compiling)
+        if checkpointing == "full":
+            forward = _checkpointed(forward, None)
+        layer.forward = forward
+
+
+def compiled(forward: Forward, plan: CompilePlan) -> Forward:
+    """Shapes are fixed, so one graph serves all layers. Where compiling fails, the run goes on without, and says so."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS_PER_FUNCTION)
+    fast = torch.compile(forward, dynamic=False, backend=plan.backend, mode=plan.mode)
+
+    def run(*arguments: Any, **more: Any) -> Any:
+        if not _Compiling.has_failed:
+            try:
+                return fast(*arguments, **more)
+            except TorchDynamoException as error:
+                _Compiling.has_failed = True
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+                print(f"torch.compile failed, the run goes on without it: {reason}", file=sys.stderr, flush=True)
+        return forward(*arguments, **more)
+
+    _mark(run, getattr(forward, _MARK, None))
+    return run
+
+
+class _Compiling:
+    """One for all layers: what the compiler cannot do for one it cannot do for the next."""
+
+    has_failed = False
+
+
+def _checkpointed(forward: Forward, contexts: Callable[[], Any] | None) -> Forward:
+    options: dict[str, Any] = {"use_reentrant": False} | ({"context_fn": contexts} if contexts is not None else {})
+
+    def run(*arguments: Any, **more: Any) -> Any:
+        if not torch.is_grad_enabled():  # nothing to recompute for
+            return forward(*arguments, **more)
+        return checkpoint(forward, *arguments, **options, **more)
+
+    _mark(run, "full" if contexts is None else "selective")
+    return run
+
+
+def _mark(forward: Forward, kind: str | None) -> None:
+    setattr(forward, _MARK, kind)
+
+
+def find_checkpointing(layer: nn.Module) -> str | None:
+    """As it is wrapped around or inside this layer's forward."""
+    return getattr(layer.forward, _MARK, None)
+
+
+def _policy(_context: Any, operation: Any, *arguments: Any, **_more: Any) -> CheckpointPolicy:
+    """Keep what is dear to compute: attention, and products over a long inner dimension (not a LoRA's second one)."""
+    name = str(operation)
+    if name.startswith(_KEPT):
+        return CheckpointPolicy.MUST_SAVE
+    left = arguments[1] if name.startswith("aten.addmm") else arguments[0] if name.startswith("aten.mm.") else None
+    if left is not None and left.shape[-1] >= SELECTIVE_MIN_INNER:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE

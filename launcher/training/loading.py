@@ -1,0 +1,167 @@
+"""The base model: found, loaded in the planned dtype, quantised where planned. Errors say where was looked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
+
+from launcher.bases import TINY_BASE_NAME, find_base, find_config
+from launcher.choices import Dtype
+from launcher.errors import InputError, Problem
+from launcher.plan.model import Plan, QuantizationPlan
+
+DTYPES: Mapping[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_TINY_FOLDER = Path(__file__).resolve().parent.parent / "tiny"
+# The tiny base has no weights of its own yet: everybody draws the same ones.
+_TINY_SEED = 20_261_115
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+
+
+def load_base(plan: Plan, folders: tuple[Path, ...], attention: str, device: torch.device) -> PreTrainedModel:
+    """Frozen or not, it arrives in evaluation mode. `attention` is the name that a backend was registered under."""
+    if plan.base.name == TINY_BASE_NAME:
+        return _make_tiny(plan, attention)
+    source = _find(plan, folders)
+    _check_positions(plan, source)
+    if plan.random_weights:
+        return _draw(plan, source, attention, device)
+    options: dict[str, Any] = {
+        "dtype": DTYPES[plan.precision.base_dtype],
+        "attn_implementation": attention,
+        "revision": plan.base_revision,
+        "trust_remote_code": plan.trust_remote_code,
+    }
+    if device.type == "cuda" and plan.strategy in ("single", "ddp"):
+        options["device_map"] = {"": device}
+    if plan.quantization is not None:
+        options["quantization_config"] = make_quantization_config(plan, plan.quantization)
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, **options)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _not_loaded(plan, source, folders, error) from None
+    return model
+
+
+def _find(plan: Plan, folders: tuple[Path, ...]) -> str:
+    """A folder with the base's files, or its name on the hub."""
+    config = find_config(plan.base.name, folders)
+    if config is None:
+        return plan.base.name
+    if not plan.random_weights and not any(any(config.parent.glob(pattern)) for pattern in _WEIGHTS):
+        if "snapshots" in config.parts:  # the hub's cache, where the weights may still be fetched to
+            return plan.base.name
+        raise InputError(
+            f"{plan.base.name}: {config.parent} has a config.json, but no weights (*.safetensors)",
+            hint="download them there, or measure speed and memory without them by --random-weights",
+        )
+    return str(config.parent)
+
+
+def _not_loaded(plan: Plan, source: str, folders: tuple[Path, ...], error: Exception) -> InputError:
+    said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    if Path(source).is_dir():
+        return InputError(f"{plan.base.name}: {source} cannot be loaded: {said}")
+    looked = tuple(Problem(where="not in", what=str(folder / plan.base.name)) for folder in folders)
+    hub = Problem(where="not on the hub", what=said)
+    return InputError(
+        f"{plan.base.name}: its weights were not found",
+        (*looked, hub),
+        "set LAUNCHER_MODELS_DIR to the folder that holds it, name a folder by --base, or connect to the hub once",
+    )
+
+
+def _check_positions(plan: Plan, source: str) -> None:
+    """The plan saw a catalogue's shape, perhaps; the files at hand may be another version."""
+    file = Path(source) / "config.json"
+    positions = json.loads(file.read_text()).get("max_position_embeddings") if file.is_file() else None
+    if isinstance(positions, int) and positions < plan.batch.sequence_length:
+        raise InputError(
+            f"{file}: the model has {positions} positions, and the packs have {plan.batch.sequence_length}",
+            hint=f"--set training.config.max_seq_length={positions}",
+        )
+
+
+def _make_tiny(plan: Plan, attention: str) -> PreTrainedModel:
+    config = AutoConfig.from_pretrained(str(_TINY_FOLDER))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_TINY_SEED)
+        model = _from_config(config, attention, torch.float32)
+    return model.to(DTYPES[plan.precision.base_dtype])  # type: ignore[arg-type]
+
+
+def _from_config(config: PretrainedConfig, attention: str, dtype: torch.dtype) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
+    return model
+
+
+def _draw(plan: Plan, source: str, attention: str, device: torch.device) -> PreTrainedModel:
+    """The base's shape with weights from a fixed seed: right for speed and memory, for nothing else."""
+    known = find_base(plan.base.name)
+    if not Path(source).is_dir() and known is not None:  # nothing is on this disk, and nothing has to be
+        config = AutoConfig.for_model(**dict(known))  # type: ignore[arg-type]
+    else:
+        config = AutoConfig.from_pretrained(source)
+    torch.manual_seed(_TINY_SEED)
+    with torch.device(device):
+        model = _from_config(config, attention, DTYPES[plan.precision.base_dtype])
+    if plan.quantization is not None:
+        _quantize_linears(model, plan, plan.quantization, device)
+    return model
+
+
+def make_quantization_config(plan: Plan, quantization: QuantizationPlan) -> BitsAndBytesConfig:
+    if quantization.kind == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    storage = torch.uint8 if quantization.storage_dtype == "uint8" else DTYPES[plan.precision.compute_dtype]
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=quantization.double_quantization,
+        bnb_4bit_compute_dtype=DTYPES[plan.precision.compute_dtype],
+        bnb_4bit_quant_storage=storage,
+    )
+
+
+def _quantize_linears(model: PreTrainedModel, plan: Plan, quantization: QuantizationPlan, device: torch.device) -> None:
+    """The layers' linears, one by one, as transformers does while it loads."""
+    layers: Any = model.get_decoder().layers
+    for parent in [module for layer in layers for module in layer.modules()]:
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, _quantized(child, plan, quantization).to(device))
+    setattr(model, "is_loaded_in_8bit" if quantization.kind == "int8" else "is_loaded_in_4bit", True)
+
+
+def _quantized(linear: nn.Linear, plan: Plan, quantization: QuantizationPlan) -> nn.Module:
+    import bitsandbytes as bnb
+
+    sizes = linear.in_features, linear.out_features, linear.bias is not None
+    weight = linear.weight.data
+    packed: Any
+    if quantization.kind == "int8":
+        packed = bnb.nn.Linear8bitLt(*sizes, has_fp16_weights=False, threshold=6.0, device="meta")
+        packed.weight = bnb.nn.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
+    else:
+        packed = bnb.nn.Linear4bit(
+            *sizes,
+            compute_dtype=DTYPES[plan.precision.compute_dtype],
+            compress_statistics=quantization.double_quantization,
+            quant_type="nf4",
+            device="meta",
+        )
+        packed.weight = bnb.nn.Params4bit(
+            weight,
+            requires_grad=False,
+            compress_statistics=quantization.double_quantization,
+            quant_type="nf4",
+            module=packed,
+        )
+    if linear.bias is not None:
+        packed.bias = linear.bias
+    return packed

@@ -1,0 +1,85 @@
+"""The loop. A feature is an observer, not an `if` in here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from launcher.training.batches import PackedBatch
+from launcher.training.cadence import is_due
+from launcher.training.clock import Seconds, StepClock
+from launcher.training.evaluation import evaluate
+from launcher.training.feeding import feed
+from launcher.training.observers.base import Observer
+from launcher.training.readback import Readback
+from launcher.training.run import Run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """Of one step. Loss, norm and time are still on the device: whoever reads them waits for it."""
+
+    step: int  # done: counts from 1
+    packs: tuple[int, ...]
+    loss: Tensor
+    grad_norm: Tensor
+    learning_rate: float
+    seconds: Seconds
+    data_seconds: float
+
+
+def train(run: Run, observer: Observer) -> int:
+    """Returns how many steps are done."""
+    batches = feed(run.batches(), run.plan.loader)
+    readback = Readback(run, observer)
+    clock = StepClock(run.engine.device)
+    schedule = run.plan.schedule
+    observer.on_start(run)
+    step = 0
+    for step in range(1, run.num_steps + 1):
+        readback.add(train_step(run, step, batches, clock))
+        stops = observer.wants_to_stop()
+        evaluates = is_due(run, step, schedule.evaluate_every_steps, schedule.evaluate_every_epochs) and not stops
+        saves = is_due(run, step, schedule.save_every_steps, schedule.save_every_epochs) or stops
+        if evaluates or saves:
+            readback.flush()
+        if evaluates:
+            saves |= observer.on_evaluation(run, evaluate(run, step))
+        if saves:
+            observer.on_save(run, step)
+        if stops or observer.wants_to_stop():
+            break
+        if evaluates or saves:
+            clock.restart()
+    readback.flush()
+    observer.on_end(run, step)
+    return step
+
+
+def train_step(run: Run, step: int, batches: Iterator[PackedBatch], clock: StepClock) -> StepResult:
+    """All micro-batches, one update. Nothing in here waits for the device."""
+    engine, waited = run.engine, 0.0
+    packs = run.order.packs_of(step - 1)
+    num_trained = int(run.train.num_trained[list(packs)].sum())
+    total = torch.zeros((), device=engine.device)
+    num_micro_batches = run.plan.batch.gradient_accumulation_steps
+    for index in range(num_micro_batches):
+        asked = time.perf_counter()
+        batch = next(batches)
+        waited += time.perf_counter() - asked
+        total += engine.micro_step(batch.to(engine.device), num_trained, is_last=index == num_micro_batches - 1)
+    learning_rate = engine.learning_rate
+    grad_norm = engine.update()
+    return StepResult(
+        step=step,
+        packs=packs,
+        loss=engine.add_up(total),
+        grad_norm=grad_norm,
+        learning_rate=learning_rate,
+        seconds=clock.lap(),
+        data_seconds=waited,
+    )

@@ -1,0 +1,125 @@
+"""Cross-entropy of the trained positions, summed, without ever holding their logits whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from launcher.choices import LossKernel
+from launcher.memory import CHUNKED_LOSS_TOKENS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    """What makes logits of hidden states. Some families scale them, some cap them."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: float = 1.0
+    softcap: float | None = None
+
+
+# (hidden [trained, features], targets [trained], head) -> sum over positions
+Loss = Callable[[Tensor, Tensor, Head], Tensor]
+
+
+class _ChunkedLinearCrossEntropy(torch.autograd.Function):
+    """Gradients are made in the forward pass, chunk by chunk, so that each chunk's logits can be thrown away."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, softcap: float | None
+    ) -> Tensor:
+        wants_hidden, wants_weight, wants_bias, *_ = ctx.needs_input_grad
+        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants_bias else None
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        for start in range(0, len(hidden), CHUNKED_LOSS_TOKENS):
+            chunk = slice(start, start + CHUNKED_LOSS_TOKENS)
+            losses, delta = _loss_and_delta(functional.linear(hidden[chunk], weight, bias), targets[chunk], softcap)
+            total += losses.sum()
+            if grad_hidden is not None:
+                torch.mm(delta, weight, out=grad_hidden[chunk])
+            if grad_weight is not None:
+                grad_weight += delta.T @ hidden[chunk]
+            if grad_bias is not None:
+                grad_bias += delta.sum(0, dtype=torch.float32)
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        (scale,) = grads
+        hidden, weight, bias = (None if grad is None else grad * scale for grad in ctx.saved_tensors)
+        weight_dtype, bias_dtype = ctx.dtypes
+        return (
+            None if hidden is None else hidden.to(ctx.saved_tensors[0].dtype),
+            None if weight is None else weight.to(weight_dtype),
+            None if bias is None else bias.to(bias_dtype),
+            None,
+            None,
+        )
+
+
+def _loss_and_delta(logits: Tensor, targets: Tensor, softcap: float | None) -> tuple[Tensor, Tensor]:
+    """Each position's loss, and its derivative by the logits: softmax less one at the target."""
+    wide = _cap(logits.float(), softcap)
+    log_sum = torch.logsumexp(wide, dim=-1)
+    losses = log_sum - wide.gather(1, targets[:, None]).squeeze(1)
+    delta = torch.exp(wide - log_sum[:, None])
+    delta.scatter_add_(1, targets[:, None], torch.full_like(delta[:, :1], -1.0))
+    if softcap is not None:
+        delta *= 1 - (wide / softcap) ** 2  # of the hyperbolic tangent
+    return losses, delta.to(logits.dtype)
+
+
+def _cap(logits: Tensor, softcap: float | None) -> Tensor:
+    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+
+def chunked_cross_entropy(hidden: Tensor, targets: Tensor, head: Head) -> Tensor:
+    total: Tensor = _ChunkedLinearCrossEntropy.apply(hidden, head.weight, head.bias, targets, head.softcap)
+    return total
+
+
+def liger_cross_entropy(hidden: Tensor, targets: Tensor, head: Head) -> Tensor:
+    """Liger's fused Triton kernel; CUDA only."""
+    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+    if len(hidden) == 0:  # an empty slot; the kernel divides by the number of positions
+        return chunked_cross_entropy(hidden, targets, head)
+    loss = LigerFusedLinearCrossEntropyLoss(reduction="sum", softcap=head.softcap)
+    total: Tensor = loss(head.weight, hidden, targets, head.bias)
+    return total
+
+
+def full_logits_cross_entropy(hidden: Tensor, targets: Tensor, head: Head) -> Tensor:
+    """What everybody does: for comparison, and as the reference of the others."""
+    logits = functional.linear(hidden, head.weight, head.bias).float()
+    return functional.cross_entropy(_cap(logits, head.softcap), targets, reduction="sum")
+
+
+LOSSES: dict[LossKernel, Loss] = {
+    "chunked": chunked_cross_entropy,
+    "liger": liger_cross_entropy,
+    "full_logits": full_logits_cross_entropy,
+}
+
+
+def sum_loss(kernel: LossKernel, hidden: Tensor, targets: Tensor, head: Head) -> Tensor:
+    """In the dtype that autocast asks for where it is on, cast here once: the kernels see one dtype throughout."""
+    device = hidden.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.weight.dtype
+    with torch.autocast(device, enabled=False):
+        if head.scale != 1.0:
+            hidden = hidden * head.scale
+        bias = None if head.bias is None else head.bias.to(dtype)
+        cast_head = Head(weight=head.weight.to(dtype), bias=bias, softcap=head.softcap)
+        return LOSSES[kernel](hidden.to(dtype), targets, cast_head)

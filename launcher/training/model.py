@@ -1,0 +1,92 @@
+"""The module that is trained: a packed micro-batch in, the summed loss of its trained positions out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from peft import PeftModel
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from launcher.choices import LossKernel
+from launcher.plan.model import CompilePlan, Plan
+from launcher.training.attention import Backend
+from launcher.training.batches import PackedBatch
+from launcher.training.layers import compiled, prepare_layers
+from launcher.training.loss import Head, sum_loss
+
+
+class TrainedModel(nn.Module):
+    def __init__(self, model: PreTrainedModel | PeftModel, backend: Backend, loss_kernel: LossKernel) -> None:
+        super().__init__()
+        self.model = model
+        self._backend = backend
+        self._loss_kernel = loss_kernel
+
+    @property
+    def base(self) -> PreTrainedModel:
+        base: Any = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        return base
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        decoder: Any = self.base.get_decoder()
+        return list(decoder.layers)
+
+    def forward(
+        self, batch: PackedBatch, *, shows_hidden: bool = False, by_the_library: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Only the trained positions pass through the head. The two flags serve the proof (proof.py)."""
+        if by_the_library:
+            return self._forward_by_the_library(batch)
+        hidden = self._hidden_states(batch)
+        trained = hidden.index_select(0, batch.trained_positions)
+        loss = sum_loss(self._loss_kernel, trained, batch.targets, self._head())
+        return (loss, hidden) if shows_hidden else loss
+
+    def _forward_by_the_library(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        """transformers' own way, for one document: its attention, its head, all logits."""
+        seen: list[Tensor] = []
+        head: Any = self.base.get_output_embeddings()
+        # Asking for hidden states by argument leaves hooks behind that break torch.compile's graphs.
+        hook = head.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
+        try:
+            logits = self.model(input_ids=batch.input_ids, use_cache=False).logits[0]
+        finally:
+            hook.remove()
+        trained = logits.index_select(0, batch.trained_positions).float()
+        return functional.cross_entropy(trained, batch.targets, reduction="sum"), seen[0][0]
+
+    def _head(self) -> Head:
+        """As Gemma 2 and 3, Cohere and Granite name what they do to logits."""
+        head: Any = self.base.get_output_embeddings()
+        config: Any = self.base.config.get_text_config()
+        scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+        return Head(
+            weight=head.weight,
+            bias=getattr(head, "bias", None),
+            scale=scale,
+            softcap=getattr(config, "final_logit_softcapping", None),
+        )
+
+    def _hidden_states(self, batch: PackedBatch) -> Tensor:
+        """[tokens, features], behind the last norm."""
+        decoder: Any = self.base.get_decoder()
+        hidden: Tensor = decoder(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            documents=self._backend.describe(batch),
+        ).last_hidden_state
+        return hidden[0]
+
+    def prepare(self, plan: Plan) -> None:
+        """Checkpointing and compiling, as planned; see layers.py for the order."""
+        prepare_layers(self.layers, plan.checkpointing, plan.compile)
+        if plan.compile is not None and plan.compile.scope == "model":
+            self._compile_decoder(plan.compile)
+
+    def _compile_decoder(self, plan: CompilePlan) -> None:
+        decoder: Any = self.base.get_decoder()
+        decoder.forward = compiled(decoder.forward, plan)

@@ -1,0 +1,117 @@
+"""What is really active, looked up in the live process: nothing in here is taken from the plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from launcher.training.batches import PackedBatch
+from launcher.training.layers import find_checkpointing
+from launcher.training.model import TrainedModel
+from launcher.training.proof import Proof
+from launcher.training.run import Run
+from launcher.units import format_count
+
+
+def observe(run: Run, proof: Proof | None, attention_operations: tuple[str, ...]) -> dict[str, str]:
+    """Name -> what was seen, in the order that a banner shows."""
+    engine = run.engine
+    seen = {
+        "device": _device(engine.device),
+        "model": _model(engine.module),
+        "precision": _precision(engine.accelerator, engine.module),
+        "attention": _attention(engine.module, proof, attention_operations),
+        "optimizer": _optimizer(engine.optimizer),
+        "checkpointing": _checkpointing(engine.module),
+    }
+    if engine.device.type == "cuda":
+        seen["TF32"] = "on" if torch.backends.cuda.matmul.allow_tf32 else "off"
+    return seen
+
+
+def observe_compiling() -> str:
+    """After steps have run; empty where nothing is compiled."""
+    from torch._dynamo.utils import counters
+
+    graphs = int(counters["stats"]["unique_graphs"])
+    breaks = sum(counters["graph_break"].values())
+    return f"{graphs} graphs, {breaks} graph breaks" if graphs else ""
+
+
+def observe_attention(model: nn.Module, batch: PackedBatch) -> tuple[str, ...]:
+    """The operations of attention that a forward pass really ends in."""
+    recorder = _Recorder()
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"), recorder:
+        model(batch)
+    names = {name for name in recorder.names if any(word in name for word in ("attn", "attention", "flash"))}
+    return tuple(sorted(names)) or tuple(sorted(name for name in recorder.names if "softmax" in name))
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), more: Any = None) -> Any:
+        self.names.add(str(function).rpartition(".")[0])
+        return function(*arguments, **(more or {}))
+
+
+def _device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} threads"
+
+
+def _model(module: TrainedModel) -> str:
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    frozen = sum(p.numel() for p in module.parameters() if not p.requires_grad)
+    kind = type(module.base).__name__
+    if not isinstance(module.model, PeftModel):
+        return f"{kind}, all {format_count(trained)} parameters are trained"
+    config: Any = module.model.peft_config["default"]
+    adapter = "DoRA" if getattr(config, "use_dora", False) else str(config.peft_type.value)
+    return f"{kind}, {adapter}: {format_count(trained)} trained, {format_count(frozen)} stored frozen"
+
+
+def _precision(accelerator: Any, module: TrainedModel) -> str:
+    trained = _main_dtype(p for p in module.parameters() if p.requires_grad)
+    frozen = _main_dtype(p for p in module.parameters() if not p.requires_grad)
+    autocast = {"bf16": "bfloat16", "fp16": "float16 with loss scaling"}.get(accelerator.mixed_precision)
+    computed = f"computed in {autocast} (autocast)" if autocast else "no autocast"
+    return f"{computed}, trained weights {trained}" + (f", frozen {frozen}" if frozen else "")
+
+
+def _main_dtype(parameters: Any) -> str:
+    counts: Counter[str] = Counter()
+    for parameter in parameters:
+        quantized = type(parameter).__name__ if type(parameter) is not nn.Parameter else ""
+        dtype = str(parameter.dtype).removeprefix("torch.")
+        counts[f"{dtype} ({quantized})" if quantized in ("Params4bit", "Int8Params") else dtype] += parameter.numel()
+    return counts.most_common(1)[0][0] if counts else ""
+
+
+def _attention(module: TrainedModel, proof: Proof | None, operations: tuple[str, ...]) -> str:
+    name = str(module.base.config._attn_implementation).removeprefix("launcher_").lower()
+    shown = f"{name} ({', '.join(operations)})" if operations else name
+    if proof is None:
+        return shown
+    return f"{shown}; {proof.num_documents} packed documents = each alone (loss differs by {proof.loss:.0e})"
+
+
+def _optimizer(optimizer: Any) -> str:
+    inner = getattr(optimizer, "optimizer", optimizer)
+    fused = inner.defaults.get("fused")
+    name = f"{type(inner).__module__.split('.')[0]} {type(inner).__name__}"
+    return f"{name}{', fused' if fused else ''}"
+
+
+def _checkpointing(module: TrainedModel) -> str:
+    forwards = [find_checkpointing(layer) for layer in module.layers]
+    kinds = sorted({kind for kind in forwards if kind})
+    return f"{', '.join(kinds)}, {sum(1 for kind in forwards if kind)} layers" if kinds else "off"

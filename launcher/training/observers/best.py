@@ -1,0 +1,45 @@
+"""The best evaluation so far, and stopping early where no better one comes."""
+
+from __future__ import annotations
+
+from launcher import metrics as names
+from launcher.metrics import StepMetrics
+from launcher.plan.model import SchedulePlan
+from launcher.training.observers.base import Observer
+from launcher.training.run import Run
+
+
+class Best(Observer):
+    def __init__(self, plan: SchedulePlan) -> None:
+        self.step: int | None = None
+        self.value: float | None = None
+        self._plan = plan
+        self._metric = _full_name(plan.metric_for_best_model)
+        self._worse_in_a_row = 0
+
+    def on_evaluation(self, run: Run, metrics: StepMetrics) -> bool:  # noqa: ARG002
+        """A new best is saved even where no checkpoint is due, if the run shall end with it."""
+        value = metrics.get(self._metric)
+        if value is None:
+            return False
+        enough = self._is_better(value, by=self._plan.early_stopping_threshold)
+        self._worse_in_a_row = 0 if enough else self._worse_in_a_row + 1
+        if not self._is_better(value, by=0.0):
+            return False
+        self.step, self.value = metrics.step, value
+        return self._plan.load_best_model_at_end
+
+    def wants_to_stop(self) -> bool:
+        patience = self._plan.early_stopping_patience
+        return patience is not None and self._worse_in_a_row >= patience
+
+    def _is_better(self, value: float, by: float) -> bool:
+        if self.value is None:
+            return True
+        return value > self.value + by if self._plan.greater_is_better else value < self.value - by
+
+
+def _full_name(metric: str) -> str:
+    """As manifests write it, for the Trainer of transformers: eval_loss, or loss."""
+    bare = metric.removeprefix("eval_").removeprefix("eval/")
+    return names.EVAL_LOSS if bare == "loss" else f"eval/{bare}"

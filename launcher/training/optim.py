@@ -1,0 +1,61 @@
+"""Optimizer and learning-rate schedule, by the names that manifests use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import ceil
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import get_scheduler
+
+from launcher.plan.model import OptimizerPlan, SchedulePlan
+
+
+def build_optimizer(plan: OptimizerPlan, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """Only what is trained: frozen weights have no state."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if plan.name == "sgd":
+        return torch.optim.SGD(trained, lr=plan.learning_rate, weight_decay=plan.weight_decay)
+    if plan.name == "adamw_bnb_8bit":
+        from bitsandbytes.optim import AdamW8bit
+
+        optimizer: Optimizer = AdamW8bit(
+            trained, lr=plan.learning_rate, betas=plan.betas, eps=plan.epsilon, weight_decay=plan.weight_decay
+        )
+        return optimizer
+    return torch.optim.AdamW(
+        trained,
+        lr=plan.learning_rate,
+        betas=plan.betas,
+        eps=plan.epsilon,
+        weight_decay=plan.weight_decay,
+        fused=plan.name == "adamw_torch_fused",
+    )
+
+
+def build_schedule(plan: SchedulePlan, optimizer: Optimizer, num_steps: int) -> LRScheduler:
+    """Over the real number of steps: the plan had to estimate it before the data was packed."""
+    return get_scheduler(
+        plan.lr_scheduler,
+        optimizer,
+        num_warmup_steps=count_warmup_steps(plan, num_steps),
+        num_training_steps=num_steps,
+        scheduler_specific_kwargs=_scheduler_options(plan),
+    )
+
+
+def count_warmup_steps(plan: SchedulePlan, num_steps: int) -> int:
+    if plan.warmup_ratio is not None:
+        return ceil(plan.warmup_ratio * num_steps - 1e-9)
+    return plan.warmup_steps or 0
+
+
+def _scheduler_options(plan: SchedulePlan) -> dict[str, float | int]:
+    """transformers wants whole cycles for restarts."""
+    is_whole = plan.lr_scheduler == "cosine_with_restarts"
+    return {
+        key: int(value) if key == "num_cycles" and is_whole else value for key, value in plan.scheduler_kwargs.items()
+    }

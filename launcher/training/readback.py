@@ -1,0 +1,97 @@
+"""What a step did, read from the device one step late, so that the host runs ahead of it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from launcher import metrics
+from launcher.errors import RunFailedError
+from launcher.metrics import StepMetrics, compute_mfu
+from launcher.speed import Workload, flops_per_token, peak_tflops
+from launcher.training.observers.base import Observer
+from launcher.training.run import Run
+from launcher.units import bytes_to_gib
+
+if TYPE_CHECKING:
+    from launcher.training.loop import StepResult
+
+
+class Readback:
+    def __init__(self, run: Run, observer: Observer) -> None:
+        self._run, self._observer = run, observer
+        self._waiting: StepResult | None = None
+        self._tokens_seen = 0
+
+    def add(self, result: StepResult) -> None:
+        self.flush()
+        self._waiting = result
+
+    def flush(self) -> None:
+        """Tells the observers about the step that is still waiting."""
+        result, self._waiting = self._waiting, None
+        if result is None:
+            return
+        read = self._read(result)
+        _check_finite(read)
+        self._observer.on_step(self._run, read)
+
+    def _read(self, result: StepResult) -> StepMetrics:
+        run, packs = self._run, list(result.packs)
+        seconds = result.seconds()
+        num_tokens = int(run.train.num_tokens[packs].sum())
+        self._tokens_seen += num_tokens
+        rate = num_tokens / max(1e-9, seconds)
+        values = {
+            metrics.TRAIN_LOSS: float(result.loss),
+            metrics.GRAD_NORM: float(result.grad_norm),
+            metrics.LEARNING_RATE: result.learning_rate,
+            metrics.STEP_SECONDS: seconds,
+            metrics.DATA_WAIT_SECONDS: result.data_seconds,
+            metrics.TOKENS_PER_SECOND: rate,
+            metrics.TRAINED_TOKENS_PER_SECOND: int(run.train.num_trained[packs].sum()) / max(1e-9, seconds),
+            metrics.SAMPLES_PER_SECOND: int(run.train.num_documents[packs].sum()) / max(1e-9, seconds),
+            metrics.DEVICE_TOKENS_PER_SECOND: rate / run.engine.num_ranks,
+            metrics.TOKENS_SEEN: float(self._tokens_seen),
+        }
+        mfu = compute_mfu(rate / run.engine.num_ranks, self._flops_per_token(packs), _peak_tflops(run))
+        if mfu is not None:
+            values[metrics.DEVICE_MFU] = mfu
+        if run.engine.device.type == "cuda":
+            values[metrics.PEAK_ALLOCATED_GIB] = bytes_to_gib(torch.cuda.max_memory_allocated())
+            values[metrics.PEAK_RESERVED_GIB] = bytes_to_gib(torch.cuda.max_memory_reserved())
+        return StepMetrics(step=result.step, epoch=result.step / run.steps_per_epoch, values=values, packs=result.packs)
+
+    def _flops_per_token(self, packs: list[int]) -> float:
+        """With the real lengths of these documents: a token attends to half of its document on average."""
+        run, plan = self._run, self._run.plan
+        mean = float(run.train.costs[packs].sum()) / max(1.0, float(run.train.num_tokens[packs].sum()))
+        workload = Workload(
+            shape=plan.base,
+            adapter=plan.adapter.kind,
+            quantization=plan.quantization_kind,
+            compute_dtype=plan.precision.compute_dtype,
+            compiled=plan.compile is not None,
+            checkpointing=plan.checkpointing,
+            document_tokens=mean,
+        )
+        trained_share = float(run.train.num_trained[packs].sum()) / max(1.0, float(run.train.num_tokens[packs].sum()))
+        return flops_per_token(workload, trained_share)
+
+
+def _peak_tflops(run: Run) -> float | None:
+    gpu = run.plan.hardware.gpu
+    if gpu is None or run.engine.device.type != "cuda":
+        return None
+    return peak_tflops(gpu, run.plan.precision.compute_dtype)
+
+
+def _check_finite(read: StepMetrics) -> None:
+    loss = read.values[metrics.TRAIN_LOSS]
+    if not math.isfinite(loss):
+        raise RunFailedError(
+            f"the loss of step {read.step} is {loss}: the training came apart",
+            hint="a lower learning_rate or a longer warm-up usually helps; `launcher data` shows whether rows are odd",
+        )

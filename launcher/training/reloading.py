@@ -1,0 +1,92 @@
+"""A trained expert, loaded again: its base as it was published, and what was trained on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from launcher.bases import TINY_BASE_NAME, find_config
+from launcher.choices import Dtype
+from launcher.errors import InputError
+from launcher.inputs import base_folders
+from launcher.plan.model import Plan
+from launcher.training.finished import FinishedRun
+from launcher.training.loading import DTYPES, load_base
+
+_BYTES: dict[Dtype, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
+_ROOM = 1.3  # of a card, beside the weights: activations, logits, the allocator
+
+
+def find_published_dtype(run: FinishedRun) -> Dtype:
+    """As the base's config.json says; bf16 where it says nothing. A fully trained model has what it was saved in."""
+    if run.is_full:
+        return run.plan.precision.compute_dtype
+    config: Any = _load_config(run.plan)
+    text = None if config is None else config.get_text_config()
+    dtype = getattr(text, "dtype", None) or getattr(config, "dtype", None)
+    return next((name for name, value in DTYPES.items() if value == dtype), "bf16")
+
+
+def _load_config(plan: Plan) -> Any:
+    if plan.base.name == TINY_BASE_NAME:
+        source = Path(__file__).resolve().parent.parent / "tiny"
+    else:
+        found = find_config(plan.base.name, base_folders(Path(plan.data.folder)))
+        source = Path(plan.base.name) if found is None else found.parent
+    try:
+        return AutoConfig.from_pretrained(
+            str(source), revision=plan.base_revision, trust_remote_code=plan.trust_remote_code
+        )
+    except (OSError, ValueError):
+        return None  # loading the base will say what is missing, and where was looked
+
+
+def pick_device(plan: Plan, dtype: Dtype) -> torch.device:
+    """The GPU, where the weights fit into what is free of it."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    free, _ = torch.cuda.mem_get_info()
+    fits = plan.base.num_parameters * _BYTES[dtype] * _ROOM < free
+    return torch.device("cuda", torch.cuda.current_device()) if fits else torch.device("cpu")
+
+
+def load_expert(
+    run: FinishedRun, dtype: Dtype, device: torch.device, *, quantized: bool = False
+) -> PreTrainedModel | PeftModel:
+    """In evaluation mode. Unquantised unless asked: an adapter goes with the base as it was published."""
+    if run.is_full:
+        return load_folder(run.paths.adapter, dtype, device, trusts=run.plan.trust_remote_code)
+    precision = run.plan.precision.model_copy(update={"base_dtype": dtype})
+    changes: dict[str, Any] = {"precision": precision, "strategy": "single"}
+    if not quantized:
+        changes["quantization"] = None
+    plan = run.plan.model_copy(update=changes)
+    base = load_base(plan, base_folders(Path(plan.data.folder)), "sdpa", device)
+    if getattr(base.config.get_text_config(), "attn_logit_softcapping", None) is not None:
+        base.set_attn_implementation("eager")  # torch's attention cannot cap scores
+    try:
+        model = PeftModel.from_pretrained(base, str(run.paths.adapter))
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise InputError(f"{run.paths.adapter} does not go with {plan.base.name}: {said}") from None
+    if plan.quantization is None:
+        model.to(device)
+    return model.eval()
+
+
+def load_folder(folder: Path, dtype: Dtype, device: torch.device, *, trusts: bool = False) -> PreTrainedModel:
+    """As anybody would, by transformers alone."""
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=DTYPES[dtype], trust_remote_code=trusts
+        )
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise InputError(f"{folder} cannot be loaded: {said}") from None
+    model.to(device)  # type: ignore[arg-type]
+    return model.eval()

@@ -1,0 +1,125 @@
+"""One training, from a plan and prepared data to saved weights."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from launcher.corpus.store import Store
+from launcher.errors import InputError
+from launcher.paths import RunPaths
+from launcher.plan.model import Plan
+from launcher.training.attention import BACKENDS, Backend
+from launcher.training.chronicle import Chronicle
+from launcher.training.guards import StopOnSignal
+from launcher.training.loop import train
+from launcher.training.observed import observe, observe_attention, observe_compiling
+from launcher.training.observers.base import Observer, Observers
+from launcher.training.observers.best import Best
+from launcher.training.observers.console import Console
+from launcher.training.observers.facts import Facts
+from launcher.training.observers.saving import Saving
+from launcher.training.proof import Proof, lay_out, pick_documents, prove_attention
+from launcher.training.run import Run, build_module, build_run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    steps_done: int
+    num_steps: int
+    stopped_by: str | None  # a signal's name
+
+
+def run_training(
+    plan: Plan, paths: RunPaths, store: Store, folders: tuple[Path, ...], chronicle: Chronicle, vocab_size: int
+) -> Ending:
+    accelerator = start(plan)
+    run, proof = assemble(plan, paths, store, folders, accelerator)
+    check_vocabulary(run, vocab_size)
+    seen = observe(run, proof, _watch_attention(run))
+    _show(run, seen)
+    chronicle.note(data_key=run.data_key, num_steps=run.num_steps, observed=seen)
+    stop, best = StopOnSignal(), Best(plan.schedule)
+    stop.install()
+    observers: list[Observer] = [Console(), Facts(), best, Saving(best), stop]
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    steps_done = train(run, Observers(observers))
+    compiling = observe_compiling()
+    chronicle.note(
+        steps_done=steps_done,
+        best_step=best.step,
+        best_metric=best.value,
+        observed={**seen, **({"compiled": compiling} if compiling else {})},
+    )
+    if run.engine.is_main and compiling:
+        print(f"torch.compile: {compiling}", file=sys.stderr)
+    return Ending(
+        steps_done=steps_done,
+        num_steps=run.num_steps,
+        stopped_by=None if stop.received is None else stop.received.name,
+    )
+
+
+def start(plan: Plan) -> Accelerator:
+    """The process, as planned: device, process group, precision of products."""
+    torch.set_float32_matmul_precision("high" if plan.precision.use_tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = plan.precision.use_tf32
+    return Accelerator(mixed_precision=plan.precision.mixed_precision, cpu=plan.hardware.gpu is None)
+
+
+def assemble(
+    plan: Plan, paths: RunPaths, store: Store, folders: tuple[Path, ...], accelerator: Accelerator
+) -> tuple[Run, Proof]:
+    """Down the attention ladder until a backend runs. One that runs and is wrong ends the run instead."""
+    rungs = (plan.attention.backend, *plan.attention.fallbacks)
+    for index, name in enumerate(rungs):
+        rung = plan.model_copy(update={"attention": plan.attention.model_copy(update={"backend": name})})
+        try:
+            return _assemble(rung, paths, store, folders, accelerator, BACKENDS[name])
+        except (ImportError, NotImplementedError, AttributeError) as error:
+            if index + 1 == len(rungs):
+                raise InputError(f"the attention backend {name} cannot run here: {error}") from error
+            if accelerator.is_main_process:
+                print(f"attention: {name} cannot run here ({error}); {rungs[index + 1]} is tried", file=sys.stderr)
+            accelerator.free_memory()
+    raise AssertionError("unreachable")
+
+
+def _assemble(
+    plan: Plan, paths: RunPaths, store: Store, folders: tuple[Path, ...], accelerator: Accelerator, backend: Backend
+) -> tuple[Run, Proof]:
+    module = build_module(plan, folders, accelerator.device, backend)
+    run = build_run(plan, paths, store, module, accelerator)
+    return run, prove_attention(plan, module, run.engine.model, run.train.file, accelerator.device)
+
+
+def check_vocabulary(run: Run, vocab_size: int) -> None:
+    """A token that the base has no row for would be an error deep in a kernel."""
+    embeddings: Any = run.engine.module.base.get_input_embeddings()
+    rows = int(embeddings.weight.shape[0])
+    if vocab_size <= rows:
+        return
+    largest = max(int(pack.input_ids.max()) for pack in run.train.file)
+    if largest >= rows:
+        raise InputError(
+            f"the tokenizer makes token {largest}, and {run.plan.base.name} has embeddings for {rows}",
+            hint="tokenizer and weights are of different models; point both to the same folder",
+        )
+
+
+def _watch_attention(run: Run) -> tuple[str, ...]:
+    documents = pick_documents(run.train.file, run.plan.batch.sequence_length)
+    return observe_attention(run.engine.model, lay_out(documents[:1], run.plan).to(run.engine.device))
+
+
+def _show(run: Run, seen: dict[str, str]) -> None:
+    if run.engine.is_main:
+        width = max(map(len, seen))
+        for name, what in seen.items():
+            print(f"  {name:<{width}}  {what}", file=sys.stderr)

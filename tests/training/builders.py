@@ -1,0 +1,281 @@
+"""What the training tests share: a base of a few thousand weights, packs of random tokens, and the way to a live run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config
+
+from launcher import metrics
+from launcher.corpus.pack import Packing
+from launcher.corpus.packs import Pack, write_packs
+from launcher.corpus.spool import Spool
+from launcher.corpus.store import Store, publish
+from launcher.corpus.tokenise import TokenBatch
+from launcher.inputs import Request, plan_request
+from launcher.metrics import StepMetrics
+from launcher.paths import RunPaths
+from launcher.plan.model import Plan
+from launcher.training.engine import Engine
+from launcher.training.loop import train
+from launcher.training.observers.base import Observer
+from launcher.training.run import Run
+from launcher.training.session import assemble, start
+from tests.conftest import ROOT, find_parent
+
+SEQUENCE_LENGTH = 64
+VOCABULARY = 128
+# Larger than the usual 0.02: attention of so small a base would otherwise weigh all tokens alike.
+SPREAD = 0.1
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "intermediate_size": 64,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 256,
+    "initializer_range": SPREAD,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    ids: tuple[int, ...]
+    trained: tuple[int, ...]  # 1: this token is predicted and counts
+
+    @property
+    def num_trained(self) -> int:
+        return sum(self.trained)
+
+
+Packs = Sequence[Sequence[Document]]
+
+
+def make_document(length: int, num_trained: int, seed: int) -> Document:
+    """Random tokens; the last ones are trained, as an answer behind its prompt."""
+    assert 0 < num_trained < length
+    ids = np.random.default_rng(seed).integers(1, VOCABULARY, size=length)
+    return Document(ids=tuple(ids.tolist()), trained=(0,) * (length - num_trained) + (1,) * num_trained)
+
+
+def make_documents(count: int, seed: int = 0, longest: int = 40) -> list[Document]:
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(4, longest + 1, size=count).tolist()
+    return [
+        make_document(length, int(generator.integers(1, length)), seed * 1000 + index)
+        for index, length in enumerate(lengths)
+    ]
+
+
+def pack_greedily(documents: Iterable[Document], capacity: int = SEQUENCE_LENGTH) -> list[list[Document]]:
+    packs: list[list[Document]] = [[]]
+    for document in documents:
+        if sum(len(other.ids) for other in packs[-1]) + len(document.ids) > capacity:
+            packs.append([])
+        packs[-1].append(document)
+    return packs
+
+
+def pack_singly(documents: Iterable[Document]) -> list[list[Document]]:
+    return [[document] for document in documents]
+
+
+def make_uneven_packs() -> list[list[Document]]:
+    """Ten: every other one trains 56 tokens or so, the others 1 or 2. A mean of means would weigh all alike."""
+    packs = []
+    for index in range(10):
+        trained = (20, 36) if index % 2 == 0 else (1, 1)
+        packs.append(
+            [make_document(22, trained[0], 100 + index), make_document(38 + index % 3, trained[1], 200 + index)]
+        )
+    return packs
+
+
+def write_store(folder: Path, train: Packs, validation: Packs = ()) -> Store:
+    scratch = folder / "scratch"
+    scratch.mkdir(parents=True)
+    splits = {"train": train} | ({"validation": validation} if validation else {})
+    for name, packs in splits.items():
+        documents = [document for pack in packs for document in pack]
+        starts = np.cumsum([0, *(len(pack) for pack in packs)]).astype(np.int64)
+        with Spool(folder, name, end_token_id=2) as spool:
+            spool.add(_make_batch(documents))
+            write_packs(scratch / f"{name}.arrow", spool, Packing(np.arange(len(documents), dtype=np.int64), starts))
+            spool.remove()
+    return publish(scratch, folder, "test", {"made of": repr(splits)})
+
+
+def _make_batch(documents: Sequence[Document]) -> TokenBatch:
+    count = len(documents)
+    return TokenBatch(
+        input_ids=np.array([token for document in documents for token in document.ids], dtype=np.int32),
+        trained=np.array([flag for document in documents for flag in document.trained], dtype=np.uint8),
+        lengths=np.array([len(document.ids) for document in documents], dtype=np.int32),
+        rows=np.arange(count, dtype=np.int64),
+        prompt_hashes=np.arange(count, dtype=np.uint64),
+        excess=np.zeros(count, dtype=np.int64),
+    )
+
+
+def make_pack(documents: Sequence[Document]) -> Pack:
+    batch = _make_batch(documents)
+    return Pack(batch.input_ids, batch.trained, batch.lengths, batch.rows)
+
+
+def make_config(**changes: Any) -> Qwen3Config:
+    return Qwen3Config(**{**SIZES, "tie_word_embeddings": True, **changes})
+
+
+def write_base(folder: Path, config: PretrainedConfig | None = None, seed: int = 7) -> Path:
+    """Random weights, in fp32. Norms are drawn too: where all are one, a wrong one would not show."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config or make_config(), dtype=torch.float32)
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.data += SPREAD * torch.randn_like(parameter)
+        model.save_pretrained(str(folder))
+    return folder
+
+
+def make_plan(base: Path, changes: Mapping[str, Any] | None = None) -> Plan:
+    """Global batch 4, LoRA of rank 4, fp32, ten steps at most. Changes are dotted: {"batch.packed": False}."""
+    tree = json.loads((ROOT / "experts/neo4j/manifest.json").read_text())
+    tree["training"]["config"] |= {
+        "max_seq_length": SEQUENCE_LENGTH,
+        "batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "rank": 4,
+        "alpha": 8,
+        "learning_rate": 5e-3,
+        "warmup_ratio": 0.2,
+        "weight_decay": 0.01,
+        "optim": "adamw_torch",
+        "evaluation_strategy": "no",
+        "save_strategy": "no",
+        "load_best_model_at_end": False,
+    }
+    manifest = base.parent / "manifest.json"
+    manifest.write_text(json.dumps(tree))
+    plan = plan_request(Request(expert=str(manifest), base=str(base), profile="full")).plan
+    return vary(plan, changes or {})
+
+
+def vary(plan: Plan, changes: Mapping[str, Any]) -> Plan:
+    """Read again, so that only what a plan may hold comes out."""
+    tree = plan.model_dump()
+    for path, value in changes.items():
+        parent, key = find_parent(tree, path)
+        parent[key] = value
+    return Plan.model_validate(tree)
+
+
+def split(micro_batch_size: int, accumulation: int) -> dict[str, Any]:
+    return {
+        "batch.micro_batch_size": micro_batch_size,
+        "batch.gradient_accumulation_steps": accumulation,
+    }
+
+
+def adapt(kind: str, **changes: Any) -> dict[str, Any]:
+    whole = {
+        "kind": kind,
+        "rank": 4 if kind in ("lora", "dora") else None,
+        "alpha": 8 if kind in ("lora", "dora") else None,
+        "target_modules": () if kind == "full" else ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj"),
+        "feedforward_modules": ("down_proj",) if kind == "ia3" else (),
+        **changes,
+    }
+    return {f"adapter.{key}": value for key, value in whole.items()}
+
+
+def reset_accelerate() -> None:
+    """Its state belongs to the process, and a second run shall be as the first."""
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+
+
+def build(plan: Plan, store: Store, root: Path) -> Run:
+    """With the proof, as `session.run_training` does."""
+    reset_accelerate()
+    root.mkdir(parents=True, exist_ok=True)
+    run, _ = assemble(plan, RunPaths(root), store, (), start(plan))
+    return run
+
+
+def with_engine(run: Run, kind: type[Engine]) -> Run:
+    fields = {field.name: getattr(run.engine, field.name) for field in dataclasses.fields(Engine)}
+    return dataclasses.replace(run, engine=kind(**fields))
+
+
+class Recorder(Observer):
+    def __init__(self) -> None:
+        self.steps: list[StepMetrics] = []
+        self.evaluations: list[StepMetrics] = []
+
+    def on_step(self, run: Run, metrics: StepMetrics) -> None:  # noqa: ARG002
+        self.steps.append(metrics)
+
+    def on_evaluation(self, run: Run, metrics: StepMetrics) -> bool:  # noqa: ARG002
+        self.evaluations.append(metrics)
+        return False
+
+    def values(self, name: str) -> list[float]:
+        return [step.values[name] for step in self.steps]
+
+    @property
+    def losses(self) -> list[float]:
+        return self.values(metrics.TRAIN_LOSS)
+
+
+def train_recorded(run: Run) -> Recorder:
+    recorder = Recorder()
+    train(run, recorder)
+    return recorder
+
+
+def trained_weights(run: Run) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in run.engine.module.named_parameters() if p.requires_grad}
+
+
+def gradients(run: Run) -> dict[str, Tensor]:
+    found = {}
+    for name, parameter in run.engine.module.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None, name
+            found[name] = parameter.grad.detach().clone()
+    return found
+
+
+def wake_adapter(run: Run) -> None:
+    """A LoRA begins as nothing, where half of its gradients are zero: as it would be in the midst of a training."""
+    generator = torch.Generator().manual_seed(11)
+    for name, parameter in run.engine.module.named_parameters():
+        if parameter.requires_grad and "lora_B" in name:
+            parameter.data = SPREAD * torch.randn(parameter.shape, generator=generator)
+
+
+def relative_difference(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
+    """The largest of all tensors: the norm of what differs, by the norm of what is there."""
+    assert left.keys() == right.keys()
+    return max(float((left[name] - right[name]).norm() / right[name].norm().clamp(min=1e-12)) for name in right)
+
+
+def moved_difference(left: Mapping[str, Tensor], right: Mapping[str, Tensor], begin: Mapping[str, Tensor]) -> float:
+    """By how far the weights have come: what a training changes is small beside what it began with."""
+    assert left.keys() == right.keys() == begin.keys()
+    return max(float((left[n] - right[n]).norm() / (right[n] - begin[n]).norm().clamp(min=1e-12)) for n in right)

@@ -1,0 +1,48 @@
+"""Fixtures of the training tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from launcher.corpus.store import Store
+from launcher.plan.model import Plan
+from tests.training.builders import make_plan, make_uneven_packs, reset_accelerate, write_base, write_store
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """The bases are so small that threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_process_state() -> Iterator[None]:
+    """accelerate and dynamo keep what they know for the whole process."""
+    reset_accelerate()
+    yield
+    reset_accelerate()
+    torch._dynamo.reset()
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_base(tmp_path_factory.mktemp("qwen3") / "base")
+
+
+@pytest.fixture(scope="session")
+def plan(base: Path) -> Plan:
+    """One rank on a CPU: LoRA in fp32, four packs a step, in one micro-batch of four."""
+    return make_plan(base, {"batch.micro_batch_size": 4, "batch.gradient_accumulation_steps": 1})
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Ten packs with very different numbers of trained tokens: the third step of an epoch has only two."""
+    return write_store(tmp_path_factory.mktemp("store"), make_uneven_packs())

@@ -1,0 +1,55 @@
+"""Same seed, same training, to the last bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import metrics
+from launcher.corpus.store import Store
+from launcher.plan.model import Plan
+from launcher.training.loop import train
+from launcher.training.observers.base import Observers
+from launcher.training.observers.best import Best
+from launcher.training.observers.saving import Saving
+from tests.training.builders import Recorder, adapt, build, split, vary
+
+Trace = tuple[list[str], list[str], list[tuple[int, ...]], dict[str, bytes]]
+
+
+def trace(plan: Plan, store: Store, root: Path) -> Trace:
+    """Losses and norms bit for bit, the packs, the files of the adapter."""
+    run = build(plan, store, root)
+    recorder = Recorder()
+    train(run, Observers([recorder, Saving(Best(plan.schedule))]))
+    files = {file.name: file.read_bytes() for file in run.paths.adapter.iterdir() if file.suffix != ".md"}
+    norms = recorder.values(metrics.GRAD_NORM)
+    packs = [step.packs for step in recorder.steps]
+    return [loss.hex() for loss in recorder.losses], [norm.hex() for norm in norms], packs, files
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"adapter.dropout": 0.2, **split(2, 2)},  # what training draws comes from the seed too
+        {**adapt("full"), "checkpointing": "full", "batch.group_by_length": True},
+    ],
+    ids=["lora", "dropout", "full"],
+)
+def test_the_same_seed_trains_the_same(plan: Plan, store: Store, tmp_path: Path, changes: dict[str, Any]) -> None:
+    varied = vary(plan, changes)
+    first = trace(varied, store, tmp_path / "first")
+    assert "adapter_model.safetensors" in first[3] or "model.safetensors" in first[3]
+    assert trace(varied, store, tmp_path / "second") == first
+
+
+def test_another_seed_trains_otherwise(plan: Plan, store: Store, tmp_path: Path) -> None:
+    """Another order of packs, other first weights of the adapter."""
+    losses, _, packs, files = trace(plan, store, tmp_path / "first")
+    other = trace(vary(plan, {"schedule.seed": 43}), store, tmp_path / "other")
+    assert other[0] != losses
+    assert other[2] != packs
+    assert other[3]["adapter_model.safetensors"] != files["adapter_model.safetensors"]

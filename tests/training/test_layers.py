@@ -1,0 +1,218 @@
+"""Recomputing and compiling change when things are computed, never what comes out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from launcher import metrics
+from launcher.choices import Checkpointing
+from launcher.corpus.store import Store
+from launcher.plan.model import Plan
+from launcher.training.attention import BACKENDS, Backend
+from launcher.training.batches import PackedBatch
+from launcher.training.observed import observe_compiling
+from launcher.training.run import Run
+from tests.training.builders import (
+    adapt,
+    build,
+    gradients,
+    make_documents,
+    pack_singly,
+    relative_difference,
+    split,
+    train_recorded,
+    vary,
+    wake_adapter,
+    write_store,
+)
+
+# The same operations in the same order, but fused or split otherwise by the compiler: units in the last place of fp32.
+COMPILED_TOLERANCE = 1e-6
+# Gradients are sums that cancel in part.
+COMPILED_GRADIENT_TOLERANCE = 1e-5
+
+COMPILE = {"scope": "layer", "backend": "aot_eager", "mode": None}  # the whole way but code generation, for speed
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    monkeypatch.setattr("launcher.training.layers._Compiling.has_failed", False)
+
+
+class Operations(TorchDispatchMode):
+    """Counts what is really computed, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), more: Any = None) -> Any:  # noqa: ARG002
+        self.counts[str(function).split(".")[1]] += 1
+        return function(*arguments, **(more or {}))
+
+    @property
+    def products(self) -> int:
+        return self.counts["mm"] + self.counts["addmm"]
+
+    @property
+    def attentions(self) -> int:
+        names = [name for name in self.counts if name.startswith("_scaled_dot_product") and "backward" not in name]
+        return sum(self.counts[name] for name in names)
+
+
+def step_once(run: Run) -> tuple[float, dict[str, Tensor]]:
+    wake_adapter(run)
+    loss = run.engine.micro_step(run.batches()[0], 10, is_last=True)
+    return float(loss), gradients(run)
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_checkpointing_gives_the_same_bits(plan: Plan, store: Store, tmp_path: Path, kind: str) -> None:
+    kinds: tuple[Checkpointing, ...] = ("none", "selective", "full")
+    found = [step_once(build(vary(plan, {**adapt(kind), "checkpointing": c}), store, tmp_path)) for c in kinds]
+    loss, wanted = found[0]
+    for other_loss, grads in found[1:]:
+        assert other_loss == loss
+        assert all(torch.equal(grads[name], wanted[name]) for name in wanted)
+
+
+def test_checkpointing_trains_the_same(plan: Plan, store: Store, tmp_path: Path) -> None:
+    """With dropout: what is recomputed draws the same."""
+    kinds: tuple[Checkpointing, ...] = ("none", "selective", "full")
+    plans = [vary(plan, {"adapter.dropout": 0.3, "checkpointing": c, "schedule.max_steps": 4}) for c in kinds]
+    losses = [train_recorded(build(one, store, tmp_path)).losses for one in plans]
+    assert losses[1] == losses[0]
+    assert losses[2] == losses[0]
+
+
+def test_what_checkpointing_recomputes(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path
+) -> None:
+    """Full: everything. Selective: neither attention nor products over a long inner dimension."""
+    monkeypatch.setattr("launcher.training.layers.SELECTIVE_MIN_INNER", 32)
+    seen: dict[Checkpointing, Operations] = {}
+    for checkpointing in ("none", "selective", "full"):
+        run = build(vary(plan, {"checkpointing": checkpointing}), store, tmp_path)
+        with Operations() as seen[checkpointing]:
+            step_once(run)
+    layers = len(run.engine.module.layers)
+    assert seen["none"].attentions >= layers
+    assert seen["selective"].attentions == seen["none"].attentions
+    assert seen["full"].attentions == 2 * seen["none"].attentions
+    # A layer multiplies by seven weights, and by two matrices of a LoRA for each, whose second has an inner size of 4.
+    # The recomputation may end early, where nothing more is asked for.
+    assert seen["none"].products < seen["selective"].products <= seen["none"].products + 7 * layers
+    assert seen["none"].products + 14 * layers <= seen["full"].products <= seen["none"].products + 21 * layers
+
+
+def test_evaluation_recomputes_nothing(plan: Plan, store: Store, tmp_path: Path) -> None:
+    counts = []
+    for checkpointing in ("none", "full"):
+        run = build(vary(plan, {"checkpointing": checkpointing}), store, tmp_path)
+        with run.engine.evaluating(), Operations() as seen:
+            run.engine.model(run.batches()[0])
+        counts.append((seen.attentions, seen.products))
+    assert counts[0] == counts[1]
+
+
+# torch.compile -------------------------------------------------------------------------------------------------------
+
+
+def varlen_like() -> Backend:
+    """Takes what the variable-length kernels take, made of plain operations that the compiler sees through."""
+
+    def describe(batch: PackedBatch) -> dict[str, Any]:
+        return {"cu_seqlens": batch.cu_seqlens, "max_length": batch.max_length}
+
+    def kernel(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        documents: dict[str, Any],
+        scaling: float | None,
+        _softcap: float | None,
+        _window: int | None,
+    ) -> Tensor:
+        assert documents["max_length"] > 0
+        places = torch.arange(query.shape[2])
+        document = torch.searchsorted(documents["cu_seqlens"][1:].long(), places, right=True)
+        visible = (document[:, None] == document[None, :]) & (places[:, None] >= places[None, :])
+        groups = query.shape[1] // key.shape[1]
+        key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
+        weights = query @ key.transpose(2, 3) * (scaling or 1.0)
+        weights = weights.masked_fill(~visible, float("-inf"))
+        return (torch.softmax(weights, dim=-1) @ value).transpose(1, 2)
+
+    return Backend(kernel=kernel, describe=describe)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_compiled_layers_train_the_same(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path, checkpointing: Checkpointing
+) -> None:
+    """One graph for all layers and steps, and no break in it."""
+    monkeypatch.setitem(BACKENDS, "sdpa", varlen_like())
+    plain = vary(plan, {"checkpointing": checkpointing, "schedule.max_steps": 4, **split(2, 2)})
+    eager = train_recorded(build(plain, store, tmp_path))
+    assert observe_compiling() == ""
+    compiled = train_recorded(build(vary(plain, {"compile": COMPILE}), store, tmp_path))
+    assert compiled.losses == pytest.approx(eager.losses, rel=COMPILED_TOLERANCE)
+    norms = compiled.values(metrics.GRAD_NORM)
+    assert norms == pytest.approx(eager.values(metrics.GRAD_NORM), rel=COMPILED_GRADIENT_TOLERANCE)
+    assert observe_compiling() == "1 graphs, 0 graph breaks"
+
+
+def test_compiled_layers_have_the_same_gradients(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(BACKENDS, "sdpa", varlen_like())
+    loss, wanted = step_once(build(plan, store, tmp_path))
+    compiled_loss, found = step_once(build(vary(plan, {"compile": COMPILE}), store, tmp_path))
+    assert compiled_loss == pytest.approx(loss, rel=COMPILED_TOLERANCE)
+    assert relative_difference(found, wanted) < COMPILED_GRADIENT_TOLERANCE
+    assert observe_compiling() == "1 graphs, 0 graph breaks"
+
+
+def test_a_compiled_model_trains_the_same(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(BACKENDS, "sdpa", varlen_like())
+    plain = vary(plan, {"schedule.max_steps": 3})
+    eager = train_recorded(build(plain, store, tmp_path))
+    compiled = train_recorded(build(vary(plain, {"compile": {**COMPILE, "scope": "model"}}), store, tmp_path))
+    assert compiled.losses == pytest.approx(eager.losses, rel=COMPILED_TOLERANCE)
+    assert int(counters["stats"]["unique_graphs"]) >= 1
+
+
+def test_rows_that_are_not_packed_make_one_graph_a_size(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, tmp_path: Path
+) -> None:
+    """Eight sizes at most: the compiler never gives up on them."""
+    monkeypatch.setitem(BACKENDS, "sdpa", varlen_like())
+    store = write_store(tmp_path / "store", pack_singly(make_documents(12, seed=9)))
+    changes = {"batch.packed": False, "compile": COMPILE, "batch.global_batch_size": 1, **split(1, 1)}
+    run = build(vary(plan, {**changes, "schedule.max_steps": 12}), store, tmp_path)
+    batches = run.batches()
+    sizes = {batches[index].input_ids.shape[1] for index in range(12)}
+    assert 3 <= len(sizes) <= 8
+    train_recorded(run)
+    assert observe_compiling() == f"{len(sizes)} graphs, 0 graph breaks"
+
+
+def test_the_cpu_backend_compiles_around_attention(plan: Plan, store: Store, tmp_path: Path) -> None:
+    """One call a document is no work for a compiler: it breaks there, and the numbers stay."""
+    plain = vary(plan, {"schedule.max_steps": 3})
+    eager = train_recorded(build(plain, store, tmp_path))
+    compiled = train_recorded(build(vary(plain, {"compile": COMPILE}), store, tmp_path))
+    assert compiled.losses == pytest.approx(eager.losses, rel=COMPILED_TOLERANCE)
+    assert int(counters["stats"]["unique_graphs"]) >= 1

@@ -1,0 +1,161 @@
+"""`launcher train` as a user types it, with a script that only pretends to train."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import InputError
+from launcher.inputs import Request, plan_request
+from launcher.launch import check_packages, check_startable
+from tests.conftest import ROOT, python_path
+from tests.unit.standins import PREAMBLE
+
+TRAINED = PREAMBLE + 'print("from the training")\nsay("trained")\noutcome("done", 0)\n'
+REFUSED = PREAMBLE + 'say("error: not so")\noutcome("failed", 5, "not so")\nsys.exit(5)\n'
+
+_MAIN = """
+import sys
+from launcher import launch
+from launcher.cli.main import main
+launch.find_train_script = lambda: sys.argv[1]
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def command(folder: Path, script: str, *arguments: str) -> list[str]:
+    (folder / "script.py").write_text(script)
+    flags = ("train", "neo4j", "--runs-dir", str(folder / "runs"), *arguments)
+    return [sys.executable, "-c", _MAIN, str(folder / "script.py"), *flags]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    mine = {"NO_COLOR": "1", "COLUMNS": "140", "PYTHONPATH": python_path(), "LAUNCHER_DATA_DIR": str(folder / "data")}
+    return {**os.environ, **mine}
+
+
+def train(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(folder, script, *arguments),
+        cwd=ROOT,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_training_from_its_plan_to_its_end(tmp_path: Path) -> None:
+    result = train(tmp_path, TRAINED, "--run-id", "a")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("neo4j on ")
+    assert result.stdout.endswith(f"from the training\nrun directory: {tmp_path}/runs/a\n")
+    assert re.search(r"^prepared data: \S+ \(made in [\d.]+ s\)\ntrained\n\Z", result.stderr, re.MULTILINE)
+    assert json.loads((tmp_path / "runs/a/outcome.json").read_text())["status"] == "done"
+    assert "from the training\n" in (tmp_path / "runs/a/logs/console.log").read_text()
+    second = train(tmp_path, REFUSED, "--run-id", "b")
+    assert second.returncode == 5
+    assert re.fullmatch(r"prepared data: \S+ \(found\)\nerror: not so\n", second.stderr)
+
+
+@pytest.mark.parametrize(("script", "code", "status"), [(TRAINED, 0, "done"), (REFUSED, 5, "failed")])
+def test_one_json_object(tmp_path: Path, script: str, code: int, status: str) -> None:
+    result = train(tmp_path, script, "--run-id", "a", "--json")
+    assert result.returncode == code
+    answer = json.loads(result.stdout)
+    assert (answer["run_id"], answer["path"], answer["started"]) == ("a", str(tmp_path / "runs/a"), True)
+    assert (answer["exit_code"], answer["outcome"]["status"]) == (code, status)
+    assert {"plan.json", "outcome.json", "logs"} <= set(answer["files"])
+    assert ("from the training" in result.stderr) == (code == 0)
+
+
+def test_a_reader_that_leaves_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run(
+        command(tmp_path, REFUSED),
+        cwd=ROOT,
+        env=environment(tmp_path),
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writer)
+    assert result.returncode == 5
+    assert b"Traceback" not in result.stderr
+
+
+def test_a_terminal_is_told_to_the_training(tmp_path: Path) -> None:
+    script = PREAMBLE + 'note(os.environ["LAUNCHER_TERMINAL"] + os.environ["COLUMNS"])\noutcome("done", 0)\n'
+    ours, theirs = pty.openpty()
+    subprocess.run(["stty", "cols", "91"], stdin=theirs, check=True)
+    result = subprocess.run(
+        command(tmp_path, script, "--run-id", "a"),
+        cwd=ROOT,
+        env=environment(tmp_path),
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+        check=False,
+    )
+    os.close(theirs)
+    os.close(ours)
+    assert result.returncode == 0
+    assert (tmp_path / "runs/a/notes.txt").read_text() == "191\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "error", "hint"),
+    [
+        (
+            ("--gpu", "rtx4090"),
+            "this plan is for 1 x GeForce RTX 4090 (24.0 GiB); this machine is ",
+            "--dry-run writes the files to copy to that machine; without --gpu the plan is for this one",
+        ),
+        (
+            ("--gpu", "h100", "--gpus", "8", "--nodes", "2"),
+            "this plan is for 2 nodes of 8 x H100",
+            "--dry-run writes the files: submit slurm.sbatch, or run command.txt on every node",
+        ),
+        (("--run-id", "../x"), "a run id has 1 to 100 letters", ""),
+        (("--run-id", "taken"), "taken exists already", "choose another --run-id"),
+    ],
+)
+def test_what_cannot_start_is_refused_before_anything_is_prepared(
+    tmp_path: Path, flags: tuple[str, ...], error: str, hint: str
+) -> None:
+    (tmp_path / "runs/taken").mkdir(parents=True)
+    result = train(tmp_path, TRAINED, *flags)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert error in result.stderr
+    assert hint in result.stderr
+    assert not (tmp_path / "data").exists()
+    assert [run.name for run in (tmp_path / "runs").iterdir()] == ["taken"]
+
+
+def test_a_catalogue_gpu_that_this_machine_has_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    two, four = (plan_request(Request(expert="neo4j", gpu="rtx4090", gpus_per_node=gpus)).plan for gpus in (2, 4))
+    monkeypatch.setattr("launcher.launch.probe_hardware", lambda: two.hardware)
+    check_startable(two)
+    with pytest.raises(InputError, match=r"is for 4 x GeForce RTX 4090 .* is 2 x GeForce RTX 4090"):
+        check_startable(four)
+
+
+def test_missing_packages_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    absent = {"torch", "peft", "deepspeed"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in absent else real(name))
+    plan = plan_request(Request(expert="neo4j", profile="smoke")).plan
+    with pytest.raises(InputError, match="not installed: peft, torch\n") as caught:
+        check_packages(plan)
+    assert caught.value.hint == "pip install 'expert-launcher[train]', or `make train`, which installs them"
+    with pytest.raises(InputError, match="not installed: peft, torch, deepspeed\n"):
+        check_packages(plan.model_copy(update={"strategy": "zero2"}))

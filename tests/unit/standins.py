@@ -1,0 +1,189 @@
+"""Training scripts that only pretend, and a launcher process that starts one, for tests of everything around them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from launcher.inputs import Request, plan_request
+from launcher.launch import write_run
+from launcher.paths import RunPaths
+from launcher.plan import Plan
+from launcher.record import Outcome, load_outcome
+from tests.conftest import ROOT, python_path
+
+# `accelerate launch` by one that imports nothing: it starts the script and turns its exit code into 1, as the real one.
+FAKE_ACCELERATE = """
+import subprocess, sys
+script = sys.argv[sys.argv.index("--config_file") + 2 :]
+process = subprocess.Popen([sys.executable, *script])
+process.wait()
+if process.returncode:
+    raise subprocess.CalledProcessError(process.returncode, "the script")
+"""
+
+# What every pretended training can do. It is started with --plan runs/<id>/plan.json.
+PREAMBLE = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from launcher.paths import RunPaths
+from launcher.record import Outcome, write_outcome
+
+paths = RunPaths(Path(sys.argv[sys.argv.index("--plan") + 1]).parent)
+
+def outcome(status, exit_code=None, error=""):
+    known = {"run_id": "r", "started_at": "t", "pid": os.getpid(), "steps_done": 3}
+    write_outcome(paths.outcome, Outcome(status=status, exit_code=exit_code, error=error, **known))
+
+def note(text):
+    with (paths.root / "notes.txt").open("a") as file:
+        file.write(text + "\\n")
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+"""
+
+_LAUNCHER = """
+import os, sys
+from pathlib import Path
+from launcher.launch import ACCELERATE, start_run
+from launcher.paths import RunPaths
+from launcher.plan import Plan
+from launcher.relay import Console
+from launcher.supervise import Limits
+
+paths, script, fake, columns, limits = RunPaths(Path(sys.argv[1])), sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5]
+plan = Plan.model_validate_json(paths.plan.read_text())
+console = Console(stdout=sys.stdout.buffer, stderr=sys.stderr.buffer, columns=int(columns) if columns else None)
+accelerate = (sys.executable, fake) if fake else ACCELERATE
+numbers = [float(number) for number in limits.split()]
+chosen = Limits(kill=numbers[0], leftover=numbers[1], orphan=numbers[2], held=numbers[3])
+outcome = start_run(plan, paths, console, script=script, accelerate=accelerate, limits=chosen)
+assert outcome.is_final
+sys.exit(outcome.exit_code)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arena:
+    """One written run, and the script that pretends to train it."""
+
+    paths: RunPaths
+    folder: Path
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(
+        self,
+        body: str,
+        *,
+        real: bool = False,
+        columns: str = "",
+        kill: float = 10,
+        leftover: float = 10,
+        orphan: float = 10,
+        held: float = 10,
+    ) -> subprocess.Popen[bytes]:
+        script, fake, driver = (self.folder / name for name in ("script.py", "fake.py", "driver.py"))
+        script.write_text(PREAMBLE + textwrap.dedent(body))
+        fake.write_text(FAKE_ACCELERATE)
+        driver.write_text(_LAUNCHER)
+        typed = self.folder / "typed.txt"
+        typed.write_text("what a user types is not for the training")
+        limits = f"{kill} {leftover} {orphan} {held}"
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                str(driver),
+                str(self.paths.root),
+                str(script),
+                "" if real else str(fake),
+                columns,
+                limits,
+            ],
+            env={**os.environ, "PYTHONPATH": python_path()},
+            cwd=ROOT,
+            stdin=typed.open(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self.started.append(process)
+        return process
+
+    def close(self) -> None:
+        """After a test that failed half-way: two signals make the launcher clear up."""
+        for process in self.started:
+            for _ in range(2):
+                process.poll()
+                process.terminate()
+                time.sleep(0 if process.returncode is not None else 0.5)
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=20)
+
+    def run(self, body: str, *, real: bool = False, columns: str = "", **limits: float) -> Result:
+        return finish(self.start(body, real=real, columns=columns, **limits))
+
+    @property
+    def outcome(self) -> Outcome:
+        outcome = load_outcome(self.paths.outcome)
+        assert outcome is not None
+        return outcome
+
+    @property
+    def notes(self) -> list[str]:
+        file = self.paths.root / "notes.txt"
+        return file.read_text().splitlines() if file.is_file() else []
+
+    @property
+    def log(self) -> str:
+        return self.paths.console_log.read_text()
+
+    def wait_for_note(self, text: str) -> None:
+        wait_until(lambda: text in self.notes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    code: int
+    stdout: str
+    stderr: str
+
+
+def make_arena(folder: Path, num_ranks: int = 1) -> Arena:
+    planned = plan_request(Request(expert="neo4j", profile="smoke"))
+    if num_ranks > 1:
+        planned = replace(planned, plan=_on_cpu_ranks(planned.plan, num_ranks))
+    return Arena(paths=write_run(planned, folder / "runs", "r"), folder=folder)
+
+
+def _on_cpu_ranks(plan: Plan, num_ranks: int) -> Plan:
+    hardware = plan.hardware.model_copy(update={"gpus_per_node": num_ranks})
+    batch = plan.batch.model_copy(update={"num_ranks": num_ranks})
+    return plan.model_copy(update={"hardware": hardware, "batch": batch, "strategy": "ddp"})
+
+
+def finish(process: subprocess.Popen[bytes]) -> Result:
+    stdout, stderr = process.communicate(timeout=60)
+    return Result(code=process.returncode, stdout=stdout.decode(), stderr=stderr.decode())
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
