@@ -18,7 +18,7 @@ help:  ## list the targets
 	@echo
 	@echo "  EXPERT=neo4j picks the expert, STEPS=10 shortens the run, ARGS='--gpu rtx4090' adds flags, PYTHON=python3.12 another Python"
 
-train: $(VENV)/.light  ## train an expert: make train EXPERT=neo4j [STEPS=10] [ARGS='--gpu rtx4090']
+train: $(VENV)/.full  ## train an expert: make train EXPERT=neo4j [STEPS=10] [ARGS='--gpu rtx4090']
 	@$(BIN)/launcher train $(EXPERT) $(if $(STEPS),--max-steps $(STEPS)) $(ARGS)
 
 plan: $(VENV)/.light  ## show the plan of an expert: make plan EXPERT=sql ARGS='--gpu h100 --gpus 8'

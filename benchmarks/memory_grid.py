@@ -466,7 +466,7 @@ class Trainer:
                 hidden = self.decoder(input_ids=ids.view(rows), use_cache=False, **self.inputs).last_hidden_state
                 loss = compute_loss(hidden, self.head.weight, ids.roll(-1), self.recipe)
             del hidden
-            (loss / self.accumulation).backward()  # type: ignore[no-untyped-call]
+            (loss / self.accumulation).backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 

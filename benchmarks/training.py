@@ -86,6 +86,7 @@ CASES = [
     *(qwen("0.6B", 16, kind) for kind in ("lora", "dora", "qlora", "full")),
     *(qwen("8B", 4, kind) for kind in ("lora", "dora", "qlora", "full8bit")),
     *(qwen("0.6B", rows, "lora") for rows in (2, 8)),
+    qwen("0.6B", 8, "full"),
 ]
 BACKENDS = [
     qwen("0.6B", 2, "lora", name=f"attention-{name}", attention=name, compiles=False, num_steps=6)

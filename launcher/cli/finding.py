@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from launcher.errors import InputError, Problem
-from launcher.manifest.reading import shorten
 from launcher.paths import RunPaths
 
 _SHOWN_RUNS = 5
@@ -18,6 +17,8 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def find_run(name: str, runs_dir: Path) -> RunPaths:
+    from launcher.manifest.reading import shorten
+
     candidates = (runs_dir / name, Path(name)) if name.strip() else ()
     for folder in candidates:
         if _is_run(folder):

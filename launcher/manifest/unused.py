@@ -64,8 +64,8 @@ NOT_USED: dict[str, str] = {
     "training.config.memory_clear_every": "shapes are fixed, so memory stays flat; emptying the cache only costs time",
     "training.config.activation_checkpointing": '`gradient_checkpointing` decides: true, false or "selective"',
     "training.config.gradient_checkpointing_kwargs": "checkpointing is always the non-reentrant kind",
-    "training.config.use_cuda_graphs": "`torch_compile_mode` decides: reduce-overhead captures CUDA graphs",
-    "training.config.cuda_graph_warmup_steps": "torch.compile warms its CUDA graphs up by itself",
+    "training.config.use_cuda_graphs": "the plan compiles without CUDA graphs: they overwrite what later layers need",
+    "training.config.cuda_graph_warmup_steps": "the plan compiles without CUDA graphs",
 }
 
 _INDEX = re.compile(r"\[\d+\]")

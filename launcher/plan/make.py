@@ -79,7 +79,7 @@ def _assemble(
 ) -> Plan:
     length = estimate_length(situation)
     batch = make_batch_plan(situation, sizing, layout)
-    compile_plan, compile_scope = make_compile_plan(situation, sizing.workload, layout)
+    compile_plan, compile_scope = make_compile_plan(situation, sizing.workload, layout, length.num_steps)
     speed = make_speed_plan(situation, sizing, layout, length)
     schedule, schedule_decisions = decide_schedule(situation, length, speed.seconds_per_step)
     loader, loader_decisions = decide_loading(situation, length.num_steps)

@@ -105,7 +105,7 @@ def _varlen(
         **_GQA,
     )
     assert isinstance(out, Tensor)
-    return out.unsqueeze(0).to(query.dtype)
+    return out.unsqueeze(0).to(value.dtype)  # not the query's, which a norm leaves in FP32: a copy would be kept
 
 
 def _flash_package(module: str) -> Kernel:
@@ -133,7 +133,7 @@ def _flash_package(module: str) -> Kernel:
             window_size=(-1, -1) if window is None else (window - 1, 0),
             softcap=softcap or 0.0,
         )
-        return out.unsqueeze(0).to(query.dtype)
+        return out.unsqueeze(0).to(value.dtype)
 
     return attend
 

@@ -28,7 +28,7 @@ _ADAPTER_NAMES = {"lora": "LoRA", "dora": "DoRA", "ia3": "IA³", "full": "none: 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PIPE = r"\|"  # inside a table
 _RESERVED = frozenset({"torch", "tokenizer", "model"})  # what the snippet still needs
-_MARKUP = re.compile(r"([\\`*_\[\]<>|#~])")
+_MARKUP = re.compile(r"([\\`*_\[\]>|#~])")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,7 +251,7 @@ def _one_line(text: str) -> str:
 
 def _prose(text: str) -> str:
     """One paragraph in which nothing is markup."""
-    line = _MARKUP.sub(r"\\\1", _one_line(text))
+    line = _MARKUP.sub(r"\\\1", _one_line(text)).replace("<", "&lt;")
     return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", line)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -46,11 +47,11 @@ def compiled(forward: Forward, plan: CompilePlan) -> Forward:
     fast = torch.compile(forward, dynamic=False, backend=plan.backend, mode=plan.mode)
 
     def run(*arguments: Any, **more: Any) -> Any:
-        if not _Compiling.has_failed:
+        if _Compiling.is_on:
             try:
                 return fast(*arguments, **more)
             except TorchDynamoException as error:
-                _Compiling.has_failed = True
+                _Compiling.is_on = False
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
                 print(f"torch.compile failed, the run goes on without it: {reason}", file=sys.stderr, flush=True)
         return forward(*arguments, **more)
@@ -62,7 +63,17 @@ def compiled(forward: Forward, plan: CompilePlan) -> Forward:
 class _Compiling:
     """One for all layers: what the compiler cannot do for one it cannot do for the next."""
 
-    has_failed = False
+    is_on = True
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """For passes whose shapes never come again: a graph of their own would take longer than they do."""
+    was_on, _Compiling.is_on = _Compiling.is_on, False
+    try:
+        yield
+    finally:
+        _Compiling.is_on = was_on
 
 
 def _checkpointed(forward: Forward, contexts: Callable[[], Any] | None) -> Forward:

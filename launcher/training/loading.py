@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
 
@@ -42,10 +43,22 @@ def load_base(plan: Plan, folders: tuple[Path, ...], attention: str, device: tor
     if plan.quantization is not None:
         options["quantization_config"] = make_quantization_config(plan, plan.quantization)
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, **options)
-    except (OSError, ValueError, RuntimeError) as error:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise _not_loaded(plan, source, folders, error) from None
+    model: PreTrainedModel = loaded[0]
+    _check_whole(plan, source, sorted(loaded[1]["missing_keys"]))
     return model
+
+
+def _check_whole(plan: Plan, source: str, missing: list[str]) -> None:
+    """transformers draws weights that a file lacks from a dice, and only warns."""
+    if missing:
+        raise InputError(
+            f"{plan.base.name}: {source} lacks {len(missing)} of its weights: {', '.join(missing[:3])}"
+            + (", …" if len(missing) > 3 else ""),
+            hint="download it again; a config.json of another model has the same effect",
+        )
 
 
 def _find(plan: Plan, folders: tuple[Path, ...]) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from launcher.training.batches import PackedBatch
-from launcher.training.layers import find_checkpointing
+from launcher.training.layers import find_checkpointing, uncompiled
 from launcher.training.model import TrainedModel
 from launcher.training.proof import Proof
 from launcher.training.run import Run
@@ -46,7 +46,7 @@ def observe_compiling() -> str:
 def observe_attention(model: nn.Module, batch: PackedBatch) -> tuple[str, ...]:
     """The operations of attention that a forward pass really ends in."""
     recorder = _Recorder()
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"), recorder:
+    with torch.no_grad(), uncompiled(), recorder:
         model(batch)
     names = {name for name in recorder.names if any(word in name for word in ("attn", "attention", "flash"))}
     return tuple(sorted(names)) or tuple(sorted(name for name in recorder.names if "softmax" in name))

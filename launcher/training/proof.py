@@ -21,6 +21,7 @@ from launcher.corpus.packs import Pack, PackFile
 from launcher.errors import RunFailedError
 from launcher.plan.model import Plan
 from launcher.training.batches import PackedBatch, Shape, collate
+from launcher.training.layers import uncompiled
 from launcher.training.model import TrainedModel
 
 # Relative difference of the summed loss that rounding explains.
@@ -48,7 +49,7 @@ class Proof:
 def prove_attention(plan: Plan, module: TrainedModel, model: nn.Module, file: PackFile, device: torch.device) -> Proof:
     """`module` is as built, `model` as prepared: all forward passes go through the latter, as in training."""
     documents = pick_documents(file, plan.batch.micro_batch_size * plan.batch.sequence_length)
-    with _evaluating(model), torch.compiler.set_stance("force_eager"):
+    with _evaluating(model), uncompiled():
         packed = lay_out(documents, plan).to(device)
         loss, hidden = _forward(model, packed)
         _, mixed_hidden = _forward(model, _without_borders(packed))
@@ -115,7 +116,7 @@ def lay_out(documents: list[Pack], plan: Plan) -> PackedBatch:
     """One slot, not filled up: the library shall see each document without padding."""
     num_tokens = sum(len(document.input_ids) for document in documents)
     shape = Shape(
-        micro_batch_size=1, sequence_length=num_tokens, max_documents=len(documents), is_packed=plan.batch.packed
+        micro_batch_size=1, sequence_length=num_tokens, document_sizes=(len(documents),), is_packed=plan.batch.packed
     )
     return collate(documents, shape)
 

@@ -39,8 +39,7 @@ def run_training(
     plan: Plan, paths: RunPaths, store: Store, folders: tuple[Path, ...], chronicle: Chronicle, vocab_size: int
 ) -> Ending:
     accelerator = start(plan)
-    run, proof = assemble(plan, paths, store, folders, accelerator)
-    check_vocabulary(run, vocab_size)
+    run, proof = assemble(plan, paths, store, folders, accelerator, vocab_size)
     seen = observe(run, proof, _watch_attention(run))
     _show(run, seen)
     chronicle.note(data_key=run.data_key, num_steps=run.num_steps, observed=seen)
@@ -74,14 +73,22 @@ def start(plan: Plan) -> Accelerator:
 
 
 def assemble(
-    plan: Plan, paths: RunPaths, store: Store, folders: tuple[Path, ...], accelerator: Accelerator
+    plan: Plan,
+    paths: RunPaths,
+    store: Store,
+    folders: tuple[Path, ...],
+    accelerator: Accelerator,
+    vocab_size: int | None = None,
 ) -> tuple[Run, Proof]:
-    """Down the attention ladder until a backend runs. One that runs and is wrong ends the run instead."""
+    """Down the attention ladder until a backend runs. One that runs and is wrong ends the run instead.
+
+    `vocab_size` is the tokenizer's; None where tokens are known to be the base's own.
+    """
     rungs = (plan.attention.backend, *plan.attention.fallbacks)
     for index, name in enumerate(rungs):
         rung = plan.model_copy(update={"attention": plan.attention.model_copy(update={"backend": name})})
         try:
-            return _assemble(rung, paths, store, folders, accelerator, BACKENDS[name])
+            return _assemble(rung, paths, store, folders, accelerator, BACKENDS[name], vocab_size)
         except (ImportError, NotImplementedError, AttributeError) as error:
             if index + 1 == len(rungs):
                 raise InputError(f"the attention backend {name} cannot run here: {error}") from error
@@ -92,10 +99,18 @@ def assemble(
 
 
 def _assemble(
-    plan: Plan, paths: RunPaths, store: Store, folders: tuple[Path, ...], accelerator: Accelerator, backend: Backend
+    plan: Plan,
+    paths: RunPaths,
+    store: Store,
+    folders: tuple[Path, ...],
+    accelerator: Accelerator,
+    backend: Backend,
+    vocab_size: int | None,
 ) -> tuple[Run, Proof]:
     module = build_module(plan, folders, accelerator.device, backend)
     run = build_run(plan, paths, store, module, accelerator)
+    if vocab_size is not None:
+        check_vocabulary(run, vocab_size)
     return run, prove_attention(plan, module, run.engine.model, run.train.file, accelerator.device)
 
 

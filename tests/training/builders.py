@@ -1,4 +1,4 @@
-"""What the training tests share: a base of a few thousand weights, packs of random tokens, and the way to a live run."""
+"""What the training tests share: a base of a few thousand weights, packs of random tokens, the way to a live run."""
 
 from __future__ import annotations
 

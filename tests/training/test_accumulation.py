@@ -24,7 +24,7 @@ from tests.training.builders import (
     with_engine,
 )
 
-# Sums of some 100 fp32 numbers in another order: a few units in the last place (6e-8), grown over six steps. Seen: 3e-7.
+# Sums of some 100 fp32 numbers in another order: units in the last place (6e-8), grown over six steps. Seen: 3e-7.
 LOSS_TOLERANCE = 1e-6
 # Of the way that the weights came. Adam divides each gradient by its own size, so rounding of the smallest ones shows.
 # Seen: 6e-6.

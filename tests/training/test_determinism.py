@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from launcher import metrics
 from launcher.corpus.store import Store
@@ -53,3 +54,14 @@ def test_another_seed_trains_otherwise(plan: Plan, store: Store, tmp_path: Path)
     assert other[0] != losses
     assert other[2] != packs
     assert other[3]["adapter_model.safetensors"] != files["adapter_model.safetensors"]
+
+
+@pytest.mark.parametrize("changes", [{}, adapt("full"), adapt("lora", rank=7)], ids=["lora", "full", "rank 7"])
+def test_what_training_draws_does_not_depend_on_what_building_drew(
+    plan: Plan, store: Store, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Dropout is the same whatever the adapter, the backend and the proof used up before."""
+    build(vary(plan, changes), store, tmp_path)
+    begin = torch.get_rng_state()
+    torch.manual_seed(plan.schedule.seed)
+    assert torch.equal(begin, torch.get_rng_state())

@@ -24,13 +24,15 @@ from tests.training.builders import (
     adapt,
     build,
     gradients,
-    make_documents,
+    make_config,
+    make_document,
     pack_singly,
     relative_difference,
     split,
     train_recorded,
     vary,
     wake_adapter,
+    write_base,
     write_store,
 )
 
@@ -40,13 +42,14 @@ COMPILED_TOLERANCE = 1e-6
 COMPILED_GRADIENT_TOLERANCE = 1e-5
 
 COMPILE = {"scope": "layer", "backend": "aot_eager", "mode": None}  # the whole way but code generation, for speed
+TRACE = {**COMPILE, "backend": "eager"}  # graphs only, run as they are
 
 
 @pytest.fixture(autouse=True)
 def _fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     counters.clear()
-    monkeypatch.setattr("launcher.training.layers._Compiling.has_failed", False)
+    monkeypatch.setattr("launcher.training.layers._Compiling.is_on", True)
 
 
 class Operations(TorchDispatchMode):
@@ -56,7 +59,7 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.counts: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), more: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), more: Any = None) -> Any:
         self.counts[str(function).split(".")[1]] += 1
         return function(*arguments, **(more or {}))
 
@@ -160,9 +163,9 @@ def varlen_like() -> Backend:
 def test_compiled_layers_train_the_same(
     monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path, checkpointing: Checkpointing
 ) -> None:
-    """One graph for all layers and steps, and no break in it."""
+    """One graph for all layers, micro-batches and steps, and no break in it."""
     monkeypatch.setitem(BACKENDS, "sdpa", varlen_like())
-    plain = vary(plan, {"checkpointing": checkpointing, "schedule.max_steps": 4, **split(2, 2)})
+    plain = vary(plan, {**adapt("full"), "checkpointing": checkpointing, "schedule.max_steps": 3, **split(2, 2)})
     eager = train_recorded(build(plain, store, tmp_path))
     assert observe_compiling() == ""
     compiled = train_recorded(build(vary(plain, {"compile": COMPILE}), store, tmp_path))
@@ -172,24 +175,27 @@ def test_compiled_layers_train_the_same(
     assert observe_compiling() == "1 graphs, 0 graph breaks"
 
 
-def test_compiled_layers_have_the_same_gradients(
+def test_a_compiled_adapter_has_the_same_gradients(
     monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path
 ) -> None:
+    """Two graphs for four layers: what comes into the first layer has no gradient, as embeddings are frozen."""
     monkeypatch.setitem(BACKENDS, "sdpa", varlen_like())
-    loss, wanted = step_once(build(plan, store, tmp_path))
-    compiled_loss, found = step_once(build(vary(plan, {"compile": COMPILE}), store, tmp_path))
+    base = write_base(tmp_path / "base", make_config(num_hidden_layers=4))
+    plain = vary(plan, {"base.name": str(base), "adapter.target_modules": ("q_proj", "down_proj")})
+    loss, wanted = step_once(build(plain, store, tmp_path))
+    compiled_loss, found = step_once(build(vary(plain, {"compile": COMPILE}), store, tmp_path))
     assert compiled_loss == pytest.approx(loss, rel=COMPILED_TOLERANCE)
     assert relative_difference(found, wanted) < COMPILED_GRADIENT_TOLERANCE
-    assert observe_compiling() == "1 graphs, 0 graph breaks"
+    assert observe_compiling() == "2 graphs, 0 graph breaks"
 
 
 def test_a_compiled_model_trains_the_same(
     monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(BACKENDS, "sdpa", varlen_like())
-    plain = vary(plan, {"schedule.max_steps": 3})
+    plain = vary(plan, {**adapt("full"), "schedule.max_steps": 3})
     eager = train_recorded(build(plain, store, tmp_path))
-    compiled = train_recorded(build(vary(plain, {"compile": {**COMPILE, "scope": "model"}}), store, tmp_path))
+    compiled = train_recorded(build(vary(plain, {"compile": {**TRACE, "scope": "model"}}), store, tmp_path))
     assert compiled.losses == pytest.approx(eager.losses, rel=COMPILED_TOLERANCE)
     assert int(counters["stats"]["unique_graphs"]) >= 1
 
@@ -197,22 +203,37 @@ def test_a_compiled_model_trains_the_same(
 def test_rows_that_are_not_packed_make_one_graph_a_size(
     monkeypatch: pytest.MonkeyPatch, plan: Plan, tmp_path: Path
 ) -> None:
-    """Eight sizes at most: the compiler never gives up on them."""
+    """There are eight sizes at most (test_batches.py), so that the compiler never gives up on them."""
     monkeypatch.setitem(BACKENDS, "sdpa", varlen_like())
-    store = write_store(tmp_path / "store", pack_singly(make_documents(12, seed=9)))
-    changes = {"batch.packed": False, "compile": COMPILE, "batch.global_batch_size": 1, **split(1, 1)}
-    run = build(vary(plan, {**changes, "schedule.max_steps": 12}), store, tmp_path)
+    lengths = (5, 8, 7, 30, 31, 60, 64, 6)
+    store = write_store(tmp_path / "store", pack_singly(make_document(length, 3, length) for length in lengths))
+    changes = {**adapt("full"), "batch.packed": False, "compile": TRACE, "batch.global_batch_size": 1, **split(1, 1)}
+    run = build(vary(plan, {**changes, "schedule.epochs": 1.0}), store, tmp_path)
     batches = run.batches()
-    sizes = {batches[index].input_ids.shape[1] for index in range(12)}
-    assert 3 <= len(sizes) <= 8
+    assert sorted({batches[index].input_ids.shape[1] for index in range(len(batches))}) == [8, 32, 64]
     train_recorded(run)
-    assert observe_compiling() == f"{len(sizes)} graphs, 0 graph breaks"
+    assert observe_compiling() == "3 graphs, 0 graph breaks"
 
 
 def test_the_cpu_backend_compiles_around_attention(plan: Plan, store: Store, tmp_path: Path) -> None:
-    """One call a document is no work for a compiler: it breaks there, and the numbers stay."""
-    plain = vary(plan, {"schedule.max_steps": 3})
+    """Groups of documents differ from batch to batch: the compiler leaves them alone, and the numbers stay."""
+    plain = vary(plan, {**adapt("full"), "schedule.max_steps": 3})
     eager = train_recorded(build(plain, store, tmp_path))
-    compiled = train_recorded(build(vary(plain, {"compile": COMPILE}), store, tmp_path))
+    compiled = train_recorded(build(vary(plain, {"compile": TRACE}), store, tmp_path))
     assert compiled.losses == pytest.approx(eager.losses, rel=COMPILED_TOLERANCE)
-    assert int(counters["stats"]["unique_graphs"]) >= 1
+    assert 1 <= int(counters["stats"]["unique_graphs"]) <= 4, "however many batches there were"
+
+
+def test_where_compiling_fails_the_run_goes_on(
+    plan: Plan, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_graph: Any, _inputs: Any) -> Any:
+        raise RuntimeError("no compiler here")
+
+    torch._dynamo.register_backend(refuse, name="launcher_test_refuses")
+    plain = vary(plan, {"schedule.max_steps": 2})
+    eager = train_recorded(build(plain, store, tmp_path))
+    broken = vary(plain, {"compile": {**COMPILE, "backend": "launcher_test_refuses"}})
+    compiled = train_recorded(build(broken, store, tmp_path))
+    assert compiled.losses == eager.losses
+    assert capsys.readouterr().err.count("torch.compile failed, the run goes on without it") == 1

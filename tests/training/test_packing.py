@@ -108,7 +108,7 @@ def test_one_document_at_a_time(plan: Plan, tmp_path: Path, kind: str, expected:
     alone = [
         collate(
             [make_pack([document])],
-            Shape(micro_batch_size=1, sequence_length=len(document.ids), max_documents=1, is_packed=True),
+            Shape(micro_batch_size=1, sequence_length=len(document.ids), document_sizes=(1,), is_packed=True),
         )
         for document in DOCUMENTS
     ]
@@ -122,7 +122,7 @@ def test_mixed_documents_would_be_seen(plan: Plan, tmp_path: Path, kind: str, ex
         [Document(ids=sum((d.ids for d in pack), ()), trained=sum((d.trained for d in pack), ()))]
         for pack in pack_greedily(DOCUMENTS)
     ]
-    shape = Shape(micro_batch_size=1, sequence_length=SEQUENCE_LENGTH, max_documents=2, is_packed=True)
+    shape = Shape(micro_batch_size=1, sequence_length=SEQUENCE_LENGTH, document_sizes=(2,), is_packed=True)
     loss, found = compute(run, [collate([make_pack(pack)], shape) for pack in packs])
     assert abs(loss - expected[0]) / expected[0] > 100 * LOSS_TOLERANCE
     assert relative_difference(found, expected[1]) > 1000 * GRADIENT_TOLERANCE

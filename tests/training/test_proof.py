@@ -129,7 +129,7 @@ def test_capped_scores_are_left_to_eager(
 
 def test_a_window_is_refused_by_flex(plan: Plan, shared: Store, tmp_path: Path) -> None:
     base = write_base(tmp_path / "base", FAMILIES["mistral"])
-    with pytest.raises(InputError, match="flex cannot run here: .* looks back only so far"):
+    with pytest.raises(InputError, match=r"flex cannot run here: .* looks back only so far"):
         prove(plan, shared, tmp_path, "flex", base)
 
 

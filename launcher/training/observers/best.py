@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from launcher import metrics as names
 from launcher.metrics import StepMetrics
 from launcher.plan.model import SchedulePlan
@@ -34,8 +36,8 @@ class Best(Observer):
         return patience is not None and self._worse_in_a_row >= patience
 
     def _is_better(self, value: float, by: float) -> bool:
-        if self.value is None:
-            return True
+        if self.value is None or math.isnan(value):  # not-a-number would never be beaten
+            return not math.isnan(value)
         return value > self.value + by if self._plan.greater_is_better else value < self.value - by
 
 

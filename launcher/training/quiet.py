@@ -1,0 +1,14 @@
+"""Libraries that greet: on a machine without a GPU bitsandbytes and DeepSpeed warn of what nobody asked them for."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+
+def silence_libraries() -> None:
+    """Before any of them is imported. Their errors still come through."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    if not Path("/dev/nvidiactl").exists():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it looks for one, and prints that there is none

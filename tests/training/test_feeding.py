@@ -1,0 +1,63 @@
+"""Micro-batches come in the order of the run, from any step on, whoever makes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from launcher.corpus.store import Store
+from launcher.plan.model import LoaderPlan, Plan
+from launcher.training.batches import PackedBatch
+from launcher.training.feeding import evaluation_batches, feed
+from launcher.training.run import Run
+from tests.training.builders import build, split, vary
+
+NO_WORKERS = LoaderPlan(num_workers=0, prefetch_factor=None, pin_memory=False, persistent_workers=False)
+
+
+@pytest.fixture
+def run(plan: Plan, store: Store, tmp_path: Path) -> Run:
+    return build(vary(plan, split(2, 2)), store, tmp_path)
+
+
+def same(left: PackedBatch, right: PackedBatch) -> bool:
+    tensors = [(getattr(left, name), getattr(right, name)) for name in ("input_ids", "cu_seqlens", "targets")]
+    return all(torch.equal(ours, theirs) for ours, theirs in tensors) and left.max_length == right.max_length
+
+
+def test_from_a_step_on_is_the_tail_of_the_whole(run: Run) -> None:
+    batches = run.batches()
+    whole = list(feed(batches, NO_WORKERS))
+    assert len(whole) == run.num_steps * 2 == 12
+    for first in range(run.num_steps + 1):
+        tail = list(feed(batches, NO_WORKERS, first_step=first))
+        assert len(tail) == len(whole) - 2 * first
+        assert all(same(ours, theirs) for ours, theirs in zip(tail, whole[2 * first :], strict=True))
+
+
+def test_workers_keep_the_order(run: Run) -> None:
+    workers = LoaderPlan(num_workers=2, prefetch_factor=2, pin_memory=False, persistent_workers=False)
+    whole = list(feed(run.batches(), NO_WORKERS))
+    made = list(feed(run.batches(), workers))
+    assert all(same(ours, theirs) for ours, theirs in zip(made, whole, strict=True))
+
+
+def test_each_step_feeds_its_packs(run: Run) -> None:
+    batches = run.batches()
+    for step in range(run.num_steps):
+        packs = run.order.packs_of(step)
+        fed = [batches[2 * step + index] for index in range(2)]
+        assert sum(len(batch.targets) for batch in fed) == int(run.train.num_trained[list(packs)].sum())
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 7])
+def test_evaluation_sees_every_pack_once(run: Run, num_ranks: int) -> None:
+    """And every rank as many micro-batches: none waits for another in vain."""
+    train = run.train
+    fed = [list(evaluation_batches(train.file, train.costs, train.shape, rank, num_ranks)) for rank in range(num_ranks)]
+    assert len({len(batches) for batches in fed}) == 1
+    targets = sorted(token for batches in fed for batch in batches for token in batch.targets.tolist())
+    wanted = sorted(token for pack in train.file for token in pack.input_ids[pack.trained == 1].tolist())
+    assert targets == wanted

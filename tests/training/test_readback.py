@@ -1,0 +1,202 @@
+"""What a step did is read one step late, told completely, and looked at: a loss that is no number ends the run."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from launcher import metrics
+from launcher.corpus.store import Store
+from launcher.errors import RunFailedError
+from launcher.metrics import StepMetrics, append_metrics, load_metrics
+from launcher.plan.model import Plan
+from launcher.training.batches import PackedBatch
+from launcher.training.engine import Engine
+from launcher.training.loop import StepResult, train
+from launcher.training.observers.base import Observer, Observers
+from launcher.training.observers.facts import Facts
+from launcher.training.readback import Readback
+from launcher.training.run import Run
+from tests.training.builders import (
+    Recorder,
+    build,
+    make_documents,
+    make_uneven_packs,
+    pack_greedily,
+    split,
+    vary,
+    with_engine,
+    write_store,
+)
+
+happened: list[str] = []
+
+
+class LoggingEngine(Engine):
+    """Writes down when a step is handed to the device."""
+
+    def update(self) -> Tensor:
+        happened.append("dispatched")
+        return super().update()
+
+
+class Reader(Observer):
+    def on_step(self, run: Run, metrics: StepMetrics) -> None:  # noqa: ARG002
+        happened.append(f"told {metrics.step}")
+
+    def on_evaluation(self, run: Run, metrics: StepMetrics) -> bool:  # noqa: ARG002
+        happened.append(f"evaluated {metrics.step}")
+        return False
+
+
+@pytest.fixture
+def run(plan: Plan, store: Store, tmp_path: Path) -> Run:
+    return build(vary(plan, {"schedule.max_steps": 4}), store, tmp_path)
+
+
+def test_a_step_is_read_after_the_next_was_handed_over(run: Run) -> None:
+    happened.clear()
+    train(with_engine(run, LoggingEngine), Reader())
+    assert happened == [
+        *("dispatched", "dispatched", "told 1", "dispatched", "told 2", "dispatched", "told 3"),
+        "told 4",  # nothing is left behind
+    ]
+
+
+def test_what_waits_is_told_before_an_evaluation(plan: Plan, store: Store, tmp_path: Path) -> None:
+    run = build(vary(plan, {"schedule.max_steps": 4, "schedule.evaluate_every_steps": 2}), store, tmp_path)
+    happened.clear()
+    train(with_engine(run, LoggingEngine), Reader())
+    assert happened == [
+        *("dispatched", "dispatched", "told 1", "told 2", "evaluated 2"),
+        *("dispatched", "dispatched", "told 3", "told 4", "evaluated 4"),
+    ]
+
+
+def make_result(step: int, loss: float, read: list[int]) -> StepResult:
+    def seconds() -> float:
+        read.append(step)
+        return 0.5
+
+    return StepResult(
+        step=step,
+        packs=(0, 1),
+        loss=torch.tensor(loss),
+        grad_norm=torch.tensor(1.0),
+        learning_rate=1e-3,
+        seconds=seconds,
+        data_seconds=0.1,
+    )
+
+
+def test_nothing_is_waited_for_while_a_step_is_new(run: Run) -> None:
+    read: list[int] = []
+    readback = Readback(run, Recorder())
+    readback.add(make_result(1, 2.0, read))
+    assert read == []
+    readback.add(make_result(2, 2.0, read))
+    assert read == [1]
+    readback.flush()
+    readback.flush()
+    assert read == [1, 2], "each once"
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_ends_the_run(run: Run, loss: float) -> None:
+    recorder = Recorder()
+    readback = Readback(run, recorder)
+    readback.add(make_result(6, 2.0, []))
+    readback.add(make_result(7, loss, []))
+    with pytest.raises(RunFailedError, match=f"the loss of step 7 is {loss}") as failed:
+        readback.flush()
+    assert "learning_rate" in failed.value.hint
+    assert [step.step for step in recorder.steps] == [6]
+
+
+class BreakingEngine(Engine):
+    """Its third step gives not-a-number."""
+
+    def micro_step(self, batch: PackedBatch, num_trained: int, *, is_last: bool) -> Tensor:
+        loss = super().micro_step(batch, num_trained, is_last=is_last)
+        happened.append("micro-step")
+        return loss * (float("nan") if len(happened) == 3 else 1.0)
+
+
+def test_a_run_that_comes_apart_says_at_which_step(run: Run) -> None:
+    happened.clear()
+    recorder = Recorder()
+    with pytest.raises(RunFailedError, match="the loss of step 3 is nan"):
+        train(with_engine(run, BreakingEngine), recorder)
+    assert [step.step for step in recorder.steps] == [1, 2]
+
+
+# metrics.jsonl -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(plan: Plan, tmp_path: Path) -> tuple[Run, list[StepMetrics]]:
+    store = write_store(tmp_path / "store", make_uneven_packs(), pack_greedily(make_documents(5, seed=2)))
+    run = build(vary(plan, {"schedule.evaluate_every_steps": 4, **split(2, 2)}), store, tmp_path / "run")
+    train(run, Observers([Facts()]))
+    return run, load_metrics(run.paths.metrics)
+
+
+def test_facts_of_every_step(written: tuple[Run, list[StepMetrics]]) -> None:
+    run, rows = written
+    steps = [row for row in rows if metrics.TRAIN_LOSS in row.values]
+    assert [row.step for row in steps] == list(range(1, run.num_steps + 1)) == [1, 2, 3, 4, 5, 6]
+    assert [row.packs for row in steps] == [run.order.packs_of(step) for step in range(run.num_steps)]
+    assert [row.epoch for row in steps] == pytest.approx([step / 3 for step in range(1, 7)])
+    assert all(math.isfinite(value) for row in rows for value in row.values.values())
+    evaluations = [row for row in rows if metrics.EVAL_LOSS in row.values]
+    assert [row.step for row in evaluations] == [4, 6]
+    assert [row.packs for row in evaluations] == [(), ()]
+
+
+def test_tokens_add_up(written: tuple[Run, list[StepMetrics]]) -> None:
+    """Those of the packs, without padding: an epoch sees every token of the split once."""
+    run, rows = written
+    steps = [row for row in rows if metrics.TRAIN_LOSS in row.values]
+    seen = [row.values[metrics.TOKENS_SEEN] for row in steps]
+    tokens = [sum(len(run.train.file[pack].input_ids) for pack in row.packs) for row in steps]
+    assert seen == [float(sum(tokens[: index + 1])) for index in range(6)]
+    whole = sum(len(pack.input_ids) for pack in run.train.file)
+    assert (seen[2], seen[5]) == (whole, 2 * whole)
+    for row, count in zip(steps, tokens, strict=True):
+        values = row.values
+        assert values[metrics.TOKENS_PER_SECOND] * values[metrics.STEP_SECONDS] == pytest.approx(count)
+        trained = sum(int(run.train.file[pack].trained.sum()) for pack in row.packs)
+        assert values[metrics.TRAINED_TOKENS_PER_SECOND] * values[metrics.STEP_SECONDS] == pytest.approx(trained)
+        documents = sum(len(run.train.file[pack].document_lengths) for pack in row.packs)
+        assert values[metrics.SAMPLES_PER_SECOND] * values[metrics.STEP_SECONDS] == pytest.approx(documents)
+        assert 0 <= values[metrics.DATA_WAIT_SECONDS] <= values[metrics.STEP_SECONDS]
+        assert metrics.DEVICE_MFU not in values, "nobody knows a CPU's peak"
+
+
+def test_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    rows = [StepMetrics(step=step, epoch=step / 3, values={"train/loss": 0.1 * step}, packs=(step,)) for step in (1, 2)]
+    for row in rows:
+        append_metrics(file, row)
+    whole = file.read_bytes()
+    assert load_metrics(file) == rows
+    last = whole.index(b"\n") + 1
+    for end in range(last, len(whole)):
+        file.write_bytes(whole[:end])
+        assert load_metrics(file) == rows[:1]
+    file.write_bytes(b"")
+    assert load_metrics(file) == []
+
+
+def test_numbers_come_back_to_the_bit(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    row = StepMetrics(step=1, epoch=1 / 3, values={"train/loss": 4.868227005004883, "x": 1e-300}, packs=(7, 0))
+    append_metrics(file, row)
+    (read,) = load_metrics(file)
+    assert read == row
+    assert json.loads(file.read_text())["step"] == 1

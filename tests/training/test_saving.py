@@ -1,0 +1,170 @@
+"""Which weights a run leaves behind: the last, or the best; and when it stops early."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from launcher import metrics
+from launcher.corpus.store import Store
+from launcher.metrics import StepMetrics
+from launcher.plan.model import Plan
+from launcher.training.loop import train
+from launcher.training.observers.base import Observer, Observers
+from launcher.training.observers.best import Best
+from launcher.training.observers.saving import Saving
+from launcher.training.run import Run
+from tests.training.builders import (
+    Recorder,
+    adapt,
+    build,
+    make_documents,
+    make_uneven_packs,
+    pack_greedily,
+    trained_weights,
+    vary,
+    write_store,
+)
+
+WEIGHTS = "adapter_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Both splits are noise: what is learnt of one makes the other's loss worse, sooner or later."""
+    return write_store(
+        tmp_path_factory.mktemp("held_out"), make_uneven_packs(), pack_greedily(make_documents(9, seed=21))
+    )
+
+
+class Scripted(Observer):
+    """Gives each evaluation the value that the test wants, before the others see it."""
+
+    def __init__(self, values: dict[int, float]) -> None:
+        self._values = values
+
+    def on_evaluation(self, run: Run, metrics: StepMetrics) -> bool:  # noqa: ARG002
+        metrics.values["eval/loss"] = self._values[metrics.step]
+        return False
+
+
+def train_scripted(
+    plan: Plan, store: Store, root: Path, values: dict[int, float], **changes: Any
+) -> tuple[Run, Best, Recorder, int]:
+    schedule = {"max_steps": 6, "evaluate_every_steps": 1, "load_best_model_at_end": True, **changes}
+    run = build(vary(plan, {f"schedule.{key}": value for key, value in schedule.items()}), store, root)
+    best, recorder = Best(run.plan.schedule), Recorder()
+    steps = train(run, Observers([Scripted(values), recorder, best, Saving(best)]))
+    return run, best, recorder, steps
+
+
+def saved_steps(run: Run) -> list[int]:
+    folder = run.paths.checkpoints
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir()) if folder.is_dir() else []
+
+
+UP_DOWN = {1: 5.0, 2: 4.0, 3: 4.5, 4: 4.2, 5: 4.1, 6: 4.6}
+
+
+def test_a_run_ends_with_its_best_weights(plan: Plan, held_out: Store, tmp_path: Path) -> None:
+    run, best, _, steps = train_scripted(plan, held_out, tmp_path, UP_DOWN, save_every_steps=1, save_total_limit=None)
+    assert (best.step, best.value, steps) == (2, 4.0, 6)
+    ended = (run.paths.adapter / WEIGHTS).read_bytes()
+    assert ended == (run.paths.checkpoint(2) / WEIGHTS).read_bytes()
+    assert ended != (run.paths.checkpoint(6) / WEIGHTS).read_bytes()
+    assert saved_steps(run) == [1, 2, 3, 4, 5, 6]
+
+
+def test_without_the_wish_for_the_best_the_last_stay(plan: Plan, held_out: Store, tmp_path: Path) -> None:
+    changes = {"load_best_model_at_end": False, "save_every_steps": 2}
+    run, best, _, _ = train_scripted(plan, held_out, tmp_path, UP_DOWN, **changes)
+    assert best.step == 2
+    assert (run.paths.adapter / WEIGHTS).read_bytes() == (run.paths.checkpoint(6) / WEIGHTS).read_bytes()
+
+
+def test_the_best_is_saved_although_no_checkpoint_was_due(plan: Plan, held_out: Store, tmp_path: Path) -> None:
+    run, best, _, _ = train_scripted(plan, held_out, tmp_path, UP_DOWN, save_total_limit=1)
+    assert best.step == 2
+    assert saved_steps(run) == [2]
+    assert (run.paths.adapter / WEIGHTS).read_bytes() == (run.paths.checkpoint(2) / WEIGHTS).read_bytes()
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(1, [2, 6]), (2, [2, 6]), (3, [2, 5, 6]), (None, [1, 2, 3, 4, 5, 6])])
+def test_a_limit_keeps_the_best_and_the_last(
+    plan: Plan, held_out: Store, tmp_path: Path, limit: int | None, kept: list[int]
+) -> None:
+    run, _, _, _ = train_scripted(plan, held_out, tmp_path, UP_DOWN, save_every_steps=1, save_total_limit=limit)
+    assert saved_steps(run) == kept
+    assert not list(run.paths.checkpoints.glob(".*")), "nothing half-made is left"
+
+
+def test_a_greater_value_may_be_better(plan: Plan, held_out: Store, tmp_path: Path) -> None:
+    run, best, _, _ = train_scripted(plan, held_out, tmp_path, UP_DOWN, greater_is_better=True, save_every_steps=1)
+    assert (best.step, best.value) == (1, 5.0)
+    assert (run.paths.adapter / WEIGHTS).read_bytes() == (run.paths.checkpoint(1) / WEIGHTS).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("values", "patience", "threshold", "greater", "stopped"),
+    [
+        (UP_DOWN, None, 0.0, False, 6),
+        (UP_DOWN, 1, 0.0, False, 3),
+        (UP_DOWN, 2, 0.0, False, 4),
+        (UP_DOWN, 3, 0.0, False, 5),
+        ({1: 5.0, 2: 5.0, 3: 5.0, 4: 5.0, 5: 5.0, 6: 5.0}, 2, 0.0, False, 3),  # the same is not better
+        ({1: 5.0, 2: 4.9, 3: 4.8, 4: 4.7, 5: 4.6, 6: 4.5}, 2, 0.2, False, 3),  # better, but not by enough
+        ({1: 5.0, 2: 4.7, 3: 4.6, 4: 4.3, 5: 4.2, 6: 4.1}, 2, 0.2, False, 6),  # enough now and then
+        ({1: 1.0, 2: 2.0, 3: 1.9, 4: 1.8, 5: 9.0, 6: 9.0}, 2, 0.0, True, 4),
+        ({1: float("nan"), 2: 4.0, 3: 3.9, 4: 3.8, 5: 3.7, 6: 3.6}, 2, 0.0, False, 6),  # a first one that is no number
+    ],
+)
+def test_stopping_early(
+    plan: Plan,
+    held_out: Store,
+    tmp_path: Path,
+    values: dict[int, float],
+    patience: int | None,
+    threshold: float,
+    greater: bool,
+    stopped: int,
+) -> None:
+    changes = {"early_stopping_patience": patience, "early_stopping_threshold": threshold, "greater_is_better": greater}
+    _, _, recorder, steps = train_scripted(plan, held_out, tmp_path, values, **changes)
+    assert steps == stopped
+    assert [step.step for step in recorder.steps] == list(range(1, stopped + 1)), "every step was told, the last too"
+
+
+def test_the_best_of_real_evaluations(plan: Plan, held_out: Store, tmp_path: Path) -> None:
+    schedule = {"max_steps": 6, "evaluate_every_steps": 1, "load_best_model_at_end": True, "save_total_limit": 1}
+    varied = vary(plan, {"optimizer.learning_rate": 0.05, **{f"schedule.{k}": v for k, v in schedule.items()}})
+    run = build(varied, held_out, tmp_path)
+    best, recorder = Best(run.plan.schedule), Recorder()
+    train(run, Observers([recorder, best, Saving(best)]))
+    losses = [evaluation.values[metrics.EVAL_LOSS] for evaluation in recorder.evaluations]
+    assert best.value == min(losses)
+    assert best.step == losses.index(min(losses)) + 1 < 6
+
+
+def test_a_metric_has_several_names(plan: Plan) -> None:
+    for name in ("eval_loss", "loss", "eval/loss"):
+        best = Best(vary(plan, {"schedule.metric_for_best_model": name}).schedule)
+        run: Any = None
+        best.on_evaluation(run, StepMetrics(step=3, epoch=1.0, values={metrics.EVAL_LOSS: 2.0}))
+        assert best.step == 3
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_what_is_saved_is_what_was_trained(plan: Plan, store: Store, tmp_path: Path, kind: str) -> None:
+    run = build(vary(plan, {**adapt(kind), "schedule.max_steps": 2}), store, tmp_path)
+    train(run, Observers([Saving(Best(run.plan.schedule))]))
+    saved = load_file(run.paths.adapter / (WEIGHTS if kind == "lora" else "model.safetensors"))
+    live = {
+        name.removeprefix("model.").replace(".default", "") if kind == "lora" else name.removeprefix("model."): weight
+        for name, weight in trained_weights(run).items()
+    }
+    assert saved.keys() == live.keys()
+    assert all(torch.equal(saved[name], live[name]) for name in saved)

@@ -1,0 +1,105 @@
+"""One short smoke training for all tests of what is done with a finished run, and copies of it to change."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from launcher.paths import RunPaths
+from launcher.plan.model import Plan
+from launcher.training.loading import load_base
+from tests.conftest import ROOT, find_parent, python_path
+
+_MADE: list[Trained] = []  # the fixture is imported by several modules, each of which would make its own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    runs_dir: Path
+    data_dir: Path
+    base: Path  # the tiny base as a folder, for whoever has no launcher
+
+    @property
+    def paths(self) -> RunPaths:
+        return RunPaths(self.runs_dir / "a")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PYTHONPATH": python_path(),
+            "OMP_NUM_THREADS": "1",
+            "LAUNCHER_DATA_DIR": str(self.data_dir),
+        }
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Three steps of neo4j on the tiny base."""
+    if not _MADE:
+        folder = tmp_path_factory.mktemp("trained")
+        made = Trained(runs_dir=folder / "runs", data_dir=folder / "data", base=folder / "base")
+        script = [str(ROOT / "launcher/train.py"), "--manifest", str(ROOT / "experts/neo4j/manifest.json")]
+        options = ["--max-steps", "3", "--runs-dir", str(made.runs_dir), "--run-id", "a"]
+        result = run_python([*script, *options], made)
+        assert result.returncode == 0, result.stderr
+        make_tiny(load_plan(made.paths)).save_pretrained(str(made.base))
+        for file in (ROOT / "launcher/tiny").glob("tokenizer*"):
+            shutil.copyfile(file, made.base / file.name)
+        _MADE.append(made)
+    return _MADE[0]
+
+
+@pytest.fixture
+def data_dir(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """For calls inside this process."""
+    monkeypatch.setenv("LAUNCHER_DATA_DIR", str(trained.data_dir))
+    return trained.data_dir
+
+
+def run_python(arguments: list[str], trained: Trained, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=cwd, env=trained.environment, capture_output=True, text=True, check=False)
+
+
+def launcher(trained: Trained, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_python(["-m", "launcher", verb, *arguments, "--runs-dir", str(trained.runs_dir)], trained)
+
+
+def load_plan(paths: RunPaths) -> Plan:
+    return Plan.model_validate_json(paths.plan.read_text())
+
+
+def make_tiny(plan: Plan) -> PreTrainedModel:
+    return load_base(plan, (), "sdpa", torch.device("cpu"))
+
+
+def copy_run(
+    trained: Trained,
+    folder: Path,
+    *,
+    plan: Mapping[str, Any] | None = None,
+    manifest: Mapping[str, Any] | None = None,
+    outcome: Mapping[str, Any] | None = None,
+) -> RunPaths:
+    """Without what was exported from it, and with other values at dotted places."""
+    paths = RunPaths(folder / "copy")
+    shutil.copytree(trained.paths.root, paths.root, ignore=shutil.ignore_patterns("merged*", ".merged*"))
+    for file, changes in ((paths.plan, plan), (paths.manifest, manifest), (paths.outcome, outcome)):
+        tree = json.loads(file.read_text())
+        for place, value in (changes or {}).items():
+            parent, key = find_parent(tree, place)
+            parent[key] = value
+        file.write_text(json.dumps(tree))
+    return paths
