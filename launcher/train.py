@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 # The package's parent is what belongs there.
 sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from launcher.arguments import add_learning_arguments, make_learning_request  # noqa: E402
 from launcher.errors import ExitCode, InputError, LauncherError  # noqa: E402
 
 if TYPE_CHECKING:
@@ -49,14 +50,10 @@ def make_parser() -> argparse.ArgumentParser:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--plan", type=Path, metavar="FILE", help="a plan that `launcher train` wrote")
     source.add_argument("--manifest", metavar="FILE", help="a manifest, planned for what accelerate started")
-    bare = parser.add_argument_group("with --manifest")
-    bare.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
-    bare.add_argument("--max-steps", type=int, metavar="N", help="stop after N optimizer steps")
-    bare.add_argument("--base", metavar="NAME", help="another base model")
-    bare.add_argument("--profile", choices=("auto", "full", "smoke"), default="auto")
-    bare.add_argument("--random-weights", action="store_true", help="the base's shape without its weights")
-    bare.add_argument("--run-id", metavar="ID")
-    bare.add_argument("--runs-dir", type=Path, metavar="DIR", default=Path("runs"))
+    add_learning_arguments(parser)
+    run = parser.add_argument_group("the run, with --manifest")
+    run.add_argument("--run-id", metavar="ID", help="name of the run directory (default: expert, time, hardware)")
+    run.add_argument("--runs-dir", type=Path, metavar="DIR", default=Path("runs"), help="default: runs")
     return parser
 
 
@@ -78,21 +75,13 @@ def read_plan(file: Path) -> tuple[Plan, RunPaths]:
 
 def plan_for_here(arguments: argparse.Namespace) -> tuple[Plan, RunPaths]:
     """A bare launch: the plan is made for what accelerate started, in a run directory of its own."""
-    from launcher.inputs import Request, plan_request
+    from launcher.inputs import plan_request
     from launcher.paths import write_files
     from launcher.runs import create_run_directory, input_texts
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("more than one process is not part of this version yet", hint="launch one process")
-    request = Request(
-        expert=arguments.manifest,
-        overrides=tuple(arguments.overrides),
-        base=arguments.base,
-        max_steps=arguments.max_steps,
-        profile=arguments.profile,
-        random_weights=arguments.random_weights,
-    )
-    planned = plan_request(request)
+    planned = plan_request(make_learning_request(arguments, arguments.manifest))
     paths = create_run_directory(planned, arguments.runs_dir, arguments.run_id)
     write_files(paths.root, input_texts(planned, paths))
     return planned.plan, paths

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from launcher.cli.arguments import positive
+from launcher.arguments import positive
 from launcher.cli.finding import add_run_arguments, find_run
 
 HELP = "ask a trained expert one question"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from launcher.cli.arguments import add_request_arguments, make_request
+from launcher.arguments import add_request_arguments, make_request
 from launcher.errors import ExitCode
 
 HELP = "show how an expert would be trained on this or that hardware, and why"

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from launcher.cli.arguments import add_request_arguments, make_request
+from launcher.arguments import add_request_arguments, make_request
 from launcher.errors import ExitCode, InputError
 
 HELP = "tokenise, audit and pack an expert's data; a second call finds it done"

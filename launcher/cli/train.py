@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.arguments import add_request_arguments, make_request
+from launcher.arguments import add_request_arguments, make_request
 from launcher.cli.output import reader_may_leave
 from launcher.errors import ExitCode
 

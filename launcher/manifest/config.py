@@ -129,6 +129,7 @@ class TrainingConfig(Strict):
         problems = [
             *_method_problems(self),
             *_adapter_problems(self),
+            *_scheduler_problems(self),
             *_length_problems(self),
             *_cadence_problems(self),
         ]
@@ -180,6 +181,31 @@ def _feedforward_problems(config: TrainingConfig) -> list[str]:
     if strangers and config.target_modules:  # PEFT refuses them too, but only once the base is loaded
         return [f"feedforward_modules: {', '.join(strangers)} must be in target_modules as well"]
     return []
+
+
+# What each schedule of transformers can be told besides warm-up and length.
+_SCHEDULER_OPTIONS: dict[str, tuple[str, ...]] = {
+    "cosine": ("num_cycles",),
+    "cosine_with_restarts": ("num_cycles",),
+    "polynomial": ("power", "lr_end"),
+}
+
+
+def _scheduler_problems(config: TrainingConfig) -> list[str]:
+    name, options = config.lr_scheduler, config.lr_scheduler_kwargs
+    given = [option for option in ("num_cycles", "power", "lr_end") if getattr(options, option) is not None]
+    known = _SCHEDULER_OPTIONS.get(name, ())
+    problems = [
+        f"lr_scheduler_kwargs.{option}: no meaning for lr_scheduler {name}; remove it"
+        for option in given
+        if option not in known
+    ]
+    cycles = options.num_cycles
+    if name == "cosine_with_restarts" and cycles is not None and cycles != int(cycles):
+        problems.append(f"lr_scheduler_kwargs.num_cycles: restarts are counted whole, not {cycles:g}")
+    if name == "polynomial" and (options.lr_end if options.lr_end is not None else 1e-7) >= config.learning_rate:
+        problems.append(f"lr_scheduler_kwargs.lr_end: must be below the learning_rate of {config.learning_rate:g}")
+    return problems
 
 
 def _length_problems(config: TrainingConfig) -> list[str]:

@@ -10,6 +10,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from launcher.choices import LossKernel
+from launcher.errors import InputError
 from launcher.plan.model import CompilePlan, Plan
 from launcher.training.attention import Backend
 from launcher.training.batches import PackedBatch
@@ -32,7 +33,13 @@ class TrainedModel(nn.Module):
     @property
     def layers(self) -> list[nn.Module]:
         decoder: Any = self.base.get_decoder()
-        return list(decoder.layers)
+        layers = getattr(decoder, "layers", None)
+        if layers is None:
+            raise InputError(
+                f"{type(self.base).__name__} cannot be trained here: its decoder has no `layers`, as older families",
+                hint="Llama, Mistral, Qwen, Gemma, Phi and their relatives can",
+            )
+        return list(layers)
 
     def forward(
         self, batch: PackedBatch, *, shows_hidden: bool = False, by_the_library: bool = False

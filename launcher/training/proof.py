@@ -81,8 +81,14 @@ def _check(plan: Plan, proof: Proof) -> None:
         f"the attention backend {plan.attention.backend} {what}: packed, the loss of {proof.num_documents} documents "
         f"differs by {proof.loss:.1e} (relative) and their hidden states by {proof.hidden:.1e}; rounding explains "
         f"{_LOSS_TOLERANCE[dtype]:.0e} and {allowed:.0e}; without any borders it would be {proof.mixing:.1e}",
-        hint="--set training.config.attention=sdpa takes another backend",
+        hint=_way_out(plan),
     )
+
+
+def _way_out(plan: Plan) -> str:
+    if plan.attention.backend in ("sdpa", "eager"):
+        return "this base does something to its attention that no backend here knows: it cannot be trained packed"
+    return "--set training.config.attention=sdpa takes another backend"
 
 
 def pick_documents(file: PackFile, room: int) -> list[Pack]:

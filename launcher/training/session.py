@@ -89,7 +89,7 @@ def assemble(
         rung = plan.model_copy(update={"attention": plan.attention.model_copy(update={"backend": name})})
         try:
             return _assemble(rung, paths, store, folders, accelerator, BACKENDS[name], vocab_size)
-        except (ImportError, NotImplementedError, AttributeError) as error:
+        except (ImportError, NotImplementedError) as error:
             if index + 1 == len(rungs):
                 raise InputError(f"the attention backend {name} cannot run here: {error}") from error
             if accelerator.is_main_process:

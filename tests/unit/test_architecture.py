@@ -49,11 +49,25 @@ MAY_USE: dict[str, set[str]] = {
     "corpus": FOUNDATION | {"manifest", "paths", "bases", "plan"},
     "preparing": FOUNDATION | {"corpus", "inputs", "manifest"},
     "metrics": FOUNDATION,
+    "arguments": FOUNDATION | {"inputs"},
     "training": FOUNDATION
     | {"plan", "metrics", "paths", "corpus", "memory", "speed", "record", "bases", "manifest", "inputs", "preparing"},
-    "train": FOUNDATION | {"manifest", "plan", "inputs", "paths", "runs", "corpus", "training"},
+    "train": FOUNDATION | {"arguments", "manifest", "plan", "inputs", "paths", "runs", "corpus", "training"},
     "cli": FOUNDATION
-    | {"manifest", "inputs", "hardware", "launch", "paths", "plan", "preparing", "corpus", "record", "relay", "runs"},
+    | {
+        "arguments",
+        "manifest",
+        "inputs",
+        "hardware",
+        "launch",
+        "paths",
+        "plan",
+        "preparing",
+        "corpus",
+        "record",
+        "relay",
+        "runs",
+    },
 }
 HEAVY = {
     "torch",

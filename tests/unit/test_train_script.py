@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from launcher.errors import ExitCode
+from launcher.metrics import load_metrics
+from launcher.paths import RunPaths
+from launcher.record import load_outcome
 from tests.conftest import ROOT, WriteManifest
 
 
 def train(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "launcher/train.py", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-def test_it_says_that_nothing_was_trained() -> None:
-    result = train("--manifest", "experts/neo4j/manifest.json")
-    assert result.returncode == ExitCode.RUN_FAILED
-    assert "Nothing was trained" in result.stderr
 
 
 def test_a_wrong_manifest_is_told_first(write_manifest: WriteManifest) -> None:
@@ -28,14 +26,48 @@ def test_a_wrong_manifest_is_told_first(write_manifest: WriteManifest) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_a_plan_of_a_dry_run_is_read_back(tmp_path: Path) -> None:
+def test_a_broken_plan_is_told(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    for content, said in ((b'{"schema_version": 1}', "not a plan of this version"), (b"\xff", "it is not UTF-8")):
+        plan.write_bytes(content)
+        broken = train("--plan", str(plan))
+        assert broken.returncode == ExitCode.WRONG_INPUT
+        assert said in broken.stderr
+    assert "cannot be read" in train("--plan", str(tmp_path / "none.json")).stderr
+
+
+def test_a_base_that_is_nowhere_is_told_with_the_places(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "launcher", "train", "neo4j", "--gpu", "h100", "--dry-run"]
     subprocess.run([*command, "--runs-dir", str(tmp_path), "--run-id", "a"], cwd=ROOT, capture_output=True, check=True)
-    assert train("--plan", str(tmp_path / "a/plan.json")).returncode == ExitCode.RUN_FAILED
-    (tmp_path / "a/plan.json").write_text('{"schema_version": 1}')
-    broken = train("--plan", str(tmp_path / "a/plan.json"))
-    assert broken.returncode == ExitCode.WRONG_INPUT
-    assert "not a plan of this version" in broken.stderr
-    (tmp_path / "a/plan.json").write_bytes(b"\xff")
-    assert "it is not UTF-8" in train("--plan", str(tmp_path / "a/plan.json")).stderr
-    assert train("--plan", str(tmp_path / "none.json")).returncode == ExitCode.WRONG_INPUT
+    result = train("--plan", str(tmp_path / "a/plan.json"))
+    assert result.returncode == ExitCode.WRONG_INPUT
+    assert "Qwen/Qwen3-0.6B: its tokenizer is not on this machine" in result.stderr
+    assert "LAUNCHER_MODELS_DIR" in result.stderr
+    outcome = load_outcome(tmp_path / "a/outcome.json")
+    assert outcome is not None
+    assert (outcome.status, outcome.exit_code) == ("failed", ExitCode.WRONG_INPUT)
+    assert "its tokenizer is not on this machine" in outcome.error
+
+
+def test_a_bare_launch_plans_trains_and_leaves_a_whole_run(tmp_path: Path) -> None:
+    """As a user starts it: accelerate, our script, a manifest."""
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1", "--num_machines", "1"]
+    script = ["launcher/train.py", "--manifest", "experts/json/manifest.json", "--max-steps", "2"]
+    how = ["--mixed_precision", "no", "--dynamo_backend", "no", "--cpu"]
+    result = subprocess.run(
+        [*launch, *how, *script, "--runs-dir", str(tmp_path), "--run-id", "a"],
+        cwd=ROOT,
+        env={**os.environ, "LAUNCHER_DATA_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    run = RunPaths(tmp_path / "a")
+    assert [row.step for row in load_metrics(run.metrics)] == [1, 2, 2]  # the last is the evaluation
+    assert (run.adapter / "adapter_model.safetensors").is_file()
+    outcome = load_outcome(run.outcome)
+    assert outcome is not None
+    assert (outcome.status, outcome.steps_done, outcome.exit_code) == ("done", 2, 0)
+    assert "documents = each alone" in outcome.observed["attention"]
+    assert "fused" in outcome.observed["optimizer"]

@@ -36,6 +36,21 @@ WRONG_VALUES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     ({CONFIG + "optim": "adam"}, (), "training.config.optim: must be 'adamw_torch', 'adamw_torch_fused'"),
     ({CONFIG + "method": "dpo"}, (), "training.config.method: dpo is not supported"),
     ({CONFIG + "adapter_type": "lokr"}, (), "training.config.adapter_type: lokr is not supported; use lora, dora, ia3"),
+    (
+        {CONFIG + "lr_scheduler": "linear", CONFIG + "lr_scheduler_kwargs": {"num_cycles": 2}},
+        (),
+        "training.config.lr_scheduler_kwargs.num_cycles: no meaning for lr_scheduler linear; remove it",
+    ),
+    (
+        {CONFIG + "lr_scheduler": "cosine_with_restarts", CONFIG + "lr_scheduler_kwargs": {"num_cycles": 0.5}},
+        (),
+        "training.config.lr_scheduler_kwargs.num_cycles: restarts are counted whole, not 0.5",
+    ),
+    (
+        {CONFIG + "lr_scheduler": "polynomial", CONFIG + "lr_scheduler_kwargs": {"lr_end": 0.5}},
+        (),
+        "training.config.lr_scheduler_kwargs.lr_end: must be below the learning_rate",
+    ),
     ({CONFIG + "adapter_type": "ia3"}, (), "training.config.rank: no meaning for adapter_type ia3; remove it"),
     ({CONFIG + "adapter_type": "full"}, (), "training.config.target_modules: no meaning for adapter_type full"),
     ({CONFIG + "target_modules": []}, (), "training.config.target_modules: missing or empty, adapter_type lora needs"),

@@ -1,10 +1,11 @@
-"""The arguments that `plan` and `train` share, and how they become a Request."""
+"""The arguments that verbs share, and how they become a Request."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +18,11 @@ _PRICE = re.compile(r"^[^\d.]?(\d+(?:\.\d+)?|\.\d+)(?:/h)?$")
 
 def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("expert", metavar="EXPERT", help="an expert by name (neo4j), or the path of a manifest.json")
+    add_learning_arguments(parser)
+    add_hardware_arguments(parser)
+
+
+def add_learning_arguments(parser: argparse.ArgumentParser) -> None:
     learning = parser.add_argument_group("what is trained")
     learning.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override a manifest value"
@@ -31,6 +37,14 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     learning.add_argument(
         "--profile", choices=("auto", "full", "smoke"), default="auto", help="auto: full with a GPU, smoke without"
     )
+    learning.add_argument(
+        "--random-weights",
+        action="store_true",
+        help="the base's shape without its weights: measures speed and memory before anything is downloaded",
+    )
+
+
+def add_hardware_arguments(parser: argparse.ArgumentParser) -> None:
     hardware = parser.add_argument_group("where it runs (default: this machine)")
     hardware.add_argument("--gpu", metavar="NAME", help="plan for this GPU of the catalogue: rtx4090, h100, ...")
     hardware.add_argument("--gpus", type=positive, metavar="N", help="GPUs in each node")
@@ -44,14 +58,8 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def make_request(arguments: argparse.Namespace) -> Request:
-    from launcher.inputs import Request
-
-    return Request(
-        expert=arguments.expert,
-        overrides=tuple(arguments.overrides),
-        base=arguments.base,
-        max_steps=arguments.max_steps,
-        profile=arguments.profile,
+    return replace(
+        make_learning_request(arguments, arguments.expert),
         gpu=arguments.gpu,
         gpus_per_node=arguments.gpus,
         nodes=arguments.nodes,
@@ -59,7 +67,21 @@ def make_request(arguments: argparse.Namespace) -> Request:
         ram_gib_per_node=arguments.ram,
         strategy=arguments.strategy,
         price_per_gpu_hour=arguments.price,
+    )
+
+
+def make_learning_request(arguments: argparse.Namespace, expert: str) -> Request:
+    """What is trained, wherever it runs."""
+    from launcher.inputs import Request
+
+    return Request(
+        expert=expert,
+        overrides=tuple(arguments.overrides),
+        base=arguments.base,
+        max_steps=arguments.max_steps,
+        profile=arguments.profile,
         tokens_per_row=arguments.tokens_per_row,
+        random_weights=arguments.random_weights,
     )
 
 
