@@ -44,7 +44,8 @@ from launcher.paths import RunPaths
 from launcher.training.chronicle import find_versions
 from launcher.training.loop import train
 from launcher.training.observers.facts import Facts
-from launcher.training.session import assemble, start
+from launcher.training.session import assemble
+from launcher.training.starting import start
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = ROOT / "experts" / "neo4j" / "sample" / "train.jsonl"

@@ -44,7 +44,8 @@ from launcher.training.chronicle import find_versions
 from launcher.training.loop import train
 from launcher.training.observers.facts import Facts
 from launcher.training.run import Run
-from launcher.training.session import assemble, start
+from launcher.training.session import assemble
+from launcher.training.starting import start
 from launcher.units import bytes_to_gib
 
 ALL_LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

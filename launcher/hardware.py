@@ -60,7 +60,7 @@ class Gpu(Frozen):
 
 
 class Hardware(Frozen):
-    """Where a run happens. `gpu` is None on a machine without one: then the run has one CPU process."""
+    """Where a run happens. `gpu` is None on a machine without one: then `gpus_per_node` counts CPU processes."""
 
     schema_version: Literal[1] = 1
     gpu: Gpu | None

@@ -40,6 +40,7 @@ class Request:
     price_per_gpu_hour: float | None = None
     tokens_per_row: int | None = None
     random_weights: bool = False
+    cpu_ranks_per_node: int | None = None  # as many processes on each node, without a GPU: for rehearsals and tests
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +100,14 @@ def _find_hardware(request: Request) -> Hardware:
             ram_gib_per_node=request.ram_gib_per_node,
         )
     here = probe_hardware()
+    if request.cpu_ranks_per_node is not None:
+        ranks = {
+            "gpu": None,
+            "free_vram_mib": None,
+            "gpus_per_node": request.cpu_ranks_per_node,
+            "nodes": request.nodes,
+        }
+        return here.model_copy(update=ranks)
     _check_enough(request, here)
     make_hardware(  # refuses what no machine has, in the same words for this machine and for the catalogue's
         here.gpu,

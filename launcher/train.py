@@ -29,11 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         plan, paths = read_plan(arguments.plan) if arguments.plan else plan_for_here(arguments)
         from launcher.training.chronicle import Chronicle
-        from launcher.training.guards import end_with_launcher
+        from launcher.training.guards import end_with_parents
         from launcher.training.quiet import silence_libraries
 
         silence_libraries()
-        end_with_launcher()
+        end_with_parents()
         chronicle = Chronicle(paths, is_main=is_main())
         code = train_planned(plan, paths, chronicle)
     except LauncherError as error:

@@ -22,7 +22,7 @@ TITLES: dict[Strategy, str] = {
 def wanted_strategy(situation: Situation) -> Strategy | None:
     """What the user asked for, on the command line before the manifest; None: decide."""
     strategy = situation.options.strategy or situation.config.strategy
-    if strategy == "auto" or situation.gpu is None:
+    if strategy == "auto" or (situation.gpu is None and situation.num_ranks == 1):
         return None
     return "single" if strategy == "ddp" and situation.num_ranks == 1 else strategy
 
@@ -31,7 +31,7 @@ def make_candidates(
     situation: Situation, quantization: Quantization, optimizer: OptimizerName
 ) -> tuple[Candidate, ...]:
     """In order of preference: simple before complicated, offloading last."""
-    if situation.gpu is None:
+    if situation.gpu is None and situation.num_ranks == 1:
         return (("single", "none"),)
     strategy, offload = wanted_strategy(situation), situation.config.offload
     _check_combination(situation, strategy, quantization, optimizer)
@@ -105,7 +105,7 @@ def _check_combination(
 
 def explain_strategy(situation: Situation, strategy: Strategy, offload: Offload, first_choice_fits: bool) -> Decision:
     value = TITLES[strategy] + ("" if offload == "none" else f", {offload.replace('_', ' ')} on the CPU")
-    if situation.gpu is None:
+    if situation.gpu is None and situation.num_ranks == 1:
         return forced("strategy", value, "no GPU: one CPU process")
     if situation.options.strategy:
         return Decision(name="strategy", value=value, reason="--strategy", decided_by="command line")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import InputError
 from launcher.training.checking import Verdict, check_answer
 from launcher.training.finished import FinishedRun, load_finished
-from launcher.training.guards import end_with_launcher
+from launcher.training.guards import end_with_parents
 from launcher.training.verb import run_verb
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _make_parser().parse_args(argv)
-    end_with_launcher()
+    end_with_parents()
     return run_verb("ask", lambda: _ask(arguments), is_json=arguments.json)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
 from launcher import __version__
+from launcher.errors import LauncherError
 from launcher.paths import RunPaths
 from launcher.record import Outcome, write_outcome
 
@@ -36,7 +38,11 @@ class Chronicle:
         self._write()
 
     def end(self, **facts: object) -> None:
-        self.note(ended_at=_now(), **facts)
+        """A full disk may be what ended the run: the exit code must tell of the run all the same."""
+        try:
+            self.note(ended_at=_now(), **facts)
+        except LauncherError as error:
+            print(f"warning: {error}", file=sys.stderr, flush=True)
 
     def _write(self) -> None:
         if self._is_main:

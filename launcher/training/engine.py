@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DistributedType
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -24,6 +26,7 @@ class Engine:
     optimizer: Optimizer
     schedule: LRScheduler
     max_grad_norm: float | None
+    num_micro_batches: int  # a step
 
     @property
     def device(self) -> torch.device:
@@ -47,10 +50,29 @@ class Engine:
 
     def micro_step(self, batch: PackedBatch, num_trained: int, *, is_last: bool) -> Tensor:
         """Forward and backward. Its share of the step's loss: a sum divided by the whole step's trained tokens."""
-        with nullcontext() if is_last else self.accelerator.no_sync(self.model):
+        with self._accumulating(is_last):
             loss: Tensor = self.model(batch) / num_trained
-            self.accelerator.backward(loss * self.num_ranks)  # ranks' gradients are averaged, and shall be added
+            self.accelerator.backward(loss * self._backward_scale)
         return loss.detach()
+
+    @property
+    def is_deepspeed(self) -> bool:
+        return bool(self.accelerator.distributed_type == DistributedType.DEEPSPEED)
+
+    @property
+    def _backward_scale(self) -> float:
+        """Engines average gradients over ranks, and DeepSpeed over micro-steps too; here they shall be added."""
+        return self.num_ranks * (self.num_micro_batches if self.is_deepspeed else 1)
+
+    @contextmanager
+    def _accumulating(self, is_last: bool) -> Iterator[None]:
+        """Gradients travel between ranks once a step, with the last micro-batch."""
+        if self.is_deepspeed:  # it steps inside the backward pass in which accelerate says that gradients are complete
+            self.accelerator.sync_gradients = is_last
+            yield
+        else:
+            with nullcontext() if is_last else self.accelerator.no_sync(self.model):
+                yield
 
     def update(self) -> Tensor:
         """One optimizer step with clipped gradients; the norm they had, still on the device."""
@@ -60,7 +82,9 @@ class Engine:
         if not self.accelerator.optimizer_step_was_skipped:  # by FP16's loss scaling
             self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return norm
+        if isinstance(norm, DTensor):
+            return norm.full_tensor()
+        return norm if isinstance(norm, Tensor) else torch.tensor(float("nan") if norm is None else float(norm))
 
     def trained_parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from launcher.choices import Dtype
 from launcher.errors import InputError
 from launcher.training.finished import FinishedRun, load_finished
-from launcher.training.guards import end_with_launcher
+from launcher.training.guards import end_with_parents
 from launcher.training.verb import run_verb
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _make_parser().parse_args(argv)
-    end_with_launcher()
+    end_with_parents()
     return run_verb("export", lambda: _export(arguments))
 
 

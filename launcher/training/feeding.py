@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -44,8 +45,16 @@ def feed(batches: TrainingBatches, plan: LoaderPlan, first_step: int = 0) -> Ite
         prefetch_factor=plan.prefetch_factor,
         pin_memory=plan.pin_memory,
         persistent_workers=plan.persistent_workers,
+        worker_init_fn=_leave_signals_to_the_training if plan.num_workers else None,
     )
     return iter(loader)
+
+
+def _leave_signals_to_the_training(_worker: int) -> None:
+    """A terminal and a launcher signal all processes of a run. A worker that dies of it is an error in the training,
+    which would no longer end as one that was stopped; workers end with it anyway."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def evaluation_batches(

@@ -25,7 +25,7 @@ class StopOnSignal(Observer):
         for number in _SIGNALS:
             signal.signal(number, self._handle)
 
-    def wants_to_stop(self) -> bool:
+    def asks_to_stop(self) -> bool:
         return self.received is not None
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
@@ -34,19 +34,27 @@ class StopOnSignal(Observer):
         self.received = signal.Signals(number)
 
 
-def end_with_launcher() -> None:
-    """No orphan trains on: where the launcher that started us is gone, so are we, within a second or two."""
+def end_with_parents() -> None:
+    """No orphan trains on: where the agent or the launcher that started us is gone, so are we, within a second or two.
+
+    A killed agent alone would leave its worker training, and the other nodes waiting for it.
+    """
     pid = os.environ.get(LAUNCHER_PID_VARIABLE, "")
-    if pid.isdigit():
-        threading.Thread(target=_watch, args=(int(pid),), daemon=True).start()
+    launcher = int(pid) if pid.isdigit() else None
+    threading.Thread(target=_watch, args=(os.getppid(), launcher), daemon=True).start()
 
 
-def _watch(pid: int) -> None:
-    while True:
+def _watch(parent: int, launcher: int | None) -> None:
+    while os.getppid() == parent and (launcher is None or _is_alive(launcher)):
         time.sleep(_LOOK_EVERY_SECONDS)
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            os._exit(1)
-        except PermissionError:
-            return
+    os._exit(1)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

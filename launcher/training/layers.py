@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import InvalidBackend, TorchDynamoException
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from launcher.choices import Checkpointing
+from launcher.errors import InputError
 from launcher.memory import SELECTIVE_MIN_INNER
 from launcher.plan.model import CompilePlan
 
@@ -44,7 +45,13 @@ def prepare_layers(layers: list[nn.Module], checkpointing: Checkpointing, compil
 def compiled(forward: Forward, plan: CompilePlan) -> Forward:
     """Shapes are fixed, so one graph serves all layers. Where compiling fails, the run goes on without, and says so."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS_PER_FUNCTION)
-    fast = torch.compile(forward, dynamic=False, backend=plan.backend, mode=plan.mode)
+    try:
+        fast = torch.compile(forward, dynamic=False, backend=plan.backend, mode=plan.mode)
+    except InvalidBackend:
+        raise InputError(
+            f"training.config.torch_compile_backend: torch knows no compiler {plan.backend} here",
+            hint=f"use one of: {', '.join(torch._dynamo.list_backends())}",
+        ) from None
 
     def run(*arguments: Any, **more: Any) -> Any:
         if _Compiling.is_on:

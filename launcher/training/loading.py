@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
+from transformers.integrations import deepspeed as hf_deepspeed
 
 from launcher.bases import TINY_BASE_NAME, find_base, find_config
 from launcher.choices import Dtype
@@ -102,10 +104,21 @@ def _check_positions(plan: Plan, source: str) -> None:
 
 def _make_tiny(plan: Plan, attention: str) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(str(_TINY_FOLDER))
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _built_whole():
         torch.manual_seed(_TINY_SEED)
         model = _from_config(config, attention, torch.float32)
     return model.to(DTYPES[plan.precision.base_dtype])  # type: ignore[arg-type]
+
+
+@contextmanager
+def _built_whole() -> Iterator[None]:
+    """ZeRO-3 partitions weights while they are drawn, and draws others. These are few: it partitions them later."""
+    reference = hf_deepspeed._hf_deepspeed_config_weak_ref
+    hf_deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        hf_deepspeed._hf_deepspeed_config_weak_ref = reference
 
 
 def _from_config(config: PretrainedConfig, attention: str, dtype: torch.dtype) -> PreTrainedModel:

@@ -26,6 +26,8 @@ class StepResult:
     step: int  # done: counts from 1
     packs: tuple[int, ...]
     loss: Tensor
+    asks_to_stop: bool  # this rank was asked to
+    num_asking: Tensor  # ranks that were asked to
     grad_norm: Tensor
     learning_rate: float
     seconds: Seconds
@@ -41,8 +43,7 @@ def train(run: Run, observer: Observer) -> int:
     observer.on_start(run)
     step = 0
     for step in range(1, run.num_steps + 1):
-        readback.add(train_step(run, step, batches, clock))
-        stops = observer.wants_to_stop()
+        stops = readback.add(train_step(run, step, batches, clock, asks_to_stop=observer.asks_to_stop()))
         evaluates = is_due(run, step, schedule.evaluate_every_steps, schedule.evaluate_every_epochs) and not stops
         saves = is_due(run, step, schedule.save_every_steps, schedule.save_every_epochs) or stops
         if evaluates or saves:
@@ -60,7 +61,9 @@ def train(run: Run, observer: Observer) -> int:
     return step
 
 
-def train_step(run: Run, step: int, batches: Iterator[PackedBatch], clock: StepClock) -> StepResult:
+def train_step(
+    run: Run, step: int, batches: Iterator[PackedBatch], clock: StepClock, *, asks_to_stop: bool = False
+) -> StepResult:
     """All micro-batches, one update. Nothing in here waits for the device."""
     engine, waited = run.engine, 0.0
     packs = run.order.packs_of(step - 1)
@@ -68,16 +71,20 @@ def train_step(run: Run, step: int, batches: Iterator[PackedBatch], clock: StepC
     total = torch.zeros((), device=engine.device)
     num_micro_batches = run.plan.batch.gradient_accumulation_steps
     for index in range(num_micro_batches):
-        asked = time.perf_counter()
+        began = time.perf_counter()
         batch = next(batches)
-        waited += time.perf_counter() - asked
+        waited += time.perf_counter() - began
         total += engine.micro_step(batch.to(engine.device), num_trained, is_last=index == num_micro_batches - 1)
     learning_rate = engine.learning_rate
     grad_norm = engine.update()
+    asked = torch.full((), float(asks_to_stop), device=engine.device)
+    loss, num_asking = engine.add_up(torch.stack([total, asked])).unbind()
     return StepResult(
         step=step,
         packs=packs,
-        loss=engine.add_up(total),
+        loss=loss,
+        asks_to_stop=asks_to_stop,
+        num_asking=num_asking,
         grad_norm=grad_norm,
         learning_rate=learning_rate,
         seconds=clock.lap(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +31,7 @@ from launcher.training.loading import DTYPES
 from launcher.training.prompts import make_prompt
 from launcher.training.proof import pick_documents
 from launcher.training.reloading import find_published_dtype, load_expert, load_folder, pick_device
+from launcher.training.saved import let_others_read
 
 Say = Callable[[str], None]
 
@@ -118,18 +118,10 @@ def _write(folder: Path, model: PreTrainedModel, run: FinishedRun, dtype: Dtype,
         for pattern in _TOKENIZER_FILES:
             for file in tokenizer.folder.glob(pattern):
                 shutil.copyfile(file, folder / file.name)
-        _let_others_read(folder)
+        let_others_read(folder)
     except (OSError, SafetensorError) as error:
         raise InputError(f"{folder.parent} cannot be written: {error}", hint="is the disk full?") from None
     write_text_atomically(folder / CARD_FILE, _render_card(run, dtype))
-
-
-def _let_others_read(folder: Path) -> None:
-    """safetensors writes files that only their owner may read; these are made to be passed on."""
-    mask = os.umask(0)
-    os.umask(mask)
-    for file in folder.iterdir():
-        file.chmod(0o666 & ~mask)
 
 
 def _stop_where_trained(model: PreTrainedModel, run: FinishedRun, tokenizer: BaseTokenizer) -> None:

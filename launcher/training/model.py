@@ -88,6 +88,17 @@ class TrainedModel(nn.Module):
         ).last_hidden_state
         return hidden[0]
 
+    def tie_weights(self) -> None:
+        """accelerate calls this, by name, where sharding took embeddings and head apart that are one matrix."""
+        self.base.tie_weights()
+
+    def keep_head_at_hand(self) -> None:
+        """ZeRO-3 gathers a module's parameters when it is called; the head's weight is used here without its call."""
+        import deepspeed
+
+        head: Any = self.base.get_output_embeddings()
+        deepspeed.zero.register_external_parameter(self, head.weight)
+
     def prepare(self, plan: Plan) -> None:
         """Checkpointing and compiling, as planned; see layers.py for the order."""
         prepare_layers(self.layers, plan.checkpointing, plan.compile)

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from launcher.training.batches import PackedBatch
 from launcher.training.layers import find_checkpointing, uncompiled
 from launcher.training.model import TrainedModel
+from launcher.training.optim import innermost
 from launcher.training.proof import Proof
 from launcher.training.run import Run
 from launcher.units import format_count
@@ -105,7 +106,7 @@ def _attention(module: TrainedModel, proof: Proof | None, operations: tuple[str,
 
 
 def _optimizer(optimizer: Any) -> str:
-    inner = getattr(optimizer, "optimizer", optimizer)
+    inner = innermost(optimizer)
     fused = inner.defaults.get("fused")
     name = f"{type(inner).__module__.split('.')[0]} {type(inner).__name__}"
     return f"{name}{', fused' if fused else ''}"

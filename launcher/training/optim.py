@@ -59,3 +59,11 @@ def _scheduler_options(plan: SchedulePlan) -> dict[str, float | int]:
     return {
         key: int(value) if key == "num_cycles" and is_whole else value for key, value in plan.scheduler_kwargs.items()
     }
+
+
+def innermost(optimizer: object) -> Optimizer:
+    """Under what accelerate and DeepSpeed wrap around it."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    assert isinstance(optimizer, Optimizer)
+    return optimizer

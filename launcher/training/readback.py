@@ -24,18 +24,22 @@ class Readback:
         self._run, self._observer = run, observer
         self._waiting: StepResult | None = None
         self._tokens_seen = 0
+        self._stops = False
 
-    def add(self, result: StepResult) -> None:
+    def add(self, result: StepResult) -> bool:
+        """Whether the run shall stop. All ranks get the same answer at the same step: one that was read back."""
         self.flush()
         self._waiting = result
+        return result.asks_to_stop if self._run.engine.num_ranks == 1 else self._stops
 
     def flush(self) -> None:
         """Tells the observers about the step that is still waiting."""
         result, self._waiting = self._waiting, None
         if result is None:
             return
+        self._stops = bool(result.num_asking > 0)
         read = self._read(result)
-        _check_finite(read)
+        _check_finite(read, skips_overflows=self._run.plan.precision.loss_scaling)
         self._observer.on_step(self._run, read)
 
     def _read(self, result: StepResult) -> StepMetrics:
@@ -88,10 +92,14 @@ def _peak_tflops(run: Run) -> float | None:
     return peak_tflops(gpu, run.plan.precision.compute_dtype)
 
 
-def _check_finite(read: StepMetrics) -> None:
-    loss = read.values[metrics.TRAIN_LOSS]
-    if not math.isfinite(loss):
+def _check_finite(read: StepMetrics, *, skips_overflows: bool) -> None:
+    """The gradients too: after the last step nothing else would tell that the weights are no numbers any more."""
+    watched = {"loss": read.values[metrics.TRAIN_LOSS], "gradient norm": read.values[metrics.GRAD_NORM]}
+    if skips_overflows:  # loss scaling finds its scale by them, and passes over their steps
+        del watched["gradient norm"]
+    broken = next((name for name, value in watched.items() if not math.isfinite(value)), None)
+    if broken is not None:
         raise RunFailedError(
-            f"the loss of step {read.step} is {loss}: the training came apart",
+            f"the {broken} of step {read.step} is {watched[broken]}: the training came apart",
             hint="a lower learning_rate or a longer warm-up usually helps; `launcher data` shows whether rows are odd",
         )

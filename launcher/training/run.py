@@ -119,6 +119,8 @@ def _make_engine(plan: Plan, module: TrainedModel, accelerator: Accelerator, num
     optimizer = build_optimizer(plan.optimizer, module.parameters())
     schedule = build_schedule(plan.schedule, optimizer, num_steps)
     model, prepared = accelerator.prepare(module, optimizer)
+    if plan.strategy == "zero3":
+        module.keep_head_at_hand()
     set_seed(plan.schedule.seed)  # what building drew depends on the engine; what training draws shall not
     return Engine(
         accelerator=accelerator,
@@ -127,6 +129,7 @@ def _make_engine(plan: Plan, module: TrainedModel, accelerator: Accelerator, num
         optimizer=prepared,
         schedule=schedule,
         max_grad_norm=plan.optimizer.max_grad_norm,
+        num_micro_batches=plan.batch.gradient_accumulation_steps,
     )
 
 

@@ -26,6 +26,8 @@ from launcher.training.observers.facts import Facts
 from launcher.training.observers.saving import Saving
 from launcher.training.proof import Proof, lay_out, pick_documents, prove_attention
 from launcher.training.run import Run, build_module, build_run
+from launcher.training.starting import start
+from launcher.training.topology import check_prepared, check_started
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +41,7 @@ def run_training(
     plan: Plan, paths: RunPaths, store: Store, folders: tuple[Path, ...], chronicle: Chronicle, vocab_size: int
 ) -> Ending:
     accelerator = start(plan)
+    check_started(plan, accelerator)
     run, proof = assemble(plan, paths, store, folders, accelerator, vocab_size)
     seen = observe(run, proof, _watch_attention(run))
     _show(run, seen)
@@ -63,13 +66,6 @@ def run_training(
         num_steps=run.num_steps,
         stopped_by=None if stop.received is None else stop.received.name,
     )
-
-
-def start(plan: Plan) -> Accelerator:
-    """The process, as planned: device, process group, precision of products."""
-    torch.set_float32_matmul_precision("high" if plan.precision.use_tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = plan.precision.use_tf32
-    return Accelerator(mixed_precision=plan.precision.mixed_precision, cpu=plan.hardware.gpu is None)
 
 
 def assemble(
@@ -109,6 +105,7 @@ def _assemble(
 ) -> tuple[Run, Proof]:
     module = build_module(plan, folders, accelerator.device, backend)
     run = build_run(plan, paths, store, module, accelerator)
+    check_prepared(plan, run.engine)
     if vocab_size is not None:
         check_vocabulary(run, vocab_size)
     return run, prove_attention(plan, module, run.engine.model, run.train.file, accelerator.device)
@@ -117,7 +114,7 @@ def _assemble(
 def check_vocabulary(run: Run, vocab_size: int) -> None:
     """A token that the base has no row for would be an error deep in a kernel."""
     embeddings: Any = run.engine.module.base.get_input_embeddings()
-    rows = int(embeddings.weight.shape[0])
+    rows = int(embeddings.num_embeddings)
     if vocab_size <= rows:
         return
     largest = max(int(pack.input_ids.max()) for pack in run.train.file)

@@ -29,7 +29,8 @@ from launcher.training.engine import Engine
 from launcher.training.loop import train
 from launcher.training.observers.base import Observer
 from launcher.training.run import Run
-from launcher.training.session import assemble, start
+from launcher.training.session import assemble
+from launcher.training.starting import start
 from tests.conftest import ROOT, find_parent
 
 SEQUENCE_LENGTH = 64

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -61,3 +64,15 @@ def test_evaluation_sees_every_pack_once(run: Run, num_ranks: int) -> None:
     targets = sorted(token for batches in fed for batch in batches for token in batch.targets.tolist())
     wanted = sorted(token for pack in train.file for token in pack.input_ids[pack.trained == 1].tolist())
     assert targets == wanted
+
+
+def test_workers_leave_signals_to_the_training(run: Run) -> None:
+    """A launcher that stops a run at once signals all its processes; a worker that died would be told as our bug."""
+    workers = LoaderPlan(num_workers=1, prefetch_factor=1, pin_memory=False, persistent_workers=False)
+    batches = feed(run.batches(), workers)
+    made = [next(batches)]
+    for child in multiprocessing.active_children():
+        for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
+            os.kill(child.pid or 0, number)
+    made += list(batches)
+    assert len(made) == 12

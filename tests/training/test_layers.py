@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from launcher import metrics
 from launcher.choices import Checkpointing
 from launcher.corpus.store import Store
+from launcher.errors import InputError
 from launcher.plan.model import Plan
 from launcher.training.attention import BACKENDS, Backend
 from launcher.training.batches import PackedBatch
@@ -237,3 +238,9 @@ def test_where_compiling_fails_the_run_goes_on(
     compiled = train_recorded(build(broken, store, tmp_path))
     assert compiled.losses == eager.losses
     assert capsys.readouterr().err.count("torch.compile failed, the run goes on without it") == 1
+
+
+def test_a_compiler_that_torch_does_not_know(plan: Plan, store: Store, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="torch_compile_backend: torch knows no compiler inducter") as refused:
+        build(vary(plan, {"compile": {**COMPILE, "backend": "inducter"}}), store, tmp_path)
+    assert "inductor" in refused.value.hint

@@ -30,7 +30,8 @@ from launcher.training import attention
 from launcher.training.attention import BACKENDS, Backend
 from launcher.training.batches import PackedBatch
 from launcher.training.proof import Proof, pick_documents, prove_attention
-from launcher.training.session import assemble, start
+from launcher.training.session import assemble
+from launcher.training.starting import start
 from tests.training.builders import (
     SEQUENCE_LENGTH,
     SIZES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,8 @@ def make_result(step: int, loss: float, read: list[int]) -> StepResult:
         step=step,
         packs=(0, 1),
         loss=torch.tensor(loss),
+        asks_to_stop=False,
+        num_asking=torch.tensor(0.0),
         grad_norm=torch.tensor(1.0),
         learning_rate=1e-3,
         seconds=seconds,
@@ -200,3 +203,31 @@ def test_numbers_come_back_to_the_bit(tmp_path: Path) -> None:
     (read,) = load_metrics(file)
     assert read == row
     assert json.loads(file.read_text())["step"] == 1
+
+
+def with_norm(result: StepResult, norm: float) -> StepResult:
+    return replace(result, grad_norm=torch.tensor(norm))
+
+
+@pytest.mark.parametrize("norm", [float("nan"), float("inf")])
+def test_gradients_that_are_no_numbers_end_the_run(run: Run, norm: float) -> None:
+    """The loss of the last step is that before its update: a run would be done, and its weights no numbers."""
+    readback = Readback(run, Recorder())
+    readback.add(with_norm(make_result(4, 2.0, []), norm))
+    with pytest.raises(RunFailedError, match=f"the gradient norm of step 4 is {norm}"):
+        readback.flush()
+
+
+def test_loss_scaling_may_overflow(plan: Plan, store: Store, tmp_path: Path) -> None:
+    run = build(vary(plan, {"precision.loss_scaling": True}), store, tmp_path)
+    recorder = Recorder()
+    readback = Readback(run, recorder)
+    readback.add(with_norm(make_result(1, 2.0, []), float("inf")))
+    readback.flush()
+    assert [step.step for step in recorder.steps] == [1]
+
+
+def test_metrics_that_cannot_be_written_are_told(run: Run) -> None:
+    run.paths.metrics.mkdir()
+    with pytest.raises(RunFailedError, match=r"metrics.jsonl cannot be written: Is a directory"):
+        Facts().on_step(run, StepMetrics(step=1, epoch=0.1, values={metrics.TRAIN_LOSS: 1.0}))

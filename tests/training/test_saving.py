@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from launcher import metrics
 from launcher.corpus.store import Store
+from launcher.errors import RunFailedError
 from launcher.metrics import StepMetrics
 from launcher.plan.model import Plan
 from launcher.training.loop import train
@@ -18,6 +24,7 @@ from launcher.training.observers.base import Observer, Observers
 from launcher.training.observers.best import Best
 from launcher.training.observers.saving import Saving
 from launcher.training.run import Run
+from launcher.training.saved import save_trained
 from tests.training.builders import (
     Recorder,
     adapt,
@@ -168,3 +175,51 @@ def test_what_is_saved_is_what_was_trained(plan: Plan, store: Store, tmp_path: P
     }
     assert saved.keys() == live.keys()
     assert all(torch.equal(saved[name], live[name]) for name in saved)
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_others_may_read_what_was_saved(plan: Plan, store: Store, tmp_path: Path, kind: str) -> None:
+    run = build(vary(plan, adapt(kind)), store, tmp_path)
+    before = os.umask(0o022)
+    try:
+        save_trained(run, run.paths.adapter)
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in run.paths.adapter.iterdir()} == {0o644}
+
+
+@pytest.mark.parametrize("kind", ["lora", "ia3"])
+def test_an_adapter_is_described_in_the_same_bytes_every_time(
+    plan: Plan, store: Store, tmp_path: Path, kind: str
+) -> None:
+    """PEFT keeps names in sets, whose order is another in every process."""
+    run = build(vary(plan, adapt(kind)), store, tmp_path)
+    save_trained(run, run.paths.adapter)
+    config = json.loads((run.paths.adapter / "adapter_config.json").read_text())
+    assert config["target_modules"] == sorted(config["target_modules"])
+    assert len(config["target_modules"]) == 5
+
+
+def test_a_whole_model_says_which_dtype_it_was_saved_in(plan: Plan, store: Store, tmp_path: Path) -> None:
+    """Trained in fp32 and saved in bf16: loaders go by config.json, and would take twice the memory."""
+    run = build(vary(plan, adapt("full")), store, tmp_path)
+    rounded = replace(run, plan=vary(run.plan, {"precision.compute_dtype": "bf16"}))
+    save_trained(rounded, run.paths.adapter)
+    weights = load_file(run.paths.adapter / "model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
+    assert json.loads((run.paths.adapter / "config.json").read_text())["dtype"] == "bfloat16"
+    assert AutoModelForCausalLM.from_pretrained(run.paths.adapter).dtype == torch.bfloat16
+
+
+def test_a_full_disk_is_told_and_nothing_half_is_left(
+    plan: Plan, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_arguments: Any, **_more: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    run = build(plan, store, tmp_path)
+    monkeypatch.setattr(run.engine.module.model, "save_pretrained", fill)
+    with pytest.raises(RunFailedError, match=r"step-000002 cannot be written: .*No space left") as failed:
+        save_trained(run, run.paths.checkpoint(2))
+    assert "disk full" in failed.value.hint
+    assert list(run.paths.checkpoints.iterdir()) == []

@@ -29,6 +29,11 @@ class Observer:
         """After the last step that was trained."""
 
     def wants_to_stop(self) -> bool:
+        """For reasons that all ranks see alike, such as a held-out loss."""
+        return False
+
+    def asks_to_stop(self) -> bool:
+        """For a reason that only this rank may know, such as a signal: all ranks agree before any of them stops."""
         return False
 
 
@@ -60,3 +65,6 @@ class Observers(Observer):
 
     def wants_to_stop(self) -> bool:
         return any(observer.wants_to_stop() for observer in self._observers)
+
+    def asks_to_stop(self) -> bool:
+        return any(observer.asks_to_stop() for observer in self._observers)

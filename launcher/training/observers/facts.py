@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from launcher.errors import RunFailedError
 from launcher.metrics import StepMetrics, append_metrics
 from launcher.training.observers.base import Observer
 from launcher.training.run import Run
@@ -10,9 +11,17 @@ from launcher.training.run import Run
 class Facts(Observer):
     def on_step(self, run: Run, metrics: StepMetrics) -> None:
         if run.engine.is_main:
-            append_metrics(run.paths.metrics, metrics)
+            _write(run, metrics)
 
     def on_evaluation(self, run: Run, metrics: StepMetrics) -> bool:
         if run.engine.is_main and metrics.values:
-            append_metrics(run.paths.metrics, metrics)
+            _write(run, metrics)
         return False
+
+
+def _write(run: Run, metrics: StepMetrics) -> None:
+    try:
+        append_metrics(run.paths.metrics, metrics)
+    except OSError as error:
+        what = f"{run.paths.metrics} cannot be written: {error.strerror}"
+        raise RunFailedError(what, hint="is the disk full, or read-only?") from None

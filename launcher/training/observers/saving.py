@@ -18,25 +18,24 @@ class Saving(Observer):
         self._kept: list[int] = []
 
     def on_save(self, run: Run, step: int) -> None:
-        if not run.engine.is_main:
-            return
         save_trained(run, run.paths.checkpoint(step))
-        (run.paths.checkpoint(step) / CARD_FILE).unlink(missing_ok=True)  # PEFT's form, to be filled in
         self._kept.append(step)
+        if run.engine.is_main:
+            (run.paths.checkpoint(step) / CARD_FILE).unlink(missing_ok=True)  # PEFT's form, to be filled in
         self._delete_old(run)
 
     def on_end(self, run: Run, step: int) -> None:
         """The best checkpoint where the plan wants it, else the last weights."""
+        best = self._best.step if run.plan.schedule.load_best_model_at_end else None
+        chosen = best if best is not None and best in self._kept else step
+        if chosen == step:
+            save_trained(run, run.paths.adapter)
         if not run.engine.is_main:
             return
-        best = self._best.step if run.plan.schedule.load_best_model_at_end else None
-        if best is not None and best != step and best in self._kept:
-            _copy(run.paths.checkpoint(best), run.paths.adapter)
-        else:
-            best = step
-            save_trained(run, run.paths.adapter)
-            (run.paths.adapter / CARD_FILE).unlink(missing_ok=True)
-        write_card(run.plan, run.paths, steps_done=step, saved_step=best)
+        if chosen != step:
+            _copy(run.paths.checkpoint(chosen), run.paths.adapter)
+        (run.paths.adapter / CARD_FILE).unlink(missing_ok=True)
+        write_card(run.plan, run.paths, steps_done=step, saved_step=chosen)
 
     def _delete_old(self, run: Run) -> None:
         """After the new one is there; the best one stays whatever its age."""
@@ -46,7 +45,8 @@ class Saving(Observer):
             if oldest is None:
                 return
             self._kept.remove(oldest)
-            shutil.rmtree(run.paths.checkpoint(oldest), ignore_errors=True)
+            if run.engine.is_main:
+                shutil.rmtree(run.paths.checkpoint(oldest), ignore_errors=True)
 
 
 def _copy(source: Path, target: Path) -> None:

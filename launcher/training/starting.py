@@ -1,0 +1,68 @@
+"""The process, as planned: device, process group, precision, and what a sharding engine has to be told in code."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
+
+from launcher.choices import DEEPSPEED_STRATEGIES
+from launcher.plan.model import Plan
+from launcher.training.cpu_ranks import enable_cpu_ranks
+from launcher.training.loading import DTYPES
+
+# How long a rank waits for the others in a collective before it gives up. torch's default is half an hour for NCCL's
+# first and every other call; no environment variable sets it.
+_COLLECTIVE_MINUTES = 10
+
+
+def start(plan: Plan) -> Accelerator:
+    torch.set_float32_matmul_precision("high" if plan.precision.use_tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = plan.precision.use_tf32
+    on_cpu = plan.hardware.gpu is None
+    is_engine = plan.strategy not in ("single", "ddp")
+    if on_cpu and is_engine:
+        enable_cpu_ranks()
+    is_deepspeed = plan.strategy in DEEPSPEED_STRATEGIES
+    accelerator = Accelerator(
+        # DeepSpeed's own file owns its precision. Accumulation is the loop's; DeepSpeed alone wants to know of it.
+        mixed_precision=None if is_deepspeed else plan.precision.mixed_precision,
+        gradient_accumulation_steps=plan.batch.gradient_accumulation_steps if is_deepspeed else 1,
+        cpu=on_cpu and not is_engine,
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(minutes=_COLLECTIVE_MINUTES))],
+    )
+    if plan.strategy == "fsdp2" and accelerator.state.fsdp_plugin is not None:
+        _set_fsdp_precision(accelerator, plan)
+    if is_deepspeed and accelerator.state.deepspeed_plugin is not None:
+        _fill_deepspeed(accelerator.state.deepspeed_plugin, plan)
+    return accelerator
+
+
+def _set_fsdp_precision(accelerator: Accelerator, plan: Plan) -> None:
+    """accelerate's files would reduce gradients in BF16, and round the summed loss to it."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    if plan.precision.mixed_precision != "no":
+        accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
+            param_dtype=DTYPES[plan.precision.compute_dtype],
+            reduce_dtype=torch.float32,
+            output_dtype=None,
+            cast_forward_inputs=False,
+        )
+
+
+def _fill_deepspeed(plugin: Any, plan: Plan) -> None:
+    """What a preset leaves "auto": accelerate would clip at 1.0, and refuse to start without a micro-batch."""
+    batch = plan.batch
+    values = {
+        "train_micro_batch_size_per_gpu": batch.micro_batch_size,
+        "gradient_accumulation_steps": batch.gradient_accumulation_steps,
+        "gradient_clipping": plan.optimizer.max_grad_norm or 0.0,
+        "train_batch_size": batch.num_slots,
+    }
+    for name, value in values.items():
+        if plugin.deepspeed_config.get(name, "auto") == "auto":
+            plugin.deepspeed_config[name] = value
