@@ -18,6 +18,7 @@ from launcher.plan import Plan, PlanOptions, make_plan
 from launcher.probe import probe_hardware
 from launcher.rows import RowEstimate, probe_rows, probe_sample, with_tokens_per_row
 from launcher.shapes import load_shape
+from launcher.started import Started
 
 MODELS_DIR_VARIABLE = "LAUNCHER_MODELS_DIR"
 
@@ -59,6 +60,21 @@ def plan_request(request: Request) -> PlannedRun:
     rows = _find_rows(request, loaded, is_smoke)
     plan = make_plan(loaded.manifest, hardware, base=base, rows=rows, options=options)
     return PlannedRun(loaded=loaded, plan=plan)
+
+
+def for_started(request: Request, started: Started) -> Request:
+    """The same training, on what accelerate started. Where there is no GPU, as many CPU ranks."""
+    strategy = None if started.strategy == "single" else started.strategy
+    if started.num_ranks == 1 and strategy is None:
+        return request
+    on_cpu = started.on_cpu or probe_hardware().gpu is None
+    return replace(
+        request,
+        strategy=strategy,
+        nodes=started.num_nodes,
+        gpus_per_node=None if on_cpu else started.ranks_per_node,
+        cpu_ranks_per_node=started.ranks_per_node if on_cpu else None,
+    )
 
 
 def base_folders(manifest_folder: Path) -> tuple[Path, ...]:

@@ -16,6 +16,7 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from launcher.arguments import add_learning_arguments, make_learning_request  # noqa: E402
 from launcher.errors import ExitCode, InputError, LauncherError  # noqa: E402
+from launcher.started import Started, find_started  # noqa: E402
 
 if TYPE_CHECKING:
     from launcher.paths import RunPaths
@@ -75,13 +76,21 @@ def read_plan(file: Path) -> tuple[Plan, RunPaths]:
 
 def plan_for_here(arguments: argparse.Namespace) -> tuple[Plan, RunPaths]:
     """A bare launch: the plan is made for what accelerate started, in a run directory of its own."""
-    from launcher.inputs import plan_request
+    started = find_started(os.environ)
+    if started.num_ranks == 1:
+        return decide(arguments, started)
+    from launcher.training.sharing import decide_once
+
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return decide_once(lambda: decide(arguments, started), started.rank, attempt)
+
+
+def decide(arguments: argparse.Namespace, started: Started) -> tuple[Plan, RunPaths]:
+    from launcher.inputs import for_started, plan_request
     from launcher.paths import write_files
     from launcher.runs import create_run_directory, input_texts
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise InputError("more than one process is not part of this version yet", hint="launch one process")
-    planned = plan_request(make_learning_request(arguments, arguments.manifest))
+    planned = plan_request(for_started(make_learning_request(arguments, arguments.manifest), started))
     paths = create_run_directory(planned, arguments.runs_dir, arguments.run_id)
     write_files(paths.root, input_texts(planned, paths))
     return planned.plan, paths
@@ -112,7 +121,8 @@ def train_planned(plan: Plan, paths: RunPaths, chronicle: Chronicle) -> int:
 
 def tell(chronicle: Chronicle | None, status: str, code: int, message: str) -> int:
     """The message first, the record after it: whoever waits for the record has seen the message."""
-    say(f"error: {message}")
+    if message:
+        say(f"error: {message}")
     if chronicle is not None:
         chronicle.end(status=status, exit_code=code, error=message)
     return code

@@ -70,14 +70,19 @@ def _device(device: torch.device) -> str:
 
 
 def _model(module: TrainedModel) -> str:
-    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
-    frozen = sum(p.numel() for p in module.parameters() if not p.requires_grad)
+    trained = sum(_count(p) for p in module.parameters() if p.requires_grad)
+    frozen = sum(_count(p) for p in module.parameters() if not p.requires_grad)
     kind = type(module.base).__name__
     if not isinstance(module.model, PeftModel):
         return f"{kind}, all {format_count(trained)} parameters are trained"
     config: Any = module.model.peft_config["default"]
     adapter = "DoRA" if getattr(config, "use_dora", False) else str(config.peft_type.value)
     return f"{kind}, {adapter}: {format_count(trained)} trained, {format_count(frozen)} stored frozen"
+
+
+def _count(parameter: Any) -> int:
+    """ZeRO-3 leaves an empty tensor where a parameter was."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def _precision(accelerator: Any, module: TrainedModel) -> str:
@@ -93,7 +98,7 @@ def _main_dtype(parameters: Any) -> str:
     for parameter in parameters:
         quantized = type(parameter).__name__ if type(parameter) is not nn.Parameter else ""
         dtype = str(parameter.dtype).removeprefix("torch.")
-        counts[f"{dtype} ({quantized})" if quantized in ("Params4bit", "Int8Params") else dtype] += parameter.numel()
+        counts[f"{dtype} ({quantized})" if quantized in ("Params4bit", "Int8Params") else dtype] += _count(parameter)
     return counts.most_common(1)[0][0] if counts else ""
 
 

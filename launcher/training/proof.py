@@ -163,7 +163,8 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 def _transformers_attention(module: TrainedModel, longest: int) -> Iterator[None]:
     """The library's plainest: eager applies all that a family does to its scores, but holds them whole."""
     own = module.base.config._attn_implementation
-    module.base.set_attn_implementation("eager" if longest <= _LONGEST_EAGER else "sdpa")
+    caps = getattr(module.base.config.get_text_config(), "attn_logit_softcapping", None) is not None
+    module.base.set_attn_implementation("eager" if caps or longest <= _LONGEST_EAGER else "sdpa")
     try:
         yield
     finally:

@@ -66,9 +66,7 @@ def load_expert(
     if not quantized:
         changes["quantization"] = None
     plan = run.plan.model_copy(update=changes)
-    base = load_base(plan, base_folders(Path(plan.data.folder)), "sdpa", device)
-    if getattr(base.config.get_text_config(), "attn_logit_softcapping", None) is not None:
-        base.set_attn_implementation("eager")  # torch's attention cannot cap scores
+    base = load_base(plan, base_folders(Path(plan.data.folder)), _pick_attention(plan), device)
     try:
         model = PeftModel.from_pretrained(base, str(run.paths.adapter))
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
@@ -77,6 +75,13 @@ def load_expert(
     if plan.quantization is None:
         model.to(device)
     return model.eval()
+
+
+def _pick_attention(plan: Plan) -> str:
+    """torch's attention cannot cap scores, and families that do so refuse to be loaded with it."""
+    config: Any = _load_config(plan)
+    caps = config is not None and getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+    return "eager" if caps else "sdpa"
 
 
 def load_folder(folder: Path, dtype: Dtype, device: torch.device, *, trusts: bool = False) -> PreTrainedModel:

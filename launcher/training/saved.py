@@ -57,7 +57,7 @@ def _write(run: Run, folder: Path, state: dict[str, Tensor]) -> None:
 
 
 def _name_base(config: Path, run: Run) -> None:
-    """PEFT writes where the base lay on this machine; its name means something on others too. Sets come in any order."""
+    """PEFT writes where the base lay on this machine; its name means something elsewhere. Sets come in any order."""
     changes: dict[str, object] = {"base_model_name_or_path": run.plan.base.name, "revision": run.plan.base_revision}
     values = json.loads(config.read_text(encoding="utf-8"))
     for name in ("target_modules", "feedforward_modules"):

@@ -66,3 +66,6 @@ def _fill_deepspeed(plugin: Any, plan: Plan) -> None:
     for name, value in values.items():
         if plugin.deepspeed_config.get(name, "auto") == "auto":
             plugin.deepspeed_config[name] = value
+    if plan.hardware.gpu is None:  # a preset for GPUs, tried on CPU ranks, where 16 bits are emulated
+        for name in ("bf16", "fp16"):
+            plugin.deepspeed_config.pop(name, None)

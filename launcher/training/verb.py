@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from launcher.errors import DoesNotFitError, ExitCode, InputError, LauncherError
+from launcher.training.quiet import silence_libraries
 
 INTERRUPTED = 130
 
 
 def run_verb(name: str, action: Callable[[], str], *, is_json: bool = False) -> int:
     """`action` returns what goes to stdout; nothing else ever does."""
+    silence_libraries()
     try:
         with _stdout_kept():
             result = _act(name, action)

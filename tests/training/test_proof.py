@@ -26,7 +26,7 @@ from launcher.corpus.store import Store
 from launcher.errors import InputError, RunFailedError
 from launcher.paths import RunPaths
 from launcher.plan.model import Plan
-from launcher.training import attention
+from launcher.training import attention, proof
 from launcher.training.attention import BACKENDS, Backend
 from launcher.training.batches import PackedBatch
 from launcher.training.proof import Proof, pick_documents, prove_attention
@@ -304,3 +304,12 @@ def test_documents_of_the_proof(plan: Plan, shared: Store, tmp_path: Path) -> No
     assert 2 <= len(picked) <= 8
     assert sum(len(document.input_ids) for document in picked) <= SEQUENCE_LENGTH
     assert all(document.trained.any() and len(document.document_lengths) == 1 for document in picked)
+
+
+def test_long_documents_of_a_base_that_caps_its_scores(
+    plan: Plan, shared: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library has no SDPA for it: its eager attention is asked whatever it holds."""
+    monkeypatch.setattr(proof, "_LONGEST_EAGER", 8)
+    base = write_base(tmp_path / "base", Gemma2Config(**SIZES, attn_logit_softcapping=2.0))
+    check_proven(prove(plan, shared, tmp_path / "run", "eager", base))

@@ -36,7 +36,8 @@ MAY_USE: dict[str, set[str]] = {
     "rows": FOUNDATION | {"manifest"},
     "speed": FOUNDATION | {"shapes", "hardware"},
     "plan": FOUNDATION | {"memory", "speed", "manifest", "hardware", "gpus", "shapes", "rows"},
-    "inputs": FOUNDATION | {"manifest", "hardware", "gpus", "probe", "bases", "shapes", "rows", "plan"},
+    "started": FOUNDATION,
+    "inputs": FOUNDATION | {"started", "manifest", "hardware", "gpus", "probe", "bases", "shapes", "rows", "plan"},
     "render": FOUNDATION | {"plan", "paths", "hardware", "shapes"},
     "record": FOUNDATION | {"paths"},
     "runs": FOUNDATION | {"paths", "inputs", "hardware"},
@@ -52,7 +53,7 @@ MAY_USE: dict[str, set[str]] = {
     "arguments": FOUNDATION | {"inputs"},
     "training": FOUNDATION
     | {"plan", "metrics", "paths", "corpus", "memory", "speed", "record", "bases", "manifest", "inputs", "preparing"},
-    "train": FOUNDATION | {"arguments", "manifest", "plan", "inputs", "paths", "runs", "corpus", "training"},
+    "train": FOUNDATION | {"started", "arguments", "manifest", "plan", "inputs", "paths", "runs", "corpus", "training"},
     "cli": FOUNDATION
     | {
         "arguments",
