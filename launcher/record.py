@@ -27,6 +27,7 @@ class Outcome(Frozen):
     steps_done: int = 0
     num_steps: int | None = None
     final_loss: float | None = None
+    ended_because: str = ""  # before its last step, by its own rules
     best_step: int | None = None
     best_metric: float | None = None
     data_key: str | None = None

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 # accelerate puts this file's folder first on sys.path, where our module names could capture other packages' imports.
 # The package's parent is what belongs there.
 sys.path[0] = str(Path(__file__).resolve().parent.parent)
+# Threads that wait shall sleep, not spin: where others use the cores too, spinning made a step ten times longer.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from launcher.arguments import add_learning_arguments, make_learning_request  # noqa: E402
 from launcher.errors import ExitCode, InputError, LauncherError  # noqa: E402
@@ -41,7 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return tell(chronicle, "failed", int(error.exit_code), str(error))
     except KeyboardInterrupt:
         return tell(chronicle, "stopped", int(ExitCode.PREEMPTED), "stopped at once by a second signal")
-    except Exception:
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which may not be imported yet
+            return tell(chronicle, "failed", int(ExitCode.DOES_NOT_FIT), explain_full_card(error, plan))
         return tell(chronicle, "failed", int(ExitCode.BUG), traceback.format_exc())
     return code
 
@@ -112,11 +116,20 @@ def train_planned(plan: Plan, paths: RunPaths, chronicle: Chronicle) -> int:
     ending = run_training(plan, paths, prepared.store, base_folders(folder), chronicle, vocab_size)
     if ending.stopped_by is not None:
         where = paths.checkpoint(ending.steps_done)
-        message = f"stopped by {ending.stopped_by} after step {ending.steps_done:,}; its weights: {where}"
-        return tell(chronicle, "stopped", int(ExitCode.PREEMPTED), message)
+        say(message := f"stopped by a signal after step {ending.steps_done:,}; its weights: {where}")
+        chronicle.end(status="stopped", exit_code=int(ExitCode.PREEMPTED), error=message)
+        return int(ExitCode.PREEMPTED)
     chronicle.end(status="done", exit_code=int(ExitCode.DONE))
     say(f"adapter  {paths.adapter}\nmetrics  {paths.metrics}\nrecord   {paths.outcome}")
     return int(ExitCode.DONE)
+
+
+def explain_full_card(error: Exception, plan: Plan) -> str:
+    said = str(error).splitlines()[0]
+    rungs = [f"  {number}. {rung.action}" for number, rung in enumerate(plan.ladder, 1)]
+    return "\n".join(
+        [f"the GPU's memory is full: {said}", "what needs less, in this order (the global batch stays):", *rungs]
+    )
 
 
 def tell(chronicle: Chronicle | None, status: str, code: int, message: str) -> int:

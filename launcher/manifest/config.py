@@ -225,6 +225,8 @@ def _cadence_problems(config: TrainingConfig) -> list[str]:
             f"load_best_model_at_end: the best model must have been saved, but save_strategy is {config.save_strategy} "
             f"and evaluation_strategy is {config.evaluation_strategy}; make them equal"
         )
+    if config.metric_for_best_model not in ("eval_loss", "loss"):
+        problems.append(f"metric_for_best_model: only eval_loss is measured, not {config.metric_for_best_model}")
     if config.evaluation_strategy == "no" and config.early_stopping_patience is not None:
         problems.append("early_stopping_patience: needs an evaluation, but evaluation_strategy is no")
     return problems

@@ -180,6 +180,11 @@ class MemoryPlan(Frozen):
         return sum(term.num_bytes for term in self.terms)
 
     @property
+    def allocated_bytes(self) -> int:
+        """What torch's allocator counts: all but the CUDA context."""
+        return sum(term.num_bytes for term in self.terms if term.name != "context")
+
+    @property
     def usable_bytes(self) -> int:
         return self.free_bytes - self.headroom_bytes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,11 @@ class Hands:
     @property
     def slots_per_rank(self) -> int:
         return self.micro_batch_size * self.num_micro_batches
+
+    def for_packs(self, num_packs: int) -> Hands:
+        """As few micro-batches as hold them: none that would be empty on every rank."""
+        needed = -(-num_packs // (self.num_ranks * self.micro_batch_size))
+        return replace(self, num_micro_batches=max(1, min(needed, self.num_micro_batches)))
 
 
 def deal(packs: Sequence[int], costs: Numbers, hands: Hands) -> list[tuple[Slots, ...]]:

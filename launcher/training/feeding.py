@@ -27,12 +27,41 @@ class TrainingBatches(Dataset[PackedBatch]):
     num_steps: int
 
     def __len__(self) -> int:
-        return self.num_steps * self.hands.num_micro_batches
+        return self.first_of(self.num_steps)
 
     def __getitem__(self, index: int) -> PackedBatch:
-        step, micro_step = divmod(index, self.hands.num_micro_batches)
-        slots = deal(self.order.packs_of(step), self.costs, self.hands)[self.rank][micro_step]
+        step, micro_step = self._locate(index)
+        packs = self.order.packs_of(step)
+        slots = deal(packs, self.costs, self.hands.for_packs(len(packs)))[self.rank][micro_step]
         return collate([None if slot is None else self.file[slot] for slot in slots], self.shape)
+
+    def count_micro_batches(self, step: int) -> int:
+        """The last step of an epoch may have fewer."""
+        is_last = (step + 1) % self.order.steps_per_epoch == 0
+        return self._in_last if is_last else self._in_step
+
+    def first_of(self, step: int) -> int:
+        """The number of a step's first micro-batch."""
+        epoch, inside = divmod(step, self.order.steps_per_epoch)
+        return epoch * self._in_epoch + inside * self._in_step
+
+    def _locate(self, index: int) -> tuple[int, int]:
+        epoch, rest = divmod(index, self._in_epoch)
+        inside = min(rest // self._in_step, self.order.steps_per_epoch - 1)
+        return epoch * self.order.steps_per_epoch + inside, rest - inside * self._in_step
+
+    @property
+    def _in_epoch(self) -> int:
+        return (self.order.steps_per_epoch - 1) * self._in_step + self._in_last
+
+    @property
+    def _in_step(self) -> int:
+        return self.hands.for_packs(self.order.global_batch_size).num_micro_batches
+
+    @property
+    def _in_last(self) -> int:
+        left = self.order.num_packs - (self.order.steps_per_epoch - 1) * self.order.global_batch_size
+        return self.hands.for_packs(left).num_micro_batches
 
 
 def feed(batches: TrainingBatches, plan: LoaderPlan, first_step: int = 0) -> Iterator[PackedBatch]:
@@ -40,7 +69,7 @@ def feed(batches: TrainingBatches, plan: LoaderPlan, first_step: int = 0) -> Ite
     loader: DataLoader[PackedBatch] = DataLoader(
         batches,
         batch_size=None,
-        sampler=range(first_step * batches.hands.num_micro_batches, len(batches)),
+        sampler=range(batches.first_of(first_step), len(batches)),
         num_workers=plan.num_workers,
         prefetch_factor=plan.prefetch_factor,
         pin_memory=plan.pin_memory,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from launcher.training.engine import Engine
@@ -17,12 +18,28 @@ def gather_trained(engine: Engine) -> dict[str, Tensor]:
     One tensor after the other, so that no rank ever holds more than one whole.
     """
     gathered: dict[str, Tensor] = {}
+    _shard_again(engine.model)
     for name, parameter in engine.module.model.named_parameters():
         if parameter.requires_grad:
             whole = _gather(parameter)
             if engine.is_main:
                 gathered[name] = whole.detach().to("cpu", copy=True).contiguous()
     return gathered
+
+
+def copy_buffers(engine: Engine) -> dict[str, Tensor]:
+    """What a whole model keeps besides its parameters; the same on every rank."""
+    model = engine.module.model
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return {name: tensor.cpu() for name, tensor in model.state_dict().items() if name not in parameters}
+
+
+def _shard_again(model: nn.Module) -> None:
+    """After an evaluation FSDP2 leaves its outermost module whole, until somebody asks for a state_dict: the rank that
+    wrote the last checkpoint did, and the others would not join in the gathering of this one."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _gather(parameter: Any) -> Tensor:

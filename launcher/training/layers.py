@@ -58,9 +58,7 @@ def compiled(forward: Forward, plan: CompilePlan) -> Forward:
             try:
                 return fast(*arguments, **more)
             except TorchDynamoException as error:
-                _Compiling.is_on = False
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-                print(f"torch.compile failed, the run goes on without it: {reason}", file=sys.stderr, flush=True)
+                give_up_compiling(error)
         return forward(*arguments, **more)
 
     _mark(run, getattr(forward, _MARK, None))
@@ -71,6 +69,16 @@ class _Compiling:
     """One for all layers: what the compiler cannot do for one it cannot do for the next."""
 
     is_on = True
+
+
+def give_up_compiling(error: Exception) -> None:
+    _Compiling.is_on = False
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    print(f"torch.compile failed, the run goes on without it: {reason}", file=sys.stderr, flush=True)
+
+
+def is_compiling() -> bool:
+    return _Compiling.is_on
 
 
 @contextmanager

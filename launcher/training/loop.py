@@ -21,14 +21,12 @@ from launcher.training.run import Run
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """Of one step. Loss, norm and time are still on the device: whoever reads them waits for it."""
+    """Of one step, which may still run: `facts` is true only once `seconds` was read, which waits for the step."""
 
     step: int  # done: counts from 1
     packs: tuple[int, ...]
-    loss: Tensor
+    facts: Tensor  # on the host: loss, ranks that were asked to stop, norm of the gradients
     asks_to_stop: bool  # this rank was asked to
-    num_asking: Tensor  # ranks that were asked to
-    grad_norm: Tensor
     learning_rate: float
     seconds: Seconds
     data_seconds: float
@@ -64,12 +62,12 @@ def train(run: Run, observer: Observer) -> int:
 def train_step(
     run: Run, step: int, batches: Iterator[PackedBatch], clock: StepClock, *, asks_to_stop: bool = False
 ) -> StepResult:
-    """All micro-batches, one update. Nothing in here waits for the device."""
+    """All micro-batches, one update. Nothing in here waits for the device, except Liger's loss, once a micro-batch."""
     engine, waited = run.engine, 0.0
     packs = run.order.packs_of(step - 1)
     num_trained = int(run.train.num_trained[list(packs)].sum())
     total = torch.zeros((), device=engine.device)
-    num_micro_batches = run.plan.batch.gradient_accumulation_steps
+    num_micro_batches = run.count_micro_batches(step - 1)
     for index in range(num_micro_batches):
         began = time.perf_counter()
         batch = next(batches)
@@ -79,13 +77,13 @@ def train_step(
     grad_norm = engine.update()
     asked = torch.full((), float(asks_to_stop), device=engine.device)
     loss, num_asking = engine.add_up(torch.stack([total, asked])).unbind()
+    facts = torch.stack([loss, num_asking, grad_norm.to(loss)])
     return StepResult(
         step=step,
         packs=packs,
-        loss=loss,
+        # Copied beside the next step. Reading it from the device later would wait for all that was queued since.
+        facts=facts.to("cpu", non_blocking=True),
         asks_to_stop=asks_to_stop,
-        num_asking=num_asking,
-        grad_norm=grad_norm,
         learning_rate=learning_rate,
         seconds=clock.lap(),
         data_seconds=waited,

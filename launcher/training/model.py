@@ -23,7 +23,7 @@ class TrainedModel(nn.Module):
         super().__init__()
         self.model = model
         self._backend = backend
-        self._loss_kernel = loss_kernel
+        self.loss_kernel = loss_kernel
 
     @property
     def base(self) -> PreTrainedModel:
@@ -49,7 +49,7 @@ class TrainedModel(nn.Module):
             return self._forward_by_the_library(batch)
         hidden = self._hidden_states(batch)
         trained = hidden.index_select(0, batch.trained_positions)
-        loss = sum_loss(self._loss_kernel, trained, batch.targets, self._head())
+        loss = sum_loss(self.loss_kernel, trained, batch.targets, self._head())
         return (loss, hidden) if shows_hidden else loss
 
     def _forward_by_the_library(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:

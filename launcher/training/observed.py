@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,47 +20,59 @@ from launcher.training.run import Run
 from launcher.units import format_count
 
 
-def observe(run: Run, proof: Proof | None, attention_operations: tuple[str, ...]) -> dict[str, str]:
+def observe(run: Run, proof: Proof | None, operations: Operations, compiled: str) -> dict[str, str]:
     """Name -> what was seen, in the order that a banner shows."""
     engine = run.engine
     seen = {
         "device": _device(engine.device),
         "model": _model(engine.module),
-        "precision": _precision(engine.accelerator, engine.module),
-        "attention": _attention(engine.module, proof, attention_operations),
+        "precision": _precision(engine.module, operations),
+        "attention": _attention(engine.module, proof, operations.attention),
+        "loss": f"{engine.module.loss_kernel} cross-entropy of the trained positions",
         "optimizer": _optimizer(engine.optimizer),
         "checkpointing": _checkpointing(engine.module),
+        "torch.compile": compiled or "off",
     }
     if engine.device.type == "cuda":
         seen["TF32"] = "on" if torch.backends.cuda.matmul.allow_tf32 else "off"
     return seen
 
 
-def observe_compiling() -> str:
-    """After steps have run; empty where nothing is compiled."""
+def count_graphs() -> tuple[int, int]:
+    """That torch.compile has made in this process, and where it had to leave them."""
     from torch._dynamo.utils import counters
 
-    graphs = int(counters["stats"]["unique_graphs"])
-    breaks = sum(counters["graph_break"].values())
-    return f"{graphs} graphs, {breaks} graph breaks" if graphs else ""
+    return int(counters["stats"]["unique_graphs"]), sum(counters["graph_break"].values())
 
 
-def observe_attention(model: nn.Module, batch: PackedBatch) -> tuple[str, ...]:
-    """The operations of attention that a forward pass really ends in."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operations:
+    """That a forward pass really ends in."""
+
+    attention: tuple[str, ...]
+    products: tuple[str, ...]  # dtypes of matrix products
+
+
+def observe_operations(model: nn.Module, batch: PackedBatch) -> Operations:
     recorder = _Recorder()
     with torch.no_grad(), uncompiled(), recorder:
         model(batch)
-    names = {name for name in recorder.names if any(word in name for word in ("attn", "attention", "flash"))}
-    return tuple(sorted(names)) or tuple(sorted(name for name in recorder.names if "softmax" in name))
+    named = {name for name in recorder.names if any(word in name for word in ("attn", "attention", "flash"))}
+    named = named or {name for name in recorder.names if "softmax" in name}
+    return Operations(attention=tuple(sorted(named)), products=tuple(sorted(recorder.dtypes)))
 
 
 class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.names: set[str] = set()
+        self.dtypes: set[str] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), more: Any = None) -> Any:
-        self.names.add(str(function).rpartition(".")[0])
+        name = str(function).rpartition(".")[0]
+        self.names.add(name)
+        if name in ("aten.mm", "aten.addmm", "aten.bmm"):
+            self.dtypes.add(str(arguments[-1].dtype).removeprefix("torch."))
         return function(*arguments, **(more or {}))
 
 
@@ -85,12 +98,11 @@ def _count(parameter: Any) -> int:
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
-def _precision(accelerator: Any, module: TrainedModel) -> str:
+def _precision(module: TrainedModel, operations: Operations) -> str:
     trained = _main_dtype(p for p in module.parameters() if p.requires_grad)
     frozen = _main_dtype(p for p in module.parameters() if not p.requires_grad)
-    autocast = {"bf16": "bfloat16", "fp16": "float16 with loss scaling"}.get(accelerator.mixed_precision)
-    computed = f"computed in {autocast} (autocast)" if autocast else "no autocast"
-    return f"{computed}, trained weights {trained}" + (f", frozen {frozen}" if frozen else "")
+    products = f"products in {', '.join(operations.products)}"
+    return f"{products}, trained weights {trained}" + (f", frozen {frozen}" if frozen else "")
 
 
 def _main_dtype(parameters: Any) -> str:
@@ -112,7 +124,7 @@ def _attention(module: TrainedModel, proof: Proof | None, operations: tuple[str,
 
 def _optimizer(optimizer: Any) -> str:
     inner = innermost(optimizer)
-    fused = inner.defaults.get("fused")
+    fused = inner.param_groups[0].get("fused")
     name = f"{type(inner).__module__.split('.')[0]} {type(inner).__name__}"
     return f"{name}{', fused' if fused else ''}"
 

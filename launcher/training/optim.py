@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
 from math import ceil
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,27 +14,38 @@ from transformers import get_scheduler
 
 from launcher.plan.model import OptimizerPlan, SchedulePlan
 
+_NORM = re.compile(r"norm(\.|$)|(^|\.)ln_")
 
-def build_optimizer(plan: OptimizerPlan, parameters: Iterable[nn.Parameter]) -> Optimizer:
+
+def build_optimizer(plan: OptimizerPlan, model: nn.Module) -> Optimizer:
     """Only what is trained: frozen weights have no state."""
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    groups = _make_groups(model, plan.weight_decay)
     if plan.name == "sgd":
-        return torch.optim.SGD(trained, lr=plan.learning_rate, weight_decay=plan.weight_decay)
+        return torch.optim.SGD(groups, lr=plan.learning_rate)
     if plan.name == "adamw_bnb_8bit":
         from bitsandbytes.optim import AdamW8bit
 
-        optimizer: Optimizer = AdamW8bit(
-            trained, lr=plan.learning_rate, betas=plan.betas, eps=plan.epsilon, weight_decay=plan.weight_decay
-        )
+        optimizer: Optimizer = AdamW8bit(groups, lr=plan.learning_rate, betas=plan.betas, eps=plan.epsilon)
         return optimizer
     return torch.optim.AdamW(
-        trained,
+        groups,
         lr=plan.learning_rate,
         betas=plan.betas,
         eps=plan.epsilon,
-        weight_decay=plan.weight_decay,
         fused=plan.name == "adamw_torch_fused",
     )
+
+
+def _make_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Norms and biases do not decay, as under the trainer of the published manifests."""
+    decaying: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            is_spared = weight_decay and (name.endswith("bias") or _NORM.search(name.lower()) is not None)
+            (others if is_spared else decaying).append(parameter)
+    groups = ((decaying, weight_decay), (others, 0.0))
+    return [{"params": parameters, "weight_decay": decay} for parameters, decay in groups if parameters]
 
 
 def build_schedule(plan: SchedulePlan, optimizer: Optimizer, num_steps: int) -> LRScheduler:

@@ -37,20 +37,21 @@ class Readback:
         result, self._waiting = self._waiting, None
         if result is None:
             return
-        self._stops = bool(result.num_asking > 0)
         read = self._read(result)
         _check_finite(read, skips_overflows=self._run.plan.precision.loss_scaling)
         self._observer.on_step(self._run, read)
 
     def _read(self, result: StepResult) -> StepMetrics:
         run, packs = self._run, list(result.packs)
-        seconds = result.seconds()
+        seconds = result.seconds()  # waits for the step: from here on its facts are there
+        loss, num_asking, grad_norm = result.facts.tolist()
+        self._stops = num_asking > 0
         num_tokens = int(run.train.num_tokens[packs].sum())
         self._tokens_seen += num_tokens
         rate = num_tokens / max(1e-9, seconds)
         values = {
-            metrics.TRAIN_LOSS: float(result.loss),
-            metrics.GRAD_NORM: float(result.grad_norm),
+            metrics.TRAIN_LOSS: loss,
+            metrics.GRAD_NORM: grad_norm,
             metrics.LEARNING_RATE: result.learning_rate,
             metrics.STEP_SECONDS: seconds,
             metrics.DATA_WAIT_SECONDS: result.data_seconds,
@@ -66,6 +67,7 @@ class Readback:
         if run.engine.device.type == "cuda":
             values[metrics.PEAK_ALLOCATED_GIB] = bytes_to_gib(torch.cuda.max_memory_allocated())
             values[metrics.PEAK_RESERVED_GIB] = bytes_to_gib(torch.cuda.max_memory_reserved())
+            values[metrics.PREDICTED_GIB] = bytes_to_gib(run.plan.memory.allocated_bytes)
         return StepMetrics(step=result.step, epoch=result.step / run.steps_per_epoch, values=values, packs=result.packs)
 
     def _flops_per_token(self, packs: list[int]) -> float:

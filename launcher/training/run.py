@@ -54,6 +54,9 @@ class Run:
     def steps_per_epoch(self) -> int:
         return self.order.steps_per_epoch
 
+    def count_micro_batches(self, step: int) -> int:
+        return self.batches().count_micro_batches(step)
+
     def batches(self) -> TrainingBatches:
         batch = self.plan.batch
         return TrainingBatches(
@@ -116,7 +119,7 @@ def count_steps(schedule: SchedulePlan, steps_per_epoch: int) -> int:
 
 def _make_engine(plan: Plan, module: TrainedModel, accelerator: Accelerator, num_steps: int) -> Engine:
     module.prepare(plan)
-    optimizer = build_optimizer(plan.optimizer, module.parameters())
+    optimizer = build_optimizer(plan.optimizer, module)
     schedule = build_schedule(plan.schedule, optimizer, num_steps)
     model, prepared = accelerator.prepare(module, optimizer)
     if plan.strategy == "zero3":

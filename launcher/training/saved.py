@@ -13,7 +13,7 @@ from torch import Tensor
 
 from launcher.errors import RunFailedError
 from launcher.paths import write_text_atomically
-from launcher.training.gathering import gather_trained
+from launcher.training.gathering import copy_buffers, gather_trained
 from launcher.training.loading import DTYPES
 from launcher.training.run import Run
 
@@ -51,7 +51,10 @@ def _write(run: Run, folder: Path, state: dict[str, Tensor]) -> None:
         _name_base(folder / "adapter_config.json", run)
     else:
         dtype = DTYPES[run.plan.precision.compute_dtype]
-        model.save_pretrained(str(folder), state_dict={name: tensor.to(dtype) for name, tensor in state.items()})
+        model.save_pretrained(
+            str(folder),
+            state_dict={name: tensor.to(dtype) for name, tensor in state.items()} | copy_buffers(run.engine),
+        )
         # It tells the dtype that was trained in; loaders go by it.
         _change_json(folder / "config.json", {"dtype": str(dtype).removeprefix("torch.")})
 

@@ -18,7 +18,7 @@ from launcher.training.attention import BACKENDS, Backend
 from launcher.training.chronicle import Chronicle
 from launcher.training.guards import StopOnSignal
 from launcher.training.loop import train
-from launcher.training.observed import observe, observe_attention, observe_compiling
+from launcher.training.observed import Operations, count_graphs, observe, observe_operations
 from launcher.training.observers.base import Observer, Observers
 from launcher.training.observers.best import Best
 from launcher.training.observers.console import Console
@@ -28,6 +28,7 @@ from launcher.training.proof import Proof, lay_out, pick_documents, prove_attent
 from launcher.training.run import Run, build_module, build_run
 from launcher.training.starting import start
 from launcher.training.topology import check_prepared, check_started
+from launcher.training.warming import compile_ahead
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,28 +44,36 @@ def run_training(
     accelerator = start(plan)
     check_started(plan, accelerator)
     run, proof = assemble(plan, paths, store, folders, accelerator, vocab_size)
-    seen = observe(run, proof, _watch_attention(run))
+    compiled = compile_ahead(run)
+    seen = observe(run, proof, _watch_operations(run), compiled)
     _show(run, seen)
     chronicle.note(data_key=run.data_key, num_steps=run.num_steps, observed=seen)
-    stop, best = StopOnSignal(), Best(plan.schedule)
+    stop, best, facts = StopOnSignal(), Best(plan.schedule), Facts()
     stop.install()
-    observers: list[Observer] = [Console(), Facts(), best, Saving(best), stop]
+    observers: list[Observer] = [Console(), facts, best, Saving(best), stop]
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
+    graphs, _ = count_graphs()
     steps_done = train(run, Observers(observers))
-    compiling = observe_compiling()
+    recompiled = count_graphs()[0] - graphs
+    if compiled and recompiled:
+        seen["torch.compile"] = f"{compiled}; {recompiled} more graphs while training (evaluation has its own)"
+        _say(run, f"torch.compile: {seen['torch.compile']}")
+    if best.stopped_early:
+        _say(run, best.stopped_early)
     chronicle.note(
         steps_done=steps_done,
         best_step=best.step,
         best_metric=best.value,
-        observed={**seen, **({"compiled": compiling} if compiling else {})},
+        final_loss=facts.last_loss,
+        ended_because=best.stopped_early,
+        observed=seen,
     )
-    if run.engine.is_main and compiling:
-        print(f"torch.compile: {compiling}", file=sys.stderr)
+    was_cut = stop.received is not None and steps_done < run.num_steps and not best.stopped_early
     return Ending(
         steps_done=steps_done,
         num_steps=run.num_steps,
-        stopped_by=None if stop.received is None else stop.received.name,
+        stopped_by=stop.received.name if was_cut and stop.received is not None else None,
     )
 
 
@@ -125,13 +134,17 @@ def check_vocabulary(run: Run, vocab_size: int) -> None:
         )
 
 
-def _watch_attention(run: Run) -> tuple[str, ...]:
+def _watch_operations(run: Run) -> Operations:
     documents = pick_documents(run.train.file, run.plan.batch.sequence_length)
-    return observe_attention(run.engine.model, lay_out(documents[:1], run.plan).to(run.engine.device))
+    return observe_operations(run.engine.model, lay_out(documents[:1], run.plan).to(run.engine.device))
 
 
 def _show(run: Run, seen: dict[str, str]) -> None:
+    width = max(map(len, seen))
+    for name, what in seen.items():
+        _say(run, f"  {name:<{width}}  {what}")
+
+
+def _say(run: Run, text: str) -> None:
     if run.engine.is_main:
-        width = max(map(len, seen))
-        for name, what in seen.items():
-            print(f"  {name:<{width}}  {what}", file=sys.stderr)
+        print(text, file=sys.stderr, flush=True)

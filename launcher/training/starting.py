@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs
+from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs, TorchDynamoPlugin
 
 from launcher.choices import DEEPSPEED_STRATEGIES
+from launcher.errors import Problem, TopologyError
 from launcher.plan.model import Plan
+from launcher.started import find_unknown_rank
 from launcher.training.cpu_ranks import enable_cpu_ranks
 from launcher.training.loading import DTYPES
 
@@ -20,8 +23,11 @@ _COLLECTIVE_MINUTES = 10
 
 
 def start(plan: Plan) -> Accelerator:
+    """Plugins, where there are some: plain arguments lose to what stands in the environment."""
+    _check_told_apart()
     torch.set_float32_matmul_precision("high" if plan.precision.use_tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = plan.precision.use_tf32
+    torch.backends.cudnn.benchmark = True  # tries out convolutions, where a base has any; their shapes are fixed
     on_cpu = plan.hardware.gpu is None
     is_engine = plan.strategy not in ("single", "ddp")
     if on_cpu and is_engine:
@@ -30,7 +36,10 @@ def start(plan: Plan) -> Accelerator:
     accelerator = Accelerator(
         # DeepSpeed's own file owns its precision. Accumulation is the loop's; DeepSpeed alone wants to know of it.
         mixed_precision=None if is_deepspeed else plan.precision.mixed_precision,
-        gradient_accumulation_steps=plan.batch.gradient_accumulation_steps if is_deepspeed else 1,
+        gradient_accumulation_plugin=GradientAccumulationPlugin(
+            num_steps=plan.batch.gradient_accumulation_steps if is_deepspeed else 1
+        ),
+        dynamo_plugin=TorchDynamoPlugin(backend="no"),  # layers are compiled here, as planned
         cpu=on_cpu and not is_engine,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(minutes=_COLLECTIVE_MINUTES))],
     )
@@ -39,6 +48,23 @@ def start(plan: Plan) -> Accelerator:
     if is_deepspeed and accelerator.state.deepspeed_plugin is not None:
         _fill_deepspeed(accelerator.state.deepspeed_plugin, plan)
     return accelerator
+
+
+def _check_told_apart() -> None:
+    """Before anything waits for the others: processes that nobody connected are copies of one training."""
+    asked = os.environ.get("WORLD_SIZE", "1")
+    missing = find_unknown_rank(os.environ)
+    if asked != "1" and missing is not None:
+        raise TopologyError(
+            "what was started is not what was planned",
+            (
+                Problem(
+                    where="ranks",
+                    what=f"WORLD_SIZE is {asked} and {missing} is not set: separate copies, each would train alone",
+                ),
+            ),
+            "start it with the run's own files (command.txt), or unset WORLD_SIZE where it is left over in the shell",
+        )
 
 
 def _set_fsdp_precision(accelerator: Accelerator, plan: Plan) -> None:

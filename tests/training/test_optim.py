@@ -141,14 +141,36 @@ def test_steps_beyond_the_epochs_go_on_with_the_next(plan: Plan, store: Store, t
 def test_optimizers(plan: Plan, name: str, kind: type[Optimizer], fused: bool | None) -> None:
     changes: dict[str, Any] = {"betas": (0.8, 0.95), "epsilon": 1e-6, "weight_decay": 0.3, "learning_rate": 0.02}
     varied = vary(plan, {"optimizer.name": name, **{f"optimizer.{key}": value for key, value in changes.items()}})
-    parameters = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3), requires_grad=False)]
-    optimizer = build_optimizer(varied.optimizer, parameters)
+    model = nn.ParameterDict({"a": nn.Parameter(torch.ones(2)), "b": nn.Parameter(torch.ones(3), requires_grad=False)})
+    optimizer = build_optimizer(varied.optimizer, model)
     assert type(optimizer) is kind
     (group,) = optimizer.param_groups
     assert [parameter.numel() for parameter in group["params"]] == [2], "frozen ones are left out"
     assert (group["lr"], group["weight_decay"], group.get("fused")) == (0.02, 0.3, fused)
     if kind is torch.optim.AdamW:
         assert (group["betas"], group["eps"]) == ((0.8, 0.95), 1e-6)
+
+
+def test_norms_and_biases_do_not_decay(plan: Plan) -> None:
+    """As transformers' trainer does it, which the published manifests were made for."""
+    names = ("layers.0.q_proj.weight", "layers.0.q_proj.bias", "layers.0.input_layernorm.weight", "q_norm.weight")
+    model = nn.Module()
+    for index, name in enumerate((*names, "norm.weight", "normaliser_of.lora_A.weight")):
+        _set(model, name, nn.Parameter(torch.full((index + 1,), 1.0)))
+    varied = vary(plan, {"optimizer.weight_decay": 0.3})
+    decaying, others = build_optimizer(varied.optimizer, model).param_groups
+    assert (decaying["weight_decay"], others["weight_decay"]) == (0.3, 0.0)
+    assert {p.numel() for p in others["params"]} == {2, 3, 4, 5}
+    assert 1 in {p.numel() for p in decaying["params"]}
+
+
+def _set(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    *path, last = name.split(".")
+    for part in path:
+        if not hasattr(model, part):
+            model.add_module(part, nn.Module())
+        model = getattr(model, part)
+    model.register_parameter(last, parameter)
 
 
 def test_the_fused_optimizer_trains_the_same(plan: Plan, store: Store, tmp_path: Path) -> None:

@@ -279,7 +279,8 @@ def test_mixing_is_seen_on_a_base_that_knows_nothing(
 ) -> None:
     """Weights as they are drawn, with the usual small spread: a loss would tell nothing, hidden states do."""
     base = write_base(tmp_path / "base", make_config(initializer_range=0.02))
-    varied = vary(plan, {"precision.compute_dtype": dtype, "precision.base_dtype": dtype})
+    dtypes = {f"precision.{name}": dtype for name in ("compute_dtype", "base_dtype", "trainable_dtype")}
+    varied = vary(plan, dtypes)
     monkeypatch.setitem(BACKENDS, "sdpa", dense(_right))
     prove(varied, shared, tmp_path, "sdpa", base)
     monkeypatch.setitem(BACKENDS, "sdpa", WRONG["ignores borders"])

@@ -87,10 +87,8 @@ def make_result(step: int, loss: float, read: list[int]) -> StepResult:
     return StepResult(
         step=step,
         packs=(0, 1),
-        loss=torch.tensor(loss),
+        facts=torch.tensor([loss, 0.0, 1.0]),
         asks_to_stop=False,
-        num_asking=torch.tensor(0.0),
-        grad_norm=torch.tensor(1.0),
         learning_rate=1e-3,
         seconds=seconds,
         data_seconds=0.1,
@@ -206,7 +204,7 @@ def test_numbers_come_back_to_the_bit(tmp_path: Path) -> None:
 
 
 def with_norm(result: StepResult, norm: float) -> StepResult:
-    return replace(result, grad_norm=torch.tensor(norm))
+    return replace(result, facts=torch.tensor([result.facts[0], 0.0, norm]))
 
 
 @pytest.mark.parametrize("norm", [float("nan"), float("inf")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import Gemma2Config
@@ -23,5 +24,5 @@ def test_a_base_that_caps_its_scores_can_be_loaded_again(store: Store, tmp_path:
     save_trained(run, run.paths.adapter)
     manifest = load_manifest(base.parent / "manifest.json").manifest
     finished = FinishedRun(paths=run.paths, plan=plan, manifest=manifest, outcome=None)
-    model = load_expert(finished, "fp32", torch.device("cpu"))
+    model: Any = load_expert(finished, "fp32", torch.device("cpu"))
     assert model.get_base_model().config._attn_implementation == "eager"

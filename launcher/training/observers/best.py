@@ -35,6 +35,13 @@ class Best(Observer):
         patience = self._plan.early_stopping_patience
         return patience is not None and self._worse_in_a_row >= patience
 
+    @property
+    def stopped_early(self) -> str:
+        """Why, in words; empty where it did not."""
+        if not self.wants_to_stop():
+            return ""
+        return f"stopped early: {self._worse_in_a_row} evaluations in a row were no better than step {self.step}"
+
     def _is_better(self, value: float, by: float) -> bool:
         if self.value is None or math.isnan(value):  # not-a-number would never be beaten
             return not math.isnan(value)

@@ -25,6 +25,8 @@ class Console(Observer):
         self._is_terminal = os.environ.get(TERMINAL_VARIABLE) == "1" or sys.stderr.isatty()
         self._seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._waits: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._rates: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._mfus: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._began = time.monotonic()
 
     def on_start(self, run: Run) -> None:
@@ -42,6 +44,9 @@ class Console(Observer):
             return
         self._seconds.append(metrics.values[names.STEP_SECONDS])
         self._waits.append(metrics.values[names.DATA_WAIT_SECONDS])
+        self._rates.append(metrics.values[names.TOKENS_PER_SECOND])
+        if names.DEVICE_MFU in metrics.values:
+            self._mfus.append(metrics.values[names.DEVICE_MFU])
         is_line = metrics.step % run.plan.schedule.logging_steps == 0 or metrics.step in (1, run.num_steps)
         text = self._describe(run, metrics)
         if is_line:
@@ -63,11 +68,9 @@ class Console(Observer):
     def _describe(self, run: Run, metrics: StepMetrics) -> str:
         """The median of recent steps: one stall does not hide how fast it is."""
         values, seconds = metrics.values, median(self._seconds)
-        rate = values[names.TOKENS_PER_SECOND] * values[names.STEP_SECONDS] / max(1e-9, seconds)
-        parts = [f"loss {values[names.TRAIN_LOSS]:.4f}", f"{format_count(rate)} tokens/s"]
-        mfu = metrics.get(names.DEVICE_MFU)
-        if mfu is not None:
-            parts.append(f"MFU {format_percent(mfu * values[names.STEP_SECONDS] / max(1e-9, seconds))}")
+        parts = [f"loss {values[names.TRAIN_LOSS]:.4f}", f"{format_count(median(self._rates))} tokens/s"]
+        if self._mfus:
+            parts.append(f"MFU {format_percent(median(self._mfus))}")
         peak = metrics.get(names.PEAK_ALLOCATED_GIB)
         if peak is not None:
             parts.append(f"VRAM {peak:.1f} GiB")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from launcher.errors import RunFailedError
-from launcher.metrics import StepMetrics, append_metrics
+from launcher.metrics import TRAIN_LOSS, StepMetrics, append_metrics
 from launcher.training.observers.base import Observer
 from launcher.training.run import Run
 
 
 class Facts(Observer):
+    def __init__(self) -> None:
+        self.last_loss: float | None = None
+
     def on_step(self, run: Run, metrics: StepMetrics) -> None:
+        self.last_loss = metrics.get(TRAIN_LOSS)
         if run.engine.is_main:
             _write(run, metrics)
 
