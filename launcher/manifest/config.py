@@ -105,8 +105,10 @@ class TrainingConfig(Strict):
     logging_steps: PositiveSteps = 10
     evaluation_strategy: Cadence | None = None
     eval_steps: PositiveSteps | None = None
+    eval_epochs: Annotated[float, Field(gt=0, le=1e6)] | None = None  # with `epoch`: every so many
     save_strategy: Cadence | None = None
     save_steps: PositiveSteps | None = None
+    save_epochs: Annotated[float, Field(gt=0, le=1e6)] | None = None
     save_total_limit: PositiveSteps | None = 3
     load_best_model_at_end: bool | None = None
     metric_for_best_model: str = "eval_loss"
@@ -225,6 +227,9 @@ def _cadence_problems(config: TrainingConfig) -> list[str]:
             f"load_best_model_at_end: the best model must have been saved, but save_strategy is {config.save_strategy} "
             f"and evaluation_strategy is {config.evaluation_strategy}; make them equal"
         )
+    for name, cadence in (("save", config.save_strategy), ("eval", config.evaluation_strategy)):
+        if getattr(config, f"{name}_epochs") is not None and cadence in ("no", "steps"):
+            problems.append(f"{name}_epochs: no meaning where the strategy is {cadence}; remove it, or use epoch")
     if config.metric_for_best_model not in ("eval_loss", "loss"):
         problems.append(f"metric_for_best_model: only eval_loss is measured, not {config.metric_for_best_model}")
     if config.evaluation_strategy == "no" and config.early_stopping_patience is not None:

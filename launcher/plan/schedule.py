@@ -85,16 +85,16 @@ class _Every:
 _DEFAULT_STEPS = 500  # transformers' own, which the published trainer inherited
 
 
-def _every(cadence: Cadence, steps: int | None) -> _Every:
+def _every(cadence: Cadence, steps: int | None, epochs: float | None) -> _Every:
     if cadence == "no":
         return _Every()
-    return _Every(steps=steps or _DEFAULT_STEPS) if cadence == "steps" else _Every(epochs=1.0)
+    return _Every(steps=steps or _DEFAULT_STEPS) if cadence == "steps" else _Every(epochs=epochs or 1.0)
 
 
 def _decide_saving(config: TrainingConfig, length: Length, seconds_per_step: float | None) -> tuple[_Every, Decision]:
     keep = "all are kept" if config.save_total_limit is None else f"the last {config.save_total_limit} are kept"
-    if config.save_strategy is not None:
-        every = _every(config.save_strategy, config.save_steps)
+    if config.save_strategy is not None or config.save_epochs is not None:
+        every = _every(config.save_strategy or "epoch", config.save_steps, config.save_epochs)
         return every, asked("checkpoints", f"{_in_words(every)}; {keep}", "save_strategy in the manifest")
     if length.steps_per_epoch and seconds_per_step:
         epoch_seconds = length.steps_per_epoch * seconds_per_step
@@ -106,8 +106,8 @@ def _decide_saving(config: TrainingConfig, length: Length, seconds_per_step: flo
 
 
 def _decide_evaluation(config: TrainingConfig) -> tuple[_Every, Decision]:
-    if config.evaluation_strategy is not None:
-        every = _every(config.evaluation_strategy, config.eval_steps)
+    if config.evaluation_strategy is not None or config.eval_epochs is not None:
+        every = _every(config.evaluation_strategy or "epoch", config.eval_steps, config.eval_epochs)
         return every, asked("evaluation", _in_words(every), "evaluation_strategy in the manifest")
     return _Every(epochs=1.0), decided("evaluation", "every epoch", "not given: as the published trainer did")
 
@@ -115,11 +115,13 @@ def _decide_evaluation(config: TrainingConfig) -> tuple[_Every, Decision]:
 def _in_words(every: _Every) -> str:
     if every.steps is not None:
         return f"every {every.steps} steps"
-    return "every epoch" if every.epochs is not None else "never"
+    if every.epochs is None:
+        return "never"
+    return "every epoch" if every.epochs == 1.0 else f"every {every.epochs:g} epochs"
 
 
 def format_cadence(cadence: Cadence, steps: int | None) -> str:
-    return _in_words(_every(cadence, steps))
+    return _in_words(_every(cadence, steps, None))
 
 
 def loads_best(config: TrainingConfig) -> bool:

@@ -36,10 +36,8 @@ def test_from_a_step_on_is_the_tail_of_the_whole(run: Run) -> None:
     assert len(whole) == sum(run.count_micro_batches(step) for step in range(run.num_steps)) == 10
     for first in range(run.num_steps + 1):
         tail = list(feed(batches, NO_WORKERS, first_step=first))
-        assert len(tail) == len(whole) - 2 * first
-        assert all(
-            same(ours, theirs) for ours, theirs in zip(tail, whole[run.batches().first_of(first) :], strict=True)
-        )
+        rest = whole[batches.first_of(first) :]
+        assert all(same(ours, theirs) for ours, theirs in zip(tail, rest, strict=True))
 
 
 def test_workers_keep_the_order(run: Run) -> None:

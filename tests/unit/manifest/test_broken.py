@@ -51,6 +51,16 @@ WRONG_VALUES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
         (),
         "training.config.lr_scheduler_kwargs.lr_end: must be below the learning_rate",
     ),
+    (
+        {CONFIG + "save_strategy": "steps", CONFIG + "evaluation_strategy": "steps", CONFIG + "save_epochs": 2},
+        (),
+        "training.config.save_epochs: no meaning where the strategy is steps; remove it, or use epoch",
+    ),
+    (
+        {CONFIG + "metric_for_best_model": "eval_accuracy"},
+        (),
+        "training.config.metric_for_best_model: only eval_loss is measured, not eval_accuracy",
+    ),
     ({CONFIG + "adapter_type": "ia3"}, (), "training.config.rank: no meaning for adapter_type ia3; remove it"),
     ({CONFIG + "adapter_type": "full"}, (), "training.config.target_modules: no meaning for adapter_type full"),
     ({CONFIG + "target_modules": []}, (), "training.config.target_modules: missing or empty, adapter_type lora needs"),

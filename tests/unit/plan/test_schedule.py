@@ -173,3 +173,10 @@ def test_the_smoke_profile_trains_the_tiny_base_on_the_sample() -> None:
     assert "no GPU here" in decision(plan, "profile")
     assert plan_for(gpu="rtx4090", profile="smoke").base.name == "launcher/tiny"
     assert plan_for(gpu=None, profile="full").base.name == "Qwen/Qwen3-0.6B"
+
+
+def test_saving_and_evaluating_every_so_many_epochs() -> None:
+    plan = plan_for(config={"save_strategy": "epoch", "save_epochs": 2, "eval_epochs": 0.5})
+    assert (plan.schedule.save_every_epochs, plan.schedule.evaluate_every_epochs) == (2.0, 0.5)
+    assert decision(plan, "checkpoints").startswith("every 2 epochs")
+    assert decision(plan, "evaluation").startswith("every 0.5 epochs")
