@@ -97,7 +97,6 @@ CHANGES: dict[str, dict[str, Any]] = {
         "training.config.load_best_model_at_end": False,
         "training.config.save_strategy": "no",
     },
-    "training.config.metric_for_best_model": {"training.config.metric_for_best_model": "valid"},
     "training.config.pretokenized_cache": {"training.config.pretokenized_cache": "cache/x"},
 }
 for key in ("text", "messages", "system", "instruction", "input", "response"):
