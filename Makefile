@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 SETUP_FILES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train plan prepare test torture check format configs schema samples clean
+.PHONY: help train plan prepare test test-all torture check format configs schema samples clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ prepare: $(VENV)/.full  ## tokenise, audit and pack an expert's data: make prepa
 
 test: $(VENV)/.full  ## run the tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+test-all: $(VENV)/.full  ## run the tests, the slow ones too: BF16, DoRA, offload, 90 on 4 ranks
+	@LAUNCHER_TEST_ALL=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 torture: $(VENV)/.full  ## kill preparations at random moments, fifty times
 	@LAUNCHER_TORTURE=1 $(BIN)/python -m pytest tests/faults $(ARGS)

@@ -1,5 +1,5 @@
-"""Does an expert learn from its answers? Each is trained twice in the smoke profile, the second time with the answers of
-its training rows shuffled; the held-out rows are the same. What it learned shows in the difference of held-out losses.
+"""Does an expert learn from its answers? Each is trained twice in the smoke profile, the second time with the answers
+of its training rows shuffled; the held-out rows stay. What it learned shows in the difference of held-out losses.
 
     python benchmarks/shuffled.py [EXPERT ...]     # two to four minutes an expert on two cores
 """

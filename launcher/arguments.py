@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,7 +13,17 @@ if TYPE_CHECKING:
 
 _MAX_NUMBER = 10**9  # of anything that is counted here
 _MAX_PRICE = 1e6
+_MAX_PORT = 65535
+_TIME_LIMIT = re.compile(r"^(?:(\d{1,3})-)?(\d{1,3}):([0-5]\d):([0-5]\d)$")
+# What sbatch takes for a partition or an account, and nothing that could end a line of its script.
+_SLURM_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.,@+-]*$")
 _PRICE = re.compile(r"^[^\d.]?(\d+(?:\.\d+)?|\.\d+)(?:/h)?$")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Address:
+    host: str
+    port: int
 
 
 def add_request_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +65,34 @@ def add_hardware_arguments(parser: argparse.ArgumentParser) -> None:
         "--strategy", choices=("ddp", "fsdp2", "zero1", "zero2", "zero3"), help="override the plan's strategy"
     )
     hardware.add_argument("--price", type=_price, metavar="PRICE/h", help="of one GPU for one hour: 0.40/h")
+    # For tests and rehearsals: as many processes on each node, without a GPU.
+    hardware.add_argument("--cpu-ranks", type=positive, help=argparse.SUPPRESS)
+
+
+def add_node_arguments(parser: argparse.ArgumentParser) -> None:
+    many = parser.add_argument_group("many nodes (start it on each of them)")
+    many.add_argument("--node-rank", type=_count, metavar="R", help="which node this is, from 0")
+    many.add_argument("--rendezvous", type=_address, metavar="HOST:PORT", help="where node 0 listens")
+    many.add_argument(
+        "--rdzv-backend", choices=("static", "c10d"), help="c10d: nodes may restart (default static: they may not)"
+    )
+    many.add_argument(
+        "--max-restarts", type=_count, metavar="N", help="start failed ranks again, under c10d (default 0)"
+    )
+    many.add_argument(
+        "--join-timeout", type=positive, metavar="SECONDS", help="how long nodes wait for each other (default 300)"
+    )
+
+
+def add_slurm_arguments(parser: argparse.ArgumentParser) -> None:
+    slurm = parser.add_argument_group("Slurm")
+    slurm.add_argument("--slurm", action="store_true", help="write slurm.sbatch and submit it")
+    slurm.add_argument("--partition", type=_slurm_name, metavar="NAME", help="default: the cluster's")
+    slurm.add_argument("--account", type=_slurm_name, metavar="NAME", help="default: yours")
+    slurm.add_argument(
+        "--time-limit", type=_time_limit, metavar="HH:MM:SS", help="default: from the plan's estimate; D-HH:MM:SS too"
+    )
+    slurm.add_argument("--no-submit", action="store_true", help="only write the files, to be submitted elsewhere")
 
 
 def make_request(arguments: argparse.Namespace) -> Request:
@@ -67,6 +105,7 @@ def make_request(arguments: argparse.Namespace) -> Request:
         ram_gib_per_node=arguments.ram,
         strategy=arguments.strategy,
         price_per_gpu_hour=arguments.price,
+        cpu_ranks_per_node=arguments.cpu_ranks,
     )
 
 
@@ -95,6 +134,36 @@ def positive(text: str) -> int:
     if number > _MAX_NUMBER:
         raise argparse.ArgumentTypeError(f"{_shown(text)} is more than {_MAX_NUMBER:,}")
     return number
+
+
+def _count(text: str) -> int:
+    return 0 if text.strip() == "0" else positive(text)
+
+
+def _address(text: str) -> Address:
+    """HOST:PORT; an IPv6 address stands in brackets."""
+    host, colon, port = text.strip().rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host.replace(":", " ")
+    if not colon or not host or not port.isdecimal() or not host.isprintable() or re.search(r"[\s'\"$`\\/]", host):
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not HOST:PORT, such as node0:29500 or [fd00::1]:29500")
+    if not 1 <= int(port) <= _MAX_PORT:
+        raise argparse.ArgumentTypeError(f"{_shown(text)}: a port is one of 1 to {_MAX_PORT}")
+    return Address(host=host, port=int(port))
+
+
+def _time_limit(text: str) -> int:
+    match = _TIME_LIMIT.match(text.strip())
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)
+    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if total == 0:
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not a time limit, such as 12:00:00 or 2-00:00:00")
+    return total
+
+
+def _slurm_name(text: str) -> str:
+    if not _SLURM_NAME.match(text):
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not a name that Slurm takes")
+    return text
 
 
 def _gib(text: str) -> float:

@@ -6,12 +6,16 @@ import re
 from datetime import UTC, datetime
 
 from launcher.errors import ExitCode, RunFailedError
+from launcher.nodes import Node
 from launcher.paths import RunPaths
 from launcher.record import Outcome, Status
 from launcher.supervise import Ending
 
 # accelerate's words about its one process, and torch's agent's, whose root cause comes last.
 _SIGNAL = re.compile(r"died with <Signals\.(SIG\w+): \d+>|exitcode +: -\d+ \(pid: \d+\) +\((SIG\w+)\)")
+# torch's words where agents wait for each other, and wait in vain.
+_NO_MEETING = re.compile(r"RendezvousTimeoutError|RendezvousConnectionError|DistStoreError|DistNetworkError")
+_JOINED = re.compile(r"(\d+)/(\d+) clients joined")
 _CODE = re.compile(r"returned non-zero exit status (\d+)|exitcode +: (\d+) \(pid: \d+\)")
 
 
@@ -27,6 +31,39 @@ def make_outcome(paths: RunPaths, ending: Ending, running: Outcome | None, start
     )
 
 
+def make_node_outcome(
+    paths: RunPaths, ending: Ending, running: Outcome | None, started_at: datetime, node: Node
+) -> Outcome:
+    """Of a node where rank 0 need not run, and which so has no record of its own."""
+    outcome = make_outcome(paths, ending, running, started_at)
+    if ending.returncode == 0:
+        return outcome.model_copy(update={"status": "done", "exit_code": int(ExitCode.DONE), "error": ""})
+    if find_exit_code(ending) == ExitCode.PREEMPTED:
+        return outcome.model_copy(update={"status": "stopped", "exit_code": int(ExitCode.PREEMPTED), "error": ""})
+    if outcome.status == "stopped" or _find_signal(ending) is not None:
+        return outcome
+    error = RunFailedError(
+        f"node {node.rank}: its ranks ended with exit code {find_exit_code(ending)}",
+        hint=f"the first rank tells why, on node 0 as a rule; this node's log is {paths.console_log}",
+    )
+    return outcome.model_copy(update={"error": str(error)})
+
+
+def find_absence(paths: RunPaths, ending: Ending, node: Node, num_nodes: int) -> RunFailedError | None:
+    """Where no rank ever began because not all nodes came, which torch tells by a traceback: who is missing."""
+    if not _NO_MEETING.search(ending.stderr_tail):
+        return None
+    joined = _JOINED.search(ending.stderr_tail)
+    who = f"; {joined[1]} of {joined[2]} came" if joined else ""
+    who = f"; node {1 - node.rank} did not come" if num_nodes == 2 else who
+    limit = node.rendezvous.join_timeout_seconds
+    return RunFailedError(
+        f"the {num_nodes} nodes did not come together at {node.address} within {limit} s{who}",
+        hint="start all of them with the same --rendezvous; --join-timeout waits longer; "
+        f"this node's log is {paths.console_log}",
+    )
+
+
 def _explain(paths: RunPaths, ending: Ending) -> tuple[Status, ExitCode, RunFailedError]:
     log = f"its log is {paths.console_log}"
     if ending.was_asked and ending.was_forced:
@@ -39,7 +76,9 @@ def _explain(paths: RunPaths, ending: Ending) -> tuple[Status, ExitCode, RunFail
     elif name is not None:
         error = RunFailedError(f"the training died of {name}", hint=log)
     else:
-        error = RunFailedError(f"the training ended with {_name_code(ending)} and left no outcome", hint=log)
+        error = RunFailedError(
+            f"the training ended with exit code {find_exit_code(ending)} and left no outcome", hint=log
+        )
     return "crashed", ExitCode.RUN_FAILED, error
 
 
@@ -50,6 +89,7 @@ def _find_signal(ending: Ending) -> str | None:
     return ending.signal_name
 
 
-def _name_code(ending: Ending) -> str:
+def find_exit_code(ending: Ending) -> int:
+    """The training's own, where its agent tells it: the agent itself turns every code into 1."""
     found = list(_CODE.finditer(ending.stderr_tail))
-    return f"exit code {(found[-1][1] or found[-1][2]) if found else ending.returncode}"
+    return int(found[-1][1] or found[-1][2]) if found else ending.returncode

@@ -107,6 +107,8 @@ def _with_base(manifest: Manifest, name: str) -> Manifest:
 
 
 def _find_hardware(request: Request) -> Hardware:
+    if request.gpu is not None and request.cpu_ranks_per_node is not None:
+        raise InputError("CPU ranks take the place of GPUs: --cpu-ranks and --gpu exclude each other")
     if request.gpu is not None:
         return make_hardware(
             find_gpu(request.gpu),
@@ -122,6 +124,7 @@ def _find_hardware(request: Request) -> Hardware:
             "free_vram_mib": None,
             "gpus_per_node": request.cpu_ranks_per_node,
             "nodes": request.nodes,
+            "cpu_cores_per_node": request.cpu_cores_per_node or here.cpu_cores_per_node,
         }
         return here.model_copy(update=ranks)
     _check_enough(request, here)

@@ -27,6 +27,7 @@ class RunPaths:
     """
 
     root: Path
+    node_rank: int = 0  # of the node that writes here: nodes may share the directory, but not a log
 
     @property
     def run_id(self) -> str:
@@ -90,8 +91,8 @@ class RunPaths:
 
     @property
     def console_log(self) -> Path:
-        """All that the training wrote to its stdout and stderr."""
-        return self.logs / "console.log"
+        """All that the training wrote to its stdout and stderr, on this node."""
+        return self.logs / (f"console-node{self.node_rank}.log" if self.node_rank else "console.log")
 
 
 def make_run_id(expert: str, hardware_name: str, when: datetime) -> str:

@@ -27,17 +27,43 @@ class Started:
 
 
 def find_started(environment: Mapping[str, str]) -> Started:
-    num_ranks = int(environment.get("WORLD_SIZE", "1"))
-    per_node = int(environment.get("LOCAL_WORLD_SIZE", str(num_ranks)))
+    num_ranks = _read(environment, "WORLD_SIZE", 1)
+    per_node = _read(environment, "LOCAL_WORLD_SIZE", num_ranks)
     if per_node < 1 or num_ranks % per_node:
         raise InputError(f"{num_ranks} processes do not spread over nodes of {per_node}: all nodes must be alike")
+    if num_ranks > 1:
+        _check_told_apart(environment, num_ranks)
     return Started(
-        rank=int(environment.get("RANK", "0")),
+        rank=_read(environment, "RANK", 0),
         num_ranks=num_ranks,
         ranks_per_node=per_node,
         strategy=_find_strategy(environment, num_ranks),
         on_cpu=_is_on(environment, "ACCELERATE_USE_CPU") or environment.get("ACCELERATE_TORCH_DEVICE") == "cpu",
     )
+
+
+def find_unknown_rank(environment: Mapping[str, str]) -> str | None:
+    """The variable that is missing where there are many processes and this one is not told which of them it is.
+
+    Each of them would believe that it is the first and train alone, or wait for others that never come.
+    """
+    return next((name for name in ("RANK", "LOCAL_RANK") if name not in environment), None)
+
+
+def _check_told_apart(environment: Mapping[str, str], num_ranks: int) -> None:
+    missing = find_unknown_rank(environment)
+    if missing is not None:
+        raise InputError(
+            f"WORLD_SIZE says {num_ranks} processes, and {missing} does not say which of them this is",
+            hint="start it with accelerate launch, or unset WORLD_SIZE where it is left over in the shell",
+        )
+
+
+def _read(environment: Mapping[str, str], name: str, default: int) -> int:
+    value = environment.get(name, str(default))
+    if not (value.isascii() and value.isdecimal()):
+        raise InputError(f"the variable {name} is {value!r}, not a number", hint="accelerate launch sets it; unset it")
+    return int(value)
 
 
 def _find_strategy(environment: Mapping[str, str], num_ranks: int) -> Strategy:

@@ -46,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, which may not be imported yet
             return tell(chronicle, "failed", int(ExitCode.DOES_NOT_FIT), explain_full_card(error, plan))
+        if is_lost_rank(error):
+            return tell(chronicle, "failed", int(ExitCode.RUN_FAILED), f"another rank was lost: {first_line(error)}")
         return tell(chronicle, "failed", int(ExitCode.BUG), traceback.format_exc())
     return code
 
@@ -124,8 +126,20 @@ def train_planned(plan: Plan, paths: RunPaths, chronicle: Chronicle) -> int:
     return int(ExitCode.DONE)
 
 
+def is_lost_rank(error: Exception) -> bool:
+    """A collective that failed because somebody else is gone; torch has no one class for it."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return False
+    words = ("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting", "unhandled system error")
+    return type(error).__name__.startswith("Dist") or any(word in str(error) for word in words)
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
 def explain_full_card(error: Exception, plan: Plan) -> str:
-    said = str(error).splitlines()[0]
+    said = first_line(error)
     rungs = [f"  {number}. {rung.action}" for number, rung in enumerate(plan.ladder, 1)]
     return "\n".join(
         [f"the GPU's memory is full: {said}", "what needs less, in this order (the global batch stays):", *rungs]

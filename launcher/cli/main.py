@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from launcher import __version__
-from launcher.cli import ask, data, export, plan, prepare, schema, train, validate
+from launcher.cli import ask, data, export, plan, prepare, rehearse, schema, train, validate
 from launcher.cli.output import drop_output
 from launcher.errors import ExitCode, LauncherError
 
@@ -22,6 +22,7 @@ _VERBS = {
     "prepare": prepare,
     "data": data,
     "train": train,
+    "rehearse": rehearse,
     "ask": ask,
     "export": export,
     "schema": schema,

@@ -6,24 +6,30 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.arguments import add_request_arguments, make_request
+from launcher.arguments import add_node_arguments, add_request_arguments, add_slurm_arguments, make_request
+from launcher.cli.many_nodes import make_node, make_slurm_options
 from launcher.cli.output import reader_may_leave
 from launcher.errors import ExitCode
 
 if TYPE_CHECKING:
     from launcher.inputs import PlannedRun
+    from launcher.nodes import Node
     from launcher.paths import RunPaths
     from launcher.record import Outcome
     from launcher.relay import Console
+    from launcher.render import SlurmOptions
 
 HELP = "train an expert: plan, prepare its data, write its run directory, run it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_request_arguments(parser)
+    add_node_arguments(parser)
+    add_slurm_arguments(parser)
     run = parser.add_argument_group("the run")
     run.add_argument("--dry-run", action="store_true", help="write runs/<id>/, prepare and start nothing")
     run.add_argument("--run-id", metavar="ID", help="name of the run directory (default: expert, time, hardware)")
@@ -34,39 +40,67 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from launcher.inputs import plan_request
 
+    node, slurm = make_node(arguments), make_slurm_options(arguments)
     planned = plan_request(make_request(arguments))
-    return _write_only(arguments, planned) if arguments.dry_run else _train(arguments, planned)
+    if arguments.dry_run or arguments.no_submit:
+        return _write_only(arguments, planned, node, slurm)
+    if slurm is not None:
+        return _submit(arguments, planned, slurm)
+    return _train(arguments, planned, node)
 
 
-def _write_only(arguments: argparse.Namespace, planned: PlannedRun) -> int:
+def _write_only(
+    arguments: argparse.Namespace, planned: PlannedRun, node: Node | None, slurm: SlurmOptions | None
+) -> int:
     from launcher.cli.show_plan import print_plan
     from launcher.launch import write_run
 
-    paths = write_run(planned, Path(arguments.runs_dir), arguments.run_id)
+    rendezvous = None if node is None else node.rendezvous
+    paths = write_run(planned, Path(arguments.runs_dir), arguments.run_id, rendezvous=rendezvous, slurm=slurm)
     if arguments.json:
         _print_json(paths, None)
         return ExitCode.DONE
     print_plan(planned.plan)
     print(f"\nWritten to {paths.root}/: {', '.join(_list_files(paths))}")
-    print(f"Dry run: nothing was started. What would be: {paths.command}")
+    if slurm is not None:
+        print(f"Nothing was submitted. In the project root on the cluster: sbatch {paths.slurm}")
+    else:
+        print(f"Dry run: nothing was started. What would be: {paths.command}")
     return ExitCode.DONE
 
 
-def _train(arguments: argparse.Namespace, planned: PlannedRun) -> int:
-    from launcher.cli.show_plan import print_plan
-    from launcher.launch import check_packages, check_startable, start_run, write_run
+def _submit(arguments: argparse.Namespace, planned: PlannedRun, slurm: SlurmOptions) -> int:
+    """Data is prepared here: nodes with GPUs have better things to do, and often no way to the hub."""
+    from launcher.launch import check_packages, write_run
     from launcher.runs import check_run_id
+    from launcher.submit import check_sbatch, submit_job
 
-    check_startable(planned.plan)
+    check_sbatch()
     check_packages(planned.plan)
     check_run_id(Path(arguments.runs_dir), arguments.run_id)
-    if not arguments.json:
-        with reader_may_leave():
-            print_plan(planned.plan)
-            print()
-    _prepare(planned)
-    paths = write_run(planned, Path(arguments.runs_dir), arguments.run_id)
-    outcome = start_run(planned.plan, paths, _make_console(arguments.json))
+    _show(arguments, planned)
+    prepare(planned)
+    paths = write_run(planned, Path(arguments.runs_dir), arguments.run_id, slurm=slurm)
+    job = submit_job(paths)
+    with reader_may_leave():
+        if arguments.json:
+            _print_json(paths, None, {"job_id": job})
+        else:
+            print(f"submitted job {job}; its log: {paths.logs}/slurm-{job}.log\nrun directory: {paths.root}")
+    return ExitCode.DONE
+
+
+def _train(arguments: argparse.Namespace, planned: PlannedRun, node: Node | None) -> int:
+    from launcher.launch import check_packages, check_startable, start_run
+
+    check_startable(planned.plan, node)
+    check_packages(planned.plan)
+    _check_directory(arguments, planned, node)
+    _show(arguments, planned)
+    prepare(planned)
+    paths = _make_directory(arguments, planned, node)
+    nodes = () if node is None else (node,)
+    outcome = start_run(planned.plan, paths, make_console(arguments.json), nodes=nodes)
     with reader_may_leave():
         if arguments.json:
             _print_json(paths, outcome)
@@ -75,7 +109,39 @@ def _train(arguments: argparse.Namespace, planned: PlannedRun) -> int:
     return ExitCode.RUN_FAILED if outcome.exit_code is None else outcome.exit_code
 
 
-def _prepare(planned: PlannedRun) -> None:
+def _check_directory(arguments: argparse.Namespace, planned: PlannedRun, node: Node | None) -> None:
+    from launcher.nodes import find_run_to_join
+    from launcher.runs import check_run_id
+
+    if node is None:
+        check_run_id(Path(arguments.runs_dir), arguments.run_id)
+    else:
+        find_run_to_join(Path(arguments.runs_dir), arguments.run_id, planned.plan, node)
+
+
+def _make_directory(arguments: argparse.Namespace, planned: PlannedRun, node: Node | None) -> RunPaths:
+    from launcher.launch import join_run, write_run
+    from launcher.nodes import wait_for_head
+
+    runs_dir = Path(arguments.runs_dir)
+    if node is None:
+        return write_run(planned, runs_dir, arguments.run_id)
+    if node.rank > 0:
+        print(f"waiting for node 0 at {node.address}", file=sys.stderr, flush=True)
+        wait_for_head(node)
+    return join_run(planned, runs_dir, arguments.run_id, node)
+
+
+def _show(arguments: argparse.Namespace, planned: PlannedRun) -> None:
+    from launcher.cli.show_plan import print_plan
+
+    if not arguments.json:
+        with reader_may_leave():
+            print_plan(planned.plan)
+            print()
+
+
+def prepare(planned: PlannedRun) -> None:
     from launcher.cli.progress import RowProgress
     from launcher.preparing import prepare_planned
 
@@ -85,7 +151,7 @@ def _prepare(planned: PlannedRun) -> None:
     print(f"prepared data: {prepared.store.folder} ({state})", file=sys.stderr)
 
 
-def _make_console(is_json: bool) -> Console:
+def make_console(is_json: bool) -> Console:
     from launcher.relay import Console
 
     sys.stdout.flush()
@@ -101,12 +167,13 @@ def _count_columns() -> int | None:
         return None
 
 
-def _print_json(paths: RunPaths, outcome: Outcome | None) -> None:
+def _print_json(paths: RunPaths, outcome: Outcome | None, more: Mapping[str, object] | None = None) -> None:
     result: dict[str, object] = {
         "run_id": paths.run_id,
         "path": str(paths.root),
         "files": _list_files(paths),
         "started": outcome is not None,
+        **(more or {}),
     }
     if outcome is not None:
         result |= {"exit_code": outcome.exit_code, "outcome": outcome.model_dump(mode="json")}

@@ -43,9 +43,10 @@ def start(plan: Plan) -> Accelerator:
         cpu=on_cpu and not is_engine,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(minutes=_COLLECTIVE_MINUTES))],
     )
-    if plan.strategy == "fsdp2" and accelerator.state.fsdp_plugin is not None:
+    # A plugin is missing where other files were given than the plan's: check_started tells.
+    if plan.strategy == "fsdp2" and getattr(accelerator.state, "fsdp_plugin", None) is not None:
         _set_fsdp_precision(accelerator, plan)
-    if is_deepspeed and accelerator.state.deepspeed_plugin is not None:
+    if is_deepspeed and getattr(accelerator.state, "deepspeed_plugin", None) is not None:
         _fill_deepspeed(accelerator.state.deepspeed_plugin, plan)
     return accelerator
 
@@ -93,5 +94,7 @@ def _fill_deepspeed(plugin: Any, plan: Plan) -> None:
         if plugin.deepspeed_config.get(name, "auto") == "auto":
             plugin.deepspeed_config[name] = value
     if plan.hardware.gpu is None:  # a preset for GPUs, tried on CPU ranks, where 16 bits are emulated
-        for name in ("bf16", "fp16"):
+        for name in {"bf16", "fp16"} - {plan.precision.mixed_precision}:
             plugin.deepspeed_config.pop(name, None)
+    # transformers goes by a copy that accelerate made before: ZeRO-3 would round the base to the preset's BF16.
+    plugin.set_deepspeed_weakref()

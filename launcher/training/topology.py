@@ -73,9 +73,9 @@ def _prepared_problems(plan: Plan, engine: Engine) -> Iterator[Problem]:
     parameters = list(engine.module.parameters())
     num_sharded = sum(isinstance(parameter, DTensor) for parameter in parameters)
     num_partitioned = sum(is_partitioned(parameter) for parameter in parameters)
-    if (plan.strategy == "fsdp2") != (num_sharded == len(parameters)):
+    if num_sharded != (len(parameters) if plan.strategy == "fsdp2" else 0):
         yield Problem(where="shards", what=f"{num_sharded} of {len(parameters)} parameters are sharded")
-    if (plan.strategy == "zero3") != (num_partitioned == len(parameters)):
+    if num_partitioned != (len(parameters) if plan.strategy == "zero3" else 0):
         yield Problem(where="partitions", what=f"{num_partitioned} of {len(parameters)} parameters are partitioned")
     yield from _dtype_problems(plan, engine)
     yield from _optimizer_problems(plan, engine)

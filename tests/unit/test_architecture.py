@@ -44,15 +44,21 @@ MAY_USE: dict[str, set[str]] = {
     "processes": FOUNDATION,
     "relay": FOUNDATION,
     "supervise": FOUNDATION | {"processes", "relay"},
-    "ending": FOUNDATION | {"paths", "record", "supervise"},
+    "agents": FOUNDATION,
+    "nodes": FOUNDATION | {"paths", "plan", "record", "render"},
+    "ending": FOUNDATION | {"nodes", "paths", "record", "supervise"},
     "launch": FOUNDATION
-    | {"render", "paths", "plan", "inputs", "hardware", "probe", "record", "runs", "relay", "supervise", "ending"},
+    | {"render", "paths", "plan", "inputs", "hardware", "probe", "record", "runs", "relay", "supervise", "ending"}
+    | {"agents", "nodes"},
+    "submit": FOUNDATION | {"paths"},
+    "rehearsal": FOUNDATION | {"inputs", "launch", "metrics", "nodes", "paths", "plan", "probe", "render", "runs"},
     "corpus": FOUNDATION | {"manifest", "paths", "bases", "plan"},
     "preparing": FOUNDATION | {"corpus", "inputs", "manifest"},
     "metrics": FOUNDATION,
     "arguments": FOUNDATION | {"inputs"},
     "training": FOUNDATION
-    | {"plan", "metrics", "paths", "corpus", "memory", "speed", "record", "bases", "manifest", "inputs", "preparing"},
+    | {"plan", "metrics", "paths", "corpus", "memory", "speed", "record", "bases", "manifest", "inputs", "preparing"}
+    | {"started"},
     "train": FOUNDATION | {"started", "arguments", "manifest", "plan", "inputs", "paths", "runs", "corpus", "training"},
     "cli": FOUNDATION
     | {
@@ -61,13 +67,17 @@ MAY_USE: dict[str, set[str]] = {
         "inputs",
         "hardware",
         "launch",
+        "nodes",
         "paths",
         "plan",
         "preparing",
         "corpus",
         "record",
+        "rehearsal",
         "relay",
+        "render",
         "runs",
+        "submit",
     },
 }
 HEAVY = {
