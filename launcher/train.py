@@ -116,7 +116,7 @@ def train_planned(plan: Plan, paths: RunPaths, chronicle: Chronicle) -> int:
 
     vocab_size = tokenizer.backend.get_vocab_size(with_added_tokens=True)
     ending = run_training(plan, paths, prepared.store, base_folders(folder), chronicle, vocab_size)
-    if ending.stopped_by is not None:
+    if ending.was_cut:
         where = paths.checkpoint(ending.steps_done)
         say(message := f"stopped by a signal after step {ending.steps_done:,}; its weights: {where}")
         chronicle.end(status="stopped", exit_code=int(ExitCode.PREEMPTED), error=message)

@@ -35,7 +35,7 @@ from launcher.training.warming import compile_ahead
 class Ending:
     steps_done: int
     num_steps: int
-    stopped_by: str | None  # a signal's name
+    was_cut: bool  # stopped by a signal, to this rank or another
 
 
 def run_training(
@@ -69,11 +69,11 @@ def run_training(
         ended_because=best.stopped_early,
         observed=seen,
     )
-    was_cut = stop.received is not None and steps_done < run.num_steps and not best.stopped_early
+    # Another rank may have been asked: all of them stopped, and this one does not know by what.
     return Ending(
         steps_done=steps_done,
         num_steps=run.num_steps,
-        stopped_by=stop.received.name if was_cut and stop.received is not None else None,
+        was_cut=steps_done < run.num_steps and not best.stopped_early,
     )
 
 

@@ -61,6 +61,11 @@ def begin(bench: Bench) -> Callable[[Cell], dict[str, torch.Tensor]]:
         reset_accelerate()
         module = build_module(bench.plan(cell.alone).plan, (), torch.device("cpu"))
         named = {name: weight for name, weight in module.model.named_parameters() if weight.requires_grad}
-        return {name.replace(".default", ""): weight.detach().float() for name, weight in named.items()}
+        return {_saved_name(name): weight.detach().float() for name, weight in named.items()}
 
     return build
+
+
+def _saved_name(name: str) -> str:
+    """PEFT leaves out the adapter's name, and of DoRA's magnitudes the word "weight"."""
+    return name.replace(".default", "").replace("magnitude_vector.weight", "magnitude_vector")

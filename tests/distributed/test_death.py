@@ -17,11 +17,6 @@ from tests.distributed.watched_train import END_SECONDS_VARIABLE, STEP_SECONDS_V
 
 LONG = {"max_steps": 2000, "evaluation_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
 
-KNOWN = pytest.mark.xfail(
-    reason="session.run_training goes by the signal that rank 0 itself got: its outcome says done, exit code 0",
-    strict=True,
-)
-
 
 @contextmanager
 def training(bench: Bench, cell: Cell, **more: str) -> Iterator[tuple[Child, Trained]]:
@@ -56,7 +51,7 @@ def test_a_killed_worker_ends_everything(bench: Bench) -> None:
     ("strategy", "rank", "number"),
     [
         pytest.param("fsdp2", 0, signal.SIGTERM, id="the first rank"),
-        pytest.param("ddp", 1, signal.SIGUSR1, id="the second rank", marks=KNOWN),
+        pytest.param("ddp", 1, signal.SIGUSR1, id="the second rank"),
     ],
 )
 def test_a_signal_to_one_rank_stops_all_after_the_same_step(

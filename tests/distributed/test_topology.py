@@ -64,6 +64,7 @@ def test_ddp_in_place_of_fsdp2_with_too_few_ranks(bench: Bench) -> None:
     )
 
 
+@pytest.mark.slow
 def test_zero2_in_place_of_zero3(bench: Bench) -> None:
     ended, trained = launch_changed(bench, Cell(strategy="zero3"), write_files_of(Cell(strategy="zero2")))
     check_refused(ended, trained, "strategy: accelerate runs zero2, zero3 was planned")
@@ -92,7 +93,10 @@ def test_values_edited_in_deepspeeds_file(bench: Bench) -> None:
     )
 
 
-@pytest.mark.parametrize("strategy", ["single", "fsdp2", "zero3"])
+SLOW_COPIES = [pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp2", "zero3")]
+
+
+@pytest.mark.parametrize("strategy", ["single", *SLOW_COPIES])
 def test_separate_copies(bench: Bench, strategy: Any) -> None:
     """Processes that know of each other by WORLD_SIZE alone: they are refused before they wait for anybody."""
     cell = Cell(strategy=strategy, ranks_per_node=1 if strategy == "single" else 2)
@@ -104,6 +108,7 @@ def test_separate_copies(bench: Bench, strategy: Any) -> None:
     check_refused(ended, Trained(paths), "separate copies")
 
 
+@pytest.mark.slow
 def test_engines_make_real_ranks_without_our_variables(bench: Bench, reference: Reference) -> None:
     """accelerate alone would train as many copies as there are processes."""
     cell = Cell(strategy="fsdp2")
