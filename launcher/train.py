@@ -43,12 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LauncherError as error:
         return tell(chronicle, "failed", int(error.exit_code), str(error))
     except KeyboardInterrupt:
-        return tell(chronicle, "stopped", int(ExitCode.PREEMPTED), "stopped at once by a second signal")
+        return tell(chronicle, "stopped", int(ExitCode.PREEMPTED), "stopped at once: the step in work was not finished")
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, which may not be imported yet
             return tell(chronicle, "failed", int(ExitCode.DOES_NOT_FIT), explain_full_card(error, plan))
         if is_lost_rank(error):
             return tell(chronicle, "failed", int(ExitCode.RUN_FAILED), f"another rank was lost: {first_line(error)}")
+        if not is_main():  # the first rank may never learn of it
+            print(f"error on rank {os.environ['RANK']}: {traceback.format_exc()}", file=sys.stderr, flush=True)
         return tell(chronicle, "failed", int(ExitCode.BUG), traceback.format_exc())
     return code
 

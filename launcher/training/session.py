@@ -34,7 +34,6 @@ from launcher.training.warming import compile_ahead
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
     steps_done: int
-    num_steps: int
     was_cut: bool  # stopped by a signal, to this rank or another
 
 
@@ -72,7 +71,6 @@ def run_training(
     # Another rank may have been asked: all of them stopped, and this one does not know by what.
     return Ending(
         steps_done=steps_done,
-        num_steps=run.num_steps,
         was_cut=steps_done < run.num_steps and not best.stopped_early,
     )
 
