@@ -12,11 +12,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from launcher.errors import InputError, Problem, RunFailedError, escape
 from launcher.paths import RunPaths, name_run
-from launcher.plan.model import Plan
+from launcher.plan import Plan, load_plan
 from launcher.record import load_outcome
 from launcher.render.rendezvous import Rendezvous, check_rendezvous
 from launcher.render.spec import make_launch_spec
@@ -128,8 +126,8 @@ def _load_plan(paths: RunPaths) -> Plan:
     while is_young and not paths.plan.is_file() and time.monotonic() < deadline:
         time.sleep(_LOOK_EVERY_SECONDS)
     try:
-        return Plan.model_validate_json(paths.plan.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValidationError):
+        return load_plan(paths.plan)
+    except InputError:
         raise InputError(
             f"{paths.root} exists already, and has no plan that can be joined",
             hint="choose another --run-id, the same on all nodes",

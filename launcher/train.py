@@ -18,7 +18,7 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 from launcher.arguments import add_learning_arguments, make_learning_request  # noqa: E402
-from launcher.errors import ExitCode, InputError, LauncherError  # noqa: E402
+from launcher.errors import ExitCode, LauncherError  # noqa: E402
 from launcher.started import Started, find_started  # noqa: E402
 
 if TYPE_CHECKING:
@@ -68,19 +68,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def read_plan(file: Path) -> tuple[Plan, RunPaths]:
-    from pydantic import ValidationError
-
     from launcher.paths import RunPaths
-    from launcher.plan import Plan
+    from launcher.plan import load_plan
 
-    try:
-        return Plan.model_validate_json(file.read_text(encoding="utf-8")), RunPaths(file.parent)
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{file}: not a plan: it is not UTF-8") from None
-    except ValidationError as error:
-        raise InputError(f"{file}: not a plan of this version ({error.error_count()} problems)") from None
+    return load_plan(file), RunPaths(file.parent)
 
 
 def plan_for_here(arguments: argparse.Namespace) -> tuple[Plan, RunPaths]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from launcher.errors import InputError
 from launcher.manifest import Manifest, load_manifest
 from launcher.paths import RunPaths
-from launcher.plan.model import Plan
+from launcher.plan import Plan, load_plan
 from launcher.record import Outcome, load_outcome
 
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -49,15 +47,9 @@ def load_finished(root: Path) -> FinishedRun:
 
 
 def _load_plan(paths: RunPaths) -> Plan:
-    try:
-        return Plan.model_validate_json(paths.plan.read_text(encoding="utf-8"))
-    except OSError:
-        raise InputError(f"{paths.root} is not a run directory: it has no {paths.plan.name}") from None
-    except (ValidationError, ValueError) as error:
-        count = f" ({error.error_count()} problems)" if isinstance(error, ValidationError) else ""
-        raise InputError(
-            f"{paths.plan}: not a plan of this version{count}", hint="use the launcher version that trained it"
-        ) from None
+    if not paths.plan.is_file():
+        raise InputError(f"{paths.root} is not a run directory: it has no {paths.plan.name}")
+    return load_plan(paths.plan)
 
 
 def _check_weights(paths: RunPaths, plan: Plan, outcome: Outcome | None) -> None:
