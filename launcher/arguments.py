@@ -30,6 +30,7 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("expert", metavar="EXPERT", help="an expert by name (neo4j), or the path of a manifest.json")
     add_learning_arguments(parser)
     add_hardware_arguments(parser)
+    add_guard_arguments(parser)
 
 
 def add_learning_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,6 +68,52 @@ def add_hardware_arguments(parser: argparse.ArgumentParser) -> None:
     hardware.add_argument("--price", type=_price, metavar="PRICE/h", help="of one GPU for one hour: 0.40/h")
     # For tests and rehearsals: as many processes on each node, without a GPU.
     hardware.add_argument("--cpu-ranks", type=positive, help=argparse.SUPPRESS)
+
+
+def add_guard_arguments(parser: argparse.ArgumentParser) -> None:
+    guards = parser.add_argument_group("when something goes wrong")
+    guards.add_argument(
+        "--on-save-error",
+        choices=("stop", "continue"),
+        dest="save_errors",
+        help="where a checkpoint cannot be written (default: stop)",
+    )
+    guards.add_argument(
+        "--max-bad-steps",
+        type=_count,
+        metavar="N",
+        help="steps in a row that may be passed over because their loss or gradients are no numbers (default 3)",
+    )
+    guards.add_argument(
+        "--hang-timeout",
+        type=positive,
+        metavar="SECONDS",
+        dest="hang_seconds",
+        help="end a training that makes no step for so long (default 600)",
+    )
+
+
+def add_resume_arguments(parser: argparse.ArgumentParser) -> None:
+    resume = parser.add_argument_group("going on with a run")
+    resume.add_argument(
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="RUN",
+        help="continue a run from its newest whole checkpoint (default: this expert's last run that is not done)",
+    )
+    resume.add_argument(
+        "--allow-drift", action="store_true", help="although manifest, data or base are not what they were"
+    )
+    resume.add_argument(
+        "--verify",
+        type=positive,
+        nargs="?",
+        const=3,
+        default=0,
+        metavar="K",
+        help="train the last K recorded steps again, and compare packs and losses with the record (default 3)",
+    )
 
 
 def add_node_arguments(parser: argparse.ArgumentParser) -> None:
@@ -121,6 +168,9 @@ def make_learning_request(arguments: argparse.Namespace, expert: str) -> Request
         profile=arguments.profile,
         tokens_per_row=arguments.tokens_per_row,
         random_weights=arguments.random_weights,
+        save_errors=arguments.save_errors,
+        max_bad_steps=arguments.max_bad_steps,
+        hang_seconds=arguments.hang_seconds,
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
+
+from pydantic import TypeAdapter
 
 from launcher.bases import TINY_BASE_NAME, last_component
 from launcher.choices import Strategy
@@ -15,6 +18,8 @@ from launcher.gpus import find_gpu
 from launcher.hardware import MAX_GPUS_PER_NODE, Hardware, make_hardware
 from launcher.manifest import LoadedManifest, Manifest, find_manifest, load_manifest
 from launcher.plan import Plan, PlanOptions, make_plan
+from launcher.plan.model import GuardPlan
+from launcher.plan.situation import DEFAULT_GUARDS
 from launcher.probe import probe_hardware
 from launcher.rows import RowEstimate, probe_rows, probe_sample, with_tokens_per_row
 from launcher.shapes import load_shape
@@ -41,11 +46,15 @@ class Request:
     price_per_gpu_hour: float | None = None
     tokens_per_row: int | None = None
     random_weights: bool = False
+    save_errors: Literal["stop", "continue"] | None = None
+    max_bad_steps: int | None = None
+    hang_seconds: int | None = None
     cpu_ranks_per_node: int | None = None  # as many processes on each node, without a GPU: for rehearsals and tests
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRun:
+    request: Request
     loaded: LoadedManifest
     plan: Plan
 
@@ -59,7 +68,34 @@ def plan_request(request: Request) -> PlannedRun:
     base = load_shape(name, base_folders(loaded.folder))
     rows = _find_rows(request, loaded, is_smoke)
     plan = make_plan(loaded.manifest, hardware, base=base, rows=rows, options=options)
-    return PlannedRun(loaded=loaded, plan=plan)
+    return PlannedRun(request=request, loaded=loaded, plan=plan)
+
+
+def write_request(request: Request) -> str:
+    """A manifest's path is made absolute: whoever reads this may stand elsewhere."""
+    path = Path(request.expert)
+    named = replace(request, expert=str(path.resolve())) if path.is_file() else request
+    return json.dumps(asdict(named), indent=2, sort_keys=True) + "\n"
+
+
+def load_request(file: Path) -> Request:
+    try:
+        return TypeAdapter(Request).validate_json(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from None
+    except ValueError:  # pydantic's and Unicode's are of this kind
+        raise InputError(f"{file}: not a request of this version", hint="use the launcher that wrote it") from None
+
+
+def merge_requests(stored: Request, given: Request) -> Request:
+    """What was asked for then, and on top of it what is asked for now."""
+    nothing = Request(expert=stored.expert)
+    changes = {
+        field.name: getattr(given, field.name)
+        for field in fields(Request)
+        if field.name != "expert" and getattr(given, field.name) != getattr(nothing, field.name)
+    }
+    return replace(stored, **changes)
 
 
 def for_started(request: Request, started: Started) -> Request:
@@ -168,9 +204,15 @@ def _make_options(request: Request, hardware: Hardware, loaded: LoadedManifest) 
         strategy=request.strategy,
         price_per_gpu_hour=request.price_per_gpu_hour,
         random_weights=request.random_weights,
+        guards=_make_guards(request),
         manifest_folder=_name_folder(loaded.folder),
         given_keys=loaded.given_keys,
     )
+
+
+def _make_guards(request: Request) -> GuardPlan:
+    given = {name: getattr(request, name) for name in GuardPlan.model_fields}
+    return DEFAULT_GUARDS.model_copy(update={name: value for name, value in given.items() if value is not None})
 
 
 def _name_folder(folder: Path) -> str:

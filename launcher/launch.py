@@ -105,15 +105,26 @@ def fill_run(
     rendezvous: Rendezvous | None = None,
     slurm: SlurmOptions | None = None,
 ) -> None:
-    """Into a new directory. plan.json comes last: a node that shares the directory knows by it that all is there."""
-    script = find_train_script()
+    """Into a new directory."""
     with removed_on_failure(paths):
-        texts = input_texts(planned, paths)
-        texts |= render(planned.plan, paths, rendezvous=rendezvous, script=script, slurm=slurm)
-        if slurm is not None:
-            texts[paths.slurm.name] = render_slurm(planned.plan, paths, options=slurm, script=script)
-        plan = {paths.plan.name: texts.pop(paths.plan.name)}
-        write_files(paths.root, texts | plan)
+        fill_existing(planned, paths, rendezvous=rendezvous, slurm=slurm)
+
+
+def fill_existing(
+    planned: PlannedRun,
+    paths: RunPaths,
+    *,
+    rendezvous: Rendezvous | None = None,
+    slurm: SlurmOptions | None = None,
+) -> None:
+    """plan.json comes last: a node that shares the directory knows by it that all is there."""
+    script = find_train_script()
+    texts = input_texts(planned, paths)
+    texts |= render(planned.plan, paths, rendezvous=rendezvous, script=script, slurm=slurm)
+    if slurm is not None:
+        texts[paths.slurm.name] = render_slurm(planned.plan, paths, options=slurm, script=script)
+    plan = {paths.plan.name: texts.pop(paths.plan.name)}
+    write_files(paths.root, texts | plan)
 
 
 def join_run(planned: PlannedRun, runs_dir: Path, run_id: str, node: Node) -> RunPaths:
@@ -145,6 +156,7 @@ def start_run(
     *,
     nodes: Sequence[Node] = (),
     script: str | None = None,
+    script_args: Sequence[str] = (),
     accelerate: Sequence[str] = ACCELERATE,
     limits: Limits | None = None,
 ) -> Outcome:
@@ -153,7 +165,11 @@ def start_run(
     `nodes`: those that this machine is, where there are many; a rehearsal is all of them.
     """
     started_at = datetime.now(UTC)
-    commands = _render_commands(plan, paths, nodes, script or find_train_script(), accelerate)
+    commands = [
+        replace(command, argv=(*command.argv, *script_args))
+        for command in _render_commands(plan, paths, nodes, script or find_train_script(), accelerate)
+    ]
+    _reopen(paths, nodes)
     environment = make_environment(commands[0], console, os.environ)
     argv = make_argv([command.argv for command in commands])
     relay = _open_relay(console, paths)
@@ -245,6 +261,14 @@ def _try_to_write(paths: RunPaths, outcome: Outcome, relay: Relay) -> None:
         write_outcome(paths.outcome, outcome)
     except InputError as error:
         relay.say(f"warning: {error}")
+
+
+def _reopen(paths: RunPaths, nodes: Sequence[Node]) -> None:
+    """How an earlier start of this run ended is not how this one will."""
+    outcome = _load_final(paths)
+    if outcome is not None and (not nodes or any(node.keeps_record for node in nodes)):
+        changes = {"status": "running", "exit_code": None, "error": "", "ended_at": None, "pid": os.getpid()}
+        write_outcome(paths.outcome, outcome.model_copy(update=changes))
 
 
 def _load_final(paths: RunPaths) -> Outcome | None:

@@ -12,6 +12,7 @@ from launcher.units import TERA
 TRAIN_LOSS = "train/loss"
 GRAD_NORM = "train/grad_norm"
 LEARNING_RATE = "train/learning_rate"
+SKIPPED = "train/skipped"  # 1: the step was passed over, its loss or gradients were no numbers
 EVAL_LOSS = "eval/loss"
 EVAL_SECONDS = "time/evaluation"
 TOKENS_PER_SECOND = "throughput/tokens_per_sec"
@@ -40,7 +41,10 @@ class StepMetrics:
 
 def append_metrics(path: Path, metrics: StepMetrics) -> None:
     """A line is written at once: what a killed run leaves behind is whole up to its last line."""
-    line = json.dumps(asdict(metrics), separators=(",", ":"), allow_nan=True)
+    row = asdict(metrics)
+    # JSON has no word for what is no number.
+    row["values"] = {name: value if math.isfinite(value) else None for name, value in metrics.values.items()}
+    line = json.dumps(row, separators=(",", ":"), allow_nan=False)
     with path.open("a", encoding="utf-8") as file:
         file.write(line + "\n")
 
@@ -51,8 +55,24 @@ def load_metrics(path: Path) -> list[StepMetrics]:
     rows = []
     for line in text[: text.rfind("\n") + 1].splitlines():
         row = json.loads(line)
-        rows.append(StepMetrics(**{**row, "packs": tuple(row["packs"])}))
+        values = {name: math.nan if value is None else value for name, value in row["values"].items()}
+        rows.append(StepMetrics(**{**row, "values": values, "packs": tuple(row["packs"])}))
     return rows
+
+
+def cut_metrics(path: Path, step: int) -> list[StepMetrics]:
+    """Keeps what was told up to a step, whole; returns the rest, which will be trained again."""
+    if not path.exists():
+        return []
+    rows = load_metrics(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.touch()
+    for row in rows:
+        if row.step <= step:
+            append_metrics(temporary, row)
+    temporary.replace(path)
+    return [row for row in rows if row.step > step]
 
 
 def compute_mfu(tokens_per_second: float, flops_per_token: float, peak_tflops: float | None) -> float | None:

@@ -18,6 +18,7 @@ from launcher.plan import Plan, load_plan
 from launcher.record import load_outcome
 from launcher.render.rendezvous import Rendezvous, check_rendezvous
 from launcher.render.spec import make_launch_spec
+from launcher.values import flatten
 
 _LOOK_EVERY_SECONDS = 0.5
 _ATTEMPT_SECONDS = 5.0  # to connect once: a firewall that drops packets answers never
@@ -154,14 +155,6 @@ def find_differences(theirs: Plan, ours: Plan) -> tuple[Problem, ...]:
         for key in sorted(there.keys() | here.keys())
         if key not in _MEASURED and there.get(key) != here.get(key)
     )
-
-
-def flatten(value: object, path: str = "") -> dict[str, object]:
-    """Dotted keys of the leaves. A list is one leaf."""
-    if not isinstance(value, dict) or not value:
-        return {path: value}
-    parts = (flatten(below, f"{path}.{key}" if path else str(key)) for key, below in value.items())
-    return {key: leaf for part in parts for key, leaf in part.items()}
 
 
 def _shown(value: object) -> str:

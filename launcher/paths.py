@@ -38,6 +38,11 @@ class RunPaths:
         return self.root / "manifest.json"
 
     @property
+    def request(self) -> Path:
+        """What was asked for: a run that is taken up again is asked for the same."""
+        return self.root / "request.json"
+
+    @property
     def hardware(self) -> Path:
         return self.root / "hardware.json"
 
@@ -187,3 +192,14 @@ def write_text_atomically(path: Path, text: str) -> None:
         raise InputError(
             f"{path} cannot be written: {error.strerror}", hint="is the disk full, or read-only?"
         ) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Its files, and the names that it has for them, are on the disk, not only on their way to it."""
+    for file in (*folder.iterdir(), folder):
+        if file == folder or file.is_file():
+            descriptor = os.open(file, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)

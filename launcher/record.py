@@ -15,6 +15,15 @@ from launcher.values import Frozen
 Status = Literal["running", "done", "failed", "stopped", "crashed"]
 
 
+class Attempt(Frozen):
+    """One start of a run: a run that was stopped, or died, has several."""
+
+    started_at: str
+    from_step: int = 0  # so many were done before
+    ended_at: str | None = None  # None: it runs, or was killed without a word
+    steps_done: int | None = None
+
+
 class Outcome(Frozen):
     schema_version: Literal[1] = 1
     run_id: str
@@ -33,6 +42,7 @@ class Outcome(Frozen):
     data_key: str | None = None
     versions: dict[str, str] = Field(default_factory=dict)
     git_commit: str | None = None
+    attempts: tuple[Attempt, ...] = ()
     observed: dict[str, str] = Field(default_factory=dict)  # what is active in the live process
 
     @property

@@ -20,12 +20,13 @@ from launcher.errors import InputError, LauncherError, Problem
 from launcher.inputs import PlannedRun, Request, plan_request
 from launcher.launch import fill_run
 from launcher.metrics import EVAL_LOSS, TRAIN_LOSS, load_metrics
-from launcher.nodes import Node, flatten
+from launcher.nodes import Node
 from launcher.paths import RunPaths, create_next_run, make_run_id, write_files
 from launcher.plan.model import Plan
 from launcher.probe import probe_hardware
 from launcher.render import Rendezvous, render
 from launcher.runs import input_texts
+from launcher.values import flatten
 
 PREFIX = "rehearsal"
 CLUSTER_FOLDER = "cluster"  # in the run directory: the files of which this is the rehearsal

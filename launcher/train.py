@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,12 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 # longer. Sleeping at once would cost a fifth on quiet cores.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
-from launcher.arguments import add_learning_arguments, make_learning_request  # noqa: E402
+from launcher.arguments import (  # noqa: E402
+    add_guard_arguments,
+    add_learning_arguments,
+    add_resume_arguments,
+    make_learning_request,
+)
 from launcher.errors import ExitCode, LauncherError  # noqa: E402
 from launcher.started import Started, find_started  # noqa: E402
 
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
     from launcher.paths import RunPaths
     from launcher.plan import Plan
     from launcher.training.chronicle import Chronicle
+    from launcher.training.resuming import ResumeOptions
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,12 +41,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan, paths = read_plan(arguments.plan) if arguments.plan else plan_for_here(arguments)
         from launcher.training.chronicle import Chronicle
         from launcher.training.guards import end_with_parents
+        from launcher.training.locking import lock_run
         from launcher.training.quiet import silence_libraries
+        from launcher.training.resuming import make_resume_options
 
         silence_libraries()
         end_with_parents()
+        if is_main():
+            lock_run(paths)
         chronicle = Chronicle(paths, is_main=is_main())
-        code = train_planned(plan, paths, chronicle)
+        if chronicle.was_done and not arguments.allow_drift:
+            say(f"{paths.root}: this run is done; its adapter: {paths.adapter}")
+            return int(ExitCode.DONE)
+        code = train_planned(plan, paths, chronicle, make_resume_options(arguments))
     except LauncherError as error:
         return tell(chronicle, "failed", int(error.exit_code), str(error))
     except KeyboardInterrupt:
@@ -61,6 +75,8 @@ def make_parser() -> argparse.ArgumentParser:
     source.add_argument("--plan", type=Path, metavar="FILE", help="a plan that `launcher train` wrote")
     source.add_argument("--manifest", metavar="FILE", help="a manifest, planned for what accelerate started")
     add_learning_arguments(parser)
+    add_guard_arguments(parser)
+    add_resume_arguments(parser)
     run = parser.add_argument_group("the run, with --manifest")
     run.add_argument("--run-id", metavar="ID", help="name of the run directory (default: expert, time, hardware)")
     run.add_argument("--runs-dir", type=Path, metavar="DIR", default=Path("runs"), help="default: runs")
@@ -86,17 +102,23 @@ def plan_for_here(arguments: argparse.Namespace) -> tuple[Plan, RunPaths]:
 
 
 def decide(arguments: argparse.Namespace, started: Started) -> tuple[Plan, RunPaths]:
-    from launcher.inputs import for_started, plan_request
+    from launcher.inputs import for_started, load_request, merge_requests, plan_request
     from launcher.paths import write_files
-    from launcher.runs import create_run_directory, input_texts
+    from launcher.runs import create_run_directory, find_run_to_resume, input_texts
 
-    planned = plan_request(for_started(make_learning_request(arguments, arguments.manifest), started))
-    paths = create_run_directory(planned, arguments.runs_dir, arguments.run_id)
+    request = make_learning_request(arguments, arguments.manifest)
+    paths = None
+    if arguments.resume is not None:
+        paths = find_run_to_resume(arguments.runs_dir, arguments.resume, arguments.manifest)
+        request = merge_requests(load_request(paths.request), request)
+    # What accelerate started is no part of the request: another launch may start something else.
+    planned = replace(plan_request(for_started(request, started)), request=request)
+    paths = paths or create_run_directory(planned, arguments.runs_dir, arguments.run_id)
     write_files(paths.root, input_texts(planned, paths))
     return planned.plan, paths
 
 
-def train_planned(plan: Plan, paths: RunPaths, chronicle: Chronicle) -> int:
+def train_planned(plan: Plan, paths: RunPaths, chronicle: Chronicle, options: ResumeOptions) -> int:
     """Prepares before any process group exists: whoever comes first prepares, the others wait for its lock."""
     from launcher.corpus.preparation import make_preparation
     from launcher.corpus.prepare import prepare
@@ -109,10 +131,11 @@ def train_planned(plan: Plan, paths: RunPaths, chronicle: Chronicle) -> int:
     from launcher.training.session import run_training
 
     vocab_size = tokenizer.backend.get_vocab_size(with_added_tokens=True)
-    ending = run_training(plan, paths, prepared.store, base_folders(folder), chronicle, vocab_size)
+    ending = run_training(plan, paths, prepared.store, base_folders(folder), chronicle, vocab_size, options)
     if ending.was_cut:
         where = paths.checkpoint(ending.steps_done)
-        say(message := f"stopped by a signal after step {ending.steps_done:,}; its weights: {where}")
+        message = f"stopped by a signal after step {ending.steps_done:,}; --resume goes on from {where}"
+        say(message)
         chronicle.end(status="stopped", exit_code=int(ExitCode.PREEMPTED), error=message)
         return int(ExitCode.PREEMPTED)
     chronicle.end(status="done", exit_code=int(ExitCode.DONE))

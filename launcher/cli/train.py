@@ -10,10 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.arguments import add_node_arguments, add_request_arguments, add_slurm_arguments, make_request
+from launcher.arguments import (
+    add_node_arguments,
+    add_request_arguments,
+    add_resume_arguments,
+    add_slurm_arguments,
+    make_request,
+)
 from launcher.cli.many_nodes import make_node, make_slurm_options
 from launcher.cli.output import reader_may_leave
-from launcher.errors import ExitCode
+from launcher.errors import ExitCode, InputError, Problem
 
 if TYPE_CHECKING:
     from launcher.inputs import PlannedRun
@@ -30,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_request_arguments(parser)
     add_node_arguments(parser)
     add_slurm_arguments(parser)
+    add_resume_arguments(parser)
     run = parser.add_argument_group("the run")
     run.add_argument("--dry-run", action="store_true", help="write runs/<id>/, prepare and start nothing")
     run.add_argument("--run-id", metavar="ID", help="name of the run directory (default: expert, time, hardware)")
@@ -41,6 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     from launcher.inputs import plan_request
 
     node, slurm = make_node(arguments), make_slurm_options(arguments)
+    if arguments.resume is not None:
+        from launcher.cli.resume import resume
+
+        return resume(arguments, node, slurm)
+    check_resume_flags(arguments)
     planned = plan_request(make_request(arguments))
     if arguments.dry_run or arguments.no_submit:
         return _write_only(arguments, planned, node, slurm)
@@ -73,14 +85,20 @@ def _submit(arguments: argparse.Namespace, planned: PlannedRun, slurm: SlurmOpti
     """Data is prepared here: nodes with GPUs have better things to do, and often no way to the hub."""
     from launcher.launch import check_packages, write_run
     from launcher.runs import check_run_id
-    from launcher.submit import check_sbatch, submit_job
+    from launcher.submit import check_sbatch
 
     check_sbatch()
     check_packages(planned.plan)
     check_run_id(Path(arguments.runs_dir), arguments.run_id)
-    _show(arguments, planned)
+    show(arguments, planned)
     prepare(planned)
     paths = write_run(planned, Path(arguments.runs_dir), arguments.run_id, slurm=slurm)
+    return submit(arguments, paths)
+
+
+def submit(arguments: argparse.Namespace, paths: RunPaths) -> int:
+    from launcher.submit import submit_job
+
     job = submit_job(paths)
     with reader_may_leave():
         if arguments.json:
@@ -96,17 +114,28 @@ def _train(arguments: argparse.Namespace, planned: PlannedRun, node: Node | None
     check_startable(planned.plan, node)
     check_packages(planned.plan)
     _check_directory(arguments, planned, node)
-    _show(arguments, planned)
+    show(arguments, planned)
     prepare(planned)
     paths = _make_directory(arguments, planned, node)
     nodes = () if node is None else (node,)
     outcome = start_run(planned.plan, paths, make_console(arguments.json), nodes=nodes)
+    return finish(arguments, paths, outcome)
+
+
+def finish(arguments: argparse.Namespace, paths: RunPaths, outcome: Outcome) -> int:
     with reader_may_leave():
         if arguments.json:
             _print_json(paths, outcome)
         else:
             print(f"run directory: {paths.root}")
     return ExitCode.RUN_FAILED if outcome.exit_code is None else outcome.exit_code
+
+
+def check_resume_flags(arguments: argparse.Namespace) -> None:
+    given = {"--allow-drift": arguments.allow_drift, "--verify": arguments.verify}
+    problems = tuple(Problem(where=flag, what="it is for --resume") for flag, value in given.items() if value)
+    if problems:
+        raise InputError("these flags say nothing without --resume", problems)
 
 
 def _check_directory(arguments: argparse.Namespace, planned: PlannedRun, node: Node | None) -> None:
@@ -132,7 +161,7 @@ def _make_directory(arguments: argparse.Namespace, planned: PlannedRun, node: No
     return join_run(planned, runs_dir, arguments.run_id, node)
 
 
-def _show(arguments: argparse.Namespace, planned: PlannedRun) -> None:
+def show(arguments: argparse.Namespace, planned: PlannedRun) -> None:
     from launcher.cli.show_plan import print_plan
 
     if not arguments.json:

@@ -120,6 +120,7 @@ def _assemble(
         optimizer=basics.optimizer,
         schedule=schedule,
         wandb=make_wandb_plan(situation),
+        guards=situation.options.guards,
         memory=_make_memory_plan(sizing, layout),
         speed=speed,
         ladder=make_ladder(sizing, layout, candidates),

@@ -193,6 +193,14 @@ class MemoryPlan(Frozen):
         return self.usable_bytes - self.total_bytes
 
 
+class GuardPlan(Frozen):
+    """What is done when something goes wrong on the way."""
+
+    save_errors: Literal["stop", "continue"]  # where a checkpoint cannot be written
+    max_bad_steps: int  # in a row, whose loss or gradients are no numbers: passed over, then the run ends
+    hang_seconds: int  # without a step, before the run is ended
+
+
 class SpeedPlan(Frozen):
     tokens_per_second: float | None  # over all ranks; None: the GPU's peak is unknown
     seconds_per_step: float | None
@@ -243,6 +251,7 @@ class Plan(Frozen):
     optimizer: OptimizerPlan
     schedule: SchedulePlan
     wandb: WandbPlan
+    guards: GuardPlan
     memory: MemoryPlan
     speed: SpeedPlan
     ladder: tuple[Rung, ...]

@@ -9,9 +9,11 @@ from launcher.choices import Profile, Strategy
 from launcher.hardware import Gpu, Hardware
 from launcher.manifest.config import TrainingConfig
 from launcher.manifest.model import BaseModelEntry, Manifest
-from launcher.plan.model import Decision
+from launcher.plan.model import Decision, GuardPlan
 from launcher.rows import RowEstimate
 from launcher.shapes import ModelShape
+
+DEFAULT_GUARDS = GuardPlan(save_errors="stop", max_bad_steps=3, hang_seconds=600)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +25,7 @@ class PlanOptions:
     strategy: Strategy | None = None
     price_per_gpu_hour: float | None = None
     random_weights: bool = False
+    guards: GuardPlan = DEFAULT_GUARDS
     manifest_folder: str = ""
     given_keys: frozenset[str] = frozenset()  # of the manifest, dotted, that the command line set
 

@@ -20,18 +20,31 @@ TITLES: dict[Strategy, str] = {
 
 
 def wanted_strategy(situation: Situation) -> Strategy | None:
-    """What the user asked for, on the command line before the manifest; None: decide."""
-    strategy = situation.options.strategy or situation.config.strategy
-    if strategy == "auto" or (situation.gpu is None and situation.num_ranks == 1):
+    """What the user asked for, on the command line before the manifest; None: decide.
+
+    A manifest's ddp means "replicate", which one rank has no use for. The command line is taken at its word: it is how
+    the price of an engine is measured.
+    """
+    flag, key = situation.options.strategy, situation.config.strategy
+    if _is_plain_cpu(situation):
         return None
-    return "single" if strategy == "ddp" and situation.num_ranks == 1 else strategy
+    if flag is not None:
+        return flag
+    if key == "auto":
+        return None
+    return "single" if key == "ddp" and situation.num_ranks == 1 else key
+
+
+def _is_plain_cpu(situation: Situation) -> bool:
+    """No GPU, and nobody asked for ranks in its place: one process, whatever the manifest says."""
+    return situation.gpu is None and situation.num_ranks == 1 and situation.hardware.gpus_per_node == 0
 
 
 def make_candidates(
     situation: Situation, quantization: Quantization, optimizer: OptimizerName
 ) -> tuple[Candidate, ...]:
     """In order of preference: simple before complicated, offloading last."""
-    if situation.gpu is None and situation.num_ranks == 1:
+    if _is_plain_cpu(situation):
         return (("single", "none"),)
     strategy, offload = wanted_strategy(situation), situation.config.offload
     _check_combination(situation, strategy, quantization, optimizer)
@@ -105,7 +118,7 @@ def _check_combination(
 
 def explain_strategy(situation: Situation, strategy: Strategy, offload: Offload, first_choice_fits: bool) -> Decision:
     value = TITLES[strategy] + ("" if offload == "none" else f", {offload.replace('_', ' ')} on the CPU")
-    if situation.gpu is None and situation.num_ranks == 1:
+    if situation.gpu is None and strategy == "single":
         return forced("strategy", value, "no GPU: one CPU process")
     if situation.options.strategy:
         return Decision(name="strategy", value=value, reason="--strategy", decided_by="command line")

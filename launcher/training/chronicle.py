@@ -13,7 +13,7 @@ from pathlib import Path
 from launcher import __version__
 from launcher.errors import LauncherError
 from launcher.paths import RunPaths
-from launcher.record import Outcome, write_outcome
+from launcher.record import Attempt, Outcome, load_outcome, write_outcome
 
 _PACKAGES = ("torch", "transformers", "accelerate", "peft", "deepspeed", "bitsandbytes", "liger-kernel", "numpy")
 
@@ -23,15 +23,24 @@ class Chronicle:
 
     def __init__(self, paths: RunPaths, *, is_main: bool) -> None:
         self._path, self._is_main = paths.outcome, is_main
+        before = load_outcome(paths.outcome)
+        self.was_done = before is not None and before.status == "done"
+        started_at = _now()
         self._outcome = Outcome(
             run_id=paths.run_id,
             status="running",
-            started_at=_now(),
+            started_at=started_at if before is None else before.started_at,
             pid=os.getpid(),
             versions=find_versions(),
             git_commit=find_commit(),
+            attempts=(*(() if before is None else before.attempts), Attempt(started_at=started_at)),
         )
-        self._write()
+        if not self.was_done:
+            self._write()
+
+    def begin(self, from_step: int) -> None:
+        """It is known now how many steps are done already."""
+        self._note_attempt(from_step=from_step)
 
     def note(self, **facts: object) -> None:
         self._outcome = self._outcome.model_copy(update=facts)
@@ -40,9 +49,15 @@ class Chronicle:
     def end(self, **facts: object) -> None:
         """A full disk may be what ended the run: the exit code must tell of the run all the same."""
         try:
-            self.note(ended_at=_now(), **facts)
+            ended_at = _now()
+            self._note_attempt(ended_at=ended_at, steps_done=facts.get("steps_done", self._outcome.steps_done))
+            self.note(ended_at=ended_at, **facts)
         except LauncherError as error:
             print(f"warning: {error}", file=sys.stderr, flush=True)
+
+    def _note_attempt(self, **facts: object) -> None:
+        *others, last = self._outcome.attempts
+        self._outcome = self._outcome.model_copy(update={"attempts": (*others, last.model_copy(update=facts))})
 
     def _write(self) -> None:
         if self._is_main:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -16,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from launcher.training.batches import PackedBatch
 from launcher.training.model import TrainedModel
+from launcher.training.optim import innermost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,7 @@ class Engine:
     schedule: LRScheduler
     max_grad_norm: float | None
     num_micro_batches: int  # a step
+    scales_loss: bool  # FP16: steps whose scaled gradients overflow are passed over until the scale fits
 
     @property
     def device(self) -> torch.device:
@@ -74,17 +77,43 @@ class Engine:
             with nullcontext() if is_last else self.accelerator.no_sync(self.model):
                 yield
 
-    def update(self) -> Tensor:
-        """One optimizer step with clipped gradients; the norm they had, still on the device."""
+    def update(self, loss: Tensor) -> tuple[Tensor, Tensor]:
+        """One optimizer step with clipped gradients. The norm that they had, and whether the step was passed over,
+        because the step's loss or the norm is no number: all ranks see the same. Both are still on the device."""
         limit = float("inf") if self.max_grad_norm is None else self.max_grad_norm
-        norm = self.accelerator.clip_grad_norm_(self.trained_parameters(), limit)
-        self.optimizer.step()
-        if not self.accelerator.optimizer_step_was_skipped:  # by FP16's loss scaling
+        norm = self._as_tensor(self.accelerator.clip_grad_norm_(self.trained_parameters(), limit))
+        is_bad = ~torch.isfinite(norm + loss)
+        if self.is_deepspeed or self.scales_loss:  # these look for themselves, and wait for the device
+            self.optimizer.step()
+            is_bad = torch.full_like(loss, float(self.accelerator.optimizer_step_was_skipped))
+        else:
+            self._step_unless(is_bad)
+        if not (self.scales_loss and self.accelerator.optimizer_step_was_skipped):
             self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
+        return norm, is_bad.to(loss)
+
+    def _step_unless(self, is_bad: Tensor) -> None:
+        """Fused optimizers take a tensor that tells them to do nothing; for others the host must know it."""
+        inner: Any = innermost(self.optimizer)
+        if not inner.param_groups[0].get("fused"):
+            if bool(is_bad):
+                inner._opt_called = True  # torch would warn that the schedule came first
+            else:
+                self.optimizer.step()
+            return
+        inner.grad_scale, inner.found_inf = None, is_bad.float()
+        try:
+            self.optimizer.step()
+        finally:
+            del inner.grad_scale, inner.found_inf
+
+    def _as_tensor(self, norm: Any) -> Tensor:
         if isinstance(norm, DTensor):
             return norm.full_tensor()
-        return norm if isinstance(norm, Tensor) else torch.tensor(float("nan") if norm is None else float(norm))
+        if isinstance(norm, Tensor):
+            return norm
+        return torch.tensor(float("nan") if norm is None else float(norm), device=self.device)
 
     def trained_parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

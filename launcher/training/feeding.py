@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from launcher.corpus.packs import PackFile
@@ -75,6 +76,7 @@ def feed(batches: TrainingBatches, plan: LoaderPlan, first_step: int = 0) -> Ite
         pin_memory=plan.pin_memory,
         persistent_workers=plan.persistent_workers,
         worker_init_fn=_leave_signals_to_the_training if plan.num_workers else None,
+        generator=torch.Generator(),  # its seed for workers would else be drawn from the training's random numbers
     )
     return iter(loader)
 

@@ -1,4 +1,4 @@
-"""Trained weights from wherever an engine keeps them: whole, as shards (FSDP2), or as partitions (ZeRO-3)."""
+"""Weights from wherever an engine keeps them: whole, as shards (FSDP2), or as partitions (ZeRO-3)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,6 @@ from torch.distributed.tensor import DTensor
 from launcher.training.engine import Engine
 
 
-def gather_trained(engine: Engine) -> dict[str, Tensor]:
-    """By the names that the model's own state_dict has. Every rank must call it; only the first gets anything.
-
-    One tensor after the other, so that no rank ever holds more than one whole.
-    """
-    gathered: dict[str, Tensor] = {}
-    _shard_again(engine.model)
-    for name, parameter in engine.module.model.named_parameters():
-        if parameter.requires_grad:
-            whole = _gather(parameter)
-            if engine.is_main:
-                gathered[name] = whole.detach().to("cpu", copy=True).contiguous()
-    return gathered
-
-
 def copy_buffers(engine: Engine) -> dict[str, Tensor]:
     """What a whole model keeps besides its parameters; the same on every rank."""
     model = engine.module.model
@@ -34,7 +19,7 @@ def copy_buffers(engine: Engine) -> dict[str, Tensor]:
     return {name: tensor.cpu() for name, tensor in model.state_dict().items() if name not in parameters}
 
 
-def _shard_again(model: nn.Module) -> None:
+def shard_again(model: nn.Module) -> None:
     """After an evaluation FSDP2 leaves its outermost module whole, until somebody asks for a state_dict: the rank that
     wrote the last checkpoint did, and the others would not join in the gathering of this one."""
     for module in model.modules():
@@ -42,7 +27,8 @@ def _shard_again(model: nn.Module) -> None:
             module.reshard()
 
 
-def _gather(parameter: Any) -> Tensor:
+def gather_whole(parameter: Any) -> Tensor:
+    """Every rank must call it, and gets it; on its device, perhaps the parameter itself."""
     if isinstance(parameter, DTensor):
         return parameter.full_tensor()
     if is_partitioned(parameter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ DTYPES: Mapping[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.flo
 _TINY_FOLDER = Path(__file__).resolve().parent.parent / "tiny"
 # The tiny base has no weights of its own yet: everybody draws the same ones.
 _TINY_SEED = 20_261_115
+_SAMPLES, _SAMPLE_BYTES = 16, 1 << 16  # of a file, evenly spread; the first one holds its header
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
@@ -51,6 +53,24 @@ def load_base(plan: Plan, folders: tuple[Path, ...], attention: str, device: tor
     model: PreTrainedModel = loaded[0]
     _check_whole(plan, source, sorted(loaded[1]["missing_keys"]))
     return model
+
+
+def fingerprint_base(plan: Plan, model: PreTrainedModel) -> str:
+    """Tells a base from another without reading all of it: its files' sizes, headers, and samples of each."""
+    if plan.base.name == TINY_BASE_NAME or plan.random_weights:
+        return f"drawn:{_TINY_SEED}:{plan.base.name}"
+    folder = Path(str(model.config._name_or_path))
+    if not folder.is_dir():
+        return f"hub:{plan.base.name}@{getattr(model.config, '_commit_hash', None)}"
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name}:{size}".encode())
+        with file.open("rb") as source:
+            for index in range(_SAMPLES):
+                source.seek(index * max(0, size - _SAMPLE_BYTES) // (_SAMPLES - 1))
+                digest.update(source.read(_SAMPLE_BYTES))
+    return f"files:{digest.hexdigest()}"
 
 
 def _check_whole(plan: Plan, source: str, missing: list[str]) -> None:

@@ -15,6 +15,7 @@ from launcher.training.clock import Seconds, StepClock
 from launcher.training.evaluation import evaluate
 from launcher.training.feeding import feed
 from launcher.training.observers.base import Observer
+from launcher.training.position import Position, find_position
 from launcher.training.readback import Readback
 from launcher.training.run import Run
 
@@ -25,23 +26,27 @@ class StepResult:
 
     step: int  # done: counts from 1
     packs: tuple[int, ...]
-    facts: Tensor  # on the host: loss, ranks that were asked to stop, norm of the gradients
+    num_tokens: int
+    facts: Tensor  # on the host: loss, ranks that were asked to stop, norm of the gradients, passed over or not
     asks_to_stop: bool  # this rank was asked to
     learning_rate: float
     seconds: Seconds
     data_seconds: float
 
 
-def train(run: Run, observer: Observer) -> int:
-    """Returns how many steps are done."""
-    batches = feed(run.batches(), run.plan.loader)
-    readback = Readback(run, observer)
+def train(run: Run, observer: Observer, position: Position | None = None) -> int:
+    """From a position, or from the beginning. Returns how many steps are done."""
+    position = position or find_position(run, 0)
+    batches = feed(run.batches(), run.plan.loader, position.step)
+    readback = Readback(run, observer, position.tokens_seen)
     clock = StepClock(run.engine.device)
     schedule = run.plan.schedule
-    observer.on_start(run)
-    step = 0
-    for step in range(1, run.num_steps + 1):
-        stops = readback.add(train_step(run, step, batches, clock, asks_to_stop=observer.asks_to_stop()))
+    observer.on_start(run, position.step)
+    while position.step < run.num_steps and not observer.wants_to_stop():
+        step = position.step + 1
+        result = train_step(run, step, batches, clock, asks_to_stop=observer.asks_to_stop())
+        position.advance(result.packs, result.num_tokens)
+        stops = readback.add(result)
         evaluates = is_due(run, step, schedule.evaluate_every_steps, schedule.evaluate_every_epochs) and not stops
         saves = is_due(run, step, schedule.save_every_steps, schedule.save_every_epochs) or stops
         if evaluates or saves:
@@ -49,14 +54,14 @@ def train(run: Run, observer: Observer) -> int:
         if evaluates:
             saves |= observer.on_evaluation(run, evaluate(run, step))
         if saves:
-            observer.on_save(run, step)
-        if stops or observer.wants_to_stop():
+            observer.on_save(run, position)
+        if stops:
             break
         if evaluates or saves:
             clock.restart()
     readback.flush()
-    observer.on_end(run, step)
-    return step
+    observer.on_end(run, position.step)
+    return position.step
 
 
 def train_step(
@@ -74,13 +79,14 @@ def train_step(
         waited += time.perf_counter() - began
         total += engine.micro_step(batch.to(engine.device), num_trained, is_last=index == num_micro_batches - 1)
     learning_rate = engine.learning_rate
-    grad_norm = engine.update()
     asked = torch.full((), float(asks_to_stop), device=engine.device)
     loss, num_asking = engine.add_up(torch.stack([total, asked])).unbind()
-    facts = torch.stack([loss, num_asking, grad_norm.to(loss)])
+    grad_norm, skipped = engine.update(loss)
+    facts = torch.stack([loss, num_asking, grad_norm.to(loss), skipped])
     return StepResult(
         step=step,
         packs=packs,
+        num_tokens=int(run.train.num_tokens[list(packs)].sum()),
         # Copied beside the next step. Reading it from the device later would wait for all that was queued since.
         facts=facts.to("cpu", non_blocking=True),
         asks_to_stop=asks_to_stop,

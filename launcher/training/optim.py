@@ -21,7 +21,7 @@ def build_optimizer(plan: OptimizerPlan, model: nn.Module) -> Optimizer:
     """Only what is trained: frozen weights have no state."""
     groups = _make_groups(model, plan.weight_decay)
     if plan.name == "sgd":
-        return torch.optim.SGD(groups, lr=plan.learning_rate)
+        return torch.optim.SGD(groups, lr=plan.learning_rate, fused=True)
     if plan.name == "adamw_bnb_8bit":
         from bitsandbytes.optim import AdamW8bit
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
 
 from launcher import metrics
-from launcher.errors import RunFailedError
 from launcher.metrics import StepMetrics, compute_mfu
 from launcher.speed import Workload, flops_per_token, peak_tflops
 from launcher.training.observers.base import Observer
@@ -20,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Readback:
-    def __init__(self, run: Run, observer: Observer) -> None:
+    def __init__(self, run: Run, observer: Observer, tokens_seen: int = 0) -> None:
         self._run, self._observer = run, observer
         self._waiting: StepResult | None = None
-        self._tokens_seen = 0
+        self._tokens_seen = tokens_seen
         self._stops = False
 
     def add(self, result: StepResult) -> bool:
@@ -37,21 +35,19 @@ class Readback:
         result, self._waiting = self._waiting, None
         if result is None:
             return
-        read = self._read(result)
-        _check_finite(read, skips_overflows=self._run.plan.precision.loss_scaling)
-        self._observer.on_step(self._run, read)
+        self._observer.on_step(self._run, self._read(result))
 
     def _read(self, result: StepResult) -> StepMetrics:
         run, packs = self._run, list(result.packs)
         seconds = result.seconds()  # waits for the step: from here on its facts are there
-        loss, num_asking, grad_norm = result.facts.tolist()
+        loss, num_asking, grad_norm, skipped = result.facts.tolist()
         self._stops = num_asking > 0
-        num_tokens = int(run.train.num_tokens[packs].sum())
-        self._tokens_seen += num_tokens
-        rate = num_tokens / max(1e-9, seconds)
+        self._tokens_seen += result.num_tokens
+        rate = result.num_tokens / max(1e-9, seconds)
         values = {
             metrics.TRAIN_LOSS: loss,
             metrics.GRAD_NORM: grad_norm,
+            metrics.SKIPPED: skipped,
             metrics.LEARNING_RATE: result.learning_rate,
             metrics.STEP_SECONDS: seconds,
             metrics.DATA_WAIT_SECONDS: result.data_seconds,
@@ -92,16 +88,3 @@ def _peak_tflops(run: Run) -> float | None:
     if gpu is None or run.engine.device.type != "cuda":
         return None
     return peak_tflops(gpu, run.plan.precision.compute_dtype)
-
-
-def _check_finite(read: StepMetrics, *, skips_overflows: bool) -> None:
-    """The gradients too: after the last step nothing else would tell that the weights are no numbers any more."""
-    watched = {"loss": read.values[metrics.TRAIN_LOSS], "gradient norm": read.values[metrics.GRAD_NORM]}
-    if skips_overflows:  # loss scaling finds its scale by them, and passes over their steps
-        del watched["gradient norm"]
-    broken = next((name for name, value in watched.items() if not math.isfinite(value)), None)
-    if broken is not None:
-        raise RunFailedError(
-            f"the {broken} of step {read.step} is {watched[broken]}: the training came apart",
-            hint="a lower learning_rate or a longer warm-up usually helps; `launcher data` shows whether rows are odd",
-        )

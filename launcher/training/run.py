@@ -22,7 +22,7 @@ from launcher.training.batches import Numbers, Shape, make_shape
 from launcher.training.dealing import Hands, StepOrder
 from launcher.training.engine import Engine
 from launcher.training.feeding import TrainingBatches
-from launcher.training.loading import load_base
+from launcher.training.loading import fingerprint_base, load_base
 from launcher.training.model import TrainedModel
 from launcher.training.optim import build_optimizer, build_schedule
 
@@ -49,6 +49,7 @@ class Run:
     order: StepOrder
     num_steps: int
     data_key: str
+    base_fingerprint: str
 
     @property
     def steps_per_epoch(self) -> int:
@@ -95,6 +96,7 @@ def build_run(plan: Plan, paths: RunPaths, store: Store, module: TrainedModel, a
         order=order,
         num_steps=num_steps,
         data_key=store.manifest.key,
+        base_fingerprint=fingerprint_base(plan, module.base),
     )
 
 
@@ -133,6 +135,7 @@ def _make_engine(plan: Plan, module: TrainedModel, accelerator: Accelerator, num
         schedule=schedule,
         max_grad_norm=plan.optimizer.max_grad_norm,
         num_micro_batches=plan.batch.gradient_accumulation_steps,
+        scales_loss=plan.precision.loss_scaling,
     )
 
 

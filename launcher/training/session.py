@@ -19,12 +19,15 @@ from launcher.training.chronicle import Chronicle
 from launcher.training.guards import StopOnSignal
 from launcher.training.loop import train
 from launcher.training.observed import Operations, count_graphs, observe, observe_operations
+from launcher.training.observers.bad_steps import BadSteps
 from launcher.training.observers.base import Observer, Observers
 from launcher.training.observers.best import Best
 from launcher.training.observers.console import Console
 from launcher.training.observers.facts import Facts
+from launcher.training.observers.replay import Replay
 from launcher.training.observers.saving import Saving
 from launcher.training.proof import Proof, lay_out, pick_documents, prove_attention
+from launcher.training.resuming import ResumeOptions, begin
 from launcher.training.run import Run, build_module, build_run
 from launcher.training.starting import start
 from launcher.training.topology import check_prepared, check_started
@@ -38,7 +41,13 @@ class Ending:
 
 
 def run_training(
-    plan: Plan, paths: RunPaths, store: Store, folders: tuple[Path, ...], chronicle: Chronicle, vocab_size: int
+    plan: Plan,
+    paths: RunPaths,
+    store: Store,
+    folders: tuple[Path, ...],
+    chronicle: Chronicle,
+    vocab_size: int,
+    options: ResumeOptions,
 ) -> Ending:
     accelerator = start(plan)
     check_started(plan, accelerator)
@@ -47,13 +56,23 @@ def run_training(
     seen = observe(run, proof, _watch_operations(run), compiled)
     _show(run, seen)
     chronicle.note(data_key=run.data_key, num_steps=run.num_steps, observed=seen)
+    beginning = begin(run, options)
+    chronicle.begin(beginning.position.step)
     stop, best, facts = StopOnSignal(), Best(plan.schedule), Facts()
+    if beginning.best is not None:
+        best.restore(beginning.best)
+    replay = Replay(beginning.recorded, must_agree=options.verify_steps > 0)
+    saving = Saving(best)
     stop.install()
-    observers: list[Observer] = [Console(), facts, best, Saving(best), stop]
+    observers: list[Observer] = [Console(), facts, BadSteps(), replay, best, saving, stop]
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     graphs, _ = count_graphs()
-    steps_done = train(run, Observers(observers))
+    try:
+        steps_done = train(run, Observers(observers), beginning.position)
+    except Exception:
+        saving.close()
+        raise
     recompiled = count_graphs()[0] - graphs
     if compiled and recompiled:
         seen["torch.compile"] = f"{compiled}; {recompiled} more graphs while training (evaluation has its own)"

@@ -31,6 +31,7 @@ from launcher.record import Outcome, load_outcome
 from launcher.render import Command, Rendezvous, render_command
 from launcher.train import train_planned
 from launcher.training.chronicle import Chronicle
+from launcher.training.resuming import ResumeOptions
 from tests.conftest import ROOT, find_parent, python_path
 from tests.training.builders import make_config, reset_accelerate, vary, write_base
 
@@ -205,7 +206,7 @@ class Bench:
             nodes=cell.nodes,
         )
         planned = plan_request(request)
-        return PlannedRun(loaded=planned.loaded, plan=vary(planned.plan, {**cell.slots, **cell.changes}))
+        return replace(planned, plan=vary(planned.plan, {**cell.slots, **cell.changes}))
 
     def write(self, cell: Cell, run_id: str | None = None) -> tuple[PlannedRun, RunPaths]:
         planned = self.plan(cell)
@@ -221,7 +222,7 @@ class Bench:
         planned, paths = self.write(cell)
         reset_accelerate()
         with _signals_kept():
-            code = train_planned(planned.plan, paths, Chronicle(paths, is_main=True))
+            code = train_planned(planned.plan, paths, Chronicle(paths, is_main=True), ResumeOptions())
         reset_accelerate()
         assert code == 0
         return Trained(paths)

@@ -17,6 +17,7 @@ from launcher.training.cadence import is_due
 from launcher.training.evaluation import evaluate
 from launcher.training.loop import train
 from launcher.training.observers.base import Observers
+from launcher.training.position import Position
 from launcher.training.run import Run
 from tests.training.builders import (
     Recorder,
@@ -66,7 +67,7 @@ class Diary(Recorder):
         super().__init__()
         self.entries: list[str] = []
 
-    def on_start(self, run: Run) -> None:  # noqa: ARG002
+    def on_start(self, run: Run, step: int) -> None:  # noqa: ARG002
         self.entries.append("start")
 
     def on_step(self, run: Run, metrics: metrics.StepMetrics) -> None:
@@ -77,8 +78,8 @@ class Diary(Recorder):
         self.entries.append(f"evaluation {metrics.step}")
         return super().on_evaluation(run, metrics)
 
-    def on_save(self, run: Run, step: int) -> None:  # noqa: ARG002
-        self.entries.append(f"save {step}")
+    def on_save(self, run: Run, position: Position) -> None:  # noqa: ARG002
+        self.entries.append(f"save {position.step}")
 
     def on_end(self, run: Run, step: int) -> None:  # noqa: ARG002
         self.entries.append(f"end {step}")

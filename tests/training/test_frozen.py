@@ -36,10 +36,10 @@ def test_frozen_weights_keep_every_bit(plan: Plan, store: Store, tmp_path: Path,
 def test_frozen_weights_have_no_gradient_and_no_state(plan: Plan, store: Store, tmp_path: Path, kind: str) -> None:
     run = build(vary(plan, adapt(kind)), store, tmp_path)
     engine = run.engine
-    engine.micro_step(run.batches()[0], 1, is_last=True)
+    loss = engine.micro_step(run.batches()[0], 1, is_last=True)
     trained = {name for name, parameter in engine.module.named_parameters() if parameter.grad is not None}
     assert trained == {name for name, _ in engine.module.named_parameters() if any(m in name for m in MARKS[kind])}
-    engine.update()
+    engine.update(loss)
     wanted = {id(parameter) for name, parameter in engine.module.named_parameters() if name in trained}
     assert {id(p) for group in engine.optimizer.param_groups for p in group["params"]} == wanted
     assert {id(parameter) for parameter in engine.optimizer.state} == wanted
@@ -48,8 +48,8 @@ def test_frozen_weights_have_no_gradient_and_no_state(plan: Plan, store: Store, 
 def test_gradients_are_gone_after_an_update(plan: Plan, store: Store, tmp_path: Path) -> None:
     """The next step's must not be added to them."""
     run = build(plan, store, tmp_path)
-    run.engine.micro_step(run.batches()[0], 1, is_last=True)
-    run.engine.update()
+    loss = run.engine.micro_step(run.batches()[0], 1, is_last=True)
+    run.engine.update(loss)
     assert all(parameter.grad is None for parameter in run.engine.trained_parameters())
 
 

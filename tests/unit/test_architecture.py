@@ -40,7 +40,8 @@ MAY_USE: dict[str, set[str]] = {
     "inputs": FOUNDATION | {"started", "manifest", "hardware", "gpus", "probe", "bases", "shapes", "rows", "plan"},
     "render": FOUNDATION | {"plan", "paths", "hardware", "shapes"},
     "record": FOUNDATION | {"paths"},
-    "runs": FOUNDATION | {"paths", "inputs", "hardware"},
+    "checkpoints": FOUNDATION | {"paths"},
+    "runs": FOUNDATION | {"paths", "inputs", "hardware", "manifest", "record"},
     "processes": FOUNDATION,
     "relay": FOUNDATION,
     "supervise": FOUNDATION | {"processes", "relay"},
@@ -50,6 +51,7 @@ MAY_USE: dict[str, set[str]] = {
     "launch": FOUNDATION
     | {"render", "paths", "plan", "inputs", "hardware", "probe", "record", "runs", "relay", "supervise", "ending"}
     | {"agents", "nodes"},
+    "resume": FOUNDATION | {"checkpoints", "inputs", "launch", "paths", "plan", "record", "render", "runs"},
     "submit": FOUNDATION | {"paths"},
     "rehearsal": FOUNDATION | {"inputs", "launch", "metrics", "nodes", "paths", "plan", "probe", "render", "runs"},
     "corpus": FOUNDATION | {"manifest", "paths", "bases", "plan"},
@@ -58,7 +60,7 @@ MAY_USE: dict[str, set[str]] = {
     "arguments": FOUNDATION | {"inputs"},
     "training": FOUNDATION
     | {"plan", "metrics", "paths", "corpus", "memory", "speed", "record", "bases", "manifest", "inputs", "preparing"}
-    | {"started"},
+    | {"started", "checkpoints"},
     "train": FOUNDATION | {"started", "arguments", "manifest", "plan", "inputs", "paths", "runs", "corpus", "training"},
     "cli": FOUNDATION
     | {
@@ -76,6 +78,7 @@ MAY_USE: dict[str, set[str]] = {
         "rehearsal",
         "relay",
         "render",
+        "resume",
         "runs",
         "submit",
     },

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from launcher.metrics import StepMetrics
 
 if TYPE_CHECKING:
+    from launcher.training.position import Position
     from launcher.training.run import Run
 
 
 class Observer:
-    def on_start(self, run: Run) -> None:
-        """Before the first step."""
+    def on_start(self, run: Run, step: int) -> None:
+        """Before the first step that is trained here; `step` are done already."""
 
     def on_step(self, run: Run, metrics: StepMetrics) -> None:
         """After every step, one step late."""
@@ -22,7 +23,7 @@ class Observer:
         """After every evaluation; True asks for a checkpoint at this step. No values: there is no validation split."""
         return False
 
-    def on_save(self, run: Run, step: int) -> None:
+    def on_save(self, run: Run, position: Position) -> None:
         """When a checkpoint is due."""
 
     def on_end(self, run: Run, step: int) -> None:
@@ -43,9 +44,9 @@ class Observers(Observer):
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self, run: Run, step: int) -> None:
         for observer in self._observers:
-            observer.on_start(run)
+            observer.on_start(run, step)
 
     def on_step(self, run: Run, metrics: StepMetrics) -> None:
         for observer in self._observers:
@@ -55,9 +56,9 @@ class Observers(Observer):
         answers = [observer.on_evaluation(run, metrics) for observer in self._observers]  # all of them are asked
         return any(answers)
 
-    def on_save(self, run: Run, step: int) -> None:
+    def on_save(self, run: Run, position: Position) -> None:
         for observer in self._observers:
-            observer.on_save(run, step)
+            observer.on_save(run, position)
 
     def on_end(self, run: Run, step: int) -> None:
         for observer in self._observers:

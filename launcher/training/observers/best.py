@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from launcher import metrics as names
+from launcher.checkpoints import BestState
 from launcher.metrics import StepMetrics
 from launcher.plan.model import SchedulePlan
 from launcher.training.observers.base import Observer
@@ -18,6 +19,13 @@ class Best(Observer):
         self._plan = plan
         self._metric = _full_name(plan.metric_for_best_model)
         self._worse_in_a_row = 0
+
+    @property
+    def state(self) -> BestState:
+        return BestState(step=self.step, value=self.value, worse_in_a_row=self._worse_in_a_row)
+
+    def restore(self, state: BestState) -> None:
+        self.step, self.value, self._worse_in_a_row = state.step, state.value, state.worse_in_a_row
 
     def on_evaluation(self, run: Run, metrics: StepMetrics) -> bool:  # noqa: ARG002
         """A new best is saved even where no checkpoint is due, if the run shall end with it."""

@@ -28,15 +28,18 @@ class Console(Observer):
         self._rates: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._mfus: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._began = time.monotonic()
+        self._first = 0
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self, run: Run, step: int) -> None:
         batch = run.plan.batch
         validation = "" if run.validation is None else f", {len(run.validation.file):,} held out"
         self._say(
             run,
             f"training {run.plan.expert}: {run.num_steps:,} steps of {batch.global_batch_size} sequences of "
-            f"{batch.sequence_length:,} tokens ({len(run.train.file):,} sequences{validation})",
+            f"{batch.sequence_length:,} tokens ({len(run.train.file):,} sequences{validation})"
+            + (f", from step {step + 1:,}" if step else ""),
         )
+        self._first = step
         self._began = time.monotonic()
 
     def on_step(self, run: Run, metrics: StepMetrics) -> None:
@@ -63,7 +66,7 @@ class Console(Observer):
 
     def on_end(self, run: Run, step: int) -> None:
         seconds = format_duration(time.monotonic() - self._began)
-        self._say(run, f"{step:,} steps in {seconds}")
+        self._say(run, f"{step - self._first:,} steps in {seconds}")
 
     def _describe(self, run: Run, metrics: StepMetrics) -> str:
         """The median of recent steps: one stall does not hide how fast it is."""

@@ -3,54 +3,86 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
+import sys
+from contextlib import suppress
 
+from launcher.checkpoints import list_checkpoints, step_of
+from launcher.errors import LauncherError
+from launcher.training.background import Background
+from launcher.training.checkpoint import Snapshot, take_snapshot, write_snapshot
 from launcher.training.describing import CARD_FILE, write_card
+from launcher.training.handing import tell_all
 from launcher.training.observers.base import Observer
 from launcher.training.observers.best import Best
+from launcher.training.position import Position
 from launcher.training.run import Run
-from launcher.training.saved import save_trained
+from launcher.training.saved import read_exactly, save_trained, write_trained
 
 
 class Saving(Observer):
+    """States are copied to the host while all ranks wait; the first rank writes them beside the next steps."""
+
     def __init__(self, best: Best) -> None:
         self._best = best
-        self._kept: list[int] = []
+        self._background = Background()
 
-    def on_save(self, run: Run, step: int) -> None:
-        save_trained(run, run.paths.checkpoint(step))
-        self._kept.append(step)
-        if run.engine.is_main:
-            (run.paths.checkpoint(step) / CARD_FILE).unlink(missing_ok=True)  # PEFT's form, to be filled in
-        self._delete_old(run)
+    def on_start(self, run: Run, step: int) -> None:  # noqa: ARG002
+        """What a killed run was writing is of no use to anybody."""
+        if run.engine.is_main and run.paths.checkpoints.is_dir():
+            for folder in run.paths.checkpoints.glob(".step-*"):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def on_save(self, run: Run, position: Position) -> None:
+        self._settle(run)
+        snapshot = take_snapshot(run, position, self._best.state)
+        if snapshot is not None:
+            best = self._best.step
+            self._background.start(lambda: _write(run, snapshot, best))
 
     def on_end(self, run: Run, step: int) -> None:
         """The best checkpoint where the plan wants it, else the last weights."""
-        best = self._best.step if run.plan.schedule.load_best_model_at_end else None
-        chosen = best if best is not None and best in self._kept else step
+        self._settle(run)
+        wanted = self._best.step if run.plan.schedule.load_best_model_at_end else None
+        has_it = wanted is not None and run.paths.checkpoint(wanted).is_dir()
+        chosen = tell_all(run.engine.accelerator, wanted if has_it and wanted is not None else step)
         if chosen == step:
             save_trained(run, run.paths.adapter)
         if not run.engine.is_main:
             return
         if chosen != step:
-            _copy(run.paths.checkpoint(chosen), run.paths.adapter)
+            write_trained(run, read_exactly(run, run.paths.checkpoint(chosen)), run.paths.adapter)
         (run.paths.adapter / CARD_FILE).unlink(missing_ok=True)
         write_card(run.plan, run.paths, steps_done=step, saved_step=chosen)
 
-    def _delete_old(self, run: Run) -> None:
-        """After the new one is there; the best one stays whatever its age."""
-        limit = run.plan.schedule.save_total_limit
-        while limit is not None and len(self._kept) > limit:
-            oldest = next((kept for kept in self._kept[:-1] if kept != self._best.step), None)
-            if oldest is None:
-                return
-            self._kept.remove(oldest)
-            if run.engine.is_main:
-                shutil.rmtree(run.paths.checkpoint(oldest), ignore_errors=True)
+    def close(self) -> None:
+        """Behind a failure: what is being written is still written."""
+        with suppress(LauncherError):
+            self._background.wait()
+
+    def _settle(self, run: Run) -> None:
+        """The last one is on the disk, or the run ends here, unless it was told to go on without."""
+        try:
+            self._background.wait()
+        except LauncherError as error:
+            if run.plan.guards.save_errors == "stop":
+                raise
+            print(f"warning: no checkpoint: {error}", file=sys.stderr, flush=True)
 
 
-def _copy(source: Path, target: Path) -> None:
-    scratch = target.with_name(f".{target.name}.making")
-    shutil.rmtree(scratch, ignore_errors=True)
-    shutil.copytree(source, scratch)
-    scratch.rename(target)
+def _write(run: Run, snapshot: Snapshot, best: int | None) -> None:
+    write_snapshot(run, snapshot)
+    _delete_old(run, best)
+
+
+def _delete_old(run: Run, best: int | None) -> None:
+    """After the new one is proven; the best one stays whatever its age."""
+    limit = run.plan.schedule.save_total_limit
+    kept = [step_of(folder) for folder in reversed(list_checkpoints(run.paths))]
+    while limit is not None and len(kept) > limit:
+        oldest = next((step for step in kept[:-1] if step != best), None)
+        if oldest is None:
+            return
+        kept.remove(oldest)
+        folder = run.paths.checkpoint(oldest)
+        with suppress(OSError):  # by another name first: half of it must not look like a checkpoint
+            shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.deleting")))

@@ -178,7 +178,7 @@ def test_a_dry_run_writes_everything_and_starts_nothing(
     text = run_ok("train", "neo4j", *flags, "--dry-run", "--runs-dir", str(tmp_path), "--run-id", "first", env=env)
     assert "Dry run: nothing was started." in text
     run = tmp_path / "first"
-    always = {"manifest.json", "hardware.json", "plan.json", "command.txt", "logs"}
+    always = {"manifest.json", "request.json", "hardware.json", "plan.json", "command.txt", "logs"}
     assert {file.name for file in run.iterdir()} == always | files
     plan = json.loads((run / "plan.json").read_text())
     accelerate = yaml.safe_load((run / "accelerate.yaml").read_text())

@@ -1,0 +1,36 @@
+"""One training a run directory: two would write into each other's checkpoints and metrics."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+
+from launcher.errors import InputError
+from launcher.paths import RunPaths
+
+# A training whose launcher was killed ends by itself, within seconds.
+_WAIT_SECONDS = 20.0
+_LOOK_EVERY_SECONDS = 0.2
+
+_held: list[int] = []  # open for as long as this process lives
+
+
+def lock_run(paths: RunPaths) -> None:
+    """Held until the process ends, however it ends."""
+    descriptor = os.open(paths.root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise InputError(
+                    f"{paths.root}: another process trains this run", hint="wait for it, or stop it first"
+                ) from None
+            time.sleep(_LOOK_EVERY_SECONDS)
+        except OSError:  # a file system that cannot lock: nothing is known
+            break
+    _held.append(descriptor)
