@@ -41,10 +41,10 @@ from launcher.corpus.tokenizer import load_tokenizer
 from launcher.inputs import Request, base_folders, plan_request
 from launcher.metrics import load_metrics
 from launcher.paths import RunPaths
+from launcher.training.assembly import assemble
 from launcher.training.chronicle import find_versions
 from launcher.training.loop import train
 from launcher.training.observers.facts import Facts
-from launcher.training.session import assemble
 from launcher.training.starting import start
 
 ROOT = Path(__file__).resolve().parent.parent

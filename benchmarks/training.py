@@ -40,11 +40,11 @@ from launcher.inputs import Request, plan_request
 from launcher.metrics import StepMetrics, load_metrics
 from launcher.paths import RunPaths
 from launcher.plan import Plan
+from launcher.training.assembly import assemble
 from launcher.training.chronicle import find_versions
 from launcher.training.loop import train
 from launcher.training.observers.facts import Facts
 from launcher.training.run import Run
-from launcher.training.session import assemble
 from launcher.training.starting import start
 from launcher.units import bytes_to_gib
 

@@ -85,6 +85,12 @@ def add_guard_arguments(parser: argparse.ArgumentParser) -> None:
         help="steps in a row that may be passed over because their loss or gradients are no numbers (default 3)",
     )
     guards.add_argument(
+        "--max-restarts",
+        type=_count,
+        metavar="N",
+        help="start a training that died again, from its last checkpoint; many nodes need c10d for it (default 0)",
+    )
+    guards.add_argument(
         "--hang-timeout",
         type=positive,
         metavar="SECONDS",
@@ -122,9 +128,6 @@ def add_node_arguments(parser: argparse.ArgumentParser) -> None:
     many.add_argument("--rendezvous", type=_address, metavar="HOST:PORT", help="where node 0 listens")
     many.add_argument(
         "--rdzv-backend", choices=("static", "c10d"), help="c10d: nodes may restart (default static: they may not)"
-    )
-    many.add_argument(
-        "--max-restarts", type=_count, metavar="N", help="start failed ranks again, under c10d (default 0)"
     )
     many.add_argument(
         "--join-timeout", type=positive, metavar="SECONDS", help="how long nodes wait for each other (default 300)"

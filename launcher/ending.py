@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from datetime import UTC, datetime
 
 from launcher.errors import ExitCode, RunFailedError
@@ -16,6 +17,7 @@ _SIGNAL = re.compile(r"died with <Signals\.(SIG\w+): \d+>|exitcode +: -\d+ \(pid
 # torch's words where agents wait for each other, and wait in vain.
 _NO_MEETING = re.compile(r"RendezvousTimeoutError|RendezvousConnectionError|DistStoreError|DistNetworkError")
 _JOINED = re.compile(r"(\d+)/(\d+) clients joined")
+_RANK = re.compile(r"rank +: (\d+) \(local_rank: \d+\)\s+(?:\S+:)?\s*exitcode +: -(\d+) \(pid: (\d+)\)")
 _CODE = re.compile(r"returned non-zero exit status (\d+)|exitcode +: (\d+) \(pid: \d+\)")
 
 
@@ -93,3 +95,21 @@ def find_exit_code(ending: Ending) -> int:
     """The training's own, where its agent tells it: the agent itself turns every code into 1."""
     found = list(_CODE.finditer(ending.stderr_tail))
     return int(found[-1][1] or found[-1][2]) if found else ending.returncode
+
+
+def tells_out_of_memory(ending: Ending) -> bool:
+    """Whether any rank ended for want of memory, by what its agent tells of exit codes."""
+    codes = (int(match[1] or match[2]) for match in _CODE.finditer(ending.stderr_tail))
+    return ExitCode.DOES_NOT_FIT in codes
+
+
+def name_dead_ranks(ending: Ending) -> str:
+    """Ranks that a signal ended, by their agent's table. Those that the agent itself ended because of them say
+    SIGTERM, or nothing."""
+    found = {int(rank): (int(number), pid) for rank, number, pid in _RANK.findall(ending.stderr_tail)}
+    dead = [
+        f"rank {rank} (process {pid}) died of {signal.Signals(number).name}"
+        for rank, (number, pid) in sorted(found.items())
+        if number != signal.SIGTERM
+    ]
+    return ", ".join(dead)

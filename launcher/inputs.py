@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from launcher.bases import TINY_BASE_NAME, last_component
 from launcher.choices import Strategy
 from launcher.errors import InputError
+from launcher.experience import find_failure
 from launcher.gpus import find_gpu
 from launcher.hardware import MAX_GPUS_PER_NODE, Hardware, make_hardware
 from launcher.manifest import LoadedManifest, Manifest, find_manifest, load_manifest
@@ -68,6 +69,10 @@ def plan_request(request: Request) -> PlannedRun:
     base = load_shape(name, base_folders(loaded.folder))
     rows = _find_rows(request, loaded, is_smoke)
     plan = make_plan(loaded.manifest, hardware, base=base, rows=rows, options=options)
+    failure = find_failure(plan)
+    if failure is not None and plan.memory.total_bytes >= failure.predicted_bytes:
+        lower = replace(options, failed_bytes=failure.predicted_bytes, failed_when=failure.when)
+        plan = make_plan(loaded.manifest, hardware, base=base, rows=rows, options=lower)
     return PlannedRun(request=request, loaded=loaded, plan=plan)
 
 

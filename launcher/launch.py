@@ -14,8 +14,8 @@ from pathlib import Path
 import launcher
 from launcher.agents import make_argv
 from launcher.choices import DEEPSPEED_STRATEGIES
-from launcher.ending import find_absence, make_node_outcome, make_outcome
-from launcher.errors import InputError, RunFailedError
+from launcher.ending import find_absence, make_node_outcome, make_outcome, name_dead_ranks, tells_out_of_memory
+from launcher.errors import ExitCode, InputError, RunFailedError
 from launcher.hardware import Hardware, format_hardware
 from launcher.inputs import PlannedRun
 from launcher.nodes import JOIN_FLAGS, Node, check_node, find_run_to_join
@@ -179,6 +179,8 @@ def start_run(
         if nodes and not any(node.keeps_record for node in nodes):
             return _end_elsewhere(paths, ending, nodes[0], relay, started_at, absence)
         outcome = _load_final(paths)
+        if outcome is not None and outcome.exit_code == ExitCode.RUN_FAILED:
+            outcome = _name_cause(paths, outcome, ending, relay)
         if absence is None and (outcome is None or not outcome.exit_code):
             relay.release()
         if outcome is None:
@@ -189,6 +191,23 @@ def start_run(
         return outcome
     finally:
         relay.close()
+
+
+def _name_cause(paths: RunPaths, outcome: Outcome, ending: Ending, relay: Relay) -> Outcome:
+    """Rank 0 only saw that another was gone; the agent knows what became of that one."""
+    if tells_out_of_memory(ending):
+        changes: dict[str, object] = {
+            "exit_code": int(ExitCode.DOES_NOT_FIT),
+            "error": "another rank ran out of memory",
+        }
+    elif dead := name_dead_ranks(ending):
+        relay.say(f"error: {dead}")
+        changes = {"error": f"{dead}\n{outcome.error}"}
+    else:
+        return outcome
+    named = outcome.model_copy(update=changes)
+    _try_to_write(paths, named, relay)
+    return named
 
 
 def _render_commands(

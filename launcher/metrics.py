@@ -24,6 +24,7 @@ STEP_SECONDS = "time/step"
 DATA_WAIT_SECONDS = "time/data_wait"
 PEAK_ALLOCATED_GIB = "memory/peak_allocated_gib"
 PEAK_RESERVED_GIB = "memory/peak_reserved_gib"
+ALLOC_RETRIES = "memory/alloc_retries"
 PREDICTED_GIB = "memory/predicted_gib"
 TOKENS_SEEN = "data/tokens_seen"
 

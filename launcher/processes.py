@@ -37,14 +37,29 @@ def send_signal(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
+def find_children(parent: int) -> tuple[tuple[int, str], ...]:
+    """Processes that a process has started and that live, each with its state in a word."""
+    found = []
+    for pid in _all_pids():
+        status = _read_status(pid)
+        if status.get("PPid") == str(parent):
+            found.append((pid, status.get("State", "?").partition("(")[2].rstrip(")") or "?"))
+    return tuple(found)
+
+
+def _read_status(pid: int) -> dict[str, str]:
+    try:
+        text = (_PROC / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name: value.strip() for name, _, value in pairs}
+
+
 def _all_pids() -> Iterator[int]:
     return (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal())
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
-    try:
-        status = (_PROC / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    masks = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
-    return bool(masks) and bool(int(masks[0], 16) >> (number - 1) & 1)
+    mask = _read_status(pid).get("SigCgt")
+    return mask is not None and bool(int(mask, 16) >> (number - 1) & 1)

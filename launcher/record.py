@@ -43,6 +43,7 @@ class Outcome(Frozen):
     versions: dict[str, str] = Field(default_factory=dict)
     git_commit: str | None = None
     attempts: tuple[Attempt, ...] = ()
+    rungs: tuple[str, ...] = ()  # taken down the ladder, because memory ran out
     observed: dict[str, str] = Field(default_factory=dict)  # what is active in the live process
 
     @property

@@ -38,15 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(argv)
     chronicle: Chronicle | None = None
     try:
+        from launcher.training.guards import end_with_parents
+
+        end_with_parents()  # before anything takes time: whoever dies meanwhile would not be missed
         plan, paths = read_plan(arguments.plan) if arguments.plan else plan_for_here(arguments)
         from launcher.training.chronicle import Chronicle
-        from launcher.training.guards import end_with_parents
         from launcher.training.locking import lock_run
         from launcher.training.quiet import silence_libraries
         from launcher.training.resuming import make_resume_options
 
         silence_libraries()
-        end_with_parents()
         if is_main():
             lock_run(paths)
         chronicle = Chronicle(paths, is_main=is_main())
@@ -59,10 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return tell(chronicle, "stopped", int(ExitCode.PREEMPTED), "stopped at once: the step in work was not finished")
     except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError":  # torch's, which may not be imported yet
+        if is_out_of_memory(error):
+            from launcher.training.descending import explain_full_card
+
             return tell(chronicle, "failed", int(ExitCode.DOES_NOT_FIT), explain_full_card(error, plan))
         if is_lost_rank(error):
             return tell(chronicle, "failed", int(ExitCode.RUN_FAILED), f"another rank was lost: {first_line(error)}")
+        if is_lost_worker(error):
+            return tell(chronicle, "failed", int(ExitCode.RUN_FAILED), f"a data worker died: {first_line(error)}")
         if not is_main():  # the first rank may never learn of it
             print(f"error on rank {os.environ['RANK']}: {traceback.format_exc()}", file=sys.stderr, flush=True)
         return tell(chronicle, "failed", int(ExitCode.BUG), traceback.format_exc())
@@ -128,10 +133,17 @@ def train_planned(plan: Plan, paths: RunPaths, chronicle: Chronicle, options: Re
     folder = Path(plan.data.folder)
     tokenizer = load_tokenizer(plan.base.name, base_folders(folder), any_will_do=plan.random_weights)
     prepared = prepare(make_preparation(plan, folder, tokenizer), say, lambda _rows: None)
-    from launcher.training.session import run_training
+    from launcher.training.session import Task, run_training
 
-    vocab_size = tokenizer.backend.get_vocab_size(with_added_tokens=True)
-    ending = run_training(plan, paths, prepared.store, base_folders(folder), chronicle, vocab_size, options)
+    task = Task(
+        plan=plan,
+        paths=paths,
+        store=prepared.store,
+        folders=base_folders(folder),
+        vocab_size=tokenizer.backend.get_vocab_size(with_added_tokens=True),
+        options=options,
+    )
+    ending = run_training(task, chronicle)
     if ending.was_cut:
         where = paths.checkpoint(ending.steps_done)
         message = f"stopped by a signal after step {ending.steps_done:,}; --resume goes on from {where}"
@@ -143,6 +155,11 @@ def train_planned(plan: Plan, paths: RunPaths, chronicle: Chronicle, options: Re
     return int(ExitCode.DONE)
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """torch's, which may not be imported yet, or one of ours made of it."""
+    return any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+
+
 def is_lost_rank(error: Exception) -> bool:
     """A collective that failed because somebody else is gone; torch has no one class for it."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -151,16 +168,13 @@ def is_lost_rank(error: Exception) -> bool:
     return type(error).__name__.startswith("Dist") or any(word in str(error) for word in words)
 
 
+def is_lost_worker(error: Exception) -> bool:
+    """torch raises it wherever the training is when the worker's end is noticed."""
+    return isinstance(error, RuntimeError) and "DataLoader worker" in str(error)
+
+
 def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-
-
-def explain_full_card(error: Exception, plan: Plan) -> str:
-    said = first_line(error)
-    rungs = [f"  {number}. {rung.action}" for number, rung in enumerate(plan.ladder, 1)]
-    return "\n".join(
-        [f"the GPU's memory is full: {said}", "what needs less, in this order (the global batch stays):", *rungs]
-    )
 
 
 def tell(chronicle: Chronicle | None, status: str, code: int, message: str) -> int:

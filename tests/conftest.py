@@ -1,10 +1,11 @@
-"""Fixtures that several test folders share."""
+"""Fixtures that several test folders share. Tests marked `slow` run where LAUNCHER_TEST_ALL is set: `make test-all`."""
 
 from __future__ import annotations
 
 import copy
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,21 @@ SHARED_MANIFESTS = SHARED / "manifests"
 
 # The tests plan for machines without a GPU, or for those of the catalogue: what this machine has must not matter.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# Nor what runs on it have taught.
+os.environ["LAUNCHER_CACHE_DIR"] = tempfile.mkdtemp(prefix="launcher-tests-")
+
+ALL_VARIABLE, TORTURE_VARIABLE = "LAUNCHER_TEST_ALL", "LAUNCHER_TORTURE"
 
 Tree = dict[str, Any]
 WriteManifest = Callable[..., Path]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get(ALL_VARIABLE) or os.environ.get(TORTURE_VARIABLE):
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason=f"slow; `make test-all`, or {ALL_VARIABLE}=1"))
 
 
 def python_path() -> str:

@@ -43,7 +43,6 @@ def _find_node_problems(arguments: argparse.Namespace) -> list[Problem]:
         for flag, value in (
             ("--rendezvous", arguments.rendezvous),
             ("--rdzv-backend", arguments.rdzv_backend),
-            ("--max-restarts", arguments.max_restarts),
             ("--join-timeout", arguments.join_timeout),
         )
         if value is not None

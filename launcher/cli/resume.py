@@ -54,7 +54,8 @@ def _resume_slurm(arguments: argparse.Namespace, resumed: ResumedRun, slurm: Slu
 
 
 def _resume_here(arguments: argparse.Namespace, resumed: ResumedRun, node: Node | None) -> int:
-    from launcher.launch import check_packages, check_startable, start_run
+    from launcher.attempts import StartOptions, run_to_end
+    from launcher.launch import check_packages, check_startable
     from launcher.nodes import find_differences, wait_for_head
     from launcher.plan import load_plan
     from launcher.resume import rewrite_run
@@ -71,9 +72,12 @@ def _resume_here(arguments: argparse.Namespace, resumed: ResumedRun, node: Node 
     # Nodes that share the directory find there what node 0 wrote, and leave it as it is.
     if node is None or node.rank == 0 or find_differences(load_plan(paths.plan), plan):
         rewrite_run(resumed, rendezvous=None if node is None else replace(node.rendezvous, is_host=None))
-    flags = make_script_args(arguments)
-    nodes = () if node is None else (node,)
-    outcome = start_run(plan, paths, make_console(arguments.json), nodes=nodes, script_args=flags)
+    options = StartOptions(
+        nodes=() if node is None else (node,),
+        script_args=make_script_args(arguments),
+        max_restarts=arguments.max_restarts or 0,
+    )
+    outcome = run_to_end(resumed.planned, paths, make_console(arguments.json), options)
     return finish(arguments, paths, outcome)
 
 

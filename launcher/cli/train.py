@@ -109,7 +109,8 @@ def submit(arguments: argparse.Namespace, paths: RunPaths) -> int:
 
 
 def _train(arguments: argparse.Namespace, planned: PlannedRun, node: Node | None) -> int:
-    from launcher.launch import check_packages, check_startable, start_run
+    from launcher.attempts import StartOptions, run_to_end
+    from launcher.launch import check_packages, check_startable
 
     check_startable(planned.plan, node)
     check_packages(planned.plan)
@@ -118,7 +119,8 @@ def _train(arguments: argparse.Namespace, planned: PlannedRun, node: Node | None
     prepare(planned)
     paths = _make_directory(arguments, planned, node)
     nodes = () if node is None else (node,)
-    outcome = start_run(planned.plan, paths, make_console(arguments.json), nodes=nodes)
+    options = StartOptions(nodes=nodes, max_restarts=arguments.max_restarts or 0)
+    outcome = run_to_end(planned, paths, make_console(arguments.json), options)
     return finish(arguments, paths, outcome)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from launcher.memory import MemoryTerm
 from launcher.plan.fit import Layout, accumulation_steps, estimate, fits_host
-from launcher.plan.model import Rung
+from launcher.plan.model import Decision, Plan, Rung
 from launcher.plan.sizing import LEVELS, Sizing
 from launcher.plan.strategy import TITLES, Candidate
 
@@ -46,3 +47,35 @@ def _steps_down(layout: Layout, candidates: tuple[Candidate, ...]) -> Iterator[t
     for strategy, offload in later:
         moved = "" if offload == "none" else f" with {offload.replace('_', ' ')} on the CPU"
         yield f"{TITLES[strategy]}{moved}", replace(layout, strategy=strategy, offload=offload)
+
+
+def take_rung(plan: Plan) -> Plan | None:
+    """The plan one rung lower; None where the ladder ends. The global batch and the order of samples stay."""
+    if not plan.ladder:
+        return None
+    rung, *lower = plan.ladder
+    batch = plan.batch
+    slots = rung.micro_batch_size * rung.gradient_accumulation_steps * batch.num_ranks
+    changed = {
+        "micro_batch_size": rung.micro_batch_size,
+        "gradient_accumulation_steps": rung.gradient_accumulation_steps,
+        "empty_slots": slots - batch.global_batch_size,
+        "eval_batch_size": min(batch.eval_batch_size, rung.micro_batch_size),
+    }
+    context = [term for term in plan.memory.terms if term.name == "context"]
+    rest = rung.predicted_bytes - sum(term.num_bytes for term in context)
+    total = MemoryTerm(name="all else", num_bytes=max(0, rest), note=f"as the ladder predicts it: {rung.action}")
+    decision = Decision(
+        name="out of memory", value=rung.action, reason="the memory was full with more", decided_by="hardware"
+    )
+    return plan.model_copy(
+        update={
+            "batch": batch.model_copy(update=changed),
+            "checkpointing": rung.checkpointing,
+            "strategy": rung.strategy,
+            "offload": rung.offload,
+            "memory": plan.memory.model_copy(update={"terms": (total, *context)}),
+            "ladder": tuple(lower),
+            "decisions": (*plan.decisions, decision),
+        }
+    )

@@ -9,6 +9,7 @@ from launcher.plan.advice import fits_quantised, on_hardware, whole_candidates
 from launcher.plan.fit import Layout, best_layout, step_parts, step_seconds
 from launcher.plan.situation import Situation
 from launcher.plan.sizing import Sizing
+from launcher.units import format_gib
 
 # Below this share of a step nobody needs to be told that links are waited for.
 _WORTH_TELLING = 0.1
@@ -31,6 +32,12 @@ def make_notes(situation: Situation, sizing: Sizing, layout: Layout) -> Iterator
         yield (
             f"{situation.base.model_type} is not an architecture this launcher knows: read as llama's, "
             "so parameters and memory are approximate"
+        )
+    failed = situation.options.failed_bytes
+    if failed is not None:
+        yield (
+            f"a run like this one was predicted to need {format_gib(failed)} and ran out of memory here "
+            f"({situation.options.failed_when}): this plan stays below"
         )
     if len(situation.manifest.base_models) > 1:
         others = ", ".join(entry.name for entry in situation.manifest.base_models[1:])

@@ -26,6 +26,8 @@ class PlanOptions:
     price_per_gpu_hour: float | None = None
     random_weights: bool = False
     guards: GuardPlan = DEFAULT_GUARDS
+    failed_bytes: int | None = None  # predicted, of a plan like this one that ran out of memory on such hardware
+    failed_when: str = ""
     manifest_folder: str = ""
     given_keys: frozenset[str] = frozenset()  # of the manifest, dotted, that the command line set
 

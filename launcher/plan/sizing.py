@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from launcher.choices import UNPACKED_SIZES, Checkpointing
@@ -27,10 +27,12 @@ class Budget:
     free_bytes: int
     headroom_bytes: int
     host_bytes: int  # CPU memory of a node
+    failed_bytes: int | None = None  # a plan that was predicted to need so much ran out of memory here
 
     @property
     def usable_bytes(self) -> int:
-        return self.free_bytes - self.headroom_bytes
+        usable = self.free_bytes - self.headroom_bytes
+        return usable if self.failed_bytes is None else min(usable, self.failed_bytes - 1)
 
     @property
     def usable_host_bytes(self) -> int:
@@ -87,7 +89,7 @@ def make_sizing(situation: Situation, basics: Basics, workload: Workload) -> Siz
         workload=workload,
         global_batch_size=situation.config.global_batch_size,
         slot_tokens=estimate_slot_tokens(situation),
-        budget=make_budget(situation.hardware),
+        budget=replace(make_budget(situation.hardware), failed_bytes=situation.options.failed_bytes),
         levels=_allowed_levels(situation),
         gradient_bytes=4.0 * basics.adapter.trainable_parameters,
     )

@@ -7,6 +7,7 @@ from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import PreTrainedModel
 
+from launcher.choices import Dtype
 from launcher.errors import InputError, Problem
 from launcher.plan.model import AdapterPlan, Plan
 from launcher.training.loading import DTYPES
@@ -19,8 +20,13 @@ def add_adapter(base: PreTrainedModel, plan: Plan) -> PreTrainedModel | PeftMode
     base.requires_grad_(False)
     _check_targets(base, plan)
     model = get_peft_model(base, _make_config(plan.adapter))
-    _set_trainable_dtype(model, DTYPES[plan.precision.trainable_dtype])
+    _set_trainable_dtype(model, DTYPES[_trainable_dtype(plan)])
     return model
+
+
+def _trainable_dtype(plan: Plan) -> Dtype:
+    """DeepSpeed keeps FP32 weights beside those it computes with. It casts what it is given, but not under ZeRO-3."""
+    return plan.precision.compute_dtype if plan.strategy == "zero3" else plan.precision.trainable_dtype
 
 
 def _check_targets(base: PreTrainedModel, plan: Plan) -> None:

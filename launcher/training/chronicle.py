@@ -12,7 +12,8 @@ from pathlib import Path
 
 from launcher import __version__
 from launcher.errors import LauncherError
-from launcher.paths import RunPaths
+from launcher.paths import RunPaths, write_text_atomically
+from launcher.plan.model import Plan
 from launcher.record import Attempt, Outcome, load_outcome, write_outcome
 
 _PACKAGES = ("torch", "transformers", "accelerate", "peft", "deepspeed", "bitsandbytes", "liger-kernel", "numpy")
@@ -22,7 +23,7 @@ class Chronicle:
     """Of one run; only the first rank writes."""
 
     def __init__(self, paths: RunPaths, *, is_main: bool) -> None:
-        self._path, self._is_main = paths.outcome, is_main
+        self._path, self._plan_path, self._is_main = paths.outcome, paths.plan, is_main
         before = load_outcome(paths.outcome)
         self.was_done = before is not None and before.status == "done"
         started_at = _now()
@@ -33,6 +34,7 @@ class Chronicle:
             pid=os.getpid(),
             versions=find_versions(),
             git_commit=find_commit(),
+            rungs=() if before is None else before.rungs,
             attempts=(*(() if before is None else before.attempts), Attempt(started_at=started_at)),
         )
         if not self.was_done:
@@ -41,10 +43,17 @@ class Chronicle:
     def begin(self, from_step: int) -> None:
         """It is known now how many steps are done already."""
         self._note_attempt(from_step=from_step)
+        self._write()
 
     def note(self, **facts: object) -> None:
         self._outcome = self._outcome.model_copy(update=facts)
         self._write()
+
+    def step_down(self, plan: Plan) -> None:
+        """The plan that goes on is what this run has; what was given up is told."""
+        self.note(rungs=(*self._outcome.rungs, plan.decisions[-1].value))
+        if self._is_main:
+            write_text_atomically(self._plan_path, plan.model_dump_json(indent=2) + "\n")
 
     def end(self, **facts: object) -> None:
         """A full disk may be what ended the run: the exit code must tell of the run all the same."""

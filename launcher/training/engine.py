@@ -20,6 +20,10 @@ from launcher.training.model import TrainedModel
 from launcher.training.optim import innermost
 
 
+class HalfUpdatedError(torch.OutOfMemoryError):
+    """Memory ran out within the optimizer: some weights may be of this step and others of the one before."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Engine:
     accelerator: Accelerator
@@ -83,15 +87,22 @@ class Engine:
         limit = float("inf") if self.max_grad_norm is None else self.max_grad_norm
         norm = self._as_tensor(self.accelerator.clip_grad_norm_(self.trained_parameters(), limit))
         is_bad = ~torch.isfinite(norm + loss)
-        if self.is_deepspeed or self.scales_loss:  # these look for themselves, and wait for the device
-            self.optimizer.step()
-            is_bad = torch.full_like(loss, float(self.accelerator.optimizer_step_was_skipped))
-        else:
-            self._step_unless(is_bad)
+        try:
+            is_bad = self._step(loss, is_bad)
+        except torch.OutOfMemoryError as error:
+            raise HalfUpdatedError(str(error)) from error
         if not (self.scales_loss and self.accelerator.optimizer_step_was_skipped):
             self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm, is_bad.to(loss)
+
+    def _step(self, loss: Tensor, is_bad: Tensor) -> Tensor:
+        """Whether it was passed over."""
+        if self.is_deepspeed or self.scales_loss:  # these look for themselves, and wait for the device
+            self.optimizer.step()
+            return torch.full_like(loss, float(self.accelerator.optimizer_step_was_skipped))
+        self._step_unless(is_bad)
+        return is_bad
 
     def _step_unless(self, is_bad: Tensor) -> None:
         """Fused optimizers take a tensor that tells them to do nothing; for others the host must know it."""

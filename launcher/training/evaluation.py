@@ -2,26 +2,62 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import torch
+from torch import Tensor
 
 from launcher import metrics
 from launcher.metrics import StepMetrics
+from launcher.training.batches import make_shape
 from launcher.training.feeding import evaluation_batches
-from launcher.training.run import Run
+from launcher.training.run import Run, Split
 
 
-def evaluate(run: Run, step: int) -> StepMetrics:
-    """Mean loss over all trained tokens of the validation split; no value where there is no split."""
-    split, engine = run.validation, run.engine
-    values: dict[str, float] = {}
-    if split is not None:
-        started = time.perf_counter()
+class Evaluator:
+    """Of one run. Where its batch does not fit, a smaller one gives the same loss, from then on."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._shape = None if run.validation is None else run.validation.shape
+
+    def evaluate(self, step: int) -> StepMetrics:
+        """Mean loss over all trained tokens of the validation split; no value where there is no split."""
+        run, split = self._run, self._run.validation
+        values: dict[str, float] = {}
+        if split is not None:
+            started = time.perf_counter()
+            loss = float(run.engine.add_up(self._total(split))) / max(1, int(split.num_trained.sum()))
+            values = {metrics.EVAL_LOSS: loss, metrics.EVAL_SECONDS: time.perf_counter() - started}
+        return StepMetrics(step=step, epoch=step / run.steps_per_epoch, values=values)
+
+    def _total(self, split: Split) -> Tensor:
+        while True:
+            try:
+                return self._add_up(split)
+            except torch.OutOfMemoryError:
+                if not self._shrink(split):
+                    raise
+            torch.cuda.empty_cache()
+
+    def _add_up(self, split: Split) -> Tensor:
+        engine = self._run.engine
+        assert self._shape is not None
         total = torch.zeros((), device=engine.device)
         with engine.evaluating():
-            for batch in evaluation_batches(split.file, split.costs, split.shape, engine.rank, engine.num_ranks):
+            for batch in evaluation_batches(split.file, split.costs, self._shape, engine.rank, engine.num_ranks):
+                self._run.pulse.beat("evaluating")
                 total += engine.model(batch.to(engine.device))
-        loss = float(engine.add_up(total)) / max(1, int(split.num_trained.sum()))
-        values = {metrics.EVAL_LOSS: loss, metrics.EVAL_SECONDS: time.perf_counter() - started}
-    return StepMetrics(step=step, epoch=step / run.steps_per_epoch, values=values)
+        return total
+
+    def _shrink(self, split: Split) -> bool:
+        """Alone only: engines of several ranks meet inside the forward pass."""
+        assert self._shape is not None
+        size = self._shape.micro_batch_size // 2
+        if size == 0 or self._run.engine.num_ranks > 1:
+            return False
+        batch = self._run.plan.batch
+        self._shape = make_shape(split.num_documents, size, batch.sequence_length, is_packed=batch.packed)
+        print(f"warning: evaluation ran out of memory; it goes on with {size} at a time", file=sys.stderr, flush=True)
+        return True

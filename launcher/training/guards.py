@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from types import FrameType
 
 from launcher.training.observers.base import Observer
@@ -41,13 +42,24 @@ def end_with_parents() -> None:
     """
     pid = os.environ.get(LAUNCHER_PID_VARIABLE, "")
     launcher = int(pid) if pid.isdigit() else None
-    threading.Thread(target=_watch, args=(os.getppid(), launcher), daemon=True).start()
+    parent = os.getppid()
+    if parent == 1 and "TORCHELASTIC_RUN_ID" in os.environ and not _is_python(parent):
+        os._exit(1)  # our agent was killed while we started: init has adopted us already
+    threading.Thread(target=_watch, args=(parent, launcher), daemon=True).start()
 
 
 def _watch(parent: int, launcher: int | None) -> None:
     while os.getppid() == parent and (launcher is None or _is_alive(launcher)):
         time.sleep(_LOOK_EVERY_SECONDS)
     os._exit(1)
+
+
+def _is_python(pid: int) -> bool:
+    """Ours: in a container the agent may be the first process of all."""
+    try:
+        return Path(f"/proc/{pid}/exe").samefile("/proc/self/exe")
+    except OSError:
+        return False
 
 
 def _is_alive(pid: int) -> bool:

@@ -20,6 +20,7 @@ from launcher.plan.model import CompilePlan
 
 Forward = Callable[..., Any]
 _MARK = "launcher_checkpointing"
+_COMPILED_MARK = "launcher_compiled"
 
 # Rows that are not packed come in up to eight sizes, with and without gradients; dynamo stops at eight by default.
 _GRAPHS_PER_FUNCTION = 32
@@ -62,6 +63,7 @@ def compiled(forward: Forward, plan: CompilePlan) -> Forward:
         return forward(*arguments, **more)
 
     _mark(run, getattr(forward, _MARK, None))
+    setattr(run, _COMPILED_MARK, True)
     return run
 
 
@@ -100,6 +102,7 @@ def _checkpointed(forward: Forward, contexts: Callable[[], Any] | None) -> Forwa
         return checkpoint(forward, *arguments, **options, **more)
 
     _mark(run, "full" if contexts is None else "selective")
+    setattr(run, _COMPILED_MARK, getattr(forward, _COMPILED_MARK, False))
     return run
 
 
@@ -110,6 +113,11 @@ def _mark(forward: Forward, kind: str | None) -> None:
 def find_checkpointing(layer: nn.Module) -> str | None:
     """As it is wrapped around or inside this layer's forward."""
     return getattr(layer.forward, _MARK, None)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Its forward is handed to the compiler; when it first runs, if not before."""
+    return bool(getattr(module.forward, _COMPILED_MARK, False))
 
 
 def _policy(_context: Any, operation: Any, *arguments: Any, **_more: Any) -> CheckpointPolicy:

@@ -12,7 +12,7 @@ from torch import Tensor
 from launcher.training.batches import PackedBatch
 from launcher.training.cadence import is_due
 from launcher.training.clock import Seconds, StepClock
-from launcher.training.evaluation import evaluate
+from launcher.training.evaluation import Evaluator
 from launcher.training.feeding import feed
 from launcher.training.observers.base import Observer
 from launcher.training.position import Position, find_position
@@ -37,11 +37,22 @@ class StepResult:
 def train(run: Run, observer: Observer, position: Position | None = None) -> int:
     """From a position, or from the beginning. Returns how many steps are done."""
     position = position or find_position(run, 0)
-    batches = feed(run.batches(), run.plan.loader, position.step)
     readback = Readback(run, observer, position.tokens_seen)
-    clock = StepClock(run.engine.device)
-    schedule = run.plan.schedule
     observer.on_start(run, position.step)
+    try:
+        _train_from(run, observer, position, readback)
+    except torch.OutOfMemoryError:
+        readback.flush()  # the last whole step is told: the training may go on behind it
+        raise
+    readback.flush()
+    run.pulse.beat("saving what was trained")
+    observer.on_end(run, position.step)
+    return position.step
+
+
+def _train_from(run: Run, observer: Observer, position: Position, readback: Readback) -> None:
+    batches = feed(run.batches(), run.plan.loader, position.step)
+    clock, evaluator, schedule = StepClock(run.engine.device), Evaluator(run), run.plan.schedule
     while position.step < run.num_steps and not observer.wants_to_stop():
         step = position.step + 1
         result = train_step(run, step, batches, clock, asks_to_stop=observer.asks_to_stop())
@@ -52,16 +63,14 @@ def train(run: Run, observer: Observer, position: Position | None = None) -> int
         if evaluates or saves:
             readback.flush()
         if evaluates:
-            saves |= observer.on_evaluation(run, evaluate(run, step))
+            saves |= observer.on_evaluation(run, evaluator.evaluate(step))
         if saves:
+            run.pulse.beat("saving")
             observer.on_save(run, position)
         if stops:
             break
         if evaluates or saves:
             clock.restart()
-    readback.flush()
-    observer.on_end(run, position.step)
-    return position.step
 
 
 def train_step(
@@ -75,8 +84,10 @@ def train_step(
     num_micro_batches = run.count_micro_batches(step - 1)
     for index in range(num_micro_batches):
         began = time.perf_counter()
+        run.pulse.beat("waiting for data", step)
         batch = next(batches)
         waited += time.perf_counter() - began
+        run.pulse.beat("training", step)
         total += engine.micro_step(batch.to(engine.device), num_trained, is_last=index == num_micro_batches - 1)
     learning_rate = engine.learning_rate
     asked = torch.full((), float(asks_to_stop), device=engine.device)

@@ -101,9 +101,22 @@ class TrainedModel(nn.Module):
 
     def prepare(self, plan: Plan) -> None:
         """Checkpointing and compiling, as planned; see layers.py for the order."""
+        if plan.strategy == "zero3":
+            self._gather_by_layer()
         prepare_layers(self.layers, plan.checkpointing, plan.compile)
         if plan.compile is not None and plan.compile.scope == "model":
             self._compile_decoder(plan.compile)
+
+    def _gather_by_layer(self) -> None:
+        """ZeRO-3 hooks into every module with parameters, in the midst of what is compiled; here into whole layers.
+
+        It then takes a layer's gradients when that of its input is there: the first layer's input must have one too.
+        """
+        from deepspeed.utils import set_z3_leaf_module
+
+        for layer in self.layers:
+            set_z3_leaf_module(layer, True)
+        self.base.enable_input_require_grads()
 
     def _compile_decoder(self, plan: CompilePlan) -> None:
         decoder: Any = self.base.get_decoder()

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from launcher.training.batches import PackedBatch
-from launcher.training.layers import find_checkpointing, uncompiled
+from launcher.training.layers import find_checkpointing, is_compiled, uncompiled
 from launcher.training.model import TrainedModel
 from launcher.training.optim import innermost
 from launcher.training.proof import Proof
@@ -31,7 +31,7 @@ def observe(run: Run, proof: Proof | None, operations: Operations, compiled: str
         "loss": f"{engine.module.loss_kernel} cross-entropy of the trained positions",
         "optimizer": _optimizer(engine.optimizer),
         "checkpointing": _checkpointing(engine.module),
-        "torch.compile": compiled or "off",
+        "torch.compile": compiled or _compiling(engine.module),
     }
     if engine.device.type == "cuda":
         seen["TF32"] = "on" if torch.backends.cuda.matmul.allow_tf32 else "off"
@@ -133,3 +133,11 @@ def _checkpointing(module: TrainedModel) -> str:
     forwards = [find_checkpointing(layer) for layer in module.layers]
     kinds = sorted({kind for kind in forwards if kind})
     return f"{', '.join(kinds)}, {sum(1 for kind in forwards if kind)} layers" if kinds else "off"
+
+
+def _compiling(module: TrainedModel) -> str:
+    """What is compiled later, in the first step: DeepSpeed leaves no pass before it."""
+    decoder: Any = module.base.get_decoder()
+    if is_compiled(decoder):
+        return "the whole decoder, in the first step"
+    return "each layer, in the first step" if any(is_compiled(layer) for layer in module.layers) else "off"

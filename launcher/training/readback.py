@@ -26,16 +26,19 @@ class Readback:
 
     def add(self, result: StepResult) -> bool:
         """Whether the run shall stop. All ranks get the same answer at the same step: one that was read back."""
-        self.flush()
-        self._waiting = result
+        before, self._waiting = self._waiting, result
+        self._tell(before)
         return result.asks_to_stop if self._run.engine.num_ranks == 1 else self._stops
 
     def flush(self) -> None:
         """Tells the observers about the step that is still waiting."""
         result, self._waiting = self._waiting, None
-        if result is None:
-            return
-        self._observer.on_step(self._run, self._read(result))
+        self._tell(result)
+
+    def _tell(self, result: StepResult | None) -> None:
+        if result is not None:
+            self._observer.on_step(self._run, self._read(result))
+            self._run.pulse.beat("training")
 
     def _read(self, result: StepResult) -> StepMetrics:
         run, packs = self._run, list(result.packs)
@@ -63,6 +66,7 @@ class Readback:
         if run.engine.device.type == "cuda":
             values[metrics.PEAK_ALLOCATED_GIB] = bytes_to_gib(torch.cuda.max_memory_allocated())
             values[metrics.PEAK_RESERVED_GIB] = bytes_to_gib(torch.cuda.max_memory_reserved())
+            values[metrics.ALLOC_RETRIES] = float(torch.cuda.memory_stats().get("num_alloc_retries", 0))
             values[metrics.PREDICTED_GIB] = bytes_to_gib(run.plan.memory.allocated_bytes)
         return StepMetrics(step=result.step, epoch=result.step / run.steps_per_epoch, values=values, packs=result.packs)
 

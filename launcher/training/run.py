@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from launcher.training.feeding import TrainingBatches
 from launcher.training.loading import fingerprint_base, load_base
 from launcher.training.model import TrainedModel
 from launcher.training.optim import build_optimizer, build_schedule
+from launcher.training.watchdog import Pulse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,7 @@ class Run:
     num_steps: int
     data_key: str
     base_fingerprint: str
+    pulse: Pulse = field(default_factory=Pulse)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, empty
 
-from launcher.errors import RunFailedError
+from launcher.errors import InputError, RunFailedError
 from launcher.paths import sync_folder, write_text_atomically
 from launcher.training.gathering import copy_buffers
 from launcher.training.loading import DTYPES
@@ -48,9 +48,10 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         scratch.rename(folder)
         sync_folder(folder.parent)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, InputError) as error:
         shutil.rmtree(scratch, ignore_errors=True)  # half of it may be what fills the disk
-        raise RunFailedError(f"{folder} cannot be written: {error}", hint="is the disk full, or read-only?") from None
+        why = error.title if isinstance(error, InputError) else error
+        raise RunFailedError(f"{folder} cannot be written: {why}", hint="is the disk full, or read-only?") from None
 
 
 def let_others_read(folder: Path) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
 
 from launcher.corpus.store import Store
-from launcher.errors import InputError
+from launcher.errors import ExitCode
 from launcher.paths import RunPaths
 from launcher.plan.model import Plan
-from launcher.training.attention import BACKENDS, Backend
+from launcher.training.assembly import assemble
 from launcher.training.chronicle import Chronicle
+from launcher.training.descending import free_memory, make_room, step_down
 from launcher.training.guards import StopOnSignal
 from launcher.training.loop import train
 from launcher.training.observed import Operations, count_graphs, observe, observe_operations
@@ -24,14 +24,16 @@ from launcher.training.observers.base import Observer, Observers
 from launcher.training.observers.best import Best
 from launcher.training.observers.console import Console
 from launcher.training.observers.facts import Facts
+from launcher.training.observers.pressure import Pressure
 from launcher.training.observers.replay import Replay
 from launcher.training.observers.saving import Saving
-from launcher.training.proof import Proof, lay_out, pick_documents, prove_attention
-from launcher.training.resuming import ResumeOptions, begin
-from launcher.training.run import Run, build_module, build_run
+from launcher.training.proof import lay_out, pick_documents
+from launcher.training.resuming import Beginning, ResumeOptions, begin
+from launcher.training.run import Run
 from launcher.training.starting import start
-from launcher.training.topology import check_prepared, check_started
-from launcher.training.warming import compile_ahead
+from launcher.training.topology import check_started
+from launcher.training.warming import rehearse_step
+from launcher.training.watchdog import Watchdog
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,39 +42,58 @@ class Ending:
     was_cut: bool  # stopped by a signal, to this rank or another
 
 
-def run_training(
-    plan: Plan,
-    paths: RunPaths,
-    store: Store,
-    folders: tuple[Path, ...],
-    chronicle: Chronicle,
-    vocab_size: int,
-    options: ResumeOptions,
-) -> Ending:
-    accelerator = start(plan)
-    check_started(plan, accelerator)
-    run, proof = assemble(plan, paths, store, folders, accelerator, vocab_size)
-    compiled = compile_ahead(run)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What is to be trained, and where it goes."""
+
+    plan: Plan
+    paths: RunPaths
+    store: Store
+    folders: tuple[Path, ...]  # where bases are looked for
+    vocab_size: int  # the tokenizer's
+    options: ResumeOptions
+
+
+def run_training(task: Task, chronicle: Chronicle) -> Ending:
+    """Where memory runs out and this process can help itself, it goes on one rung lower, with the same batch."""
+    accelerator = start(task.plan)
+    check_started(task.plan, accelerator)
+    stop = StopOnSignal()
+    stop.install()
+    while True:
+        try:
+            return _train_once(task, chronicle, accelerator, stop)
+        except torch.OutOfMemoryError as error:
+            lower = step_down(task.plan, accelerator, error)
+        # Behind the handler: the error's traceback would hold what is to be freed.
+        free_memory(accelerator)
+        chronicle.step_down(lower)
+        task = replace(task, plan=lower)
+
+
+def _train_once(task: Task, chronicle: Chronicle, accelerator: Accelerator, stop: StopOnSignal) -> Ending:
+    plan = task.plan
+    run, proof = assemble(plan, task.paths, task.store, task.folders, accelerator, task.vocab_size)
+    compiled = rehearse_step(run)
     seen = observe(run, proof, _watch_operations(run), compiled)
     _show(run, seen)
     chronicle.note(data_key=run.data_key, num_steps=run.num_steps, observed=seen)
-    beginning = begin(run, options)
+    beginning = begin(run, task.options)
     chronicle.begin(beginning.position.step)
-    stop, best, facts = StopOnSignal(), Best(plan.schedule), Facts()
+    best, facts = Best(plan.schedule), Facts()
     if beginning.best is not None:
         best.restore(beginning.best)
-    replay = Replay(beginning.recorded, must_agree=options.verify_steps > 0)
+    replay = Replay(beginning.recorded, must_agree=task.options.verify_steps > 0)
     saving = Saving(best)
-    stop.install()
-    observers: list[Observer] = [Console(), facts, BadSteps(), replay, best, saving, stop]
+    observers: list[Observer] = [Console(), facts, BadSteps(), Pressure(), replay, best, saving, stop]
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     graphs, _ = count_graphs()
+    watchdog = _watch_over(run, chronicle)
     try:
-        steps_done = train(run, Observers(observers), beginning.position)
-    except Exception:
-        saving.close()
-        raise
+        steps_done = _train_saved(run, Observers(observers), beginning, saving)
+    finally:
+        watchdog.stop()
     recompiled = count_graphs()[0] - graphs
     if compiled and recompiled:
         seen["torch.compile"] = f"{compiled}; {recompiled} more graphs while training (evaluation has its own)"
@@ -94,61 +115,37 @@ def run_training(
     )
 
 
-def assemble(
-    plan: Plan,
-    paths: RunPaths,
-    store: Store,
-    folders: tuple[Path, ...],
-    accelerator: Accelerator,
-    vocab_size: int | None = None,
-) -> tuple[Run, Proof]:
-    """Down the attention ladder until a backend runs. One that runs and is wrong ends the run instead.
+def _watch_over(run: Run, chronicle: Chronicle) -> Watchdog:
+    def give_up(message: str) -> None:
+        print(f"error: {message}", file=sys.stderr, flush=True)
+        chronicle.end(status="failed", exit_code=int(ExitCode.RUN_FAILED), error=message)
 
-    `vocab_size` is the tokenizer's; None where tokens are known to be the base's own.
-    """
-    rungs = (plan.attention.backend, *plan.attention.fallbacks)
-    for index, name in enumerate(rungs):
-        rung = plan.model_copy(update={"attention": plan.attention.model_copy(update={"backend": name})})
-        try:
-            return _assemble(rung, paths, store, folders, accelerator, BACKENDS[name], vocab_size)
-        except (ImportError, NotImplementedError) as error:
-            if index + 1 == len(rungs):
-                raise InputError(f"the attention backend {name} cannot run here: {error}") from error
-            if accelerator.is_main_process:
-                print(f"attention: {name} cannot run here ({error}); {rungs[index + 1]} is tried", file=sys.stderr)
-            accelerator.free_memory()
-    raise AssertionError("unreachable")
+    rank = run.engine.rank
+    watchdog = Watchdog(
+        run.pulse,
+        rank=rank,
+        num_ranks=run.engine.num_ranks,
+        limit_seconds=run.plan.guards.hang_seconds,
+        stacks=run.paths.logs / f"stacks-rank-{rank}.txt",
+        give_up=give_up,
+    )
+    watchdog.start()
+    return watchdog
 
 
-def _assemble(
-    plan: Plan,
-    paths: RunPaths,
-    store: Store,
-    folders: tuple[Path, ...],
-    accelerator: Accelerator,
-    backend: Backend,
-    vocab_size: int | None,
-) -> tuple[Run, Proof]:
-    module = build_module(plan, folders, accelerator.device, backend)
-    run = build_run(plan, paths, store, module, accelerator)
-    check_prepared(plan, run.engine)
-    if vocab_size is not None:
-        check_vocabulary(run, vocab_size)
-    return run, prove_attention(plan, module, run.engine.model, run.train.file, accelerator.device)
-
-
-def check_vocabulary(run: Run, vocab_size: int) -> None:
-    """A token that the base has no row for would be an error deep in a kernel."""
-    embeddings: Any = run.engine.module.base.get_input_embeddings()
-    rows = int(embeddings.num_embeddings)
-    if vocab_size <= rows:
-        return
-    largest = max(int(pack.input_ids.max()) for pack in run.train.file)
-    if largest >= rows:
-        raise InputError(
-            f"the tokenizer makes token {largest}, and {run.plan.base.name} has embeddings for {rows}",
-            hint="tokenizer and weights are of different models; point both to the same folder",
-        )
+def _train_saved(run: Run, observer: Observer, beginning: Beginning, saving: Saving) -> int:
+    """An error leaves whole what was being written; where memory ran out, what was trained by then is saved first."""
+    began = beginning.position.step
+    try:
+        return train(run, observer, beginning.position)
+    except torch.OutOfMemoryError as error:
+        if beginning.position.step > began and make_room(run, error):
+            saving.on_save(run, beginning.position)
+        saving.close()
+        raise
+    except Exception:
+        saving.close()
+        raise
 
 
 def _watch_operations(run: Run) -> Operations:

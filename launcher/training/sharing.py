@@ -30,7 +30,7 @@ class _ToldElsewhereError(LauncherError):
 
 def decide_once(decide: Decide, rank: int, attempt: str) -> tuple[Plan, RunPaths]:
     """One plan and one run directory for all: each rank for itself might find other free memory, another second."""
-    store = _connect()
+    store = connect(_WAIT)
     key = f"{_KEY}/{attempt}"
     if rank != 0:
         return _receive(store, key)
@@ -54,6 +54,6 @@ def _receive(store: TCPStore, key: str) -> tuple[Plan, RunPaths]:
     return Plan.model_validate_json(told["plan"]), RunPaths(Path(told["root"]))
 
 
-def _connect() -> TCPStore:
+def connect(timeout: timedelta) -> TCPStore:
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return TCPStore(host, port, is_master=False, timeout=_WAIT)
+    return TCPStore(host, port, is_master=False, timeout=timeout)

@@ -47,10 +47,8 @@ def gather_optimizer(engine: Engine) -> dict[StateName, Tensor]:
     if zero is not None:
         zero.link()
     for name, parameter in named_trained(engine):
-        if zero is not None:
-            states = zero.get_states(parameter)
-        else:
-            states = _plain_states(known[parameter] if known else {})  # SGD keeps nothing
+        own = known[parameter] if known and zero is None else {}  # SGD keeps nothing
+        states = _plain_states(own) if zero is None else zero.get_states(parameter)
         for key, value in states:
             whole = value.full_tensor() if isinstance(value, DTensor) else value
             if engine.is_main:

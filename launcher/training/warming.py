@@ -1,23 +1,30 @@
-"""One micro-batch forward and backward before the first step, so that compiling is seen, timed, and may fail."""
+"""One micro-batch forward and backward, and one of the evaluation, before the first step: compiling is seen, timed, and
+may fail; and memory that does not suffice is found out before anything is trained."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
+from launcher.training.feeding import evaluation_batches
 from launcher.training.layers import give_up_compiling, is_compiling, uncompiled
 from launcher.training.observed import count_graphs
 from launcher.training.run import Run
 
+_STATES_OF_ADAM = 2  # each as large as what is trained; they come with the first update
 
-def compile_ahead(run: Run) -> str:
+
+def rehearse_step(run: Run) -> str:
     """What was compiled, in words; empty where nothing is. Gradients and random numbers are as if it had never been.
 
     The backward pass is compiled only when it first runs, where an error could no longer be caught. DeepSpeed has no
-    backward pass without its bookkeeping: there the first step compiles.
+    backward pass without its bookkeeping: there the first step does all this.
     """
-    if run.plan.compile is None or run.engine.is_deepspeed:
+    is_needed = run.plan.compile is not None or run.engine.device.type == "cuda"
+    if run.engine.is_deepspeed or not is_needed:
         return ""
     began = time.monotonic()
     try:
@@ -25,9 +32,14 @@ def compile_ahead(run: Run) -> str:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a backward pass raises whatever its compiler raised
+        if run.plan.compile is None:
+            raise
         with uncompiled():
             _pass_through(run)  # an error that is not the compiler's comes again
         give_up_compiling(error)
+    _evaluate_once(run)
+    if run.plan.compile is None:
+        return ""
     if not is_compiling():
         return "failed, the run goes on without it"
     what = "each layer" if run.plan.compile.scope == "layer" else "the whole decoder"
@@ -38,10 +50,46 @@ def compile_ahead(run: Run) -> str:
 def _pass_through(run: Run) -> None:
     engine = run.engine
     try:
-        with torch.random.fork_rng(devices=_devices(run)), engine.accelerator.no_sync(engine.model):
+        with (
+            torch.random.fork_rng(devices=_devices(run)),
+            engine.accelerator.no_sync(engine.model),
+            _room_of_states_taken(run),
+        ):
             engine.accelerator.backward(engine.model(run.batches()[0].to(engine.device)) * 0.0)
     finally:
         engine.optimizer.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def _room_of_states_taken(run: Run) -> Iterator[None]:
+    """The optimizer makes its states after the first backward pass: the second one has so much less room."""
+    if run.engine.device.type != "cuda" or run.plan.optimizer.name == "sgd":
+        yield
+        return
+    per_element = 2 if run.plan.optimizer.name == "adamw_bnb_8bit" else 4 * _STATES_OF_ADAM
+    held = sum(_local_elements(parameter) for parameter in run.engine.trained_parameters())
+    ballast = torch.empty(held * per_element, dtype=torch.uint8, device=run.engine.device)
+    yield
+    del ballast
+
+
+def _local_elements(parameter: torch.nn.Parameter) -> int:
+    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return int(local.numel())
+
+
+def _evaluate_once(run: Run) -> None:
+    """Its batch has a size of its own. Where it is too large, an evaluation of one process takes a smaller one."""
+    split, engine = run.validation, run.engine
+    if split is None or engine.device.type != "cuda":
+        return
+    batch = next(evaluation_batches(split.file, split.costs, split.shape, engine.rank, engine.num_ranks))
+    try:
+        with engine.evaluating():
+            engine.model(batch.to(engine.device))
+    except torch.OutOfMemoryError:
+        if engine.num_ranks > 1:
+            raise
 
 
 def _devices(run: Run) -> list[torch.device]:

@@ -1,4 +1,4 @@
-"""Fixtures of the distributed tests. Those marked `slow` run where LAUNCHER_TEST_ALL is set: `make test-all`."""
+"""Fixtures of the distributed tests."""
 
 from __future__ import annotations
 
@@ -13,15 +13,6 @@ from tests.distributed.bench import Bench, Cell, Trained, write_bench
 from tests.training.builders import reset_accelerate
 
 Reference = Callable[[Cell], Trained]
-ALL_VARIABLE = "LAUNCHER_TEST_ALL"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if os.environ.get(ALL_VARIABLE):
-        return
-    for item in items:
-        if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.skip(reason=f"slow; `make test-all`, or {ALL_VARIABLE}=1"))
 
 
 @pytest.fixture(scope="session")

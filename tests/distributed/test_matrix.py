@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,6 +40,12 @@ OFFLOADED = [
     Cell(strategy="zero3", changes={"offload": "optimizer"}, adapter="full"),
     Cell(strategy="zero3", changes={"offload": "optimizer_and_parameters"}),
     Cell(strategy="zero3", changes={"offload": "optimizer_and_parameters"}, adapter="full"),
+]
+# What an engine costs is measured on one GPU: one rank must run it too, and not fall back to one process.
+ONE_RANK = [Cell(strategy=strategy, ranks_per_node=1) for strategy in STRATEGIES]
+# ZeRO-3 gathers between graphs: what it gathers and frees must be what the compiled layers use.
+COMPILED = [
+    Cell(strategy="zero3", adapter=adapter, config={"torch_compile": True}) for adapter in ("lora", "full")
 ]
 # Emulated on a CPU, twenty times slower than fp32.
 BF16 = {"precision.compute_dtype": "bf16", "precision.base_dtype": "bf16"}
@@ -80,12 +87,22 @@ def test_two_nodes_by_c10d(bench: Bench, reference: Reference, begin: Begin) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", DORA + OFFLOADED, ids=name_cell)
+@pytest.mark.parametrize("cell", DORA + OFFLOADED + ONE_RANK, ids=name_cell)
 def test_the_same_training_in_rarer_forms(bench: Bench, reference: Reference, begin: Begin, cell: Cell) -> None:
     ended, trained = bench.train(cell)
     assert ended.returncode == 0, ended.console
     check_same(trained, reference(cell), begin(cell))
     check_placement(cell, trained)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", COMPILED, ids=name_cell)
+def test_the_same_training_compiled(bench: Bench, reference: Reference, begin: Begin, cell: Cell) -> None:
+    """Against one process without a compiler."""
+    ended, trained = bench.train(cell)
+    assert ended.returncode == 0, ended.console
+    assert "each layer" in trained.outcome.observed["torch.compile"]
+    check_same(trained, reference(replace(cell, config={})), begin(cell))
 
 
 @pytest.mark.slow

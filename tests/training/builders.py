@@ -25,11 +25,11 @@ from launcher.inputs import Request, plan_request
 from launcher.metrics import StepMetrics
 from launcher.paths import RunPaths
 from launcher.plan.model import Plan
+from launcher.training.assembly import assemble
 from launcher.training.engine import Engine
 from launcher.training.loop import train
 from launcher.training.observers.base import Observer
 from launcher.training.run import Run
-from launcher.training.session import assemble
 from launcher.training.starting import start
 from tests.conftest import ROOT, find_parent
 

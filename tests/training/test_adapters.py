@@ -12,6 +12,7 @@ from peft import PeftModel
 from launcher.corpus.store import Store
 from launcher.errors import InputError
 from launcher.plan.model import Plan
+from launcher.training.run import build_module
 from tests.training.builders import adapt, build, train_recorded, trained_weights, vary
 
 KINDS = ("lora", "dora", "ia3", "full")
@@ -53,6 +54,16 @@ def test_dtypes_are_as_planned(
     train_recorded(run)
     for parameter in run.engine.module.parameters():
         assert parameter.dtype == names[trainable_dtype if parameter.requires_grad else base_dtype]
+
+
+@pytest.mark.parametrize(("strategy", "dtype"), [("ddp", torch.float32), ("zero3", torch.bfloat16)])
+def test_zero3_is_given_adapters_in_the_dtype_it_computes_in(
+    plan: Plan, strategy: str, dtype: torch.dtype
+) -> None:
+    """Where it partitions the base while that is loaded, DeepSpeed casts nothing any more."""
+    planned = vary(plan, {**adapt("lora"), "precision.compute_dtype": "bf16", "strategy": strategy})
+    module = build_module(planned, (), torch.device("cpu"))
+    assert {parameter.dtype for parameter in module.parameters() if parameter.requires_grad} == {dtype}
 
 
 def test_ranks_and_targets_are_as_planned(plan: Plan, store: Store, tmp_path: Path) -> None:

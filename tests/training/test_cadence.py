@@ -14,7 +14,7 @@ from launcher import metrics
 from launcher.corpus.store import Store
 from launcher.plan.model import Plan
 from launcher.training.cadence import is_due
-from launcher.training.evaluation import evaluate
+from launcher.training.evaluation import Evaluator
 from launcher.training.loop import train
 from launcher.training.observers.base import Observers
 from launcher.training.position import Position
@@ -137,7 +137,7 @@ def test_the_held_out_loss_is_a_mean_over_tokens(
         for pack in run.validation.file:
             total += float(alone.engine.model(collate([pack], alone.validation.shape)))
             count += int(np.sum(pack.trained))
-    told = evaluate(run, 4)
+    told = Evaluator(run).evaluate(4)
     assert told.step == 4
     assert told.epoch == pytest.approx(4 / 3)
     assert told.values[metrics.EVAL_LOSS] == pytest.approx(total / count, rel=1e-6)  # fp32 sums in another order

@@ -22,7 +22,7 @@ from launcher.training.attention import BACKENDS, Backend
 from launcher.training.batches import PackedBatch
 from launcher.training.observed import count_graphs
 from launcher.training.run import Run
-from launcher.training.warming import compile_ahead
+from launcher.training.warming import rehearse_step
 from tests.training.builders import (
     adapt,
     build,
@@ -255,7 +255,7 @@ def test_compiling_ahead_leaves_no_trace(
     varied = vary(plan, {"compile": COMPILE, "schedule.max_steps": 3, "adapter.dropout": 0.2})
     plain = train_recorded(build(varied, store, tmp_path / "a")).losses
     run = build(varied, store, tmp_path / "b")
-    assert compile_ahead(run).startswith("each layer: ")
+    assert rehearse_step(run).startswith("each layer: ")
     assert all(parameter.grad is None for parameter in run.engine.module.parameters())
     assert train_recorded(run).losses == plain
 
@@ -274,6 +274,6 @@ def test_a_compiler_that_fails_in_the_backward_pass_is_left_alone(
     plain = vary(plan, {"schedule.max_steps": 2})
     wanted = train_recorded(build(plain, store, tmp_path / "a")).losses
     run = build(vary(plain, {"compile": {**COMPILE, "backend": "broken_backward"}}), store, tmp_path / "b")
-    assert compile_ahead(run) == "failed, the run goes on without it"
+    assert rehearse_step(run) == "failed, the run goes on without it"
     assert "torch.compile failed, the run goes on without it: " in capsys.readouterr().err
     assert train_recorded(run).losses == pytest.approx(wanted, rel=COMPILED_TOLERANCE)

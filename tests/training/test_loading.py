@@ -16,7 +16,7 @@ from launcher.plan.model import Plan
 from launcher.training.chronicle import Chronicle
 from launcher.training.loading import load_base
 from launcher.training.resuming import ResumeOptions
-from launcher.training.session import run_training
+from launcher.training.session import Task, run_training
 from tests.training.builders import (
     Document,
     adapt,
@@ -98,7 +98,8 @@ def test_fewer_positions_than_a_sequence(plan: Plan, store: Store, tmp_path: Pat
 def train_whole(plan: Plan, store: Store, root: Path, vocab_size: int) -> None:
     root.mkdir(parents=True, exist_ok=True)
     paths = RunPaths(root)
-    run_training(plan, paths, store, (), Chronicle(paths, is_main=True), vocab_size, ResumeOptions())
+    task = Task(plan=plan, paths=paths, store=store, folders=(), vocab_size=vocab_size, options=ResumeOptions())
+    run_training(task, Chronicle(paths, is_main=True))
 
 
 def test_tokens_that_the_base_has_no_embedding_for(plan: Plan, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_steps_beyond_the_epochs_go_on_with_the_next(plan: Plan, store: Store, t
     [
         ("adamw_torch", torch.optim.AdamW, False),
         ("adamw_torch_fused", torch.optim.AdamW, True),
-        ("sgd", torch.optim.SGD, None),
+        ("sgd", torch.optim.SGD, True),
     ],
 )
 def test_optimizers(plan: Plan, name: str, kind: type[Optimizer], fused: bool | None) -> None:

@@ -27,10 +27,10 @@ from launcher.errors import InputError, RunFailedError
 from launcher.paths import RunPaths
 from launcher.plan.model import Plan
 from launcher.training import attention, proof
+from launcher.training.assembly import assemble
 from launcher.training.attention import BACKENDS, Backend
 from launcher.training.batches import PackedBatch
 from launcher.training.proof import Proof, pick_documents, prove_attention
-from launcher.training.session import assemble
 from launcher.training.starting import start
 from tests.training.builders import (
     SEQUENCE_LENGTH,

@@ -37,10 +37,13 @@ MAY_USE: dict[str, set[str]] = {
     "speed": FOUNDATION | {"shapes", "hardware"},
     "plan": FOUNDATION | {"memory", "speed", "manifest", "hardware", "gpus", "shapes", "rows"},
     "started": FOUNDATION,
-    "inputs": FOUNDATION | {"started", "manifest", "hardware", "gpus", "probe", "bases", "shapes", "rows", "plan"},
+    "inputs": FOUNDATION
+    | {"started", "manifest", "hardware", "gpus", "probe", "bases", "shapes", "rows", "plan"}
+    | {"experience"},
     "render": FOUNDATION | {"plan", "paths", "hardware", "shapes"},
     "record": FOUNDATION | {"paths"},
     "checkpoints": FOUNDATION | {"paths"},
+    "experience": FOUNDATION | {"paths", "plan"},
     "runs": FOUNDATION | {"paths", "inputs", "hardware", "manifest", "record"},
     "processes": FOUNDATION,
     "relay": FOUNDATION,
@@ -52,6 +55,7 @@ MAY_USE: dict[str, set[str]] = {
     | {"render", "paths", "plan", "inputs", "hardware", "probe", "record", "runs", "relay", "supervise", "ending"}
     | {"agents", "nodes"},
     "resume": FOUNDATION | {"checkpoints", "inputs", "launch", "paths", "plan", "record", "render", "runs"},
+    "attempts": FOUNDATION | {"experience", "inputs", "launch", "nodes", "paths", "plan", "record", "relay"},
     "submit": FOUNDATION | {"paths"},
     "rehearsal": FOUNDATION | {"inputs", "launch", "metrics", "nodes", "paths", "plan", "probe", "render", "runs"},
     "corpus": FOUNDATION | {"manifest", "paths", "bases", "plan"},
@@ -60,11 +64,12 @@ MAY_USE: dict[str, set[str]] = {
     "arguments": FOUNDATION | {"inputs"},
     "training": FOUNDATION
     | {"plan", "metrics", "paths", "corpus", "memory", "speed", "record", "bases", "manifest", "inputs", "preparing"}
-    | {"started", "checkpoints"},
+    | {"started", "checkpoints", "experience", "processes"},
     "train": FOUNDATION | {"started", "arguments", "manifest", "plan", "inputs", "paths", "runs", "corpus", "training"},
     "cli": FOUNDATION
     | {
         "arguments",
+        "attempts",
         "manifest",
         "inputs",
         "hardware",

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import ExitCode
-from launcher.inputs import Request, plan_request
 from launcher.metrics import load_metrics
 from launcher.paths import RunPaths
 from launcher.record import load_outcome
-from launcher.train import explain_full_card, is_lost_rank
+from launcher.train import is_lost_rank
 from tests.conftest import ROOT, WriteManifest
 
 
@@ -79,13 +78,6 @@ def test_a_bare_launch_plans_trains_and_leaves_a_whole_run(tmp_path: Path) -> No
     assert outcome.ended_because == ""
     assert "documents = each alone" in outcome.observed["attention"]
     assert "fused" in outcome.observed["optimizer"]
-
-
-def test_a_full_card_names_what_needs_less() -> None:
-    plan = plan_request(Request(expert="neo4j", gpu="rtx4090")).plan
-    text = explain_full_card(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB\nmore"), plan)
-    assert text.startswith("the GPU's memory is full: CUDA out of memory. Tried to allocate 2 GiB\n")
-    assert f"  1. {plan.ladder[0].action}" in text
 
 
 def test_a_lost_rank_is_told_from_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,9 +67,24 @@ def test_a_strategy_that_is_asked_for_is_taken(strategy: str) -> None:
     assert "| --strategy" in decision(flagged, "strategy")
 
 
-def test_ddp_of_one_is_one_process() -> None:
-    assert plan_for(strategy="ddp").strategy == "single"
-    assert plan_for(strategy="fsdp2").strategy == "fsdp2"
+def test_a_manifest_that_replicates_needs_no_ddp_on_one_gpu() -> None:
+    assert plan_for(config={"strategy": "ddp"}).strategy == "single"
+    assert plan_for(config={"strategy": "fsdp2"}).strategy == "fsdp2"
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero1", "zero2", "zero3"])
+def test_the_command_line_is_taken_at_its_word_on_one_rank(strategy: str) -> None:
+    assert plan_for(strategy=strategy).strategy == strategy
+    assert plan_for(gpu=None, cpu_ranks_per_node=1, strategy=strategy).strategy == strategy
+
+
+def test_without_a_gpu_there_is_one_process_unless_ranks_are_asked_for() -> None:
+    asked = plan_for(gpu=None, strategy="fsdp2")
+    assert asked.strategy == "single"
+    assert "no GPU: one CPU process" in decision(asked, "strategy")
+    ranks = plan_for(gpu=None, cpu_ranks_per_node=1)
+    assert ranks.strategy == "single"
+    assert "no GPU: one CPU process" in decision(ranks, "strategy")
 
 
 def test_an_offload_that_is_asked_for_is_taken() -> None:

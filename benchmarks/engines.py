@@ -1,0 +1,437 @@
+"""What each engine costs on one GPU: the same training through every kind of rendered file, against plain single-GPU.
+
+Each case is a whole `launcher train`: plan, accelerate and DeepSpeed files, `accelerate launch`, training, a checkpoint
+on the way, an evaluation at the end. Qwen3-0.6B's shape with random weights, 16 x 2,048 tokens a step, generated text of
+log-normal lengths (mean 350 tokens), every token trained, compiled. The median of steady steps counts: without the first
+ones, and without those beside the checkpoint. A row of results a case, as JSON; one case that fails costs no other.
+
+    python benchmarks/engines.py measure --cases lora --out engines.jsonl
+    python benchmarks/engines.py measure --cases full --out engines.jsonl --budget 570
+    python benchmarks/engines.py table engines.jsonl                    # the table of docs/STATUS.md
+    python benchmarks/engines.py measure --cases tiny --out tiny.jsonl  # every code path on one CPU rank
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from launcher import metrics
+from launcher.corpus.tokenizer import load_tokenizer
+from launcher.metrics import StepMetrics, load_metrics
+from launcher.paths import RunPaths
+from launcher.plan import Plan, load_plan
+from launcher.processes import find_processes, send_signal
+from launcher.record import load_outcome
+from launcher.units import bytes_to_gib
+
+ROOT = Path(__file__).resolve().parent.parent
+ALL_LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+WARM_STEPS = 4  # the first compiles, and the optimizer makes its state
+SETTLING_STEPS = 2  # behind a checkpoint: caches are cold, and its files may still be on their way to the disk
+TEMPLATE_TOKENS = 5  # that a chat template puts around a row's words, on average
+TAIL_LINES = 40
+MARK = "LAUNCHER_BENCHMARK_MARK"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    base: str
+    batch_size: int
+    sequence_length: int
+    mean_tokens: int
+    num_steps: int
+    save_step: int
+    num_held_out: int
+    compiles: bool
+    on_cpu: bool = False
+
+
+LARGE = Sizes(
+    base="Qwen/Qwen3-0.6B",
+    batch_size=16,
+    sequence_length=2048,
+    mean_tokens=350,
+    num_steps=24,
+    save_step=13,
+    num_held_out=96,
+    compiles=True,
+)
+SMALL = Sizes(
+    base=str(ROOT / "launcher/tiny"),  # as a folder like any other, so that its weights are drawn as the large one's
+    batch_size=2,
+    sequence_length=256,
+    mean_tokens=90,
+    num_steps=8,
+    save_step=5,
+    num_held_out=8,
+    compiles=False,
+    on_cpu=True,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    adapter: str
+    strategy: str
+    offload: str = "none"
+    sizes: Sizes = LARGE
+
+    @property
+    def name(self) -> str:
+        moved = {"none": "", "optimizer": "-optimizer", "optimizer_and_parameters": "-parameters"}[self.offload]
+        return f"{'tiny-' if self.sizes.on_cpu else ''}{self.adapter}-{self.strategy}{moved}"
+
+    @property
+    def alone(self) -> Case:
+        return dataclasses.replace(self, strategy="single", offload="none")
+
+
+ENGINES = (
+    ("single", "none"),
+    ("ddp", "none"),
+    ("fsdp2", "none"),
+    ("zero2", "none"),
+    ("zero3", "none"),
+    ("zero2", "optimizer"),
+    ("zero3", "optimizer_and_parameters"),
+)
+
+
+def make_cases(adapter: str, sizes: Sizes) -> list[Case]:
+    return [Case(adapter=adapter, strategy=strategy, offload=offload, sizes=sizes) for strategy, offload in ENGINES]
+
+
+GROUPS = {
+    "lora": make_cases("lora", LARGE),
+    "full": make_cases("full", LARGE),
+    "tiny": make_cases("lora", SMALL) + make_cases("full", SMALL),
+}
+
+
+def make_manifest(case: Case, folder: Path) -> Path:
+    sizes = case.sizes
+    is_full = case.adapter == "full"
+    config = {
+        "method": "sft",
+        "adapter_type": case.adapter,
+        **({} if is_full else {"rank": 16, "alpha": 32, "dropout": 0.0, "target_modules": ALL_LINEARS}),
+        "epochs": 1.0,
+        "max_steps": sizes.num_steps,
+        "learning_rate": 1e-4,
+        "batch_size": sizes.batch_size,
+        "gradient_accumulation_steps": 1,
+        "max_seq_length": sizes.sequence_length,
+        "packing": True,
+        "loss_on": "all",
+        "torch_compile": sizes.compiles,
+        "optim": "adamw_torch_fused",
+        "dataloader_num_workers": 2,
+        "logging_steps": 4,
+        "evaluation_strategy": "steps",
+        "eval_steps": sizes.num_steps,
+        "save_strategy": "steps",
+        "save_steps": sizes.save_step,
+        "load_best_model_at_end": False,
+    }
+    manifest = {
+        "name": "expert-engines",
+        "version": "0.1.0",
+        "schema_version": "2.0",
+        "description": "Generated text.",
+        "base_models": [{"name": sizes.base, "quantization": "none", "prompt_template": "chatml"}],
+        "training": {
+            "dataset": {"path": "rows.jsonl", "validation_path": "held_out.jsonl", "format": "jsonl"},
+            "config": config,
+        },
+    }
+    path = folder / f"{case.adapter}.json"
+    path.write_text(json.dumps(manifest, indent=2))
+    return path
+
+
+def make_data(sizes: Sizes, folder: Path) -> None:
+    """Enough rows for all steps. Both files are the same in every case, so that they are prepared once."""
+    rng = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    num_tokens = sizes.batch_size * sizes.num_steps * sizes.sequence_length
+    count = int(1.1 * num_tokens / sizes.mean_tokens) + 8
+    words = load_words()
+    counts = count_tokens(words)
+    for name, number in (("rows.jsonl", count), ("held_out.jsonl", sizes.num_held_out)):
+        drawn = rng.lognormal(np.log(sizes.mean_tokens) - 0.32, 0.8, number)
+        lengths = np.clip(drawn, 16, sizes.sequence_length - 4 * TEMPLATE_TOKENS) - TEMPLATE_TOKENS
+        texts = (write_text(rng, words, counts, float(length)) for length in lengths)
+        (folder / name).write_text("".join(json.dumps(split_text(text)) + "\n" for text in texts))
+
+
+def load_words() -> list[str]:
+    """Of the experts' samples: what the tokenizer was made for."""
+    text = (ROOT / "experts/neo4j/sample/train.jsonl").read_text(encoding="utf-8").replace("\\n", " ")
+    return sorted({word for word in text.split() if word.isalpha()})
+
+
+def count_tokens(words: list[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """By the tokenizer that random weights are trained with."""
+    tokenizer = load_tokenizer(LARGE.base, (), any_will_do=True).backend
+    encoded = tokenizer.encode_batch([f" {word}" for word in words], add_special_tokens=False)
+    return np.array([len(one.ids) for one in encoded])
+
+
+def write_text(
+    rng: np.random.Generator, words: list[str], counts: np.ndarray[Any, np.dtype[np.int64]], num_tokens: float
+) -> list[str]:
+    picked = rng.integers(0, len(words), int(num_tokens) + 1)
+    num_words = int(np.searchsorted(np.cumsum(counts[picked]), num_tokens, side="right"))
+    return [words[index] for index in picked[: max(2, num_words)]]
+
+
+def split_text(text: list[str]) -> dict[str, str]:
+    third = max(1, len(text) // 3)
+    return {"instruction": " ".join(text[:third]), "response": " ".join(text[third:])}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    exit_code: int
+    wall_seconds: float
+    was_cut: bool
+    console: list[str]
+
+
+def start(words: list[str], work: Path, console: Path, limit_seconds: float) -> Ended:
+    """A verb of the launcher, as a user starts it; with all its processes gone at the end."""
+    mark = uuid.uuid4().hex
+    paths = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+    environment = {
+        **os.environ,
+        "LAUNCHER_DATA_DIR": str(work / "data"),
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONUNBUFFERED": "1",
+        MARK: mark,
+    }
+    began, was_cut = time.monotonic(), False
+    with console.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "launcher", *words],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            process.wait(limit_seconds)
+        except subprocess.TimeoutExpired:
+            was_cut = True
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+        finally:
+            send_signal(find_processes(f"{MARK}={mark}"), signal.SIGKILL)
+            process.wait()
+    seconds = time.monotonic() - began
+    lines = console.read_text(encoding="utf-8", errors="replace").splitlines()
+    return Ended(exit_code=process.returncode, wall_seconds=seconds, was_cut=was_cut, console=lines)
+
+
+def list_words(case: Case, manifest: Path, overrides: list[str]) -> list[str]:
+    """Of the command line, those that planning and training share."""
+    words = [str(manifest), "--random-weights", "--profile", "full"]
+    if case.strategy != "single":
+        words += ["--strategy", case.strategy] + (["--cpu-ranks", "1"] if case.sizes.on_cpu else [])
+    given = [f"training.config.offload={case.offload}", *overrides]
+    return words + [word for value in given for word in ("--set", value)]
+
+
+def measure_case(case: Case, work: Path, overrides: list[str], limit_seconds: float) -> dict[str, Any]:
+    folder, paths = find_folder(case, work), RunPaths(work / "runs" / case.name)
+    shutil.rmtree(paths.root, ignore_errors=True)
+    words = list_words(case, make_manifest(case, folder), overrides)
+    run = ["--run-id", paths.run_id, "--runs-dir", str(paths.root.parent)]
+    ended = start(["train", *words, *run], work, work / f"{case.name}.txt", limit_seconds)
+    row: dict[str, Any] = {
+        "exit_code": ended.exit_code,
+        "wall_seconds": round(ended.wall_seconds, 1),
+        "was_cut": ended.was_cut,
+    }
+    if ended.exit_code != 0:
+        row["console"] = ended.console[-TAIL_LINES:]
+    if paths.plan.is_file():
+        row |= describe_plan(load_plan(paths.plan))
+    outcome = load_outcome(paths.outcome)
+    if outcome is not None:
+        row |= outcome.model_dump(mode="json", include={"status", "steps_done", "final_loss", "observed", "versions"})
+        row["error"] = outcome.error[-2000:]
+    rows = load_metrics(paths.metrics) if paths.metrics.is_file() else []
+    row |= summarise(case.sizes, rows)
+    row["missing"] = list(find_missing(case, row, rows, paths))
+    for large in (paths.adapter, paths.checkpoints):
+        shutil.rmtree(large, ignore_errors=True)
+    return row
+
+
+def find_folder(case: Case, work: Path) -> Path:
+    return work / ("small" if case.sizes.on_cpu else "large")
+
+
+def describe_plan(plan: Plan) -> dict[str, Any]:
+    return {
+        "planned": f"{plan.strategy}, offload {plan.offload}",
+        "micro_batch_size": plan.batch.micro_batch_size,
+        "accumulation": plan.batch.gradient_accumulation_steps,
+        "attention": plan.attention.backend,
+        "checkpointing": plan.checkpointing,
+        "compile": None if plan.compile is None else plan.compile.scope,
+        "loss": plan.loss_kernel,
+        "loader_workers": plan.loader.num_workers,
+        "predicted_gib": round(bytes_to_gib(plan.memory.allocated_bytes), 2),
+        "predicted_host_gib": round(bytes_to_gib(plan.memory.host_bytes), 2),
+        "predicted_tokens_per_second": plan.speed.tokens_per_second,
+    }
+
+
+def summarise(sizes: Sizes, rows: list[StepMetrics]) -> dict[str, Any]:
+    """Peaks only grow: that of the step before the checkpoint is the training's, the last one is everything's."""
+    steps = [row for row in rows if metrics.STEP_SECONDS in row.values]
+    beside = range(sizes.save_step, sizes.save_step + SETTLING_STEPS + 1)
+    steady = [row for row in steps if row.step > WARM_STEPS and row.step not in beside]
+    evaluations = [row.values for row in rows if metrics.EVAL_LOSS in row.values]
+    found: dict[str, Any] = {"evaluations": evaluations}
+    if not steady:
+        return found
+    median = {name: statistics.median(row.values[name] for row in steady) for name in steady[0].values}
+    before = [row for row in steps if row.step <= sizes.save_step][-1]
+    return found | {
+        "tokens_per_second": round(median[metrics.TOKENS_PER_SECOND]),
+        "step_seconds": round(median[metrics.STEP_SECONDS], 4),
+        "slowest_step_seconds": round(max(row.values[metrics.STEP_SECONDS] for row in steady), 4),
+        "first_step_seconds": round(steps[0].values[metrics.STEP_SECONDS], 1),
+        "data_wait_seconds": round(median[metrics.DATA_WAIT_SECONDS], 5),
+        "mfu": median.get(metrics.DEVICE_MFU),
+        "peak_gib": round_gib(before.get(metrics.PEAK_ALLOCATED_GIB)),
+        "reserved_gib": round_gib(before.get(metrics.PEAK_RESERVED_GIB)),
+        "last_peak_gib": round_gib(steps[-1].get(metrics.PEAK_ALLOCATED_GIB)),
+        "losses": [round(row.values[metrics.TRAIN_LOSS], 4) for row in steps],
+    }
+
+
+def round_gib(number: float | None) -> float | None:
+    return None if number is None else round(number, 2)
+
+
+def find_missing(case: Case, row: dict[str, Any], rows: list[StepMetrics], paths: RunPaths) -> Iterator[str]:
+    """What a run that only seems well would lack."""
+    if row.get("planned") != f"{case.strategy}, offload {case.offload}":
+        yield f"the engine: {row.get('planned')}"
+    if row.get("steps_done") != case.sizes.num_steps:
+        yield "steps"
+    if not row.get("loader_workers"):
+        yield "loader workers"
+    if not row["evaluations"]:
+        yield "evaluation"
+    if not row.get("observed"):
+        yield "banner"
+    if not any(paths.checkpoints.glob("*")):
+        yield "checkpoint"
+    if not any(paths.adapter.glob("*.safetensors")):
+        yield "trained weights"
+    if any(metrics.TRAIN_LOSS in one.values and not np.isfinite(one.values[metrics.TRAIN_LOSS]) for one in rows):
+        yield "finite losses"
+
+
+def run_measure(args: argparse.Namespace) -> None:
+    began = time.monotonic()
+    wanted = [case for name in args.cases for case in GROUPS.get(name, [])]
+    wanted += [case for group in GROUPS.values() for case in group if case.name in args.cases]
+    (args.work / "runs").mkdir(parents=True, exist_ok=True)
+    for folder, case in {find_folder(case, args.work): case for case in wanted}.items():
+        make_data(case.sizes, folder)
+        words = list_words(case.alone, make_manifest(case.alone, folder), [])
+        prepared = start(["prepare", *words], args.work, args.work / "prepare.txt", args.limit)
+        print(*prepared.console[-TAIL_LINES:], sep="\n", file=sys.stderr, flush=True)
+    for case in wanted:
+        left = args.budget - (time.monotonic() - began)
+        row: dict[str, Any] = {**dataclasses.asdict(case), "case": case.name, "overrides": args.overrides}
+        if left < args.least:
+            row["error"] = f"not started: {max(0.0, left):.0f} s were left"
+        else:
+            try:
+                row |= measure_case(case, args.work, args.overrides, min(args.limit, left))
+            except Exception as error:  # one case that fails must not cost the others
+                row["error"] = f"{type(error).__name__}: {str(error)[:500]}"
+        row["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
+        with args.out.open("a") as out:
+            out.write(json.dumps(row, sort_keys=True) + "\n")
+        print(format_progress(row, time.monotonic() - began), file=sys.stderr, flush=True)
+
+
+def format_progress(row: dict[str, Any], seconds: float) -> str:
+    names = ("exit_code", "tokens_per_second", "step_seconds", "peak_gib", "predicted_gib", "wall_seconds", "missing")
+    shown = "  ".join(f"{name} {row[name]}" for name in names if row.get(name) not in (None, []))
+    told = [line for line in (row.get("error") or "").splitlines() if line.strip()]
+    return f"{seconds:5.0f} s  {row['case']}: {shown}{'  ' + told[-1][:300] if told else ''}"
+
+
+def run_table(args: argparse.Namespace) -> None:
+    """The last row of each case; prices are against the single process with the same adapter."""
+    rows = {row["case"]: row for row in map(json.loads, args.rows.read_text().splitlines())}
+    print("| case | tokens/s | against single | peak GiB | against single | predicted | error | waits for data | command |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name, row in rows.items():
+        if row.get("tokens_per_second") is None:
+            why = ((row.get("error") or "").strip().splitlines() or [f"exit code {row.get('exit_code')}"])[-1]
+            print(f"| {name} | {why[:80]} | | | | | | | |")
+            continue
+        alone = rows.get(name[: name.index(row["strategy"])] + "single", {})
+        rate, peak = row["tokens_per_second"], row["peak_gib"]
+        speed = f"{rate / alone['tokens_per_second'] - 1:+.1%}" if alone.get("tokens_per_second") else ""
+        memory = f"{peak - alone['peak_gib']:+.2f}" if peak and alone.get("peak_gib") else ""
+        error = f"{row['predicted_gib'] / peak - 1:+.1%}" if peak else ""
+        waits = f"{row['data_wait_seconds'] / row['step_seconds']:.1%}"
+        split = f"{row['accumulation']} x {row['micro_batch_size']}"
+        print(
+            f"| {name} ({split}) | {rate:,} | {speed} | {peak} | {memory} | {row['predicted_gib']} | {error} | {waits} | "
+            f"{row['wall_seconds']:.0f} s{', ' + ', '.join(row['missing']) + ' missing' if row['missing'] else ''} |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(required=True)
+    measure = verbs.add_parser("measure")
+    measure.add_argument("--cases", nargs="+", default=["lora", "full"], help="names, or: lora, full, tiny")
+    measure.add_argument("--out", type=Path, required=True)
+    measure.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "engines", help="data and runs")
+    measure.add_argument("--limit", type=float, default=180.0, metavar="SECONDS", help="of one case")
+    measure.add_argument("--budget", type=float, default=float("inf"), metavar="SECONDS", help="of all cases together")
+    measure.add_argument("--least", type=float, default=40.0, metavar="SECONDS", help="with less left none is started")
+    measure.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
+    measure.set_defaults(run=run_measure)
+    table = verbs.add_parser("table")
+    table.add_argument("rows", type=Path)
+    table.set_defaults(run=run_table)
+    args = parser.parse_args()
+    args.run(args)
+
+
+if __name__ == "__main__":
+    main()

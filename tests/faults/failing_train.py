@@ -1,0 +1,44 @@
+"""The training script, made to fail: a rank runs out of memory, or dies, at a step that the environment names.
+
+Nothing of ours is replaced but the micro-step, which does its work first.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from launcher.train import main
+from launcher.training.batches import PackedBatch
+from launcher.training.engine import Engine
+
+FULL_VARIABLE = "LAUNCHER_TEST_FULL"  # RANK:TOKENS: no micro-batch of more tokens fits on this rank
+DEATH_VARIABLE = "LAUNCHER_TEST_DEATH"  # RANK:COUNT:FILE: this rank dies in so many-th micro-step, once
+
+_real = Engine.micro_step
+_count = 0
+
+
+def micro_step(self: Engine, batch: PackedBatch, num_trained: int, *, is_last: bool) -> Tensor:
+    global _count
+    _count += 1
+    loss = _real(self, batch, num_trained, is_last=is_last)
+    rank, _, tokens = os.environ.get(FULL_VARIABLE, "-1:0").partition(":")
+    if self.rank == int(rank) and _count > 2 and batch.input_ids.numel() > int(tokens):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+    if DEATH_VARIABLE in os.environ:
+        rank, count, mark = os.environ[DEATH_VARIABLE].split(":", 2)
+        if self.rank == int(rank) and _count == int(count) and not Path(mark).exists():
+            Path(mark).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return loss
+
+
+if __name__ == "__main__":
+    Engine.micro_step = micro_step  # type: ignore[method-assign]
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""Out of memory: one rung lower, the same global batch, the same samples, nothing lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from launcher import metrics
+from launcher.corpus.store import Store
+from launcher.experience import Failure, find_failure, load_experience, remember_failure
+from launcher.inputs import Request, plan_request
+from launcher.metrics import StepMetrics, load_metrics
+from launcher.paths import RunPaths
+from launcher.plan.ladder import take_rung
+from launcher.plan.load import load_plan
+from launcher.plan.model import Plan, Rung
+from launcher.record import load_outcome
+from launcher.training.batches import PackedBatch
+from launcher.training.chronicle import Chronicle
+from launcher.training.descending import explain_full_card
+from launcher.training.engine import Engine, HalfUpdatedError
+from launcher.training.evaluation import Evaluator
+from launcher.training.observers.pressure import Pressure
+from launcher.training.resuming import ResumeOptions
+from launcher.training.session import Task, run_training
+from tests.training.builders import VOCABULARY, build, make_uneven_packs, reset_accelerate, split, vary, write_store
+
+Fails = Callable[[PackedBatch, int], bool]
+
+
+def rung(micro_batch_size: int, accumulation: int, checkpointing: str = "none") -> Rung:
+    return Rung(
+        action=f"micro-batch {micro_batch_size}, {checkpointing}",
+        micro_batch_size=micro_batch_size,
+        gradient_accumulation_steps=accumulation,
+        checkpointing=checkpointing,
+        strategy="single",
+        offload="none",
+        predicted_bytes=1000 * micro_batch_size,
+    )
+
+
+@pytest.fixture
+def laddered(plan: Plan) -> Plan:
+    varied = vary(plan, {**split(4, 1), "schedule.max_steps": 6, "schedule.save_every_steps": 4})
+    return varied.model_copy(update={"ladder": (rung(2, 2), rung(1, 4), rung(1, 4, "full"))})
+
+
+def run_whole(plan: Plan, store: Store, root: Path) -> RunPaths:
+    root.mkdir(parents=True, exist_ok=True)
+    paths = RunPaths(root)
+    paths.plan.write_text(plan.model_dump_json())
+    reset_accelerate()
+    task = Task(plan=plan, paths=paths, store=store, folders=(), vocab_size=VOCABULARY, options=ResumeOptions())
+    chronicle = Chronicle(paths, is_main=True)
+    run_training(task, chronicle)
+    chronicle.end(status="done", exit_code=0)
+    return paths
+
+
+def fail_where(monkeypatch: pytest.MonkeyPatch, fails: Fails) -> None:
+    """As CUDA's allocator does: in the middle of a step, with gradients of earlier micro-batches in place."""
+    real, count = Engine.micro_step, [0]
+
+    def micro_step(self: Engine, batch: PackedBatch, num_trained: int, *, is_last: bool) -> Tensor:
+        count[0] += 1
+        loss = real(self, batch, num_trained, is_last=is_last)
+        if fails(batch, count[0]):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        return loss
+
+    monkeypatch.setattr(Engine, "micro_step", micro_step)
+
+
+def told(paths: RunPaths) -> list[StepMetrics]:
+    return [row for row in load_metrics(paths.metrics) if metrics.TRAIN_LOSS in row.values]
+
+
+def losses(paths: RunPaths) -> list[float]:
+    return [row.values[metrics.TRAIN_LOSS] for row in told(paths)]
+
+
+@pytest.mark.parametrize("first", [1, 2, 4, 6])
+def test_a_full_memory_goes_on_one_rung_lower(
+    laddered: Plan,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    first: int,
+) -> None:
+    """From micro-step `first` on, large micro-batches fail."""
+    whole = run_whole(laddered, store, tmp_path / "whole")
+    limit = laddered.batch.sequence_length * 2
+    fail_where(monkeypatch, lambda batch, count: count >= first and batch.input_ids.numel() > limit)
+    lower = run_whole(laddered, store, tmp_path / "lower")
+    assert [row.step for row in told(lower)] == [1, 2, 3, 4, 5, 6], "each step once"
+    assert [row.packs for row in told(lower)] == [row.packs for row in told(whole)], "the same samples"
+    assert losses(lower) == pytest.approx(losses(whole), rel=1e-6)
+    outcome = load_outcome(lower.outcome)
+    assert outcome is not None
+    assert outcome.rungs == ("micro-batch 2, none",)
+    assert outcome.steps_done == 6
+    changed = load_plan(lower.plan)
+    assert (changed.batch.micro_batch_size, changed.batch.gradient_accumulation_steps) == (2, 2)
+    assert changed.batch.global_batch_size == laddered.batch.global_batch_size
+    console = capsys.readouterr().err
+    assert "the memory is full (CUDA out of memory. Tried to allocate 20.00 GiB); going on one rung lower" in console
+    if first > 1:
+        assert f"resuming after step {first - 1}" in console, "what was trained was not trained again"
+
+
+def test_the_whole_ladder_and_its_end(
+    laddered: Plan, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_where(monkeypatch, lambda _batch, count: count >= 3)
+    with pytest.raises(torch.OutOfMemoryError):
+        run_whole(laddered, store, tmp_path)
+    outcome = load_outcome(RunPaths(tmp_path).outcome)
+    assert outcome is not None
+    assert outcome.rungs == ("micro-batch 2, none", "micro-batch 1, none", "micro-batch 1, full")
+    lowest = load_plan(RunPaths(tmp_path).plan)
+    assert lowest.ladder == ()
+    text = explain_full_card(torch.OutOfMemoryError("CUDA out of memory.\nmore"), lowest)
+    assert text.startswith("the GPU's memory is full: CUDA out of memory.\n")
+    assert "predicted" in text
+    assert "nothing is left on the ladder" in text
+
+
+def test_a_half_done_update_is_not_gone_on_with(
+    laddered: Plan, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows which weights are of which step: the last checkpoint does."""
+
+    def fail(_self: Engine, _is_bad: Tensor) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(Engine, "_step_unless", fail)
+    with pytest.raises(HalfUpdatedError):
+        run_whole(laddered, store, tmp_path)
+    assert not list(RunPaths(tmp_path).checkpoints.glob("*"))
+
+
+def test_a_storm_of_retries_counts(laddered: Plan, store: Store, tmp_path: Path) -> None:
+    run = build(laddered, store, tmp_path)
+
+    def tell(counts: list[float]) -> None:
+        observer = Pressure()
+        for step, count in enumerate(counts, 1):
+            observer.on_step(run, StepMetrics(step=step, epoch=0.0, values={metrics.ALLOC_RETRIES: count}))
+
+    tell([0] * 20)
+    tell([5, 5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 7, 7, 7, 8])  # now and then
+    with pytest.raises(torch.OutOfMemoryError, match="4 of the last 5 steps"):
+        tell([0, 1, 2, 3, 4])
+
+
+def test_evaluation_takes_a_smaller_batch(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = write_store(tmp_path / "store", make_uneven_packs(), make_uneven_packs())
+    run = build(vary(plan, {"batch.eval_batch_size": 4}), store, tmp_path / "run")
+    whole = Evaluator(run).evaluate(1).values[metrics.EVAL_LOSS]
+    seen: list[int] = []
+
+    def fail(_module: torch.nn.Module, inputs: tuple[PackedBatch, ...]) -> None:
+        seen.append(inputs[0].input_ids.numel() // plan.batch.sequence_length)
+        if seen[-1] > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    handle = run.engine.model.register_forward_pre_hook(fail)
+    evaluator = Evaluator(run)
+    assert evaluator.evaluate(1).values[metrics.EVAL_LOSS] == pytest.approx(whole, rel=1e-6)
+    assert seen[:3] == [4, 2, 1]
+    seen.clear()
+    evaluator.evaluate(2)
+    assert set(seen) == {1}, "it is remembered"
+    handle.remove()
+    assert "evaluation ran out of memory; it goes on with 1 at a time" in capsys.readouterr().err
+
+
+def test_a_rung_keeps_the_global_batch() -> None:
+    plan = plan_request(Request(expert="neo4j", gpu="rtx4090", gpus_per_node=4)).plan
+    seen = []
+    lower: Plan | None = plan
+    while lower is not None:
+        batch = lower.batch
+        assert batch.global_batch_size == plan.batch.global_batch_size
+        assert batch.num_slots - batch.empty_slots == batch.global_batch_size
+        seen.append(lower.memory.total_bytes)
+        assert Plan.model_validate_json(lower.model_dump_json()) == lower
+        lower = take_rung(lower)
+    assert len(seen) == len(plan.ladder) + 1
+    assert seen[1:] == sorted(seen[1:], reverse=True)
+
+
+def test_a_failure_is_remembered_for_the_next_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAUNCHER_CACHE_DIR", str(tmp_path / "cache"))
+    request = Request(expert="neo4j", gpu="rtx4090")
+    plan = plan_request(request).plan
+    assert find_failure(plan) is None
+    remember_failure(plan)
+    failure = find_failure(plan)
+    assert failure is not None
+    assert failure.predicted_bytes == plan.memory.total_bytes
+    later = plan_request(request).plan
+    assert later.memory.total_bytes < plan.memory.total_bytes
+    assert any("ran out of memory here" in note for note in later.notes)
+    remember_failure(plan)
+    assert find_failure(later) == failure, "a larger one teaches nothing new"
+    remember_failure(later)
+    third = plan_request(request).plan
+    assert third.memory.total_bytes < later.memory.total_bytes
+    other = plan_request(Request(expert="neo4j", gpu="h100")).plan
+    assert not any("ran out of memory" in note for note in other.notes)
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"schema_version": 9}', "[]"])
+def test_what_cannot_be_read_teaches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
+    monkeypatch.setenv("LAUNCHER_CACHE_DIR", str(tmp_path))
+    (tmp_path / "experience.json").write_text(content)
+    assert load_experience().failures == {}
+    plan = plan_request(Request(expert="neo4j", gpu="rtx4090")).plan
+    remember_failure(plan)
+    assert len(json.loads((tmp_path / "experience.json").read_text())["failures"]) == 1
+    assert isinstance(find_failure(plan), Failure)
