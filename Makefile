@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 SETUP_FILES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train plan prepare test test-all torture check format configs schema samples clean
+.PHONY: help train plan prepare test test-all test-slurm torture check format configs schema samples clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,11 @@ test: $(VENV)/.full  ## run the tests
 
 test-all: $(VENV)/.full  ## run the tests, the slow ones too: BF16, DoRA, offload, 90 on 4 ranks
 	@LAUNCHER_TEST_ALL=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+test-slurm: $(VENV)/.full  ## run the tests on a real Slurm of two virtual nodes (Debian, as root: installs it)
+	@command -v slurmctld > /dev/null || { apt-get update -qq && \
+		apt-get install -qq -y --no-install-recommends slurmctld slurmd slurm-client munge; } > /dev/null
+	@$(BIN)/python -m pytest tests/slurm $(ARGS)
 
 torture: $(VENV)/.full  ## kill preparations at random moments, fifty times
 	@LAUNCHER_TORTURE=1 $(BIN)/python -m pytest tests/faults $(ARGS)

@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from launcher.redaction import redact_text
+
 
 class ExitCode(IntEnum):
     """Exit codes of `launcher`; README.md documents them."""
@@ -31,7 +33,8 @@ class ExitCode(IntEnum):
 
 
 def escape(text: str) -> str:
-    """Foreign text for a terminal: escape sequences, direction marks and the like are shown, never sent."""
+    """Foreign text for a terminal: escape sequences and direction marks are shown, not sent; secrets never."""
+    text = redact_text(text)
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

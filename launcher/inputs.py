@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from launcher.bases import TINY_BASE_NAME, last_component
 from launcher.choices import Strategy
-from launcher.errors import InputError
+from launcher.errors import InputError, ManifestError, Problem
 from launcher.experience import find_failure
 from launcher.gpus import find_gpu
 from launcher.hardware import MAX_GPUS_PER_NODE, Hardware, make_hardware
@@ -22,9 +22,11 @@ from launcher.plan import Plan, PlanOptions, make_plan
 from launcher.plan.model import GuardPlan
 from launcher.plan.situation import DEFAULT_GUARDS
 from launcher.probe import probe_hardware
+from launcher.redaction import redact_text, redact_tree
 from launcher.rows import RowEstimate, probe_rows, probe_sample, with_tokens_per_row
 from launcher.shapes import load_shape
 from launcher.started import Started
+from launcher.values import flatten
 
 MODELS_DIR_VARIABLE = "LAUNCHER_MODELS_DIR"
 
@@ -80,7 +82,14 @@ def write_request(request: Request) -> str:
     """A manifest's path is made absolute: whoever reads this may stand elsewhere."""
     path = Path(request.expert)
     named = replace(request, expert=str(path.resolve())) if path.is_file() else request
-    return json.dumps(asdict(named), indent=2, sort_keys=True) + "\n"
+    overrides = tuple(_redact_override(text) for text in named.overrides)
+    return json.dumps(asdict(replace(named, overrides=overrides)), indent=2, sort_keys=True) + "\n"
+
+
+def _redact_override(text: str) -> str:
+    """KEY=VALUE, where a value may be a secret: then it is not kept, and a run taken up again has none."""
+    key, equals, value = text.partition("=")
+    return f"{key}{equals}{redact_tree(value, key)}"
 
 
 def load_request(file: Path) -> Request:
@@ -130,10 +139,27 @@ def _load(request: Request) -> LoadedManifest:
     if request.max_steps is not None:
         overrides.append(f"training.config.max_steps={request.max_steps}")
     loaded = load_manifest(find_manifest(request.expert), overrides)
+    _check_no_secret(loaded)
     if request.base is None:
         return loaded
     manifest = _with_base(loaded.manifest, request.base)
     return replace(loaded, manifest=manifest)
+
+
+def _check_no_secret(loaded: LoadedManifest) -> None:
+    """Where data lies stands in the plan and on the console: a password in it would stand there, too."""
+    tree = loaded.manifest.training.dataset.model_dump(mode="json")
+    problems = tuple(
+        Problem(where=f"training.dataset.{key}", what="it holds a password or a token")
+        for key, value in flatten(tree).items()
+        if isinstance(value, str) and redact_text(value) != value
+    )
+    if problems:
+        raise ManifestError(
+            f"{loaded.path}: secrets do not belong into a manifest",
+            problems,
+            "give them by the environment, as HF_TOKEN or a ~/.netrc, and leave them out here",
+        )
 
 
 def _with_base(manifest: Manifest, name: str) -> Manifest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from launcher.errors import ExitCode, LauncherError
 from launcher.paths import write_text_atomically
+from launcher.redaction import find_known_secrets, redact_text
 from launcher.values import Frozen
 
 # running: it still runs, or it died so suddenly that it could not say more.
@@ -52,7 +54,8 @@ class Outcome(Frozen):
 
 
 def write_outcome(path: Path, outcome: Outcome) -> None:
-    write_text_atomically(path, outcome.model_dump_json(indent=2) + "\n")
+    told = redact_text(outcome.error, find_known_secrets(os.environ))
+    write_text_atomically(path, outcome.model_copy(update={"error": told}).model_dump_json(indent=2) + "\n")
 
 
 def load_outcome(path: Path) -> Outcome | None:

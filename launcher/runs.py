@@ -15,6 +15,7 @@ from launcher.inputs import PlannedRun, load_request, write_request
 from launcher.manifest import find_manifest
 from launcher.paths import RunPaths, check_free, create_next_run, create_run, make_run_id, name_run
 from launcher.record import load_outcome
+from launcher.redaction import redact_tree
 
 
 def check_run_id(runs_dir: Path, run_id: str | None) -> None:
@@ -67,7 +68,7 @@ def _is_unfinished(run: RunPaths, manifest: Path) -> bool:
 def input_texts(planned: PlannedRun, paths: RunPaths) -> dict[str, str]:
     plan = planned.plan
     return {
-        paths.manifest.name: _as_json(planned.loaded.manifest.model_dump(mode="json", exclude_unset=True)),
+        paths.manifest.name: _as_json(redact_tree(planned.loaded.manifest.model_dump(mode="json", exclude_unset=True))),
         paths.hardware.name: _as_json(plan.hardware.model_dump(mode="json")),
         paths.request.name: write_request(planned.request),
         paths.plan.name: plan.model_dump_json(indent=2) + "\n",

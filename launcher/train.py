@@ -44,10 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan, paths = read_plan(arguments.plan) if arguments.plan else plan_for_here(arguments)
         from launcher.training.chronicle import Chronicle
         from launcher.training.locking import lock_run
-        from launcher.training.quiet import silence_libraries
+        from launcher.training.quiet import hide_secrets, silence_libraries
         from launcher.training.resuming import make_resume_options
 
         silence_libraries()
+        hide_secrets()
         if is_main():
             lock_run(paths)
         chronicle = Chronicle(paths, is_main=is_main())

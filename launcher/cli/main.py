@@ -15,6 +15,7 @@ from launcher import __version__
 from launcher.cli import ask, data, export, plan, prepare, rehearse, schema, train, validate
 from launcher.cli.output import drop_output
 from launcher.errors import ExitCode, LauncherError
+from launcher.redaction import redact_tree
 
 _VERBS = {
     "validate": validate,
@@ -100,7 +101,8 @@ def _print_json(verb: str, error: LauncherError) -> None:
     """For programs, which read stdout: the same as people read on stderr."""
     verdict = {"valid": False} if verb == "validate" else {}
     problems = [{"where": problem.where, "what": problem.what} for problem in error.problems]
-    json.dump({**verdict, "error": error.title, "problems": problems, "hint": error.hint}, sys.stdout, indent=2)
+    told = {**verdict, "error": error.title, "problems": problems, "hint": error.hint}
+    json.dump(redact_tree(told), sys.stdout, indent=2)
     print()
 
 

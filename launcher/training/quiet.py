@@ -1,4 +1,4 @@
-"""Libraries that greet: on a machine without a GPU bitsandbytes and DeepSpeed warn of what nobody asked them for."""
+"""What a training says: libraries greet, and warn of what nobody asked them for; and errors may quote a secret."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
+
+from launcher.redaction import find_known_secrets, redact_text
 
 
 def silence_libraries() -> None:
@@ -19,3 +22,23 @@ def silence_libraries() -> None:
     )  # DeepSpeed's calls, every step
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it looks for one, and prints that there is none
+
+
+def hide_secrets() -> None:
+    """From all that Python writes in this process: consoles and their logs are passed on."""
+    known = find_known_secrets(os.environ)
+    sys.stdout, sys.stderr = _Redacting(sys.stdout, known), _Redacting(sys.stderr, known)
+
+
+class _Redacting:
+    """A stream that blots secrets out. Everything but writing is the stream's own."""
+
+    def __init__(self, stream: Any, known: tuple[str, ...]) -> None:
+        self._stream, self._known = stream, known
+
+    def write(self, text: str) -> int:
+        self._stream.write(redact_text(text, self._known))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -1,0 +1,109 @@
+"""`launcher train --slurm` on a real Slurm: two nodes, the warning before the limit, requeue, the same adapter."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.metrics import TRAIN_LOSS, load_metrics
+from launcher.paths import RunPaths
+from launcher.processes import find_processes, send_signal
+from launcher.record import load_outcome
+from tests.conftest import ROOT
+from tests.distributed.bench import Bench, Cell, Trained, write_bench
+from tests.slurm.cluster import Cluster, find_missing
+
+MISSING = find_missing()
+pytestmark = pytest.mark.skipif(MISSING is not None, reason=f"no Slurm here: {MISSING}")
+CONFIG = {"max_steps": 60, "eval_steps": 60, "save_steps": 60, "load_best_model_at_end": False}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(folder=tmp_path_factory.mktemp("slurm"))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return write_bench(tmp_path_factory.mktemp("bench"))
+
+
+def submit(cluster: Cluster, bench: Bench, manifest: Path, run_id: str) -> tuple[str, RunPaths]:
+    """As a user does, in the project root."""
+    command = [
+        *(sys.executable, "-m", "launcher", "train", str(manifest), "--profile", "full", "--slurm", "--json"),
+        *("--nodes", "2", "--cpu-ranks", "1", "--cores", "2", "--strategy", "ddp", "--time-limit", "01:00:00"),
+        *("--runs-dir", str(bench.runs), "--run-id", run_id),
+    ]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**bench.environment, **cluster.environment, "PATH": path, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    told = json.loads(result.stdout)
+    return told["job_id"], RunPaths(Path(told["path"]))
+
+
+def count_steps(paths: RunPaths) -> int:
+    return len(load_metrics(paths.metrics)) if paths.metrics.exists() else 0
+
+
+def test_preempted_requeued_and_finished_as_if_nothing_had_been(cluster: Cluster, bench: Bench) -> None:
+    cell = Cell(strategy="ddp", ranks_per_node=1, nodes=2, config=CONFIG, global_batch=2)
+    manifest = bench.manifest(cell)
+    job, paths = submit(cluster, bench, manifest, "preempted")
+    logs = [paths.logs / f"slurm-{job}.log"]
+    cluster.wait_until(lambda: count_steps(paths) >= 3, 180, logs)
+    assert cluster.show_job(job)["JobState"] == "RUNNING"
+    cluster.ask("scancel", "--signal=USR1", job)  # as Slurm does before the limit: to the steps, not to the script
+    cluster.wait_until(lambda: cluster.show_job(job).get("Restarts") == "1", 120, logs)
+    stopped = load_outcome(paths.outcome)
+    assert stopped is not None
+    assert (stopped.status, stopped.exit_code) == ("stopped", 75)
+    saved = stopped.steps_done
+    assert 3 <= saved < 60, "in the middle"
+    assert paths.checkpoint(saved).is_dir()
+
+    cluster.ask("scontrol", "update", f"JobId={job}", "StartTime=now")  # a requeued job is held for two minutes
+    cluster.wait_until(lambda: cluster.show_job(job)["JobState"] in ("COMPLETED", "FAILED", "CANCELLED"), 300, logs)
+    assert cluster.show_job(job)["JobState"] == "COMPLETED", logs[0].read_text()[-3000:]
+    outcome = load_outcome(paths.outcome)
+    assert outcome is not None
+    assert (outcome.status, outcome.exit_code, outcome.steps_done) == ("done", 0, 60)
+    assert [attempt.from_step for attempt in outcome.attempts] == [0, saved]
+    log = logs[0].read_text()
+    assert f"resuming after step {saved}" in log, "one log, written on"
+    steps = [row.step for row in load_metrics(paths.metrics) if TRAIN_LOSS in row.values]
+    assert steps == list(range(1, 61)), "each step once"
+
+    other, undisturbed = submit(cluster, bench, manifest, "undisturbed")
+    cluster.wait_until(lambda: cluster.show_job(other)["JobState"] in ("COMPLETED", "FAILED", "CANCELLED"), 300)
+    files = [Trained(run).paths.adapter / "adapter_model.safetensors" for run in (paths, undisturbed)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_job_that_fails_is_not_requeued(cluster: Cluster, bench: Bench) -> None:
+    cell = Cell(strategy="ddp", ranks_per_node=1, nodes=2, config=CONFIG, global_batch=2)
+    job, paths = submit(cluster, bench, bench.manifest(cell), "broken")
+    logs = [paths.logs / f"slurm-{job}.log"]
+    cluster.wait_until(lambda: count_steps(paths) >= 2, 180, logs)
+    mine = str(paths.plan).encode()
+    workers = [pid for pid in find_processes("RANK=1") if mine in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert workers
+    send_signal(workers, signal.SIGKILL)
+    cluster.wait_until(lambda: cluster.show_job(job)["JobState"] not in ("RUNNING", "COMPLETING"), 120, logs)
+    assert cluster.show_job(job)["JobState"] == "FAILED"
+    assert cluster.show_job(job)["Restarts"] == "0"
