@@ -38,7 +38,7 @@ test-slurm: $(VENV)/.full  ## run the tests on a real Slurm of two virtual nodes
 		apt-get install -qq -y --no-install-recommends slurmctld slurmd slurm-client munge; } > /dev/null
 	@$(BIN)/python -m pytest tests/slurm $(ARGS)
 
-torture: $(VENV)/.full  ## kill preparations at random moments, fifty times
+torture: $(VENV)/.full  ## kill preparations and trainings at random moments, more than 150 times; half an hour
 	@LAUNCHER_TORTURE=1 $(BIN)/python -m pytest tests/faults $(ARGS)
 
 check: $(VENV)/.full  ## lint, formatting, types, generated files

@@ -1,9 +1,9 @@
 """What each engine costs on one GPU: the same training through every kind of rendered file, against plain single-GPU.
 
 Each case is a whole `launcher train`: plan, accelerate and DeepSpeed files, `accelerate launch`, training, a checkpoint
-on the way, an evaluation at the end. Qwen3-0.6B's shape with random weights, 16 x 2,048 tokens a step, generated text of
-log-normal lengths (mean 350 tokens), every token trained, compiled. The median of steady steps counts: without the first
-ones, and without those beside the checkpoint. A row of results a case, as JSON; one case that fails costs no other.
+on the way, an evaluation at the end. Qwen3-0.6B's shape with random weights, 16 x 2,048 tokens a step, generated text
+of log-normal lengths (mean 350 tokens), every token trained, compiled. The median of steady steps counts: without the
+first ones and those beside the checkpoint. A row of results a case, as JSON; one case that fails costs no other.
 
     python benchmarks/engines.py measure --cases lora --out engines.jsonl
     python benchmarks/engines.py measure --cases full --out engines.jsonl --budget 570
@@ -49,6 +49,8 @@ SETTLING_STEPS = 2  # behind a checkpoint: caches are cold, and its files may st
 TEMPLATE_TOKENS = 5  # that a chat template puts around a row's words, on average
 TAIL_LINES = 40
 MARK = "LAUNCHER_BENCHMARK_MARK"
+
+Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,16 +190,14 @@ def load_words() -> list[str]:
     return sorted({word for word in text.split() if word.isalpha()})
 
 
-def count_tokens(words: list[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
+def count_tokens(words: list[str]) -> Counts:
     """By the tokenizer that random weights are trained with."""
     tokenizer = load_tokenizer(LARGE.base, (), any_will_do=True).backend
     encoded = tokenizer.encode_batch([f" {word}" for word in words], add_special_tokens=False)
     return np.array([len(one.ids) for one in encoded])
 
 
-def write_text(
-    rng: np.random.Generator, words: list[str], counts: np.ndarray[Any, np.dtype[np.int64]], num_tokens: float
-) -> list[str]:
+def write_text(rng: np.random.Generator, words: list[str], counts: Counts, num_tokens: float) -> list[str]:
     picked = rng.integers(0, len(words), int(num_tokens) + 1)
     num_words = int(np.searchsorted(np.cumsum(counts[picked]), num_tokens, side="right"))
     return [words[index] for index in picked[: max(2, num_words)]]
@@ -281,6 +281,8 @@ def measure_case(case: Case, work: Path, overrides: list[str], limit_seconds: fl
     if outcome is not None:
         row |= outcome.model_dump(mode="json", include={"status", "steps_done", "final_loss", "observed", "versions"})
         row["error"] = outcome.error[-2000:]
+    if ended.exit_code != 0 and not row.get("error"):  # it did not come as far as a record
+        row["error"] = "\n".join(line for line in ended.console if "error" in line.lower())[-2000:]
     rows = load_metrics(paths.metrics) if paths.metrics.is_file() else []
     row |= summarise(case.sizes, rows)
     row["missing"] = list(find_missing(case, row, rows, paths))
@@ -394,7 +396,7 @@ def format_progress(row: dict[str, Any], seconds: float) -> str:
 def run_table(args: argparse.Namespace) -> None:
     """The last row of each case; prices are against the single process with the same adapter."""
     rows = {row["case"]: row for row in map(json.loads, args.rows.read_text().splitlines())}
-    print("| case | tokens/s | against single | peak GiB | against single | predicted | error | waits for data | command |")
+    print("| case | tokens/s | to single | peak GiB | to single | predicted | error | waits for data | command |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name, row in rows.items():
         if row.get("tokens_per_second") is None:
@@ -402,16 +404,19 @@ def run_table(args: argparse.Namespace) -> None:
             print(f"| {name} | {why[:80]} | | | | | | | |")
             continue
         alone = rows.get(name[: name.index(row["strategy"])] + "single", {})
-        rate, peak = row["tokens_per_second"], row["peak_gib"]
-        speed = f"{rate / alone['tokens_per_second'] - 1:+.1%}" if alone.get("tokens_per_second") else ""
-        memory = f"{peak - alone['peak_gib']:+.2f}" if peak and alone.get("peak_gib") else ""
-        error = f"{row['predicted_gib'] / peak - 1:+.1%}" if peak else ""
-        waits = f"{row['data_wait_seconds'] / row['step_seconds']:.1%}"
-        split = f"{row['accumulation']} x {row['micro_batch_size']}"
-        print(
-            f"| {name} ({split}) | {rate:,} | {speed} | {peak} | {memory} | {row['predicted_gib']} | {error} | {waits} | "
-            f"{row['wall_seconds']:.0f} s{', ' + ', '.join(row['missing']) + ' missing' if row['missing'] else ''} |"
-        )
+        rate, peak, predicted = row["tokens_per_second"], row["peak_gib"], row["predicted_gib"]
+        cells = [
+            f"{name} ({row['accumulation']} x {row['micro_batch_size']})",
+            f"{rate:,}",
+            f"{rate / alone['tokens_per_second'] - 1:+.1%}" if alone.get("tokens_per_second") else "",
+            str(peak),
+            f"{peak - alone['peak_gib']:+.2f}" if peak and alone.get("peak_gib") else "",
+            str(predicted),
+            f"{predicted / peak - 1:+.1%}" if peak else "",
+            f"{row['data_wait_seconds'] / row['step_seconds']:.1%}",
+            ", ".join([f"{row['wall_seconds']:.0f} s", *(f"no {what}" for what in row["missing"])]),
+        ]
+        print(f"| {' | '.join(cells)} |")
 
 
 def main() -> None:

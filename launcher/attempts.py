@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from launcher.errors import ExitCode
-from launcher.experience import remember_failure
 from launcher.inputs import PlannedRun
 from launcher.launch import fill_existing, start_run
 from launcher.nodes import Node
@@ -55,7 +54,6 @@ def _step_down(planned: PlannedRun, paths: RunPaths, outcome: Outcome) -> Planne
     if outcome.exit_code != ExitCode.DOES_NOT_FIT:
         return None
     current = load_plan(paths.plan)
-    remember_failure(current)
     lower = take_rung(current)
     if lower is None:
         return None

@@ -18,7 +18,12 @@ _SIGNAL = re.compile(r"died with <Signals\.(SIG\w+): \d+>|exitcode +: -\d+ \(pid
 _NO_MEETING = re.compile(r"RendezvousTimeoutError|RendezvousConnectionError|DistStoreError|DistNetworkError")
 _JOINED = re.compile(r"(\d+)/(\d+) clients joined")
 _RANK = re.compile(r"rank +: (\d+) \(local_rank: \d+\)\s+(?:\S+:)?\s*exitcode +: -(\d+) \(pid: (\d+)\)")
+# By no other process than a rank of ours, and by all of them: the same on every node.
+_SAID_BY_RANKS = (ExitCode.DOES_NOT_FIT, ExitCode.RUN_FAILED, ExitCode.WRONG_TOPOLOGY)
 _CODE = re.compile(r"returned non-zero exit status (\d+)|exitcode +: (\d+) \(pid: \d+\)")
+
+# Codes of a training that has said what is wrong before it could keep a record, or must not touch another's.
+_TOLD = {int(ExitCode.WRONG_INPUT): "see its message above", int(ExitCode.WRONG_TOPOLOGY): "see its message above"}
 
 
 def make_outcome(paths: RunPaths, ending: Ending, running: Outcome | None, started_at: datetime) -> Outcome:
@@ -44,11 +49,15 @@ def make_node_outcome(
         return outcome.model_copy(update={"status": "stopped", "exit_code": int(ExitCode.PREEMPTED), "error": ""})
     if outcome.status == "stopped" or _find_signal(ending) is not None:
         return outcome
+    code = find_exit_code(ending)
     error = RunFailedError(
-        f"node {node.rank}: its ranks ended with exit code {find_exit_code(ending)}",
+        f"node {node.rank}: its ranks ended with exit code {code}",
         hint=f"the first rank tells why, on node 0 as a rule; this node's log is {paths.console_log}",
     )
-    return outcome.model_copy(update={"error": str(error)})
+    update: dict[str, object] = {"error": str(error)}
+    if code in _SAID_BY_RANKS:
+        update |= {"status": "failed", "exit_code": code}
+    return outcome.model_copy(update=update)
 
 
 def find_absence(paths: RunPaths, ending: Ending, node: Node, num_nodes: int) -> RunFailedError | None:
@@ -77,10 +86,10 @@ def _explain(paths: RunPaths, ending: Ending) -> tuple[Status, ExitCode, RunFail
         error = RunFailedError("the training was killed (SIGKILL)", hint=hint)
     elif name is not None:
         error = RunFailedError(f"the training died of {name}", hint=log)
+    elif (code := find_exit_code(ending)) in _TOLD:
+        return "failed", ExitCode(code), RunFailedError(f"the training ended before it began: {_TOLD[code]}", hint=log)
     else:
-        error = RunFailedError(
-            f"the training ended with exit code {find_exit_code(ending)} and left no outcome", hint=log
-        )
+        error = RunFailedError(f"the training ended with exit code {code} and left no outcome", hint=log)
     return "crashed", ExitCode.RUN_FAILED, error
 
 

@@ -95,6 +95,11 @@ class RunPaths:
         return self.root / "logs"
 
     @property
+    def node_facts(self) -> Path:
+        """What each node was when the run began, where there were many."""
+        return self.logs / "nodes.json"
+
+    @property
     def console_log(self) -> Path:
         """All that the training wrote to its stdout and stderr, on this node."""
         return self.logs / (f"console-node{self.node_rank}.log" if self.node_rank else "console.log")

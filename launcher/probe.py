@@ -22,6 +22,7 @@ PACKAGES = ("flash_attn", "flash_attn_interface", "liger_kernel", "bitsandbytes"
 
 _QUERY = ("index", "uuid", "name", "memory.total", "memory.free", "compute_cap", "mig.mode.current")
 _NVIDIA_SMI = ("nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits")
+_ASK_DRIVER = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 _TIMEOUT_SECONDS = 30  # without its persistence daemon the driver takes seconds to wake up eight GPUs
 _PLAN_BY_NAME = "plan for a GPU of the catalogue instead, such as --gpu rtx4090"
 
@@ -60,12 +61,18 @@ def probe_packages() -> tuple[str, ...]:
     return tuple(name for name in PACKAGES if importlib.util.find_spec(name) is not None)
 
 
-def _ask_nvidia_smi() -> str:
+def _ask_nvidia_smi(command: Sequence[str] = _NVIDIA_SMI) -> str:
     try:
-        answer = subprocess.run(_NVIDIA_SMI, capture_output=True, timeout=_TIMEOUT_SECONDS, check=True)
+        answer = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
     return answer.stdout.decode("utf-8", "replace")
+
+
+def probe_driver() -> str | None:
+    """The version of NVIDIA's driver; None where there is none."""
+    said = _ask_nvidia_smi(_ASK_DRIVER).split()
+    return said[0] if said else None
 
 
 def parse_nvidia_smi(text: str) -> tuple[GpuReading, ...]:

@@ -37,6 +37,12 @@ def send_signal(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
+def is_alive(pid: int) -> bool:
+    """A zombie is dead: whoever started it has not asked for its exit code yet, and may never do so."""
+    state = _read_status(pid).get("State")
+    return state is not None and not state.startswith(("Z", "X"))
+
+
 def find_children(parent: int) -> tuple[tuple[int, str], ...]:
     """Processes that a process has started and that live, each with its state in a word."""
     found = []

@@ -168,7 +168,12 @@ def link_gb_per_second(hardware: Hardware) -> float:
     return min(inside, between)
 
 
+def reached_gb_per_second(hardware: Hardware) -> float:
+    """What a collective is counted on to reach of it."""
+    return link_gb_per_second(hardware) * _LINK_EFFICIENCY
+
+
 def exposed_seconds(traffic_bytes: float, hardware: Hardware, compute_seconds: float) -> float:
     """What is left of a transfer after hiding it behind the compute that runs beside it."""
-    link = link_gb_per_second(hardware) * 1e9 * _LINK_EFFICIENCY
+    link = reached_gb_per_second(hardware) * 1e9
     return max(0.0, traffic_bytes / link - _OVERLAP * compute_seconds)

@@ -26,6 +26,33 @@ class Started:
         return self.num_ranks // self.ranks_per_node
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Of one rank among the nodes."""
+
+    rank: int
+    num_ranks: int
+    ranks_per_node: int  # on this one; whether the others have as many is not known here
+    node: int
+    num_nodes: int
+    is_first: bool  # of its node
+
+
+def find_place(environment: Mapping[str, str]) -> Place:
+    """By the agent's own count of nodes, where there is an agent. A process that is told nothing is alone."""
+    num_ranks = _read(environment, "WORLD_SIZE", 1)
+    per_node = max(1, _read(environment, "LOCAL_WORLD_SIZE", num_ranks))
+    rank = _read(environment, "RANK", 0)
+    return Place(
+        rank=rank,
+        num_ranks=num_ranks,
+        ranks_per_node=per_node,
+        node=_read(environment, "GROUP_RANK", rank // per_node),
+        num_nodes=_read(environment, "GROUP_WORLD_SIZE", max(1, num_ranks // per_node)),
+        is_first=_read(environment, "LOCAL_RANK", rank % per_node) == 0,
+    )
+
+
 def find_started(environment: Mapping[str, str]) -> Started:
     num_ranks = _read(environment, "WORLD_SIZE", 1)
     per_node = _read(environment, "LOCAL_WORLD_SIZE", num_ranks)

@@ -103,8 +103,7 @@ def plan_for_here(arguments: argparse.Namespace) -> tuple[Plan, RunPaths]:
         return decide(arguments, started)
     from launcher.training.sharing import decide_once
 
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return decide_once(lambda: decide(arguments, started), started.rank, attempt)
+    return decide_once(lambda: decide(arguments, started), started.rank, started.num_ranks)
 
 
 def decide(arguments: argparse.Namespace, started: Started) -> tuple[Plan, RunPaths]:
@@ -126,14 +125,20 @@ def decide(arguments: argparse.Namespace, started: Started) -> tuple[Plan, RunPa
 
 def train_planned(plan: Plan, paths: RunPaths, chronicle: Chronicle, options: ResumeOptions) -> int:
     """Prepares before any process group exists: whoever comes first prepares, the others wait for its lock."""
-    from launcher.corpus.preparation import make_preparation
+    from launcher.corpus.preparation import Preparation, make_preparation
     from launcher.corpus.prepare import prepare
     from launcher.corpus.tokenizer import load_tokenizer
     from launcher.inputs import base_folders
+    from launcher.training.preflight import check_nodes
 
     folder = Path(plan.data.folder)
-    tokenizer = load_tokenizer(plan.base.name, base_folders(folder), any_will_do=plan.random_weights)
-    prepared = prepare(make_preparation(plan, folder, tokenizer), say, lambda _rows: None)
+
+    def find_data() -> Preparation:
+        tokenizer = load_tokenizer(plan.base.name, base_folders(folder), any_will_do=plan.random_weights)
+        return make_preparation(plan, folder, tokenizer)
+
+    wanted = check_nodes(plan, paths, chronicle, find_data)
+    prepared = prepare(wanted, say, lambda _rows: None)
     from launcher.training.session import Task, run_training
 
     task = Task(
@@ -141,7 +146,7 @@ def train_planned(plan: Plan, paths: RunPaths, chronicle: Chronicle, options: Re
         paths=paths,
         store=prepared.store,
         folders=base_folders(folder),
-        vocab_size=tokenizer.backend.get_vocab_size(with_added_tokens=True),
+        vocab_size=wanted.tokenizer.backend.get_vocab_size(with_added_tokens=True),
         options=options,
     )
     ending = run_training(task, chronicle)

@@ -13,7 +13,7 @@ from launcher.plan.advice import does_not_fit
 from launcher.plan.basics import Basics, decide_basics
 from launcher.plan.batch import explain_batch, make_batch_plan
 from launcher.plan.carried import make_data_plan, make_wandb_plan
-from launcher.plan.compiling import decide_compile, make_compile_plan
+from launcher.plan.compiling import decide_compile, make_compile_plan, without_partitions
 from launcher.plan.fit import Layout, best_layout, estimate, fits
 from launcher.plan.ladder import make_ladder
 from launcher.plan.loading import decide_loading
@@ -46,6 +46,10 @@ def make_plan(
     sizing = make_sizing(situation, basics, replace(workload, compiled=compiling.is_on))
     candidates = make_candidates(situation, basics.quantization_kind, basics.optimizer.name)
     layout = best_layout(sizing, candidates)
+    if layout is not None and without_partitions(situation, compiling, layout) != compiling:
+        compiling = without_partitions(situation, compiling, layout)
+        sizing = make_sizing(situation, basics, replace(workload, compiled=False))
+        layout = best_layout(sizing, candidates)
     if layout is None:
         raise does_not_fit(sizing, candidates)
     return _assemble(situation, basics, sizing, candidates, layout, compiling.decision)

@@ -46,6 +46,9 @@ class Chronicle:
         self._write()
 
     def note(self, **facts: object) -> None:
+        """What was observed is added to what was observed before."""
+        if isinstance(seen := facts.get("observed"), dict):
+            facts["observed"] = {**self._outcome.observed, **seen}
         self._outcome = self._outcome.model_copy(update=facts)
         self._write()
 

@@ -19,18 +19,30 @@ from launcher.training.engine import HalfUpdatedError
 from launcher.training.run import Run
 from launcher.units import bytes_to_gib, format_gib
 
+_OWN_SHARE = 0.95  # of what was predicted, reserved by ourselves when memory ran out
+
 
 def step_down(plan: Plan, accelerator: Accelerator, error: torch.OutOfMemoryError) -> Plan:
     """The plan that this process can go on with; raises the error where there is none."""
-    if accelerator.is_main_process:
+    if _is_our_own(plan):
         remember_failure(plan)
     lower = take_rung(plan)
     if lower is None or not _can_go_on(plan, lower, accelerator, error):
         raise error
-    said = str(error).splitlines()[0]
+    said = _shorten(error)
     action = plan.ladder[0].action
     print(f"warning: the memory is full ({said}); going on one rung lower: {action}", file=sys.stderr, flush=True)
     return lower
+
+
+def _is_our_own(plan: Plan) -> bool:
+    """Whether the prediction was too small. Where others hold the card, the next plan sees it for itself."""
+    return torch.cuda.is_available() and torch.cuda.max_memory_reserved() >= _OWN_SHARE * plan.memory.allocated_bytes
+
+
+def _shorten(error: BaseException) -> str:
+    """torch explains its allocator at length."""
+    return str(error).strip().splitlines()[0].partition(" Including")[0][:200]
 
 
 def _can_go_on(plan: Plan, lower: Plan, accelerator: Accelerator, error: torch.OutOfMemoryError) -> bool:
@@ -63,7 +75,7 @@ def _empty_cache() -> None:
 
 def explain_full_card(error: BaseException, plan: Plan) -> str:
     """Predicted against measured, and what is left to be tried."""
-    said = str(error).strip().splitlines()[0][:200]
+    said = _shorten(error)
     lines = [f"the GPU's memory is full: {said}", *_memory_table(plan.memory)]
     if plan.ladder:
         lines.append("what needs less, in this order (the global batch stays):")

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from launcher.processes import is_alive
 from launcher.training.observers.base import Observer
 
 LAUNCHER_PID_VARIABLE = "LAUNCHER_PID"
@@ -49,7 +50,7 @@ def end_with_parents() -> None:
 
 
 def _watch(parent: int, launcher: int | None) -> None:
-    while os.getppid() == parent and (launcher is None or _is_alive(launcher)):
+    while os.getppid() == parent and (launcher is None or is_alive(launcher)):
         time.sleep(_LOOK_EVERY_SECONDS)
     os._exit(1)
 
@@ -60,13 +61,3 @@ def _is_python(pid: int) -> bool:
         return Path(f"/proc/{pid}/exe").samefile("/proc/self/exe")
     except OSError:
         return False
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

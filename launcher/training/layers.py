@@ -46,6 +46,8 @@ def prepare_layers(layers: list[nn.Module], checkpointing: Checkpointing, compil
 def compiled(forward: Forward, plan: CompilePlan) -> Forward:
     """Shapes are fixed, so one graph serves all layers. Where compiling fails, the run goes on without, and says so."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS_PER_FUNCTION)
+    if plan.scope == "layer":  # dynamo would cut it into DDP's buckets, which a layer's gradients fill soon enough
+        torch._dynamo.config.optimize_ddp = False
     try:
         fast = torch.compile(forward, dynamic=False, backend=plan.backend, mode=plan.mode)
     except InvalidBackend:

@@ -17,6 +17,7 @@ from launcher.training.assembly import assemble
 from launcher.training.chronicle import Chronicle
 from launcher.training.descending import free_memory, make_room, step_down
 from launcher.training.guards import StopOnSignal
+from launcher.training.links import check_links
 from launcher.training.loop import train
 from launcher.training.observed import Operations, count_graphs, observe, observe_operations
 from launcher.training.observers.bad_steps import BadSteps
@@ -58,6 +59,7 @@ def run_training(task: Task, chronicle: Chronicle) -> Ending:
     """Where memory runs out and this process can help itself, it goes on one rung lower, with the same batch."""
     accelerator = start(task.plan)
     check_started(task.plan, accelerator)
+    check_links(task.plan, accelerator, chronicle)
     stop = StopOnSignal()
     stop.install()
     while True:

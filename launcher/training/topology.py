@@ -10,8 +10,9 @@ from accelerate.utils import DistributedType
 from torch.distributed.tensor import DTensor
 
 from launcher.choices import DEEPSPEED_STRATEGIES, Strategy
-from launcher.errors import Problem, TopologyError
+from launcher.errors import InputError, Problem, TopologyError
 from launcher.plan.model import Plan
+from launcher.started import find_started
 from launcher.training.engine import Engine
 from launcher.training.gathering import is_partitioned
 from launcher.training.loading import DTYPES
@@ -47,12 +48,25 @@ def _started_problems(plan: Plan, accelerator: Accelerator) -> Iterator[Problem]
         yield Problem(where="ranks", what=f"{asked} processes run as separate copies: each of them would train alone")
     elif live != wanted:
         yield Problem(where="ranks", what=f"{live} were started, {wanted} were planned")
-    name = live_strategy(accelerator)
-    if name != plan.strategy and not (name == "ddp" and plan.strategy == "single" and live == 1):
-        yield Problem(where="strategy", what=f"accelerate runs {name}, {plan.strategy} was planned")
+    yield from _strategy_problems(plan, accelerator)
     device = "cpu" if plan.hardware.gpu is None else "cuda"
     if accelerator.device.type != device:
         yield Problem(where="device", what=f"it is {accelerator.device.type}, {device} was planned")
+
+
+def _strategy_problems(plan: Plan, accelerator: Accelerator) -> Iterator[Problem]:
+    """What runs, and what was asked for: on CPU ranks accelerate runs DDP whatever engine its file names."""
+    name, is_alone = live_strategy(accelerator), accelerator.num_processes == 1
+    if name != plan.strategy and not (name == "ddp" and plan.strategy == "single" and is_alone):
+        yield Problem(where="strategy", what=f"accelerate runs {name}, {plan.strategy} was planned")
+        return
+    try:
+        told = find_started(os.environ).strategy
+    except InputError as error:
+        yield Problem(where="strategy", what=error.title)
+        return
+    if told not in (plan.strategy, "single" if is_alone else "ddp"):
+        yield Problem(where="strategy", what=f"accelerate was told to run {told}, {plan.strategy} was planned")
 
 
 def live_strategy(accelerator: Accelerator) -> str:
@@ -100,7 +114,11 @@ def _optimizer_problems(plan: Plan, engine: Engine) -> Iterator[Problem]:
 
 
 def _deepspeed_problems(plan: Plan, engine: Engine) -> Iterator[Problem]:
-    config = engine.accelerator.deepspeed_plugin.deepspeed_config
+    plugin = engine.accelerator.deepspeed_plugin
+    if plugin is None:
+        yield Problem(where="engine", what=f"DeepSpeed does not run, {plan.strategy} was planned")
+        return
+    config = plugin.deepspeed_config
     wanted = {
         "gradient_accumulation_steps": plan.batch.gradient_accumulation_steps,
         "train_micro_batch_size_per_gpu": plan.batch.micro_batch_size,

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import cast
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from launcher.training.feeding import evaluation_batches
 from launcher.training.layers import give_up_compiling, is_compiling, uncompiled
@@ -52,12 +54,20 @@ def _pass_through(run: Run) -> None:
     try:
         with (
             torch.random.fork_rng(devices=_devices(run)),
-            engine.accelerator.no_sync(engine.model),
+            _unsynchronised(run),
             _room_of_states_taken(run),
         ):
             engine.accelerator.backward(engine.model(run.batches()[0].to(engine.device)) * 0.0)
     finally:
         engine.optimizer.zero_grad(set_to_none=True)
+
+
+def _unsynchronised(run: Run) -> AbstractContextManager[None]:
+    """Nothing has to travel; but under FSDP2 each rank would hold all gradients whole until the first step."""
+    engine = run.engine
+    if isinstance(engine.model, FSDPModule):
+        return nullcontext()
+    return cast(AbstractContextManager[None], engine.accelerator.no_sync(engine.model))
 
 
 @contextmanager

@@ -44,9 +44,7 @@ OFFLOADED = [
 # What an engine costs is measured on one GPU: one rank must run it too, and not fall back to one process.
 ONE_RANK = [Cell(strategy=strategy, ranks_per_node=1) for strategy in STRATEGIES]
 # ZeRO-3 gathers between graphs: what it gathers and frees must be what the compiled layers use.
-COMPILED = [
-    Cell(strategy="zero3", adapter=adapter, config={"torch_compile": True}) for adapter in ("lora", "full")
-]
+COMPILED = [Cell(strategy="zero3", adapter=adapter, config={"torch_compile": True}) for adapter in ("lora", "full")]
 # Emulated on a CPU, twenty times slower than fp32.
 BF16 = {"precision.compute_dtype": "bf16", "precision.base_dtype": "bf16"}
 IN_BF16 = [Cell(strategy=strategy, changes=BF16) for strategy in ("ddp", "fsdp2", "zero2", "zero3")]

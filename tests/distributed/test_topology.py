@@ -64,6 +64,12 @@ def test_ddp_in_place_of_fsdp2_with_too_few_ranks(bench: Bench) -> None:
     )
 
 
+def test_fsdp2_in_place_of_ddp(bench: Bench) -> None:
+    """On CPU ranks accelerate runs DDP whatever its file says: what was asked for differs all the same."""
+    ended, trained = launch_changed(bench, Cell(strategy="ddp"), write_files_of(Cell(strategy="fsdp2")))
+    check_refused(ended, trained, "strategy: accelerate was told to run fsdp2, ddp was planned")
+
+
 @pytest.mark.slow
 def test_zero2_in_place_of_zero3(bench: Bench) -> None:
     ended, trained = launch_changed(bench, Cell(strategy="zero3"), write_files_of(Cell(strategy="zero2")))

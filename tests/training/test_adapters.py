@@ -57,9 +57,7 @@ def test_dtypes_are_as_planned(
 
 
 @pytest.mark.parametrize(("strategy", "dtype"), [("ddp", torch.float32), ("zero3", torch.bfloat16)])
-def test_zero3_is_given_adapters_in_the_dtype_it_computes_in(
-    plan: Plan, strategy: str, dtype: torch.dtype
-) -> None:
+def test_zero3_is_given_adapters_in_the_dtype_it_computes_in(plan: Plan, strategy: str, dtype: torch.dtype) -> None:
     """Where it partitions the base while that is loaded, DeepSpeed casts nothing any more."""
     planned = vary(plan, {**adapt("lora"), "precision.compute_dtype": "bf16", "strategy": strategy})
     module = build_module(planned, (), torch.device("cpu"))

@@ -65,7 +65,7 @@ MAY_USE: dict[str, set[str]] = {
     "arguments": FOUNDATION | {"inputs"},
     "training": FOUNDATION
     | {"plan", "metrics", "paths", "corpus", "memory", "speed", "record", "bases", "manifest", "inputs", "preparing"}
-    | {"started", "checkpoints", "experience", "processes"},
+    | {"started", "checkpoints", "experience", "processes", "probe"},
     "train": FOUNDATION | {"started", "arguments", "manifest", "plan", "inputs", "paths", "runs", "corpus", "training"},
     "cli": FOUNDATION
     | {

@@ -18,6 +18,7 @@ from launcher.probe import (
     make_common_gpu,
     parse_nvidia_smi,
     probe_cpu_cores,
+    probe_driver,
     probe_hardware,
     probe_packages,
     probe_ram_bytes,
@@ -243,6 +244,15 @@ def test_a_hanging_nvidia_smi_is_no_gpu(tmp_path: Path, monkeypatch: pytest.Monk
 def test_no_nvidia_smi_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert probe_hardware().gpu is None
+
+
+def test_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of eight GPUs it is told eight times."""
+    asked = '[ "$*" = "--query-gpu=driver_version --format=csv,noheader" ] || exit 2'
+    _install_nvidia_smi(tmp_path, f"{asked}\nprintf '570.86.15\\n570.86.15\\n'", monkeypatch)
+    assert probe_driver() == "570.86.15"
+    _install_nvidia_smi(tmp_path, "exit 9", monkeypatch)
+    assert probe_driver() is None
 
 
 def test_hidden_gpus_are_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

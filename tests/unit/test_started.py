@@ -9,7 +9,7 @@ import pytest
 
 from launcher.choices import Strategy
 from launcher.errors import InputError
-from launcher.started import Started, find_started
+from launcher.started import Place, Started, find_place, find_started
 
 TWO_RANKS = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}
 DEEPSPEED = {"ACCELERATE_USE_DEEPSPEED": "true"}
@@ -118,3 +118,23 @@ def test_many_processes_of_which_none_knows_which_it_is(missing: str) -> None:
     told = {name: value for name, value in TWO_RANKS.items() if name != missing}
     with pytest.raises(InputError, match=missing):
         find_started(told)
+
+
+def test_a_place_of_its_own() -> None:
+    alone = Place(rank=0, num_ranks=1, ranks_per_node=1, node=0, num_nodes=1, is_first=True)
+    assert find_place({}) == alone
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({}, (1, 0, False)),
+        ({"RANK": "5", "WORLD_SIZE": "8"}, (4, 2, False)),
+        ({"RANK": "4", "WORLD_SIZE": "8", "LOCAL_RANK": "0"}, (4, 2, True)),
+        # The agent knows better: its nodes need not be alike, nor be counted as ranks are.
+        ({"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"}, (2, 1, True)),
+    ],
+)
+def test_a_place_among_nodes(told: dict[str, str], expected: tuple[int, int, bool]) -> None:
+    place = find_place({**TWO_RANKS, **told})
+    assert (place.num_nodes, place.node, place.is_first) == expected

@@ -214,6 +214,8 @@ def test_how_a_node_without_the_record_ended(tmp_path: Path) -> None:
     assert (stopped.status, stopped.exit_code) == ("stopped", 75)
     failed = outcome(ended(1, "  exitcode  : 1 (pid: 12)"))
     assert (failed.status, failed.exit_code) == ("crashed", 4)
+    unlike = outcome(ended(1, "  exitcode  : 5 (pid: 12)"))
+    assert (unlike.status, unlike.exit_code) == ("failed", 5)
     assert "node 1: its ranks ended with exit code 1" in failed.error
     assert "console-node1.log" in failed.error
     assert "was killed (SIGKILL)" in outcome(ended(-9)).error

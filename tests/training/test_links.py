@@ -1,0 +1,63 @@
+"""The timed sum over all ranks: its figures, and what is said of a slow network. Two real ranks: tests/distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from launcher.errors import RunFailedError
+from launcher.gpus import find_gpu
+from launcher.hardware import make_hardware
+from launcher.speed import reached_gb_per_second
+from launcher.training.links import Links, find_slowness, measure_links
+from launcher.units import MIB
+
+
+@pytest.fixture
+def _group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_bus_bandwidth() -> None:
+    """A ring of four sends and receives three quarters of it twice."""
+    four = Links(num_ranks=4, num_bytes=64 * MIB, seconds=0.01, latency_seconds=20e-6)
+    assert four.gb_per_second == pytest.approx(1.5 * 64 * MIB / 0.01 / 1e9)
+    assert str(four) == "all-reduce of 64 MiB over 4 ranks in 10.0 ms, bus 10.1 GB/s; of one number in 20 µs"
+
+
+@pytest.mark.parametrize(("gb_per_second", "is_slow"), [(100.0, False), (6.0, False), (5.0, True), (0.1, True)])
+def test_slowness_is_several_times_less_than_counted_on(gb_per_second: float, is_slow: bool) -> None:
+    hardware = make_hardware(find_gpu("h100"), gpus_per_node=8, nodes=2)
+    counted = reached_gb_per_second(hardware)
+    assert counted == pytest.approx(17.5)
+    seconds = 1.875 * 64 * MIB / 1e9 / gb_per_second
+    said = find_slowness(Links(num_ranks=16, num_bytes=64 * MIB, seconds=seconds, latency_seconds=1e-5), counted)
+    assert bool(said) == is_slow
+    if is_slow:
+        assert f"at {gb_per_second:g} GB/s, and the plan counts on 17.5" in said
+
+
+def test_cpu_ranks_are_never_called_slow() -> None:
+    slow = Links(num_ranks=2, num_bytes=4 * MIB, seconds=60.0, latency_seconds=1.0)
+    assert find_slowness(slow, reached_gb_per_second(make_hardware(None, gpus_per_node=0, nodes=1))) == ""
+
+
+@pytest.mark.usefixtures("_group")
+def test_it_is_measured() -> None:
+    measured = measure_links(torch.device("cpu"))
+    assert (measured.num_ranks, measured.num_bytes) == (1, 4 * MIB)
+    assert 0 < measured.latency_seconds < 10
+    assert 0 < measured.seconds < 10
+
+
+@pytest.mark.usefixtures("_group")
+def test_a_sum_that_is_wrong_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    with pytest.raises(RunFailedError, match="the sum of a one from each of 2 ranks is 1"):
+        measure_links(torch.device("cpu"))
