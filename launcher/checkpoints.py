@@ -48,6 +48,7 @@ class CheckpointManifest(Frozen):
     schedule_steps: int  # fewer than steps where loss scaling passed some over
     scaler: dict[str, float]
     best: BestState
+    owes_evaluation: bool  # due at this step, and left out because the run was stopped
     strategy: Strategy
     num_ranks: int
     launcher_version: str

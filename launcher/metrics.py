@@ -61,8 +61,11 @@ def load_metrics(path: Path) -> list[StepMetrics]:
     return rows
 
 
-def cut_metrics(path: Path, step: int) -> list[StepMetrics]:
-    """Keeps what was told up to a step, whole; returns the rest, which will be trained again."""
+def cut_metrics(path: Path, step: int, *, without_evaluation: bool = False) -> list[StepMetrics]:
+    """Keeps what was told up to a step, whole; returns the rest, which will be trained again.
+
+    `without_evaluation`: that of the step itself will be made again, too.
+    """
     if not path.exists():
         return []
     rows = load_metrics(path)
@@ -70,7 +73,8 @@ def cut_metrics(path: Path, step: int) -> list[StepMetrics]:
     temporary.unlink(missing_ok=True)
     temporary.touch()
     for row in rows:
-        if row.step <= step:
+        is_made_again = without_evaluation and row.step == step and EVAL_LOSS in row.values
+        if row.step <= step and not is_made_again:
             append_metrics(temporary, row)
     temporary.replace(path)
     return [row for row in rows if row.step > step]

@@ -37,7 +37,8 @@ def create_run_directory(planned: PlannedRun, runs_dir: Path, run_id: str | None
 def find_run_to_resume(runs_dir: Path, named: str, expert: str) -> RunPaths:
     """A run by its id or its path; without a name, the last one of this expert that is not done."""
     if named:
-        paths = RunPaths(Path(named)) if Path(named).is_dir() else name_run(runs_dir, named)
+        is_path = Path(named).is_dir() and (Path(named).is_absolute() or not (runs_dir / named).is_dir())
+        paths = RunPaths(Path(named)) if is_path else name_run(runs_dir, named)
         if not paths.plan.is_file():
             raise InputError(f"{paths.root} is not a run that can be resumed: it has no {paths.plan.name}")
         return paths

@@ -62,6 +62,7 @@ def take_snapshot(run: Run, position: Position, best: BestState) -> Snapshot | N
         schedule_steps=int(engine.schedule.last_epoch),
         scaler=_read_scaler(engine),
         best=best,
+        owes_evaluation=position.owes_evaluation,
         strategy=run.plan.strategy,
         num_ranks=engine.num_ranks,
         launcher_version=__version__,

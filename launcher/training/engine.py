@@ -33,6 +33,7 @@ class Engine:
     schedule: LRScheduler
     max_grad_norm: float | None
     num_micro_batches: int  # a step
+    reduces_always: bool  # gradients are too large to be held whole until the last micro-batch of a step
     scales_loss: bool  # FP16: steps whose scaled gradients overflow are passed over until the scale fits
 
     @property
@@ -73,12 +74,13 @@ class Engine:
 
     @contextmanager
     def _accumulating(self, is_last: bool) -> Iterator[None]:
-        """Gradients travel between ranks once a step, with the last micro-batch."""
+        """Gradients travel between ranks once a step, with the last micro-batch, unless only shards have room."""
         if self.is_deepspeed:  # it steps inside the backward pass in which accelerate says that gradients are complete
             self.accelerator.sync_gradients = is_last
             yield
         else:
-            with nullcontext() if is_last else self.accelerator.no_sync(self.model):
+            travels = is_last or self.reduces_always
+            with nullcontext() if travels else self.accelerator.no_sync(self.model):
                 yield
 
     def update(self, loss: Tensor) -> tuple[Tensor, Tensor]:

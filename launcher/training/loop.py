@@ -53,12 +53,18 @@ def train(run: Run, observer: Observer, position: Position | None = None) -> int
 def _train_from(run: Run, observer: Observer, position: Position, readback: Readback) -> None:
     batches = feed(run.batches(), run.plan.loader, position.step)
     clock, evaluator, schedule = StepClock(run.engine.device), Evaluator(run), run.plan.schedule
+    if position.owes_evaluation:
+        position.owes_evaluation = False
+        observer.on_evaluation(run, evaluator.evaluate(position.step))
+        observer.on_save(run, position)  # with what the evaluation has shown
     while position.step < run.num_steps and not observer.wants_to_stop():
         step = position.step + 1
         result = train_step(run, step, batches, clock, asks_to_stop=observer.asks_to_stop())
         position.advance(result.packs, result.num_tokens)
         stops = readback.add(result)
-        evaluates = is_due(run, step, schedule.evaluate_every_steps, schedule.evaluate_every_epochs) and not stops
+        evaluates = is_due(run, step, schedule.evaluate_every_steps, schedule.evaluate_every_epochs)
+        if stops:  # there may be little time: an evaluation is made when the run goes on
+            position.owes_evaluation, evaluates = evaluates, False
         saves = is_due(run, step, schedule.save_every_steps, schedule.save_every_epochs) or stops
         if evaluates or saves:
             readback.flush()

@@ -19,9 +19,11 @@ class Position:
     step: int
     tokens_seen: int
     chain: str
+    owes_evaluation: bool = False  # of the step that it stands behind
 
     def advance(self, packs: tuple[int, ...], num_tokens: int) -> None:
         self.step += 1
+        self.owes_evaluation = False
         self.tokens_seen += num_tokens
         self.chain = hashlib.sha256(f"{self.chain}:{','.join(map(str, packs))}".encode()).hexdigest()
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.checkpoints import BestState, Checkpoint, find_newest, list_checkpoints, step_of
-from launcher.errors import InputError, Problem
+from launcher.errors import InputError, Problem, RunFailedError
 from launcher.metrics import TRAIN_LOSS, StepMetrics, cut_metrics, load_metrics
 from launcher.plan.learning import find_drift, learning_values
 from launcher.training.checkpoint import restore
@@ -56,10 +56,18 @@ def begin(run: Run, options: ResumeOptions) -> Beginning:
     position = find_position(run, 0 if manifest is None else manifest.step)
     if found.checkpoint is not None and manifest is not None:
         restore(run, found.checkpoint)
-        position.chain = manifest.chain
+        position.chain, position.owes_evaluation = manifest.chain, manifest.owes_evaluation
         _say(run, f"resuming after step {manifest.step:,}: {found.checkpoint.folder}")
-    recorded = tuple(cut_metrics(run.paths.metrics, position.step)) if is_main else ()
+    recorded = tuple(_cut_metrics(run, position)) if is_main else ()
     return Beginning(position=position, best=None if manifest is None else manifest.best, recorded=recorded)
+
+
+def _cut_metrics(run: Run, position: Position) -> list[StepMetrics]:
+    try:
+        return cut_metrics(run.paths.metrics, position.step, without_evaluation=position.owes_evaluation)
+    except OSError as error:
+        what = f"{run.paths.metrics} cannot be written: {error.strerror}"
+        raise RunFailedError(what, hint="is the disk full, or read-only?") from None
 
 
 def _find(run: Run, options: ResumeOptions) -> _Found:

@@ -137,6 +137,7 @@ def _make_engine(plan: Plan, module: TrainedModel, accelerator: Accelerator, num
         schedule=schedule,
         max_grad_norm=plan.optimizer.max_grad_norm,
         num_micro_batches=plan.batch.gradient_accumulation_steps,
+        reduces_always=plan.strategy == "fsdp2" and plan.adapter.kind == "full",
         scales_loss=plan.precision.loss_scaling,
     )
 

@@ -10,6 +10,7 @@ from typing import cast
 
 import torch
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 
 from launcher.training.feeding import evaluation_batches
 from launcher.training.layers import give_up_compiling, is_compiling, uncompiled
@@ -25,7 +26,8 @@ def rehearse_step(run: Run) -> str:
     The backward pass is compiled only when it first runs, where an error could no longer be caught. DeepSpeed has no
     backward pass without its bookkeeping: there the first step does all this.
     """
-    is_needed = run.plan.compile is not None or run.engine.device.type == "cuda"
+    is_ddp = isinstance(run.engine.model, DistributedDataParallel)
+    is_needed = run.plan.compile is not None or run.engine.device.type == "cuda" or is_ddp
     if run.engine.is_deepspeed or not is_needed:
         return ""
     began = time.monotonic()
@@ -63,9 +65,10 @@ def _pass_through(run: Run) -> None:
 
 
 def _unsynchronised(run: Run) -> AbstractContextManager[None]:
-    """Nothing has to travel; but under FSDP2 each rank would hold all gradients whole until the first step."""
+    """Nothing has to travel; but under FSDP2 each rank would hold all gradients whole until the first step, and DDP
+    lays its buckets out anew after the first sum: a run that is taken up again would add its first one up otherwise."""
     engine = run.engine
-    if isinstance(engine.model, FSDPModule):
+    if isinstance(engine.model, FSDPModule | DistributedDataParallel):
         return nullcontext()
     return cast(AbstractContextManager[None], engine.accelerator.no_sync(engine.model))
 

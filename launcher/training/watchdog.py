@@ -73,6 +73,7 @@ class Watchdog:
         give_up: Callable[[str], None],
     ) -> None:
         self._pulse, self._rank, self._num_ranks = pulse, rank, num_ranks
+        self._silent_seconds = min(_SILENT_SECONDS, max(2 * _TELL_EVERY_SECONDS, limit_seconds / 2))
         self._limit = limit_seconds + (_LATER_SECONDS if rank else 0.0)
         self._stacks, self._give_up = stacks, give_up
         self._board = _Board(rank) if num_ranks > 1 else None
@@ -132,7 +133,7 @@ class Watchdog:
                 continue
             if note is None or silent is None:
                 said.append(f"rank {rank} is frozen: nothing was ever heard of it")
-            elif silent > _SILENT_SECONDS:
+            elif silent > self._silent_seconds:
                 said.append(f"rank {rank} is frozen: nothing was heard of it for {silent:.0f} s (step {note.step})")
             elif note.doing != self._pulse.doing or note.step != self._pulse.step:
                 said.append(f"rank {rank} has been {note.doing} for {note.seconds:.0f} s (step {note.step})")
@@ -145,8 +146,7 @@ class _Board:
     def __init__(self, rank: int) -> None:
         from launcher.training.sharing import connect
 
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._prefix = f"launcher/pulse/{attempt}"
+        self._prefix = "launcher/pulse"  # what an earlier attempt left there is written over at once
         self._rank = rank
         self._store = connect(timedelta(seconds=_STORE_SECONDS))
 

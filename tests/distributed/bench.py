@@ -142,7 +142,7 @@ class Trained:
         """But for those that tell how it was started, and by whom."""
         own = {"accelerate.yaml", "command.txt", "deepspeed.json", "slurm.sbatch"}
         found = (file.relative_to(self.paths.root) for file in self.paths.root.rglob("*") if file.is_file())
-        return sorted(str(file) for file in found if file.parts[0] != "logs" and str(file) not in own)
+        return sorted(str(file) for file in found if file.parts[0] not in ("logs", ".lock") and str(file) not in own)
 
     def placement(self, rank: int) -> dict[str, int]:
         placement: dict[str, int] = json.loads((self.paths.logs / f"placement-{rank}.json").read_text())

@@ -14,7 +14,7 @@ from launcher.paths import RunPaths
 from launcher.processes import find_children
 from tests.distributed.bench import Bench, Cell, Child, Trained, make_command, write_bench
 
-LIMIT_SECONDS = 20
+LIMIT_SECONDS = 12
 SLOW = {"LAUNCHER_TEST_STEP_SECONDS": "1"}
 LONG = {"max_steps": 200, "eval_steps": 200, "save_steps": 200}
 
@@ -68,6 +68,7 @@ def find_workers(paths: RunPaths) -> list[int]:
     return [pid for pid, _ in find_children(pid_of(paths, 0))]
 
 
+@pytest.mark.slow
 def test_a_data_worker_that_is_stopped_is_named(bench: Bench) -> None:
     planned, paths = alone(bench)
     with bench.started(make_command(planned, paths), LAUNCHER_TEST_STEP_SECONDS="0.2") as child:
@@ -98,6 +99,7 @@ def test_a_data_worker_that_dies_is_named(bench: Bench) -> None:
     assert str(killed) in outcome.error
 
 
+@pytest.mark.slow
 def test_a_training_that_moves_is_left_alone(bench: Bench) -> None:
     """Steps that take nearly as long as the limit, and more of them than would fit into it."""
     short = Cell(

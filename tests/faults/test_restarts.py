@@ -85,6 +85,7 @@ def test_one_rank_of_two_runs_out_of_memory(bench: Bench, whole: Trained, monkey
     assert "starting again one rung lower: micro-batch 1" in said
 
 
+@pytest.mark.slow
 def test_no_rung_is_left(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAUNCHER_TEST_FULL", "0:256")
     outcome, _, said = start(bench, make_cell(), monkeypatch)
@@ -105,6 +106,7 @@ def test_a_rank_that_dies_is_started_again(
     assert trained.values(metrics.TRAIN_LOSS) == pytest.approx(whole.values(metrics.TRAIN_LOSS), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_without_leave_nothing_is_started_again(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LAUNCHER_TEST_DEATH", f"1:4:{tmp_path / 'died'}")
     outcome, trained, _ = start(bench, make_cell(), monkeypatch)
