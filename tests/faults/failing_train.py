@@ -1,10 +1,11 @@
-"""The training script, made to fail: a rank runs out of memory, or dies, at a step that the environment names.
+"""The training script, made to fail: a rank runs out of memory, dies, or computes nonsense where a test wants it.
 
 Nothing of ours is replaced but the micro-step, which does its work first.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ from launcher.training.batches import PackedBatch
 from launcher.training.engine import Engine
 
 FULL_VARIABLE = "LAUNCHER_TEST_FULL"  # RANK:TOKENS: no micro-batch of more tokens fits on this rank
+POISON_VARIABLE = "LAUNCHER_TEST_POISON"  # RANK:COUNT: the loss of this rank's so many-th micro-step is no number
 DEATH_VARIABLE = "LAUNCHER_TEST_DEATH"  # RANK:COUNT:FILE: this rank dies in so many-th micro-step, once
 
 _real = Engine.micro_step
@@ -27,7 +29,9 @@ _count = 0
 def micro_step(self: Engine, batch: PackedBatch, num_trained: int, *, is_last: bool) -> Tensor:
     global _count
     _count += 1
-    loss = _real(self, batch, num_trained, is_last=is_last)
+    rank, _, count = os.environ.get(POISON_VARIABLE, "-1:0").partition(":")
+    is_poisoned = self.rank == int(rank) and _count == int(count)
+    loss = _real(self, batch, num_trained / math.nan if is_poisoned else num_trained, is_last=is_last)  # type: ignore[arg-type]
     rank, _, tokens = os.environ.get(FULL_VARIABLE, "-1:0").partition(":")
     if self.rank == int(rank) and _count > 2 and batch.input_ids.numel() > int(tokens):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
