@@ -80,6 +80,8 @@ def _explain(paths: RunPaths, ending: Ending) -> tuple[Status, ExitCode, RunFail
     if ending.was_asked and ending.was_forced:
         error = RunFailedError("the training was stopped at once: what it did since its last checkpoint is lost")
         return "stopped", ExitCode.PREEMPTED, error
+    if tells_out_of_memory(ending):
+        return "failed", ExitCode.DOES_NOT_FIT, RunFailedError("a rank ran out of memory", hint=log)
     name = _find_signal(ending)
     if name == "SIGKILL" and not ending.was_forced:
         hint = f"usually the kernel's OOM killer, when the machine's memory is full: see dmesg; {log}"

@@ -109,6 +109,7 @@ def merge_requests(stored: Request, given: Request) -> Request:
         for field in fields(Request)
         if field.name != "expert" and getattr(given, field.name) != getattr(nothing, field.name)
     }
+    changes["overrides"] = (*stored.overrides, *given.overrides)  # the later of two for the same key wins
     return replace(stored, **changes)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -46,8 +48,14 @@ def append_metrics(path: Path, metrics: StepMetrics) -> None:
     # JSON has no word for what is no number.
     row["values"] = {name: value if math.isfinite(value) else None for name, value in metrics.values.items()}
     line = json.dumps(row, separators=(",", ":"), allow_nan=False)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    except OSError:
+        with suppress(OSError):  # half a line would spoil the next one, too
+            os.truncate(path, size)
+        raise
 
 
 def load_metrics(path: Path) -> list[StepMetrics]:

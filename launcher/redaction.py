@@ -13,21 +13,23 @@ BLOT = "***"
 _SHORTEST = 8  # of a value that is looked for everywhere: a shorter one might be any word
 
 _NAME = re.compile(
-    r"(^|[_.\-])(token|secret|password|passwd|passphrase|credentials?|api_?key|access_?key|private_?key|auth)s?($|[_.\-])",
-    re.IGNORECASE,
+    r"(^|[_.\-]|(?<=[a-z])(?=[A-Z]))(?i:auth)?_?(?i:token|secret|credential|api_?key|access_?key|private_?key|auth|key)s?"
+    r"($|[_.\-])|(?i:password|passwd|passphrase|pwd)",
 )
 # Settings that only sound like one.
 _HARMLESS = re.compile(
-    r"(max|num|min|pad|eos|bos|special|trained|per|of|mean)_?(new_?)?tokens?|tokens?_(per|id|type)", re.IGNORECASE
+    r"^(max|num|min|pad|eos|bos|special|trained|per|of|mean|primary|foreign|sort)_?(new_?)?(tokens?|keys?)$"
+    r"|^tokens?_(per_row|ids?|type)$|^keys?$",
+    re.IGNORECASE,
 )
-_USER_INFO = re.compile(r"(?P<scheme>[a-z][a-z0-9+.\-]*://)[^\s/@'\"]+@", re.IGNORECASE)
+_USER_INFO = re.compile(r"(?P<scheme>[a-z][a-z0-9+.\-]*://)(?:[^\s@'\":/]+:[^\s'\"]+|[^\s/@'\"]+)@", re.IGNORECASE)
 _FORMS = re.compile(
     r"\b(hf_[A-Za-z0-9]{20,}|wandb_v1_[A-Za-z0-9_]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_\-]{20,})"
 )
 
 
 def is_secret_name(name: str) -> bool:
-    return _NAME.search(name) is not None and _HARMLESS.search(name) is None
+    return _NAME.search(name) is not None and _HARMLESS.search(name.rpartition(".")[2]) is None
 
 
 def redact_text(text: str, known: tuple[str, ...] = ()) -> str:

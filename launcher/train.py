@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    from launcher.training.quiet import hide_secrets, silence_libraries
+
+    hide_secrets()
     arguments = make_parser().parse_args(argv)
     chronicle: Chronicle | None = None
     try:
@@ -42,13 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         end_with_parents()  # before anything takes time: whoever dies meanwhile would not be missed
         plan, paths = read_plan(arguments.plan) if arguments.plan else plan_for_here(arguments)
+        from launcher.locking import lock_run
         from launcher.training.chronicle import Chronicle
-        from launcher.training.locking import lock_run
-        from launcher.training.quiet import hide_secrets, silence_libraries
         from launcher.training.resuming import make_resume_options
 
         silence_libraries()
-        hide_secrets()
         if is_main():
             lock_run(paths)
         chronicle = Chronicle(paths, is_main=is_main())
@@ -162,8 +163,10 @@ def train_planned(plan: Plan, paths: RunPaths, chronicle: Chronicle, options: Re
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """torch's, which may not be imported yet, or one of ours made of it."""
-    return any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+    """torch's, which may not be imported yet, one of ours made of it, or what libraries below torch say for it."""
+    words = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "Cuda failure 2 'out of memory'")
+    is_named = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+    return is_named or any(word in str(error) for word in words)
 
 
 def is_lost_rank(error: Exception) -> bool:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def resume(arguments: argparse.Namespace, node: Node | None, slurm: SlurmOptions | None) -> int:
+    from launcher.locking import check_unlocked
     from launcher.resume import check_drift, plan_resumed
 
     named = arguments.resume or arguments.run_id or ""
@@ -29,6 +30,7 @@ def resume(arguments: argparse.Namespace, node: Node | None, slurm: SlurmOptions
     if not arguments.allow_drift:
         check_drift(resumed)
     print(resumed.describe(), file=sys.stderr)
+    check_unlocked(resumed.paths)
     if arguments.dry_run:
         show(arguments, resumed.planned)
         print("Dry run: nothing was written or started.")

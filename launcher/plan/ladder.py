@@ -72,6 +72,7 @@ def take_rung(plan: Plan) -> Plan | None:
         update={
             "batch": batch.model_copy(update=changed),
             "checkpointing": rung.checkpointing,
+            **(_for_partitions(plan) if rung.strategy == "zero3" else {}),
             "strategy": rung.strategy,
             "offload": rung.offload,
             "memory": plan.memory.model_copy(update={"terms": (total, *context)}),
@@ -79,3 +80,11 @@ def take_rung(plan: Plan) -> Plan | None:
             "decisions": (*plan.decisions, decision),
         }
     )
+
+
+def _for_partitions(plan: Plan) -> dict[str, object]:
+    """What a plan for ZeRO-3 has: 4-bit weights stored in the dtype of the others, and no compiled layers."""
+    storage = plan.quantization
+    if storage is not None and storage.kind == "int4":
+        storage = storage.model_copy(update={"storage_dtype": plan.precision.compute_dtype})
+    return {"quantization": storage, "compile": None}

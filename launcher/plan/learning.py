@@ -12,7 +12,7 @@ from launcher.values import flatten
 _GROUPS: Mapping[str, frozenset[str]] = {
     "adapter": frozenset({"trainable_parameters"}),
     "precision": frozenset({"use_tf32"}),
-    "quantization": frozenset(),
+    "quantization": frozenset({"storage_dtype"}),
     "data": frozenset({"folder", "cache_dir", "num_rows", "mean_tokens", "basis", "streaming"}),
     "optimizer": frozenset({"name"}),  # fused or not is the same rule; which rule it is stands below
 }

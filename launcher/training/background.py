@@ -18,9 +18,12 @@ class Background:
         self._thread = threading.Thread(target=self._run, args=(work,), name="checkpoint", daemon=True)
         self._thread.start()
 
-    def wait(self) -> None:
+    def wait(self, beat: Callable[[], None] = lambda: None) -> None:
+        """`beat` is called every second: whoever waits is alive."""
         if self._thread is not None:
-            self._thread.join()
+            while self._thread.is_alive():
+                self._thread.join(1.0)
+                beat()
             self._thread = None
         error, self._error = self._error, None
         if error is not None:

@@ -15,6 +15,8 @@ from launcher.training.observers.base import Observer
 LAUNCHER_PID_VARIABLE = "LAUNCHER_PID"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _LOOK_EVERY_SECONDS = 1.0
+# A scheduler signals all processes of a job: ours, and those that pass a signal on to us. That is one wish, not two.
+_TOGETHER_SECONDS = 2.0
 
 
 class StopOnSignal(Observer):
@@ -22,6 +24,7 @@ class StopOnSignal(Observer):
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self._received_at = 0.0
 
     def install(self) -> None:
         for number in _SIGNALS:
@@ -31,9 +34,10 @@ class StopOnSignal(Observer):
         return self.received is not None
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if self.received is not None:
+        if self.received is None:
+            self.received, self._received_at = signal.Signals(number), time.monotonic()
+        elif number != signal.SIGUSR1 and time.monotonic() - self._received_at > _TOGETHER_SECONDS:
             raise KeyboardInterrupt
-        self.received = signal.Signals(number)
 
 
 def end_with_parents() -> None:

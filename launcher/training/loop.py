@@ -57,11 +57,12 @@ def _train_from(run: Run, observer: Observer, position: Position, readback: Read
         position.owes_evaluation = False
         observer.on_evaluation(run, evaluator.evaluate(position.step))
         observer.on_save(run, position)  # with what the evaluation has shown
+        clock.restart()
     while position.step < run.num_steps and not observer.wants_to_stop():
         step = position.step + 1
         result = train_step(run, step, batches, clock, asks_to_stop=observer.asks_to_stop())
         position.advance(result.packs, result.num_tokens)
-        stops = readback.add(result)
+        stops = readback.add(result) and step < run.num_steps  # behind the last step there is nothing to stop
         evaluates = is_due(run, step, schedule.evaluate_every_steps, schedule.evaluate_every_epochs)
         if stops:  # there may be little time: an evaluation is made when the run goes on
             position.owes_evaluation, evaluates = evaluates, False
@@ -69,7 +70,9 @@ def _train_from(run: Run, observer: Observer, position: Position, readback: Read
         if evaluates or saves:
             readback.flush()
         if evaluates:
+            position.owes_evaluation = True
             saves |= observer.on_evaluation(run, evaluator.evaluate(step))
+            position.owes_evaluation = False
         if saves:
             run.pulse.beat("saving")
             observer.on_save(run, position)

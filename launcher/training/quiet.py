@@ -26,6 +26,8 @@ def silence_libraries() -> None:
 
 def hide_secrets() -> None:
     """From all that Python writes in this process: consoles and their logs are passed on."""
+    if isinstance(sys.stderr, _Redacting):
+        return
     known = find_known_secrets(os.environ)
     sys.stdout, sys.stderr = _Redacting(sys.stdout, known), _Redacting(sys.stderr, known)
 

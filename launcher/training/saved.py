@@ -45,9 +45,13 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
         write(scratch)
         let_others_read(scratch)
         sync_folder(scratch)
-        shutil.rmtree(folder, ignore_errors=True)
+        old = folder.with_name(f".{folder.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():
+            folder.rename(old)
         scratch.rename(folder)
         sync_folder(folder.parent)
+        shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError, InputError) as error:
         shutil.rmtree(scratch, ignore_errors=True)  # half of it may be what fills the disk
         why = error.title if isinstance(error, InputError) else error

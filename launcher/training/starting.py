@@ -17,9 +17,9 @@ from launcher.started import find_unknown_rank
 from launcher.training.cpu_ranks import enable_cpu_ranks
 from launcher.training.loading import DTYPES
 
-# How long a rank waits for the others in a collective before it gives up. torch's default is half an hour for NCCL's
-# first and every other call; no environment variable sets it.
-_COLLECTIVE_MINUTES = 10
+# How long a rank waits for the others in a collective before it gives up, behind the watchdog, which can say who is
+# waited for. torch's default is half an hour for NCCL's first and every other call; no environment variable sets it.
+_BEHIND_WATCHDOG_SECONDS = 120
 
 
 def start(plan: Plan) -> Accelerator:
@@ -41,7 +41,7 @@ def start(plan: Plan) -> Accelerator:
         ),
         dynamo_plugin=TorchDynamoPlugin(backend="no"),  # layers are compiled here, as planned
         cpu=on_cpu and not is_engine,
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(minutes=_COLLECTIVE_MINUTES))],
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=_make_patience(plan))],
     )
     # A plugin is missing where other files were given than the plan's: check_started tells.
     if plan.strategy == "fsdp2" and getattr(accelerator.state, "fsdp_plugin", None) is not None:
@@ -49,6 +49,10 @@ def start(plan: Plan) -> Accelerator:
     if is_deepspeed and getattr(accelerator.state, "deepspeed_plugin", None) is not None:
         _fill_deepspeed(accelerator.state.deepspeed_plugin, plan)
     return accelerator
+
+
+def _make_patience(plan: Plan) -> timedelta:
+    return timedelta(seconds=plan.guards.hang_seconds + _BEHIND_WATCHDOG_SECONDS)
 
 
 def _check_told_apart() -> None:

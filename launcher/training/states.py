@@ -47,7 +47,7 @@ def gather_optimizer(engine: Engine) -> dict[StateName, Tensor]:
     if zero is not None:
         zero.link()
     for name, parameter in named_trained(engine):
-        own = known[parameter] if known and zero is None else {}  # SGD keeps nothing
+        own = known.get(parameter, {}) if zero is None else {}  # SGD keeps nothing
         states = _plain_states(own) if zero is None else zero.get_states(parameter)
         for key, value in states:
             whole = value.full_tensor() if isinstance(value, DTensor) else value
@@ -110,8 +110,8 @@ def _copy_into(parameter: nn.Parameter, whole: Tensor) -> None:
 
 def _place_like(value: Tensor, parameter: nn.Parameter) -> Tensor | int:
     """What has the parameter's shape is sharded as it is; what has not belongs to every rank. A count is a number."""
-    if not value.is_floating_point() and value.dim() == 0:
-        return int(value)
+    if value.dim() == 0:
+        return value.cpu() if value.is_floating_point() else int(value)  # load_state_dict moves it where it belongs
     if isinstance(parameter, DTensor) and value.shape == parameter.shape:
         return _shard_like(value, parameter)
     return value

@@ -7,7 +7,6 @@ to one process: losses 2e-7, gradient norms 2e-6, held-out loss 2e-7.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor
 from launcher import metrics
 from launcher.choices import Strategy
 from launcher.render import Rendezvous
-from tests.distributed.bench import Bench, Cell, Trained, make_command
+from tests.distributed.bench import Bench, Cell, Trained, find_port, make_command
 from tests.distributed.conftest import Reference
 from tests.training.builders import moved_difference
 
@@ -189,9 +188,3 @@ def is_about(number: float, expected: float) -> bool:
 def largest_difference(trained: Trained, alone: Trained, name: str) -> float:
     pairs = zip(trained.values(name), alone.values(name), strict=True)
     return max(abs(one - other) / abs(other) for one, other in pairs)
-
-
-def find_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -16,8 +16,7 @@ from launcher.launch import ACCELERATE, write_run
 from launcher.paths import RunPaths
 from launcher.render import Rendezvous, render_command
 from tests.conftest import ROOT
-from tests.distributed.bench import Bench, Cell, Ended, Trained
-from tests.distributed.test_matrix import find_port
+from tests.distributed.bench import Bench, Cell, Ended, Trained, find_port
 from tests.training.builders import vary
 
 CELL = Cell(strategy="ddp", ranks_per_node=1, nodes=2)

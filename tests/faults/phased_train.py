@@ -29,6 +29,7 @@ PHASES_VARIABLE = "LAUNCHER_TEST_PHASES"  # the folder of the files
 START_SECONDS_VARIABLE = "LAUNCHER_TEST_START_SECONDS"  # as imports take
 STEP_SECONDS_VARIABLE = "LAUNCHER_TEST_STEP_SECONDS"
 SAVE_SECONDS_VARIABLE = "LAUNCHER_TEST_SAVE_SECONDS"  # before each file, each rename, each deletion
+_APART_SECONDS = 2.5  # signals that come together are one wish
 SIGNALS_VARIABLE = "LAUNCHER_TEST_SIGNALS"  # STEP:RANK:NUMBER,...: a rank sends itself a signal behind a step
 PHASES = ("starting", "training", "evaluating", "saving", "ending")
 _WIDTH = 24
@@ -69,12 +70,16 @@ class Telling(Console):
         super().on_start(run, step)
         PHASE.write("training")
 
+    _has_sent = False
+
     def on_step(self, run: Run, metrics: StepMetrics) -> None:
         super().on_step(run, metrics)
         time.sleep(float(os.environ.get(STEP_SECONDS_VARIABLE, "0")))
         for asked in filter(None, os.environ.get(SIGNALS_VARIABLE, "").split(",")):
             step, rank, number = map(int, asked.split(":"))
             if (step, rank) == (metrics.step, run.engine.rank):
+                time.sleep(_APART_SECONDS if self._has_sent else 0.0)
+                self._has_sent = True
                 os.kill(os.getpid(), signal.Signals(number))
 
     def on_end(self, run: Run, step: int) -> None:

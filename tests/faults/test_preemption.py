@@ -123,10 +123,13 @@ def test_an_evaluation_is_not_lost(bench: Bench, warm: Warm, undisturbed: Undist
     check_same(course.trained, undisturbed(cell))
 
 
-def test_a_signal_in_the_last_steps_comes_too_late(bench: Bench, warm: Warm) -> None:
-    course = make_course(bench, Cell(strategy="ddp", config=CONFIG))
+def test_a_signal_in_the_last_steps_comes_too_late(bench: Bench, warm: Warm, undisturbed: Undisturbed) -> None:
+    """The last evaluation is made, too."""
+    cell = Cell(strategy="ddp", config=CONFIG)
+    course = make_course(bench, cell)
     assert warm.launch(course.command, **ask({1: [USR1]}, step=NUM_STEPS - 1)).returncode == 0
     assert course.trained.outcome.status == "done"
+    check_same(course.trained, undisturbed(cell))
 
 
 @pytest.mark.parametrize(

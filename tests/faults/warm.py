@@ -148,8 +148,9 @@ def serve() -> None:
     from accelerate.commands import launch  # noqa: F401
     from torch.distributed import fsdp, run  # noqa: F401
 
+    from launcher import locking  # noqa: F401
     from launcher.corpus import prepare  # noqa: F401
-    from launcher.training import locking, session  # noqa: F401
+    from launcher.training import session  # noqa: F401
 
     with suppress(ImportError):
         import deepspeed  # noqa: F401

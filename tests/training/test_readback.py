@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -177,3 +178,33 @@ def test_metrics_that_cannot_be_written_are_told(run: Run) -> None:
     run.paths.metrics.mkdir()
     with pytest.raises(RunFailedError, match=r"metrics.jsonl cannot be written: Is a directory"):
         Facts().on_step(run, StepMetrics(step=1, epoch=0.1, values={metrics.TRAIN_LOSS: 1.0}))
+
+
+def test_half_a_line_does_not_spoil_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a full disk leaves it."""
+    file = tmp_path / "metrics.jsonl"
+    row = StepMetrics(step=1, epoch=0.1, values={"train/loss": 0.5}, packs=(1,))
+    append_metrics(file, row)
+    real = Path.open
+
+    class Full:
+        def __init__(self, stream: Any) -> None:
+            self._stream = stream
+
+        def __enter__(self) -> Full:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self._stream.close()
+
+        def write(self, text: str) -> None:
+            self._stream.write(text[:20])
+            self._stream.flush()
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", lambda self, *args, **more: Full(real(self, *args, **more)))
+    with pytest.raises(OSError, match="No space"):
+        append_metrics(file, row)
+    monkeypatch.setattr(Path, "open", real)
+    append_metrics(file, row)
+    assert load_metrics(file) == [row, row]

@@ -14,6 +14,7 @@ from launcher import metrics
 from launcher.checkpoints import Checkpoint, find_newest, read_checkpoint
 from launcher.corpus.store import Store
 from launcher.errors import InputError, RunFailedError
+from launcher.inputs import Request, merge_requests
 from launcher.metrics import StepMetrics, load_metrics
 from launcher.plan.model import Plan
 from launcher.training.loop import train
@@ -333,3 +334,45 @@ def test_the_chain_tells_orders_apart(plan: Plan, store: Store, tmp_path: Path) 
     swapped = find_position(run, 2)
     swapped.advance(tuple(reversed(run.order.packs_of(2))), 1)
     assert swapped.chain != chains[3]
+
+
+def test_a_damaged_one_never_pushes_out_a_good_one(plan: Plan, store: Store, tmp_path: Path) -> None:
+    """Taken up behind step 2, because 4 is damaged: what is saved then stays, and the damaged one goes."""
+    varied = vary(plan, {**SAVING, "schedule.save_every_steps": 1, "schedule.save_total_limit": 2})
+    cut(varied, store, tmp_path, 5)
+    kept = sorted(folder.name for folder in (tmp_path / "checkpoints").glob("step-*"))
+    assert kept == ["step-000003", "step-000004"]
+    damage(tmp_path / "checkpoints/step-000004", "flipped")
+    shutil.move(tmp_path / "checkpoints/step-000004", tmp_path / "checkpoints/step-000006")
+    cut(varied, store, tmp_path, 5)
+    kept = sorted(folder.name for folder in (tmp_path / "checkpoints").glob("step-*"))
+    assert kept == ["step-000003", "step-000004"]
+    assert isinstance(read_checkpoint(tmp_path / "checkpoints/step-000004"), Checkpoint)
+
+
+def test_the_best_is_looked_at_before_it_is_taken(
+    plan: Plan, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    varied = vary(plan, {**SAVING, "schedule.load_best_model_at_end": True})
+    run = build(varied, store, tmp_path)
+    best = Best(varied.schedule)
+    saving = Saving(best)
+    train(run, Observers([Facts(), best, saving]), begin(run, ResumeOptions()).position)
+    best.step = 2
+    damage(run.paths.checkpoint(2), "flipped")
+    saving.on_end(run, 6)
+    assert "is not what was written; the last weights are saved instead of the best" in capsys.readouterr().err
+    last = run.paths.checkpoint(6) / "adapter_model.safetensors"
+    assert (run.paths.adapter / "adapter_model.safetensors").read_bytes() == last.read_bytes()
+
+
+def test_a_step_that_was_passed_over_repeats_itself(plan: Plan, store: Store, tmp_path: Path) -> None:
+    run = build(plan, store, tmp_path)
+    row = StepMetrics(step=1, epoch=0.1, values={metrics.TRAIN_LOSS: float("nan")}, packs=(1,))
+    Replay([row], must_agree=True).on_step(run, row)
+
+
+def test_what_is_asked_for_on_the_way_is_added() -> None:
+    stored = Request(expert="neo4j", overrides=("a=1", "b=2"), max_steps=5, gpus_per_node=2)
+    merged = merge_requests(stored, Request(expert="neo4j", overrides=("b=3",), gpus_per_node=4))
+    assert merged == Request(expert="neo4j", overrides=("a=1", "b=2", "b=3"), max_steps=5, gpus_per_node=4)

@@ -44,6 +44,7 @@ MAY_USE: dict[str, set[str]] = {
     "render": FOUNDATION | {"plan", "paths", "hardware", "shapes"},
     "record": FOUNDATION | {"paths"},
     "checkpoints": FOUNDATION | {"paths"},
+    "locking": FOUNDATION | {"paths"},
     "experience": FOUNDATION | {"paths", "plan"},
     "runs": FOUNDATION | {"paths", "inputs", "hardware", "manifest", "record"},
     "processes": FOUNDATION,
@@ -66,7 +67,9 @@ MAY_USE: dict[str, set[str]] = {
     "training": FOUNDATION
     | {"plan", "metrics", "paths", "corpus", "memory", "speed", "record", "bases", "manifest", "inputs", "preparing"}
     | {"started", "checkpoints", "experience", "processes", "probe"},
-    "train": FOUNDATION | {"started", "arguments", "manifest", "plan", "inputs", "paths", "runs", "corpus", "training"},
+    "train": FOUNDATION
+    | {"started", "arguments", "manifest", "plan", "inputs", "paths", "runs", "corpus", "training"}
+    | {"locking"},
     "cli": FOUNDATION
     | {
         "arguments",
@@ -75,6 +78,7 @@ MAY_USE: dict[str, set[str]] = {
         "inputs",
         "hardware",
         "launch",
+        "locking",
         "nodes",
         "paths",
         "plan",

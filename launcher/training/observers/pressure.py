@@ -20,13 +20,13 @@ class Pressure(Observer):
         self._before: float | None = None
         self._recent: deque[bool] = deque(maxlen=_RECENT)
 
-    def on_step(self, run: Run, metrics: StepMetrics) -> None:  # noqa: ARG002
+    def on_step(self, run: Run, metrics: StepMetrics) -> None:
         retries = metrics.get(ALLOC_RETRIES)
         if retries is None:
             return
         self._recent.append(self._before is not None and retries > self._before)
         self._before = retries
-        if sum(self._recent) >= _STORM:
+        if sum(self._recent) >= _STORM and run.plan.ladder:  # without a rung, slow is better than not at all
             raise torch.OutOfMemoryError(
                 f"{sum(self._recent)} of the last {len(self._recent)} steps had to empty the cache to get memory"
             )

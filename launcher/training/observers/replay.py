@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 
@@ -32,7 +33,10 @@ class Replay(Observer):
         if before.packs != metrics.packs:
             self._tell(f"step {metrics.step} trained packs {before.packs} before, and {metrics.packs} now")
         loss, again = before.values[names.TRAIN_LOSS], metrics.values[names.TRAIN_LOSS]
-        difference = abs(again - loss) / max(abs(loss), 1e-9)
+        if not (math.isfinite(loss) or math.isfinite(again)):
+            difference = 0.0  # passed over both times
+        else:
+            difference = abs(again - loss) / max(abs(loss), 1e-9)
         self._largest = max(self._largest, difference)
         is_exact = run.engine.device.type == "cpu" and run.plan.precision.compute_dtype == "fp32"
         if not difference <= (_EXACT if is_exact else _NEAR):

@@ -6,7 +6,7 @@ import shutil
 import sys
 from contextlib import suppress
 
-from launcher.checkpoints import list_checkpoints, step_of
+from launcher.checkpoints import Damaged, list_checkpoints, read_checkpoint, step_of
 from launcher.errors import LauncherError
 from launcher.training.background import Background
 from launcher.training.checkpoint import Snapshot, take_snapshot, write_snapshot
@@ -43,8 +43,7 @@ class Saving(Observer):
         """The best checkpoint where the plan wants it, else the last weights."""
         self._settle(run)
         wanted = self._best.step if run.plan.schedule.load_best_model_at_end else None
-        has_it = wanted is not None and run.paths.checkpoint(wanted).is_dir()
-        chosen = tell_all(run.engine.accelerator, wanted if has_it and wanted is not None else step)
+        chosen = tell_all(run.engine.accelerator, _find_whole(run, wanted) or step)
         if chosen == step:
             save_trained(run, run.paths.adapter)
         if not run.engine.is_main:
@@ -56,30 +55,42 @@ class Saving(Observer):
 
     def close(self) -> None:
         """Behind a failure: what is being written is still written."""
-        with suppress(LauncherError):
+        with suppress(Exception):  # another error is on its way
             self._background.wait()
 
     def _settle(self, run: Run) -> None:
         """The last one is on the disk, or the run ends here, unless it was told to go on without."""
         try:
-            self._background.wait()
+            self._background.wait(lambda: run.pulse.beat("writing a checkpoint"))
         except LauncherError as error:
             if run.plan.guards.save_errors == "stop":
                 raise
             print(f"warning: no checkpoint: {error}", file=sys.stderr, flush=True)
 
 
+def _find_whole(run: Run, wanted: int | None) -> int | None:
+    """The best one, if it is what was written; else it is told that the last one takes its place."""
+    if wanted is None or not run.engine.is_main:
+        return None
+    found = read_checkpoint(run.paths.checkpoint(wanted))
+    if isinstance(found, Damaged):
+        print(f"warning: {found}; the last weights are saved instead of the best", file=sys.stderr, flush=True)
+        return None
+    return wanted
+
+
 def _write(run: Run, snapshot: Snapshot, best: int | None) -> None:
     write_snapshot(run, snapshot)
-    _delete_old(run, best)
+    _delete_old(run, best, newest=snapshot.manifest.step)
 
 
-def _delete_old(run: Run, best: int | None) -> None:
-    """After the new one is proven; the best one stays whatever its age."""
+def _delete_old(run: Run, best: int | None, newest: int) -> None:
+    """After the new one is proven. It stays, and so does the best one, whatever its age."""
     limit = run.plan.schedule.save_total_limit
     kept = [step_of(folder) for folder in reversed(list_checkpoints(run.paths))]
     while limit is not None and len(kept) > limit:
-        oldest = next((step for step in kept[:-1] if step != best), None)
+        later = [step for step in kept if step > newest]  # damaged: the run was taken up behind an older one
+        oldest = next((step for step in (*later, *kept) if step not in (best, newest)), None)
         if oldest is None:
             return
         kept.remove(oldest)

@@ -18,6 +18,15 @@ _held: list[int] = []  # open for as long as this process lives
 
 def lock_run(paths: RunPaths) -> None:
     """Held until the process ends, however it ends."""
+    _held.append(_take(paths))
+
+
+def check_unlocked(paths: RunPaths) -> None:
+    """Before the files of a run are written anew: those of one that is being trained are its own."""
+    os.close(_take(paths))
+
+
+def _take(paths: RunPaths) -> int:
     descriptor = os.open(paths.root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     deadline = time.monotonic() + _WAIT_SECONDS
     while True:
@@ -33,4 +42,4 @@ def lock_run(paths: RunPaths) -> None:
             time.sleep(_LOOK_EVERY_SECONDS)
         except OSError:  # a file system that cannot lock: nothing is known
             break
-    _held.append(descriptor)
+    return descriptor
