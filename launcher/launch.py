@@ -116,13 +116,16 @@ def fill_existing(
     *,
     rendezvous: Rendezvous | None = None,
     slurm: SlurmOptions | None = None,
+    script_args: Sequence[str] = (),
 ) -> None:
     """plan.json comes last: a node that shares the directory knows by it that all is there."""
     script = find_train_script()
     texts = input_texts(planned, paths)
     texts |= render(planned.plan, paths, rendezvous=rendezvous, script=script, slurm=slurm)
     if slurm is not None:
-        texts[paths.slurm.name] = render_slurm(planned.plan, paths, options=slurm, script=script)
+        texts[paths.slurm.name] = render_slurm(
+            planned.plan, paths, options=slurm, script=script, script_args=script_args
+        )
     plan = {paths.plan.name: texts.pop(paths.plan.name)}
     write_files(paths.root, texts | plan)
 

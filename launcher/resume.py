@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +60,11 @@ def check_drift(resumed: ResumedRun) -> None:
 
 
 def rewrite_run(
-    resumed: ResumedRun, *, rendezvous: Rendezvous | None = None, slurm: SlurmOptions | None = None
+    resumed: ResumedRun,
+    *,
+    rendezvous: Rendezvous | None = None,
+    slurm: SlurmOptions | None = None,
+    script_args: Sequence[str] = (),
 ) -> None:
     """Files for what is here now. A plan that is replaced is kept among the logs."""
     paths, plan = resumed.paths, resumed.planned.plan
@@ -68,4 +73,4 @@ def rewrite_run(
         outcome = load_outcome(paths.outcome)
         number = 1 if outcome is None else max(1, len(outcome.attempts))
         (paths.logs / f"plan-of-attempt-{number}.json").write_text(before, encoding="utf-8")
-    fill_existing(resumed.planned, paths, rendezvous=rendezvous, slurm=slurm)
+    fill_existing(resumed.planned, paths, rendezvous=rendezvous, slurm=slurm, script_args=script_args)

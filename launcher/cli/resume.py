@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.arguments import make_request
 from launcher.cli.train import finish, make_console, prepare, show, submit
-from launcher.errors import ExitCode
+from launcher.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
     from launcher.nodes import Node
@@ -47,7 +47,9 @@ def _resume_slurm(arguments: argparse.Namespace, resumed: ResumedRun, slurm: Slu
         check_sbatch()
         check_packages(resumed.planned.plan)
     show(arguments, resumed.planned)
-    rewrite_run(resumed, slurm=slurm)
+    if arguments.verify:
+        raise InputError("--verify trains recorded steps again, here: it excludes --slurm")
+    rewrite_run(resumed, slurm=slurm, script_args=make_script_args(arguments))
     if arguments.no_submit:
         print(f"Nothing was submitted. In the project root on the cluster: sbatch {resumed.paths.slurm}")
         return ExitCode.DONE

@@ -13,6 +13,8 @@ from launcher.units import format_gib
 
 # Below this share of a step nobody needs to be told that links are waited for.
 _WORTH_TELLING = 0.1
+_COPIES = 3  # of what is trained, in FP32, gathered for a checkpoint: weights and two states
+_MUCH = 0.5  # of a node's CPU memory
 
 
 def make_notes(situation: Situation, sizing: Sizing, layout: Layout) -> Iterator[str]:
@@ -32,6 +34,12 @@ def make_notes(situation: Situation, sizing: Sizing, layout: Layout) -> Iterator
         yield (
             f"{situation.base.model_type} is not an architecture this launcher knows: read as llama's, "
             "so parameters and memory are approximate"
+        )
+    snapshot = int(_COPIES * sizing.gradient_bytes)
+    if situation.gpu is not None and snapshot > _MUCH * sizing.budget.host_bytes:
+        yield (
+            f"a checkpoint takes {format_gib(snapshot)} of CPU memory on the first rank, its node has "
+            f"{format_gib(sizing.budget.host_bytes)}: saving may end the run"
         )
     failed = situation.options.failed_bytes
     if failed is not None:

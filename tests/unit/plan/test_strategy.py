@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launcher.errors import InputError, ManifestError
+from launcher.plan import Plan
+from launcher.plan.ladder import take_rung
 from tests.unit.plan.conftest import FULL_FINE_TUNING, decision, plan_for
 
 INT4 = ("base_models.0.quantization=int4",)
@@ -140,3 +142,27 @@ def test_8_bit_adamw_needs_a_gpu() -> None:
         plan_for(gpu=None, profile="full", config=config)
     assert plan_for(gpu=None, config=config).optimizer.name == "adamw_torch"
     assert plan_for(config=config).optimizer.name == "adamw_bnb_8bit"
+
+
+@pytest.mark.parametrize(("ram", "is_told"), [(128.0, True), (1024.0, False)])
+def test_a_checkpoint_that_fills_the_host_is_told(ram: float, is_told: bool) -> None:
+    plan = plan_for(gpu="h100", gpus=8, base="Qwen/Qwen3-8B", overrides=FULL_FINE_TUNING, ram_gib_per_node=ram)
+    assert any("a checkpoint takes 91.5 GiB of CPU memory" in note for note in plan.notes) == is_told
+
+
+def test_zero3_compiles_nothing_unless_asked() -> None:
+    plan = plan_for(gpu="h100", gpus=8, strategy="zero3", base="Qwen/Qwen3-8B")
+    assert plan.compile is None
+    assert "every layer is compiled by itself" in decision(plan, "torch.compile")
+    asked = plan_for(gpu="h100", gpus=8, strategy="zero3", base="Qwen/Qwen3-8B", config={"torch_compile": True})
+    assert asked.compile is not None
+
+
+def test_a_rung_to_zero3_is_as_a_plan_for_it() -> None:
+    lower: Plan | None = plan_for(gpu="rtx4090", gpus=2, base="Qwen/Qwen3-8B", overrides=INT4)
+    while lower is not None and lower.strategy != "zero3":
+        lower = take_rung(lower)
+    assert lower is not None
+    assert lower.quantization is not None
+    assert lower.quantization.storage_dtype == "bf16"
+    assert lower.compile is None
