@@ -40,6 +40,12 @@ def escape(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
+def show_value(value: object) -> str:
+    """In a list of differences: a long one is cut."""
+    text = escape(str(value))
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
     """One thing that is wrong, and where: a dotted path into a file, a flag, or nothing."""

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.errors import InputError, Problem, RunFailedError, escape
+from launcher.errors import InputError, Problem, RunFailedError, show_value
 from launcher.paths import RunPaths, name_run
 from launcher.plan import Plan, load_plan
 from launcher.record import load_outcome
@@ -151,12 +151,7 @@ def find_differences(theirs: Plan, ours: Plan) -> tuple[Problem, ...]:
     """Key by key, in what runs."""
     there, here = (flatten(plan.model_dump(mode="json", exclude=set(_TOLD))) for plan in (theirs, ours))
     return tuple(
-        Problem(where=key, what=f"{_shown(there.get(key))} there, {_shown(here.get(key))} on this node")
+        Problem(where=key, what=f"{show_value(there.get(key))} there, {show_value(here.get(key))} on this node")
         for key in sorted(there.keys() | here.keys())
         if key not in _MEASURED and there.get(key) != here.get(key)
     )
-
-
-def _shown(value: object) -> str:
-    text = escape(str(value))
-    return text if len(text) <= 60 else text[:57] + "..."

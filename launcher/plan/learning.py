@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launcher.errors import Problem, escape
+from launcher.errors import Problem, show_value
 from launcher.plan.model import Plan
 from launcher.values import flatten
 
@@ -42,12 +42,7 @@ def learning_values(plan: Plan) -> dict[str, object]:
 def find_drift(before: Mapping[str, object], now: Mapping[str, object]) -> tuple[Problem, ...]:
     """Every value that is not what it was."""
     return tuple(
-        Problem(where=key, what=f"{_shown(before.get(key))} before, {_shown(now.get(key))} now")
+        Problem(where=key, what=f"{show_value(before.get(key))} before, {show_value(now.get(key))} now")
         for key in sorted(before.keys() | now.keys())
         if before.get(key) != now.get(key)
     )
-
-
-def _shown(value: object) -> str:
-    text = escape(str(value))
-    return text if len(text) <= 60 else text[:57] + "..."

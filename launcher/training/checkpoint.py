@@ -25,7 +25,7 @@ from launcher.errors import RunFailedError
 from launcher.paths import sync_folder, write_text_atomically
 from launcher.plan.learning import learning_values
 from launcher.training.engine import Engine
-from launcher.training.handing import Handed, tell_all
+from launcher.training.handing import Handed, hand_out
 from launcher.training.position import Position
 from launcher.training.run import Run
 from launcher.training.saved import own_names, weights_file, write_exactly, write_folder
@@ -96,8 +96,8 @@ def _write(run: Run, snapshot: Snapshot, folder: Path) -> None:
 def restore(run: Run, checkpoint: Checkpoint | None) -> None:
     """Every rank must call it; the first has the checkpoint."""
     engine = run.engine
-    manifest = tell_all(engine.accelerator, None if checkpoint is None else checkpoint.manifest)
-    folder = tell_all(engine.accelerator, None if checkpoint is None else checkpoint.folder)
+    manifest = hand_out(engine.accelerator, None if checkpoint is None else checkpoint.manifest)
+    folder = hand_out(engine.accelerator, None if checkpoint is None else checkpoint.folder)
     assert manifest is not None
     assert folder is not None
     names = own_names(run)

@@ -41,7 +41,7 @@ class Handed:
 
     def __init__(self, engine: Engine, file: Path) -> None:
         self._engine, self._file = engine, file
-        self.entries: tuple[Entry, ...] = tell_all(engine.accelerator, _list(file) if engine.is_main else ())
+        self.entries: tuple[Entry, ...] = hand_out(engine.accelerator, _list(file) if engine.is_main else ())
 
     def __iter__(self) -> Iterator[tuple[Entry, Tensor]]:
         if not self._engine.is_main:
@@ -59,7 +59,7 @@ class Handed:
         return tensor
 
 
-def tell_all(accelerator: Accelerator, value: T) -> T:
+def hand_out(accelerator: Accelerator, value: T) -> T:
     """What the first rank knows, on every rank."""
     if accelerator.num_processes == 1:
         return value

@@ -12,7 +12,7 @@ from launcher.errors import InputError, Problem, RunFailedError
 from launcher.metrics import TRAIN_LOSS, StepMetrics, cut_metrics, load_metrics
 from launcher.plan.learning import find_drift, learning_values
 from launcher.training.checkpoint import restore
-from launcher.training.handing import tell_all
+from launcher.training.handing import hand_out
 from launcher.training.position import Position, find_position
 from launcher.training.run import Run
 
@@ -45,7 +45,7 @@ class _Found:
 def begin(run: Run, options: ResumeOptions) -> Beginning:
     """Every rank must call it. What it finds is put into the run; metrics of steps that come again are taken away."""
     is_main = run.engine.is_main
-    found = tell_all(run.engine.accelerator, _find(run, options) if is_main else _Found(checkpoint=None, problems=()))
+    found = hand_out(run.engine.accelerator, _find(run, options) if is_main else _Found(checkpoint=None, problems=()))
     if found.problems:
         raise InputError(
             f"{run.paths.root}: what is to be trained is not what this run has trained so far",

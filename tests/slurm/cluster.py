@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.distributed.bench import find_port
+
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "scancel", "munged")
 _MUNGE_SOCKET = Path("/run/munge/munge.socket.2")
 
@@ -100,7 +102,7 @@ def _start_munge(folder: Path) -> None:
 
 
 def _make_conf(folder: Path) -> str:
-    ports = [_find_free_port() for _ in range(3)]
+    ports = [find_port() for _ in range(3)]
     host = socket.gethostname()
     state = folder / "state"
     state.mkdir(exist_ok=True)
@@ -134,9 +136,3 @@ JobAcctGatherType=jobacct_gather/none
 {nodes}
 PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 """
-
-
-def _find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

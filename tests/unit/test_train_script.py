@@ -13,7 +13,7 @@ from launcher.errors import ExitCode
 from launcher.metrics import load_metrics
 from launcher.paths import RunPaths
 from launcher.record import load_outcome
-from launcher.train import is_lost_rank
+from launcher.train import is_lost_rank, is_lost_worker, is_out_of_memory
 from tests.conftest import ROOT, WriteManifest
 
 
@@ -86,3 +86,17 @@ def test_a_lost_rank_is_told_from_a_bug(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert is_lost_rank(lost)
     assert not is_lost_rank(RuntimeError("shapes do not match"))
+
+
+@pytest.mark.parametrize(
+    ("error", "is_full", "is_worker"),
+    [
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True, False),
+        (RuntimeError("CUDA error: out of memory"), True, False),
+        (RuntimeError("ncclUnhandledCudaError: Cuda failure 2 'out of memory'"), True, False),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), False, True),
+        (RuntimeError("shapes do not match"), False, False),
+    ],
+)
+def test_errors_by_their_words(error: Exception, is_full: bool, is_worker: bool) -> None:
+    assert (is_out_of_memory(error), is_lost_worker(error)) == (is_full, is_worker)

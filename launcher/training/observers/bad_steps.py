@@ -23,7 +23,6 @@ class BadSteps(Observer):
     """Every rank sees the same, so all of them end the run at the same step."""
 
     def __init__(self) -> None:
-        self.num_skipped = 0
         self._in_a_row = 0
         self._losses: deque[float] = deque(maxlen=_RECENT)
 
@@ -33,7 +32,6 @@ class BadSteps(Observer):
         is_bad = not math.isfinite(loss) or (metrics.values[names.SKIPPED] > 0 and not run.engine.scales_loss)
         self._in_a_row = self._in_a_row + 1 if is_bad else 0
         if is_bad:
-            self.num_skipped += 1
             what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradients is {norm}"
             _tell(run, f"step {metrics.step:,}: {what}; the step was passed over. {_name_rows(run, metrics)}")
             if self._in_a_row > run.plan.guards.max_bad_steps:

@@ -11,7 +11,7 @@ from launcher.errors import LauncherError
 from launcher.training.background import Background
 from launcher.training.checkpoint import Snapshot, take_snapshot, write_snapshot
 from launcher.training.describing import CARD_FILE, write_card
-from launcher.training.handing import tell_all
+from launcher.training.handing import hand_out
 from launcher.training.observers.base import Observer
 from launcher.training.observers.best import Best
 from launcher.training.position import Position
@@ -43,7 +43,7 @@ class Saving(Observer):
         """The best checkpoint where the plan wants it, else the last weights."""
         self._settle(run)
         wanted = self._best.step if run.plan.schedule.load_best_model_at_end else None
-        chosen = tell_all(run.engine.accelerator, _find_whole(run, wanted) or step)
+        chosen = hand_out(run.engine.accelerator, _find_whole(run, wanted) or step)
         if chosen == step:
             save_trained(run, run.paths.adapter)
         if not run.engine.is_main:

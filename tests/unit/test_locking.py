@@ -1,0 +1,40 @@
+"""Two never train the same run: the second waits a moment, and is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher import locking
+from launcher.errors import InputError
+from launcher.locking import check_unlocked
+from launcher.paths import RunPaths
+from tests.conftest import ROOT, python_path
+
+HOLD = """
+import sys
+from pathlib import Path
+from launcher.locking import lock_run
+from launcher.paths import RunPaths
+lock_run(RunPaths(Path(sys.argv[1])))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_run_that_is_being_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locking, "_WAIT_SECONDS", 0.5)
+    check_unlocked(RunPaths(tmp_path))
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(
+        command, cwd=ROOT, env={"PYTHONPATH": python_path()}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(InputError, match="another process trains this run"):
+            check_unlocked(RunPaths(tmp_path))
+        holder.kill()
+    check_unlocked(RunPaths(tmp_path))
