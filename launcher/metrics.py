@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
 
+from launcher.errors import InputError
 from launcher.units import TERA
 
 TRAIN_LOSS = "train/loss"
@@ -20,15 +24,84 @@ EVAL_SECONDS = "time/evaluation"
 TOKENS_PER_SECOND = "throughput/tokens_per_sec"
 TRAINED_TOKENS_PER_SECOND = "throughput/trained_tokens_per_sec"
 SAMPLES_PER_SECOND = "throughput/samples_per_sec"
+STEPS_PER_SECOND = "throughput/steps_per_sec"
 DEVICE_TOKENS_PER_SECOND = "throughput/device/tokens_per_sec"
 DEVICE_MFU = "throughput/device/mfu"
 STEP_SECONDS = "time/step"
-DATA_WAIT_SECONDS = "time/data_wait"
+EPOCH_SECONDS = "time/epoch"  # at the last step of an epoch: all its steps
+TOTAL_SECONDS = "time/total"  # since the run began, all attempts, without the pauses between them
+DATA_WAIT_SECONDS = "time/data_wait"  # of the host
+DATA_WAIT_SHARE = "time/data_wait_share"  # of the step, in which the device had nothing to do for want of data
 PEAK_ALLOCATED_GIB = "memory/peak_allocated_gib"
 PEAK_RESERVED_GIB = "memory/peak_reserved_gib"
 ALLOC_RETRIES = "memory/alloc_retries"
 PREDICTED_GIB = "memory/predicted_gib"
+PREDICTION_ERROR = "memory/prediction_error"  # predicted / measured - 1
+GPU_UTILIZATION = "gpu/utilization"  # 0 to 1: of the time in which some kernel ran
+GPU_POWER_WATTS = "gpu/power_watts"
+GPU_TEMPERATURE = "gpu/temperature"
+JOULES_PER_TOKEN = "gpu/joules_per_token"
+PACKING_EFFICIENCY = "data/packing_efficiency"  # real tokens / positions of the global batch, empty slots included
 TOKENS_SEEN = "data/tokens_seen"
+GOODPUT = "goodput/fraction"  # of all seconds of the run, those in which it trained what counts
+START_SECONDS = "goodput/start_seconds"
+COMPILE_SECONDS = "goodput/compile_seconds"
+DATA_SECONDS = "goodput/data_wait_seconds"
+EVALUATION_SECONDS = "goodput/evaluation_seconds"
+CHECKPOINT_SECONDS = "goodput/checkpoint_seconds"
+SKIPPED_SECONDS = "goodput/skipped_seconds"
+RESTART_SECONDS = "goodput/restart_seconds"  # steps trained again, and what later starts took
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """How a metric is read: by people, and by whatever sums a run up."""
+
+    name: str
+    title: str
+    unit: str = ""  # "share": a fraction, shown as a percentage
+    better: Literal["lower", "higher"] | None = None  # None: neither
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric(name=TRAIN_LOSS, title="training loss", better="lower"),
+    Metric(name=GRAD_NORM, title="norm of the gradients"),
+    Metric(name=LEARNING_RATE, title="learning rate"),
+    Metric(name=SKIPPED, title="steps passed over", better="lower"),
+    Metric(name=EVAL_LOSS, title="held-out loss", better="lower"),
+    Metric(name=TOKENS_PER_SECOND, title="tokens a second", unit="tokens/s", better="higher"),
+    Metric(name=TRAINED_TOKENS_PER_SECOND, title="trained tokens a second", unit="tokens/s", better="higher"),
+    Metric(name=SAMPLES_PER_SECOND, title="rows a second", unit="rows/s", better="higher"),
+    Metric(name=STEPS_PER_SECOND, title="steps a second", unit="steps/s", better="higher"),
+    Metric(name=DEVICE_TOKENS_PER_SECOND, title="tokens a second of each device", unit="tokens/s", better="higher"),
+    Metric(name=DEVICE_MFU, title="model FLOPs utilisation", unit="share", better="higher"),
+    Metric(name=STEP_SECONDS, title="step", unit="s", better="lower"),
+    Metric(name=EPOCH_SECONDS, title="epoch", unit="s", better="lower"),
+    Metric(name=EVAL_SECONDS, title="one evaluation", unit="s", better="lower"),
+    Metric(name=TOTAL_SECONDS, title="wall-clock time", unit="s", better="lower"),
+    Metric(name=DATA_WAIT_SECONDS, title="host waits for data", unit="s", better="lower"),
+    Metric(name=DATA_WAIT_SHARE, title="device waits for data", unit="share", better="lower"),
+    Metric(name=PEAK_ALLOCATED_GIB, title="peak memory, allocated", unit="GiB", better="lower"),
+    Metric(name=PEAK_RESERVED_GIB, title="peak memory, reserved", unit="GiB", better="lower"),
+    Metric(name=ALLOC_RETRIES, title="allocations that emptied the cache", better="lower"),
+    Metric(name=PREDICTED_GIB, title="peak memory, predicted", unit="GiB"),
+    Metric(name=PREDICTION_ERROR, title="error of the prediction", unit="share"),
+    Metric(name=GPU_UTILIZATION, title="GPU utilisation", unit="share", better="higher"),
+    Metric(name=GPU_POWER_WATTS, title="GPU power", unit="W"),
+    Metric(name=GPU_TEMPERATURE, title="GPU temperature", unit="°C"),
+    Metric(name=JOULES_PER_TOKEN, title="energy of a token", unit="J", better="lower"),
+    Metric(name=PACKING_EFFICIENCY, title="packing efficiency", unit="share", better="higher"),
+    Metric(name=TOKENS_SEEN, title="tokens seen", unit="tokens"),
+    Metric(name=GOODPUT, title="goodput", unit="share", better="higher"),
+    Metric(name=START_SECONDS, title="lost to the start", unit="s", better="lower"),
+    Metric(name=COMPILE_SECONDS, title="lost to compiling", unit="s", better="lower"),
+    Metric(name=DATA_SECONDS, title="lost waiting for data", unit="s", better="lower"),
+    Metric(name=EVALUATION_SECONDS, title="lost to evaluation", unit="s", better="lower"),
+    Metric(name=CHECKPOINT_SECONDS, title="lost to checkpoints", unit="s", better="lower"),
+    Metric(name=SKIPPED_SECONDS, title="lost to steps passed over", unit="s", better="lower"),
+    Metric(name=RESTART_SECONDS, title="lost to restarts", unit="s", better="lower"),
+)
+METRICS_BY_NAME: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in METRICS})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,13 +133,22 @@ def append_metrics(path: Path, metrics: StepMetrics) -> None:
 
 def load_metrics(path: Path) -> list[StepMetrics]:
     """A last line without its end is what a kill left of one, and is passed over."""
-    text = path.read_text(encoding="utf-8")
-    rows = []
-    for line in text[: text.rfind("\n") + 1].splitlines():
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    lines = text[: text.rfind("\n") + 1].splitlines()
+    return [_read_line(path, number, line) for number, line in enumerate(lines, start=1)]
+
+
+def _read_line(path: Path, number: int, line: str) -> StepMetrics:
+    try:
         row = json.loads(line)
-        values = {name: math.nan if value is None else value for name, value in row["values"].items()}
-        rows.append(StepMetrics(**{**row, "values": values, "packs": tuple(row["packs"])}))
-    return rows
+        values = {name: math.nan if value is None else float(value) for name, value in row["values"].items()}
+        packs = tuple(row["packs"])
+        return StepMetrics(step=int(row["step"]), epoch=float(row["epoch"]), values=values, packs=packs)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise InputError(f"{path}: line {number} is not a line of metrics") from None
 
 
 def cut_metrics(path: Path, step: int, *, without_evaluation: bool = False) -> list[StepMetrics]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, ValidationError
 
 from launcher.errors import ExitCode, LauncherError
-from launcher.paths import write_text_atomically
+from launcher.metrics import EVAL_LOSS, TRAIN_LOSS, StepMetrics, load_metrics
+from launcher.paths import RunPaths, write_text_atomically
+from launcher.plan import Plan, load_plan
 from launcher.redaction import find_known_secrets, redact_text
 from launcher.values import Frozen
 
@@ -24,6 +27,16 @@ class Attempt(Frozen):
     from_step: int = 0  # so many were done before
     ended_at: str | None = None  # None: it runs, or was killed without a word
     steps_done: int | None = None
+
+
+class WandbTrace(Frozen):
+    """Where a run lies in Weights & Biases: taken up again, it is written on under the same id."""
+
+    id: str
+    project: str
+    mode: Literal["online", "offline"]
+    url: str | None = None
+    folders: tuple[str, ...] = ()  # of runs that were written offline, one for each attempt
 
 
 class Outcome(Frozen):
@@ -47,6 +60,8 @@ class Outcome(Frozen):
     attempts: tuple[Attempt, ...] = ()
     rungs: tuple[str, ...] = ()  # taken down the ladder, because memory ran out
     observed: dict[str, str] = Field(default_factory=dict)  # what is active in the live process
+    wandb: WandbTrace | None = None
+    goodput: dict[str, float] = Field(default_factory=dict)  # at the end, by the metrics' names
 
     @property
     def is_final(self) -> bool:
@@ -64,6 +79,33 @@ def load_outcome(path: Path) -> Outcome | None:
         return Outcome.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValidationError, ValueError):
         return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """All that a run directory tells of a run, finished or not."""
+
+    paths: RunPaths
+    plan: Plan
+    outcome: Outcome | None  # None: it was never started
+    rows: tuple[StepMetrics, ...]  # steps and evaluations, in order
+
+    @property
+    def steps(self) -> tuple[StepMetrics, ...]:
+        return tuple(row for row in self.rows if TRAIN_LOSS in row.values)
+
+    @property
+    def evaluations(self) -> tuple[StepMetrics, ...]:
+        return tuple(row for row in self.rows if EVAL_LOSS in row.values)
+
+
+def load_record(paths: RunPaths) -> RunRecord:
+    return RunRecord(
+        paths=paths,
+        plan=load_plan(paths.plan),
+        outcome=load_outcome(paths.outcome),
+        rows=tuple(load_metrics(paths.metrics)) if paths.metrics.is_file() else (),
+    )
 
 
 def exit_code_of(error: BaseException) -> int:

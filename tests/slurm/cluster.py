@@ -80,11 +80,13 @@ class Cluster:
         deadline = time.monotonic() + seconds
         while not happened():
             if time.monotonic() > deadline:
-                daemons = sorted(self.folder.glob("daemon-*.log"))
-                there = [log for log in (*daemons, *logs) if log.exists()]
-                shown = [f"{log}:\n{log.read_text(errors='replace')[-1500:]}" for log in there]
-                raise AssertionError("\n".join([f"did not happen within {seconds:.0f} s", *shown]))
+                raise AssertionError(f"did not happen within {seconds:.0f} s\n{self.tell(logs)}")
             time.sleep(0.2)
+
+    def tell(self, logs: Sequence[Path] = ()) -> str:
+        """What the daemons, and whoever else is named, wrote last."""
+        there = [log for log in (*sorted(self.folder.glob("daemon-*.log")), *logs) if log.exists()]
+        return "\n".join(f"{log}:\n{log.read_text(errors='replace')[-2500:]}" for log in there)
 
 
 def _start_munge(folder: Path) -> None:
@@ -116,6 +118,7 @@ SlurmctldPort={ports[0]}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
+AuthInfo=cred_expire=20
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres

@@ -42,7 +42,7 @@ MAY_USE: dict[str, set[str]] = {
     | {"started", "manifest", "hardware", "gpus", "probe", "bases", "shapes", "rows", "plan"}
     | {"experience"},
     "render": FOUNDATION | {"plan", "paths", "hardware", "shapes"},
-    "record": FOUNDATION | {"paths"},
+    "record": FOUNDATION | {"paths", "metrics", "plan"},
     "checkpoints": FOUNDATION | {"paths"},
     "locking": FOUNDATION | {"paths"},
     "experience": FOUNDATION | {"paths", "plan"},
