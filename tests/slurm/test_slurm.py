@@ -77,7 +77,7 @@ def test_preempted_requeued_and_finished_as_if_nothing_had_been(cluster: Cluster
     assert 3 <= saved < 60, "in the middle"
     assert paths.checkpoint(saved).is_dir()
 
-    # Slurm holds a requeued job until the credentials of its first start have run out: started earlier, it may fail.
+    # Slurm holds a requeued job for a while: started earlier, it may be ended by the late news of its first end.
     cluster.wait_until(lambda: cluster.show_job(job)["JobState"] in ("COMPLETED", "FAILED", "CANCELLED"), 300, logs)
     assert cluster.show_job(job)["JobState"] == "COMPLETED", cluster.tell(logs)
     outcome = load_outcome(paths.outcome)
