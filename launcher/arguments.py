@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("expert", metavar="EXPERT", help="an expert by name (neo4j), or the path of a manifest.json")
     add_learning_arguments(parser)
     add_hardware_arguments(parser)
+    add_wandb_arguments(parser)
     add_guard_arguments(parser)
 
 
@@ -68,6 +70,26 @@ def add_hardware_arguments(parser: argparse.ArgumentParser) -> None:
     hardware.add_argument("--price", type=_price, metavar="PRICE/h", help="of one GPU for one hour: 0.40/h")
     # For tests and rehearsals: as many processes on each node, without a GPU.
     hardware.add_argument("--cpu-ranks", type=positive, help=argparse.SUPPRESS)
+
+
+def add_wandb_arguments(parser: argparse.ArgumentParser) -> None:
+    """Short for `--set training.config.wandb.…`."""
+    wandb = parser.add_argument_group("Weights & Biases (default: as the manifest says)")
+    wandb.add_argument(
+        "--wandb",
+        choices=("online", "offline", "disabled"),
+        dest="wandb_mode",
+        help="default: online with a key, offline without; WANDB_MODE wins",
+    )
+    wandb.add_argument("--wandb-project", metavar="NAME", help="default: expert-launcher")
+    wandb.add_argument("--wandb-entity", metavar="NAME", help="a team or a user (default: yours)")
+    wandb.add_argument("--wandb-group", metavar="NAME", help="default: the expert")
+    wandb.add_argument("--wandb-name", metavar="NAME", help="default: the run's id")
+    wandb.add_argument("--wandb-notes", metavar="TEXT", help="shown beside the run")
+    wandb.add_argument("--wandb-tags", type=_words, metavar="A,B", help="to filter by")
+    wandb.add_argument(
+        "--wandb-artifacts", type=_artifacts, metavar="adapter,manifest", help="upload these when the run is done"
+    )
 
 
 def add_guard_arguments(parser: argparse.ArgumentParser) -> None:
@@ -165,7 +187,7 @@ def make_learning_request(arguments: argparse.Namespace, expert: str) -> Request
 
     return Request(
         expert=expert,
-        overrides=tuple(arguments.overrides),
+        overrides=(*arguments.overrides, *_wandb_overrides(arguments)),
         base=arguments.base,
         max_steps=arguments.max_steps,
         profile=arguments.profile,
@@ -175,6 +197,12 @@ def make_learning_request(arguments: argparse.Namespace, expert: str) -> Request
         max_bad_steps=arguments.max_bad_steps,
         hang_seconds=arguments.hang_seconds,
     )
+
+
+def _wandb_overrides(arguments: argparse.Namespace) -> list[str]:
+    names = ("mode", "project", "entity", "group", "name", "notes", "tags", "artifacts")
+    given = {name: getattr(arguments, f"wandb_{name}") for name in names}
+    return [f"training.config.wandb.{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
 
 
 def positive(text: str) -> int:
@@ -211,6 +239,21 @@ def _time_limit(text: str) -> int:
     if total == 0:
         raise argparse.ArgumentTypeError(f"{_shown(text)} is not a time limit, such as 12:00:00 or 2-00:00:00")
     return total
+
+
+def _words(text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(words):
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not a list of words with commas between them")
+    return words
+
+
+def _artifacts(text: str) -> list[str]:
+    words = _words(text)
+    for word in words:
+        if word not in ("adapter", "manifest"):
+            raise argparse.ArgumentTypeError(f"{_shown(word)} is neither adapter nor manifest")
+    return words
 
 
 def _slurm_name(text: str) -> str:

@@ -137,37 +137,50 @@ def load_metrics(path: Path) -> list[StepMetrics]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    lines = text[: text.rfind("\n") + 1].splitlines()
-    return [_read_line(path, number, line) for number, line in enumerate(lines, start=1)]
+    rows = []
+    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
+        try:
+            rows.append(parse_metrics(line))
+        except InputError as error:
+            raise InputError(f"{path}: line {number}: {error.title}") from None
+    return rows
 
 
-def _read_line(path: Path, number: int, line: str) -> StepMetrics:
+def parse_metrics(line: str) -> StepMetrics:
     try:
         row = json.loads(line)
         values = {name: math.nan if value is None else float(value) for name, value in row["values"].items()}
         packs = tuple(row["packs"])
         return StepMetrics(step=int(row["step"]), epoch=float(row["epoch"]), values=values, packs=packs)
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise InputError(f"{path}: line {number} is not a line of metrics") from None
+        raise InputError("it is not a line of metrics") from None
 
 
-def cut_metrics(path: Path, step: int, *, without_evaluation: bool = False) -> list[StepMetrics]:
-    """Keeps what was told up to a step, whole; returns the rest, which will be trained again.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CutMetrics:
+    kept: tuple[StepMetrics, ...] = ()
+    rest: tuple[StepMetrics, ...] = ()  # steps that will be trained again
+
+
+def cut_metrics(path: Path, step: int, *, without_evaluation: bool = False) -> CutMetrics:
+    """Keeps what was told up to a step, whole.
 
     `without_evaluation`: that of the step itself will be made again, too.
     """
     if not path.exists():
-        return []
+        return CutMetrics()
     rows = load_metrics(path)
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.unlink(missing_ok=True)
     temporary.touch()
+    kept = []
     for row in rows:
         is_made_again = without_evaluation and row.step == step and EVAL_LOSS in row.values
         if row.step <= step and not is_made_again:
             append_metrics(temporary, row)
+            kept.append(row)
     temporary.replace(path)
-    return [row for row in rows if row.step > step]
+    return CutMetrics(kept=tuple(kept), rest=tuple(row for row in rows if row.step > step))
 
 
 def compute_mfu(tokens_per_second: float, flops_per_token: float, peak_tflops: float | None) -> float | None:

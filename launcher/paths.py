@@ -75,6 +75,15 @@ class RunPaths:
         return self.root / "metrics.jsonl"
 
     @property
+    def report(self) -> Path:
+        return self.root / "report.md"
+
+    @property
+    def wandb(self) -> Path:
+        """Where the run lies in Weights & Biases, and what it was told so far."""
+        return self.root / "wandb.json"
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 

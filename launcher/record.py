@@ -30,13 +30,15 @@ class Attempt(Frozen):
 
 
 class WandbTrace(Frozen):
-    """Where a run lies in Weights & Biases: taken up again, it is written on under the same id."""
+    """Where a run lies in Weights & Biases: taken up again, it is written on under the same id. On disk: wandb.json."""
 
+    schema_version: Literal[1] = 1
     id: str
     project: str
     mode: Literal["online", "offline"]
     url: str | None = None
-    folders: tuple[str, ...] = ()  # of runs that were written offline, one for each attempt
+    folders: tuple[str, ...] = ()  # in the run's directory, of what was written offline, one for each attempt
+    told_seconds: float = 0.0  # rows up to this wall-clock time of the run were told
 
 
 class Outcome(Frozen):

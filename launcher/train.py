@@ -22,6 +22,7 @@ from launcher.arguments import (  # noqa: E402
     add_guard_arguments,
     add_learning_arguments,
     add_resume_arguments,
+    add_wandb_arguments,
     make_learning_request,
 )
 from launcher.errors import ExitCode, LauncherError  # noqa: E402
@@ -82,6 +83,7 @@ def make_parser() -> argparse.ArgumentParser:
     source.add_argument("--plan", type=Path, metavar="FILE", help="a plan that `launcher train` wrote")
     source.add_argument("--manifest", metavar="FILE", help="a manifest, planned for what accelerate started")
     add_learning_arguments(parser)
+    add_wandb_arguments(parser)
     add_guard_arguments(parser)
     add_resume_arguments(parser)
     run = parser.add_argument_group("the run, with --manifest")

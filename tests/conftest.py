@@ -17,7 +17,10 @@ SHARED = ROOT.parent / "shared"
 SHARED_MANIFESTS = SHARED / "manifests"
 
 # The tests plan for machines without a GPU, or for those of the catalogue: what this machine has must not matter.
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
+if not os.environ.get("LAUNCHER_TEST_GPU"):  # `make test-gpu`: tests of what only a GPU can show
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# Nor whether it has a key; tests of what W&B is told ask for it.
+os.environ["WANDB_MODE"] = "disabled"
 # Nor what runs on it have taught.
 os.environ["LAUNCHER_CACHE_DIR"] = tempfile.mkdtemp(prefix="launcher-tests-")
 

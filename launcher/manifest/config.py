@@ -43,6 +43,7 @@ class Wandb(Strict):
     tags: tuple[str, ...] = ()
     notes: str | None = None
     mode: Literal["online", "offline", "disabled"] | None = None
+    artifacts: tuple[Literal["adapter", "manifest"], ...] = ()  # uploaded when the run is done
 
 
 class TrainingConfig(Strict):

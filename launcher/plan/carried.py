@@ -48,4 +48,5 @@ def make_wandb_plan(situation: Situation) -> WandbPlan:
         tags=wandb.tags,
         notes=wandb.notes,
         mode=wandb.mode,
+        artifacts=wandb.artifacts,
     )

@@ -103,6 +103,7 @@ class WandbPlan(Frozen):
     tags: tuple[str, ...]
     notes: str | None
     mode: Literal["online", "offline", "disabled"] | None  # None: online with a key, offline without
+    artifacts: tuple[Literal["adapter", "manifest"], ...] = ()
 
 
 class LoaderPlan(Frozen):

@@ -9,12 +9,17 @@ import sys
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher import __version__
 from launcher.errors import LauncherError
 from launcher.paths import RunPaths, write_text_atomically
 from launcher.plan.model import Plan
 from launcher.record import Attempt, Outcome, load_outcome, write_outcome
+from launcher.tracking import load_trace
+
+if TYPE_CHECKING:
+    from launcher.training.telling import Teller
 
 _PACKAGES = ("torch", "transformers", "accelerate", "peft", "deepspeed", "bitsandbytes", "liger-kernel", "numpy")
 
@@ -37,8 +42,14 @@ class Chronicle:
             rungs=() if before is None else before.rungs,
             attempts=(*(() if before is None else before.attempts), Attempt(started_at=started_at)),
         )
+        self._paths = paths
+        self._teller: Teller | None = None
         if not self.was_done:
             self._write()
+
+    def accompany(self, teller: Teller | None) -> None:
+        """Whoever tells others of this run hears of its end."""
+        self._teller = teller
 
     def begin(self, from_step: int) -> None:
         """It is known now how many steps are done already."""
@@ -63,9 +74,11 @@ class Chronicle:
         try:
             ended_at = _now()
             self._note_attempt(ended_at=ended_at, steps_done=facts.get("steps_done", self._outcome.steps_done))
-            self.note(ended_at=ended_at, **facts)
+            self.note(ended_at=ended_at, wandb=load_trace(self._paths), **facts)
         except LauncherError as error:
             print(f"warning: {error}", file=sys.stderr, flush=True)
+        if self._teller is not None:
+            self._teller.finish()
 
     def _note_attempt(self, **facts: object) -> None:
         *others, last = self._outcome.attempts

@@ -1,13 +1,24 @@
-"""How long a step takes on the device, without waiting for it."""
+"""How long a step takes on the device, and how long the device had nothing to do, without waiting for it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
-Seconds = Callable[[], float]  # reading it waits until the step is done
+_Moment = float | torch.cuda.Event
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lap:
+    """One step. Reading its seconds waits until it is done."""
+
+    seconds: Callable[[], float]
+    data_seconds: float  # in which the host waited for data
+    starved_seconds: Callable[[], float]  # of these, what the device waited too: before, it had work that was queued
 
 
 class StepClock:
@@ -20,13 +31,29 @@ class StepClock:
     def restart(self) -> None:
         """After whatever is no step: evaluation, saving."""
         self._last = self._now()
+        self._data_seconds = 0.0
+        self._waits: list[tuple[_Moment, _Moment]] = []
 
-    def lap(self) -> Seconds:
-        begin, end = self._last, self._now()
-        self._last = end
-        return lambda: _between(begin, end)
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """For data. Of two events in the device's queue with nothing between them, the second is late by as long as the
+        device had nothing to do."""
+        began, before = time.perf_counter(), self._now()
+        yield
+        self._data_seconds += time.perf_counter() - began
+        self._waits.append((before, self._now()))
 
-    def _now(self) -> float | torch.cuda.Event:
+    def lap(self) -> Lap:
+        begin, end, waits = self._last, self._now(), self._waits
+        data_seconds = self._data_seconds
+        self._last, self._data_seconds, self._waits = end, 0.0, []
+        return Lap(
+            seconds=lambda: _between(begin, end),
+            data_seconds=data_seconds,
+            starved_seconds=lambda: sum(_between(*wait) for wait in waits),
+        )
+
+    def _now(self) -> _Moment:
         if not self._is_cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -34,7 +61,7 @@ class StepClock:
         return event
 
 
-def _between(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
+def _between(begin: _Moment, end: _Moment) -> float:
     if isinstance(begin, float) and isinstance(end, float):
         return end - begin
     assert isinstance(begin, torch.cuda.Event)

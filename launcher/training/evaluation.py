@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from launcher import metrics
-from launcher.metrics import StepMetrics
 from launcher.training.batches import make_shape
 from launcher.training.feeding import evaluation_batches
 from launcher.training.run import Run, Split
@@ -22,15 +21,14 @@ class Evaluator:
         self._run = run
         self._shape = None if run.validation is None else run.validation.shape
 
-    def evaluate(self, step: int) -> StepMetrics:
+    def evaluate(self) -> dict[str, float]:
         """Mean loss over all trained tokens of the validation split; no value where there is no split."""
-        run, split = self._run, self._run.validation
-        values: dict[str, float] = {}
-        if split is not None:
-            started = time.perf_counter()
-            loss = float(run.engine.add_up(self._total(split))) / max(1, int(split.num_trained.sum()))
-            values = {metrics.EVAL_LOSS: loss, metrics.EVAL_SECONDS: time.perf_counter() - started}
-        return StepMetrics(step=step, epoch=step / run.steps_per_epoch, values=values)
+        split = self._run.validation
+        if split is None:
+            return {}
+        started = time.perf_counter()
+        loss = float(self._run.engine.add_up(self._total(split))) / max(1, int(split.num_trained.sum()))
+        return {metrics.EVAL_LOSS: loss, metrics.EVAL_SECONDS: time.perf_counter() - started}
 
     def _total(self, split: Split) -> Tensor:
         while True:

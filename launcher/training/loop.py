@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,9 +10,10 @@ from torch import Tensor
 
 from launcher.training.batches import PackedBatch
 from launcher.training.cadence import is_due
-from launcher.training.clock import Seconds, StepClock
+from launcher.training.clock import Lap, StepClock
 from launcher.training.evaluation import Evaluator
 from launcher.training.feeding import feed
+from launcher.training.measures import Measure
 from launcher.training.observers.base import Observer
 from launcher.training.position import Position, find_position
 from launcher.training.readback import Readback
@@ -22,7 +22,7 @@ from launcher.training.run import Run
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """Of one step, which may still run: `facts` is true only once `seconds` was read, which waits for the step."""
+    """Of one step, which may still run: `facts` is true only once the lap's seconds were read, which waits for it."""
 
     step: int  # done: counts from 1
     packs: tuple[int, ...]
@@ -30,14 +30,13 @@ class StepResult:
     facts: Tensor  # on the host: loss, ranks that were asked to stop, norm of the gradients, passed over or not
     asks_to_stop: bool  # this rank was asked to
     learning_rate: float
-    seconds: Seconds
-    data_seconds: float
+    lap: Lap
 
 
-def train(run: Run, observer: Observer, position: Position | None = None) -> int:
+def train(run: Run, observer: Observer, position: Position | None = None, measure: Measure | None = None) -> int:
     """From a position, or from the beginning. Returns how many steps are done."""
     position = position or find_position(run, 0)
-    readback = Readback(run, observer, position.tokens_seen)
+    readback = Readback(run, observer, measure or Measure(), position.tokens_seen)
     observer.on_start(run, position.step)
     try:
         _train_from(run, observer, position, readback)
@@ -55,7 +54,7 @@ def _train_from(run: Run, observer: Observer, position: Position, readback: Read
     clock, evaluator, schedule = StepClock(run.engine.device), Evaluator(run), run.plan.schedule
     if position.owes_evaluation:
         position.owes_evaluation = False
-        observer.on_evaluation(run, evaluator.evaluate(position.step))
+        readback.tell_evaluation(position.step, evaluator.evaluate())
         observer.on_save(run, position)  # with what the evaluation has shown
         clock.restart()
     while position.step < run.num_steps and not observer.wants_to_stop():
@@ -71,7 +70,7 @@ def _train_from(run: Run, observer: Observer, position: Position, readback: Read
             readback.flush()
         if evaluates:
             position.owes_evaluation = True
-            saves |= observer.on_evaluation(run, evaluator.evaluate(step))
+            saves |= readback.tell_evaluation(step, evaluator.evaluate())
             position.owes_evaluation = False
         if saves:
             run.pulse.beat("saving")
@@ -86,16 +85,15 @@ def train_step(
     run: Run, step: int, batches: Iterator[PackedBatch], clock: StepClock, *, asks_to_stop: bool = False
 ) -> StepResult:
     """All micro-batches, one update. Nothing in here waits for the device, except Liger's loss, once a micro-batch."""
-    engine, waited = run.engine, 0.0
+    engine = run.engine
     packs = run.order.packs_of(step - 1)
     num_trained = int(run.train.num_trained[list(packs)].sum())
     total = torch.zeros((), device=engine.device)
     num_micro_batches = run.count_micro_batches(step - 1)
     for index in range(num_micro_batches):
-        began = time.perf_counter()
         run.pulse.beat("waiting for data", step)
-        batch = next(batches)
-        waited += time.perf_counter() - began
+        with clock.waiting():
+            batch = next(batches)
         run.pulse.beat("training", step)
         total += engine.micro_step(batch.to(engine.device), num_trained, is_last=index == num_micro_batches - 1)
     learning_rate = engine.learning_rate
@@ -111,6 +109,5 @@ def train_step(
         facts=facts.to("cpu", non_blocking=True),
         asks_to_stop=asks_to_stop,
         learning_rate=learning_rate,
-        seconds=clock.lap(),
-        data_seconds=waited,
+        lap=clock.lap(),
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from launcher.checkpoints import BestState, Checkpoint, find_newest, list_checkpoints, step_of
 from launcher.errors import InputError, Problem, RunFailedError
-from launcher.metrics import TRAIN_LOSS, StepMetrics, cut_metrics, load_metrics
+from launcher.metrics import TRAIN_LOSS, CutMetrics, cut_metrics, load_metrics
 from launcher.plan.learning import find_drift, learning_values
 from launcher.training.checkpoint import restore
 from launcher.training.handing import hand_out
@@ -31,7 +31,7 @@ def make_resume_options(arguments: argparse.Namespace) -> ResumeOptions:
 class Beginning:
     position: Position
     best: BestState | None  # None: the training begins at its first step
-    recorded: tuple[StepMetrics, ...]  # steps behind the position that were trained before; on the first rank
+    told: CutMetrics  # what was trained before, up to the position and behind it; on the first rank
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,11 +58,11 @@ def begin(run: Run, options: ResumeOptions) -> Beginning:
         restore(run, found.checkpoint)
         position.chain, position.owes_evaluation = manifest.chain, manifest.owes_evaluation
         _say(run, f"resuming after step {manifest.step:,}: {found.checkpoint.folder}")
-    recorded = tuple(_cut_metrics(run, position)) if is_main else ()
-    return Beginning(position=position, best=None if manifest is None else manifest.best, recorded=recorded)
+    told = _cut_metrics(run, position) if is_main else CutMetrics()
+    return Beginning(position=position, best=None if manifest is None else manifest.best, told=told)
 
 
-def _cut_metrics(run: Run, position: Position) -> list[StepMetrics]:
+def _cut_metrics(run: Run, position: Position) -> CutMetrics:
     try:
         return cut_metrics(run.paths.metrics, position.step, without_evaluation=position.owes_evaluation)
     except OSError as error:

@@ -17,8 +17,10 @@ from launcher.training.assembly import assemble
 from launcher.training.chronicle import Chronicle
 from launcher.training.descending import free_memory, make_room, step_down
 from launcher.training.guards import StopOnSignal
+from launcher.training.ledger import Ledger
 from launcher.training.links import check_links
 from launcher.training.loop import train
+from launcher.training.measures import Measure, measured
 from launcher.training.observed import Operations, count_graphs, observe, observe_operations
 from launcher.training.observers.bad_steps import BadSteps
 from launcher.training.observers.base import Observer, Observers
@@ -32,6 +34,7 @@ from launcher.training.proof import lay_out, pick_documents
 from launcher.training.resuming import Beginning, ResumeOptions, begin
 from launcher.training.run import Run
 from launcher.training.starting import start
+from launcher.training.telling import start_teller
 from launcher.training.topology import check_started
 from launcher.training.warming import rehearse_step
 from launcher.training.watchdog import Watchdog
@@ -60,11 +63,12 @@ def run_training(task: Task, chronicle: Chronicle) -> Ending:
     accelerator = start(task.plan)
     check_started(task.plan, accelerator)
     check_links(task.plan, accelerator, chronicle)
-    stop = StopOnSignal()
+    stop, ledger = StopOnSignal(), Ledger()
     stop.install()
+    chronicle.accompany(start_teller(task.plan, task.paths, accelerator))
     while True:
         try:
-            return _train_once(task, chronicle, accelerator, stop)
+            return _train_once(task, chronicle, accelerator, stop, ledger)
         except torch.OutOfMemoryError as error:
             lower = step_down(task.plan, accelerator, error)
         # Behind the handler: the error's traceback would hold what is to be freed.
@@ -73,7 +77,9 @@ def run_training(task: Task, chronicle: Chronicle) -> Ending:
         task = replace(task, plan=lower)
 
 
-def _train_once(task: Task, chronicle: Chronicle, accelerator: Accelerator, stop: StopOnSignal) -> Ending:
+def _train_once(
+    task: Task, chronicle: Chronicle, accelerator: Accelerator, stop: StopOnSignal, ledger: Ledger
+) -> Ending:
     plan = task.plan
     run, proof = assemble(plan, task.paths, task.store, task.folders, accelerator, task.vocab_size)
     compiled = rehearse_step(run)
@@ -85,15 +91,17 @@ def _train_once(task: Task, chronicle: Chronicle, accelerator: Accelerator, stop
     best, facts = Best(plan.schedule), Facts()
     if beginning.best is not None:
         best.restore(beginning.best)
-    replay = Replay(beginning.recorded, must_agree=task.options.verify_steps > 0)
+    replay = Replay(beginning.told.rest, must_agree=task.options.verify_steps > 0)
     saving = Saving(best)
     observers: list[Observer] = [Console(), facts, BadSteps(), Pressure(), replay, best, saving, stop]
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     graphs, _ = count_graphs()
     watchdog = _watch_over(run, chronicle)
+    ledger.begin(run.pulse, beginning.told)
     try:
-        steps_done = _train_saved(run, Observers(observers), beginning, saving)
+        with measured(run, ledger, beginning.told) as measure:
+            steps_done = _train_saved(run, Observers(observers), beginning, saving, measure)
     finally:
         watchdog.stop()
     recompiled = count_graphs()[0] - graphs
@@ -109,6 +117,7 @@ def _train_once(task: Task, chronicle: Chronicle, accelerator: Accelerator, stop
         final_loss=facts.last_loss,
         ended_because=best.stopped_early,
         observed=seen,
+        goodput=ledger.read(),
     )
     # Another rank may have been asked: all of them stopped, and this one does not know by what.
     return Ending(
@@ -135,11 +144,11 @@ def _watch_over(run: Run, chronicle: Chronicle) -> Watchdog:
     return watchdog
 
 
-def _train_saved(run: Run, observer: Observer, beginning: Beginning, saving: Saving) -> int:
+def _train_saved(run: Run, observer: Observer, beginning: Beginning, saving: Saving, measure: Measure) -> int:
     """An error leaves whole what was being written; where memory ran out, what was trained by then is saved first."""
     began = beginning.position.step
     try:
-        return train(run, observer, beginning.position)
+        return train(run, observer, beginning.position, measure)
     except torch.OutOfMemoryError as error:
         if beginning.position.step > began and make_room(run, error):
             saving.on_save(run, beginning.position)

@@ -31,6 +31,7 @@ def rehearse_step(run: Run) -> str:
     if run.engine.is_deepspeed or not is_needed:
         return ""
     began = time.monotonic()
+    run.pulse.beat("compiling" if run.plan.compile is not None else "starting")
     try:
         _pass_through(run)
     except torch.OutOfMemoryError:
@@ -42,6 +43,7 @@ def rehearse_step(run: Run) -> str:
             _pass_through(run)  # an error that is not the compiler's comes again
         give_up_compiling(error)
     _evaluate_once(run)
+    run.pulse.beat("starting")
     if run.plan.compile is None:
         return ""
     if not is_compiling():

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Literal
 
 from launcher.errors import ExitCode, RunFailedError
 from launcher.processes import find_children
@@ -37,19 +38,37 @@ class Note:
     told_at: float  # its clock
 
 
+Doing = Literal[
+    "starting",
+    "compiling",
+    "waiting for data",
+    "training",
+    "evaluating",
+    "saving",
+    "writing a checkpoint",
+    "saving what was trained",
+]
+
+
 class Pulse:
-    """Written by the training, read by the watchdog."""
+    """Written by the training, read by the watchdog and by the ledger of its time."""
 
     def __init__(self) -> None:
         self.step = 0
-        self.doing = "starting"
+        self.doing: Doing = "starting"
         self.since = time.monotonic()
+        self._spent: dict[Doing, float] = {}
 
-    def beat(self, doing: str, step: int | None = None) -> None:
-        self.doing = doing
-        self.since = time.monotonic()
+    def beat(self, doing: Doing, step: int | None = None) -> None:
+        now = time.monotonic()
+        self._spent[self.doing] = self._spent.get(self.doing, 0.0) + now - self.since
+        self.doing, self.since = doing, now
         if step is not None:
             self.step = step
+
+    def spent(self) -> dict[Doing, float]:
+        """Seconds on each of what was done, up to now."""
+        return {**self._spent, self.doing: self._spent.get(self.doing, 0.0) + self.seconds}
 
     @property
     def seconds(self) -> float:

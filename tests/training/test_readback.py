@@ -14,10 +14,13 @@ from torch import Tensor
 from launcher import metrics
 from launcher.corpus.store import Store
 from launcher.errors import RunFailedError
-from launcher.metrics import StepMetrics, append_metrics, load_metrics
+from launcher.metrics import CutMetrics, StepMetrics, append_metrics, load_metrics
 from launcher.plan.model import Plan
+from launcher.training.clock import Lap
 from launcher.training.engine import Engine
+from launcher.training.ledger import Ledger
 from launcher.training.loop import StepResult, train
+from launcher.training.measures import Measure, measured
 from launcher.training.observers.base import Observer, Observers
 from launcher.training.observers.facts import Facts
 from launcher.training.readback import Readback
@@ -90,14 +93,13 @@ def make_result(step: int, loss: float, read: list[int]) -> StepResult:
         facts=torch.tensor([loss, 0.0, 1.0, 0.0]),
         asks_to_stop=False,
         learning_rate=1e-3,
-        seconds=seconds,
-        data_seconds=0.1,
+        lap=Lap(seconds=seconds, data_seconds=0.1, starved_seconds=lambda: 0.05),
     )
 
 
 def test_nothing_is_waited_for_while_a_step_is_new(run: Run) -> None:
     read: list[int] = []
-    readback = Readback(run, Recorder())
+    readback = Readback(run, Recorder(), Measure())
     readback.add(make_result(1, 2.0, read))
     assert read == []
     readback.add(make_result(2, 2.0, read))
@@ -114,7 +116,10 @@ def test_nothing_is_waited_for_while_a_step_is_new(run: Run) -> None:
 def written(plan: Plan, tmp_path: Path) -> tuple[Run, list[StepMetrics]]:
     store = write_store(tmp_path / "store", make_uneven_packs(), pack_greedily(make_documents(5, seed=2)))
     run = build(vary(plan, {"schedule.evaluate_every_steps": 4, **split(2, 2)}), store, tmp_path / "run")
-    train(run, Observers([Facts()]))
+    ledger = Ledger()
+    ledger.begin(run.pulse, CutMetrics())
+    with measured(run, ledger, CutMetrics()) as measure:
+        train(run, Observers([Facts()]), measure=measure)
     return run, load_metrics(run.paths.metrics)
 
 
@@ -147,7 +152,48 @@ def test_tokens_add_up(written: tuple[Run, list[StepMetrics]]) -> None:
         documents = sum(len(run.train.file[pack].document_lengths) for pack in row.packs)
         assert values[metrics.SAMPLES_PER_SECOND] * values[metrics.STEP_SECONDS] == pytest.approx(documents)
         assert 0 <= values[metrics.DATA_WAIT_SECONDS] <= values[metrics.STEP_SECONDS]
+        share = values[metrics.DATA_WAIT_SECONDS] / values[metrics.STEP_SECONDS]
+        assert values[metrics.DATA_WAIT_SHARE] == pytest.approx(share, abs=0.05), "a CPU waits with its host"
+        assert values[metrics.STEPS_PER_SECOND] == pytest.approx(1 / values[metrics.STEP_SECONDS])
         assert metrics.DEVICE_MFU not in values, "nobody knows a CPU's peak"
+
+
+def test_every_metric_has_its_name_in_the_vocabulary(written: tuple[Run, list[StepMetrics]]) -> None:
+    _, rows = written
+    assert {name for row in rows for name in row.values} <= set(metrics.METRICS_BY_NAME)
+
+
+def test_positions_that_hold_no_token_are_told(written: tuple[Run, list[StepMetrics]]) -> None:
+    """Two ranks' worth of slots, of which the last step of an epoch fills two packs."""
+    run, rows = written
+    batch = run.plan.batch
+    for row in rows:
+        if metrics.TRAIN_LOSS not in row.values:
+            continue
+        tokens = sum(len(run.train.file[pack].input_ids) for pack in row.packs)
+        slots = batch.micro_batch_size * run.count_micro_batches(row.step - 1)
+        positions = slots * batch.sequence_length
+        assert row.values[metrics.PACKING_EFFICIENCY] == pytest.approx(tokens / positions)
+        assert slots >= len(row.packs)
+
+
+def test_epochs_are_timed(written: tuple[Run, list[StepMetrics]]) -> None:
+    _, rows = written
+    steps = [row for row in rows if metrics.TRAIN_LOSS in row.values]
+    assert [row.step for row in steps if metrics.EPOCH_SECONDS in row.values] == [3, 6]
+    seconds = [row.values[metrics.STEP_SECONDS] for row in steps]
+    assert steps[2].values[metrics.EPOCH_SECONDS] == pytest.approx(sum(seconds[:3]))
+    assert steps[5].values[metrics.EPOCH_SECONDS] == pytest.approx(sum(seconds[3:]))
+
+
+def test_evaluations_stand_on_every_axis(written: tuple[Run, list[StepMetrics]]) -> None:
+    _, rows = written
+    by_step = {row.step: row for row in rows if metrics.TRAIN_LOSS in row.values}
+    for row in rows:
+        if metrics.EVAL_LOSS in row.values:
+            assert row.values[metrics.TOKENS_SEEN] == by_step[row.step].values[metrics.TOKENS_SEEN]
+    totals = [row.values[metrics.TOTAL_SECONDS] for row in rows]
+    assert totals == sorted(set(totals)), "the wall-clock time only grows"
 
 
 def test_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:

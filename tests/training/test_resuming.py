@@ -57,7 +57,7 @@ def go(plan: Plan, store: Store, root: Path, kill_at: int = 0, **options: Any) -
     if beginning.best is not None:
         best.restore(beginning.best)
     saving = Saving(best)
-    replay = Replay(beginning.recorded, must_agree=chosen.verify_steps > 0)
+    replay = Replay(beginning.told.rest, must_agree=chosen.verify_steps > 0)
     try:
         train(run, Observers([Facts(), replay, best, saving, Killer(kill_at)]), beginning.position)
     finally:

@@ -1,0 +1,131 @@
+"""What Weights & Biases is told of a run, and how: mode, id, settings to filter by. Nothing here imports wandb."""
+
+from __future__ import annotations
+
+import netrc
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import ValidationError
+
+from launcher.hardware import Hardware, format_hardware
+from launcher.paths import RunPaths, write_text_atomically
+from launcher.plan import Plan
+from launcher.record import WandbTrace
+from launcher.redaction import find_known_secrets, redact_tree
+
+Mode = Literal["online", "offline", "disabled"]
+STEP_AXIS, EPOCH_AXIS = "train/step", "train/epoch"
+_HOSTS = ("api.wandb.ai", "api.forge.coreweave.com")  # wandb's own, old and new
+_ID_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tracking:
+    """How a run is tracked, and why so."""
+
+    mode: Mode
+    reason: str
+
+
+def decide_tracking(planned: Mode | None, environment: Mapping[str, str]) -> Tracking:
+    """The environment's word first, as everywhere in W&B; then the plan's; else online with a key, offline without."""
+    told = environment.get("WANDB_MODE", "").strip().lower()
+    if environment.get("WANDB_DISABLED", "").strip().lower() in ("1", "true", "yes"):
+        return Tracking(mode="disabled", reason="WANDB_DISABLED is set")
+    if told in ("disabled", "dryrun", "offline", "online", "shared", "run"):
+        names: dict[str, Mode] = {"disabled": "disabled", "dryrun": "offline", "offline": "offline"}
+        return Tracking(mode=names.get(told, "online"), reason=f"WANDB_MODE={told}")
+    if planned is not None:
+        return Tracking(mode=planned, reason="as planned")
+    login = find_login(environment)
+    if login is None:
+        return Tracking(mode="offline", reason="no key: neither WANDB_API_KEY nor a login in ~/.netrc")
+    return Tracking(mode="online", reason=f"key from {login}")
+
+
+def find_login(environment: Mapping[str, str]) -> str | None:
+    """Where a key is; never the key itself."""
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
+        if environment.get(name, "").strip():
+            return name
+    base = urlsplit(environment.get("WANDB_BASE_URL", "")).hostname
+    home = Path(environment.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111  (of this environment)
+    file = Path(environment.get("NETRC") or home / ".netrc")
+    try:
+        known = netrc.netrc(str(file))
+    except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
+        return None
+    hosts = (base,) if base else _HOSTS
+    return str(file) if any(known.authenticators(host) for host in hosts) else None
+
+
+def load_trace(paths: RunPaths) -> WandbTrace | None:
+    try:
+        return WandbTrace.model_validate_json(paths.wandb.read_text(encoding="utf-8"))
+    except (OSError, ValidationError, ValueError):
+        return None
+
+
+def write_trace(paths: RunPaths, trace: WandbTrace) -> None:
+    write_text_atomically(paths.wandb, trace.model_dump_json(indent=2) + "\n")
+
+
+def make_id(run_id: str) -> str:
+    """Run ids that people choose (`test`) are not unique in a project that many write to."""
+    return f"{run_id}-{secrets.token_hex(_ID_BYTES)}"
+
+
+def make_config(plan: Plan, manifest: object, *, data_key: str | None) -> dict[str, object]:
+    """What runs are filtered and grouped by comes first, flat; behind it the manifest and the plan, whole."""
+    hardware, batch = plan.hardware, plan.batch
+    flat = {
+        "expert": plan.expert,
+        "profile": plan.profile,
+        "base": plan.base.name,
+        "adapter": plan.adapter.kind,
+        "rank": plan.adapter.rank,
+        "quantization": plan.quantization_kind,
+        "precision": plan.precision.compute_dtype,
+        "attention": plan.attention.backend,
+        "loss_kernel": plan.loss_kernel,
+        "optimizer": plan.optimizer.name,
+        "compile": "off" if plan.compile is None else plan.compile.scope,
+        "checkpointing": plan.checkpointing,
+        "strategy": plan.strategy,
+        "offload": plan.offload,
+        "packed": batch.packed,
+        "global_batch_size": batch.global_batch_size,
+        "micro_batch_size": batch.micro_batch_size,
+        "gradient_accumulation_steps": batch.gradient_accumulation_steps,
+        "sequence_length": batch.sequence_length,
+        "learning_rate": plan.optimizer.learning_rate,
+        "seed": plan.schedule.seed,
+        "num_workers": plan.loader.num_workers,
+        "hardware": format_machine(hardware),
+        "gpu": "none" if hardware.gpu is None else hardware.gpu.key,
+        "gpus_per_node": hardware.gpus_per_node,
+        "nodes": hardware.nodes,
+        "num_ranks": hardware.num_ranks,
+        "random_weights": plan.random_weights,
+        "data_key": data_key,
+        "launcher_version": plan.launcher_version,
+        "predicted_tokens_per_sec": plan.speed.tokens_per_second,
+    }
+    decisions = {decision.name: f"{decision.value}: {decision.reason}" for decision in plan.decisions}
+    # The folder is where somebody's home may be told; the ladder and the terms of the memory are long lists.
+    whole = plan.model_dump(mode="json", exclude={"decisions", "notes", "ladder", "base", "wandb", "hardware"})
+    whole["data"].pop("folder")
+    told = {**flat, "manifest": manifest, "plan": whole, "decisions": decisions}
+    known = find_known_secrets(os.environ)
+    return {name: redact_tree(value, known=known) for name, value in told.items()}
+
+
+def format_machine(hardware: Hardware) -> str:
+    """Short enough for a column: `2 nodes of 8 x H100 SXM (80.0 GiB)`; all CPUs are one."""
+    return "CPU" if hardware.gpu is None else format_hardware(hardware).partition(", ")[0]

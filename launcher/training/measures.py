@@ -1,0 +1,194 @@
+"""What is measured beside the training itself, a class each: speed, memory, the GPU's own counters, lost time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from launcher import metrics
+from launcher.metrics import CutMetrics, compute_mfu
+from launcher.speed import Workload, flops_per_token, peak_tflops
+from launcher.training.gpu_counters import GpuCounters
+from launcher.training.ledger import Ledger
+from launcher.training.run import Run
+from launcher.units import bytes_to_gib
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Done:
+    """A step, as it was read back."""
+
+    step: int
+    packs: list[int]
+    num_tokens: int  # real ones, over all ranks
+    seconds: float
+    is_skipped: bool
+
+
+class Measure:
+    """Nothing is measured here, so that each writes only what it is about."""
+
+    def read(self, done: Done) -> dict[str, float]:  # noqa: ARG002
+        """Of a step."""
+        return {}
+
+    def read_now(self) -> dict[str, float]:
+        """Of the run so far: told with evaluations, too."""
+        return {}
+
+
+class Measures(Measure):
+    """Several."""
+
+    def __init__(self, measures: Sequence[Measure]) -> None:
+        self._measures = tuple(measures)
+
+    def read(self, done: Done) -> dict[str, float]:
+        return {name: value for measure in self._measures for name, value in measure.read(done).items()}
+
+    def read_now(self) -> dict[str, float]:
+        return {name: value for measure in self._measures for name, value in measure.read_now().items()}
+
+
+class Throughput(Measure):
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        gpu = run.plan.hardware.gpu if run.engine.device.type == "cuda" else None
+        self._peak = None if gpu is None else peak_tflops(gpu, run.plan.precision.compute_dtype)
+
+    def read(self, done: Done) -> dict[str, float]:
+        train, engine, batch = self._run.train, self._run.engine, self._run.plan.batch
+        seconds, rate = max(1e-9, done.seconds), done.num_tokens / max(1e-9, done.seconds)
+        num_trained = int(train.num_trained[done.packs].sum())
+        values = {
+            metrics.TOKENS_PER_SECOND: rate,
+            metrics.TRAINED_TOKENS_PER_SECOND: num_trained / seconds,
+            metrics.SAMPLES_PER_SECOND: int(train.num_documents[done.packs].sum()) / seconds,
+            metrics.STEPS_PER_SECOND: 1.0 / seconds,
+            metrics.DEVICE_TOKENS_PER_SECOND: rate / engine.num_ranks,
+            metrics.PACKING_EFFICIENCY: done.num_tokens / self._count_positions(done.step, batch.sequence_length),
+        }
+        mfu = compute_mfu(rate / engine.num_ranks, self._flops_per_token(done, num_trained), self._peak)
+        return values if mfu is None else {**values, metrics.DEVICE_MFU: mfu}
+
+    def _count_positions(self, step: int, sequence_length: int) -> int:
+        """Of all ranks. The last step of an epoch may have fewer micro-batches; rows that are not packed have no
+        padding to speak of, but are counted as if they had: this is what packing would save."""
+        num_micro_batches = self._run.count_micro_batches(step - 1)
+        return self._run.engine.num_ranks * num_micro_batches * self._run.plan.batch.micro_batch_size * sequence_length
+
+    def _flops_per_token(self, done: Done, num_trained: int) -> float:
+        """With the real lengths of these documents: a token attends to half of its document on average."""
+        plan, num_tokens = self._run.plan, max(1.0, float(done.num_tokens))
+        workload = Workload(
+            shape=plan.base,
+            adapter=plan.adapter.kind,
+            quantization=plan.quantization_kind,
+            compute_dtype=plan.precision.compute_dtype,
+            compiled=plan.compile is not None,
+            checkpointing=plan.checkpointing,
+            document_tokens=float(self._run.train.costs[done.packs].sum()) / num_tokens,
+        )
+        return flops_per_token(workload, num_trained / num_tokens)
+
+
+class Epochs(Measure):
+    """How long each took, told with its last step."""
+
+    def __init__(self, run: Run, seconds: float = 0.0) -> None:
+        self._steps, self._seconds = run.steps_per_epoch, seconds
+
+    def read(self, done: Done) -> dict[str, float]:
+        self._seconds += done.seconds
+        if done.step % self._steps:
+            return {}
+        seconds, self._seconds = self._seconds, 0.0
+        return {metrics.EPOCH_SECONDS: seconds}
+
+
+class MemoryUse(Measure):
+    """Of this rank's GPU; nothing elsewhere."""
+
+    def __init__(self, run: Run) -> None:
+        self._device = run.engine.device
+        self._predicted = bytes_to_gib(run.plan.memory.allocated_bytes)
+
+    def read(self, done: Done) -> dict[str, float]:  # noqa: ARG002
+        if self._device.type != "cuda":
+            return {}
+        stats = torch.cuda.memory_stats(self._device)
+        peak = bytes_to_gib(stats["allocated_bytes.all.peak"])
+        return {
+            metrics.PEAK_ALLOCATED_GIB: peak,
+            metrics.PEAK_RESERVED_GIB: bytes_to_gib(stats["reserved_bytes.all.peak"]),
+            metrics.ALLOC_RETRIES: float(stats.get("num_alloc_retries", 0)),
+            metrics.PREDICTED_GIB: self._predicted,
+            metrics.PREDICTION_ERROR: self._predicted / max(1e-9, peak) - 1.0,
+        }
+
+
+class Counters(Measure):
+    """What the driver says of this rank's GPU, sampled beside the loop."""
+
+    def __init__(self, counters: GpuCounters, num_ranks: int) -> None:
+        self._counters, self._num_ranks = counters, num_ranks
+
+    def read(self, done: Done) -> dict[str, float]:
+        sample = self._counters.read()
+        if sample is None:
+            return {}
+        joules = sample.watts * done.seconds
+        return {
+            metrics.GPU_UTILIZATION: sample.utilization,
+            metrics.GPU_POWER_WATTS: sample.watts,
+            metrics.GPU_TEMPERATURE: sample.celsius,
+            metrics.JOULES_PER_TOKEN: joules * self._num_ranks / max(1, done.num_tokens),
+        }
+
+
+class Goodput(Measure):
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def read(self, done: Done) -> dict[str, float]:
+        if done.is_skipped:
+            self._ledger.pass_over(done.seconds)
+        return {}
+
+    def read_now(self) -> dict[str, float]:
+        return self._ledger.read()
+
+
+@contextmanager
+def measured(run: Run, ledger: Ledger, told: CutMetrics) -> Iterator[Measure]:
+    """All of them on the first rank, which tells them; on every rank the memory, whose storms each must see itself."""
+    if not run.engine.is_main:
+        yield MemoryUse(run)
+        return
+    counters = GpuCounters(run.engine.device)
+    missing = counters.start()
+    if missing is not None and run.engine.device.type == "cuda":
+        print(f"no GPU counters: {missing}", file=sys.stderr, flush=True)
+    try:
+        yield Measures(
+            [
+                Throughput(run),
+                Epochs(run, _sum_epoch(run, told)),
+                MemoryUse(run),
+                Counters(counters, run.engine.num_ranks),
+                Goodput(ledger),
+            ]
+        )
+    finally:
+        counters.stop()
+
+
+def _sum_epoch(run: Run, told: CutMetrics) -> float:
+    """Seconds of the steps that an epoch has behind it already."""
+    done = max((row.step for row in told.kept), default=0)
+    first = done - done % run.steps_per_epoch
+    return sum(row.values.get(metrics.STEP_SECONDS, 0.0) for row in told.kept if row.step > first)

@@ -1,0 +1,198 @@
+"""`python -m launcher.training.uplink RUN_DIR`: a process beside a training that tells Weights & Biases of it.
+
+It reads what the training has written (plan.json, metrics.jsonl, outcome.json) and nothing else, so a server that does
+not answer, a full queue or an error in there cannot hold the training up; and where the training is killed, every row
+that it wrote is told all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import ExitCode, LauncherError
+from launcher.metrics import StepMetrics
+from launcher.paths import RunPaths
+from launcher.plan import Plan, load_plan
+from launcher.record import Outcome, WandbTrace, load_outcome
+from launcher.tracking import EPOCH_AXIS, STEP_AXIS, decide_tracking, load_trace, make_config, make_id, write_trace
+from launcher.training.following import Follower
+from launcher.training.quiet import hide_secrets
+from launcher.training.wandb_run import Opened, log_artifacts, open_run, summarise
+
+_LOOK_EVERY_SECONDS = 0.5
+_NOTE_EVERY_SECONDS = 5.0
+_MAX_AGAIN = 3  # how often it begins anew where W&B's own process died
+_LAST_WORDS_SECONDS = 3.0  # for a launcher to write down how a killed training ended
+_FINISH_SECONDS = 300.0  # for uploading what is left: the training waits for less
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    hide_secrets()
+    arguments = make_parser().parse_args(argv)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # a run that is stopped is told to its end
+    paths = RunPaths(arguments.run)
+    try:
+        uplink = Uplink(paths, load_plan(paths.plan), arguments)
+        return uplink.run()
+    except LauncherError as error:
+        say(f"W&B: not told: {error}")
+        return int(ExitCode.RUN_FAILED)
+    except Exception as error:  # wandb's, of any kind
+        if arguments.again < _MAX_AGAIN:
+            begin_anew(arguments)
+        say(f"W&B: not told any more: {type(error).__name__}: {(str(error).strip() or 'no word').splitlines()[0]}")
+        return int(ExitCode.RUN_FAILED)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="launcher.training.uplink", description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--parent", type=int, default=0, help="the training; 0: nobody, what is there is told")
+    parser.add_argument("--node", type=int, default=0, help="which node this is; only the first tells metrics")
+    parser.add_argument("--id", help="of the run, where another node has chosen it")
+    parser.add_argument("--again", type=int, default=0, help=argparse.SUPPRESS)
+    return parser
+
+
+class Uplink:
+    def __init__(self, paths: RunPaths, plan: Plan, arguments: argparse.Namespace) -> None:
+        self._paths, self._plan, self._arguments = paths, plan, arguments
+        self._noted = time.monotonic()
+        self._told_facts = False
+
+    def run(self) -> int:
+        tracking = decide_tracking(self._plan.wandb.mode, os.environ)
+        if tracking.mode == "disabled":
+            return 0
+        before = load_trace(self._paths)
+        run_id = self._arguments.id or (before.id if before else make_id(self._paths.run_id))
+        opened = open_run(self._plan, self._paths, run_id, tracking, node=self._arguments.node)
+        if self._arguments.node:
+            self._wait_for_end()
+        else:
+            if not self._arguments.again:
+                say(opened.announce(before))
+            self._trace = remember(self._paths, before, opened)
+            self._follow(opened.run)
+        self._finish(opened)
+        return 0
+
+    def _follow(self, run: Any) -> None:
+        """To the end of the run, or of the training."""
+        follower = Follower(self._paths.metrics, told_seconds=self._trace.told_seconds)
+        while True:
+            has_ended = self._has_ended()  # asked first: what was written before the end is read behind it
+            for row in follower.read():
+                tell(run, row)
+            self._tell_facts(run)
+            self._note(follower.told_seconds, at_once=has_ended)
+            if has_ended:
+                return
+            time.sleep(_LOOK_EVERY_SECONDS)
+
+    def _tell_facts(self, run: Any) -> None:
+        """Known once the data is open and the model was watched."""
+        outcome = load_outcome(self._paths.outcome)
+        if self._told_facts or outcome is None or outcome.data_key is None:
+            return
+        self._told_facts = True
+        manifest = json.loads(self._paths.manifest.read_text(encoding="utf-8"))
+        config = make_config(self._plan, manifest, data_key=outcome.data_key)
+        facts = {"observed": outcome.observed, "versions": outcome.versions, "git_commit": outcome.git_commit}
+        run.config.update({**config, **facts, "num_steps": outcome.num_steps}, allow_val_change=True)
+
+    def _note(self, told_seconds: float, *, at_once: bool) -> None:
+        if not at_once and time.monotonic() - self._noted < _NOTE_EVERY_SECONDS:
+            return
+        self._noted = time.monotonic()
+        if told_seconds > self._trace.told_seconds:
+            self._trace = self._trace.model_copy(update={"told_seconds": told_seconds})
+            with suppress(LauncherError):  # a full disk: it is only told again
+                write_trace(self._paths, self._trace)
+
+    def _has_ended(self) -> bool:
+        if self._arguments.parent == 0:
+            return True
+        outcome = load_outcome(self._paths.outcome)
+        if outcome is not None and outcome.is_final and outcome.pid == self._arguments.parent:
+            return True
+        return os.getppid() != self._arguments.parent
+
+    def _wait_for_end(self) -> None:
+        """Another node's outcome may lie on a disk that is not here."""
+        while os.getppid() == self._arguments.parent:
+            time.sleep(_LOOK_EVERY_SECONDS)
+
+    def _finish(self, opened: Opened) -> None:
+        outcome = self._last_words()
+        run = opened.run
+        code = 1 if outcome is None or outcome.exit_code is None else outcome.exit_code
+        if not self._arguments.node:
+            if outcome is not None:
+                summarise(run, self._paths, outcome)
+            if outcome is not None and outcome.status == "stopped":
+                run.mark_preempting()
+            if outcome is not None and outcome.status == "done":
+                log_artifacts(run, self._plan, self._paths)
+        limit = threading.Timer(_FINISH_SECONDS, lambda: os._exit(int(ExitCode.RUN_FAILED)))
+        limit.daemon = True
+        limit.start()
+        run.finish(exit_code=code)
+
+    def _last_words(self) -> Outcome | None:
+        """Of a training that was killed, its launcher writes the outcome, if there is one."""
+        deadline = time.monotonic() + (_LAST_WORDS_SECONDS if self._arguments.parent else 0.0)
+        while True:
+            outcome = load_outcome(self._paths.outcome)
+            if (outcome is not None and outcome.is_final) or time.monotonic() > deadline:
+                return outcome
+            time.sleep(_LOOK_EVERY_SECONDS)
+
+
+def tell(run: Any, row: StepMetrics) -> None:
+    run.log({**row.values, STEP_AXIS: row.step, EPOCH_AXIS: row.epoch})
+
+
+def remember(paths: RunPaths, before: WandbTrace | None, opened: Opened) -> WandbTrace:
+    """Told again from the beginning where another run begins."""
+    known = before if before is not None and before.id == opened.run_id else None
+    folders = () if known is None else known.folders
+    trace = WandbTrace(
+        id=opened.run_id,
+        project=opened.project,
+        mode=opened.mode,
+        url=opened.url,
+        folders=(*folders, opened.folder) if opened.mode == "offline" else folders,
+        told_seconds=0.0 if known is None else known.told_seconds,
+    )
+    with suppress(LauncherError):
+        write_trace(paths, trace)
+    return trace
+
+
+def begin_anew(arguments: argparse.Namespace) -> None:
+    """In the place of this process, so that it stays the training's child: rows that were not told are told then."""
+    words = ["--parent", str(arguments.parent), "--node", str(arguments.node), "--again", str(arguments.again + 1)]
+    words += ["--id", arguments.id] if arguments.id else []
+    os.execv(sys.executable, [sys.executable, "-m", "launcher.training.uplink", str(arguments.run), *words])
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stderr.flush()
+    os._exit(status)  # wandb's own words at the end of a process are of no use to anybody

@@ -1,0 +1,85 @@
+"""What W&B is told of a run and how: decided without it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.inputs import Request, plan_request
+from launcher.paths import RunPaths
+from launcher.record import WandbTrace
+from launcher.tracking import decide_tracking, find_login, load_trace, make_config, make_id, write_trace
+
+KEY = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    ("planned", "environment", "mode", "reason"),
+    [
+        (None, {}, "offline", "no key"),
+        (None, {"WANDB_API_KEY": KEY}, "online", "WANDB_API_KEY"),
+        ("offline", {"WANDB_API_KEY": KEY}, "offline", "as planned"),
+        ("online", {}, "online", "as planned"),
+        ("disabled", {"WANDB_API_KEY": KEY}, "disabled", "as planned"),
+        ("online", {"WANDB_MODE": "disabled"}, "disabled", "WANDB_MODE=disabled"),
+        (None, {"WANDB_MODE": "offline", "WANDB_API_KEY": KEY}, "offline", "WANDB_MODE=offline"),
+        (None, {"WANDB_MODE": "online"}, "online", "WANDB_MODE=online"),
+        ("online", {"WANDB_DISABLED": "true"}, "disabled", "WANDB_DISABLED"),
+        (None, {"WANDB_MODE": " "}, "offline", "no key"),
+    ],
+)
+def test_modes(
+    planned: str | None, environment: dict[str, str], mode: str, reason: str, tmp_path: Path
+) -> None:
+    tracking = decide_tracking(planned, {"HOME": str(tmp_path), **environment})  # type: ignore[arg-type]
+    assert tracking.mode == mode
+    assert reason in tracking.reason
+    assert KEY not in tracking.reason
+
+
+def test_a_login_lies_in_netrc(tmp_path: Path) -> None:
+    file = tmp_path / ".netrc"
+    environment = {"HOME": str(tmp_path)}
+    file.write_text("machine example.org login user password x\n")
+    assert find_login(environment) is None, "of somebody else"
+    file.write_text(f"machine api.wandb.ai login user password {KEY}\n")
+    assert find_login(environment) == str(file)
+    assert find_login({**environment, "WANDB_BASE_URL": "https://wandb.example.org"}) is None, "of another server"
+    file.write_text("machine wandb.example.org login user password x\n")
+    assert find_login({**environment, "WANDB_BASE_URL": "https://wandb.example.org:8080"}) == str(file)
+    file.write_text("machine\n")
+    assert find_login(environment) is None, "not one that can be read"
+    other = tmp_path / "elsewhere"
+    other.write_text(f"machine api.wandb.ai login user password {KEY}\n")
+    assert find_login({**environment, "NETRC": str(other)}) == str(other)
+
+
+def test_ids_are_unique_and_a_trace_comes_back(tmp_path: Path) -> None:
+    assert make_id("test") != make_id("test")
+    paths = RunPaths(tmp_path)
+    assert load_trace(paths) is None
+    trace = WandbTrace(id="a-1", project="p", mode="offline", folders=("wandb/offline-run-1",), told_seconds=3.5)
+    write_trace(paths, trace)
+    assert load_trace(paths) == trace
+    paths.wandb.write_text("{")
+    assert load_trace(paths) is None
+
+
+def test_the_config_is_flat_enough_to_filter_and_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", "planted-secret-value")
+    plan = plan_request(Request(expert="neo4j", gpu="rtx4090", gpus_per_node=2)).plan
+    manifest = {"notes": "planted-secret-value", "api_key": "another-one", "training": {"config": {"rank": 16}}}
+    config = make_config(plan, manifest, data_key="13c8")
+    assert config["expert"] == "neo4j"
+    assert config["hardware"] == "2 x GeForce RTX 4090 (24.0 GiB)"
+    assert (config["gpu"], config["gpus_per_node"], config["num_ranks"]) == ("rtx4090", 2, 2)
+    assert config["data_key"] == "13c8", "a fingerprint, not a key"
+    flat = {name: value for name, value in config.items() if name not in ("manifest", "plan", "decisions")}
+    assert all(isinstance(value, str | int | float | bool | None) for value in flat.values())
+    text = json.dumps(config)
+    assert "planted-secret-value" not in text
+    assert "another-one" not in text
+    assert str(Path.cwd()) not in text, "nobody's folders"
+    assert config["manifest"]["training"] == {"config": {"rank": 16}}  # type: ignore[index]
