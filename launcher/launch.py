@@ -33,6 +33,7 @@ from launcher.render import (
     render_command,
     render_slurm,
 )
+from launcher.report import write_report
 from launcher.runs import create_run_directory, input_texts
 from launcher.supervise import Ending, Limits, supervise
 
@@ -283,6 +284,8 @@ def _try_to_write(paths: RunPaths, outcome: Outcome, relay: Relay) -> None:
         write_outcome(paths.outcome, outcome)
     except InputError as error:
         relay.say(f"warning: {error}")
+        return
+    write_report(paths)
 
 
 def _reopen(paths: RunPaths, nodes: Sequence[Node]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import netrc
 import os
 import secrets
+import socket
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,8 @@ from launcher.redaction import find_known_secrets, redact_tree
 Mode = Literal["online", "offline", "disabled"]
 STEP_AXIS, EPOCH_AXIS = "train/step", "train/epoch"
 _HOSTS = ("api.wandb.ai", "api.forge.coreweave.com")  # wandb's own, old and new
+_PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
+_KNOCK_SECONDS = 5.0
 _ID_BYTES = 4
 
 
@@ -63,6 +67,31 @@ def find_login(environment: Mapping[str, str]) -> str | None:
         return None
     hosts = (base,) if base else _HOSTS
     return str(file) if any(known.authenticators(host) for host in hosts) else None
+
+
+def find_trouble(environment: Mapping[str, str]) -> str | None:
+    """Why nobody listens where the server should be; None: somebody does, or a proxy stands between.
+
+    wandb itself would try for a minute and a half.
+    """
+    if any(environment.get(name) for name in _PROXIES):
+        return None
+    parts = urlsplit(environment.get("WANDB_BASE_URL") or f"https://{_HOSTS[0]}")
+    host, port = parts.hostname or _HOSTS[0], parts.port or (80 if parts.scheme == "http" else 443)
+    trouble: list[str] = []
+
+    def knock() -> None:
+        try:
+            socket.create_connection((host, port), timeout=_KNOCK_SECONDS).close()
+            trouble.append("")
+        except OSError as error:
+            trouble.append(error.strerror or str(error) or type(error).__name__)
+
+    thread = threading.Thread(target=knock, daemon=True)  # looking up a name has no time limit of its own
+    thread.start()
+    thread.join(_KNOCK_SECONDS)
+    why = trouble[0] if trouble else f"no answer within {_KNOCK_SECONDS:.0f} s"
+    return f"{host} cannot be reached: {why}" if why else None
 
 
 def load_trace(paths: RunPaths) -> WandbTrace | None:

@@ -160,7 +160,7 @@ def train_planned(plan: Plan, paths: RunPaths, chronicle: Chronicle, options: Re
         chronicle.end(status="stopped", exit_code=int(ExitCode.PREEMPTED), error=message)
         return int(ExitCode.PREEMPTED)
     chronicle.end(status="done", exit_code=int(ExitCode.DONE))
-    say(f"adapter  {paths.adapter}\nmetrics  {paths.metrics}\nrecord   {paths.outcome}")
+    say(f"adapter  {paths.adapter}\nmetrics  {paths.metrics}\nrecord   {paths.outcome}\nreport   {paths.report}")
     return int(ExitCode.DONE)
 
 

@@ -15,10 +15,10 @@ import yaml
 
 from launcher.bases import TINY_BASE_NAME, last_component
 from launcher.choices import Dtype
-from launcher.errors import escape
 from launcher.manifest import Manifest
 from launcher.manifest.metadata import Limitation
 from launcher.plan.model import Plan
+from launcher.prose import code, fenced, one_line, prose
 
 # adapter: PEFT's files beside a base; merged: one model made of both; full: one model, every weight trained
 CardKind = Literal["adapter", "merged", "full"]
@@ -28,7 +28,6 @@ _ADAPTER_NAMES = {"lora": "LoRA", "dora": "DoRA", "ia3": "IA³", "full": "none: 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PIPE = r"\|"  # inside a table
 _RESERVED = frozenset({"torch", "tokenizer", "model"})  # what the snippet still needs
-_MARKUP = re.compile(r"([\\`*_\[\]>|#~])")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,8 +75,8 @@ def _front_matter(facts: CardFacts) -> str:
         **({"base_model_relation": facts.kind if facts.kind == "adapter" else "finetune"} if is_hub_base else {}),
         "library_name": "peft" if facts.kind == "adapter" else "transformers",
         "pipeline_tag": "text-generation",
-        **({"license": _one_line(manifest.license)} if manifest.license else {}),
-        "tags": list(dict.fromkeys((*map(_one_line, manifest.tags), plan.adapter.kind, "expert-launcher"))),
+        **({"license": one_line(manifest.license)} if manifest.license else {}),
+        "tags": list(dict.fromkeys((*map(one_line, manifest.tags), plan.adapter.kind, "expert-launcher"))),
     }
     if plan.profile == "full" and plan.data.kind == "huggingface" and plan.data.path:
         name = plan.data.path.partition("::")[0]
@@ -91,10 +90,10 @@ def _is_hub_name(name: str) -> bool:
 
 def _head(facts: CardFacts) -> str:
     manifest = facts.manifest
-    lines = [f"# {_prose(f'{manifest.name} {manifest.version}')}"]
+    lines = [f"# {prose(f'{manifest.name} {manifest.version}')}"]
     if manifest.description:
-        lines.append(_prose(manifest.description))
-    base = f"`{_code(_base_name(facts.plan))}`"
+        lines.append(prose(manifest.description))
+    base = f"`{code(_base_name(facts.plan))}`"
     what = {
         "adapter": f"An adapter for {base}, in PEFT's format.",
         "merged": f"{base} with its adapter merged in: one model.",
@@ -113,9 +112,9 @@ def _loading(facts: CardFacts) -> str:
     if facts.plan.base.name == TINY_BASE_NAME and facts.kind != "merged":
         return (
             "## Loading\n\nIts base is embedded in the launcher, not on the hub. Merge both, then load one model:\n\n"
-            + _fenced(f"launcher export {facts.run_id}\nlauncher ask {facts.run_id} 'your question'", "sh")
+            + fenced(f"launcher export {facts.run_id}\nlauncher ask {facts.run_id} 'your question'", "sh")
         )
-    return "## Loading\n\n" + _fenced("\n".join(_snippet(facts)), "python")
+    return "## Loading\n\n" + fenced("\n".join(_snippet(facts)), "python")
 
 
 def _snippet(facts: CardFacts) -> Iterator[str]:
@@ -169,10 +168,10 @@ def _prompting(facts: CardFacts) -> str:
     text = prompt.text
     for mark, name in zip(MARKS, prompt.fields, strict=False):
         text = text.replace(mark, f"{{{name}}}")
-    fields = " and ".join(f"`{{{_code(name)}}}`" for name in prompt.fields)
+    fields = " and ".join(f"`{{{code(name)}}}`" for name in prompt.fields)
     return (
         f"## Prompt\n\nTemplate `{prompt.template}`; {fields} stand for a row's own text. The answer follows, and ends "
-        f"with `{_code(prompt.end_token)}`.\n\n" + _fenced(text, "text")
+        f"with `{code(prompt.end_token)}`.\n\n" + fenced(text, "text")
     )
 
 
@@ -184,14 +183,14 @@ def _training(facts: CardFacts) -> str:
 def _training_rows(facts: CardFacts) -> Iterator[tuple[str, str]]:
     plan = facts.plan
     adapter, batch, optimizer, schedule = plan.adapter, plan.batch, plan.optimizer, plan.schedule
-    at = f" at `{_code(plan.base_revision)}`" if plan.base_revision else ""
-    yield "base", f"`{_code(_base_name(plan))}`{at}"
+    at = f" at `{code(plan.base_revision)}`" if plan.base_revision else ""
+    yield "base", f"`{code(_base_name(plan))}`{at}"
     yield "adapter", _ADAPTER_NAMES[adapter.kind]
     if adapter.rank is not None:
         yield "rank, alpha, dropout", f"{adapter.rank}, {adapter.alpha}, {adapter.dropout:g}"
     if adapter.kind != "full":
         targets = dict.fromkeys((*adapter.target_modules, *adapter.feedforward_modules))
-        yield "adapted modules", ", ".join(f"`{_code(name)}`" for name in targets)
+        yield "adapted modules", ", ".join(f"`{code(name)}`" for name in targets)
     if plan.quantization is not None:
         yield "base while training", {"int4": "NF4, 4 bits", "int8": "8 bits"}[plan.quantization.kind]
     yield "sequence length", f"{batch.sequence_length:,} tokens{', packed' if batch.packed else ''}"
@@ -207,10 +206,10 @@ def _training_rows(facts: CardFacts) -> Iterator[tuple[str, str]]:
     yield "loss on", "answers" if plan.loss_on == "completion" else "all tokens"
     yield "seed", str(schedule.seed)
     if facts.data_key is not None:
-        yield "data key", f"`{_code(facts.data_key)}`"
+        yield "data key", f"`{code(facts.data_key)}`"
     yield "launcher", facts.launcher_version
     if facts.git_commit is not None:
-        yield "commit", f"`{_code(facts.git_commit)}`"
+        yield "commit", f"`{code(facts.git_commit)}`"
 
 
 def _warmup(plan: Plan) -> str:
@@ -237,31 +236,9 @@ def _limits(facts: CardFacts) -> str:
             "its answers are nonsense."
         )
     for limit in facts.manifest.limitations:
-        lines.append(f"- {_prose(_describe(limit) if isinstance(limit, Limitation) else limit)}")
+        lines.append(f"- {prose(_describe(limit) if isinstance(limit, Limitation) else limit)}")
     return "\n".join(("## Limits", "", *lines)) if lines else ""
 
 
 def _describe(limit: Limitation) -> str:
     return f"{limit.description}{f' Way around: {limit.workaround}' if limit.workaround else ''}"
-
-
-def _one_line(text: str) -> str:
-    return escape(" ".join(text.split()))
-
-
-def _prose(text: str) -> str:
-    """One paragraph in which nothing is markup."""
-    line = _MARKUP.sub(r"\\\1", _one_line(text)).replace("<", "&lt;")
-    return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", line)
-
-
-def _code(text: str) -> str:
-    """For the inside of a code span."""
-    return _one_line(text).replace("`", "'")
-
-
-def _fenced(text: str, language: str) -> str:
-    """The fence is longer than any in the text."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{text.rstrip(chr(10))}\n{fence}"

@@ -16,6 +16,7 @@ from launcher.errors import LauncherError
 from launcher.paths import RunPaths, write_text_atomically
 from launcher.plan.model import Plan
 from launcher.record import Attempt, Outcome, load_outcome, write_outcome
+from launcher.report import write_report
 from launcher.tracking import load_trace
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class Chronicle:
             self.note(ended_at=ended_at, wandb=load_trace(self._paths), **facts)
         except LauncherError as error:
             print(f"warning: {error}", file=sys.stderr, flush=True)
+        if self._is_main:
+            write_report(self._paths)
         if self._teller is not None:
             self._teller.finish()
 

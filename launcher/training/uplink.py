@@ -24,11 +24,21 @@ from launcher.metrics import StepMetrics
 from launcher.paths import RunPaths
 from launcher.plan import Plan, load_plan
 from launcher.record import Outcome, WandbTrace, load_outcome
-from launcher.tracking import EPOCH_AXIS, STEP_AXIS, decide_tracking, load_trace, make_config, make_id, write_trace
+from launcher.tracking import (
+    EPOCH_AXIS,
+    STEP_AXIS,
+    Tracking,
+    decide_tracking,
+    load_trace,
+    make_config,
+    make_id,
+    write_trace,
+)
 from launcher.training.following import Follower
 from launcher.training.quiet import hide_secrets
-from launcher.training.wandb_run import Opened, log_artifacts, open_run, summarise
+from launcher.training.wandb_run import Opened, ServerUnusableError, log_artifacts, open_run, summarise
 
+LOG = "wandb.log"
 _LOOK_EVERY_SECONDS = 0.5
 _NOTE_EVERY_SECONDS = 5.0
 _MAX_AGAIN = 3  # how often it begins anew where W&B's own process died
@@ -37,21 +47,28 @@ _FINISH_SECONDS = 300.0  # for uploading what is left: the training waits for le
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    hide_secrets()
     arguments = make_parser().parse_args(argv)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a run that is stopped is told to its end
     paths = RunPaths(arguments.run)
+    arguments.people = redirect_noise(paths)
+    before = load_trace(paths)
     try:
-        uplink = Uplink(paths, load_plan(paths.plan), arguments)
-        return uplink.run()
+        return Uplink(paths, load_plan(paths.plan), arguments, before).run()
     except LauncherError as error:
         say(f"W&B: not told: {error}")
         return int(ExitCode.RUN_FAILED)
+    except ServerUnusableError as error:
+        begin_anew(arguments, offline_because=str(error))
+        raise AssertionError("unreachable") from error
     except Exception as error:  # wandb's, of any kind
+        what = f"{type(error).__name__}: {(str(error).strip() or 'no word').splitlines()[0]}"
+        tell_again(paths, before)
         if arguments.again < _MAX_AGAIN:
             begin_anew(arguments)
-        say(f"W&B: not told any more: {type(error).__name__}: {(str(error).strip() or 'no word').splitlines()[0]}")
+        if not arguments.offline_because:
+            begin_anew(arguments, offline_because=f"its own service fails: {what}")
+        say(f"W&B: not told any more: {what}; {paths.logs / LOG}")
         return int(ExitCode.RUN_FAILED)
 
 
@@ -61,22 +78,28 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--parent", type=int, default=0, help="the training; 0: nobody, what is there is told")
     parser.add_argument("--node", type=int, default=0, help="which node this is; only the first tells metrics")
     parser.add_argument("--id", help="of the run, where another node has chosen it")
-    parser.add_argument("--again", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--again", type=int, default=0, help="how often it has begun anew")
+    parser.add_argument("--offline-because", default="", help="why the server is not asked")
     return parser
 
 
 class Uplink:
-    def __init__(self, paths: RunPaths, plan: Plan, arguments: argparse.Namespace) -> None:
-        self._paths, self._plan, self._arguments = paths, plan, arguments
+    def __init__(self, paths: RunPaths, plan: Plan, arguments: argparse.Namespace, before: WandbTrace | None) -> None:
+        self._paths, self._plan, self._arguments, self._before = paths, plan, arguments, before
         self._noted = time.monotonic()
         self._told_facts = False
 
     def run(self) -> int:
         tracking = decide_tracking(self._plan.wandb.mode, os.environ)
+        os.environ.pop("WANDB_MODE", None)  # decided; wandb would trip over an empty one
+        os.environ.pop("WANDB_SERVICE", None)  # of another process: it may be gone
+        os.environ["WANDB_SILENT"] = "true"  # what is to be said is said here
         if tracking.mode == "disabled":
             return 0
-        before = load_trace(self._paths)
+        before = self._before
         run_id = self._arguments.id or (before.id if before else make_id(self._paths.run_id))
+        if self._arguments.offline_because:
+            tracking = Tracking(mode="offline", reason=self._arguments.offline_because)
         opened = open_run(self._plan, self._paths, run_id, tracking, node=self._arguments.node)
         if self._arguments.node:
             self._wait_for_end()
@@ -181,11 +204,37 @@ def remember(paths: RunPaths, before: WandbTrace | None, opened: Opened) -> Wand
     return trace
 
 
-def begin_anew(arguments: argparse.Namespace) -> None:
+def tell_again(paths: RunPaths, before: WandbTrace | None) -> None:
+    """What this process has told may be lost with the service that died."""
+    now = load_trace(paths)
+    if now is not None:
+        told_seconds = 0.0 if before is None else before.told_seconds
+        with suppress(LauncherError):
+            write_trace(paths, now.model_copy(update={"told_seconds": told_seconds}))
+
+
+def begin_anew(arguments: argparse.Namespace, offline_because: str = "") -> None:
     """In the place of this process, so that it stays the training's child: rows that were not told are told then."""
-    words = ["--parent", str(arguments.parent), "--node", str(arguments.node), "--again", str(arguments.again + 1)]
+    why = offline_because or arguments.offline_because
+    again = 0 if offline_because else arguments.again + 1
+    words = ["--parent", str(arguments.parent), "--node", str(arguments.node), "--again", str(again)]
     words += ["--id", arguments.id] if arguments.id else []
+    words += ["--offline-because", why] if why else []
+    sys.stderr.flush()
+    os.dup2(arguments.people, 2)
     os.execv(sys.executable, [sys.executable, "-m", "launcher.training.uplink", str(arguments.run), *words])
+
+
+def redirect_noise(paths: RunPaths) -> int:
+    """What wandb and its service write of themselves, panics too, goes to a log; what we say goes to people, by the
+    descriptor that is returned."""
+    sys.stderr.flush()
+    people = os.dup(2)
+    with suppress(OSError), (paths.logs / LOG).open("ab") as log:
+        os.dup2(log.fileno(), 2)
+    sys.stderr = os.fdopen(people, "w", buffering=1)
+    hide_secrets()
+    return people
 
 
 def say(text: str) -> None:

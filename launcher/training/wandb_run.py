@@ -15,7 +15,7 @@ from launcher.metrics import METRICS, load_metrics
 from launcher.paths import RunPaths
 from launcher.plan import Plan
 from launcher.record import Outcome, WandbTrace
-from launcher.tracking import EPOCH_AXIS, STEP_AXIS, Mode, Tracking, format_machine, make_config
+from launcher.tracking import EPOCH_AXIS, STEP_AXIS, Mode, Tracking, find_trouble, format_machine, make_config
 
 _INIT_SECONDS = 20.0  # for a server that does not answer; wandb itself would wait 90 and then some
 _FLUSH_SECONDS = 1  # what is not flushed is lost where this process is killed
@@ -48,15 +48,21 @@ class Opened:
         return f"W&B: offline ({self.why}); upload it with: wandb sync {self.root}/wandb/offline-run-*"
 
 
+class ServerUnusableError(Exception):
+    """It does not answer, or it refuses: the run is to be kept offline, by another process. wandb would take this one's
+    id for one that is in use."""
+
+
 def open_run(plan: Plan, paths: RunPaths, run_id: str, tracking: Tracking, *, node: int = 0) -> Opened:
-    """Online where that is wanted and a server answers, else offline."""
-    if tracking.mode == "offline" or node:
-        return _open(plan, paths, run_id, tracking.mode, tracking.reason, node)
+    if tracking.mode == "offline":
+        return _open(plan, paths, run_id, "offline", tracking.reason, node)
+    if trouble := find_trouble(os.environ):
+        raise ServerUnusableError(trouble)
     try:
         return _open(plan, paths, run_id, "online", tracking.reason, node)
-    except Exception as error:  # refused keys, servers that do not answer, proxies: wandb has no one class for them
+    except Exception as error:  # refused keys, answers that do not come, proxies: wandb has no one class for them
         why = f"{type(error).__name__}: {(str(error).strip() or 'no word').splitlines()[0][:200]}"
-    return _open(plan, paths, run_id, "offline", f"the server cannot be used: {why}", node)
+        raise ServerUnusableError(f"the server cannot be used: {why}") from error
 
 
 def _open(plan: Plan, paths: RunPaths, run_id: str, mode: Mode, why: str, node: int) -> Opened:

@@ -1,0 +1,137 @@
+"""What our dashboard shows, by the names of launcher/metrics.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from launcher import metrics
+from launcher.dashboard.model import Bars, Comparer, Dashboard, Lines, Number, Panel, RunTable, Section
+from launcher.metrics import METRICS_BY_NAME
+
+_SMOOTHING = 0.6
+# eval/… without eval/loss, in words that every engine of regular expressions knows.
+TASK_METRICS = r"^eval/([^l]|l[^o]|lo[^s]|los[^s]|loss.).*$"
+_LOST_SECONDS = (
+    metrics.START_SECONDS,
+    metrics.COMPILE_SECONDS,
+    metrics.DATA_SECONDS,
+    metrics.EVALUATION_SECONDS,
+    metrics.CHECKPOINT_SECONDS,
+    metrics.SKIPPED_SECONDS,
+    metrics.RESTART_SECONDS,
+)
+
+# Metric -> why no panel shows it.
+LEFT_OUT: Mapping[str, str] = MappingProxyType(
+    {
+        metrics.SAMPLES_PER_SECOND: "rows differ in length: tokens a second tell more",
+        metrics.STEPS_PER_SECOND: "the inverse of a step's seconds",
+    }
+)
+
+
+def _line(name: str, *, smoothing: float = 0.0, has_log_scale: bool = False) -> Lines:
+    """One metric under its own title."""
+    metric = METRICS_BY_NAME[name]
+    return Lines(
+        title=metric.title, metrics=(name,), unit=metric.unit, smoothing=smoothing, has_log_scale=has_log_scale
+    )
+
+
+def _number(name: str) -> Number:
+    return Number(title=METRICS_BY_NAME[name].title, metric=name)
+
+
+_SPEED: tuple[Panel, ...] = (
+    Lines(
+        title="tokens a second",
+        metrics=(metrics.TOKENS_PER_SECOND, metrics.TRAINED_TOKENS_PER_SECOND),
+        unit="tokens/s",
+        smoothing=_SMOOTHING,
+    ),
+    _line(metrics.DEVICE_MFU, smoothing=_SMOOTHING),
+    _line(metrics.GPU_UTILIZATION, smoothing=_SMOOTHING),
+    _line(metrics.DATA_WAIT_SHARE),
+    _line(metrics.DEVICE_TOKENS_PER_SECOND, smoothing=_SMOOTHING),
+    Lines(
+        title="a step, and the host's wait for data",
+        metrics=(metrics.STEP_SECONDS, metrics.DATA_WAIT_SECONDS),
+        unit="s",
+    ),
+    _line(metrics.PACKING_EFFICIENCY, smoothing=_SMOOTHING),
+    _line(metrics.JOULES_PER_TOKEN, smoothing=_SMOOTHING),
+    Lines(title="GPU power and temperature", metrics=(metrics.GPU_POWER_WATTS, metrics.GPU_TEMPERATURE), unit="W, °C"),
+    Bars(title="tokens a second, last", metrics=(metrics.TOKENS_PER_SECOND,), unit="tokens/s"),
+    Bars(title="model FLOPs utilisation, last", metrics=(metrics.DEVICE_MFU,), unit="share"),
+)
+
+_MEMORY: tuple[Panel, ...] = (
+    Lines(
+        title="peak memory against predicted",
+        metrics=(metrics.PEAK_ALLOCATED_GIB, metrics.PREDICTED_GIB, metrics.PEAK_RESERVED_GIB),
+        unit="GiB",
+    ),
+    _line(metrics.PREDICTION_ERROR),
+    _line(metrics.ALLOC_RETRIES),
+    Bars(title="peak and predicted, last", metrics=(metrics.PEAK_ALLOCATED_GIB, metrics.PREDICTED_GIB), unit="GiB"),
+    _number(metrics.PREDICTION_ERROR),
+)
+
+_LEARNING: tuple[Panel, ...] = (
+    Lines(title="training loss by step", metrics=(metrics.TRAIN_LOSS,), smoothing=_SMOOTHING),
+    Lines(title="training loss by token", metrics=(metrics.TRAIN_LOSS,), x=metrics.TOKENS_SEEN, smoothing=_SMOOTHING),
+    Lines(
+        title="training loss by wall-clock time",
+        metrics=(metrics.TRAIN_LOSS,),
+        x=metrics.TOTAL_SECONDS,
+        smoothing=_SMOOTHING,
+    ),
+    Lines(title="held-out loss by step", metrics=(metrics.EVAL_LOSS,)),
+    Lines(title="held-out loss by token", metrics=(metrics.EVAL_LOSS,), x=metrics.TOKENS_SEEN),
+    Lines(title="task metrics", pattern=TASK_METRICS),
+    _line(metrics.LEARNING_RATE),
+    Bars(title="held-out loss, last", metrics=(metrics.EVAL_LOSS,)),
+    _number(metrics.EVAL_LOSS),
+)
+
+_STABILITY: tuple[Panel, ...] = (
+    _line(metrics.GRAD_NORM, has_log_scale=True),
+    _line(metrics.SKIPPED),
+    Bars(title="lost to restarts, last", metrics=(metrics.RESTART_SECONDS, metrics.SKIPPED_SECONDS), unit="s"),
+)
+
+_GOODPUT: tuple[Panel, ...] = (
+    Lines(title="goodput", metrics=(metrics.GOODPUT,), x=metrics.TOTAL_SECONDS, unit="share"),
+    Lines(title="seconds lost", metrics=_LOST_SECONDS, x=metrics.TOTAL_SECONDS, unit="s", is_stacked=True),
+    _number(metrics.GOODPUT),
+    Bars(title="seconds lost, last", metrics=_LOST_SECONDS, unit="s"),
+    Lines(title="one epoch, one evaluation", metrics=(metrics.EPOCH_SECONDS, metrics.EVAL_SECONDS), unit="s"),
+)
+
+DASHBOARD = Dashboard(
+    sections=(
+        Section(title="speed", panels=_SPEED),
+        Section(title="memory", panels=_MEMORY),
+        Section(title="learning", panels=_LEARNING),
+        Section(title="stability", panels=_STABILITY, rows=1),
+        Section(title="goodput", panels=_GOODPUT),
+        Section(title="runs compared", panels=(Comparer(title="what differs"),), columns=1, rows=1),
+    ),
+    runs=RunTable(
+        group_by=("expert", "hardware"),
+        results=(
+            "status",
+            metrics.TOKENS_PER_SECOND,
+            metrics.DEVICE_MFU,
+            metrics.PEAK_ALLOCATED_GIB,
+            metrics.PREDICTION_ERROR,
+            metrics.TRAIN_LOSS,
+            metrics.EVAL_LOSS,
+            metrics.GOODPUT,
+            metrics.JOULES_PER_TOKEN,
+            metrics.TOTAL_SECONDS,
+        ),
+        settings=("base", "adapter", "quantization", "strategy", "global_batch_size", "sequence_length"),
+    ),
+)

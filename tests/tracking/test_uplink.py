@@ -1,0 +1,341 @@
+"""What W&B is told of a run, by a real wandb: offline read back with its own reader, online by a small server."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher import metrics
+from launcher.metrics import METRICS, load_metrics
+from launcher.paths import RunPaths
+from launcher.processes import find_children
+from launcher.record import load_outcome, write_outcome
+from launcher.tracking import load_trace
+from tests.conftest import ROOT
+from tests.made_runs import MadeRun
+from tests.tracking.server import Server, serve
+from tests.tracking.uplinks import (
+    Offline,
+    cut_rows,
+    environment,
+    folders,
+    make_run,
+    read_back,
+    tell,
+    values_of,
+)
+
+pytest.importorskip("wandb")
+
+SECRET = "planted-secret-0123456789"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serve() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunPaths, Offline, str]:
+    """A finished run of a GPU, told offline."""
+    folder = tmp_path_factory.mktemp("told")
+    paths = make_run(folder / "runs", MadeRun(run_id="a", num_steps=20, evaluate_every=10))
+    env = environment(folder, {"PLANTED_API_KEY": SECRET})
+    result = tell(paths, env)
+    assert result.returncode == 0, result.stderr
+    (one,) = folders(paths)
+    return paths, read_back(one), result.stderr
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "did not happen"
+        time.sleep(0.1)
+
+
+# Offline -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_row_is_there_to_the_bit(told: tuple[RunPaths, Offline, str]) -> None:
+    paths, offline, _ = told
+    rows = load_metrics(paths.metrics)
+    assert len(rows) == 22
+    own = [{name: value for name, value in row.items() if not name.startswith("_")} for row in offline.rows]
+    assert own == [values_of(row) for row in rows]
+
+
+def test_everything_stands_over_the_steps(told: tuple[RunPaths, Offline, str]) -> None:
+    _, offline, _ = told
+    defined = {record.get("name") or record.get("glob_name"): record for record in offline.of("metric")}
+    assert {metric.name for metric in METRICS} | {"train/step", "train/epoch", "eval/*"} == set(defined)
+    numbers = {record.get("step_metric") for name, record in defined.items() if name != "train/step"}
+    assert numbers <= {"train/step", None}
+    assert all(
+        record.get("step_metric") == "train/step" or record.get("step_metric_index")
+        for name, record in defined.items()
+        if name != "train/step"
+    )
+
+
+def test_runs_can_be_filtered_by_what_they_are(told: tuple[RunPaths, Offline, str]) -> None:
+    paths, offline, _ = told
+    run, config = offline.run, offline.config
+    assert (run["project"], run["run_group"], run["display_name"]) == ("expert-launcher", "neo4j", "a")
+    trace = load_trace(paths)
+    assert trace is not None
+    assert run["run_id"] == trace.id
+    assert config["expert"] == "neo4j"
+    assert config["gpu"] == "rtx4090"
+    assert config["data_key"] == "a" * 64
+    assert config["manifest"]["training"]["config"]["rank"] == config["plan"]["adapter"]["rank"] == config["rank"]
+    assert config["versions"] == {"launcher": "0.1.0", "torch": "2.13.0"}
+
+
+def test_the_summary_tells_how_it_ended(told: tuple[RunPaths, Offline, str]) -> None:
+    _, offline, _ = told
+    summary = offline.summary
+    assert (summary["status"], summary["exit_code"], summary["steps_done"]) == ("done", 0, 20)
+    assert summary[f"median/{metrics.TOKENS_PER_SECOND}"] == pytest.approx(9000, rel=0.05)
+    assert [record["exit_code"] for record in offline.of("exit")] == [0]
+
+
+def test_what_is_said_is_said_once_with_the_way_to_upload(told: tuple[RunPaths, Offline, str]) -> None:
+    paths, _, stderr = told
+    assert stderr.splitlines() == [
+        "W&B: offline (no key: neither WANDB_API_KEY nor a login in ~/.netrc); "
+        f"upload it with: wandb sync {paths.root}/wandb/offline-run-*"
+    ]
+
+
+def test_nothing_about_the_machine_leaks(told: tuple[RunPaths, Offline, str]) -> None:
+    paths, _, _ = told
+    data = b"".join(file.read_bytes() for file in (paths.root / "wandb").rglob("*.wandb"))
+    # debug logs of wandb stay on this machine
+    forbidden = [SECRET, socket.gethostname(), str(paths.root), str(ROOT), sys.executable, "--parent"]
+    assert [word for word in forbidden if word.encode() in data] == []
+    if len(getpass.getuser()) > 4:
+        assert getpass.getuser().encode() not in data
+
+
+def test_a_run_that_goes_on_has_the_same_id_and_tells_only_what_is_new(tmp_path: Path) -> None:
+    paths = make_run(tmp_path / "runs", MadeRun(run_id="a", num_steps=8, evaluate_every=100))
+    env = environment(tmp_path)
+    rest = cut_rows(paths, 3)
+    outcome = load_outcome(paths.outcome)
+    assert outcome is not None
+    write_outcome(paths.outcome, outcome.model_copy(update={"status": "stopped", "exit_code": 75}))
+    assert tell(paths, env).returncode == 0
+    with paths.metrics.open("a") as file:
+        file.writelines(rest)
+    write_outcome(paths.outcome, outcome)
+    assert tell(paths, env).returncode == 0
+    first, second = (read_back(folder) for folder in folders(paths))
+    assert first.run["run_id"] == second.run["run_id"]
+    assert [row["train/step"] for row in first.rows] == [1, 2, 3, 4, 5]
+    assert [row["train/step"] for row in second.rows] == [6, 7, 8]
+    assert first.of("preempting") == [{}]
+    assert [record["exit_code"] for one in (first, second) for record in one.of("exit")] == [75, 0]
+    trace = load_trace(paths)
+    assert trace is not None
+    assert trace.folders == tuple(f"wandb/{folder.name}" for folder in folders(paths))
+
+
+def test_adapter_and_manifest_are_artifacts_where_that_is_asked(tmp_path: Path) -> None:
+    override = 'training.config.wandb.artifacts=["adapter", "manifest"]'
+    paths = make_run(tmp_path / "runs", MadeRun(run_id="a", num_steps=2, overrides=(override,)))
+    paths.adapter.mkdir()
+    (paths.adapter / "adapter_model.safetensors").write_bytes(b"weights")
+    assert tell(paths, environment(tmp_path)).returncode == 0
+    (offline,) = (read_back(folder) for folder in folders(paths))
+    artifacts = {record["name"]: record for record in offline.of("artifact")}
+    assert set(artifacts) == {"neo4j-adapter", "neo4j-manifest"}
+    assert "adapter_model.safetensors" in str(artifacts["neo4j-adapter"]["manifest"])
+    assert "plan.json" in str(artifacts["neo4j-manifest"]["manifest"])
+
+
+def test_disabled_means_nothing_at_all(tmp_path: Path) -> None:
+    paths = make_run(tmp_path / "runs", MadeRun(run_id="a", num_steps=2))
+    result = tell(paths, environment(tmp_path, {"WANDB_MODE": "disabled"}))
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert not (paths.root / "wandb").exists()
+    assert not paths.wandb.exists()
+
+
+# Online --------------------------------------------------------------------------------------------------------------
+
+
+def test_online_rows_config_and_end_arrive(server: Server, tmp_path: Path) -> None:
+    paths = make_run(tmp_path / "runs", MadeRun(run_id="online", num_steps=6, evaluate_every=3))
+    result = tell(paths, environment(tmp_path, {**server.environment, "PLANTED_TOKEN": SECRET}))
+    assert result.returncode == 0, result.stderr
+    trace = load_trace(paths)
+    assert trace is not None
+    assert (trace.mode, trace.folders) == ("online", ())
+    assert result.stderr.strip() == f"W&B: this run: {trace.url}"
+    run = server.runs[trace.id]
+    assert [row["train/step"] for row in run.rows] == [row.step for row in load_metrics(paths.metrics)]
+    assert run.config["expert"] == "neo4j"
+    assert run.summary["status"] == "done"
+    assert run.exit_code == 0
+    sent = "".join(server.bodies)
+    assert [word for word in (SECRET, str(ROOT), str(tmp_path)) if word in sent] == []
+
+
+def test_online_a_preempted_run_is_marked_and_goes_on(server: Server, tmp_path: Path) -> None:
+    paths = make_run(tmp_path / "runs", MadeRun(run_id="preempted", num_steps=6, evaluate_every=100))
+    env = environment(tmp_path, server.environment)
+    rest = cut_rows(paths, 2)
+    outcome = load_outcome(paths.outcome)
+    assert outcome is not None
+    write_outcome(paths.outcome, outcome.model_copy(update={"status": "stopped", "exit_code": 75}))
+    assert tell(paths, env).returncode == 0
+    trace = load_trace(paths)
+    assert trace is not None
+    run = server.runs[trace.id]
+    assert run.is_preempting
+    assert (run.exit_code, run.summary["status"]) == (75, "stopped")
+    with paths.metrics.open("a") as file:
+        file.writelines(rest)
+    write_outcome(paths.outcome, outcome)
+    assert "W&B: goes on: " in tell(paths, env).stderr
+    assert [row["train/step"] for row in run.rows] == [1, 2, 3, 4, 5, 6]
+
+
+def test_without_a_server_the_run_is_kept_offline(tmp_path: Path) -> None:
+    paths = make_run(tmp_path / "runs", MadeRun(run_id="a", num_steps=3, evaluate_every=100))
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        result = tell(paths, environment(tmp_path, {"WANDB_BASE_URL": nobody, "WANDB_API_KEY": "a" * 40}))
+    assert result.returncode == 0, result.stderr
+    assert "W&B: offline (127.0.0.1 cannot be reached: Connection refused); upload it with: " in result.stderr
+    assert "a" * 40 not in result.stderr
+    last = read_back([folder for folder in folders(paths) if folder.name.startswith("offline-run-")][-1])
+    assert [row["train/step"] for row in last.rows] == [1, 2, 3]
+
+
+def test_a_key_that_is_refused_costs_nothing_but_the_page(tmp_path: Path) -> None:
+    paths = make_run(tmp_path / "runs", MadeRun(run_id="a", num_steps=3, evaluate_every=100))
+    with serve() as server:
+        server.refuses = True
+        result = tell(paths, environment(tmp_path, server.environment))
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.startswith("W&B: offline (the server cannot be used: ")
+    last = read_back([folder for folder in folders(paths) if folder.name.startswith("offline-run-")][-1])
+    assert [row["train/step"] for row in last.rows] == [1, 2, 3]
+
+
+def test_a_server_that_makes_no_sense_costs_nothing_but_the_page(tmp_path: Path) -> None:
+    """It listens, and answers nothing that W&B would understand."""
+    paths = make_run(tmp_path / "runs", MadeRun(run_id="a", num_steps=3, evaluate_every=100))
+    with serve() as server:
+        server.is_mad = True
+        result = tell(paths, environment(tmp_path, server.environment))
+    assert result.returncode == 0, result.stderr
+    said = result.stderr.splitlines()
+    assert said[-1].startswith("W&B: offline (its own service fails: ")
+    assert "panic" not in result.stderr
+    assert "panic" in (paths.logs / "wandb.log").read_text(), "kept for whoever wants to know"
+    last = read_back([folder for folder in folders(paths) if folder.name.startswith("offline-run-")][-1])
+    assert [row["train/step"] for row in last.rows] == [1, 2, 3]
+
+
+# Beside a training ---------------------------------------------------------------------------------------------------
+
+
+PARENT = """
+import os, subprocess, sys, time
+words = [sys.executable, "-m", "launcher.training.uplink", sys.argv[1], "--parent", str(os.getpid())]
+child = subprocess.Popen(words)
+print(child.pid, flush=True)
+time.sleep(300)
+"""
+Start = Callable[[RunPaths], tuple[subprocess.Popen[str], int]]
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Iterator[Start]:
+    """A stand-in for the training, and the process id of the uplink, which is its child."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(paths: RunPaths) -> tuple[subprocess.Popen[str], int]:
+        parent = subprocess.Popen(
+            [sys.executable, "-c", PARENT, str(paths.root)],
+            cwd=ROOT,
+            env=environment(tmp_path, {"WANDB_MODE": "offline"}),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(parent)
+        assert parent.stdout is not None
+        return parent, int(parent.stdout.readline())
+
+    yield start
+    for parent in started:
+        parent.kill()
+        parent.wait()
+
+
+def running(tmp_path: Path, *, num_steps: int) -> tuple[RunPaths, list[str]]:
+    made = MadeRun(run_id="a", num_steps=num_steps, evaluate_every=100, status="running")
+    paths = make_run(tmp_path / "runs", made)
+    return paths, cut_rows(paths, num_steps // 2)
+
+
+def test_rows_are_told_as_they_come_and_a_killed_training_loses_none(tmp_path: Path, beside: Start) -> None:
+    paths, rest = running(tmp_path, num_steps=8)
+    parent, uplink = beside(paths)
+    wait_for(lambda: bool(folders(paths)))
+    wait_for(lambda: len(read_back(folders(paths)[0]).rows) == 4)
+    with paths.metrics.open("a") as file:
+        file.writelines(rest)
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not Path(f"/proc/{uplink}").exists())
+    offline = read_back(folders(paths)[0])
+    assert [row["train/step"] for row in offline.rows] == list(range(1, 9))
+    assert [record["exit_code"] for record in offline.of("exit")] == [1], "nobody wrote how it ended"
+    assert offline.summary["status"] == "running"
+
+
+def test_it_is_not_stopped_by_what_stops_a_training(tmp_path: Path, beside: Start) -> None:
+    """A scheduler signals all processes of a job, and W&B's own service dies of it: the rest is told all the same."""
+    paths, rest = running(tmp_path, num_steps=8)
+    parent, uplink = beside(paths)
+    wait_for(lambda: bool(folders(paths)) and len(read_back(folders(paths)[0]).rows) == 4)
+    services = [pid for pid, _ in find_children(uplink)]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        os.kill(uplink, number)
+        for pid in services:
+            os.kill(pid, number)
+    with paths.metrics.open("a") as file:
+        file.writelines(rest)
+    wait_for(lambda: len(folders(paths)) == 2)
+    outcome = load_outcome(paths.outcome)
+    assert outcome is not None
+    done = outcome.model_copy(update={"status": "done", "exit_code": 0, "pid": parent.pid})
+    write_outcome(paths.outcome, done)
+    wait_for(lambda: not Path(f"/proc/{uplink}").exists() or is_zombie(uplink))
+    first, second = (read_back(folder) for folder in folders(paths))
+    assert first.run["run_id"] == second.run["run_id"]
+    steps = {row["train/step"] for one in (first, second) for row in one.rows}
+    assert steps == set(range(1, 9))
+    assert [record["exit_code"] for record in second.of("exit")] == [0]
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
