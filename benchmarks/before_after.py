@@ -44,6 +44,7 @@ from launcher.paths import RunPaths
 from launcher.training.assembly import assemble
 from launcher.training.chronicle import find_versions
 from launcher.training.loop import train
+from launcher.training.measures import MemoryUse, Measures, Throughput
 from launcher.training.observers.facts import Facts
 from launcher.training.starting import start
 
@@ -182,7 +183,7 @@ def measure_launcher(name: str, manifest: dict[str, Any], what: str, steps: int)
         utilization = Utilization()
         reset_peak()
         with utilization.sampled():
-            train(run, Facts())
+            train(run, Facts(), measure=Measures([Throughput(run), MemoryUse(run)]))
         rows = load_metrics(run.paths.metrics)[WARM:]
         split = f"{plan.batch.micro_batch_size} a micro-step x {plan.batch.gradient_accumulation_steps}"
         compiled = "not compiled" if plan.compile is None else f"compiled by {plan.compile.scope}"

@@ -38,12 +38,15 @@ from launcher.corpus.store import Store, publish
 from launcher.corpus.tokenise import TokenBatch
 from launcher.inputs import Request, plan_request
 from launcher.metrics import StepMetrics, load_metrics
-from launcher.paths import RunPaths
+from launcher.paths import RunPaths, write_files
 from launcher.plan import Plan
+from launcher.runs import input_texts
 from launcher.training.assembly import assemble
 from launcher.training.chronicle import find_versions
 from launcher.training.loop import train
+from launcher.training.measures import MemoryUse, Measures, Throughput
 from launcher.training.observers.facts import Facts
+from launcher.training.proof import Proof
 from launcher.training.run import Run
 from launcher.training.starting import start
 from launcher.units import bytes_to_gib
@@ -173,36 +176,42 @@ class _SteadyPeak(Facts):
             torch.cuda.reset_peak_memory_stats()
 
 
+def build(case: Case, folder: Path) -> tuple[Run, Proof]:
+    """Ready for its first step, in a run directory of its own."""
+    smoke = case.base == TINY_BASE_NAME
+    request = Request(
+        expert=str(make_manifest(case, folder)),
+        random_weights=True,
+        profile="smoke" if smoke else "full",
+        overrides=(
+            f"training.config.max_seq_length={case.sequence_length}",
+            f"training.config.max_steps={case.num_steps}",
+            f"training.config.batch_size={case.micro_batch_size}",
+        )
+        if smoke
+        else (),
+    )
+    planned = plan_request(request)
+    num_packs = case.micro_batch_size * case.num_steps
+    store = make_store(folder, num_packs, case.sequence_length, planned.plan.base.vocab_size)
+    paths = RunPaths(folder / "run")
+    paths.logs.mkdir(parents=True)
+    write_files(paths.root, input_texts(planned, paths))
+    return assemble(planned.plan, paths, store, (), start(planned.plan))
+
+
 def measure_case(case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        smoke = case.base == TINY_BASE_NAME
-        request = Request(
-            expert=str(make_manifest(case, folder)),
-            random_weights=True,
-            profile="smoke" if smoke else "full",
-            overrides=(
-                f"training.config.max_seq_length={case.sequence_length}",
-                f"training.config.max_steps={case.num_steps}",
-                f"training.config.batch_size={case.micro_batch_size}",
-            )
-            if smoke
-            else (),
-        )
-        plan = plan_request(request).plan
-        store = make_store(folder, case.micro_batch_size * case.num_steps, case.sequence_length, plan.base.vocab_size)
-        paths = RunPaths(folder / "run")
-        paths.root.mkdir()
         began = time.perf_counter()
-        run, proof = assemble(plan, paths, store, (), start(plan))
+        run, proof = build(case, Path(name))
         built = time.perf_counter() - began
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        train(run, _SteadyPeak())
-        rows = load_metrics(paths.metrics)
+        train(run, _SteadyPeak(), measure=Measures([Throughput(run), MemoryUse(run)]))
+        rows = load_metrics(run.paths.metrics)
         return {
-            **describe_plan(plan),
+            **describe_plan(run.plan),
             **summarise(rows),
             "built_seconds": round(built, 1),
             "proof": dataclasses.asdict(proof),
