@@ -11,7 +11,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 SETUP_FILES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train plan prepare test test-all test-slurm torture check format configs schema samples clean
+.PHONY: help train plan prepare compare dashboard doctor test test-all test-gpu test-slurm torture check format \
+	configs schema samples clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,11 +28,23 @@ plan: $(VENV)/.light  ## show the plan of an expert: make plan EXPERT=sql ARGS='
 prepare: $(VENV)/.full  ## tokenise, audit and pack an expert's data: make prepare EXPERT=sql
 	@$(BIN)/launcher prepare $(EXPERT) $(ARGS)
 
+compare: $(VENV)/.light  ## compare the runs of an expert on one page: make compare EXPERT=neo4j
+	@$(BIN)/launcher compare --expert $(EXPERT) $(ARGS)
+
+dashboard: $(VENV)/.full  ## create or update the W&B workspace: make dashboard ARGS='--entity team'
+	@$(BIN)/launcher dashboard $(ARGS)
+
+doctor: $(VENV)/.full  ## say what is wrong with this machine, or a run: make doctor ARGS='--run RUN'
+	@$(BIN)/launcher doctor $(EXPERT) $(ARGS)
+
 test: $(VENV)/.full  ## run the tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-all: $(VENV)/.full  ## run the tests, the slow ones too: BF16, DoRA, offload, 90 on 4 ranks
 	@LAUNCHER_TEST_ALL=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+test-gpu: $(VENV)/.full  ## run the tests of what only a GPU can show
+	@LAUNCHER_TEST_GPU=1 $(BIN)/python -m pytest tests/training/test_clock.py tests/training/test_loss.py $(ARGS)
 
 test-slurm: $(VENV)/.full  ## run the tests on a real Slurm of two virtual nodes (Debian, as root: installs it)
 	@command -v slurmctld > /dev/null || { apt-get update -qq && \

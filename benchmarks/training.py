@@ -44,7 +44,7 @@ from launcher.runs import input_texts
 from launcher.training.assembly import assemble
 from launcher.training.chronicle import find_versions
 from launcher.training.loop import train
-from launcher.training.measures import MemoryUse, Measures, Throughput
+from launcher.training.measures import Measures, MemoryUse, Throughput
 from launcher.training.observers.facts import Facts
 from launcher.training.proof import Proof
 from launcher.training.run import Run
