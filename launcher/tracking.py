@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
+from launcher import metrics
 from launcher.hardware import Hardware, format_hardware
 from launcher.paths import RunPaths, write_text_atomically
 from launcher.plan import Plan
@@ -23,6 +24,16 @@ from launcher.redaction import find_known_secrets, redact_tree
 
 Mode = Literal["online", "offline", "disabled"]
 STEP_AXIS, EPOCH_AXIS = "train/step", "train/epoch"
+# In a run's summary: a last step's speed says little.
+MEDIANS = (
+    metrics.TOKENS_PER_SECOND,
+    metrics.DEVICE_TOKENS_PER_SECOND,
+    metrics.DEVICE_MFU,
+    metrics.STEP_SECONDS,
+    metrics.DATA_WAIT_SHARE,
+    metrics.GPU_UTILIZATION,
+    metrics.JOULES_PER_TOKEN,
+)
 _HOSTS = ("api.wandb.ai", "api.forge.coreweave.com")  # wandb's own, old and new
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 _KNOCK_SECONDS = 5.0
@@ -92,6 +103,12 @@ def find_trouble(environment: Mapping[str, str]) -> str | None:
     thread.join(_KNOCK_SECONDS)
     why = trouble[0] if trouble else f"no answer within {_KNOCK_SECONDS:.0f} s"
     return f"{host} cannot be reached: {why}" if why else None
+
+
+def name_median(metric: str) -> str:
+    """The key under which a run's summary has it."""
+    assert metric in MEDIANS
+    return f"median/{metric}"
 
 
 def load_trace(paths: RunPaths) -> WandbTrace | None:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from launcher import metrics
 from launcher.dashboard.model import Bars, Comparer, Dashboard, Lines, Number, Panel, RunTable, Section
 from launcher.metrics import METRICS_BY_NAME
+from launcher.tracking import name_median
 
 _SMOOTHING = 0.6
 # eval/… without eval/loss, in words that every engine of regular expressions knows.
@@ -62,8 +63,8 @@ _SPEED: tuple[Panel, ...] = (
     _line(metrics.PACKING_EFFICIENCY, smoothing=_SMOOTHING),
     _line(metrics.JOULES_PER_TOKEN, smoothing=_SMOOTHING),
     Lines(title="GPU power and temperature", metrics=(metrics.GPU_POWER_WATTS, metrics.GPU_TEMPERATURE), unit="W, °C"),
-    Bars(title="tokens a second, last", metrics=(metrics.TOKENS_PER_SECOND,), unit="tokens/s"),
-    Bars(title="model FLOPs utilisation, last", metrics=(metrics.DEVICE_MFU,), unit="share"),
+    Bars(title="tokens a second, median", metrics=(name_median(metrics.TOKENS_PER_SECOND),), unit="tokens/s"),
+    Bars(title="model FLOPs utilisation, median", metrics=(name_median(metrics.DEVICE_MFU),), unit="share"),
 )
 
 _MEMORY: tuple[Panel, ...] = (
@@ -122,14 +123,14 @@ DASHBOARD = Dashboard(
         group_by=("expert", "hardware"),
         results=(
             "status",
-            metrics.TOKENS_PER_SECOND,
-            metrics.DEVICE_MFU,
+            name_median(metrics.TOKENS_PER_SECOND),
+            name_median(metrics.DEVICE_MFU),
             metrics.PEAK_ALLOCATED_GIB,
             metrics.PREDICTION_ERROR,
             metrics.TRAIN_LOSS,
             metrics.EVAL_LOSS,
             metrics.GOODPUT,
-            metrics.JOULES_PER_TOKEN,
+            name_median(metrics.JOULES_PER_TOKEN),
             metrics.TOTAL_SECONDS,
         ),
         settings=("base", "adapter", "quantization", "strategy", "global_batch_size", "sequence_length"),

@@ -10,24 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher import metrics
 from launcher.metrics import METRICS, load_metrics
 from launcher.paths import RunPaths
 from launcher.plan import Plan
 from launcher.record import Outcome, WandbTrace
-from launcher.tracking import EPOCH_AXIS, STEP_AXIS, Mode, Tracking, find_trouble, format_machine, make_config
+from launcher.tracking import (
+    EPOCH_AXIS,
+    MEDIANS,
+    STEP_AXIS,
+    Mode,
+    Tracking,
+    find_trouble,
+    format_machine,
+    make_config,
+    name_median,
+)
 
 _INIT_SECONDS = 20.0  # for a server that does not answer; wandb itself would wait 90 and then some
 _FLUSH_SECONDS = 1  # what is not flushed is lost where this process is killed
-_MEDIANS = (
-    metrics.TOKENS_PER_SECOND,
-    metrics.DEVICE_TOKENS_PER_SECOND,
-    metrics.DEVICE_MFU,
-    metrics.STEP_SECONDS,
-    metrics.DATA_WAIT_SHARE,
-    metrics.GPU_UTILIZATION,
-    metrics.JOULES_PER_TOKEN,
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,10 +148,10 @@ def summarise(run: Any, paths: RunPaths, outcome: Outcome) -> None:
         **outcome.goodput,
     }
     rows = load_metrics(paths.metrics) if paths.metrics.is_file() else []
-    for name in _MEDIANS:
+    for name in MEDIANS:
         values = [row.values[name] for row in rows if name in row.values]
         if values:
-            told[f"median/{name}"] = statistics.median(values)
+            told[name_median(name)] = statistics.median(values)
     run.summary.update({name: value for name, value in told.items() if value not in (None, "")})
 
 
