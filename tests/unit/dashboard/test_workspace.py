@@ -108,7 +108,7 @@ def test_runs_are_grouped_by_expert_and_hardware() -> None:
     run_set = json.loads(render_specification(DASHBOARD, PLACE))["spec"]["section"]["runSets"][0]
     assert [key["name"] for key in run_set["grouping"]] == ["expert.value", "hardware.value"]
     assert run_set["runFeed"]["columnOrder"][:3] == ["run:displayName", "config:expert.value", "config:hardware.value"]
-    assert "summary:throughput/tokens_per_sec" in run_set["runFeed"]["columnPinned"]
+    assert "summary:median/throughput/tokens_per_sec" in run_set["runFeed"]["columnPinned"]
 
 
 def test_settings_of_the_table_are_what_runs_tell_wandb() -> None:
