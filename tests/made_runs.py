@@ -33,6 +33,7 @@ class MadeRun:
     expert: str = "neo4j"
     gpu: str | None = "rtx4090"  # None: this machine, without a GPU
     gpus: int = 1
+    nodes: int = 1
     overrides: tuple[str, ...] = ()
     price_per_gpu_hour: float | None = None
     random_weights: bool = False
@@ -69,7 +70,14 @@ def write_run(runs_dir: Path, made: MadeRun, rows: Sequence[StepMetrics] | None 
 def make_plan_of(made: MadeRun) -> Plan:
     steps = made.planned_steps or made.num_steps or None
     return _make_plan(
-        made.expert, made.gpu, made.gpus, made.overrides, steps, made.price_per_gpu_hour, made.random_weights
+        made.expert,
+        made.gpu,
+        made.gpus,
+        made.nodes,
+        made.overrides,
+        steps,
+        made.price_per_gpu_hour,
+        made.random_weights,
     )
 
 
@@ -78,6 +86,7 @@ def _make_plan(
     expert: str,
     gpu: str | None,
     gpus: int,
+    nodes: int,
     overrides: tuple[str, ...],
     max_steps: int | None,
     price: float | None,
@@ -90,6 +99,7 @@ def _make_plan(
         max_steps=max_steps,
         gpu=gpu,
         gpus_per_node=gpus if gpu is not None else None,
+        nodes=nodes,
         price_per_gpu_hour=price,
         random_weights=random_weights,
     )

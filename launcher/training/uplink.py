@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from launcher.errors import ExitCode, LauncherError
 from launcher.metrics import StepMetrics
@@ -36,7 +36,7 @@ from launcher.tracking import (
 )
 from launcher.training.following import Follower
 from launcher.training.quiet import hide_secrets
-from launcher.training.wandb_run import Opened, ServerUnusableError, log_artifacts, open_run, summarise
+from launcher.training.wandb_run import NotSharedError, Opened, ServerUnusableError, log_artifacts, open_run, summarise
 
 LOG = "wandb.log"
 _LOOK_EVERY_SECONDS = 0.5
@@ -58,16 +58,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LauncherError as error:
         say(f"W&B: not told: {error}")
         return int(ExitCode.RUN_FAILED)
-    except ServerUnusableError as error:
-        begin_anew(arguments, offline_because=str(error))
-        raise AssertionError("unreachable") from error
+    except (ServerUnusableError, NotSharedError) as error:
+        if arguments.node:
+            return int(ExitCode.DONE)  # the first node says why, once
+        arguments.alone = True
+        begin_anew(arguments, again=0, offline_because=str(error))
     except Exception as error:  # wandb's, of any kind
         what = f"{type(error).__name__}: {(str(error).strip() or 'no word').splitlines()[0]}"
         tell_again(paths, before)
         if arguments.again < _MAX_AGAIN:
-            begin_anew(arguments)
+            begin_anew(arguments, again=arguments.again + 1)
         if not arguments.offline_because:
-            begin_anew(arguments, offline_because=f"its own service fails: {what}")
+            begin_anew(arguments, again=0, offline_because=f"its own service fails: {what}")
         say(f"W&B: not told any more: {what}; {paths.logs / LOG}")
         return int(ExitCode.RUN_FAILED)
 
@@ -79,6 +81,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--node", type=int, default=0, help="which node this is; only the first tells metrics")
     parser.add_argument("--id", help="of the run, where another node has chosen it")
     parser.add_argument("--again", type=int, default=0, help="how often it has begun anew")
+    parser.add_argument("--alone", action="store_true", help="other nodes do not write to this run")
     parser.add_argument("--offline-because", default="", help="why the server is not asked")
     return parser
 
@@ -100,7 +103,8 @@ class Uplink:
         run_id = self._arguments.id or (before.id if before else make_id(self._paths.run_id))
         if self._arguments.offline_because:
             tracking = Tracking(mode="offline", reason=self._arguments.offline_because)
-        opened = open_run(self._plan, self._paths, run_id, tracking, node=self._arguments.node)
+        node, is_alone = self._arguments.node, self._arguments.alone
+        opened = open_run(self._plan, self._paths, run_id, tracking, node=node, is_alone=is_alone)
         if self._arguments.node:
             self._wait_for_end()
         else:
@@ -213,13 +217,13 @@ def tell_again(paths: RunPaths, before: WandbTrace | None) -> None:
             write_trace(paths, now.model_copy(update={"told_seconds": told_seconds}))
 
 
-def begin_anew(arguments: argparse.Namespace, offline_because: str = "") -> None:
+def begin_anew(arguments: argparse.Namespace, *, again: int, offline_because: str = "") -> NoReturn:
     """In the place of this process, so that it stays the training's child: rows that were not told are told then."""
     why = offline_because or arguments.offline_because
-    again = 0 if offline_because else arguments.again + 1
     words = ["--parent", str(arguments.parent), "--node", str(arguments.node), "--again", str(again)]
     words += ["--id", arguments.id] if arguments.id else []
     words += ["--offline-because", why] if why else []
+    words += ["--alone"] if arguments.alone else []
     sys.stderr.flush()
     os.dup2(arguments.people, 2)
     os.execv(sys.executable, [sys.executable, "-m", "launcher.training.uplink", str(arguments.run), *words])

@@ -53,22 +53,33 @@ class ServerUnusableError(Exception):
     id for one that is in use."""
 
 
-def open_run(plan: Plan, paths: RunPaths, run_id: str, tracking: Tracking, *, node: int = 0) -> Opened:
+class NotSharedError(Exception):
+    """The server does not let several nodes write one run: the first one tells of it alone."""
+
+
+def open_run(
+    plan: Plan, paths: RunPaths, run_id: str, tracking: Tracking, *, node: int = 0, is_alone: bool = False
+) -> Opened:
+    """`is_alone`: other nodes are not to write to it, too."""
     if tracking.mode == "offline":
         return _open(plan, paths, run_id, "offline", tracking.reason, node)
     if trouble := find_trouble(os.environ):
         raise ServerUnusableError(trouble)
+    is_shared = plan.hardware.nodes > 1 and not is_alone
     try:
-        return _open(plan, paths, run_id, "online", tracking.reason, node)
+        return _open(plan, paths, run_id, "online", tracking.reason, node, is_shared=is_shared)
     except Exception as error:  # refused keys, answers that do not come, proxies: wandb has no one class for them
+        if is_shared:
+            raise NotSharedError from error
         why = f"{type(error).__name__}: {(str(error).strip() or 'no word').splitlines()[0][:200]}"
         raise ServerUnusableError(f"the server cannot be used: {why}") from error
 
 
-def _open(plan: Plan, paths: RunPaths, run_id: str, mode: Mode, why: str, node: int) -> Opened:
+def _open(
+    plan: Plan, paths: RunPaths, run_id: str, mode: Mode, why: str, node: int, *, is_shared: bool = False
+) -> Opened:
     import wandb
 
-    is_shared = mode == "online" and plan.hardware.nodes > 1
     run = wandb.init(
         project=plan.wandb.project,
         entity=plan.wandb.entity,

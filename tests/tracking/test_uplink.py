@@ -212,6 +212,22 @@ def test_online_a_preempted_run_is_marked_and_goes_on(server: Server, tmp_path: 
     assert [row["train/step"] for row in run.rows] == [1, 2, 3, 4, 5, 6]
 
 
+def test_online_every_node_tells_of_itself_in_one_run(server: Server, tmp_path: Path) -> None:
+    """The first tells the metrics and how it ended; another only how its machine fares."""
+    made = MadeRun(run_id="nodes", gpu="h100", gpus=8, nodes=2, num_steps=4, evaluate_every=100)
+    first, second = (make_run(tmp_path / name, made) for name in ("node0", "node1"))
+    env = environment(tmp_path, server.environment)
+    assert tell(first, env, "--id", "nodes-1", "--node", "0").returncode == 0
+    ended = tell(second, env, "--id", "nodes-1", "--node", "1")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    run = server.runs["nodes-1"]
+    assert [row["train/step"] for row in run.rows] == [1, 2, 3, 4], "told once"
+    assert run.exit_code == 0
+    labels = [label for body in server.bodies for label in ("node-0", "node-1") if label in body]
+    assert set(labels) == {"node-0", "node-1"}
+    assert not second.wandb.exists(), "the run is the first node's"
+
+
 def test_without_a_server_the_run_is_kept_offline(tmp_path: Path) -> None:
     paths = make_run(tmp_path / "runs", MadeRun(run_id="a", num_steps=3, evaluate_every=100))
     with socket.socket() as closed:

@@ -30,9 +30,7 @@ KEY = "0123456789abcdef0123456789abcdef01234567"
         (None, {"WANDB_MODE": " "}, "offline", "no key"),
     ],
 )
-def test_modes(
-    planned: str | None, environment: dict[str, str], mode: str, reason: str, tmp_path: Path
-) -> None:
+def test_modes(planned: str | None, environment: dict[str, str], mode: str, reason: str, tmp_path: Path) -> None:
     tracking = decide_tracking(planned, {"HOME": str(tmp_path), **environment})  # type: ignore[arg-type]
     assert tracking.mode == mode
     assert reason in tracking.reason
