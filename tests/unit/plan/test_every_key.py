@@ -108,6 +108,7 @@ CHANGES["training.dataset.field_mapping.output"] = {
 for key in ("project", "entity", "group", "name", "notes"):
     CHANGES[f"training.config.wandb.{key}"] = {f"training.config.wandb.{key}": "other"}
 CHANGES["training.config.wandb.tags"] = {"training.config.wandb.tags": ["x"]}
+CHANGES["training.config.wandb.artifacts"] = {"training.config.wandb.artifacts": ["adapter"]}
 CHANGES["training.config.wandb.mode"] = {"training.config.wandb.mode": "disabled"}
 
 # Keys whose value only ever decides between accepted and refused.

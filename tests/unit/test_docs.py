@@ -1,0 +1,11 @@
+"""Docs that list what the code has must list all of it."""
+
+from __future__ import annotations
+
+from launcher.metrics import METRICS
+from tests.conftest import ROOT
+
+
+def test_every_metric_is_explained() -> None:
+    text = (ROOT / "docs/OBSERVING.md").read_text(encoding="utf-8")
+    assert [metric.name for metric in METRICS if f"`{metric.name}`" not in text] == []
