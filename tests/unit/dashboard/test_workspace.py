@@ -22,7 +22,7 @@ from launcher.dashboard.workspace import PIP_LINE, WANDB_WORKSPACES, Place, dump
 from launcher.errors import InputError
 from launcher.inputs import Request, plan_request
 from launcher.metrics import METRICS_BY_NAME
-from launcher.tracking import MEDIANS, STEP_AXIS, name_median, make_config
+from launcher.tracking import MEDIANS, STEP_AXIS, make_config, name_median
 from tests.conftest import ROOT
 
 pytest.importorskip("wandb_workspaces", reason=f"the dashboard needs wandb-workspaces: {PIP_LINE}")

@@ -1,0 +1,190 @@
+"""`launcher compare`: runs side by side, as one page, as Markdown or JSON, or on the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.cli.finding import find_run, list_runs
+from launcher.errors import ExitCode, InputError, LauncherError, escape
+
+if TYPE_CHECKING:
+    from launcher.compare import Comparison, RunFacts
+    from launcher.compare.model import Skipped
+
+HELP = "compare runs: curves, figures, settings, and what spoils the comparison, as one HTML page"
+
+_DEFAULT_PAGE = "compare.html"
+_STDOUT = "-"
+_MARKS = ("made by launcher compare", '"made_by": "launcher compare"')  # near the beginning of every file of ours
+_MARKED_BYTES = 400
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="*", help="a run by id or directory, or a W&B offline run (offline-run-*, *.wandb)"
+    )
+    several = parser.add_mutually_exclusive_group()
+    several.add_argument("--expert", metavar="NAME", help="all runs of this expert")
+    several.add_argument("--all", action="store_true", help="all runs")
+    parser.add_argument("--last", metavar="N", type=int, help="of those, only the newest N")
+    parser.add_argument("--runs-dir", metavar="DIR", default="runs", help="where run directories lie (default: runs)")
+    parser.add_argument(
+        "--format", choices=("html", "md", "json", "text"), default="html", help="text: small plots for a terminal"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help=f"default: {_DEFAULT_PAGE}, and stdout for the other formats"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite a file that compare has not written")
+
+
+def run(arguments: argparse.Namespace) -> ExitCode:
+    from launcher.compare import make_comparison
+
+    arguments.json = arguments.format == "json"  # errors are told in JSON, too
+    output = arguments.output or (_DEFAULT_PAGE if arguments.format == "html" else _STDOUT)
+    if output != _STDOUT:
+        _check_output(Path(output), force=arguments.force)
+    runs, skipped = _load_runs(arguments)
+    for one in skipped:
+        print(f"warning: {escape(one.place)} is left out: {escape(one.why)}", file=sys.stderr)
+    title = f"{arguments.expert}: {len(runs)} runs compared" if arguments.expert and len(runs) > 1 else ""
+    made_at = datetime.now(UTC).isoformat(timespec="seconds")
+    comparison = make_comparison(runs, made_at=made_at, title=title, skipped=skipped)
+    if output == _STDOUT:
+        _print(comparison, arguments.format)
+    else:
+        _write(comparison, arguments.format, Path(output))
+    return ExitCode.DONE
+
+
+def _load_runs(arguments: argparse.Namespace) -> tuple[list[RunFacts], list[Skipped]]:
+    """Runs that are named must be readable; of those that are only found, the others are still worth a look."""
+    runs_dir = Path(arguments.runs_dir)
+    if not arguments.runs and not arguments.all and arguments.expert is None:
+        raise InputError(
+            "no run is named", hint="name runs (their ids, or directories), or give --expert NAME or --all"
+        )
+    if arguments.last is not None and arguments.last < 1:
+        raise InputError(f"--last {arguments.last}: it counts from 1")
+    loaded = [_load_named(name, runs_dir) for name in arguments.runs]
+    skipped: list[Skipped] = []
+    if arguments.all or arguments.expert is not None:
+        found = list(_load_found(arguments, runs_dir, skipped))
+        if not found and not loaded:
+            raise _nothing_found(arguments, runs_dir, skipped)
+        loaded += found
+    once: dict[Path, RunFacts] = {}
+    for facts in loaded:
+        once.setdefault(Path(facts.place).resolve(), facts)
+    return list(once.values()), skipped
+
+
+def _load_named(name: str, runs_dir: Path) -> RunFacts:
+    from launcher.compare import read_run
+    from launcher.compare.wandb_runs import find_wandb_log, read_wandb_run
+
+    log = find_wandb_log(Path(name))
+    return read_run(find_run(name, runs_dir)) if log is None else read_wandb_run(log)
+
+
+def _load_found(arguments: argparse.Namespace, runs_dir: Path, skipped: list[Skipped]) -> Iterator[RunFacts]:
+    from launcher.compare import read_run
+    from launcher.compare.model import Skipped
+
+    num_left = arguments.last
+    for paths in list_runs(runs_dir):
+        if num_left == 0:
+            return
+        try:
+            facts = read_run(paths)
+        except LauncherError as error:
+            skipped.append(Skipped(place=str(paths.root), why=error.title))
+            continue
+        if arguments.expert is None or facts.traits.expert == arguments.expert:
+            num_left = None if num_left is None else num_left - 1
+            yield facts
+
+
+def _nothing_found(arguments: argparse.Namespace, runs_dir: Path, skipped: list[Skipped]) -> InputError:
+    wanted = "" if arguments.expert is None else f" of {arguments.expert!r}"
+    if skipped:
+        return InputError(f"{runs_dir} has no run{wanted} that can be read: {len(skipped)} cannot")
+    hint = "`launcher train EXPERT` makes one, --runs-dir looks elsewhere"
+    if arguments.expert is not None and list_runs(runs_dir):
+        hint = f"--all takes every run; {hint}"
+    return InputError(f"{runs_dir} has no run{wanted}", hint=hint)
+
+
+def _check_output(path: Path, *, force: bool) -> None:
+    """Before anything is read. A file of somebody else is not ours to overwrite."""
+    try:
+        if not path.parent.is_dir():
+            raise InputError(f"{path.parent} is not a folder", hint="make it, or name another by --output")
+        if not path.exists():
+            return
+        if not path.is_file():
+            raise InputError(f"{path} is there, and is not a file", hint="--output names another")
+        if force:
+            return
+        with path.open("rb") as file:
+            head = file.read(_MARKED_BYTES).decode("utf-8", "replace")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", hint="--output names another file") from None
+    if head and not any(mark in head for mark in _MARKS):
+        raise InputError(
+            f"{path} exists, and was not written by launcher compare",
+            hint="--output names another file, --force overwrites this one",
+        )
+
+
+def _render(comparison: Comparison, form: str) -> str:
+    if form == "html":
+        from launcher.compare.html import render_html
+
+        return render_html(comparison)
+    if form == "md":
+        from launcher.compare.markdown import render_markdown
+
+        return render_markdown(comparison)
+    if form == "json":
+        return comparison.model_dump_json(indent=2) + "\n"
+    from launcher.compare.terminal import render_terminal
+
+    return render_terminal(comparison, width=120).plain
+
+
+def _print(comparison: Comparison, form: str) -> None:
+    if form != "text":
+        sys.stdout.write(_render(comparison, form))
+        return
+    from launcher.cli.tables import make_console
+    from launcher.compare.terminal import render_terminal
+
+    console = make_console()
+    text = render_terminal(comparison, width=console.width, is_unicode=_speaks_unicode())
+    console.print(text, end="", soft_wrap=True)
+
+
+def _speaks_unicode() -> bool:
+    try:
+        "⣿▁★→".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def _write(comparison: Comparison, form: str, path: Path) -> None:
+    from launcher.paths import write_text_atomically
+
+    text = _render(comparison, form)
+    write_text_atomically(path, text)
+    runs = "1 run" if len(comparison.runs) == 1 else f"{len(comparison.runs)} runs"
+    print(f"{escape(str(path))}: {runs}, {len(comparison.charts)} charts, {len(text.encode()) / 1e6:.1f} MB")
+    for caution in comparison.cautions:
+        if caution.level == "warning":
+            print(f"warning: {caution.title} (spoils: {', '.join(caution.spoils)})")

@@ -1,0 +1,408 @@
+"""The compare page in a browser: what is drawn, what buttons and keys do, and that foreign text stays text."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from launcher.compare import Comparison, RunFacts, make_comparison, read_run
+from launcher.compare.html import render_html
+from launcher.errors import escape
+from tests.made_runs import MadeRun, write_run
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+    from selenium.webdriver.remote.webelement import WebElement
+
+FOREIGN = "</script><!--<img src=x onerror=\"document.title='taken'\"> & <b>bold</b> \u202egnp.exe"
+MISSING = "\u2013"
+MADE_AT = "2026-11-15T12:00:00+00:00"
+MOST_BYTES, MOST_REDRAW_MS, MOST_LOAD_SECONDS = 15_000_000, 1_000, 20
+WAIT_SECONDS = 10.0
+SCREENSHOTS_VARIABLE = "LAUNCHER_SCREENSHOTS"  # a folder: what a person looks at
+
+# How many pixels of a chart have exactly this colour.
+COUNT_PIXELS = """
+const [metric, colour] = arguments;
+const canvas = document.querySelector(`canvas[data-metric="${metric}"]`);
+const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+copy.drawImage(canvas, 0, 0);
+const pixels = copy.getImageData(0, 0, canvas.width, canvas.height).data;
+let count = 0;
+for (let at = 0; at < pixels.length; at += 4) {
+  if (pixels[at] === red && pixels[at + 1] === green && pixels[at + 2] === blue && pixels[at + 3] === 255) count += 1;
+}
+return count;
+"""
+
+
+class Page:
+    """A page that is open: what a person sees of it and does to it."""
+
+    def __init__(self, chrome: Chrome, file: Path) -> None:
+        self.chrome = chrome
+        chrome.get_log("browser")  # of the page before
+        chrome.get_log("performance")
+        begin = time.perf_counter()
+        chrome.get(file.as_uri())
+        self.load_seconds = time.perf_counter() - begin
+
+    def run(self, script: str, *arguments: object) -> Any:
+        return self.chrome.execute_script(script, *arguments)
+
+    def find(self, selector: str) -> WebElement:
+        return self.chrome.find_element("css selector", selector)
+
+    def find_all(self, selector: str) -> list[WebElement]:
+        return self.chrome.find_elements("css selector", selector)
+
+    def colours(self) -> list[str]:
+        return [str(button.get_attribute("data-colour")) for button in self.find_all("#legend .run")]
+
+    def pixels(self, metric: str, colour: str) -> int:
+        self.show(metric)
+        return int(self.run(COUNT_PIXELS, metric, colour))
+
+    def show(self, metric: str) -> None:
+        """Charts out of sight are not drawn."""
+        canvas = self.find(f"canvas[data-metric='{metric}']")
+        self.run("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", canvas)
+        self.settle()
+
+    def settle(self) -> None:
+        """Until what was asked for is drawn: a few frames."""
+        script = "let left = 3; const wait = () => (left-- ? requestAnimationFrame(wait) : arguments[0]()); wait();"
+        self.chrome.execute_async_script(script)
+
+    def click(self, selector: str) -> None:
+        self.run("document.querySelector(arguments[0]).click()", selector)
+        self.settle()
+
+    def press(self, metric: str, *keys: str) -> str:
+        """Keys on a chart; what the screen reader is told then."""
+        plot = self.find(f"canvas[data-metric='{metric}']").find_element("xpath", "..")
+        self.run("arguments[0].focus()", plot)
+        for key in keys:
+            plot.send_keys(key)
+        self.settle()
+        return str(self.run("return document.getElementById('live').textContent"))
+
+    def texts(self, selector: str) -> list[str]:
+        """As they stand in the document, not as they are set."""
+        return [str(element.get_attribute("textContent")) for element in self.find_all(selector)]
+
+    def column(self, number: int) -> list[str]:
+        return [cell.text for cell in self.find_all(f"#figures-table tbody tr > :nth-child({number})")]
+
+    def complaints(self) -> list[str]:
+        return [f"{entry['level']}: {entry['message']}" for entry in self.chrome.get_log("browser")]
+
+    def requests(self) -> list[str]:
+        """What the page asked for besides itself."""
+        events = [json.loads(entry["message"])["message"] for entry in self.chrome.get_log("performance")]
+        urls = [one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"]
+        return [url for url in urls if not url.startswith("file:")]
+
+    def photograph(self, name: str) -> None:
+        if folder := os.environ.get(SCREENSHOTS_VARIABLE):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self.chrome.save_screenshot(str(Path(folder) / f"{name}.png"))
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_SECONDS
+    while not is_so():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunFacts]:
+    """Two that compare; one of a smaller batch, stopped; one on other data, on another card, without a clock."""
+    folder = tmp_path_factory.mktemp("runs")
+    made = (
+        MadeRun(run_id="base", num_steps=400, evaluate_every=50, price_per_gpu_hour=0.4),
+        MadeRun(run_id="high", num_steps=400, evaluate_every=50, last_loss=0.8, tokens_per_second=9_500.0),
+        MadeRun(
+            run_id="stopped",
+            num_steps=250,
+            planned_steps=400,
+            status="stopped",
+            gpu="a100",
+            tokens_per_second=20_000.0,
+            overrides=("training.config.batch_size=8",),
+        ),
+        MadeRun(run_id="other", num_steps=400, gpu="rtx3090", data_key="b" * 64, has_goodput=False, mfu=0.3),
+    )
+    facts = [read_run(write_run(folder, one)) for one in made]
+    facts[1] = replace(facts[1], name=FOREIGN)  # a directory cannot be called so; a run of W&B can
+    return facts
+
+
+@pytest.fixture(scope="module")
+def comparison(runs: list[RunFacts]) -> Comparison:
+    return make_comparison(runs, made_at=MADE_AT)
+
+
+@pytest.fixture(scope="module")
+def file(comparison: Comparison, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("page") / "compare.html"
+    file.write_text(render_html(comparison), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def page(chrome: Chrome, file: Path) -> Iterator[Page]:
+    """Whatever a test does, the page must not complain, nor ask anybody."""
+    page = Page(chrome, file)
+    page.settle()
+    yield page
+    assert page.complaints() == []
+    assert page.requests() == []
+
+
+def test_every_run_is_drawn_in_its_colour_in_every_chart(page: Page, comparison: Comparison) -> None:
+    assert len(set(page.colours())) == 4
+    assert len(comparison.charts) == 9
+    for chart in comparison.charts:
+        counts = [page.pixels(chart.metric, colour) for colour in page.colours()]
+        assert min(counts) > 3, chart.title
+    page.photograph("four-light")
+
+
+def test_the_legend_takes_a_run_away_and_brings_it_back(page: Page) -> None:
+    colours = page.colours()
+    button = "#legend .run[data-run='2']"
+    page.click(button)
+    assert page.find(button).get_attribute("aria-pressed") == "false"
+    assert page.pixels("train/loss", colours[2]) == 0
+    assert page.pixels("train/loss", colours[0]) > 0
+    assert not page.find("#figures-table tr[data-run='2']").is_displayed()
+    page.click(button)
+    assert page.pixels("train/loss", colours[2]) > 0
+    page.click("#legend li:nth-child(4) .only")
+    assert [page.pixels("train/loss", colour) > 0 for colour in colours] == [False, False, False, True]
+    page.click("#show-all")
+    assert [page.pixels("train/loss", colour) > 0 for colour in colours] == [True] * 4
+    page.click("#show-none")
+    assert [page.pixels("train/loss", colour) > 0 for colour in colours] == [False] * 4
+
+
+def test_a_table_sorts_by_its_heads(page: Page, comparison: Comparison) -> None:
+    heads = page.texts("#figures-table thead th")
+    number = next(at for at, head in enumerate(heads, 1) if head.startswith("tokens a second"))
+    head = f"#figures-table thead th:nth-child({number})"
+    assert page.find(head).get_attribute("aria-sort") == "none"
+    page.click(f"{head} button")
+    assert page.find(head).get_attribute("aria-sort") == "descending"  # the best first: higher is better
+    assert [text.split("k")[0] for text in page.column(number)] == ["20.0", "9.52", "9.00", "8.99"]
+    page.click(f"{head} button")
+    assert page.find(head).get_attribute("aria-sort") == "ascending"
+    assert page.column(number)[3].startswith("20.0k")
+    page.click("#figures-table thead th:first-child button")
+    assert page.column(1)[-1] == "stopped"
+    costs = next(at for at, title in enumerate(heads, 1) if title.startswith("cost"))
+    for _ in range(2):  # what is not known stands last, both ways
+        page.click(f"#figures-table thead th:nth-child({costs}) button")
+        assert page.column(costs)[1:] == [MISSING] * 3
+    assert len(heads) == 3 + len(comparison.figures)
+
+
+def test_the_best_is_marked_with_words(page: Page) -> None:
+    best = page.find("#figures-table tr[data-run='1'] td.best")
+    assert "★" in best.text
+    assert "best of 3 comparable runs" in str(best.get_attribute("textContent"))
+    losses = page.find_all("#figures-table tr[data-run='3'] td.best")
+    assert [cell.get_attribute("textContent") for cell in losses if "loss" in cell.text] == []
+
+
+def test_keys_move_the_crosshair_and_it_is_spoken(page: Page) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    told = page.press("train/loss", Keys.HOME)
+    assert told.startswith("step 1: ")
+    assert "base 2." in told
+    assert page.press("train/loss", Keys.ARROW_RIGHT).startswith("step 5: ")
+    assert page.press("train/loss", Keys.END).startswith("step 400: ")
+    assert "stopped" not in page.press("train/loss", Keys.END)  # it ended at step 250
+    told = page.press("train/loss", Keys.HOME, Keys.ARROW_DOWN)
+    assert told.startswith("step 1: base ")
+    assert "other" not in told
+    assert page.find("#chart-0 .readout").is_displayed()
+    page.photograph("four-crosshair")
+    page.press("train/loss", Keys.ESCAPE)
+    assert not page.find("#chart-0 .readout").is_displayed()
+
+
+def test_a_chart_can_be_reached_by_tab_and_tells_what_it_is(page: Page) -> None:
+    plot = page.find("#chart-0 .plot")
+    assert plot.get_attribute("tabindex") == "0"
+    assert plot.accessible_name.lower() == "training loss"
+    assert "By step, 4 runs" in page.find("#chart-0-told").text
+    page.click("#chart-0 summary")
+    wait_for(lambda: len(page.find_all("#chart-0 details tbody tr")) == 4)
+
+
+def test_zoom_by_mouse_and_back(page: Page) -> None:
+    from selenium.webdriver import ActionChains
+
+    page.show("train/loss")
+    plot = page.find("#chart-0 .plot canvas + canvas")
+    ActionChains(page.chrome).move_to_element(plot).click_and_hold().move_by_offset(90, 0).release().perform()
+    page.settle()
+    assert page.find("#reset").is_enabled()
+    from selenium.webdriver.common.keys import Keys
+
+    first = page.press("train/loss", Keys.HOME)
+    assert 150 < int(first.split(":")[0].removeprefix("step ")) < 260
+    page.click("#reset")
+    assert page.press("train/loss", Keys.HOME).startswith("step 1:")
+    page.press("train/loss", "+", "+")
+    assert page.press("train/loss", Keys.END).startswith("step 101:")  # a quarter of 400
+    page.press("train/loss", Keys.HOME, "-")
+    assert page.press("train/loss", Keys.END).startswith("step 201:")
+    page.press("train/loss", "0")
+    assert not page.find("#reset").is_enabled()
+
+
+def test_axes_smoothing_and_scales(page: Page) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    page.click("input[name=axis][value=tokens]")
+    assert "tokens: " in page.press("train/loss", Keys.END)
+    page.click("input[name=axis][value=seconds]")
+    assert page.press("train/loss", Keys.END).startswith("75 min: other 1.")
+    assert "By wall-clock time" in page.find("#chart-0-told").text
+    colour = page.colours()[0]
+    page.click("#log")
+    page.click("#outliers")
+    assert page.pixels("train/loss", colour) > 0
+    told = page.press("train/loss", Keys.HOME)
+    page.run("const s = document.getElementById('smoothing'); s.value = 0; s.dispatchEvent(new Event('input'))")
+    page.settle()
+    assert page.find("#smoothing-told").text == "off"
+    assert page.press("train/loss", Keys.HOME, Keys.ARROW_RIGHT) != told
+
+
+def test_memory_has_the_cards_limit_and_the_prediction(page: Page) -> None:
+    limit = page.run("return getComputedStyle(document.documentElement).getPropertyValue('--limit')")
+    assert page.pixels("memory/peak_allocated_gib", str(limit).strip()) > 50
+    assert "dashed: the card's memory; dotted: predicted" in page.find("#chart-4-told").text
+    page.photograph("four-memory")
+
+
+def test_dark_and_light(page: Page, comparison: Comparison) -> None:
+    light = page.colours()
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    before = page.run(ground)
+    page.click("#theme")
+    assert page.find("#theme").get_attribute("aria-pressed") == "true"
+    assert page.run(ground) != before
+    dark = page.colours()
+    assert not set(dark) & set(light)
+    for chart in comparison.charts[:3]:
+        assert all(page.pixels(chart.metric, colour) > 3 for colour in dark)
+    page.photograph("four-dark")
+
+
+def test_the_systems_choice_of_dark_is_followed(chrome: Chrome, file: Path) -> None:
+    chrome.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    )
+    try:
+        assert Page(chrome, file).run("return document.documentElement.dataset.theme") == "dark"
+    finally:
+        chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_foreign_text_is_text(page: Page) -> None:
+    assert page.chrome.title == "4 runs compared"
+    assert page.run("return document.querySelectorAll('img, b b, bdi b').length") == 0
+    assert page.find("#legend .run[data-run='1'] bdi").get_attribute("textContent") == escape(FOREIGN)
+    assert page.find("#figures-table tr[data-run='1'] bdi").get_attribute("textContent") == escape(FOREIGN)
+
+
+def test_warnings_shares_and_settings_are_told(page: Page) -> None:
+    cautions = page.find("#caution-list").text
+    for title in ("The runs were trained on different data", "The global batch differs", "Not finished"):
+        assert title in cautions
+    bars = [bar.get_attribute("aria-label") for bar in page.find_all("#share-bars .bar")]
+    assert len(bars) == 4
+    assert str(bars[0]).startswith("base: training 9")
+    assert "added up from steps and evaluations" in page.find("#shares-note").text
+    settings = page.find("#settings-table").text
+    assert "batch.global_batch_size" in settings
+    assert "optimizer.learning_rate" not in settings  # it is the same in all
+
+
+@pytest.mark.parametrize("width", [360, 700, 1400, 2400])
+def test_nothing_runs_out_of_the_window(page: Page, width: int) -> None:
+    page.chrome.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    )
+    try:
+        page.settle()
+        assert page.run("return document.documentElement.scrollWidth") <= width
+        assert page.pixels("train/loss", page.colours()[0]) > 3
+        page.photograph(f"four-{width}")
+    finally:
+        page.chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_runs_of_a_cpu_leave_charts_out_and_say_so(chrome: Chrome, tmp_path: Path) -> None:
+    facts = [read_run(write_run(tmp_path, MadeRun(run_id=name, gpu=None, num_steps=6))) for name in ("a", "b")]
+    fresh = read_run(write_run(tmp_path, MadeRun(run_id="fresh", gpu=None, num_steps=0, status=None)))
+    file = tmp_path / "compare.html"
+    file.write_text(render_html(make_comparison([*facts, fresh], made_at=MADE_AT)), encoding="utf-8")
+    page = Page(chrome, file)
+    page.settle()
+    assert "No run recorded: held-out loss, MFU, VRAM, GPU utilisation, data wait." in page.find("#left-out").text
+    assert page.find_all("canvas[data-metric='throughput/device/mfu']") == []
+    assert "not started" in page.find("#legend .run[data-run='2']").text
+    assert page.complaints() == []
+
+
+def test_a_run_without_a_step_is_a_page_all_the_same(chrome: Chrome, tmp_path: Path) -> None:
+    fresh = read_run(write_run(tmp_path, MadeRun(run_id="fresh", num_steps=0, status=None)))
+    one = read_run(write_run(tmp_path, MadeRun(run_id="one", num_steps=1)))
+    for runs in ([fresh], [one], [fresh, one]):
+        file = tmp_path / "compare.html"
+        file.write_text(render_html(make_comparison(runs, made_at=MADE_AT)), encoding="utf-8")
+        page = Page(chrome, file)
+        page.settle()
+        assert page.complaints() == []
+        assert len(page.find_all("#figures-table tbody tr")) == len(runs)
+
+
+def test_fifty_long_runs_stay_responsive(chrome: Chrome, tmp_path: Path) -> None:
+    """Five different runs of 5,000 steps, each ten times under other names: reading is not what is measured here."""
+    made = [MadeRun(run_id=f"run-{at}", num_steps=5_000, evaluate_every=100, last_loss=0.8 + at / 9) for at in range(5)]
+    read = [read_run(write_run(tmp_path, one)) for one in made]
+    many = [replace(one, name=f"{one.name}-{copy}") for copy in range(10) for one in read]
+    file = tmp_path / "compare.html"
+    file.write_text(render_html(make_comparison(many, made_at=MADE_AT)), encoding="utf-8")
+    assert file.stat().st_size < MOST_BYTES
+    page = Page(chrome, file)
+    page.settle()
+    assert page.load_seconds < MOST_LOAD_SECONDS
+    assert len(set(page.colours())) == 50
+    for selector in ("#legend .run[data-run='7']", "#theme", "input[name=axis][value=tokens]", "#log"):
+        page.run("performance.clearMeasures()")
+        page.click(selector)
+        took = page.run("return performance.getEntriesByName('redraw').map((one) => one.duration)")
+        assert took
+        assert max(took) < MOST_REDRAW_MS
+    page.photograph("fifty-dark")
+    page.find("#filter").send_keys("run-4")
+    page.click("#show-none")  # of those that the filter leaves
+    hidden = [button.get_attribute("data-run") for button in page.find_all("#legend .run[aria-pressed=false]")]
+    assert hidden == ["4", "7", *(str(at) for at in range(9, 50, 5))]
+    assert page.complaints() == []

@@ -1,0 +1,60 @@
+"""Facts of runs by hand: a few steps, traits that a test sets, nothing from a disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from launcher import metrics
+from launcher.compare.facts import Column, RunFacts, Traits
+from launcher.compare.make import make_comparison
+from launcher.compare.model import Comparison
+
+DATA_KEY = "0123456789abcdef" * 4
+MADE_AT = "2026-11-15T12:00:00+00:00"
+TRAITS = Traits(
+    expert="neo4j",
+    base="Qwen3-8B",
+    hardware="1 x GeForce RTX 4090 (24.0 GiB)",
+    data_key=DATA_KEY,
+    global_batch_size=32,
+    sequence_length=2048,
+    loss_on="completion",
+    held_out="validation.jsonl",
+    precision="bf16",
+    card="GeForce RTX 4090",
+    card_gib=23.9883,
+    predicted_gib=18.0,
+)
+
+
+def make_column(values: Sequence[float], steps: Sequence[int] | None = None) -> Column:
+    return Column(steps=tuple(range(1, len(values) + 1) if steps is None else steps), values=tuple(values))
+
+
+def make_facts(
+    name: str, columns: Mapping[str, Sequence[float]] | None = None, *, traits: Traits = TRAITS, **changes: object
+) -> RunFacts:
+    """Done, on the same data as all others, with a falling loss; whatever a test says instead."""
+    told = {metrics.TRAIN_LOSS: (3.0, 2.0, 1.5, 1.0)} if columns is None else columns
+    num_steps = max((len(values) for values in told.values()), default=0)
+    facts = RunFacts(
+        name=name,
+        place=f"runs/{name}",
+        kind="launcher",
+        status="done",
+        traits=traits,
+        columns={metric: make_column(values) for metric, values in told.items()},
+        started_at="2026-11-15T10:00:00+00:00",
+        steps_done=num_steps,
+        num_steps=num_steps,
+    )
+    return replace(facts, **changes)  # type: ignore[arg-type]
+
+
+def with_traits(name: str, **changes: object) -> RunFacts:
+    return make_facts(name, traits=replace(TRAITS, **changes))  # type: ignore[arg-type]
+
+
+def compare(*runs: RunFacts) -> Comparison:
+    return make_comparison(runs, made_at=MADE_AT)

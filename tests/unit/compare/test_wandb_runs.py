@@ -1,0 +1,138 @@
+"""Runs of W&B's offline mode: a real one, written by wandb itself; what its log may tell; and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from launcher import metrics
+from launcher.compare.facts import make_columns
+from launcher.compare.wandb_runs import _make_row, _parse, find_wandb_log, read_wandb_run
+from launcher.errors import InputError
+
+WRITE = """
+import wandb
+config = {"lr": 1e-3, "data_key": "k", "model": {"global_batch_size": 16}}
+run = wandb.init(project="p", name="<b>foreign</b>", config=config)
+for step in range(1, 41):
+    run.log({"train/loss": 4.0 - step / 20, "tokens_per_second": 100.0 + step, "train/step": step * 10, "x": {"y": 2}})
+    if step % 20 == 0:
+        run.log({"eval_loss": 5.0 - step / 20, "train/step": step * 10})
+run.finish()
+"""
+
+
+def is_wandb_installed() -> bool:
+    spec = find_spec("wandb")
+    return spec is not None and spec.origin is not None
+
+
+@pytest.fixture(scope="module")
+def offline_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not is_wandb_installed():
+        pytest.skip("wandb is not installed")
+    folder = tmp_path_factory.mktemp("offline")
+    environment = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(folder)}
+    environment["WANDB_ERROR_REPORTING"] = "false"
+    subprocess.run([sys.executable, "-c", WRITE], cwd=folder, env=environment, check=True, timeout=120)
+    (run,) = (folder / "wandb").glob("offline-run-*")
+    return run
+
+
+def test_a_real_offline_run_comes_back(offline_run: Path) -> None:
+    log = find_wandb_log(offline_run)
+    assert log is not None
+    assert find_wandb_log(log) == log
+    run = read_wandb_run(log)
+    assert (run.name, run.kind, run.status, run.steps_done) == ("<b>foreign</b>", "wandb", "done", 400)
+    loss = run.column(metrics.TRAIN_LOSS)
+    assert tuple(loss.steps) == tuple(range(10, 401, 10))
+    assert tuple(loss.values) == pytest.approx([4.0 - step / 20 for step in range(1, 41)])
+    assert tuple(run.column(metrics.EVAL_LOSS).steps) == (200, 400)
+    assert len(run.column(metrics.TOKENS_PER_SECOND).values) == 40
+    assert run.column(metrics.TOTAL_SECONDS).tells  # W&B's own clock
+    assert (run.traits.data_key, run.traits.global_batch_size) == ("k", 16)
+    assert run.settings["W&B config", "lr"] == "0.001"
+    assert [file.name for file in offline_run.iterdir() if "cli" in file.name] == []  # reading leaves nothing behind
+
+
+def test_a_log_that_is_none_is_an_error_with_its_name(tmp_path: Path) -> None:
+    if not is_wandb_installed():
+        pytest.skip("wandb is not installed")
+    log = tmp_path / "run-x.wandb"
+    log.write_bytes(b"this is not a log")
+    with pytest.raises(InputError, match=r"run-x\.wandb"):
+        read_wandb_run(log)
+
+
+def test_without_wandb_the_way_out_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.compare.wandb_runs.find_spec", lambda _name: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    log = tmp_path / "run-x.wandb"
+    log.touch()
+    with pytest.raises(InputError, match="wandb is not installed here") as caught:
+        read_wandb_run(log)
+    assert "pip install" in caught.value.hint
+
+
+def test_folders_that_are_no_offline_runs(tmp_path: Path) -> None:
+    assert find_wandb_log(tmp_path) is None
+    assert find_wandb_log(tmp_path / "missing") is None
+    assert find_wandb_log(Path("x" * 5000)) is None
+
+
+def test_a_log_without_an_end_still_runs_and_a_bad_end_failed() -> None:
+    run = '{"type":"run","run":{"run_id":"abc","config":{"update":{"_wandb":{},"a":1}}}}'
+    later = '{"type":"config","config":{"update":{"a":2,"b":3}}}'
+    told = _parse(Path("x"), [run, later, '{"type":"header","header":{}}'])
+    assert (told.name, told.exit_code, told.config) == ("abc", None, {"a": 2, "b": 3})
+    assert _parse(Path("x"), [run, '{"type":"exit","exit":{"exit_code":3}}']).exit_code == 3
+
+
+def test_what_wandb_saw_of_the_gpus_is_laid_beside_the_steps() -> None:
+    def row(step: int, when: float, **more: float) -> str:
+        return json.dumps(
+            {"type": "history", "history": {"item": {"loss": 1, "_step": step, "_timestamp": when, **more}}}
+        )
+
+    def stats(second: int, *busy: float) -> str:
+        item = {"cpu": 5, **{f"gpu.{at}.gpu": share for at, share in enumerate(busy)}, "gpu.0.memory": 9}
+        return json.dumps({"type": "stats", "stats": {"item": item, "timestamp": f"1970-01-01T00:00:{second:02}.5Z"}})
+
+    lines = [stats(1, 99), row(1, 10), row(2, 20), stats(12, 80), stats(15, 90, 100), stats(30, 50), stats(31)]
+    told = make_columns(_parse(Path("x"), lines).rows)
+    assert tuple(told[metrics.GPU_UTILIZATION].steps) == (1, 2)
+    assert tuple(told[metrics.GPU_UTILIZATION].values) == pytest.approx((0.875, 0.5))
+    own = make_columns(_parse(Path("x"), [*lines, row(3, 40, **{metrics.GPU_UTILIZATION: 0.7})]).rows)
+    assert tuple(own[metrics.GPU_UTILIZATION].values) == (0.7,)  # the run's own word
+
+
+@pytest.mark.parametrize("line", ["not json", "[1]", '"x"', '{"type":"exit","exit":{"exit_code":"?"}}'])
+def test_what_is_not_understood_is_told(line: str) -> None:
+    with pytest.raises(InputError, match="not understood"):
+        _parse(Path("x"), [line])
+
+
+def test_an_empty_log_is_no_run() -> None:
+    with pytest.raises(InputError, match="holds no run"):
+        _parse(Path("x"), [])
+
+
+def test_names_of_others_become_ours() -> None:
+    row = _make_row({"loss": 2, "val/loss": "NaN", "lr": 1e-4, "_step": 7, "_runtime": 3.5, "other": 1, "text": "x"}, 0)
+    assert row is not None
+    assert row.step == 7
+    assert math.isnan(row.values.pop(metrics.EVAL_LOSS))
+    assert row.values == {metrics.TRAIN_LOSS: 2, metrics.LEARNING_RATE: 1e-4, metrics.TOTAL_SECONDS: 3.5}
+    own = _make_row({"train/loss": 2, "_runtime": 3.5, "time/total": 60.0, "_step": 1}, 0)
+    assert own is not None
+    assert own.values[metrics.TOTAL_SECONDS] == 60.0
+    assert _make_row({"_runtime": 3.5, "_step": 1}, 0) is None
+    assert _make_row("text", 0) is None
