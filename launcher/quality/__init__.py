@@ -1,0 +1,1 @@
+"""Does the expert do its job: answers judged by real parsers, compilers and databases."""
