@@ -43,3 +43,22 @@ def _take(paths: RunPaths) -> int:
         except OSError:  # a file system that cannot lock: nothing is known
             break
     return descriptor
+
+
+def is_locked(paths: RunPaths) -> bool | None:
+    """Whether a process trains this run right now; None where its file system cannot tell. Waits for nobody."""
+    try:
+        descriptor = os.open(paths.root / ".lock", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return False

@@ -8,7 +8,8 @@ import secrets
 import socket
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -66,18 +67,31 @@ def decide_tracking(planned: Mode | None, environment: Mapping[str, str]) -> Tra
 
 def find_login(environment: Mapping[str, str]) -> str | None:
     """Where a key is; never the key itself."""
+    key = find_key(environment)
+    return None if key is None else key.where
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    where: str
+    value: str = field(repr=False)
+
+
+def find_key(environment: Mapping[str, str]) -> Key | None:
     for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
-        if environment.get(name, "").strip():
-            return name
+        if value := environment.get(name, "").strip():
+            return Key(where=name, value=value)
     base = urlsplit(environment.get("WANDB_BASE_URL", "")).hostname
     home = Path(environment.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111  (of this environment)
-    file = Path(environment.get("NETRC") or home / ".netrc")
-    try:
-        known = netrc.netrc(str(file))
-    except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
-        return None
-    hosts = (base,) if base else _HOSTS
-    return str(file) if any(known.authenticators(host) for host in hosts) else None
+    named = environment.get("NETRC")
+    for file in [Path(named)] if named else [home / ".netrc", home / "_netrc"]:
+        with suppress(OSError, netrc.NetrcParseError, UnicodeDecodeError):
+            known = netrc.netrc(str(file))
+            for host in (base,) if base else _HOSTS:
+                found = known.authenticators(host)
+                if found and found[2]:
+                    return Key(where=str(file), value=found[2])
+    return None
 
 
 def find_trouble(environment: Mapping[str, str]) -> str | None:

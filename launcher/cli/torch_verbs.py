@@ -19,7 +19,7 @@ def run_module(module: str, arguments: Sequence[str]) -> int:
     # -P: files in the working directory must not stand in for packages of the same name.
     command = [sys.executable, "-P", "-m", module, *arguments]
     sys.stdout.flush()
-    process = subprocess.Popen(command, env=_make_environment())
+    process = subprocess.Popen(command, env=make_environment())
     try:
         code = process.wait()
     except KeyboardInterrupt:  # a terminal sends it to both: the other one cleans up after itself
@@ -35,7 +35,7 @@ def _wait_to_end(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
-def _make_environment() -> dict[str, str]:
+def make_environment() -> dict[str, str]:
     """A checkout that is not installed is found too."""
     environment = dict(os.environ)
     parent = Path(launcher.__file__).resolve().parent.parent

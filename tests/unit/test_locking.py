@@ -10,7 +10,7 @@ import pytest
 
 from launcher import locking
 from launcher.errors import InputError
-from launcher.locking import check_unlocked
+from launcher.locking import check_unlocked, is_locked
 from launcher.paths import RunPaths
 from tests.conftest import ROOT, python_path
 
@@ -27,7 +27,9 @@ sys.stdin.read()
 
 def test_a_run_that_is_being_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locking, "_WAIT_SECONDS", 0.5)
+    assert is_locked(RunPaths(tmp_path / "never")) is False
     check_unlocked(RunPaths(tmp_path))
+    assert is_locked(RunPaths(tmp_path)) is False
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(
         command, cwd=ROOT, env={"PYTHONPATH": python_path()}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -36,5 +38,7 @@ def test_a_run_that_is_being_trained(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(InputError, match="another process trains this run"):
             check_unlocked(RunPaths(tmp_path))
+        assert is_locked(RunPaths(tmp_path)) is True
         holder.kill()
+    assert is_locked(RunPaths(tmp_path)) is False
     check_unlocked(RunPaths(tmp_path))

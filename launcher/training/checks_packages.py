@@ -1,0 +1,88 @@
+"""Packages that some plans need: imported, and made to do one small thing each."""
+
+from __future__ import annotations
+
+import shutil
+from importlib import import_module
+from importlib.util import find_spec
+
+import torch
+
+from launcher.training.checks_device import check_attention
+from launcher.training.trying import CheckFunction, Found, NotNeededError, find_version
+
+
+def check_training_packages() -> Found:
+    names = ("transformers", "accelerate", "peft")
+    for name in names:
+        import_module(name)
+    return Found(", ".join(f"{name} {find_version(name)}" for name in names))
+
+
+def check_bitsandbytes() -> Found:
+    """NF4 there and back: four bits leave about a tenth of a weight's size as error."""
+    functional = import_module("bitsandbytes.functional")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    weights = torch.randn(256, 256, device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
+    packed, state = functional.quantize_4bit(weights, quant_type="nf4", compress_statistics=True)
+    back = functional.dequantize_4bit(packed, state)
+    error = float((back.float() - weights.float()).norm() / weights.float().norm())
+    if not 0.01 < error < 0.2:
+        raise ArithmeticError(f"NF4 there and back is off by {error:.1e} (relative), about 0.1 is expected")
+    return Found(
+        f"bitsandbytes {find_version('bitsandbytes')}: NF4 there and back is off by {error:.2f}, as it should be"
+    )
+
+
+def check_deepspeed() -> Found:
+    """Asks whether its CPU optimizer could be built, without building it: that takes a minute."""
+    _need("deepspeed")
+    import_module("deepspeed")
+    builders = import_module("deepspeed.ops.op_builder")
+    can_build = bool(builders.CPUAdamBuilder().is_compatible(verbose=False))
+    tools = [name for name in ("ninja", "g++") if shutil.which(name) is None and find_spec(name) is None]
+    lacks = f"; to build it {' and '.join(tools)} are missing" if tools else ""
+    words = "can be built" if can_build and not tools else "cannot be built here"
+    version = find_version("deepspeed")
+    figures = {"cpu_adam": float(can_build and not tools)}
+    return Found(f"deepspeed {version}; its CPU optimizer, for offloading, {words}{lacks}", **figures)
+
+
+def check_flash_attention(package: str) -> Found:
+    _need(package)
+    import_module(package)
+    backend = "flash_attention_3" if package == "flash_attn_interface" else "flash_attention_2"
+    found = check_attention(backend)  # type: ignore[arg-type]
+    return Found(f"{package} {find_version('flash_attn')}: {found.detail}")
+
+
+def check_liger() -> Found:
+    _need("liger_kernel")
+    if not torch.cuda.is_available():
+        raise NotNeededError("no GPU")
+    module = import_module("liger_kernel.transformers")
+    hidden = torch.randn(64, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    head = torch.randn(512, 128, device="cuda", dtype=torch.bfloat16)
+    target = torch.randint(512, (64,), device="cuda")
+    loss = module.LigerFusedLinearCrossEntropyLoss()(head, hidden, target)
+    loss.backward()
+    plain = torch.nn.functional.cross_entropy((hidden @ head.T).float(), target)
+    if abs(float(loss) - float(plain)) > 0.02 * float(plain):
+        raise ArithmeticError(f"its loss is {float(loss):.4f}, the plain one {float(plain):.4f}")
+    return Found(f"liger-kernel {find_version('liger-kernel')}: its fused loss is the plain one")
+
+
+def _need(package: str) -> None:
+    """Missing is told as missing, also where the import would stumble over something else first."""
+    if find_spec(package) is None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+
+CHECKS: tuple[tuple[str, CheckFunction], ...] = (
+    ("training packages", check_training_packages),
+    ("bitsandbytes", check_bitsandbytes),
+    ("deepspeed", check_deepspeed),
+    ("flash_attn", lambda: check_flash_attention("flash_attn")),
+    ("flash_attn_interface", lambda: check_flash_attention("flash_attn_interface")),
+    ("liger_kernel", check_liger),
+)

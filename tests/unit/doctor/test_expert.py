@@ -1,0 +1,177 @@
+"""An expert against this machine: planted facts, and real files of rows and weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.corpus.audit import Audit, SplitAudit
+from launcher.corpus.store import AUDIT_FILE, STORE_FILE, StoreManifest
+from launcher.doctor.expert import ExpertFacts, RowFacts, judge_expert, probe_expert
+from launcher.doctor.findings import Finding
+from launcher.inputs import Request, plan_request
+from launcher.plan import Plan
+from launcher.units import GIB
+from tests.conftest import WriteManifest
+from tests.unit.doctor.made import named, only, plan_for
+
+ROWS = RowFacts(file="train.jsonl", num_rows=35_000, is_counted=True, stated=35_946)
+
+
+def facts(plan: Plan | None = None, **changes: object) -> ExpertFacts:
+    well = ExpertFacts(
+        plan=plan or plan_for("rtx4090"),
+        rows=ROWS,
+        weights="here",
+        weights_at="models/Qwen3-0.6B",
+        weights_free_bytes=500 * GIB,
+        runs_free_bytes=500 * GIB,
+        shm_free_bytes=64 * GIB,
+        is_offline=False,
+    )
+    return replace(well, **changes)  # type: ignore[arg-type]
+
+
+def judge(plan: Plan | None = None, **changes: object) -> list[Finding]:
+    return list(judge_expert(facts(plan, **changes)))
+
+
+def test_an_expert_that_will_train() -> None:
+    findings = judge()
+    assert named(findings) == []
+    told = {finding.subject: finding.found for finding in findings}
+    assert told["workers"] == "2 loader workers, 8 cores"
+    assert told["time"].startswith("about ")
+    assert "tokens/s (within about 40 %; never measured: this GPU" in told["time"]
+
+
+def test_more_workers_than_cores() -> None:
+    plan = plan_for("rtx4090", overrides=("training.config.dataloader_num_workers=16",))
+    finding = only(judge(plan))
+    assert (finding.subject, finding.status) == ("workers", "problem")
+    assert finding.found == "16 loader workers, 8 cores: 17 processes want to run at once"
+    assert finding.next_step == "--set training.config.dataloader_num_workers=7, or more cores"
+
+
+@pytest.mark.parametrize(
+    ("rows", "status", "found"),
+    [
+        (replace(ROWS, num_rows=12_000), "problem", "12,000 in train.jsonl, the manifest states 35,946"),
+        (replace(ROWS, num_rows=90_000), "note", "90,000 in train.jsonl"),
+        (replace(ROWS, num_rows=0), "problem", "0 in train.jsonl"),
+        (replace(ROWS, num_rows=28_000, is_counted=False), None, ""),
+        (replace(ROWS, stated=None, num_rows=3), None, ""),
+        (RowFacts(file=None, num_rows=None, is_counted=False, stated=35_946), None, ""),
+    ],
+)
+def test_rows_against_what_the_manifest_states(rows: RowFacts, status: str | None, found: str) -> None:
+    findings = named(judge(rows=rows))
+    assert [(one.subject, one.status) for one in findings] == ([("rows", status)] if status else [])
+    assert not findings or found in findings[0].found
+
+
+def test_weights_that_are_not_here() -> None:
+    assert named(judge(weights="to download")) == []
+    offline = only(judge(weights="to download", is_offline=True))
+    assert (offline.subject, offline.status) == ("base", "problem")
+    assert "1.1 GiB to download, and HF_HUB_OFFLINE forbids it" in offline.found
+    full = only(judge(weights="to download", weights_free_bytes=GIB // 2))
+    assert "export HF_HOME=DIR" in full.next_step
+    assert "no weights (*.safetensors)" in only(judge(weights="no weights")).found
+
+
+def test_batches_that_do_not_fit_into_shared_memory() -> None:
+    finding = only(judge(shm_free_bytes=1 << 18))
+    assert (finding.subject, finding.status) == ("shared memory", "problem")
+    assert finding.found.startswith("10 batches wait there, ")
+    assert named(judge(shm_free_bytes=0, plan=plan_for(None))) == [], "without workers nothing is handed over"
+    assert named(judge(shm_free_bytes=None)) == []
+
+
+def test_no_room_for_checkpoints() -> None:
+    finding = only(judge(runs_free_bytes=1 << 20))
+    assert (finding.subject, finding.status) == ("checkpoints", "problem")
+    assert "--set training.config.save_total_limit=1" in finding.next_step
+    assert named(judge(runs_free_bytes=None)) == [], "a disk that does not answer is told of by another finding"
+
+
+def test_saving_that_the_host_has_no_memory_for() -> None:
+    poor = plan_for("rtx4090").hardware.model_copy(update={"ram_gib_per_node": 0.1})
+    plan = plan_for("rtx4090").model_copy(update={"hardware": poor})
+    finding = only(judge(plan))
+    assert (finding.subject, finding.status) == ("CPU memory", "problem")
+    assert "gathers weights and states there to save them" in finding.matters
+    close = plan.model_copy(update={"hardware": poor.model_copy(update={"ram_gib_per_node": 0.2})})
+    assert only(judge(close)).status == "note"
+
+
+def test_memory_that_others_hold() -> None:
+    plan = plan_for("rtx4090")
+    less = plan.memory.model_copy(update={"free_bytes": plan.memory.card_bytes - 6 * GIB})
+    finding = only(judge(plan.model_copy(update={"memory": less})))
+    assert (finding.subject, finding.status) == ("GPU memory", "note")
+    assert "others hold 6.0 GiB" in finding.matters
+
+
+def test_little_spare_memory_is_told_with_the_first_rung() -> None:
+    plan = plan_for("rtx4090")
+    used = plan.memory.free_bytes - plan.memory.headroom_bytes
+    tight = plan.memory.model_copy(update={"terms": (plan.memory.terms[0].model_copy(update={"num_bytes": used}),)})
+    told = {one.subject: one.found for one in judge(plan.model_copy(update={"memory": tight}))}
+    assert f"if it is too little: {plan.ladder[0].action}, " in told["GPU memory"]
+    roomy = plan.memory.model_copy(update={"terms": plan.memory.terms[:1]})
+    told = {one.subject: one.found for one in judge(plan.model_copy(update={"memory": roomy}))}
+    assert "if it is too little" not in told["GPU memory"]
+
+
+def test_rows_of_the_hub_are_counted_by_what_was_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store of the expert's sample lies beside it, and is another data set."""
+    monkeypatch.setenv("LAUNCHER_DATA_DIR", str(tmp_path))
+    planned = plan_request(Request(expert="neo4j", gpu="rtx4090", profile="full"))
+    assert probe_expert(planned, tmp_path, {}).rows.file is None
+    root = tmp_path / "datasets_optimized/neo4j"
+    sources = {"aa": "hub:neo4j/text2cypher-2025v1:train:f00*1", "bb": "sha256:b1a0*1"}
+    for name, source in sources.items():
+        write_store(root / name, source, num_rows=1234 if name == "aa" else 99)
+    (root / "rubbish").mkdir()
+    rows = probe_expert(planned, tmp_path, {}).rows
+    assert rows == RowFacts(file=str(root / "aa"), num_rows=1234, is_counted=True, stated=35_946)
+
+
+def write_store(folder: Path, source: str, num_rows: int) -> None:
+    folder.mkdir(parents=True)
+    counts = {name: 0 for name, kind in SplitAudit.model_fields.items() if kind.annotation in (int, float)}
+    lists: dict[str, object] = {"rejected": {}, "rejected_places": {}, "histogram": ()}
+    split = SplitAudit.model_validate({**counts, **lists, "num_rows": num_rows})
+    audit = Audit(template="chatml", loss_on="all", is_packed=True, splits={"train": split}, sample=(), notes=())
+    (folder / AUDIT_FILE).write_text(audit.model_dump_json())
+    manifest = StoreManifest(expert="neo4j", key=folder.name * 32, parts={"data (train)": source}, files={})
+    (folder / STORE_FILE).write_text(manifest.model_dump_json())
+
+
+def test_rows_and_weights_are_looked_for(tmp_path: Path, write_manifest: WriteManifest) -> None:
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"question": "q", "cypher": "c"}) + "\n" for _ in range(50))
+    )
+    dataset = {"path": "rows.jsonl", "format": "jsonl", "splits": {"train": 500}}
+    changes = {f"training.dataset.{key}": value for key, value in dataset.items()}
+    manifest = write_manifest(
+        {**changes, "training.dataset.field_mapping": {"instruction": "question", "response": "cypher"}}
+    )
+    planned = plan_request(Request(expert=str(manifest), gpu="rtx4090", profile="full"))
+    found = probe_expert(planned, tmp_path / "runs", {"HF_HUB_OFFLINE": "1"})
+    assert found.rows == RowFacts(file=str(tmp_path / "rows.jsonl"), num_rows=50, is_counted=True, stated=500)
+    assert (found.weights, found.is_offline) == ("to download", True)
+    subjects = {one.subject for one in named(judge_expert(found))}
+    assert subjects == {"rows", "base"}
+    folder = tmp_path / planned.plan.base.name.rpartition("/")[2]
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    assert probe_expert(planned, tmp_path, {}).weights == "no weights"
+    (folder / "model.safetensors").touch()
+    assert probe_expert(planned, tmp_path, {}).weights == "here"
+    (tmp_path / "rows.jsonl").rename(tmp_path / "rows.parquet")
+    assert probe_expert(planned, tmp_path, {}).rows.file is None
