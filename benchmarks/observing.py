@@ -1,7 +1,8 @@
 """What observing costs: the same training with everything that is measured, shown and told, and with nothing, by turns.
 
 Blocks of steps alternate within one run, so that whatever else the machine does falls on both alike. W&B is told
-offline, by its process beside the training, as in any run. The host's time in observers is measured directly, too.
+offline, by its process beside the training, as in any run; in blocks without, that process and its service are stopped.
+The host's time in observers is measured directly, too.
 
     python benchmarks/observing.py --case 0.6B-lora-16 --out observing.jsonl     # on a GPU
     python benchmarks/observing.py --case tiny-lora --out observing.jsonl        # anywhere
@@ -14,6 +15,7 @@ import dataclasses
 import datetime
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -26,6 +28,7 @@ import torch
 from benchmarks.training import GROUPS, Case, build
 from launcher import metrics
 from launcher.metrics import CutMetrics, StepMetrics
+from launcher.processes import find_children, send_signal
 from launcher.training.chronicle import Chronicle, find_versions
 from launcher.training.ledger import Ledger
 from launcher.training.loop import train
@@ -49,12 +52,21 @@ class ByTurns(Observer, Measure):
         self.seconds: dict[bool, list[float]] = {True: [], False: []}
         self.host_seconds: list[float] = []
         self._measuring = 0.0
+        self._was_on = True
 
     def is_on(self, step: int) -> bool:
         return (step - WARM_STEPS) // self._block % 2 == 0
 
     def on_start(self, run: Run, step: int) -> None:
         self._observer.on_start(run, step)
+
+    def turn(self, *, is_on: bool) -> None:
+        """With each block, those who tell W&B stand still, or go on."""
+        if is_on != self._was_on:
+            tellers = [pid for pid, _ in find_children(os.getpid()) if _is_uplink(pid)]
+            services = [pid for teller in tellers for pid, _ in find_children(teller)]
+            send_signal((*tellers, *services), signal.SIGCONT if is_on else signal.SIGSTOP)
+        self._was_on = is_on
 
     def read(self, done: Done) -> dict[str, float]:
         self._measuring = 0.0
@@ -67,12 +79,17 @@ class ByTurns(Observer, Measure):
 
     def on_step(self, run: Run, metrics_: StepMetrics) -> None:
         is_on = self.is_on(metrics_.step)
+        self.turn(is_on=self.is_on(metrics_.step + 1))
         if metrics_.step > WARM_STEPS:
             self.seconds[is_on].append(metrics_.values[metrics.STEP_SECONDS])
         if is_on:
             began = time.perf_counter()
             self._observer.on_step(run, metrics_)
             self.host_seconds.append(time.perf_counter() - began + self._measuring)
+
+
+def _is_uplink(pid: int) -> bool:
+    return b"launcher.training.uplink" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def measure_case(case: Case, block: int) -> dict[str, Any]:
@@ -87,6 +104,7 @@ def measure_case(case: Case, block: int) -> dict[str, Any]:
         with measured(run, ledger, CutMetrics()) as measure:
             turns = ByTurns(Observers([Console(), Facts(), BadSteps(), Pressure()]), measure, block)
             train(run, turns, measure=turns)
+            turns.turn(is_on=True)
         chronicle.end(status="done", exit_code=0)
     on, off = (statistics.median(turns.seconds[is_on]) for is_on in (True, False))
     return {

@@ -13,8 +13,8 @@ from pydantic import Field, ValidationError
 
 from launcher.values import Frozen
 
-# not needed: it has nothing to do on this machine.
-CheckStatus = Literal["begun", "works", "fails", "missing", "not needed"]
+# not needed: it has nothing to do on this machine. not tried: it could not be, for now.
+CheckStatus = Literal["begun", "works", "fails", "missing", "not needed", "not tried"]
 
 
 class Check(Frozen):

@@ -41,7 +41,9 @@ GPU_UTILIZATION = "gpu/utilization"  # 0 to 1: of the time in which some kernel 
 GPU_POWER_WATTS = "gpu/power_watts"
 GPU_TEMPERATURE = "gpu/temperature"
 JOULES_PER_TOKEN = "gpu/joules_per_token"
-PACKING_EFFICIENCY = "data/packing_efficiency"  # real tokens / positions of the global batch, empty slots included
+# Real tokens / positions of the global batch, empty slots included. Rows that are not packed are laid end to end and
+# compute fewer: there it says what padding them all to the full length would have made of it.
+PACKING_EFFICIENCY = "data/packing_efficiency"
 TOKENS_SEEN = "data/tokens_seen"
 GOODPUT = "goodput/fraction"  # of all seconds of the run, those in which it trained what counts
 START_SECONDS = "goodput/start_seconds"
@@ -51,6 +53,18 @@ EVALUATION_SECONDS = "goodput/evaluation_seconds"
 CHECKPOINT_SECONDS = "goodput/checkpoint_seconds"
 SKIPPED_SECONDS = "goodput/skipped_seconds"
 RESTART_SECONDS = "goodput/restart_seconds"  # steps trained again, and what later starts took
+
+
+# Where the seconds go that are not trained: with them, all of a run's seconds are told.
+LOST_SECONDS = (
+    START_SECONDS,
+    COMPILE_SECONDS,
+    DATA_SECONDS,
+    EVALUATION_SECONDS,
+    CHECKPOINT_SECONDS,
+    SKIPPED_SECONDS,
+    RESTART_SECONDS,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

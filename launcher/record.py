@@ -27,6 +27,7 @@ class Attempt(Frozen):
     from_step: int = 0  # so many were done before
     ended_at: str | None = None  # None: it runs, or was killed without a word
     steps_done: int | None = None
+    spent_seconds: float = 0.0  # that the run is known to have taken before; rows that told of it may be cut away
 
 
 class WandbTrace(Frozen):

@@ -16,6 +16,7 @@ _NAME = re.compile(
     r"(^|[_.\-]|(?<=[a-z])(?=[A-Z]))(?i:auth)?_?(?i:token|secret|credential|api_?key|access_?key|private_?key|auth|key)s?"
     r"($|[_.\-])|(?i:password|passwd|passphrase|pwd)",
 )
+_SHELL = ("PWD", "OLDPWD")  # where a shell stands
 # Settings that only sound like one.
 _HARMLESS = re.compile(
     r"^(max|num|min|pad|eos|bos|special|trained|per|of|mean|primary|foreign|sort)_?(new_?)?(tokens?|keys?)$"
@@ -52,5 +53,9 @@ def redact_tree(value: object, name: str = "", known: tuple[str, ...] = ()) -> o
 
 def find_known_secrets(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Longest first, so that one that holds another is gone as a whole."""
-    values = {value for name, value in environment.items() if is_secret_name(name) and len(value) >= _SHORTEST}
+    values = {
+        value
+        for name, value in environment.items()
+        if is_secret_name(name) and name not in _SHELL and len(value) >= _SHORTEST
+    }
     return tuple(sorted(values, key=len, reverse=True))

@@ -152,6 +152,7 @@ def _make_request(request: Request, cluster: Plan, stage: _Stage, num_steps: int
         "logging_steps": 1,
         "save_steps": every,
         "eval_steps": every,
+        "wandb.mode": "disabled",  # a rehearsal is no run that anybody would look for
     }
     return replace(
         request,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import configparser
 import netrc
 import os
+import re
 import secrets
 import socket
 import threading
@@ -20,6 +22,8 @@ from launcher import metrics
 from launcher.hardware import Hardware, format_hardware
 from launcher.paths import RunPaths, write_text_atomically
 from launcher.plan import Plan
+from launcher.plan.carried import DEFAULT_WANDB_PROJECT
+from launcher.plan.model import WandbPlan
 from launcher.record import WandbTrace
 from launcher.redaction import find_known_secrets, redact_tree
 
@@ -39,6 +43,7 @@ _HOSTS = ("api.wandb.ai", "api.forge.coreweave.com")  # wandb's own, old and new
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 _KNOCK_SECONDS = 5.0
 _ID_BYTES = 4
+_FOLDERS = re.compile(r"(?<![\w.:/~*])/(?:[^/\s'\"]+/)+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +55,10 @@ class Tracking:
 
 
 def decide_tracking(planned: Mode | None, environment: Mapping[str, str]) -> Tracking:
-    """The environment's word first, as everywhere in W&B; then the plan's; else online with a key, offline without."""
+    """Disabled wins, whoever says it. Else the environment's word first, as everywhere in W&B; then the plan's; else
+    online with a key, offline without."""
+    if planned == "disabled":
+        return Tracking(mode="disabled", reason="as planned")
     told = environment.get("WANDB_MODE", "").strip().lower()
     if environment.get("WANDB_DISABLED", "").strip().lower() in ("1", "true", "yes"):
         return Tracking(mode="disabled", reason="WANDB_DISABLED is set")
@@ -63,6 +71,33 @@ def decide_tracking(planned: Mode | None, environment: Mapping[str, str]) -> Tra
     if login is None:
         return Tracking(mode="offline", reason="no key: neither WANDB_API_KEY nor a login in ~/.netrc")
     return Tracking(mode="online", reason=f"key from {login}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    project: str
+    entity: str | None  # None: the key's own
+
+
+def find_place(planned: WandbPlan, environment: Mapping[str, str]) -> Place:
+    """Where the manifest and the flags say nothing, the environment does."""
+    told = environment.get("WANDB_PROJECT", "").strip()
+    project = told if told and planned.project == DEFAULT_WANDB_PROJECT else planned.project
+    return Place(project=project, entity=planned.entity or environment.get("WANDB_ENTITY", "").strip() or None)
+
+
+def find_base_url(environment: Mapping[str, str]) -> str | None:
+    """Of a server of one's own: by the environment, or as `wandb login --host` has noted it; None: W&B's."""
+    if told := environment.get("WANDB_BASE_URL", "").strip():
+        return told
+    home = Path(environment.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111  (of this environment)
+    folder = Path(environment.get("WANDB_CONFIG_DIR") or home / ".config/wandb")
+    parser = configparser.ConfigParser()
+    try:
+        parser.read_string((folder / "settings").read_text(encoding="utf-8"))
+        return parser.get("default", "base_url", fallback="").strip() or None
+    except (OSError, UnicodeDecodeError, configparser.Error):
+        return None
 
 
 def find_login(environment: Mapping[str, str]) -> str | None:
@@ -81,7 +116,7 @@ def find_key(environment: Mapping[str, str]) -> Key | None:
     for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
         if value := environment.get(name, "").strip():
             return Key(where=name, value=value)
-    base = urlsplit(environment.get("WANDB_BASE_URL", "")).hostname
+    base = urlsplit(find_base_url(environment) or "").hostname
     home = Path(environment.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111  (of this environment)
     named = environment.get("NETRC")
     for file in [Path(named)] if named else [home / ".netrc", home / "_netrc"]:
@@ -101,7 +136,7 @@ def find_trouble(environment: Mapping[str, str]) -> str | None:
     """
     if any(environment.get(name) for name in _PROXIES):
         return None
-    parts = urlsplit(environment.get("WANDB_BASE_URL") or f"https://{_HOSTS[0]}")
+    parts = urlsplit(find_base_url(environment) or f"https://{_HOSTS[0]}")
     host, port = parts.hostname or _HOSTS[0], parts.port or (80 if parts.scheme == "http" else 443)
     trouble: list[str] = []
 
@@ -183,7 +218,16 @@ def make_config(plan: Plan, manifest: object, *, data_key: str | None) -> dict[s
     whole["data"].pop("folder")
     told = {**flat, "manifest": manifest, "plan": whole, "decisions": decisions}
     known = find_known_secrets(os.environ)
-    return {name: redact_tree(value, known=known) for name, value in told.items()}
+    return {name: _hide_places(redact_tree(value, known=known)) for name, value in told.items()}
+
+
+def _hide_places(value: object) -> object:
+    """Of absolute paths only the last name: the folders above are somebody's, and may have their name."""
+    if isinstance(value, dict):
+        return {key: _hide_places(below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_hide_places(below) for below in value]
+    return _FOLDERS.sub("…/", value) if isinstance(value, str) else value
 
 
 def format_machine(hardware: Hardware) -> str:

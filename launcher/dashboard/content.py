@@ -7,22 +7,12 @@ from types import MappingProxyType
 
 from launcher import metrics
 from launcher.dashboard.model import Bars, Comparer, Dashboard, Lines, Number, Panel, RunTable, Section
-from launcher.metrics import METRICS_BY_NAME
+from launcher.metrics import LOST_SECONDS, METRICS_BY_NAME
 from launcher.tracking import name_median
 
 _SMOOTHING = 0.6
 # eval/… without eval/loss, in words that every engine of regular expressions knows.
 TASK_METRICS = r"^eval/([^l]|l[^o]|lo[^s]|los[^s]|loss.).*$"
-_LOST_SECONDS = (
-    metrics.START_SECONDS,
-    metrics.COMPILE_SECONDS,
-    metrics.DATA_SECONDS,
-    metrics.EVALUATION_SECONDS,
-    metrics.CHECKPOINT_SECONDS,
-    metrics.SKIPPED_SECONDS,
-    metrics.RESTART_SECONDS,
-)
-
 # Metric -> why no panel shows it.
 LEFT_OUT: Mapping[str, str] = MappingProxyType(
     {
@@ -104,9 +94,9 @@ _STABILITY: tuple[Panel, ...] = (
 
 _GOODPUT: tuple[Panel, ...] = (
     Lines(title="goodput", metrics=(metrics.GOODPUT,), x=metrics.TOTAL_SECONDS, unit="share"),
-    Lines(title="seconds lost", metrics=_LOST_SECONDS, x=metrics.TOTAL_SECONDS, unit="s", is_stacked=True),
+    Lines(title="seconds lost", metrics=LOST_SECONDS, x=metrics.TOTAL_SECONDS, unit="s", is_stacked=True),
     _number(metrics.GOODPUT),
-    Bars(title="seconds lost, last", metrics=_LOST_SECONDS, unit="s"),
+    Bars(title="seconds lost, last", metrics=LOST_SECONDS, unit="s"),
     Lines(title="one epoch, one evaluation", metrics=(metrics.EPOCH_SECONDS, metrics.EVAL_SECONDS), unit="s"),
 )
 

@@ -26,18 +26,24 @@ class NoAnswerError(Exception):
 
 
 def ask_program(command: Sequence[str], seconds: float) -> Answer:
+    """A program that hangs inside the kernel cannot even be killed: then it is left behind."""
     try:
-        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=seconds, check=False)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
     except FileNotFoundError:
         return Answer(trouble=f"{command[0]} is not installed")
     except OSError as error:
         return Answer(trouble=f"{command[0]} cannot be started: {error.strerror}")
+    try:
+        out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
+        process.kill()
         return Answer(trouble=f"{command[0]} did not answer within {seconds:g} s")
-    said = done.stdout.decode("utf-8", "replace")
-    if done.returncode:
-        words = first_line(said) or first_line(done.stderr.decode("utf-8", "replace"))
-        return Answer(trouble=words or f"{command[0]} ended with code {done.returncode}")
+    said = out.decode("utf-8", "replace")
+    if process.returncode:
+        words = first_line(said) or first_line(err.decode("utf-8", "replace"))
+        return Answer(trouble=words or f"{command[0]} ended with code {process.returncode}")
     return Answer(text=said)
 
 

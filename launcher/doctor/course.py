@@ -12,7 +12,7 @@ from launcher.doctor.findings import Finding
 from launcher.doctor.series import judged_steps, median_of, values_of
 from launcher.doctor.words import again, evaluate_every, resume, save_every, tell
 from launcher.locking import is_locked
-from launcher.metrics import METRICS_BY_NAME
+from launcher.metrics import LOST_SECONDS, METRICS_BY_NAME
 from launcher.paths import RunPaths
 from launcher.record import Outcome, RunRecord, load_record
 from launcher.units import format_duration, format_percent
@@ -24,15 +24,6 @@ _FRESH_SECONDS = 30.0  # locks of some network disks are seen on their own node 
 _LONG_RUN_SECONDS = 600.0  # of a shorter one the start is a large part, and that is as it should be
 _LOW_GOODPUT, _BAD_GOODPUT = 0.8, 0.5
 _LONGEST_ERROR = 200
-_LOSSES = (
-    metrics.START_SECONDS,
-    metrics.COMPILE_SECONDS,
-    metrics.DATA_SECONDS,
-    metrics.EVALUATION_SECONDS,
-    metrics.CHECKPOINT_SECONDS,
-    metrics.SKIPPED_SECONDS,
-    metrics.RESTART_SECONDS,
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,7 +163,7 @@ def _judge_goodput(record: RunRecord, goodput: Mapping[str, float]) -> Iterator[
     seconds = goodput.get(metrics.TOTAL_SECONDS) or sum(values_of(record.steps, metrics.STEP_SECONDS))
     if share is None or seconds < _LONG_RUN_SECONDS or share >= _LOW_GOODPUT:
         return
-    losses = sorted(((goodput.get(name, 0.0), name) for name in _LOSSES), reverse=True)
+    losses = sorted(((goodput.get(name, 0.0), name) for name in LOST_SECONDS), reverse=True)
     lost, name = losses[0]
     yield tell(
         "goodput",

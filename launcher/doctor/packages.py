@@ -95,6 +95,8 @@ def _judge(check: Check, trouble: str, cards: CardFacts, plan: Plan | None) -> I
         yield _tell(check, "problem", f"{why}, while trying it out", matters, _mend(check))
     elif check.status == "not needed":
         return
+    elif check.status == "not tried":
+        yield _tell(check, "note", f"could not look: {check.detail}", "", "again, when the GPU is free")
     elif check.status == "missing":
         yield _judge_missing(check, plan)
     elif check.status == "fails":

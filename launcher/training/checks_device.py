@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from launcher.choices import AttentionBackend
-from launcher.training.trying import CheckFunction, Found, NotNeededError, find_version
+from launcher.training.trying import CheckFunction, Found, NotNeededError, NotTriedError, find_version
 from launcher.units import GIB, MIB, format_gib
 
 _PRODUCT = 8192  # square: large enough to show what the card reaches, 400 MiB in BF16
@@ -34,7 +34,7 @@ def _need_gpu() -> None:
         raise NotNeededError("no GPU")
     free, _ = torch.cuda.mem_get_info()
     if free < _ROOM:
-        raise NotNeededError(f"only {format_gib(free)} of GPU memory are free: nothing was tried")
+        raise NotTriedError(f"only {format_gib(free)} of GPU memory are free")
 
 
 def check_torch() -> Found:

@@ -45,12 +45,20 @@ class Chronicle:
         )
         self._paths = paths
         self._teller: Teller | None = None
+        self._has_ended = False
         if not self.was_done:
             self._write()
 
     def accompany(self, teller: Teller | None) -> None:
         """Whoever tells others of this run hears of its end."""
         self._teller = teller
+
+    def note_spent(self, seconds: float) -> float:
+        """That earlier attempts have taken: by what they told, and by what was noted when some of that was cut away."""
+        spent = max(seconds, *(attempt.spent_seconds for attempt in self._outcome.attempts))
+        self._note_attempt(spent_seconds=spent)
+        self._write()
+        return spent
 
     def begin(self, from_step: int) -> None:
         """It is known now how many steps are done already."""
@@ -70,18 +78,29 @@ class Chronicle:
         if self._is_main:
             write_text_atomically(self._plan_path, plan.model_dump_json(indent=2) + "\n")
 
-    def end(self, **facts: object) -> None:
-        """A full disk may be what ended the run: the exit code must tell of the run all the same."""
+    def end(self, *, waits: bool = True, **facts: object) -> None:
+        """Once: what ended a run is not undone by what comes behind it. A full disk may be what ended it: the exit code
+        must tell of the run all the same. `waits`: for whoever tells others of it."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        ended_at = _now()
+        self._note_attempt(ended_at=ended_at, steps_done=facts.get("steps_done", self._outcome.steps_done))
+        self._note_end(ended_at=ended_at, **facts)
+        if self._teller is not None and waits:
+            self._teller.finish()
+            self._note_end()  # a short run is told of only now
+
+    def _note_end(self, **facts: object) -> None:
+        trace = load_trace(self._paths)
+        if not facts and trace == self._outcome.wandb:
+            return
         try:
-            ended_at = _now()
-            self._note_attempt(ended_at=ended_at, steps_done=facts.get("steps_done", self._outcome.steps_done))
-            self.note(ended_at=ended_at, wandb=load_trace(self._paths), **facts)
+            self.note(wandb=trace, **facts)
         except LauncherError as error:
             print(f"warning: {error}", file=sys.stderr, flush=True)
         if self._is_main:
             write_report(self._paths)
-        if self._teller is not None:
-            self._teller.finish()
 
     def _note_attempt(self, **facts: object) -> None:
         *others, last = self._outcome.attempts

@@ -16,7 +16,6 @@ class Follower:
         self._file = file
         self.told_seconds = told_seconds
         self._inode, self._offset = 0, 0
-        self._half = ""
 
     def read(self) -> list[StepMetrics]:
         rows = []

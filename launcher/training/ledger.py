@@ -7,27 +7,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from launcher import metrics
-from launcher.metrics import CutMetrics
+from launcher.metrics import LOST_SECONDS, CutMetrics, StepMetrics
 from launcher.training.watchdog import Doing, Pulse
 
 _LOST: Mapping[Doing, str] = {
     "compiling": metrics.COMPILE_SECONDS,
-    "waiting for data": metrics.DATA_SECONDS,
     "evaluating": metrics.EVALUATION_SECONDS,
     "saving": metrics.CHECKPOINT_SECONDS,
     "writing a checkpoint": metrics.CHECKPOINT_SECONDS,
     "saving what was trained": metrics.CHECKPOINT_SECONDS,
 }
-PARTS = (
-    metrics.START_SECONDS,
-    *dict.fromkeys(_LOST.values()),
-    metrics.SKIPPED_SECONDS,
-    metrics.RESTART_SECONDS,
-)
 
 
 class Ledger:
@@ -36,31 +29,33 @@ class Ledger:
     def __init__(self, process_began: float | None = None) -> None:
         self._process_began = find_process_start() if process_began is None else process_began
         self._earlier_seconds: float | None = None  # of other processes; None: not begun yet
-        self._parts = dict.fromkeys(PARTS, 0.0)
+        self._parts = dict.fromkeys(LOST_SECONDS, 0.0)
         self._pulse = Pulse()
         self._counted: dict[Doing, float] = {}
         self._starting = metrics.START_SECONDS
+        self._first: Mapping[str, float] = {}  # what the first beginning took, where no row tells of it
 
-    def begin(self, pulse: Pulse, told: CutMetrics) -> None:
-        """What was told behind the last row that is kept was trained in vain."""
-        is_first = self._earlier_seconds is None and not (told.kept or told.rest)
+    def begin(self, pulse: Pulse, told: CutMetrics, earlier_seconds: float = 0.0) -> None:
+        """What was told behind the last row that is kept was trained in vain. `earlier_seconds` is what other processes
+        have spent on this run: rows that tell of it may have been cut away."""
+        is_first = self._earlier_seconds is None and earlier_seconds == 0.0
         if self._earlier_seconds is None:
-            totals = (row.values.get(metrics.TOTAL_SECONDS, 0.0) for row in (*told.kept[-1:], *told.rest))
-            self._earlier_seconds = max(totals, default=0.0)
-        before = told.kept[-1].values if told.kept else {}
-        self._parts = {part: before.get(part, 0.0) for part in PARTS}
+            self._earlier_seconds = earlier_seconds
+        before = told.kept[-1].values if told.kept else self._first
+        self._parts = {part: before.get(part, 0.0) for part in LOST_SECONDS}
         self._pulse, self._counted = pulse, dict(pulse.spent())
         now = self.total_seconds()
         if is_first:
             self._parts[metrics.COMPILE_SECONDS] = self._counted.get("compiling", 0.0)
             self._parts[metrics.START_SECONDS] = now - self._parts[metrics.COMPILE_SECONDS]
+            self._first = {**self._parts, metrics.TOTAL_SECONDS: now}
         else:
             self._starting = metrics.RESTART_SECONDS
             self._parts[metrics.RESTART_SECONDS] += now - before.get(metrics.TOTAL_SECONDS, 0.0)
 
-    def pass_over(self, seconds: float) -> None:
-        """Of a step that did not count."""
-        self._parts[metrics.SKIPPED_SECONDS] += seconds
+    def book(self, part: str, seconds: float) -> None:
+        """Lost within a step: the device had no data, something was compiled, or the step did not count."""
+        self._parts[part] += seconds
 
     def total_seconds(self) -> float:
         return (self._earlier_seconds or 0.0) + time.monotonic() - self._process_began
@@ -73,6 +68,10 @@ class Ledger:
                 parts[part] += seconds - self._counted.get(doing, 0.0)
         lost = min(total, sum(parts.values()))
         return {metrics.TOTAL_SECONDS: total, metrics.GOODPUT: 1.0 - lost / max(1e-9, total), **parts}
+
+
+def find_spent(rows: Iterable[StepMetrics]) -> float:
+    return max((row.values.get(metrics.TOTAL_SECONDS, 0.0) for row in rows), default=0.0)
 
 
 def find_process_start() -> float:

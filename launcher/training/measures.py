@@ -17,6 +17,8 @@ from launcher.training.ledger import Ledger
 from launcher.training.run import Run
 from launcher.units import bytes_to_gib
 
+_COMPILING = ("_compile.compile_inner", "backward._backward_impl")  # as dynamo names its own times
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done:
@@ -26,6 +28,7 @@ class Done:
     packs: list[int]
     num_tokens: int  # real ones, over all ranks
     seconds: float
+    starved_seconds: float  # in which the device had nothing to do for want of data
     is_skipped: bool
 
 
@@ -76,8 +79,7 @@ class Throughput(Measure):
         return values if mfu is None else {**values, metrics.DEVICE_MFU: mfu}
 
     def _count_positions(self, step: int, sequence_length: int) -> int:
-        """Of all ranks. The last step of an epoch may have fewer micro-batches; rows that are not packed have no
-        padding to speak of, but are counted as if they had: this is what packing would save."""
+        """Of all ranks. The last step of an epoch may have fewer micro-batches."""
         num_micro_batches = self._run.count_micro_batches(step - 1)
         return self._run.engine.num_ranks * num_micro_batches * self._run.plan.batch.micro_batch_size * sequence_length
 
@@ -153,14 +155,26 @@ class Counters(Measure):
 class Goodput(Measure):
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        self._compiled = _compile_seconds()
 
     def read(self, done: Done) -> dict[str, float]:
+        compiled = _compile_seconds()
+        compiling, self._compiled = min(compiled - self._compiled, done.seconds), compiled
+        starved = min(done.starved_seconds, done.seconds - compiling)
+        self._ledger.book(metrics.COMPILE_SECONDS, compiling)  # where engines could not be warmed up; and again
+        self._ledger.book(metrics.DATA_SECONDS, starved)
         if done.is_skipped:
-            self._ledger.pass_over(done.seconds)
+            self._ledger.book(metrics.SKIPPED_SECONDS, done.seconds - compiling - starved)
         return {}
 
     def read_now(self) -> dict[str, float]:
         return self._ledger.read()
+
+
+def _compile_seconds() -> float:
+    """That torch.compile has taken in this process so far."""
+    times = torch._dynamo.utils.compilation_time_metrics
+    return sum(sum(times.get(name, ())) for name in _COMPILING)
 
 
 @contextmanager

@@ -45,6 +45,7 @@ class Readback:
 
     def _read(self, result: StepResult) -> StepMetrics:
         seconds = result.lap.seconds()  # waits for the step: from here on its facts are there
+        starved = min(seconds, result.lap.starved_seconds())
         loss, num_asking, grad_norm, skipped = result.facts.tolist()
         self._stops = num_asking > 0
         self._tokens_seen += result.num_tokens
@@ -53,6 +54,7 @@ class Readback:
             packs=list(result.packs),
             num_tokens=result.num_tokens,
             seconds=seconds,
+            starved_seconds=starved,
             is_skipped=bool(skipped),
         )
         values = {
@@ -62,7 +64,7 @@ class Readback:
             metrics.LEARNING_RATE: result.learning_rate,
             metrics.STEP_SECONDS: seconds,
             metrics.DATA_WAIT_SECONDS: result.lap.data_seconds,
-            metrics.DATA_WAIT_SHARE: min(1.0, result.lap.starved_seconds() / max(1e-9, seconds)),
+            metrics.DATA_WAIT_SHARE: starved / max(1e-9, seconds),
             metrics.TOKENS_SEEN: float(self._tokens_seen),
             **self._measure.read(done),
             **self._measure.read_now(),

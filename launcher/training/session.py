@@ -11,13 +11,14 @@ from accelerate import Accelerator
 
 from launcher.corpus.store import Store
 from launcher.errors import ExitCode
+from launcher.metrics import StepMetrics, load_metrics
 from launcher.paths import RunPaths
 from launcher.plan.model import Plan
 from launcher.training.assembly import assemble
 from launcher.training.chronicle import Chronicle
 from launcher.training.descending import free_memory, make_room, step_down
 from launcher.training.guards import StopOnSignal
-from launcher.training.ledger import Ledger
+from launcher.training.ledger import Ledger, find_spent
 from launcher.training.links import check_links
 from launcher.training.loop import train
 from launcher.training.measures import Measure, measured
@@ -65,6 +66,7 @@ def run_training(task: Task, chronicle: Chronicle) -> Ending:
     check_links(task.plan, accelerator, chronicle)
     stop, ledger = StopOnSignal(), Ledger()
     stop.install()
+    chronicle.note()  # running: what an earlier attempt ended with is over
     chronicle.accompany(start_teller(task.plan, task.paths, accelerator))
     while True:
         try:
@@ -86,6 +88,7 @@ def _train_once(
     seen = observe(run, proof, _watch_operations(run), compiled)
     _show(run, seen)
     chronicle.note(data_key=run.data_key, num_steps=run.num_steps, observed=seen)
+    spent = chronicle.note_spent(find_spent(_read_rows(run)))  # before rows are cut away
     beginning = begin(run, task.options)
     chronicle.begin(beginning.position.step)
     best, facts = Best(plan.schedule), Facts()
@@ -98,7 +101,7 @@ def _train_once(
         torch.cuda.reset_peak_memory_stats()
     graphs, _ = count_graphs()
     watchdog = _watch_over(run, chronicle)
-    ledger.begin(run.pulse, beginning.told)
+    ledger.begin(run.pulse, beginning.told, spent)
     try:
         with measured(run, ledger, beginning.told) as measure:
             steps_done = _train_saved(run, Observers(observers), beginning, saving, measure)
@@ -126,10 +129,15 @@ def _train_once(
     )
 
 
+def _read_rows(run: Run) -> list[StepMetrics]:
+    return load_metrics(run.paths.metrics) if run.engine.is_main and run.paths.metrics.is_file() else []
+
+
 def _watch_over(run: Run, chronicle: Chronicle) -> Watchdog:
     def give_up(message: str) -> None:
         print(f"error: {message}", file=sys.stderr, flush=True)
-        chronicle.end(status="failed", exit_code=int(ExitCode.RUN_FAILED), error=message)
+        # The process ends behind this, and must not wait: a training that moves again meanwhile would go on.
+        chronicle.end(waits=False, status="failed", exit_code=int(ExitCode.RUN_FAILED), error=message)
 
     rank = run.engine.rank
     watchdog = Watchdog(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from accelerate import Accelerator
 
@@ -19,18 +23,39 @@ _OFFLINE_SECONDS, _ONLINE_SECONDS = 20.0, 60.0
 
 
 class Teller:
-    def __init__(self, process: subprocess.Popen[bytes], limit_seconds: float, *, is_main: bool) -> None:
-        self._process, self._limit, self._is_main = process, limit_seconds, is_main
+    def __init__(self, process: subprocess.Popen[bytes], root: Path, limit_seconds: float, *, is_main: bool) -> None:
+        self._process, self._root, self._limit, self._is_main = process, root, limit_seconds, is_main
 
     def finish(self) -> None:
         """The outcome is written: it tells what is left and ends. A container that ends with us would end it, too."""
         if not self._is_main:  # it ends with us
             return
         try:
-            self._process.wait(self._limit)
-        except subprocess.TimeoutExpired:
+            with _interruptible():
+                code = self._process.wait(self._limit)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
             said = "W&B: not all is uploaded yet; `wandb sync` does it from what lies in the run's directory"
             print(said, file=sys.stderr, flush=True)
+            return
+        if code != 0:
+            again = f"{Path(sys.executable).name} -m launcher.training.uplink {self._root}"
+            print(f"W&B: not all was told (exit code {code}); the rest by: {again}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """The run is over: any signal ends the waiting, and nothing else."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def start_teller(plan: Plan, paths: RunPaths, accelerator: Accelerator) -> Teller | None:
@@ -65,4 +90,4 @@ def _start(paths: RunPaths, run_id: str | None, *, node: int, limit_seconds: flo
     except OSError as error:
         print(f"warning: W&B is not told of this run: {error}", file=sys.stderr, flush=True)
         return None
-    return Teller(process, limit_seconds, is_main=node == 0)
+    return Teller(process, paths.root, limit_seconds, is_main=node == 0)

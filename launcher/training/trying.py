@@ -11,6 +11,10 @@ from launcher.examination import Check, CheckStatus
 _LONGEST = 200
 
 
+class NotTriedError(Exception):
+    """It cannot be tried right now: the message says why."""
+
+
 class NotNeededError(Exception):
     """The check has nothing to do on this machine."""
 
@@ -34,6 +38,8 @@ def run_check(name: str, check: CheckFunction) -> Check:
         detail, figures = found.detail, found.figures
     except NotNeededError as reason:
         status, detail = "not needed", str(reason)
+    except NotTriedError as reason:
+        status, detail = "not tried", str(reason)
     except ModuleNotFoundError as error:
         status, detail = "missing", f"{error.name} is not installed"
     except Exception as error:  # a library may raise anything

@@ -29,6 +29,7 @@ from launcher.tracking import (
     STEP_AXIS,
     Tracking,
     decide_tracking,
+    find_place,
     load_trace,
     make_config,
     make_id,
@@ -36,13 +37,28 @@ from launcher.tracking import (
 )
 from launcher.training.following import Follower
 from launcher.training.quiet import hide_secrets
-from launcher.training.wandb_run import NotSharedError, Opened, ServerUnusableError, log_artifacts, open_run, summarise
+from launcher.training.wandb_run import (
+    NotSharedError,
+    Opened,
+    Opening,
+    ServerUnusableError,
+    log_artifacts,
+    open_run,
+    summarise,
+)
 
 LOG = "wandb.log"
+_KEPT_VARIABLES = (
+    "WANDB_API_KEY",
+    "WANDB_IDENTITY_TOKEN_FILE",
+    "WANDB_CREDENTIALS_FILE",
+    "WANDB_BASE_URL",
+    "WANDB_CONFIG_DIR",
+    "WANDB_INSECURE_DISABLE_SSL",
+)
 _LOOK_EVERY_SECONDS = 0.5
 _NOTE_EVERY_SECONDS = 5.0
 _MAX_AGAIN = 3  # how often it begins anew where W&B's own process died
-_LAST_WORDS_SECONDS = 3.0  # for a launcher to write down how a killed training ended
 _FINISH_SECONDS = 300.0  # for uploading what is left: the training waits for less
 
 
@@ -51,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a run that is stopped is told to its end
     paths = RunPaths(arguments.run)
-    arguments.people = redirect_noise(paths)
+    arguments.people, arguments.environment = redirect_noise(paths), dict(os.environ)
+    if arguments.parent:
+        threading.Thread(target=let_go, args=(arguments.people, arguments.parent), daemon=True).start()
     before = load_trace(paths)
     try:
         return Uplink(paths, load_plan(paths.plan), arguments, before).run()
@@ -71,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not arguments.offline_because:
             begin_anew(arguments, again=0, offline_because=f"its own service fails: {what}")
         say(f"W&B: not told any more: {what}; {paths.logs / LOG}")
-        return int(ExitCode.RUN_FAILED)
+        return int(ExitCode.DONE)  # it was said
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -90,21 +108,26 @@ class Uplink:
     def __init__(self, paths: RunPaths, plan: Plan, arguments: argparse.Namespace, before: WandbTrace | None) -> None:
         self._paths, self._plan, self._arguments, self._before = paths, plan, arguments, before
         self._noted = time.monotonic()
-        self._told_facts = False
+        self._told: tuple[object, ...] = ()  # facts that the config has
 
     def run(self) -> int:
         tracking = decide_tracking(self._plan.wandb.mode, os.environ)
-        os.environ.pop("WANDB_MODE", None)  # decided; wandb would trip over an empty one
-        os.environ.pop("WANDB_SERVICE", None)  # of another process: it may be gone
-        os.environ["WANDB_SILENT"] = "true"  # what is to be said is said here
         if tracking.mode == "disabled":
             return 0
         before = self._before
         run_id = self._arguments.id or (before.id if before else make_id(self._paths.run_id))
         if self._arguments.offline_because:
             tracking = Tracking(mode="offline", reason=self._arguments.offline_because)
-        node, is_alone = self._arguments.node, self._arguments.alone
-        opened = open_run(self._plan, self._paths, run_id, tracking, node=node, is_alone=is_alone)
+        place = find_place(self._plan.wandb, os.environ)
+        clean_environment(is_online=tracking.mode == "online")
+        opening = Opening(
+            run_id=run_id,
+            place=place,
+            tracking=tracking,
+            node=self._arguments.node,
+            is_shared=self._plan.hardware.nodes > 1 and not self._arguments.alone,
+        )
+        opened = open_run(self._plan, self._paths, opening)
         if self._arguments.node:
             self._wait_for_end()
         else:
@@ -119,25 +142,27 @@ class Uplink:
         """To the end of the run, or of the training."""
         follower = Follower(self._paths.metrics, told_seconds=self._trace.told_seconds)
         while True:
-            has_ended = self._has_ended()  # asked first: what was written before the end is read behind it
+            outcome = load_outcome(self._paths.outcome)
+            has_ended = self._has_ended(outcome)  # asked first: what was written before the end is read behind it
             for row in follower.read():
                 tell(run, row)
-            self._tell_facts(run)
+            if outcome is not None:
+                self._tell_facts(run, outcome)
             self._note(follower.told_seconds, at_once=has_ended)
             if has_ended:
                 return
             time.sleep(_LOOK_EVERY_SECONDS)
 
-    def _tell_facts(self, run: Any) -> None:
-        """Known once the data is open and the model was watched."""
-        outcome = load_outcome(self._paths.outcome)
-        if self._told_facts or outcome is None or outcome.data_key is None:
+    def _tell_facts(self, run: Any, outcome: Outcome) -> None:
+        """Known once the data is open and the model was watched; and again where the training took a rung."""
+        facts = (outcome.data_key, outcome.num_steps, len(outcome.rungs))
+        if outcome.data_key is None or facts == self._told:
             return
-        self._told_facts = True
+        self._told = facts
         manifest = json.loads(self._paths.manifest.read_text(encoding="utf-8"))
-        config = make_config(self._plan, manifest, data_key=outcome.data_key)
-        facts = {"observed": outcome.observed, "versions": outcome.versions, "git_commit": outcome.git_commit}
-        run.config.update({**config, **facts, "num_steps": outcome.num_steps}, allow_val_change=True)
+        config = make_config(load_plan(self._paths.plan), manifest, data_key=outcome.data_key)
+        seen = {"observed": outcome.observed, "versions": outcome.versions, "git_commit": outcome.git_commit}
+        run.config.update({**config, **seen, "num_steps": outcome.num_steps}, allow_val_change=True)
 
     def _note(self, told_seconds: float, *, at_once: bool) -> None:
         if not at_once and time.monotonic() - self._noted < _NOTE_EVERY_SECONDS:
@@ -148,13 +173,10 @@ class Uplink:
             with suppress(LauncherError):  # a full disk: it is only told again
                 write_trace(self._paths, self._trace)
 
-    def _has_ended(self) -> bool:
-        if self._arguments.parent == 0:
+    def _has_ended(self, outcome: Outcome | None) -> bool:
+        if self._arguments.parent == 0 or os.getppid() != self._arguments.parent:
             return True
-        outcome = load_outcome(self._paths.outcome)
-        if outcome is not None and outcome.is_final and outcome.pid == self._arguments.parent:
-            return True
-        return os.getppid() != self._arguments.parent
+        return outcome is not None and outcome.is_final and outcome.pid == self._arguments.parent
 
     def _wait_for_end(self) -> None:
         """Another node's outcome may lie on a disk that is not here."""
@@ -162,29 +184,28 @@ class Uplink:
             time.sleep(_LOOK_EVERY_SECONDS)
 
     def _finish(self, opened: Opened) -> None:
-        outcome = self._last_words()
-        run = opened.run
-        code = 1 if outcome is None or outcome.exit_code is None else outcome.exit_code
-        if not self._arguments.node:
-            if outcome is not None:
-                summarise(run, self._paths, outcome)
-            if outcome is not None and outcome.status == "stopped":
-                run.mark_preempting()
-            if outcome is not None and outcome.status == "done":
-                log_artifacts(run, self._plan, self._paths)
+        """A training that is gone without a word has crashed, whatever it had written last."""
+        outcome, run = load_outcome(self._paths.outcome), opened.run
+        if outcome is not None and not outcome.is_final:
+            outcome = outcome.model_copy(update={"status": "crashed", "exit_code": int(ExitCode.RUN_FAILED)})
         limit = threading.Timer(_FINISH_SECONDS, lambda: os._exit(int(ExitCode.RUN_FAILED)))
         limit.daemon = True
         limit.start()
-        run.finish(exit_code=code)
+        if outcome is not None and not self._arguments.node:
+            summarise(run, self._paths, outcome)
+            if outcome.status == "stopped":
+                run.mark_preempting()
+            if outcome.status == "done":
+                log_artifacts(run, self._plan, self._paths)
+        run.finish(exit_code=1 if outcome is None or outcome.exit_code is None else outcome.exit_code)
 
-    def _last_words(self) -> Outcome | None:
-        """Of a training that was killed, its launcher writes the outcome, if there is one."""
-        deadline = time.monotonic() + (_LAST_WORDS_SECONDS if self._arguments.parent else 0.0)
-        while True:
-            outcome = load_outcome(self._paths.outcome)
-            if (outcome is not None and outcome.is_final) or time.monotonic() > deadline:
-                return outcome
-            time.sleep(_LOOK_EVERY_SECONDS)
+
+def clean_environment(*, is_online: bool) -> None:
+    """Names, ids, projects, sweeps and settings of other runs are none of this one's; the way to the server is."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        if not (is_online and name in _KEPT_VARIABLES):
+            del os.environ[name]
+    os.environ["WANDB_SILENT"] = "true"  # what is to be said is said here
 
 
 def tell(run: Any, row: StepMetrics) -> None:
@@ -226,7 +247,8 @@ def begin_anew(arguments: argparse.Namespace, *, again: int, offline_because: st
     words += ["--alone"] if arguments.alone else []
     sys.stderr.flush()
     os.dup2(arguments.people, 2)
-    os.execv(sys.executable, [sys.executable, "-m", "launcher.training.uplink", str(arguments.run), *words])
+    command = [sys.executable, "-m", "launcher.training.uplink", str(arguments.run), *words]
+    os.execve(sys.executable, command, arguments.environment)
 
 
 def redirect_noise(paths: RunPaths) -> int:
@@ -241,11 +263,17 @@ def redirect_noise(paths: RunPaths) -> int:
     return people
 
 
+def let_go(people: int, parent: int) -> None:
+    """Whoever reads what a training writes waits until nobody can write any more: not for an upload behind its end."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_EVERY_SECONDS)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), people)
+
+
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
     status = main()
-    sys.stderr.flush()
     os._exit(status)  # wandb's own words at the end of a process are of no use to anybody

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.metrics import METRICS, load_metrics
+from launcher.metrics import METRICS, TOKENS_SEEN, TOTAL_SECONDS, load_metrics
 from launcher.paths import RunPaths
 from launcher.plan import Plan
 from launcher.record import Outcome, WandbTrace
@@ -18,7 +18,7 @@ from launcher.tracking import (
     EPOCH_AXIS,
     MEDIANS,
     STEP_AXIS,
-    Mode,
+    Place,
     Tracking,
     find_trouble,
     format_machine,
@@ -57,56 +57,61 @@ class NotSharedError(Exception):
     """The server does not let several nodes write one run: the first one tells of it alone."""
 
 
-def open_run(
-    plan: Plan, paths: RunPaths, run_id: str, tracking: Tracking, *, node: int = 0, is_alone: bool = False
-) -> Opened:
-    """`is_alone`: other nodes are not to write to it, too."""
-    if tracking.mode == "offline":
-        return _open(plan, paths, run_id, "offline", tracking.reason, node)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opening:
+    """How a run is to be opened."""
+
+    run_id: str
+    place: Place
+    tracking: Tracking
+    node: int = 0  # only the first tells metrics
+    is_shared: bool = False  # other nodes write to it, too
+
+
+def open_run(plan: Plan, paths: RunPaths, opening: Opening) -> Opened:
+    if opening.tracking.mode == "offline":
+        return _open(plan, paths, opening, "offline")
     if trouble := find_trouble(os.environ):
         raise ServerUnusableError(trouble)
-    is_shared = plan.hardware.nodes > 1 and not is_alone
     try:
-        return _open(plan, paths, run_id, "online", tracking.reason, node, is_shared=is_shared)
+        return _open(plan, paths, opening, "online")
     except Exception as error:  # refused keys, answers that do not come, proxies: wandb has no one class for them
-        if is_shared:
+        if opening.is_shared:
             raise NotSharedError from error
         why = f"{type(error).__name__}: {(str(error).strip() or 'no word').splitlines()[0][:200]}"
         raise ServerUnusableError(f"the server cannot be used: {why}") from error
 
 
-def _open(
-    plan: Plan, paths: RunPaths, run_id: str, mode: Mode, why: str, node: int, *, is_shared: bool = False
-) -> Opened:
+def _open(plan: Plan, paths: RunPaths, opening: Opening, mode: Literal["online", "offline"]) -> Opened:
     import wandb
 
+    is_shared = opening.is_shared and mode == "online"
     run = wandb.init(
-        project=plan.wandb.project,
-        entity=plan.wandb.entity,
+        project=opening.place.project,
+        entity=opening.place.entity,
         group=plan.wandb.group,
         name=plan.wandb.name or paths.run_id,
         tags=plan.wandb.tags,
         notes=plan.wandb.notes,
         job_type="train",
-        id=run_id,
+        id=opening.run_id,
         resume=None if is_shared else "allow",
         dir=str(paths.root),
         mode="shared" if is_shared else mode,
-        config=None if node else make_config(plan, _read_manifest(paths), data_key=None),
-        settings=make_settings(plan, node, is_shared=is_shared),
+        config=None if opening.node else make_config(plan, _read_manifest(paths), data_key=None),
+        settings=make_settings(plan, opening.node, is_shared=is_shared),
     )
-    if not node:
+    if not opening.node:
         _define_axes(run)
-    is_online = mode == "online"
     return Opened(
         run=run,
-        run_id=run_id,
-        project=plan.wandb.project,
-        mode="online" if is_online else "offline",
-        url=str(run.url) if is_online else None,
+        run_id=str(run.id),
+        project=opening.place.project,
+        mode=mode,
+        url=str(run.url) if mode == "online" else None,
         root=str(paths.root),
         folder=f"wandb/{Path(str(run.settings.sync_dir)).name}",
-        why=why,
+        why=opening.tracking.reason,
     )
 
 
@@ -139,8 +144,11 @@ def _define_axes(run: Any) -> None:
     """Everything over the steps; tokens and wall-clock time are there to be chosen."""
     run.define_metric(STEP_AXIS, hidden=True)
     run.define_metric(EPOCH_AXIS, step_metric=STEP_AXIS, hidden=True)
+    for axis in (TOKENS_SEEN, TOTAL_SECONDS):
+        run.define_metric(axis)
     for metric in METRICS:
-        run.define_metric(metric.name, step_metric=STEP_AXIS)
+        if metric.name not in (TOKENS_SEEN, TOTAL_SECONDS):
+            run.define_metric(metric.name, step_metric=STEP_AXIS)
     run.define_metric("eval/*", step_metric=STEP_AXIS)
 
 
@@ -155,7 +163,6 @@ def summarise(run: Any, paths: RunPaths, outcome: Outcome) -> None:
         "best_metric": outcome.best_metric,
         "attempts": len(outcome.attempts),
         "rungs": len(outcome.rungs),
-        "error": outcome.error[:500],
         **outcome.goodput,
     }
     rows = load_metrics(paths.metrics) if paths.metrics.is_file() else []
@@ -173,10 +180,10 @@ def log_artifacts(run: Any, plan: Plan, paths: RunPaths) -> None:
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{plan.expert}-{kind}")
         artifact = wandb.Artifact(name, type="model" if kind == "adapter" else kind, metadata={"run": paths.run_id})
         if kind == "adapter":
-            artifact.add_dir(str(paths.adapter))
+            artifact.add_dir(str(paths.adapter), policy="immutable")  # not copied first
         else:
             for file in (paths.manifest, paths.plan):
-                artifact.add_file(str(file))
+                artifact.add_file(str(file), policy="immutable")
         run.log_artifact(artifact)
 
 

@@ -41,6 +41,8 @@ def test_texts() -> None:
     assert redact_text("mail me@host, see https://host/a@b") == "mail me@host, see https://host/a@b"
     tree = {"a": {"api_key": "x", "b": [f"https://{PASSWORD}@h"]}, "token": "", "max_new_tokens": 5}
     assert redact_tree(tree) == {"a": {"api_key": BLOT, "b": [f"https://{BLOT}@h"]}, "token": "", "max_new_tokens": 5}
+    assert find_known_secrets({"PWD": "/a/long/place", "OLDPWD": "/another/place"}) == (), "where a shell stands"
+    assert find_known_secrets({"DB_PWD": PASSWORD}) == (PASSWORD,)
     assert find_known_secrets({"HF_TOKEN": HUB_TOKEN, "OTHER": "aaaaaaaaaaaa", "X_TOKEN": "short"}) == (HUB_TOKEN,)
 
 

@@ -79,13 +79,9 @@ def test_everything_stands_over_the_steps(told: tuple[RunPaths, Offline, str]) -
     _, offline, _ = told
     defined = {record.get("name") or record.get("glob_name"): record for record in offline.of("metric")}
     assert {metric.name for metric in METRICS} | {"train/step", "train/epoch", "eval/*"} == set(defined)
-    numbers = {record.get("step_metric") for name, record in defined.items() if name != "train/step"}
-    assert numbers <= {"train/step", None}
-    assert all(
-        record.get("step_metric") == "train/step" or record.get("step_metric_index")
-        for name, record in defined.items()
-        if name != "train/step"
-    )
+    axes = {name for name, record in defined.items() if not record.get("step_metric")}
+    assert axes == {"train/step", metrics.TOKENS_SEEN, metrics.TOTAL_SECONDS}
+    assert {record.get("step_metric") for record in defined.values()} == {None, "train/step"}
 
 
 def test_runs_can_be_filtered_by_what_they_are(told: tuple[RunPaths, Offline, str]) -> None:
@@ -126,6 +122,40 @@ def test_nothing_about_the_machine_leaks(told: tuple[RunPaths, Offline, str]) ->
     assert [word for word in forbidden if word.encode() in data] == []
     if len(getpass.getuser()) > 4:
         assert getpass.getuser().encode() not in data
+
+
+@pytest.mark.parametrize("status", ["stopped", "crashed"])
+def test_what_went_wrong_does_not_tell_where(tmp_path: Path, status: str) -> None:
+    """Its words have paths in them, or a whole traceback."""
+    paths = make_run(tmp_path / "runs", MadeRun(run_id="a", num_steps=2))
+    outcome = load_outcome(paths.outcome)
+    assert outcome is not None
+    error = f"it goes on from {paths.root}/checkpoints; /srv/alice/project/train.py"
+    write_outcome(paths.outcome, outcome.model_copy(update={"status": status, "exit_code": 75, "error": error}))
+    assert tell(paths, environment(tmp_path)).returncode == 0
+    data = b"".join(file.read_bytes() for file in (paths.root / "wandb").rglob("*.wandb"))
+    assert b"alice" not in data
+    assert str(tmp_path).encode() not in data
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"WANDB_SWEEP_ID": "abc", "WANDB_RUN_ID": "theirs", "WANDB_PROJECT": "theirs", "WANDB_RESUME": "must"},
+        {"WANDB_BASE_URL": "no-url", "WANDB_CONSOLE": "nonsense", "WANDB_DIR": "/nowhere", "WANDB_NAME": "x"},
+    ],
+)
+def test_variables_of_other_runs_do_no_harm(tmp_path: Path, others: dict[str, str]) -> None:
+    paths = make_run(tmp_path / "runs", MadeRun(run_id="a", num_steps=2, evaluate_every=100))
+    result = tell(paths, environment(tmp_path, {**others, "WANDB_MODE": "offline"}))
+    assert result.returncode == 0, result.stderr
+    (offline,) = (read_back(folder) for folder in folders(paths))
+    trace = load_trace(paths)
+    assert trace is not None
+    assert offline.run["run_id"] == trace.id
+    assert trace.id.startswith("a-")
+    assert offline.run["project"] == trace.project == others.get("WANDB_PROJECT", "expert-launcher")
+    assert [row["train/step"] for row in offline.rows] == [1, 2]
 
 
 def test_a_run_that_goes_on_has_the_same_id_and_tells_only_what_is_new(tmp_path: Path) -> None:
@@ -188,6 +218,7 @@ def test_online_rows_config_and_end_arrive(server: Server, tmp_path: Path) -> No
     assert run.config["expert"] == "neo4j"
     assert run.summary["status"] == "done"
     assert run.exit_code == 0
+    assert "error" not in run.summary
     sent = "".join(server.bodies)
     assert [word for word in (SECRET, str(ROOT), str(tmp_path)) if word in sent] == []
 
@@ -321,8 +352,8 @@ def test_rows_are_told_as_they_come_and_a_killed_training_loses_none(tmp_path: P
     wait_for(lambda: not Path(f"/proc/{uplink}").exists())
     offline = read_back(folders(paths)[0])
     assert [row["train/step"] for row in offline.rows] == list(range(1, 9))
-    assert [record["exit_code"] for record in offline.of("exit")] == [1], "nobody wrote how it ended"
-    assert offline.summary["status"] == "running"
+    assert [record["exit_code"] for record in offline.of("exit")] == [4]
+    assert offline.summary["status"] == "crashed", "nobody wrote how it ended"
 
 
 def test_it_is_not_stopped_by_what_stops_a_training(tmp_path: Path, beside: Start) -> None:

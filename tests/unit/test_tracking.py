@@ -10,7 +10,17 @@ import pytest
 from launcher.inputs import Request, plan_request
 from launcher.paths import RunPaths
 from launcher.record import WandbTrace
-from launcher.tracking import decide_tracking, find_login, load_trace, make_config, make_id, write_trace
+from launcher.tracking import (
+    Place,
+    decide_tracking,
+    find_base_url,
+    find_login,
+    find_place,
+    load_trace,
+    make_config,
+    make_id,
+    write_trace,
+)
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -24,6 +34,7 @@ KEY = "0123456789abcdef0123456789abcdef01234567"
         ("online", {}, "online", "as planned"),
         ("disabled", {"WANDB_API_KEY": KEY}, "disabled", "as planned"),
         ("online", {"WANDB_MODE": "disabled"}, "disabled", "WANDB_MODE=disabled"),
+        ("disabled", {"WANDB_MODE": "online"}, "disabled", "as planned"),
         (None, {"WANDB_MODE": "offline", "WANDB_API_KEY": KEY}, "offline", "WANDB_MODE=offline"),
         (None, {"WANDB_MODE": "online"}, "online", "WANDB_MODE=online"),
         ("online", {"WANDB_DISABLED": "true"}, "disabled", "WANDB_DISABLED"),
@@ -54,6 +65,29 @@ def test_a_login_lies_in_netrc(tmp_path: Path) -> None:
     assert find_login({**environment, "NETRC": str(other)}) == str(other)
 
 
+def test_a_server_of_ones_own_is_known_by_its_login(tmp_path: Path) -> None:
+    """As `wandb login --host` leaves it."""
+    environment = {"HOME": str(tmp_path)}
+    settings = tmp_path / ".config/wandb/settings"
+    settings.parent.mkdir(parents=True)
+    settings.write_text("[default]\nbase_url = https://wandb.example.org\n")
+    (tmp_path / ".netrc").write_text("machine wandb.example.org login user password x\n")
+    assert find_base_url(environment) == "https://wandb.example.org"
+    assert find_login(environment) == str(tmp_path / ".netrc")
+    assert find_base_url({**environment, "WANDB_BASE_URL": "http://other"}) == "http://other"
+    settings.write_text("no settings")
+    assert find_base_url(environment) is None
+
+
+def test_where_nothing_is_said_the_environment_names_the_place() -> None:
+    plan = plan_request(Request(expert="neo4j", gpu="rtx4090")).plan.wandb
+    environment = {"WANDB_PROJECT": "theirs", "WANDB_ENTITY": "team"}
+    assert find_place(plan, environment) == Place(project="theirs", entity="team")
+    named = plan.model_copy(update={"project": "ours", "entity": "us"})
+    assert find_place(named, environment) == Place(project="ours", entity="us")
+    assert find_place(plan, {}) == Place(project="expert-launcher", entity=None)
+
+
 def test_ids_are_unique_and_a_trace_comes_back(tmp_path: Path) -> None:
     assert make_id("test") != make_id("test")
     paths = RunPaths(tmp_path)
@@ -68,7 +102,13 @@ def test_ids_are_unique_and_a_trace_comes_back(tmp_path: Path) -> None:
 def test_the_config_is_flat_enough_to_filter_and_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_API_KEY", "planted-secret-value")
     plan = plan_request(Request(expert="neo4j", gpu="rtx4090", gpus_per_node=2)).plan
-    manifest = {"notes": "planted-secret-value", "api_key": "another-one", "training": {"config": {"rank": 16}}}
+    places = "read from /srv/alice/rows.jsonl, https://example.org/a/b and a/b/c"
+    manifest = {
+        "description": places,
+        "notes": "planted-secret-value",
+        "api_key": "another-one",
+        "training": {"config": {"rank": 16}},
+    }
     config = make_config(plan, manifest, data_key="13c8")
     assert config["expert"] == "neo4j"
     assert config["hardware"] == "2 x GeForce RTX 4090 (24.0 GiB)"
@@ -80,4 +120,7 @@ def test_the_config_is_flat_enough_to_filter_and_tells_no_secret(monkeypatch: py
     assert "planted-secret-value" not in text
     assert "another-one" not in text
     assert str(Path.cwd()) not in text, "nobody's folders"
+    assert config["manifest"]["description"] == (  # type: ignore[index]
+        "read from …/rows.jsonl, https://example.org/a/b and a/b/c"
+    )
     assert config["manifest"]["training"] == {"config": {"rank": 16}}  # type: ignore[index]
