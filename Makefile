@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 SETUP_FILES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train plan prepare compare dashboard doctor test test-all test-gpu test-slurm torture check format \
+.PHONY: help train plan prepare compare dashboard doctor eval quality-tools test test-all test-gpu test-slurm torture check format \
 	configs schema samples clean
 
 help:  ## list the targets
@@ -36,6 +36,11 @@ dashboard: $(VENV)/.full  ## create or update the W&B workspace: make dashboard 
 
 doctor: $(VENV)/.full  ## say what is wrong with this machine, or a run: make doctor ARGS='--run RUN'
 	@$(BIN)/launcher doctor $(EXPERT) $(ARGS)
+
+eval: $(VENV)/.full  ## judge an expert's answers: make eval EXPERT=json ARGS='--base'
+	@$(BIN)/launcher eval $(EXPERT) $(ARGS)
+
+quality-tools: $(VENV)/quality-node/.done  ## install what judges Cypher and TypeScript in Node (needs npm)
 
 test: $(VENV)/.full  ## run the tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
@@ -95,3 +100,10 @@ $(VENV)/.full: $(SETUP_FILES) | $(BIN)/python
 	@$(INSTALL) torch==2.13.0
 	@$(INSTALL) --editable '.[train,dev]'
 	@touch $(VENV)/.light $@
+
+# The Neo4j analyser and the TypeScript compiler, as pinned; nothing of theirs is committed.
+$(VENV)/quality-node/.done: launcher/quality/node/package.json launcher/quality/node/package-lock.json | $(BIN)/python
+	@command -v npm > /dev/null || { echo "npm is needed; on Debian and Ubuntu: apt install npm" >&2; exit 2; }
+	@mkdir -p $(@D) && cp launcher/quality/node/package.json launcher/quality/node/package-lock.json $(@D)
+	@cd $(@D) && npm ci --ignore-scripts --no-fund --no-audit --loglevel=error
+	@touch $@

@@ -96,6 +96,11 @@ class RunPaths:
         return self.root / "adapter"
 
     @property
+    def evaluation(self) -> Path:
+        """What its last evaluation found."""
+        return self.root / "eval.json"
+
+    @property
     def merged(self) -> Path:
         return self.root / "merged"
 

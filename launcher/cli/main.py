@@ -12,7 +12,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from launcher import __version__
-from launcher.cli import ask, data, export, plan, prepare, rehearse, schema, train, validate
+from launcher.cli import (
+    ask,
+    compare,
+    dashboard,
+    data,
+    doctor,
+    eval,  # noqa: A004
+    export,
+    plan,
+    prepare,
+    rehearse,
+    report,
+    schema,
+    train,
+    validate,
+)
 from launcher.cli.output import drop_output
 from launcher.errors import ExitCode, LauncherError
 from launcher.redaction import redact_tree
@@ -25,14 +40,20 @@ _VERBS = {
     "train": train,
     "rehearse": rehearse,
     "ask": ask,
+    "eval": eval,
     "export": export,
+    "doctor": doctor,
+    "report": report,
+    "dashboard": dashboard,
+    "compare": compare,
     "schema": schema,
 }
 
 _DESCRIPTION = "Turns an expert manifest into a plan, and the plan into accelerate, DeepSpeed and FSDP2 files."
 _EPILOG = """\
 exit codes: 0 done, 1 a bug of ours, 2 wrong input, 3 does not fit the hardware, 4 the run failed,
-5 what was started is not what was planned, 75 stopped: it can be resumed
+5 what was started is not what was planned, 6 the quality gate is closed, 7 doctor found something wrong,
+75 stopped: it can be resumed
 """
 
 

@@ -26,7 +26,7 @@ from launcher.paths import write_text_atomically
 
 # Cut from the training rows where no validation file is given: what the published trainer cut.
 _VALIDATION_SHARE = 0.1
-_PEEKED_ROWS = 200
+PEEKED_ROWS = 200
 # Half of the rows unusable is no data set with flaws, it is a mistake in how it is read.
 _MOST_BAD_ROWS = 0.5
 
@@ -95,6 +95,10 @@ def _fill(
     return first
 
 
+def is_cut_for_validation(prompt_hash: int) -> bool:
+    return prompt_hash < _VALIDATION_SHARE * 2**64
+
+
 def _divide(batch: TokenBatch, main: _Reading, held_out: _Reading) -> None:
     """By the hash of the prompt alone: whatever the order of the rows, one prompt is never in both parts."""
     is_held_out = batch.prompt_hashes < np.uint64(_VALIDATION_SHARE * 2**64)
@@ -107,9 +111,11 @@ def _divide(batch: TokenBatch, main: _Reading, held_out: _Reading) -> None:
 
 def _read_documents(wanted: Preparation, weighted: WeightedSource, main: _Reading) -> Iterator[Document]:
     rows = iter(weighted.source.read())
-    peeked = list(islice(rows, _PEEKED_ROWS))
+    peeked = list(islice(rows, PEEKED_ROWS))
     maker = DocumentMaker(
-        reader=_make_reader(wanted, weighted.source, peeked), template=wanted.template, trains_all=wanted.trains_all
+        reader=make_source_reader(wanted, weighted.source, peeked),
+        template=wanted.template,
+        trains_all=wanted.trains_all,
     )
     for row in chain(peeked, rows):
         main.num_rows += 1
@@ -120,7 +126,7 @@ def _read_documents(wanted: Preparation, weighted: WeightedSource, main: _Readin
             yield document  # by the low bits: the high ones cut the validation part
 
 
-def _make_reader(wanted: Preparation, source: Source, peeked: Sequence[Row | BadRow]) -> RowReader:
+def make_source_reader(wanted: Preparation, source: Source, peeked: Sequence[Row | BadRow]) -> RowReader:
     rows = [row for row in peeked if isinstance(row, Row)]
     fields = list(dict.fromkeys(name for row in rows for name in row.fields))
     if not fields:

@@ -86,6 +86,8 @@ class Evaluation(Strict):
     test_cases: str | None = None
     suite: str | tuple[str, ...] | None = None
     metrics: Counts | tuple[str, ...] | None = None
+    judge: str | None = None  # of the expert's answers: json, sql, cypher, typescript, or package.module:Class
+    judge_command: tuple[str, ...] = ()  # a program instead
 
 
 class Integrity(Strict):

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 _DESCRIBES = "describes the published expert; training does not read it"
 _PUBLISHED_ADAPTER = "describes a published adapter; training makes a new one"
-_GENERATION = "how the published expert generates text; training generates none"
+_JUDGES = "says who judges the answers; `launcher eval` reads it, training does not"
+_GENERATION = "how the expert generates text; `launcher ask` and `launcher eval` do the same, training generates none"
 _PROVENANCE = "a note on where the rows came from; the rows are read from `path`"
 
 NOT_USED: dict[str, str] = {
@@ -28,7 +29,11 @@ NOT_USED: dict[str, str] = {
     "perf": _DESCRIBES,
     "runtime": _DESCRIBES,
     "quality_metrics": _DESCRIBES,
-    "evaluation": _DESCRIBES,
+    "evaluation.test_cases": _DESCRIBES,
+    "evaluation.suite": _DESCRIBES,
+    "evaluation.metrics": _DESCRIBES,
+    "evaluation.judge": _JUDGES,
+    "evaluation.judge_command": _JUDGES,
     "integrity": "signs the published package; a training run makes a new one",
     "schema_version": "only says how the file is written",
     "soft_prompts": "soft prompts are not trained here, nor were they by the trainer of the published manifests",

@@ -33,10 +33,11 @@ class Verdict:
     a check that rests on one that failed has failed, too."""
 
     checks: Mapping[str, bool | None]
-    reason: str = ""  # why the first check that failed did, in a sentence for people; empty where none failed
+    reason: str = ""  # why the first check that failed did, or why one could not tell, in a sentence for people
 
     @property
-    def is_right(self) -> bool:
+    def passes_all(self) -> bool:
+        """Stricter than right: an answer in other words than the reference's may fail to be equal to it."""
         return not any(passed is False for passed in self.checks.values())
 
 

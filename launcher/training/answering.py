@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,9 +18,18 @@ from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
 from launcher.errors import InputError
 from launcher.inputs import base_folders
 from launcher.manifest.metadata import Decoding
+from launcher.plan.model import Plan
 from launcher.training.finished import FinishedRun
 from launcher.training.prompts import make_prompt
-from launcher.training.reloading import find_published_dtype, load_expert, pick_device
+from launcher.training.reloading import (
+    find_dtype_of_base,
+    find_published_dtype,
+    load_expert,
+    load_published_base,
+    pick_device,
+)
+
+_GPU_BATCH, _CPU_BATCH = 64, 16
 
 End = Literal["end token", "stop sequence", "length"]
 
@@ -35,24 +44,138 @@ class Answer:
 
 
 def answer_question(run: FinishedRun, question: str, context: str, max_new_tokens: int) -> Answer:
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    quiet_transformers()
     tokenizer = load_tokenizer(run.plan.base.name, base_folders(Path(run.plan.data.folder)))
     template = make_template(run.plan.data.prompt_template, tokenizer)
     prompt = make_prompt(template, question, context=context)
-    # As the corpus does: the prompt by itself, special tokens only where the template writes them.
-    ids = tokenizer.backend.encode(prompt, add_special_tokens=False).ids
-    room = run.plan.base.max_positions - len(ids)
+    room = run.plan.base.max_positions - len(encode(tokenizer, prompt))
     if room < 1:
         raise InputError(
-            f"the prompt has {len(ids):,} tokens, more than {run.plan.base.name} has positions "
-            f"({run.plan.base.max_positions:,})",
+            f"the prompt has {run.plan.base.max_positions - room:,} tokens, more than {run.plan.base.name} has "
+            f"positions ({run.plan.base.max_positions:,})",
             hint="ask with a shorter --input",
         )
     decoding = run.manifest.training.decoding or Decoding()
-    config = make_generation(decoding, _find_ends(tokenizer, template.end_token), min(max_new_tokens, room))
-    tokens = _generate(run, ids, config, StopAtText(tokenizer, decoding.stop_sequences, len(ids)))
-    return _read(tokenizer, tokens, prompt, len(ids), config, decoding.stop_sequences)
+    generator = make_generator(
+        load_generating(run), run.plan, decoding=decoding, max_new_tokens=min(max_new_tokens, room), batch_size=1
+    )
+    (answer,) = generator.answer([prompt])
+    return answer
+
+
+def quiet_transformers() -> None:
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def encode(tokenizer: BaseTokenizer, prompt: str) -> list[int]:
+    """As the corpus does: the prompt by itself, special tokens only where the template writes them."""
+    ids: list[int] = tokenizer.backend.encode(prompt, add_special_tokens=False).ids
+    return ids
+
+
+def load_generating(run: FinishedRun) -> Any:
+    dtype = find_published_dtype(run)
+    quantized = run.plan.quantization is not None and torch.cuda.is_available()
+    device = torch.device("cuda", torch.cuda.current_device()) if quantized else pick_device(run.plan, dtype)
+    return load_expert(run, dtype, device, quantized=quantized)
+
+
+def load_base_alone(plan: Plan) -> Any:
+    dtype = find_dtype_of_base(plan)
+    return load_published_base(plan, dtype, pick_device(plan, dtype))
+
+
+def make_generator(
+    model: Any, plan: Plan, *, decoding: Decoding, max_new_tokens: int, batch_size: int | None
+) -> Generator:
+    """Ends answers where training ended them."""
+    tokenizer = load_tokenizer(plan.base.name, base_folders(Path(plan.data.folder)))
+    end_token = make_template(plan.data.prompt_template, tokenizer).end_token
+    return Generator(
+        model,
+        tokenizer,
+        decoding=decoding,
+        ends=_find_ends(tokenizer, end_token),
+        max_new_tokens=max_new_tokens,
+        max_positions=plan.base.max_positions,
+        seed=plan.schedule.seed,
+        batch_size=batch_size or (_GPU_BATCH if next(model.parameters()).is_cuda else _CPU_BATCH),
+    )
+
+
+class Generator:
+    """Answers prompts, many at a time: the longest first, padded on the left, with a cache of keys and values."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: BaseTokenizer,
+        *,
+        decoding: Decoding,
+        ends: Sequence[int],
+        max_new_tokens: int,
+        max_positions: int,
+        seed: int,
+        batch_size: int,
+    ) -> None:
+        self._tokenizer, self._decoding, self._seed = tokenizer, decoding, seed
+        self._batch_size, self._max_positions = batch_size, max_positions
+        self._config = make_generation(decoding, ends, max_new_tokens)
+        self._model: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+
+    def answer(self, prompts: Sequence[str], advance: Callable[[int], None] = lambda _count: None) -> list[Answer]:
+        # Of a prompt that is too long its end is kept: there the answer begins.
+        room = self._max_positions - int(self._config.max_new_tokens)
+        ids = [encode(self._tokenizer, prompt)[-max(1, room) :] for prompt in prompts]
+        order = sorted(range(len(ids)), key=lambda index: len(ids[index]), reverse=True)
+        answers: dict[int, Answer] = {}
+        # What the base was published with, such as a penalty for repeating, would fill in what we leave open.
+        published, self._model.generation_config = self._model.generation_config, self._config
+        try:
+            for start in range(0, len(order), self._batch_size):
+                batch = order[start : start + self._batch_size]
+                for index, tokens in zip(batch, self._generate([ids[index] for index in batch]), strict=True):
+                    answers[index] = self._read(tokens, prompts[index], len(ids[index]))
+                advance(len(batch))
+        finally:
+            self._model.generation_config = published
+        return [answers[index] for index in range(len(prompts))]
+
+    def _generate(self, ids: Sequence[list[int]]) -> list[list[int]]:
+        width = max(map(len, ids))
+        pad = int(self._config.pad_token_id)
+        inputs = torch.full((len(ids), width), pad, device=self._model.device)
+        mask = torch.zeros_like(inputs)
+        for row, tokens in enumerate(ids):
+            inputs[row, width - len(tokens) :] = torch.tensor(tokens, device=self._model.device)
+            mask[row, width - len(tokens) :] = 1
+        stop = StopAtText(self._tokenizer, self._decoding.stop_sequences, width)
+        torch.manual_seed(self._seed)
+        with torch.inference_mode():
+            out = self._model.generate(
+                input_ids=inputs,
+                attention_mask=mask,
+                generation_config=self._config,
+                stopping_criteria=StoppingCriteriaList([stop]),
+            )
+        return [self._cut(row) for row in out[:, width:].tolist()]
+
+    def _cut(self, tokens: list[int]) -> list[int]:
+        """Behind its end a row is filled up until the others have ended, too."""
+        ends: Any = self._config.eos_token_id
+        first = next((index for index, token in enumerate(tokens) if token in ends), None)
+        return tokens if first is None else tokens[: first + 1]
+
+    def _read(self, tokens: list[int], prompt: str, num_prompt_tokens: int) -> Answer:
+        ends: Any = self._config.eos_token_id
+        end: End = "end token" if tokens and tokens[-1] in ends else "length"
+        text = self._tokenizer.backend.decode(tokens, skip_special_tokens=True)
+        sequences = self._decoding.stop_sequences
+        cuts = [position for sequence in sequences if sequence and (position := text.find(sequence)) >= 0]
+        if cuts:
+            text, end = text[: min(cuts)], "stop sequence"
+        return Answer(text=text, prompt=prompt, num_prompt_tokens=num_prompt_tokens, num_tokens=len(tokens), end=end)
 
 
 def make_generation(decoding: Decoding, ends: Sequence[int], max_new_tokens: int) -> GenerationConfig:
@@ -78,50 +201,17 @@ def _find_ends(tokenizer: BaseTokenizer, end_token: str) -> list[int]:
 
 
 class StopAtText(StoppingCriteria):
-    """The manifest's stop sequences: text, which tokens need not line up with."""
+    """The manifest's stop sequences: text, which tokens need not line up with. Row by row."""
 
     def __init__(self, tokenizer: BaseTokenizer, sequences: Sequence[str], num_prompt_tokens: int) -> None:
         self._tokenizer, self._sequences, self._start = tokenizer, tuple(filter(None, sequences)), num_prompt_tokens
+        # A token has at least a byte: more than so many of the last ones cannot matter.
+        self._reach = 4 + max((len(sequence.encode()) for sequence in self._sequences), default=0)
 
     def __call__(self, input_ids: Tensor, scores: Any, **_more: Any) -> Any:  # noqa: ARG002
-        text = self._tokenizer.backend.decode(input_ids[0, self._start :].tolist()) if self._sequences else ""
-        stops = any(sequence in text for sequence in self._sequences)
-        return torch.full((len(input_ids),), stops, dtype=torch.bool, device=input_ids.device)
-
-
-def _generate(run: FinishedRun, ids: list[int], config: GenerationConfig, stop: StopAtText) -> list[int]:
-    dtype = find_published_dtype(run)
-    quantized = run.plan.quantization is not None and torch.cuda.is_available()
-    device = torch.device("cuda", torch.cuda.current_device()) if quantized else pick_device(run.plan, dtype)
-    model: Any = load_expert(run, dtype, device, quantized=quantized)
-    # What the base was published with, such as a penalty for repeating, would fill in what we leave open.
-    generator: Any = model.get_base_model() if isinstance(model, PeftModel) else model
-    generator.generation_config = config
-    torch.manual_seed(run.plan.schedule.seed)
-    inputs = torch.tensor([ids], device=device)
-    with torch.inference_mode():
-        out = generator.generate(
-            input_ids=inputs,
-            attention_mask=torch.ones_like(inputs),
-            generation_config=config,
-            stopping_criteria=StoppingCriteriaList([stop]),
-        )
-    tokens: list[int] = out[0, len(ids) :].tolist()
-    return tokens
-
-
-def _read(
-    tokenizer: BaseTokenizer,
-    tokens: list[int],
-    prompt: str,
-    num_prompt_tokens: int,
-    config: GenerationConfig,
-    sequences: Sequence[str],
-) -> Answer:
-    ends: Any = config.eos_token_id
-    end: End = "end token" if tokens and tokens[-1] in ends else "length"
-    text = tokenizer.backend.decode(tokens, skip_special_tokens=True)
-    cuts = [position for sequence in sequences if sequence and (position := text.find(sequence)) >= 0]
-    if cuts:
-        text, end = text[: min(cuts)], "stop sequence"
-    return Answer(text=text, prompt=prompt, num_prompt_tokens=num_prompt_tokens, num_tokens=len(tokens), end=end)
+        if not self._sequences:
+            return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+        first = max(self._start, input_ids.shape[1] - self._reach)
+        texts = self._tokenizer.backend.decode_batch(input_ids[:, first:].tolist())
+        stops = [any(sequence in text for sequence in self._sequences) for text in texts]
+        return torch.tensor(stops, dtype=torch.bool, device=input_ids.device)

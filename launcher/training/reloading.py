@@ -24,9 +24,11 @@ _ROOM = 1.3  # of a card, beside the weights: activations, logits, the allocator
 
 def find_published_dtype(run: FinishedRun) -> Dtype:
     """As the base's config.json says; bf16 where it says nothing. A fully trained model has what it was saved in."""
-    if run.is_full:
-        return run.plan.precision.compute_dtype
-    config: Any = _load_config(run.plan)
+    return run.plan.precision.compute_dtype if run.is_full else find_dtype_of_base(run.plan)
+
+
+def find_dtype_of_base(plan: Plan) -> Dtype:
+    config: Any = _load_config(plan)
     text = None if config is None else config.get_text_config()
     dtype = getattr(text, "dtype", None) or getattr(config, "dtype", None)
     return next((name for name, value in DTYPES.items() if value == dtype), "bf16")
@@ -61,20 +63,25 @@ def load_expert(
     """In evaluation mode. Unquantised unless asked: an adapter goes with the base as it was published."""
     if run.is_full:
         return load_folder(run.paths.adapter, dtype, device, trusts=run.plan.trust_remote_code)
-    precision = run.plan.precision.model_copy(update={"base_dtype": dtype})
-    changes: dict[str, Any] = {"precision": precision, "strategy": "single"}
-    if not quantized:
-        changes["quantization"] = None
-    plan = run.plan.model_copy(update=changes)
-    base = load_base(plan, base_folders(Path(plan.data.folder)), _pick_attention(plan), device)
+    base = load_published_base(run.plan, dtype, device, quantized=quantized)
     try:
         model = PeftModel.from_pretrained(base, str(run.paths.adapter))
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise InputError(f"{run.paths.adapter} does not go with {plan.base.name}: {said}") from None
-    if plan.quantization is None:
+        raise InputError(f"{run.paths.adapter} does not go with {run.plan.base.name}: {said}") from None
+    if not (quantized and run.plan.quantization is not None):
         model.to(device)
     return model.eval()
+
+
+def load_published_base(plan: Plan, dtype: Dtype, device: torch.device, *, quantized: bool = False) -> PreTrainedModel:
+    precision = plan.precision.model_copy(update={"base_dtype": dtype})
+    changes: dict[str, Any] = {"precision": precision, "strategy": "single"}
+    if not quantized:
+        changes["quantization"] = None
+    alone = plan.model_copy(update=changes)
+    base = load_base(alone, base_folders(Path(plan.data.folder)), _pick_attention(alone), device)
+    return base.eval()
 
 
 def _pick_attention(plan: Plan) -> str:

@@ -20,7 +20,8 @@ def run_verb(name: str, action: Callable[[], str], *, is_json: bool = False) -> 
     try:
         with _stdout_kept():
             result = _act(name, action)
-        print(result, flush=True)
+        if result:
+            print(result, flush=True)
     except LauncherError as error:
         if is_json:
             _print_json(error)

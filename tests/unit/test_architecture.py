@@ -43,6 +43,7 @@ MAY_USE: dict[str, set[str]] = {
     | {"experience"},
     "render": FOUNDATION | {"plan", "paths", "hardware", "shapes"},
     "record": FOUNDATION | {"paths", "metrics", "plan"},
+    "quality": FOUNDATION | {"manifest"},
     "tracking": FOUNDATION | {"metrics", "paths", "hardware", "plan", "record"},
     "compare": FOUNDATION | {"metrics", "paths", "plan", "prose", "record", "tracking"},
     "checkpoints": FOUNDATION | {"paths"},
@@ -67,7 +68,7 @@ MAY_USE: dict[str, set[str]] = {
     "examination": FOUNDATION,
     "doctor": FOUNDATION
     | {"bases", "corpus", "examination", "hardware", "inputs", "locking", "metrics", "paths", "plan", "probe"}
-    | {"record", "rows", "supervise"},
+    | {"record", "rows", "supervise", "tracking"},
     "metrics": FOUNDATION,
     "prose": FOUNDATION,
     "dashboard": FOUNDATION | {"metrics", "tracking"},
@@ -75,7 +76,8 @@ MAY_USE: dict[str, set[str]] = {
     "arguments": FOUNDATION | {"inputs"},
     "training": FOUNDATION
     | {"plan", "metrics", "paths", "corpus", "memory", "speed", "record", "bases", "manifest", "inputs", "preparing"}
-    | {"started", "checkpoints", "examination", "experience", "processes", "probe", "prose", "report", "tracking"},
+    | {"started", "checkpoints", "examination", "experience", "processes", "probe", "prose", "quality", "report"}
+    | {"tracking"},
     "train": FOUNDATION
     | {"started", "arguments", "manifest", "plan", "inputs", "paths", "runs", "corpus", "training"}
     | {"locking"},
@@ -96,6 +98,7 @@ MAY_USE: dict[str, set[str]] = {
         "corpus",
         "dashboard",
         "doctor",
+        "quality",
         "record",
         "report",
         "rehearsal",

@@ -115,7 +115,7 @@ CHANGES["training.config.wandb.mode"] = {"training.config.wandb.mode": "disabled
 REFUSES = {"training.config.method": {"training.config.method": "dpo"}}
 # Checked by their parts.
 CONTAINERS = {"base_models", "base_models.adapters", "training", "training.dataset", "training.config"}
-CONTAINERS |= {"training.config.wandb", "training.dataset.field_mapping"}
+CONTAINERS |= {"training.config.wandb", "training.dataset.field_mapping", "evaluation"}
 # The version of the expert names the run; nothing else about it is planned.
 CARRIED = {"version"}
 

@@ -1,0 +1,143 @@
+"""Cypher as tokens, in one pass over the text: what the checks of names, the normal form and the engine all read.
+
+The grammar is the analyser's business; here a text that a grammar would refuse is read as far as it goes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    NAME = "name"  # keywords too: Cypher reserves hardly any word
+    QUOTED = "quoted"  # `a name`
+    STRING = "string"
+    NUMBER = "number"
+    PARAMETER = "parameter"
+    MARK = "mark"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """`text` is a name without backticks, a string's value, or the text as it stands."""
+
+    kind: Kind
+    text: str
+
+    @property
+    def is_name(self) -> bool:
+        return self.kind in (Kind.NAME, Kind.QUOTED)
+
+    def is_word(self, *words: str) -> bool:
+        """A keyword, in any case; words are given in capitals."""
+        return self.kind is Kind.NAME and self.text.upper() in words
+
+    def is_mark(self, *marks: str) -> bool:
+        return self.kind is Kind.MARK and self.text in marks
+
+
+_TOKEN = re.compile(
+    r"""(?P<space>\s+|//[^\n]*|/\*(?:[^*]|\*(?!/))*\*/)
+    |(?P<name>[^\W\d]\w*)
+    |`(?P<quoted>(?:[^`]|``)*)`
+    |'(?P<single>(?:[^'\\]|\\.)*)'
+    |"(?P<double>(?:[^"\\]|\\.)*)"
+    |(?P<number>0[xo][0-9a-fA-F]+|(?:\d+(?:\.\d+)?|(?<!\.)\.\d+)(?:[eE][+-]?\d+)?)
+    |(?P<parameter>\$(?:\w+|`[^`]*`))
+    |(?P<mark><=|>=|<>|=~|\+=|\.\.|\|\||::|.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_QUOTES = ("'", '"', "`")
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+
+
+def words(text: str) -> frozenset[str]:
+    """A list of words that reads like one."""
+    return frozenset(text.split())
+
+
+END = Token(Kind.MARK, "")  # what lies behind the last token
+
+
+def split_tokens(text: str) -> tuple[Token, ...]:
+    """Never fails, and takes time as the text is long: what is opened and never closed is one mark, up to the end."""
+    tokens: list[Token] = []
+    for match in _TOKEN.finditer(text):
+        found = match.lastgroup
+        if found == "space":
+            continue
+        value = match[found or 0]
+        is_open = value in _QUOTES or text.startswith("/*", match.start())
+        if found == "mark" and is_open:
+            return (*tokens, Token(Kind.MARK, text[match.start() :]))
+        match found:
+            case "quoted":
+                tokens.append(Token(Kind.QUOTED, value.replace("``", "`")))
+            case "single" | "double":
+                tokens.append(Token(Kind.STRING, _ESCAPE.sub(_unescape, value)))
+            case _:
+                tokens.append(Token(Kind(found or "mark"), value))
+    return tuple(tokens)
+
+
+def _unescape(match: re.Match[str]) -> str:
+    escaped = match[1]
+    return chr(int(escaped[1:], 16)) if len(escaped) == 5 else _ESCAPED.get(escaped, escaped)
+
+
+def token_at(tokens: Sequence[Token], index: int) -> Token:
+    return tokens[index] if 0 <= index < len(tokens) else END
+
+
+_PAIRS = {"(": ")", "[": "]", "{": "}"}
+
+
+def match_brackets(tokens: Sequence[Token]) -> dict[int, int]:
+    """Opening bracket -> its closing one; brackets that match nothing are left out."""
+    pairs: dict[int, int] = {}
+    open_brackets: list[int] = []
+    for index, token in enumerate(tokens):
+        if token.is_mark("(", "[", "{"):
+            open_brackets.append(index)
+        elif token.is_mark(")", "]", "}") and open_brackets and _PAIRS[tokens[open_brackets[-1]].text] == token.text:
+            pairs[open_brackets.pop()] = index
+    return pairs
+
+
+def find_holders(tokens: Sequence[Token]) -> list[str]:
+    """For each token the bracket that holds it: `(`, `[`, `{`, or nothing."""
+    holders, open_brackets = [], [""]
+    for token in tokens:
+        if token.is_mark(")", "]", "}") and len(open_brackets) > 1:
+            open_brackets.pop()
+        holders.append(open_brackets[-1])
+        if token.is_mark("(", "[", "{"):
+            open_brackets.append(token.text)
+    return holders
+
+
+def render_tokens(tokens: Sequence[Token]) -> str:
+    """Cypher again, one space between tokens, and none inside an arrow or a name with dots."""
+    text = ""
+    for index, token in enumerate(tokens):
+        glued = index > 0 and (
+            (token.is_mark("-", ">") and tokens[index - 1].is_mark("-", "<", "]"))
+            or token.is_mark(".")
+            or tokens[index - 1].is_mark(".")
+            or (token.is_mark("[", "(") and tokens[index - 1].is_mark("-"))
+        )
+        text += ("" if glued or not text else " ") + render_token(token)
+    return text
+
+
+def render_token(token: Token) -> str:
+    if token.kind is Kind.STRING:
+        escaped = token.text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r")
+        return f"'{escaped}'"
+    if token.kind is Kind.QUOTED:
+        return "`" + token.text.replace("`", "``") + "`"
+    return token.text

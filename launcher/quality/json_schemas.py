@@ -1,0 +1,146 @@
+"""Does a value fit a JSON Schema: by jsonschema-rs, which never fetches a schema from anywhere.
+
+Schemas come with the data and are not trusted. One without references is walked once a value, in this process. One with
+references can take exponential time; a child looks at it, and is killed when it is late.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import lru_cache
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import InputError
+from launcher.quality.json_values import Json, load_json
+from launcher.quality.line_worker import make_python_worker
+
+if TYPE_CHECKING:
+    from jsonschema_rs import Validator
+
+_SECONDS, _MEMORY_MIB = 5.0, 1024
+_MAX_PRODUCT = 50_000_000  # characters of schema times characters of answer: beyond, a child looks at it, too
+_MAX_SCHEMA_CHARACTERS = 1_000_000
+_MAX_PATTERN_BYTES = 10 * 2**20
+_REFERENCES = ('"$ref"', '"$dynamicRef"', '"$recursiveRef"')
+# One of them says that an object is meant as a schema; without any, everything would fit it.
+_KEYWORDS = frozenset(
+    {
+        "$schema", "$ref", "$defs", "definitions", "type", "enum", "const", "properties", "required", "items",
+        "prefixItems", "additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "not", "if", "pattern",
+        "format", "minimum", "maximum", "multipleOf", "minItems", "maxItems", "uniqueItems", "contains", "minLength",
+        "maxLength", "propertyNames",
+    }
+)  # fmt: skip
+
+
+class UnusableSchemaError(Exception):
+    """Nobody can tell what fits it."""
+
+
+def name_checker() -> str:
+    """Raises where the package is not installed, so that this is known before the first answer."""
+    _import()
+    return f"jsonschema-rs {version('jsonschema-rs')}"
+
+
+class SchemaChecker:
+    """Holds a child once a schema needs one."""
+
+    def __init__(self, *, seconds: float = _SECONDS) -> None:
+        self._worker = make_python_worker(__name__, seconds=seconds, memory_mib=_MEMORY_MIB)
+
+    def find_misfit(self, schema_text: str, value: Json, value_text: str) -> str:
+        """What does not fit, in a sentence; empty where all does. Raises UnusableSchemaError, and WorkerGoneError where
+        it took too long to tell."""
+        if _is_tame(schema_text) and len(schema_text) * len(value_text) <= _MAX_PRODUCT:
+            return _describe(_load_validator(schema_text), value)
+        fault, misfit = json.loads(self._worker.ask(json.dumps([schema_text, value_text])))
+        if fault:
+            raise UnusableSchemaError(fault)
+        return str(misfit)
+
+    def close(self) -> None:
+        self._worker.close()
+
+
+def serve() -> None:
+    """The child: a schema and a value a line, both as text."""
+    print("ready", flush=True)
+    for line in sys.stdin:
+        schema_text, value_text = json.loads(line)
+        fault = misfit = ""
+        try:
+            misfit = _describe(_load_validator(schema_text), load_json(value_text))
+        except UnusableSchemaError as error:
+            fault = str(error)
+        print(json.dumps([fault, misfit]), flush=True)
+
+
+def _is_tame(schema_text: str) -> bool:
+    """Its time grows no faster than schema times value: no references (nor a spelling that hides one), no pattern that
+    needs backtracking."""
+    if "\\u" in schema_text or any(word in schema_text for word in _REFERENCES):
+        return False
+    return "attern" not in schema_text or _has_plain_patterns(schema_text)
+
+
+@lru_cache(maxsize=4096)
+def _has_plain_patterns(schema_text: str) -> bool:
+    try:
+        _compile(_read_schema(schema_text), _import().RegexOptions(size_limit=_MAX_PATTERN_BYTES))
+    except UnusableSchemaError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=4096)
+def _load_validator(schema_text: str) -> Validator:
+    """Patterns run on an engine without backtracking if it knows them, else with a bound on it."""
+    rs, schema = _import(), _read_schema(schema_text)
+    try:
+        return _compile(schema, rs.RegexOptions(size_limit=_MAX_PATTERN_BYTES))
+    except UnusableSchemaError:
+        return _compile(schema, rs.FancyRegexOptions(backtrack_limit=100_000, size_limit=_MAX_PATTERN_BYTES))
+
+
+def _compile(schema: Json, pattern_options: object) -> Validator:
+    """Formats count: a date has to be one."""
+    rs = _import()
+    try:
+        made: Validator = rs.validator_for(schema, offline=True, validate_formats=True, pattern_options=pattern_options)
+    except (ValueError, RecursionError, rs.ReferencingError) as error:
+        raise UnusableSchemaError(str(error).partition("\n")[0][:200]) from None
+    return made
+
+
+def _describe(validator: Validator, value: Json) -> str:
+    if validator.is_valid(value):
+        return ""
+    error = next(iter(validator.iter_errors(value)))
+    where = ".".join(map(str, error.instance_path))[:60]
+    return f"{where + ': ' if where else ''}{error.message[:200]}"
+
+
+def _read_schema(text: str) -> dict[str, Json]:
+    if len(text) > _MAX_SCHEMA_CHARACTERS:
+        raise UnusableSchemaError("the schema is too long")
+    try:
+        tree = load_json(text)
+    except ValueError as error:
+        raise UnusableSchemaError(f"the schema {error}") from None
+    if not isinstance(tree, dict) or _KEYWORDS.isdisjoint(tree):
+        raise UnusableSchemaError("it is not a JSON Schema")
+    return tree
+
+
+def _import() -> Any:
+    try:
+        import jsonschema_rs
+    except ImportError:
+        raise InputError(
+            "JSON answers are checked against their schemas by jsonschema-rs, which is not installed",
+            hint="pip install 'expert-launcher[quality]'",
+        ) from None
+    return jsonschema_rs

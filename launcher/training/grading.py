@@ -1,0 +1,178 @@
+"""`python -m launcher.training.grading`: asks an expert its held-out rows, and has a judge look at the answers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.corpus.preparation import make_preparation
+from launcher.corpus.questions import HeldOut, read_held_out
+from launcher.corpus.tokenizer import load_tokenizer
+from launcher.inputs import base_folders
+from launcher.manifest.metadata import Decoding
+from launcher.paths import write_text_atomically
+from launcher.quality.judges import open_judge
+from launcher.quality.judging import Judge, Question, Verdict
+from launcher.quality.results import AnswerResult, EvalResult, sum_up
+from launcher.training.chronicle import find_versions
+from launcher.training.guards import end_with_parents
+from launcher.training.subjects import Subject, find_subject
+from launcher.training.verb import run_verb
+from launcher.units import format_duration
+
+if TYPE_CHECKING:
+    from launcher.training.answering import Answer
+
+_DEFAULT_NEW_TOKENS = 512
+_SHOW_EVERY_SECONDS = 1.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _make_parser().parse_args(argv)
+    end_with_parents()
+    return run_verb("eval", lambda: _grade(arguments), is_json=arguments.json)
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m launcher.training.grading", description=__doc__)
+    parser.add_argument("--run", type=Path, metavar="DIR")
+    parser.add_argument("--expert", metavar="NAME")
+    parser.add_argument("--adapter", type=Path, metavar="DIR")
+    parser.add_argument("--profile", default="auto")
+    parser.add_argument("--rows", type=int, metavar="N")
+    parser.add_argument("--split", choices=("test", "validation"))
+    parser.add_argument("--batch-size", type=int, metavar="N")
+    parser.add_argument("--max-new-tokens", type=int, default=_DEFAULT_NEW_TOKENS, metavar="N")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quiet", action="store_true", help="nothing on stdout")
+    return parser
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    answers: list[Answer]
+    seconds: float
+
+
+def _grade(arguments: argparse.Namespace) -> str:
+    subject = find_subject(
+        run=arguments.run, adapter=arguments.adapter, expert=arguments.expert, profile=arguments.profile
+    )
+    plan, folder = subject.plan, Path(subject.plan.data.folder)
+    with closing(open_judge(subject.manifest)) as judge:  # what is missing is said before anything is loaded
+        tokenizer = load_tokenizer(plan.base.name, base_folders(folder), any_will_do=plan.random_weights)
+        held_out = read_held_out(make_preparation(plan, folder, tokenizer), arguments.rows, arguments.split)
+        asked = _ask(subject, held_out, arguments)
+        began = time.monotonic()
+        verdicts = _judge(judge, held_out, asked.answers)
+        result = _make_result(subject, held_out, judge, asked, verdicts, arguments.max_new_tokens, began)
+    write_text_atomically(arguments.out, result.model_dump_json(indent=1) + "\n")
+    return "" if arguments.quiet else str(arguments.out)
+
+
+def _ask(subject: Subject, held_out: HeldOut, arguments: argparse.Namespace) -> Asked:
+    from launcher.training.answering import make_generator, quiet_transformers
+
+    quiet_transformers()
+    _say(f"asking {subject.title}: {len(held_out.rows)} of {held_out.num_rows} {held_out.split} rows")
+    generator = make_generator(
+        subject.load(),
+        subject.plan,
+        decoding=subject.manifest.training.decoding or Decoding(),
+        max_new_tokens=arguments.max_new_tokens,
+        batch_size=arguments.batch_size,
+    )
+    progress = _Progress(len(held_out.rows))
+    began = time.monotonic()
+    answers = generator.answer([row.prompt for row in held_out.rows], progress.advance)
+    progress.end()
+    return Asked(answers=answers, seconds=time.monotonic() - began)
+
+
+def _judge(judge: Judge, held_out: HeldOut, answers: Sequence[Answer]) -> list[Verdict]:
+    questions = [
+        Question(instruction=row.instruction, context=row.context, reference=row.answer) for row in held_out.rows
+    ]
+    return judge.judge(questions, [answer.text for answer in answers])
+
+
+def _make_result(
+    subject: Subject,
+    held_out: HeldOut,
+    judge: Judge,
+    asked: Asked,
+    verdicts: Sequence[Verdict],
+    max_new_tokens: int,
+    judging_began: float,
+) -> EvalResult:
+    decoding = subject.manifest.training.decoding or Decoding()
+    return EvalResult(
+        expert=subject.plan.expert,
+        subject=subject.title,
+        base=subject.plan.base.name,
+        split=held_out.split,
+        source=held_out.source,
+        num_rows=held_out.num_rows,
+        main_check=judge.main_check,
+        checks=sum_up(judge.checks, verdicts),
+        answers=tuple(
+            AnswerResult(
+                key=row.key,
+                instruction=row.instruction,
+                reference=row.answer,
+                answer=answer.text,
+                checks=dict(verdict.checks),
+                reason=verdict.reason,
+                num_tokens=answer.num_tokens,
+                end=answer.end,
+            )
+            for row, answer, verdict in zip(held_out.rows, asked.answers, verdicts, strict=True)
+        ),
+        greedy=not decoding.temperature,
+        seed=subject.plan.schedule.seed,
+        max_new_tokens=max_new_tokens,
+        seconds=asked.seconds,
+        judging_seconds=time.monotonic() - judging_began,
+        versions=find_versions(),
+        made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+class _Progress:
+    """A moving line on a terminal, now and then a line elsewhere."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done, self._began = total, 0, time.monotonic()
+        self._shown, self._is_terminal = self._began, sys.stderr.isatty()
+
+    def advance(self, count: int) -> None:
+        self._done += count
+        now = time.monotonic()
+        if now - self._shown < _SHOW_EVERY_SECONDS * (1 if self._is_terminal else 10):
+            return
+        self._shown = now
+        rate = self._done / max(1e-9, now - self._began)
+        text = f"{self._done}/{self._total}  {rate:.1f} examples/s  "
+        text += f"{format_duration((self._total - self._done) / max(1e-9, rate))} left"
+        print(f"\r\033[K{text}" if self._is_terminal else text, end="" if self._is_terminal else "\n", file=sys.stderr)
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        if self._is_terminal:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""`launcher eval` on a run that was really trained: asked, judged, kept, and the gate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.quality.results import EvalResult, compare_results, load_result
+from tests.training.trained_run import Trained, launcher, trained  # noqa: F401  (a fixture)
+
+pytest.importorskip("graphglot", reason="pip install 'expert-launcher[quality]'")
+ROWS = ("--rows", "4", "--max-new-tokens", "8")
+
+
+@pytest.fixture(scope="module")
+def evaluated(trained: Trained) -> EvalResult:  # noqa: F811
+    result = launcher(trained, "eval", "neo4j", *ROWS)
+    assert result.returncode == 0, result.stderr
+    assert "neo4j, run a: 4 of 200 test rows (test.jsonl)" in result.stdout
+    assert "answers fail a check; the worst:" in result.stdout
+    return load_result(trained.paths.evaluation)
+
+
+def test_every_answer_is_kept_with_its_verdict(evaluated: EvalResult) -> None:
+    assert (evaluated.expert, evaluated.subject, evaluated.split) == ("neo4j", "run a", "test")
+    assert len(evaluated.answers) == 4
+    names = [check.name for check in evaluated.checks]
+    assert evaluated.main_check in names
+    for answer in evaluated.answers:
+        assert list(answer.checks) == names
+        assert answer.num_tokens <= 8
+        assert answer.reason
+    assert all(check.num_judged == 4 for check in evaluated.checks if check.name == evaluated.main_check)
+
+
+def test_the_gate_closes_on_a_real_drop(
+    trained: Trained,  # noqa: F811
+    evaluated: EvalResult,
+    tmp_path: Path,
+) -> None:
+    """An earlier expert that knew everything, on so many rows that it is no accident."""
+    knew = [answer.model_copy(update={"checks": dict.fromkeys(answer.checks, True)}) for answer in evaluated.answers]
+    better = evaluated.model_copy(update={"answers": tuple(knew), "subject": "run better"})
+    change, warnings = compare_results(better, evaluated)
+    assert (change.num_rows, change.num_lost, warnings) == (4, 4, ())
+    file = tmp_path / "better.json"
+    file.write_text(better.model_dump_json())
+    result = launcher(trained, "eval", "neo4j", "--rows", "5", "--max-new-tokens", "4", "--against", str(file))
+    assert "note: 4 rows in common, of 4 before and 5 now" in result.stdout
+    assert result.returncode == 0, "four rows may be an accident: one in sixteen"
+    assert "none is excluded" in result.stdout
+
+
+def test_against_itself_it_is_open(trained: Trained, evaluated: EvalResult) -> None:  # noqa: F811
+    result = launcher(trained, "eval", "--run", "a", *ROWS, "--against", "a", "--json")
+    assert result.returncode == 0, result.stderr
+    told = json.loads(result.stdout)
+    assert told["gate"]["is_open"]
+    assert [answer["answer"] for answer in told["answers"]] == [answer.answer for answer in evaluated.answers]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "neither an expert nor a run is named"),
+        (("sql",), "no run of sql in"),
+        (("--run", "nothing"), "no run called 'nothing'"),
+        (("neo4j", "--max-drop", "5%"), "lost against what?"),
+        (("neo4j", "--against", "nothing"), "no run called 'nothing'"),
+        (("neo4j", "--adapter", "."), "is not an adapter in PEFT's format"),
+    ],
+)
+def test_mistakes_are_told(trained: Trained, arguments: tuple[str, ...], words: str) -> None:  # noqa: F811
+    result = launcher(trained, "eval", *arguments)
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_base_and_an_adapter_from_elsewhere(trained: Trained, tmp_path: Path) -> None:  # noqa: F811
+    out = tmp_path / "base.json"
+    base = launcher(trained, "eval", "neo4j", "--base", "--profile", "smoke", *ROWS, "-o", str(out))
+    assert base.returncode == 0, base.stderr
+    assert load_result(out).subject == "base launcher/tiny"
+    adapter = launcher(
+        trained, "eval", "neo4j", "--adapter", str(trained.paths.adapter), "--profile", "smoke", *ROWS, "-o", str(out)
+    )
+    assert adapter.returncode == 0, adapter.stderr
+    run = load_result(trained.paths.evaluation)
+    assert [answer.answer for answer in load_result(out).answers] == [answer.answer for answer in run.answers]

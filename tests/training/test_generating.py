@@ -1,0 +1,80 @@
+"""Many prompts at a time answer as each would alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
+from launcher.inputs import Request, base_folders, plan_request
+from launcher.manifest.metadata import Decoding
+from launcher.plan.model import Plan
+from launcher.training.answering import Answer, Generator, StopAtText, load_base_alone, make_generator
+
+PROMPTS = ["MATCH", "SELECT name FROM films WHERE", '{"a": 1', "function f(", "a" * 60, "x"]
+
+
+@pytest.fixture(scope="module")
+def smoke() -> Plan:
+    return plan_request(Request(expert="neo4j", profile="smoke")).plan
+
+
+@pytest.fixture(scope="module")
+def model(smoke: Plan) -> object:
+    return load_base_alone(smoke)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smoke: Plan) -> BaseTokenizer:
+    return load_tokenizer(smoke.base.name, base_folders(Path(smoke.data.folder)))
+
+
+def generator(model: object, smoke: Plan, batch_size: int | None, decoding: Decoding | None = None) -> Generator:
+    return make_generator(model, smoke, decoding=decoding or Decoding(), max_new_tokens=12, batch_size=batch_size)
+
+
+def texts(answers: list[Answer]) -> list[str]:
+    return [answer.text for answer in answers]
+
+
+def test_a_batch_answers_as_each_prompt_alone(model: object, smoke: Plan) -> None:
+    alone = generator(model, smoke, 1).answer(PROMPTS)
+    together = generator(model, smoke, 4).answer(PROMPTS)
+    assert together == alone
+    assert [answer.prompt for answer in together] == PROMPTS, "in the order in which they were asked"
+    assert len(set(texts(alone))) > 1, "or the test would show nothing"
+
+
+def test_progress_is_told(model: object, smoke: Plan) -> None:
+    told: list[int] = []
+    generator(model, smoke, 4).answer(PROMPTS, told.append)
+    assert told == [4, 2]
+
+
+def test_each_row_stops_at_its_own_text(model: object, smoke: Plan) -> None:
+    plain = generator(model, smoke, 1).answer(PROMPTS[:3])
+    word = plain[0].text.strip()[2:6]
+    assert word
+    assert word not in plain[1].text, "choose another word"
+    stopped = generator(model, smoke, 3, Decoding(stop_sequences=(word,))).answer(PROMPTS[:3])
+    assert stopped[0].end == "stop sequence"
+    assert stopped[0].text == plain[0].text[: plain[0].text.index(word)]
+    assert stopped[1].text == plain[1].text
+
+
+def test_text_that_spans_tokens_is_found(tokenizer: BaseTokenizer) -> None:
+    ids = tokenizer.backend.encode("abc END def", add_special_tokens=False).ids
+    other = tokenizer.backend.encode("nothing at all here", add_special_tokens=False).ids
+    width = max(len(ids), len(other))
+    rows = torch.tensor([[0] * (width - len(one)) + one for one in (ids, other)])
+    stop = StopAtText(tokenizer, ("END",), 0)
+    assert stop(rows, None).tolist() == [True, False]
+    assert StopAtText(tokenizer, (), 0)(rows, None).tolist() == [False, False]
+
+
+def test_a_prompt_without_room_keeps_its_end(model: object, smoke: Plan) -> None:
+    long = "word " * (2 * smoke.base.max_positions)
+    (answer,) = generator(model, smoke, 1).answer([long])
+    assert answer.num_prompt_tokens == smoke.base.max_positions - 12

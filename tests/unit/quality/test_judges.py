@@ -1,0 +1,99 @@
+"""Which judge an expert has, and judges of one's own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import InputError, RunFailedError
+from launcher.manifest import load_manifest
+from launcher.quality.command import CommandJudge
+from launcher.quality.judges import name_judge, open_judge
+from launcher.quality.judging import Question
+from tests.conftest import WriteManifest, expert_manifests, published_manifests
+
+QUESTIONS = [Question(instruction=f"question {number}", context="", reference="yes") for number in range(3)]
+JUDGE = """
+import json, sys
+for line in sys.stdin:
+    row = json.loads(line)
+    right = row["answer"] == row["reference"]
+    print(json.dumps({"right": right, "reason": "" if right else f"not {row['reference']}"}))
+"""
+
+
+@pytest.mark.parametrize("file", expert_manifests(), ids=lambda file: file.parent.name)
+def test_our_experts_have_one(file: Path) -> None:
+    language = {"neo4j": "cypher"}.get(file.parent.name, file.parent.name)
+    assert name_judge(load_manifest(file).manifest) == language
+
+
+@pytest.mark.parametrize("file", published_manifests(), ids=lambda file: file.name)
+def test_published_experts_have_one(file: Path) -> None:
+    manifest = load_manifest(file).manifest
+    known = None if manifest.name.startswith("test-") else {"neo4j": "cypher"}.get(manifest.expert, manifest.expert)
+    assert name_judge(manifest) == known
+
+
+def open_named(write_manifest: WriteManifest, changes: dict[str, Any]) -> Any:
+    return open_judge(load_manifest(write_manifest(changes)).manifest)
+
+
+class Own:
+    """As somebody else would write one."""
+
+    checks = ()
+    main_check = "x"
+
+    def judge(self, questions: Any, answers: Any) -> list[Any]:  # noqa: ARG002
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_judge_of_ones_own(write_manifest: WriteManifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = type(sys)("own_judges")
+    module.Own, module.NoJudge = Own, object  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "own_judges", module)
+    assert isinstance(open_named(write_manifest, {"evaluation": {"judge": "own_judges:Own"}}), Own)
+    with pytest.raises(InputError, match="own_judges:NoJudge is no judge: it has no checks"):
+        open_named(write_manifest, {"evaluation": {"judge": "own_judges:NoJudge"}})
+    with pytest.raises(InputError, match="cannot be loaded"):
+        open_named(write_manifest, {"evaluation": {"judge": "no_such_module:X"}})
+    with pytest.raises(InputError, match="'prolog' is neither one of json, sql, cypher, typescript nor"):
+        open_named(write_manifest, {"evaluation": {"judge": "prolog"}})
+
+
+def test_nobody_can_judge_it(write_manifest: WriteManifest) -> None:
+    with pytest.raises(InputError, match="nobody here can judge its answers") as raised:
+        open_named(write_manifest, {"name": "expert-prolog", "training.decoding": None})
+    assert "evaluation.judge_command" in str(raised.value)
+
+
+def test_a_program_judges(write_manifest: WriteManifest) -> None:
+    judge = open_named(write_manifest, {"evaluation": {"judge_command": [sys.executable, "-c", JUDGE]}})
+    verdicts = judge.judge(QUESTIONS, ["yes", "no", "yes"])
+    assert [verdict.checks for verdict in verdicts] == [{"right": True}, {"right": False}, {"right": True}]
+    assert verdicts[1].reason == "not yes"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("import sys; sys.exit('broken')", r"failed \(1\): broken"),
+        ("print('{}')", "wrote 1 lines for 3 answers"),
+        ("print('{}\\n{}\\n{}')", "wrote something else than"),
+    ],
+)
+def test_a_program_that_fails(script: str, words: str) -> None:
+    with pytest.raises(RunFailedError, match=words):
+        CommandJudge([sys.executable, "-c", script]).judge(QUESTIONS, ["a", "b", "c"])
+
+
+def test_a_program_that_is_not_there() -> None:
+    with pytest.raises(InputError, match=r"judge_command: no-such-program is not there"):
+        CommandJudge(["no-such-program"]).judge(QUESTIONS, ["a", "b", "c"])
