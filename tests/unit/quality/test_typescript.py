@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,8 +12,7 @@ import pytest
 from launcher.errors import InputError
 from launcher.quality.judging import Question, Verdict
 from launcher.quality.node_tools import NODE_DIR_VARIABLE
-from launcher.quality.typescript import TypescriptJudge, _split
-from launcher.quality.typescript_node import Row, TypescriptNode, find_tools
+from launcher.quality.typescript import TypescriptJudge
 from launcher.quality.typescript_syntax import _make_parser
 from tests.unit.quality.typescript_rows import FILM, ask_about_films, needs_compiler, sample
 
@@ -47,30 +44,6 @@ def test_all_references_pass_every_check(judge: TypescriptJudge, name: str) -> N
     questions = sample(name)
     verdicts = judge.judge(questions, [question.reference for question in questions])
     assert [one for one in verdicts if set(one.checks.values()) != {True} or one.reason] == []
-
-
-@needs_compiler
-@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="counts the processor's time as Linux tells it")
-def test_types_are_checked_at_forty_a_second() -> None:
-    """With what running takes: the inputs, and JavaScript of both. In seconds of the processor: others may use it."""
-    tools = find_tools()
-    assert tools is not None
-    rows = [
-        Row(given=types, answer_given=types, answer=question.reference, reference=question.reference)
-        for question in sample("validation", 120)
-        for types in [question.instruction.partition("\n\n")[2]]
-    ]
-    node = TypescriptNode(tools, seconds=60)
-    seconds = []
-    for start in range(0, len(rows), 40):
-        looks = [look for some in _split(rows[start : start + 40]) for look in node.look_at_all(some)]
-        assert [look for look in looks if look.types or look.syntax] == []
-        process = node._compiler._process
-        assert process is not None
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-        seconds.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
-    node.close()
-    assert 40 / min(later - sooner for sooner, later in pairwise(seconds)) > 40
 
 
 PLANTED = {

@@ -98,16 +98,6 @@ def test_planted_syntax_errors_are_found_by_the_tree_as_by_the_compiler() -> Non
     assert [fault for fault in whole if fault] == []
 
 
-def test_two_thousand_files_a_second() -> None:
-    texts = [question.reference for question in sample("train")]
-    rates = []
-    for _ in range(3):
-        start = time.process_time()
-        assert [text for text in texts if read_source(text).fault] == []
-        rates.append(len(texts) / (time.process_time() - start))
-    assert max(rates) > 2_000
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
     [
