@@ -12,7 +12,19 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import launcher
+
 _PROC = Path("/proc")
+_SITE_FOLDERS = ("site-packages", "dist-packages")
+
+
+def make_child_environment() -> dict[str, str]:
+    """Ours, for a `python -m launcher.…`: a checkout that is not installed is found too."""
+    environment = dict(os.environ)
+    parent = Path(launcher.__file__).resolve().parent.parent
+    if parent.name not in _SITE_FOLDERS:  # which must not come before the standard library
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(parent), environment.get("PYTHONPATH"))))
+    return environment
 
 
 def find_processes(mark: str) -> tuple[int, ...]:

@@ -6,11 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-import launcher
+from launcher.processes import make_child_environment
 
-_SITE_FOLDERS = ("site-packages", "dist-packages")
 _SECONDS_TO_CLEAN_UP = 30.0
 
 
@@ -36,10 +34,4 @@ def _wait_to_end(process: subprocess.Popen[bytes]) -> int:
 
 
 def make_environment() -> dict[str, str]:
-    """A checkout that is not installed is found too."""
-    environment = dict(os.environ)
-    parent = Path(launcher.__file__).resolve().parent.parent
-    if parent.name not in _SITE_FOLDERS:  # which must not come before the standard library
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(parent), environment.get("PYTHONPATH"))))
-    environment["LAUNCHER_PID"] = str(os.getpid())  # no orphan works on
-    return environment
+    return {**make_child_environment(), "LAUNCHER_PID": str(os.getpid())}  # no orphan works on

@@ -70,6 +70,15 @@ def _check_unknown_data(runs: Sequence[RunFacts]) -> Iterator[Caution]:
         )
 
 
+def _group(runs: Sequence[RunFacts], words: Callable[[RunFacts], str | None]) -> dict[str, list[RunFacts]]:
+    """Runs of which the same is to be said; those of which nothing is are left out."""
+    groups: dict[str, list[RunFacts]] = {}
+    for run in runs:
+        if (said := words(run)) is not None:
+            groups.setdefault(said, []).append(run)
+    return groups
+
+
 def _differ(
     title: str,
     trait: Trait,
@@ -80,11 +89,7 @@ def _differ(
     """A check of one trait: runs whose value is not known are left out."""
 
     def check(runs: Sequence[RunFacts]) -> Iterator[Caution]:
-        groups: dict[str, list[RunFacts]] = {}
-        for run in runs:
-            value = trait(run)
-            if value is not None:
-                groups.setdefault(value, []).append(run)
+        groups = _group(runs, trait)
         if len(groups) > 1:
             parts = "; ".join(f"{value}: {name_runs(group)}" for value, group in groups.items())
             yield Caution(level=level, title=title, spoils=spoils, detail=f"{parts}. {consequence}")
@@ -102,11 +107,7 @@ def _tell(
     """A check of each run for itself; `applies` gives the words, or None."""
 
     def check(runs: Sequence[RunFacts]) -> Iterator[Caution]:
-        groups: dict[str, list[RunFacts]] = {}
-        for run in runs:
-            words = applies(run)
-            if words is not None:
-                groups.setdefault(words, []).append(run)
+        groups = _group(runs, applies)
         if groups:
             parts = "; ".join(f"{name_runs(group)}{f' ({words})' if words else ''}" for words, group in groups.items())
             yield Caution(level=level, title=title, spoils=spoils, detail=f"{parts}. {consequence}")

@@ -12,19 +12,17 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from pathlib import Path
 from typing import Literal
 
 from pydantic import ValidationError
 
-import launcher
 from launcher.dashboard.content import DASHBOARD
 from launcher.dashboard.workspace import Place, build_workspace, name_view
+from launcher.processes import make_child_environment
 from launcher.redaction import find_known_secrets, redact_text
 from launcher.values import Frozen
 
 _REACH_SECONDS = 5.0
-_SITE_FOLDERS = ("site-packages", "dist-packages")
 
 
 class SavingRequest(Frozen):
@@ -47,7 +45,7 @@ def save_within(place: Place, seconds: float) -> Saved:
     request = SavingRequest(entity=place.entity, project=place.project, name=place.name, view=place.view)
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "launcher.dashboard.saving"],
-        env=_make_environment(),
+        env={**make_child_environment(), "WANDB_SILENT": "true"},
         stdin=subprocess.PIPE,  # and no terminal: wandb would ask for a key
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -117,15 +115,6 @@ def _find_hindrance(base_url: str) -> str | None:
 def _shorten(error: Exception) -> str:
     text = redact_text(str(error), find_known_secrets(os.environ)).strip() or type(error).__name__
     return text.splitlines()[0][:300]
-
-
-def _make_environment() -> dict[str, str]:
-    """A checkout that is not installed is found too."""
-    environment = {**os.environ, "WANDB_SILENT": "true"}
-    parent = Path(launcher.__file__).resolve().parent.parent
-    if parent.name not in _SITE_FOLDERS:  # which must not come before the standard library
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(parent), environment.get("PYTHONPATH"))))
-    return environment
 
 
 def main() -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from types import TracebackType
 
 from launcher.quality.cypher_analysis import RUNGS, open_analyser
 from launcher.quality.cypher_names import find_schema_faults
@@ -14,7 +13,7 @@ from launcher.quality.cypher_running import open_engine
 from launcher.quality.cypher_schema import load_graph_schema
 from launcher.quality.cypher_tokens import Token, split_tokens
 from launcher.quality.fences import unfence
-from launcher.quality.judging import Check, Question, Verdict, fail_all
+from launcher.quality.judging import Check, Closing, Question, Verdict, fail_all
 
 _OURS = "expert-launcher"
 # The longest of 1,250 real queries has 1,021 characters; what is far beyond is wrong unread, and costs no time.
@@ -23,7 +22,7 @@ _MAX_TOKENS = 2_000
 _MAX_DEPTH = 50
 
 
-class CypherJudge:
+class CypherJudge(Closing):
     """`matches` is what counts: the same query in normal form, or the same rows on generated graphs. It is never left
     open: what the engine cannot run, and is not the reference, was not shown to be right."""
 
@@ -50,14 +49,6 @@ class CypherJudge:
         self._analyser.close()
         if self._engine is not None:
             self._engine.close()
-
-    def __enter__(self) -> CypherJudge:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _judge_one(self, question: Question, answer: str) -> Verdict:
         if len(answer) > _MAX_CHARACTERS:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from typing import Self
 
 from launcher.quality.fences import unfence
 from launcher.quality.json_repairs import find_broken, find_lost
 from launcher.quality.json_schemas import SchemaChecker, UnusableSchemaError, name_checker
 from launcher.quality.json_values import Json, find_difference, load_json
-from launcher.quality.judging import MAX_ANSWER_CHARACTERS, Check, Question, Verdict, fail_all
+from launcher.quality.judging import MAX_ANSWER_CHARACTERS, Check, Closing, Question, Verdict, fail_all
 from launcher.quality.line_worker import WorkerGoneError
 
 
-class JsonJudge:
+class JsonJudge(Closing):
     """The reference says what the row wants; the schema stands in the row's context, if it has one."""
 
     def __init__(self, *, schema_seconds: float = 5.0) -> None:
@@ -40,12 +39,6 @@ class JsonJudge:
 
     def close(self) -> None:
         self._schemas.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
 
     def _judge_one(self, question: Question, answer: str) -> Verdict:
         if len(answer) > MAX_ANSWER_CHARACTERS:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 MAX_ANSWER_CHARACTERS = 100_000  # no answer of any expert is that long: it is wrong unread
 
@@ -56,6 +57,21 @@ class Judge(Protocol):
     def judge(self, questions: Sequence[Question], answers: Sequence[str]) -> list[Verdict]: ...
 
     def close(self) -> None: ...
+
+
+class Closing:
+    """Closed at the end of a `with`."""
+
+    def close(self) -> None:
+        """Processes that it holds."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def fail_all(checks: Sequence[Check], reason: str) -> Verdict:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.metadata import version
-from types import TracebackType
 
 from launcher.errors import InputError, escape
-from launcher.quality.judging import MAX_ANSWER_CHARACTERS, Check, Question, Verdict
+from launcher.quality.judging import MAX_ANSWER_CHARACTERS, Check, Closing, Question, Verdict
 from launcher.quality.sql_process import JudgingProcess
 from launcher.quality.sql_ruling import Ruling, fail
 from launcher.quality.sql_worker import Request
@@ -19,7 +18,7 @@ from launcher.quality.sql_worker import Request
 _MAX_REASON = 240
 
 
-class SqlJudge:
+class SqlJudge(Closing):
     """Holds one process, in which everything hostile happens."""
 
     main_check = "result"
@@ -37,14 +36,6 @@ class SqlJudge:
 
     def close(self) -> None:
         self._process.close()
-
-    def __enter__(self) -> SqlJudge:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _judge_one(self, question: Question, answer: str) -> Verdict:
         unread = _reject_unread(answer)

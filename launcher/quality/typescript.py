@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Self
 
 from launcher.quality.fences import unfence
-from launcher.quality.judging import MAX_ANSWER_CHARACTERS, Check, Question, Verdict, fail_all
+from launcher.quality.judging import MAX_ANSWER_CHARACTERS, Check, Closing, Question, Verdict, fail_all
 from launcher.quality.line_worker import WorkerGoneError
 from launcher.quality.node_tools import INSTALL_HINT
 from launcher.quality.typescript_given import find_given
@@ -26,7 +25,7 @@ _MISSING = f"nobody: it takes Node and its package typescript ({INSTALL_HINT})"
 _OTHERWISE = "is written otherwise than the reference"
 
 
-class TypescriptJudge:
+class TypescriptJudge(Closing):
     """Types that the row brings are put before the answer."""
 
     def __init__(self, *, seconds: float = _SECONDS) -> None:
@@ -68,12 +67,6 @@ class TypescriptJudge:
         self._reader.close()
         if self._node:
             self._node.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
 
     def _make_row(self, question: Question, answer: str) -> Row:
         reference = unfence(question.reference)

@@ -15,10 +15,10 @@ from accelerate import Accelerator
 
 from launcher.paths import RunPaths
 from launcher.plan.model import Plan
+from launcher.processes import make_child_environment
 from launcher.tracking import decide_tracking, load_trace, make_id
 from launcher.training.handing import hand_out
 
-_ROOT = Path(__file__).resolve().parent.parent.parent
 _OFFLINE_SECONDS, _ONLINE_SECONDS = 20.0, 60.0
 
 
@@ -77,12 +77,10 @@ def start_teller(plan: Plan, paths: RunPaths, accelerator: Accelerator) -> Telle
 def _start(paths: RunPaths, run_id: str | None, *, node: int, limit_seconds: float) -> Teller | None:
     arguments = [str(paths.root), "--parent", str(os.getpid()), "--node", str(node)]
     arguments += [] if run_id is None else ["--id", run_id]
-    inherited = os.environ.get("PYTHONPATH")
-    path = str(_ROOT) if not inherited else f"{_ROOT}{os.pathsep}{inherited}"
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "launcher.training.uplink", *arguments],
-            env={**os.environ, "PYTHONPATH": path},
+            env=make_child_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the training

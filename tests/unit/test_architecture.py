@@ -71,7 +71,7 @@ MAY_USE: dict[str, set[str]] = {
     | {"record", "rows", "supervise", "tracking"},
     "metrics": FOUNDATION,
     "prose": FOUNDATION,
-    "dashboard": FOUNDATION | {"metrics", "tracking"},
+    "dashboard": FOUNDATION | {"metrics", "processes", "tracking"},
     "report": FOUNDATION | {"checkpoints", "hardware", "inputs", "metrics", "paths", "plan", "prose", "record"},
     "arguments": FOUNDATION | {"inputs"},
     "training": FOUNDATION
@@ -98,6 +98,7 @@ MAY_USE: dict[str, set[str]] = {
         "corpus",
         "dashboard",
         "doctor",
+        "processes",
         "quality",
         "record",
         "report",

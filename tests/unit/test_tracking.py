@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
 import pytest
 
+from launcher.arguments import add_request_arguments, make_request
 from launcher.inputs import Request, plan_request
 from launcher.paths import RunPaths
 from launcher.record import WandbTrace
@@ -124,3 +126,38 @@ def test_the_config_is_flat_enough_to_filter_and_tells_no_secret(monkeypatch: py
         "read from …/rows.jsonl, https://example.org/a/b and a/b/c"
     )
     assert config["manifest"]["training"] == {"config": {"rank": 16}}  # type: ignore[index]
+
+
+def test_flags_reach_the_plan() -> None:
+    parser = argparse.ArgumentParser()
+    add_request_arguments(parser)
+    words = ["neo4j", "--gpu", "rtx4090", "--wandb", "offline", "--wandb-project", "123", "--wandb-entity", "team"]
+    words += ["--wandb-group", "g", "--wandb-name", "n", "--wandb-notes", "a=b", "--wandb-tags", "x, y"]
+    planned = plan_request(
+        make_request(parser.parse_args([*words, "--wandb-artifacts", "adapter,manifest"]))
+    ).plan.wandb
+    assert planned.model_dump() == {
+        "project": "123",
+        "entity": "team",
+        "group": "g",
+        "name": "n",
+        "tags": ("x", "y"),
+        "notes": "a=b",
+        "mode": "offline",
+        "artifacts": ("adapter", "manifest"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--wandb-tags", "a,,b", "'a,,b' is not a list of words with commas between them"),
+        ("--wandb-artifacts", "weights", "'weights' is neither adapter nor manifest"),
+    ],
+)
+def test_flags_that_make_no_sense(flag: str, value: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_request_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["neo4j", flag, value])
+    assert words in capsys.readouterr().err
