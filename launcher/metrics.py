@@ -21,6 +21,8 @@ LEARNING_RATE = "train/learning_rate"
 SKIPPED = "train/skipped"  # 1: the step was passed over, its loss or gradients were no numbers
 EVAL_LOSS = "eval/loss"
 EVAL_SECONDS = "time/evaluation"
+TASK_SECONDS = "time/task_evaluation"
+EVAL_PREFIX = "eval/"  # of task metrics, too: eval/<check of the judge>, the share of answers that pass it
 TOKENS_PER_SECOND = "throughput/tokens_per_sec"
 TRAINED_TOKENS_PER_SECOND = "throughput/trained_tokens_per_sec"
 SAMPLES_PER_SECOND = "throughput/samples_per_sec"
@@ -92,6 +94,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(name=STEP_SECONDS, title="step", unit="s", better="lower"),
     Metric(name=EPOCH_SECONDS, title="epoch", unit="s", better="lower"),
     Metric(name=EVAL_SECONDS, title="one evaluation", unit="s", better="lower"),
+    Metric(name=TASK_SECONDS, title="answering and judging", unit="s", better="lower"),
     Metric(name=TOTAL_SECONDS, title="wall-clock time", unit="s", better="lower"),
     Metric(name=DATA_WAIT_SECONDS, title="host waits for data", unit="s", better="lower"),
     Metric(name=DATA_WAIT_SHARE, title="device waits for data", unit="share", better="lower"),
@@ -120,13 +123,23 @@ METRICS_BY_NAME: Mapping[str, Metric] = MappingProxyType({metric.name: metric fo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepMetrics:
-    step: int  # from 1: how many steps are done
+    step: int  # how many steps are done; 0: what the base can do already
     epoch: float
     values: dict[str, float]
     packs: tuple[int, ...] = ()  # which packs were trained: the sample ids
 
+    @property
+    def is_evaluation(self) -> bool:
+        return any(name.startswith(EVAL_PREFIX) for name in self.values)
+
     def get(self, name: str) -> float | None:
         return self.values.get(name)
+
+
+def find_task_metrics(row: StepMetrics) -> dict[str, float]:
+    """By the check's name: the share of answers that pass it."""
+    found = {name: value for name, value in row.values.items() if name.startswith(EVAL_PREFIX) and name != EVAL_LOSS}
+    return {name.removeprefix(EVAL_PREFIX): value for name, value in found.items()}
 
 
 def append_metrics(path: Path, metrics: StepMetrics) -> None:
@@ -189,7 +202,7 @@ def cut_metrics(path: Path, step: int, *, without_evaluation: bool = False) -> C
     temporary.touch()
     kept = []
     for row in rows:
-        is_made_again = without_evaluation and row.step == step and EVAL_LOSS in row.values
+        is_made_again = without_evaluation and row.step == step and row.is_evaluation
         if row.step <= step and not is_made_again:
             append_metrics(temporary, row)
             kept.append(row)

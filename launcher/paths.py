@@ -101,6 +101,14 @@ class RunPaths:
         return self.root / "eval.json"
 
     @property
+    def evaluations(self) -> Path:
+        """What was found of the expert's answers while it trained; step 0 is the base."""
+        return self.root / "evaluations"
+
+    def evaluation_at(self, step: int) -> Path:
+        return self.evaluations / f"step-{step:06d}.json"
+
+    @property
     def merged(self) -> Path:
         return self.root / "merged"
 

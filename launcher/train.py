@@ -151,6 +151,7 @@ def train_planned(plan: Plan, paths: RunPaths, chronicle: Chronicle, options: Re
         folders=base_folders(folder),
         vocab_size=wanted.tokenizer.backend.get_vocab_size(with_added_tokens=True),
         options=options,
+        preparation=wanted,
     )
     ending = run_training(task, chronicle)
     if ending.was_cut:

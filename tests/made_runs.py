@@ -16,13 +16,15 @@ from launcher.inputs import Request, plan_request
 from launcher.metrics import StepMetrics
 from launcher.paths import RunPaths
 from launcher.plan import Plan
+from launcher.quality.results import EvalResult
 from launcher.record import Attempt, Outcome, Status, write_outcome
 from launcher.units import bytes_to_gib
 from tests.conftest import ROOT
+from tests.made_evaluations import make_evaluation
 
 STARTED_AT = "2026-11-15T10:00:00+00:00"
 DATA_KEY = "a" * 64
-_START_SECONDS, _COMPILE_SECONDS, _CHECKPOINT_SECONDS = 21.0, 34.0, 0.8
+_START_SECONDS, _COMPILE_SECONDS, _CHECKPOINT_SECONDS, _TASK_SECONDS = 21.0, 34.0, 0.8, 4.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,10 +53,13 @@ class MadeRun:
     rungs: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=lambda: {"launcher": "0.1.0", "torch": "2.13.0"})
     has_goodput: bool = True  # False: as runs wrote it before goodput and the clock were recorded
+    task_rates: tuple[float, float] | None = None  # right answers of the base and at the end; None: none are judged
+    task_rows: int = 40
+    checker: str = "made 1.0"
 
 
 def write_run(runs_dir: Path, made: MadeRun, rows: Sequence[StepMetrics] | None = None) -> RunPaths:
-    """plan.json, outcome.json and metrics.jsonl; `rows` in place of made-up ones."""
+    """plan.json, outcome.json, metrics.jsonl and evaluations/; `rows` in place of made-up ones."""
     paths = RunPaths(runs_dir / made.run_id)
     paths.logs.mkdir(parents=True)
     plan = make_plan_of(made)
@@ -62,9 +67,27 @@ def write_run(runs_dir: Path, made: MadeRun, rows: Sequence[StepMetrics] | None 
     told = make_rows(made, plan) if rows is None else list(rows)
     if told:
         paths.metrics.write_text("".join(_write_line(row) for row in told), encoding="utf-8")
+    for row in told if made.task_rates is not None else ():
+        if row.is_evaluation:
+            write_evaluation(paths.evaluation_at(row.step), make_task_evaluation(made, row.step))
     if made.status is not None:
         write_outcome(paths.outcome, _make_outcome(made, told))
     return paths
+
+
+def write_evaluation(file: Path, result: EvalResult) -> None:
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+def make_task_evaluation(made: MadeRun, step: int) -> EvalResult:
+    """Of the base at step 0; then better and better."""
+    assert made.task_rates is not None
+    first, last = made.task_rates
+    progress = step / max(1, made.planned_steps or made.num_steps)
+    right = first + (last - first) * (1 - math.exp(-4 * progress)) / (1 - math.exp(-4))
+    rates = {"parses": (1 + right) / 2, "matches": right}
+    return make_evaluation(rates, num_rows=made.task_rows, seed=f"{made.run_id}-{made.seed}", checker=made.checker)
 
 
 def make_plan_of(made: MadeRun) -> Plan:
@@ -113,6 +136,10 @@ def make_rows(made: MadeRun, plan: Plan) -> list[StepMetrics]:
     predicted = bytes_to_gib(plan.memory.allocated_bytes)
     peak = predicted * (0.9 + 0.06 * chance.random())
     rows, clock, lost_to_data, lost_to_evaluation = [], _START_SECONDS + _COMPILE_SECONDS, 0.0, 0.0
+    if made.task_rates is not None:
+        lost_to_evaluation, clock = _TASK_SECONDS, clock + _TASK_SECONDS
+        values = _goodput_values(clock, 0.0, _TASK_SECONDS, 0) if made.has_goodput else {}
+        rows.append(_make_row(made, 0, {**_task_values(made, 0), **values}))
     for step in range(1, made.num_steps + 1):
         progress = step / max(1, made.planned_steps or made.num_steps)
         loss = made.last_loss + (made.first_loss - made.last_loss) * math.exp(-4 * progress)
@@ -141,8 +168,17 @@ def make_rows(made: MadeRun, plan: Plan) -> list[StepMetrics]:
             lost_to_evaluation += 6.0
             clock += 6.0
             held_out = loss + 0.08 + 0.01 * chance.gauss(0, 1)
-            rows.append(_make_row(made, step, {metrics.EVAL_LOSS: held_out, metrics.EVAL_SECONDS: 6.0}))
+            told = {metrics.EVAL_LOSS: held_out, metrics.EVAL_SECONDS: 6.0}
+            if made.task_rates is not None:
+                lost_to_evaluation, clock = lost_to_evaluation + _TASK_SECONDS, clock + _TASK_SECONDS
+                told |= _task_values(made, step)
+            rows.append(_make_row(made, step, told))
     return rows
+
+
+def _task_values(made: MadeRun, step: int) -> dict[str, float]:
+    checks = make_task_evaluation(made, step).checks
+    return {**{f"eval/{check.name}": check.rate for check in checks}, metrics.TASK_SECONDS: _TASK_SECONDS}
 
 
 def _make_row(made: MadeRun, step: int, values: dict[str, float]) -> StepMetrics:

@@ -44,7 +44,7 @@ def make_splits(name: str) -> Splits:
     taken: set[str] = set()
 
     def draw(seed: int, domains: Sequence[Domain], count: int) -> list[Row]:
-        return list(islice(_only_new(expert.make_rows(Dice(seed), domains), taken), count))
+        return list(islice(only_new(expert.make_rows(Dice(seed), domains), taken), count))
 
     familiar = draw(expert.seed, seen, TEST_ROWS - UNSEEN_TEST_ROWS)
     test = Dice(expert.seed).shuffle(familiar + draw(expert.seed + 1, unseen, UNSEEN_TEST_ROWS))
@@ -53,7 +53,7 @@ def make_splits(name: str) -> Splits:
     return {"train": train, "validation": validation, "test": test}
 
 
-def _only_new(rows: Iterator[Row], taken: set[str]) -> Iterator[Row]:
+def only_new(rows: Iterator[Row], taken: set[str]) -> Iterator[Row]:
     """Rows whose answer and whose prompt are new; the answer is a row's last field."""
     for row in rows:
         *prompt, answer = row.values()

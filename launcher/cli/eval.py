@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from launcher.quality.results import EvalResult
 
 HELP = "judge an expert's answers to held-out rows; --against is a gate"
-_DEFAULT_DROP = 0.05
+DEFAULT_DROP = 0.05
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     gate = parser.add_argument_group("the gate")
     gate.add_argument("--against", metavar="RUN|FILE", help="an earlier evaluation: of a run, or a file that -o wrote")
     gate.add_argument(
-        "--max-drop", type=_share, metavar="P%", help="what may be lost: of a hundred rows so many (default 5%%)"
+        "--max-drop", type=share, metavar="P%", help="what may be lost: of a hundred rows so many (default 5%%)"
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="also write every answer with its verdict")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     code, now = _evaluate(arguments)
     if now is None:
         return code
-    drop = _DEFAULT_DROP if arguments.max_drop is None else arguments.max_drop
+    drop = DEFAULT_DROP if arguments.max_drop is None else arguments.max_drop
     show = print_json if arguments.json else print_result
     return ExitCode.DONE if show(now, before, drop, arguments.worst) else ExitCode.QUALITY_GATE
 
@@ -140,7 +140,7 @@ def _load_earlier(arguments: argparse.Namespace) -> EvalResult:
     return load_result(paths.evaluation)
 
 
-def _share(text: str) -> float:
+def share(text: str) -> float:
     try:
         value = float(text.strip().removesuffix("%")) / 100
     except ValueError:

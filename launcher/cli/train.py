@@ -22,6 +22,7 @@ from launcher.cli.output import reader_may_leave
 from launcher.errors import ExitCode, InputError, Problem
 
 if TYPE_CHECKING:
+    from launcher.corpus.prepare import Prepared
     from launcher.inputs import PlannedRun
     from launcher.nodes import Node
     from launcher.paths import RunPaths
@@ -172,7 +173,7 @@ def show(arguments: argparse.Namespace, planned: PlannedRun) -> None:
             print()
 
 
-def prepare(planned: PlannedRun) -> None:
+def prepare(planned: PlannedRun) -> Prepared:
     from launcher.cli.progress import RowProgress
     from launcher.preparing import prepare_planned
 
@@ -180,6 +181,7 @@ def prepare(planned: PlannedRun) -> None:
         prepared = prepare_planned(planned, progress.report, progress.advance)
     state = "found" if prepared.was_there else f"made in {prepared.seconds:.1f} s"
     print(f"prepared data: {prepared.store.folder} ({state})", file=sys.stderr)
+    return prepared
 
 
 def make_console(is_json: bool) -> Console:

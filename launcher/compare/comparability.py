@@ -7,7 +7,9 @@ from typing import Literal
 
 from launcher.compare.facts import RunFacts
 from launcher.compare.model import Aspect, Caution
-from launcher.metrics import STEP_SECONDS, TOTAL_SECONDS
+from launcher.compare.settings import clean_text
+from launcher.compare.tasks import choose_evaluations, find_mains
+from launcher.metrics import EVAL_PREFIX, STEP_SECONDS, TOTAL_SECONDS
 
 _NAMED = 4  # runs, before the others are counted
 _SHOWN_DIGITS = 12  # of a data key
@@ -67,6 +69,57 @@ def _check_unknown_data(runs: Sequence[RunFacts]) -> Iterator[Caution]:
             title="Of some runs it is not known what they were trained on",
             spoils=("loss", "held-out loss"),
             detail=f"{name_runs(unknown)}: no data key was recorded, so nobody can tell whether losses compare.",
+        )
+
+
+def _check_judges(runs: Sequence[RunFacts]) -> Iterator[Caution]:
+    pick = choose_evaluations(runs)
+    for name in find_mains(runs, pick):
+
+        def find_checker(run: RunFacts, name: str = name) -> str | None:
+            judged = pick(run)
+            check = None if judged is None else judged.checks.get(name)
+            return None if check is None else clean_text(check.checker)
+
+        yield from _differ(
+            clean_text(f"Answers were judged by different checkers ({EVAL_PREFIX}{name})"),
+            find_checker,
+            ("task metrics",),
+            "What one calls right another may not; launcher eval --run RUN judges anew.",
+        )(runs)
+
+
+def _check_judged_rows(runs: Sequence[RunFacts]) -> Iterator[Caution]:
+    pick = choose_evaluations(runs)
+    yield from _differ(
+        "The answers are to different rows",
+        lambda run: None if (judged := pick(run)) is None else clean_text(judged.rows),
+        ("task metrics",),
+        "Some rows are harder than others; launcher eval --run RUN, with the same --rows and --split, asks all the same.",
+    )(runs)
+
+
+def _check_decoding(runs: Sequence[RunFacts]) -> Iterator[Caution]:
+    pick = choose_evaluations(runs)
+    words = {True: "greedy", False: "sampled"}
+    yield from _differ(
+        "The answers were generated otherwise",
+        lambda run: None if (judged := pick(run)) is None else words[judged.is_greedy],
+        ("task metrics",),
+        "Sampled answers are another draw each time.",
+    )(runs)
+
+
+def _check_unknown_judges(runs: Sequence[RunFacts]) -> Iterator[Caution]:
+    pick = choose_evaluations(runs)
+    told = [run for run in runs if pick(run) is not None or find_mains([run], pick)]
+    unknown = [run for run in told if pick(run) is None]
+    if unknown and len(told) > 1:
+        yield Caution(
+            level="warning",
+            title="Of some runs it is not known who judged their answers, and to which rows",
+            spoils=("task metrics",),
+            detail=f"{name_runs(unknown)}: only the rates were recorded. Runs of ours keep every answer in their folder.",
         )
 
 
@@ -138,6 +191,10 @@ def _unrecorded_clock(run: RunFacts) -> str | None:
 _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
     _check_data,
     _check_unknown_data,
+    _check_judges,
+    _check_judged_rows,
+    _check_decoding,
+    _check_unknown_judges,
     _tell(
         "Trained from random weights",
         lambda run: "" if run.traits.random_weights else None,

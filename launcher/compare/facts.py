@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
+from launcher.compare.judged import JudgedRun, is_task_metric, strip_texts
 from launcher.compare.model import Section
 from launcher.compare.settings import plan_settings
 from launcher.errors import InputError
+from launcher.evaluations import RunEvaluations, load_evaluations
 from launcher.metrics import METRICS_BY_NAME, PREDICTED_GIB, StepMetrics
 from launcher.paths import RunPaths
 from launcher.plan.model import Plan
@@ -60,13 +62,13 @@ _NOTHING = Column(steps=(), values=())
 
 
 def make_columns(rows: Iterable[StepMetrics]) -> dict[str, Column]:
-    """Of the metrics that we have a name for."""
+    """Of the metrics that we have a name for, and of all task metrics."""
     steps: dict[str, array[int]] = {}
     values: dict[str, array[float]] = {}
     for row in rows:
         for name, value in row.values.items():
             if name not in values:
-                if name not in METRICS_BY_NAME:
+                if name not in METRICS_BY_NAME and not is_task_metric(name):
                     continue
                 steps[name], values[name] = array("q"), array("d")
             steps[name].append(row.step)
@@ -90,6 +92,7 @@ class RunFacts:
     attempt_seconds: float | None = None  # of all attempts that have an end
     rungs: tuple[str, ...] = ()
     goodput: Mapping[str, float] = field(default_factory=dict)  # at the end
+    judged: JudgedRun = field(default_factory=JudgedRun)
 
     def column(self, metric: str) -> Column:
         return self.columns.get(metric, _NOTHING)
@@ -104,12 +107,13 @@ class RunFacts:
 def read_run(paths: RunPaths) -> RunFacts:
     """A plan.json is all that a run directory must have; a run that was not started has no curve."""
     try:
-        return make_facts(load_record(paths))
+        record = load_record(paths)
+        return make_facts(record, load_evaluations(record))
     except OSError as error:
         raise InputError(f"{paths.root}: cannot be read: {error.strerror}") from None
 
 
-def make_facts(record: RunRecord) -> RunFacts:
+def make_facts(record: RunRecord, evaluations: RunEvaluations) -> RunFacts:
     plan, outcome = record.plan, record.outcome
     columns = make_columns(record.rows)
     last_step = max((row.step for row in record.rows), default=0)
@@ -128,6 +132,7 @@ def make_facts(record: RunRecord) -> RunFacts:
         attempt_seconds=None if outcome is None else _add_up_attempts(outcome),
         rungs=() if outcome is None else outcome.rungs,
         goodput={} if outcome is None else outcome.goodput,
+        judged=strip_texts(evaluations),
     )
 
 

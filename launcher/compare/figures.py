@@ -4,53 +4,23 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Hashable, Sequence
 
 from launcher import metrics
 from launcher.compare.facts import RunFacts
+from launcher.compare.kinds import ALIKE, ALIKE_LOSS, Compute, Kind, Peers, make_figure
 from launcher.compare.model import Figure
+from launcher.compare.tasks import make_task_kinds
 from launcher.metrics import METRICS_BY_NAME
 
 _TAIL = 0.05  # of the steps: the mean of so many is the final training loss
 _SECONDS_PER_HOUR = 3600
-_ALIKE, _ALIKE_LOSS, _ALIKE_SHARE = 0.005, 0.001, 0.005  # the last is absolute: half a point of a percentage
-
-Compute = Callable[[RunFacts], float | None]
-Peers = Callable[[RunFacts], Hashable]  # runs of the same value compare; None compares with nothing
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Kind:
-    key: str
-    title: str
-    compute: Compute
-    peers: Peers
-    unit: str = ""
-    better: Literal["lower", "higher"] | None = None
-    note: str = ""
 
 
 def make_figures(runs: Sequence[RunFacts]) -> tuple[Figure, ...]:
-    """Those that some run has."""
-    made = []
-    for kind in _KINDS:
-        values = tuple(_tame(kind.compute(run)) for run in runs)
-        if any(value is not None for value in values):
-            best = _find_best(kind, runs, values)
-            made.append(
-                Figure(
-                    key=kind.key,
-                    title=kind.title,
-                    unit=kind.unit,
-                    better=kind.better,
-                    values=values,
-                    best=best,
-                    note=kind.note,
-                )
-            )
-    return tuple(made)
+    """Those that some run has; what an expert is for comes first."""
+    kinds = (*make_task_kinds(runs), *_KINDS)
+    return tuple(figure for kind in kinds if (figure := make_figure(kind, runs)) is not None)
 
 
 def wall_clock(run: RunFacts) -> float | None:
@@ -62,37 +32,9 @@ def wall_clock(run: RunFacts) -> float | None:
 
 
 def added_up_seconds(run: RunFacts) -> float | None:
-    spent = [*run.column(metrics.STEP_SECONDS).finite, *run.column(metrics.EVAL_SECONDS).finite]
+    parts = (metrics.STEP_SECONDS, metrics.EVAL_SECONDS, metrics.TASK_SECONDS)
+    spent = [seconds for name in parts for seconds in run.column(name).finite]
     return math.fsum(spent) if spent else None
-
-
-def _find_best(kind: _Kind, runs: Sequence[RunFacts], values: Sequence[float | None]) -> dict[int, int]:
-    if kind.better is None:
-        return {}
-    groups: dict[Hashable, list[int]] = {}
-    for index, (run, value) in enumerate(zip(runs, values, strict=True)):
-        peers = kind.peers(run)
-        if value is not None and peers is not None:
-            groups.setdefault(peers, []).append(index)
-    best: dict[int, int] = {}
-    for group in groups.values():
-        told = {index: value for index in group if (value := values[index]) is not None}
-        wanted = min(told.values()) if kind.better == "lower" else max(told.values())
-        first = {index: len(group) for index, value in told.items() if _is_alike(kind, value, wanted)}
-        if len(first) < len(group):  # equal runs have no best one
-            best.update(first)
-    return dict(sorted(best.items()))
-
-
-def _is_alike(kind: _Kind, value: float, best: float) -> bool:
-    """What differs by less is chance, and looks the same in a table."""
-    if kind.unit == "share":
-        return abs(value - best) <= _ALIKE_SHARE
-    return math.isclose(value, best, rel_tol=_ALIKE_LOSS if kind.peers is _same_data else _ALIKE)
-
-
-def _tame(value: float | None) -> float | None:
-    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
 
 
 def _median(metric: str) -> Compute:
@@ -163,10 +105,10 @@ def _anything(_run: RunFacts) -> Hashable:
     return True
 
 
-def _kind(key: str, metric: str, compute: Compute, peers: Peers, title: str = "", note: str = "") -> _Kind:
+def _kind(key: str, metric: str, compute: Compute, peers: Peers, title: str = "", note: str = "") -> Kind:
     """Unit and direction are the metric's own."""
     known = METRICS_BY_NAME[metric]
-    return _Kind(
+    return Kind(
         key=key,
         title=title or known.title,
         compute=compute,
@@ -174,10 +116,11 @@ def _kind(key: str, metric: str, compute: Compute, peers: Peers, title: str = ""
         unit=known.unit,
         better=known.better,
         note=note,
+        alike=ALIKE_LOSS if peers is _same_data else ALIKE,
     )
 
 
-_KINDS: tuple[_Kind, ...] = (
+_KINDS: tuple[Kind, ...] = (
     _kind("eval_loss_final", metrics.EVAL_LOSS, _last(metrics.EVAL_LOSS), _same_data, "held-out loss, final"),
     _kind("eval_loss_best", metrics.EVAL_LOSS, _least(metrics.EVAL_LOSS), _same_data, "held-out loss, best"),
     _kind(
@@ -252,7 +195,7 @@ _KINDS: tuple[_Kind, ...] = (
         note="share of the wall-clock time that trained what counts",
     ),
     _kind("wall_clock", metrics.TOTAL_SECONDS, wall_clock, _same_job, note="all attempts, without pauses between them"),
-    _Kind(
+    Kind(
         key="cost",
         title="cost",
         compute=_cost,
@@ -261,6 +204,6 @@ _KINDS: tuple[_Kind, ...] = (
         note="wall-clock time at the price that was planned with",
     ),
     _kind("tokens_seen", metrics.TOKENS_SEEN, _last(metrics.TOKENS_SEEN), _anything),
-    _Kind(key="steps", title="steps", compute=_steps, peers=_anything),
+    Kind(key="steps", title="steps", compute=_steps, peers=_anything),
     _kind("skipped", metrics.SKIPPED, _steps_passed_over, _anything),
 )

@@ -10,10 +10,12 @@ from launcher import __version__, metrics
 from launcher.compare.comparability import find_cautions, group_by_data
 from launcher.compare.facts import RunFacts
 from launcher.compare.figures import make_figures
+from launcher.compare.judged import Judged
 from launcher.compare.model import Chart, ComparedRun, Comparison, Figure, Series, Skipped
 from launcher.compare.series import make_axis, make_series, points_per_series
 from launcher.compare.settings import clean_text, find_differences
 from launcher.compare.shares import make_shares
+from launcher.compare.tasks import choose_evaluations, make_task_charts
 from launcher.metrics import METRICS_BY_NAME
 
 # Metric, and its title where a person says it shorter.
@@ -30,6 +32,15 @@ _CHARTS: tuple[tuple[str, str], ...] = (
     (metrics.LEARNING_RATE, "learning rate"),
 )
 _SPARSE = frozenset({metrics.EVAL_LOSS})
+_BEST = (
+    "★ is the best among runs whose figures compare: losses on the same data, speed and memory of the same model, "
+    "time and cost of the same finished job. Figures within 0.5 % of the best (losses: 0.1 %) share its mark."
+)
+_BEST_TASKS = (
+    " Task metrics compare on the same rows, judged by the same; what may be as good by chance (McNemar's test, 5 %) "
+    "shares the mark."
+)
+_INTERVALS = " In brackets: where a task metric lies with 95 %."
 
 
 def make_comparison(
@@ -37,25 +48,26 @@ def make_comparison(
 ) -> Comparison:
     runs = _name_apart(runs)
     groups = group_by_data(runs)
-    told = {metric: [run.column(metric).tells for run in runs] for metric, _ in _CHARTS}
+    known = (*make_task_charts(runs), *(_make_chart(metric, name) for metric, name in _CHARTS))
+    told = {chart.metric: [run.column(chart.metric).tells for run in runs] for chart in known}
     _prefer_device(told)
-    charted = [metric for metric, _ in _CHARTS if any(told[metric])]
+    charted = [chart.metric for chart in known if any(told[chart.metric])]
     max_points = points_per_series(sum(sum(told[metric]) for metric in charted))
     left_out = tuple(name for metric, name in _CHARTS if metric not in charted and metric != metrics.DATA_WAIT_SECONDS)
-    figures = make_figures(runs)
+    figures, pick = make_figures(runs), choose_evaluations(runs)
     settings, num_equal = find_differences([run.settings for run in runs])
     compared = []
     for index, (run, group) in enumerate(zip(runs, groups, strict=True)):
         metrics_told = [metric for metric in charted if told[metric][index]]
         series = tuple(made for metric in metrics_told if (made := make_series(run, metric, max_points)) is not None)
-        compared.append(_compare_run(run, group, series, max_points))
+        compared.append(_compare_run(run, group, series, max_points, pick(run)))
     return Comparison(
         launcher_version=__version__,
         made_at=made_at,
         title=title or _count(len(runs)),
         runs=tuple(compared),
         cautions=find_cautions(runs),
-        charts=tuple(_make_chart(metric, name) for metric, name in _CHARTS if metric in charted),
+        charts=tuple(chart for chart in known if chart.metric in charted),
         left_out=left_out,
         about_left_out=_explain_left_out(left_out),
         figures=figures,
@@ -78,7 +90,9 @@ def _make_chart(metric: str, title: str) -> Chart:
     return Chart(metric=metric, title=title, unit=known.unit, better=known.better, is_sparse=metric in _SPARSE)
 
 
-def _compare_run(run: RunFacts, group: str | None, series: tuple[Series, ...], max_points: int) -> ComparedRun:
+def _compare_run(
+    run: RunFacts, group: str | None, series: tuple[Series, ...], max_points: int, judged: Judged | None
+) -> ComparedRun:
     shares, are_recorded = make_shares(run)
     traits = run.traits
     return ComparedRun(
@@ -101,6 +115,8 @@ def _compare_run(run: RunFacts, group: str | None, series: tuple[Series, ...], m
         series=series,
         shares=shares,
         shares_are_recorded=are_recorded,
+        judged_on=None if judged is None else clean_text(judged.rows),
+        judged_by=None if judged is None else clean_text(judged.checks[judged.main].checker),
     )
 
 
@@ -129,12 +145,12 @@ def _explain_left_out(left_out: Sequence[str]) -> str:
 
 
 def _explain_best(figures: Sequence[Figure]) -> str:
-    if not any(figure.best for figure in figures):
-        return "No run is marked as the best: none of these figures compare, or they are alike."
-    return (
-        "★ is the best among runs whose figures compare: losses on the same data, speed and memory of the same model, "
-        "time and cost of the same finished job. Figures within 0.5 % of the best (losses: 0.1 %) share its mark."
-    )
+    has_tasks = any(figure.intervals for figure in figures)
+    if any(figure.best for figure in figures):
+        told = _BEST + (_BEST_TASKS if has_tasks else "")
+    else:
+        told = "No run is marked as the best: none of these figures compare, or they are alike."
+    return told + (_INTERVALS if any(any(figure.intervals) for figure in figures) else "")
 
 
 def _count(number: int) -> str:

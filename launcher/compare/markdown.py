@@ -35,12 +35,12 @@ def _render_cautions(comparison: Comparison) -> Iterator[str]:
     if comparison.cautions:
         yield "## What does not compare"
         yield "\n".join(
-            f"- **{one.title}** (spoils: {', '.join(one.spoils)}): {inline(one.detail)}" for one in comparison.cautions
+            f"- **{inline(one.title)}** (spoils: {', '.join(one.spoils)}): {inline(one.detail)}" for one in comparison.cautions
         )
 
 
 def _render_figures(comparison: Comparison) -> str:
-    head = ["run", "status", "data", *(figure.title for figure in comparison.figures)]
+    head = ["run", "status", "data", *(inline(figure.title) for figure in comparison.figures)]
     rows = [
         [
             inline(run.name),
@@ -65,7 +65,7 @@ def _render_curves(comparison: Comparison) -> Iterator[str]:
                 rows.append([inline(run.name), *_pick_points(series, chart.unit)])
         width = max(len(row) for row in rows)
         head = ["run", *(str(number + 1) for number in range(width - 1))]
-        yield f"### {chart.title[0].upper()}{chart.title[1:]}"
+        yield f"### {inline(chart.title[0].upper() + chart.title[1:])}"
         yield _render_table(head, [row + [""] * (width - len(row)) for row in rows], num_words=1)
     yield comparison.about_left_out
 

@@ -10,7 +10,7 @@ from launcher.values import Frozen
 MADE_BY: Literal["launcher compare"] = "launcher compare"
 
 # What a difference between runs spoils; what is not named still compares.
-Aspect = Literal["loss", "loss by step", "held-out loss", "speed", "memory", "time"]
+Aspect = Literal["loss", "loss by step", "held-out loss", "task metrics", "speed", "memory", "time"]
 Section = Literal["what is learnt", "how it runs", "where it runs", "versions", "W&B config"]
 
 
@@ -57,6 +57,8 @@ class ComparedRun(Frozen):
     series: tuple[Series, ...]
     shares: tuple[Share, ...]
     shares_are_recorded: bool  # False: added up from the steps, so something may be missing
+    judged_on: str | None = None  # the rows whose answers its task metrics are of; None: none, or not known
+    judged_by: str | None = None  # who made the main check
 
 
 class Chart(Frozen):
@@ -67,6 +69,14 @@ class Chart(Frozen):
     is_sparse: bool  # single points, not a curve: an evaluation now and then
 
 
+class Interval(Frozen):
+    """Where a figure lies with 95 %."""
+
+    low: float
+    high: float
+    num_rows: int  # that were judged
+
+
 class Figure(Frozen):
     """One final figure of every run, in the order of the runs."""
 
@@ -75,6 +85,7 @@ class Figure(Frozen):
     unit: str
     better: Literal["lower", "higher"] | None
     values: tuple[float | None, ...]
+    intervals: tuple[Interval | None, ...] = ()  # as the values; empty where this figure has none
     best: dict[int, int]  # index of a run -> of how many comparable runs it is the best
     note: str
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from launcher.compare.facts import RunFacts
 from launcher.compare.model import Axis, Series
-from launcher.metrics import EVAL_SECONDS, STEP_SECONDS, TOKENS_SEEN, TOTAL_SECONDS
+from launcher.metrics import EVAL_SECONDS, STEP_SECONDS, TASK_SECONDS, TOKENS_SEEN, TOTAL_SECONDS
 
 _ALL_POINTS = 150_000  # on a page, about 4 MB: what a browser draws in a fraction of a second
 _FEWEST_POINTS, _MOST_POINTS = 300, 1_500  # of a series; a chart is about 1,000 pixels wide
@@ -53,9 +53,9 @@ def make_axis(facts: RunFacts, max_points: int) -> Axis:
 def _find_seconds(facts: RunFacts, steps: Sequence[int]) -> list[float] | None:
     if facts.column(TOTAL_SECONDS).tells:
         return _carry(facts, TOTAL_SECONDS, steps)
-    step_seconds, eval_seconds = (
+    step_seconds, eval_seconds, task_seconds = (
         {step: value for step, value in zip(column.steps, column.values, strict=True) if math.isfinite(value)}
-        for column in (facts.column(STEP_SECONDS), facts.column(EVAL_SECONDS))
+        for column in map(facts.column, (STEP_SECONDS, EVAL_SECONDS, TASK_SECONDS))
     )
     if not step_seconds and not eval_seconds:
         return None
@@ -63,7 +63,7 @@ def _find_seconds(facts: RunFacts, steps: Sequence[int]) -> list[float] | None:
     for step in steps:
         total += step_seconds.get(step, 0.0)
         seconds.append(total)  # a step ended before its evaluation began
-        total += eval_seconds.get(step, 0.0)
+        total += eval_seconds.get(step, 0.0) + task_seconds.get(step, 0.0)
     return seconds
 
 

@@ -57,7 +57,7 @@ def make_shares(run: RunFacts) -> tuple[tuple[Share, ...], bool]:
 def _add_up(run: RunFacts) -> dict[str, float]:
     """Of runs that did not record it: what their steps and evaluations tell."""
     trained = _trained_seconds(run)
-    evaluated = _sum(run, metrics.EVAL_SECONDS)
+    evaluated = _sum(run, metrics.EVAL_SECONDS) + _sum(run, metrics.TASK_SECONDS)
     waited = _waited_seconds(run)
     seconds = {"training": trained - waited, "data wait": waited, "evaluation": evaluated}
     return {part: value for part, value in seconds.items() if value > 0}

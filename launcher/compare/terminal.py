@@ -18,7 +18,7 @@ from launcher.compare.words import (
     format_value,
 )
 from launcher.errors import escape
-from launcher.metrics import EVAL_LOSS, TRAIN_LOSS
+from launcher.metrics import TRAIN_LOSS
 
 _COLOURS = ("blue", "yellow", "green", "magenta", "red", "cyan", "bright_blue", "bright_yellow")
 _LONGEST_NAME, _LONGEST_VALUE = 28, 40
@@ -84,7 +84,7 @@ def _show_charts(comparison: Comparison, width: int, is_unicode: bool) -> Iterat
             if series.metric == chart.metric
         ]
         yield from _heading(f"{chart.title}, step {min(steps):,} to {max(steps):,}")
-        is_overlaid = chart.metric in (TRAIN_LOSS, EVAL_LOSS) and len(told) <= _MOST_OVERLAID
+        is_overlaid = (chart.is_sparse or chart.metric == TRAIN_LOSS) and len(told) <= _MOST_OVERLAID
         if is_overlaid and is_unicode and any(len(series.step) > 1 for _, _, series in told):
             yield from _show_plot(chart, told, width, x_range)
         yield from _show_sparklines(chart, told, width, x_range, is_unicode)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.compare.facts import Column, RunFacts, Traits, make_columns
+from launcher.compare.judged import is_task_metric, pick_rates
 from launcher.compare.settings import config_settings
 from launcher.errors import InputError
 from launcher.metrics import (
@@ -99,7 +100,7 @@ def read_wandb_run(log: Path) -> RunFacts:
     if told.exit_code is not None:
         status = "done" if told.exit_code == 0 else "failed"
     steps_done = max((row.step for row in told.rows), default=0)
-    columns = make_columns(told.rows)
+    columns = _without_strangers(make_columns(told.rows))
     return RunFacts(
         name=told.name.strip() or log.stem.removeprefix("run-"),
         place=str(log),
@@ -112,6 +113,12 @@ def read_wandb_run(log: Path) -> RunFacts:
         steps_done=steps_done,
         num_steps=_find_num_steps(told.config),
     )
+
+
+def _without_strangers(columns: dict[str, Column]) -> dict[str, Column]:
+    """Whatever others call eval/…: only what can be the share of right answers is a task metric."""
+    rates = pick_rates({name: column.values for name, column in columns.items() if is_task_metric(name)})
+    return {name: column for name, column in columns.items() if not is_task_metric(name) or name in rates}
 
 
 def _inspect(log: Path) -> str:
@@ -240,7 +247,9 @@ def _make_row(item: object, position: int) -> StepMetrics | None:
 
 
 def _own_name(name: str) -> str | None:
-    return name if name in METRICS_BY_NAME else _ALIASES.get(name)
+    if name in METRICS_BY_NAME or (is_task_metric(name) and name.isascii() and name.isprintable()):
+        return name
+    return _ALIASES.get(name)
 
 
 def _to_number(value: object) -> float | None:

@@ -23,12 +23,17 @@ def format_figure(figure: Figure, index: int) -> str:
         text = f"{value:#.4g}"  # as many digits in every row
     if figure.key == "prediction_error" and value > 0:
         text = f"+{text}"
+    if figure.intervals and (reach := figure.intervals[index]) is not None:
+        sign = "+" if figure.unit == "points" else ""
+        text += f" ({100 * reach.low:{sign}.1f} to {100 * reach.high:{sign}.1f})"
     return f"{text} {BEST}" if index in figure.best else text
 
 
 def format_value(value: float, unit: str) -> str:
     if unit == "share":
         return format_percent(value)
+    if unit == "points":
+        return f"{100 * value:+.1f} points"
     if unit == "s":
         return format_seconds(value)
     if unit == "GiB":

@@ -13,6 +13,8 @@ from launcher.tracking import name_median
 _SMOOTHING = 0.6
 # eval/… without eval/loss, in words that every engine of regular expressions knows.
 TASK_METRICS = r"^eval/([^l]|l[^o]|lo[^s]|los[^s]|loss.).*$"
+# What each of our judges measures an expert by; a run has one of them.
+MAIN_CHECKS = tuple(f"{metrics.EVAL_PREFIX}{name}" for name in ("matches", "behaves", "result", "equal", "right"))
 # Metric -> why no panel shows it.
 LEFT_OUT: Mapping[str, str] = MappingProxyType(
     {
@@ -80,8 +82,11 @@ _LEARNING: tuple[Panel, ...] = (
     ),
     Lines(title="held-out loss by step", metrics=(metrics.EVAL_LOSS,)),
     Lines(title="held-out loss by token", metrics=(metrics.EVAL_LOSS,), x=metrics.TOKENS_SEEN),
-    Lines(title="task metrics", pattern=TASK_METRICS),
+    Lines(title="right answers by step, from the base on", metrics=MAIN_CHECKS, unit="share"),
+    Lines(title="answers that parse", metrics=(f"{metrics.EVAL_PREFIX}parses",), unit="share"),
+    Lines(title="all task metrics", pattern=TASK_METRICS, unit="share"),
     _line(metrics.LEARNING_RATE),
+    Bars(title="right answers, last", metrics=MAIN_CHECKS, unit="share"),
     Bars(title="held-out loss, last", metrics=(metrics.EVAL_LOSS,)),
     _number(metrics.EVAL_LOSS),
 )
@@ -97,14 +102,18 @@ _GOODPUT: tuple[Panel, ...] = (
     Lines(title="seconds lost", metrics=LOST_SECONDS, x=metrics.TOTAL_SECONDS, unit="s", is_stacked=True),
     _number(metrics.GOODPUT),
     Bars(title="seconds lost, last", metrics=LOST_SECONDS, unit="s"),
-    Lines(title="one epoch, one evaluation", metrics=(metrics.EPOCH_SECONDS, metrics.EVAL_SECONDS), unit="s"),
+    Lines(
+        title="one epoch, one evaluation, its answers",
+        metrics=(metrics.EPOCH_SECONDS, metrics.EVAL_SECONDS, metrics.TASK_SECONDS),
+        unit="s",
+    ),
 )
 
 DASHBOARD = Dashboard(
     sections=(
         Section(title="speed", panels=_SPEED),
         Section(title="memory", panels=_MEMORY),
-        Section(title="learning", panels=_LEARNING),
+        Section(title="learning", panels=_LEARNING, rows=4),
         Section(title="stability", panels=_STABILITY, rows=1),
         Section(title="goodput", panels=_GOODPUT),
         Section(title="runs compared", panels=(Comparer(title="what differs"),), columns=1, rows=1),
@@ -119,6 +128,7 @@ DASHBOARD = Dashboard(
             metrics.PREDICTION_ERROR,
             metrics.TRAIN_LOSS,
             metrics.EVAL_LOSS,
+            *MAIN_CHECKS,
             metrics.GOODPUT,
             name_median(metrics.JOULES_PER_TOKEN),
             metrics.TOTAL_SECONDS,

@@ -88,6 +88,10 @@ class Evaluation(Strict):
     metrics: Counts | tuple[str, ...] | None = None
     judge: str | None = None  # of the expert's answers: json, sql, cypher, typescript, or package.module:Class
     judge_command: tuple[str, ...] = ()  # a program instead
+    task_rows: Annotated[int, Field(ge=0, le=10_000)] | None = (
+        None  # answered at each evaluation of a training; 0: none
+    )
+    task_share: Annotated[float, Field(gt=0, le=1)] = 0.05  # of a training's time that answering may take
 
 
 class Integrity(Strict):

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 _DESCRIBES = "describes the published expert; training does not read it"
 _PUBLISHED_ADAPTER = "describes a published adapter; training makes a new one"
-_JUDGES = "says who judges the answers; `launcher eval` reads it, training does not"
-_GENERATION = "how the expert generates text; `launcher ask` and `launcher eval` do the same, training generates none"
+_GENERATION = "how the expert generates text: in `launcher ask`, `launcher eval` and a training's evaluations"
 _PROVENANCE = "a note on where the rows came from; the rows are read from `path`"
 
 NOT_USED: dict[str, str] = {
@@ -32,8 +31,6 @@ NOT_USED: dict[str, str] = {
     "evaluation.test_cases": _DESCRIBES,
     "evaluation.suite": _DESCRIBES,
     "evaluation.metrics": _DESCRIBES,
-    "evaluation.judge": _JUDGES,
-    "evaluation.judge_command": _JUDGES,
     "integrity": "signs the published package; a training run makes a new one",
     "schema_version": "only says how the file is written",
     "soft_prompts": "soft prompts are not trained here, nor were they by the trainer of the published manifests",

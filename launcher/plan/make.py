@@ -25,6 +25,7 @@ from launcher.plan.sizing import LEVELS, Sizing, make_sizing, make_workload
 from launcher.plan.smoke import make_smoke_sizes, restate
 from launcher.plan.speeding import make_speed_plan
 from launcher.plan.strategy import Candidate, explain_strategy, make_candidates
+from launcher.plan.tasks import decide_tasks
 from launcher.rows import RowEstimate
 from launcher.shapes import ModelShape
 from launcher.units import format_gib
@@ -86,6 +87,7 @@ def _assemble(
     compile_plan, compile_scope = make_compile_plan(situation, sizing.workload, layout, length.num_steps)
     speed = make_speed_plan(situation, sizing, layout, length)
     schedule, schedule_decisions = decide_schedule(situation, length, speed.seconds_per_step)
+    tasks, tasks_decision = decide_tasks(situation, schedule, speed, layout)
     loader, loader_decisions = decide_loading(situation, length.num_steps)
     decisions = (
         _explain_profile(situation),
@@ -97,6 +99,7 @@ def _assemble(
         *compile_scope,
         *loader_decisions,
         *schedule_decisions,
+        tasks_decision,
     )
     return Plan(
         launcher_version=__version__,
@@ -125,6 +128,7 @@ def _assemble(
         schedule=schedule,
         wandb=make_wandb_plan(situation),
         guards=situation.options.guards,
+        tasks=tasks,
         memory=_make_memory_plan(sizing, layout),
         speed=speed,
         ladder=make_ladder(sizing, layout, candidates),

@@ -186,12 +186,25 @@ class MemoryPlan(Frozen):
         return sum(term.num_bytes for term in self.terms if term.name != "context")
 
     @property
+    def activation_bytes(self) -> int:
+        return sum(term.num_bytes for term in self.terms if term.name == "activations")
+
+    @property
     def usable_bytes(self) -> int:
         return self.free_bytes - self.headroom_bytes
 
     @property
     def margin_bytes(self) -> int:
         return self.usable_bytes - self.total_bytes
+
+
+class TaskPlan(Frozen):
+    """Answers that are judged while an expert trains: before its first step, and at each evaluation."""
+
+    judge: str
+    num_rows: int  # at most
+    is_fixed: bool  # as many at each evaluation, whatever they take
+    share: float  # of the training's time, that they may take otherwise
 
 
 class GuardPlan(Frozen):
@@ -253,6 +266,7 @@ class Plan(Frozen):
     schedule: SchedulePlan
     wandb: WandbPlan
     guards: GuardPlan
+    tasks: TaskPlan | None  # None: no answers are judged on the way
     memory: MemoryPlan
     speed: SpeedPlan
     ladder: tuple[Rung, ...]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from launcher.checkpoints import list_checkpoints, step_of
 from launcher.errors import LauncherError
+from launcher.evaluations import RunEvaluations, load_evaluations
 from launcher.inputs import Request, load_request
 from launcher.paths import RunPaths
 from launcher.record import RunRecord, load_record
@@ -20,6 +21,8 @@ _FILES = (
     ("command", "what was started"),
     ("slurm", "the script for Slurm"),
     ("metrics", "a line for each step and evaluation"),
+    ("evaluations", "answers to held-out rows while it trained, each with its verdict"),
+    ("evaluation", "what `launcher eval` found, answer by answer"),
     ("outcome", "what became of the run"),
     ("wandb", "where it lies in W&B"),
     ("checkpoints", "to go on from"),
@@ -38,6 +41,7 @@ class RunFile:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportFacts:
     record: RunRecord
+    evaluations: RunEvaluations
     request: Request | None  # None: not kept, or by another version
     command: str | None  # None: `accelerate launch` was called by hand
     files: tuple[RunFile, ...]  # those that are there
@@ -45,9 +49,10 @@ class ReportFacts:
 
 
 def load_facts(paths: RunPaths) -> ReportFacts:
-    checkpoints = list_checkpoints(paths)
+    checkpoints, record = list_checkpoints(paths), load_record(paths)
     return ReportFacts(
-        record=load_record(paths),
+        record=record,
+        evaluations=load_evaluations(record),
         request=_load_request(paths),
         command=_load_command(paths),
         files=tuple(_find_files(paths)),

@@ -15,10 +15,10 @@ from launcher.redaction import BLOT
 from launcher.report.asking import format_command
 from launcher.report.facts import ReportFacts
 from launcher.report.figures import find_total_seconds
+from launcher.report.quality import render_quality
 from launcher.report.results import (
     render_learning,
     render_memory,
-    render_quality,
     render_speed,
     render_stability,
     render_time,
@@ -43,7 +43,7 @@ def render_report(facts: ReportFacts) -> str:
         render_memory(record),
         render_learning(record),
         render_stability(record),
-        render_quality(record),
+        render_quality(record, facts.evaluations, _name_run(facts)),
         _render_reproduction(facts),
         _render_files(facts),
         _render_next(facts),
@@ -58,7 +58,7 @@ def _render_head(facts: ReportFacts) -> str:
         shown = [escape(line) for line in outcome.error.splitlines()[-_SHOWN_ERROR_LINES:]]
         lines.append(fenced("\n".join(shown), "text"))
     if record.plan.profile == "smoke":
-        lines.append("A smoke run: a tiny base with random weights on a small sample. Its figures are of nothing else.")
+        lines.append("A smoke run: a tiny base on a small sample. Its figures are of nothing else.")
     elif record.plan.random_weights:
         lines.append("With random weights: speed and memory are real, what it learnt is not.")
     return "\n\n".join(lines)

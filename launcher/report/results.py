@@ -1,4 +1,4 @@
-"""What a run measured, as Markdown: speed, time, memory, learning, stability, quality."""
+"""What a run measured, as Markdown: speed, time, memory, learning, stability."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from launcher.report.figures import (
     find_highest,
     find_last,
     find_median,
-    find_task_metrics,
     find_total_seconds,
     format_metric,
     format_seconds,
@@ -203,11 +202,3 @@ def _render_attempts(outcome: Outcome) -> str:
         for number, attempt in enumerate(outcome.attempts, start=1)
     ]
     return table(("start", "began", "ended", "from step", "to step"), rows)
-
-
-def render_quality(record: RunRecord) -> str:
-    found = find_task_metrics(record.rows)
-    if not found:
-        return "## Quality\n\nNo task metric was measured: losses are all that is known of this run's quality."
-    rows = [(f"`{code(name)}`", f"{value:.4g}", f"{step:,}") for name, (value, step) in sorted(found.items())]
-    return f"## Quality\n\n{table(('task metric', 'last', 'after step'), rows)}"

@@ -56,7 +56,7 @@ def answer_question(run: FinishedRun, question: str, context: str, max_new_token
             hint="ask with a shorter --input",
         )
     decoding = run.manifest.training.decoding or Decoding()
-    generator = make_generator(
+    generator = load_generator(
         load_generating(run), run.plan, decoding=decoding, max_new_tokens=min(max_new_tokens, room), batch_size=1
     )
     (answer,) = generator.answer([prompt])
@@ -86,12 +86,33 @@ def load_base_alone(plan: Plan) -> Any:
     return load_published_base(plan, dtype, pick_device(plan, dtype))
 
 
-def make_generator(
+def load_generator(
     model: Any, plan: Plan, *, decoding: Decoding, max_new_tokens: int, batch_size: int | None
 ) -> Generator:
-    """Ends answers where training ended them."""
+    """Of a trained expert, with the tokenizer that lies beside its base."""
     tokenizer = load_tokenizer(plan.base.name, base_folders(Path(plan.data.folder)))
-    end_token = make_template(plan.data.prompt_template, tokenizer).end_token
+    return make_generator(
+        model,
+        plan,
+        tokenizer=tokenizer,
+        end_token=make_template(plan.data.prompt_template, tokenizer).end_token,
+        decoding=decoding,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+    )
+
+
+def make_generator(
+    model: Any,
+    plan: Plan,
+    *,
+    tokenizer: BaseTokenizer,
+    end_token: str,
+    decoding: Decoding,
+    max_new_tokens: int,
+    batch_size: int | None,
+) -> Generator:
+    """Ends answers where training ended them."""
     return Generator(
         model,
         tokenizer,

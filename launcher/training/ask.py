@@ -44,7 +44,7 @@ def _ask(arguments: argparse.Namespace) -> str:
     run = load_finished(arguments.run)
     check_fields(run, arguments.question, arguments.input)
     if run.plan.profile == "smoke":
-        _say("note: a smoke run; its tiny base has random weights, so the answer is nonsense")
+        _say("note: a smoke run: a tiny base, which knows the languages of our samples and nothing of the world")
     from launcher.training.answering import answer_question
 
     answer = answer_question(run, arguments.question, arguments.input or "", arguments.max_new_tokens)

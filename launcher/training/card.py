@@ -232,8 +232,8 @@ def _limits(facts: CardFacts) -> str:
     lines = []
     if facts.plan.profile == "smoke":
         lines.append(
-            "- **For trying only.** The smoke profile trained a tiny base with random weights on a small sample: "
-            "its answers are nonsense."
+            "- **For trying only.** The smoke profile trained a tiny base on a small sample: it answers in the ways of "
+            "that sample, and knows nothing of the world."
         )
     for limit in facts.manifest.limitations:
         lines.append(f"- {prose(_describe(limit) if isinstance(limit, Limitation) else limit)}")

@@ -1,4 +1,4 @@
-"""The held-out loss: same precision, same kernels, its own batch size."""
+"""The held-out loss: same precision, same kernels, its own batch size; and what the expert's answers are worth."""
 
 from __future__ import annotations
 
@@ -12,17 +12,26 @@ from launcher import metrics
 from launcher.training.batches import make_shape
 from launcher.training.feeding import evaluation_batches
 from launcher.training.run import Run, Split
+from launcher.training.tasks import Tasks
 
 
 class Evaluator:
     """Of one run. Where its batch does not fit, a smaller one gives the same loss, from then on."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, run: Run, tasks: Tasks | None = None) -> None:
+        self._run, self._tasks = run, tasks
         self._shape = None if run.validation is None else run.validation.shape
 
-    def evaluate(self) -> dict[str, float]:
-        """Mean loss over all trained tokens of the validation split; no value where there is no split."""
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Behind a step; no values where nothing is held out."""
+        return {**self._find_loss(), **self.ask(step)}
+
+    def ask(self, step: int) -> dict[str, float]:
+        """Task metrics, where the plan has them."""
+        return {} if self._tasks is None or not self._tasks.is_due(step) else self._tasks.evaluate(step)
+
+    def _find_loss(self) -> dict[str, float]:
+        """Mean over all trained tokens of the validation split."""
         split = self._run.validation
         if split is None:
             return {}

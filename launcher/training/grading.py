@@ -7,10 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher.corpus.preparation import make_preparation
 from launcher.corpus.questions import HeldOut, read_held_out
@@ -19,16 +16,11 @@ from launcher.inputs import base_folders
 from launcher.manifest.metadata import Decoding
 from launcher.paths import write_text_atomically
 from launcher.quality.judges import open_judge
-from launcher.quality.judging import Judge, Question, Verdict
-from launcher.quality.results import AnswerResult, EvalResult, sum_up
-from launcher.training.chronicle import find_versions
+from launcher.training.graded import Asked, grade
 from launcher.training.guards import end_with_parents
 from launcher.training.subjects import Subject, find_subject
 from launcher.training.verb import run_verb
 from launcher.units import format_duration
-
-if TYPE_CHECKING:
-    from launcher.training.answering import Answer
 
 _DEFAULT_NEW_TOKENS = 512
 _SHOW_EVERY_SECONDS = 1.0
@@ -56,12 +48,6 @@ def _make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    answers: list[Answer]
-    seconds: float
-
-
 def _grade(arguments: argparse.Namespace) -> str:
     subject = find_subject(
         run=arguments.run, adapter=arguments.adapter, expert=arguments.expert, profile=arguments.profile
@@ -71,19 +57,18 @@ def _grade(arguments: argparse.Namespace) -> str:
         tokenizer = load_tokenizer(plan.base.name, base_folders(folder), any_will_do=plan.random_weights)
         held_out = read_held_out(make_preparation(plan, folder, tokenizer), arguments.rows, arguments.split)
         asked = _ask(subject, held_out, arguments)
-        began = time.monotonic()
-        verdicts = _judge(judge, held_out, asked.answers)
-        result = _make_result(subject, held_out, judge, asked, verdicts, arguments.max_new_tokens, began)
+        title, manifest = subject.title, subject.manifest
+        result = grade(judge, held_out, asked, title=title, plan=plan, manifest=manifest)
     write_text_atomically(arguments.out, result.model_dump_json(indent=1) + "\n")
     return "" if arguments.quiet else str(arguments.out)
 
 
 def _ask(subject: Subject, held_out: HeldOut, arguments: argparse.Namespace) -> Asked:
-    from launcher.training.answering import make_generator, quiet_transformers
+    from launcher.training.answering import load_generator, quiet_transformers
 
     quiet_transformers()
     _say(f"asking {subject.title}: {len(held_out.rows)} of {held_out.num_rows} {held_out.split} rows")
-    generator = make_generator(
+    generator = load_generator(
         subject.load(),
         subject.plan,
         decoding=subject.manifest.training.decoding or Decoding(),
@@ -94,56 +79,7 @@ def _ask(subject: Subject, held_out: HeldOut, arguments: argparse.Namespace) -> 
     began = time.monotonic()
     answers = generator.answer([row.prompt for row in held_out.rows], progress.advance)
     progress.end()
-    return Asked(answers=answers, seconds=time.monotonic() - began)
-
-
-def _judge(judge: Judge, held_out: HeldOut, answers: Sequence[Answer]) -> list[Verdict]:
-    questions = [
-        Question(instruction=row.instruction, context=row.context, reference=row.answer) for row in held_out.rows
-    ]
-    return judge.judge(questions, [answer.text for answer in answers])
-
-
-def _make_result(
-    subject: Subject,
-    held_out: HeldOut,
-    judge: Judge,
-    asked: Asked,
-    verdicts: Sequence[Verdict],
-    max_new_tokens: int,
-    judging_began: float,
-) -> EvalResult:
-    decoding = subject.manifest.training.decoding or Decoding()
-    return EvalResult(
-        expert=subject.plan.expert,
-        subject=subject.title,
-        base=subject.plan.base.name,
-        split=held_out.split,
-        source=held_out.source,
-        num_rows=held_out.num_rows,
-        main_check=judge.main_check,
-        checks=sum_up(judge.checks, verdicts),
-        answers=tuple(
-            AnswerResult(
-                key=row.key,
-                instruction=row.instruction,
-                reference=row.answer,
-                answer=answer.text,
-                checks=dict(verdict.checks),
-                reason=verdict.reason,
-                num_tokens=answer.num_tokens,
-                end=answer.end,
-            )
-            for row, answer, verdict in zip(held_out.rows, asked.answers, verdicts, strict=True)
-        ),
-        greedy=not decoding.temperature,
-        seed=subject.plan.schedule.seed,
-        max_new_tokens=max_new_tokens,
-        seconds=asked.seconds,
-        judging_seconds=time.monotonic() - judging_began,
-        versions=find_versions(),
-        made_at=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
+    return Asked(answers=answers, max_new_tokens=arguments.max_new_tokens, seconds=time.monotonic() - began)
 
 
 class _Progress:

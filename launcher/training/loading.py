@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
 from transformers.integrations import deepspeed as hf_deepspeed
@@ -22,8 +23,7 @@ from launcher.plan.model import Plan, QuantizationPlan
 
 DTYPES: Mapping[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _TINY_FOLDER = Path(__file__).resolve().parent.parent / "tiny"
-# The tiny base has no weights of its own yet: everybody draws the same ones.
-_TINY_SEED = 20_261_115
+_DRAWN_SEED = 20_261_115  # of random weights: everybody draws the same ones
 _SAMPLES, _SAMPLE_BYTES = 16, 1 << 16  # of a file, evenly spread; the first one holds its header
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
@@ -31,7 +31,7 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 def load_base(plan: Plan, folders: tuple[Path, ...], attention: str, device: torch.device) -> PreTrainedModel:
     """Frozen or not, it arrives in evaluation mode. `attention` is the name that a backend was registered under."""
     if plan.base.name == TINY_BASE_NAME:
-        return _make_tiny(plan, attention)
+        return _load_tiny(plan, attention)
     source = _find(plan, folders)
     _check_positions(plan, source)
     if plan.random_weights:
@@ -57,9 +57,9 @@ def load_base(plan: Plan, folders: tuple[Path, ...], attention: str, device: tor
 
 def fingerprint_base(plan: Plan, model: PreTrainedModel) -> str:
     """Tells a base from another without reading all of it: its files' sizes, headers, and samples of each."""
-    if plan.base.name == TINY_BASE_NAME or plan.random_weights:
-        return f"drawn:{_TINY_SEED}:{plan.base.name}"
-    folder = Path(str(model.config._name_or_path))
+    if plan.random_weights:
+        return f"drawn:{_DRAWN_SEED}:{plan.base.name}"
+    folder = _TINY_FOLDER if plan.base.name == TINY_BASE_NAME else Path(str(model.config._name_or_path))
     if not folder.is_dir():
         return f"hub:{plan.base.name}@{getattr(model.config, '_commit_hash', None)}"
     digest = hashlib.sha256()
@@ -122,11 +122,16 @@ def _check_positions(plan: Plan, source: str) -> None:
         )
 
 
-def _make_tiny(plan: Plan, attention: str) -> PreTrainedModel:
+def _load_tiny(plan: Plan, attention: str) -> PreTrainedModel:
+    """The base that comes with the launcher: read whole, on the CPU, whatever engine runs; it is small."""
     config = AutoConfig.from_pretrained(str(_TINY_FOLDER))
     with torch.random.fork_rng(devices=[]), _built_whole():
-        torch.manual_seed(_TINY_SEED)
+        torch.manual_seed(_DRAWN_SEED)
         model = _from_config(config, attention, torch.float32)
+    if not plan.random_weights:
+        weights = load_file(_TINY_FOLDER / "model.safetensors")
+        found = model.load_state_dict({name: weight.float() for name, weight in weights.items()}, strict=False)
+        assert found == (["lm_head.weight"], []), found  # which is the embedding
     return model.to(DTYPES[plan.precision.base_dtype])  # type: ignore[arg-type]
 
 
@@ -153,7 +158,7 @@ def _draw(plan: Plan, source: str, attention: str, device: torch.device) -> PreT
         config = AutoConfig.for_model(**dict(known))  # type: ignore[arg-type]
     else:
         config = AutoConfig.from_pretrained(source)
-    torch.manual_seed(_TINY_SEED)
+    torch.manual_seed(_DRAWN_SEED)
     with torch.device(device):
         model = _from_config(config, attention, DTYPES[plan.precision.base_dtype])
     if plan.quantization is not None:

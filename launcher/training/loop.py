@@ -18,6 +18,7 @@ from launcher.training.observers.base import Observer
 from launcher.training.position import Position, find_position
 from launcher.training.readback import Readback
 from launcher.training.run import Run
+from launcher.training.tasks import Tasks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,13 +34,19 @@ class StepResult:
     lap: Lap
 
 
-def train(run: Run, observer: Observer, position: Position | None = None, measure: Measure | None = None) -> int:
+def train(
+    run: Run,
+    observer: Observer,
+    position: Position | None = None,
+    measure: Measure | None = None,
+    tasks: Tasks | None = None,
+) -> int:
     """From a position, or from the beginning. Returns how many steps are done."""
     position = position or find_position(run, 0)
     readback = Readback(run, observer, measure or Measure(), position.tokens_seen)
     observer.on_start(run, position.step)
     try:
-        _train_from(run, observer, position, readback)
+        _train_from(run, observer, position, readback, Evaluator(run, tasks))
     except torch.OutOfMemoryError:
         readback.flush()  # the last whole step is told: the training may go on behind it
         raise
@@ -49,12 +56,14 @@ def train(run: Run, observer: Observer, position: Position | None = None, measur
     return position.step
 
 
-def _train_from(run: Run, observer: Observer, position: Position, readback: Readback) -> None:
-    batches = feed(run.batches(), run.plan.loader, position.step)
-    clock, evaluator, schedule = StepClock(run.engine.device), Evaluator(run), run.plan.schedule
+def _train_from(run: Run, observer: Observer, position: Position, readback: Readback, evaluator: Evaluator) -> None:
+    schedule = run.plan.schedule
+    if position.step == 0:  # what the base can do
+        readback.tell_evaluation(0, evaluator.ask(0))
+    batches, clock = feed(run.batches(), run.plan.loader, position.step), StepClock(run.engine.device)
     if position.owes_evaluation:
         position.owes_evaluation = False
-        readback.tell_evaluation(position.step, evaluator.evaluate())
+        readback.tell_evaluation(position.step, evaluator.evaluate(position.step))
         observer.on_save(run, position)  # with what the evaluation has shown
         clock.restart()
     while position.step < run.num_steps and not observer.wants_to_stop():
@@ -70,7 +79,7 @@ def _train_from(run: Run, observer: Observer, position: Position, readback: Read
             readback.flush()
         if evaluates:
             position.owes_evaluation = True
-            saves |= readback.tell_evaluation(step, evaluator.evaluate())
+            saves |= readback.tell_evaluation(step, evaluator.evaluate(step))
             position.owes_evaluation = False
         if saves:
             run.pulse.beat("saving")

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
+from launcher.corpus.preparation import Preparation
 from launcher.corpus.store import Store
 from launcher.errors import ExitCode
 from launcher.metrics import StepMetrics, load_metrics
@@ -35,6 +36,7 @@ from launcher.training.proof import lay_out, pick_documents
 from launcher.training.resuming import Beginning, ResumeOptions, begin
 from launcher.training.run import Run
 from launcher.training.starting import start
+from launcher.training.tasks import Tasks, open_tasks
 from launcher.training.telling import start_teller
 from launcher.training.topology import check_started
 from launcher.training.warming import rehearse_step
@@ -57,6 +59,7 @@ class Task:
     folders: tuple[Path, ...]  # where bases are looked for
     vocab_size: int  # the tokenizer's
     options: ResumeOptions
+    preparation: Preparation | None = None  # of the store; None: there are no rows to ask
 
 
 def run_training(task: Task, chronicle: Chronicle) -> Ending:
@@ -103,8 +106,9 @@ def _train_once(
     watchdog = _watch_over(run, chronicle)
     ledger.begin(run.pulse, beginning.told, spent)
     try:
+        tasks = None if task.preparation is None else open_tasks(run, task.preparation)
         with measured(run, ledger, beginning.told) as measure:
-            steps_done = _train_saved(run, Observers(observers), beginning, saving, measure)
+            steps_done = _train_saved(run, Observers(observers), beginning, saving, measure, tasks)
     finally:
         watchdog.stop()
     recompiled = count_graphs()[0] - graphs
@@ -152,11 +156,13 @@ def _watch_over(run: Run, chronicle: Chronicle) -> Watchdog:
     return watchdog
 
 
-def _train_saved(run: Run, observer: Observer, beginning: Beginning, saving: Saving, measure: Measure) -> int:
+def _train_saved(
+    run: Run, observer: Observer, beginning: Beginning, saving: Saving, measure: Measure, tasks: Tasks | None
+) -> int:
     """An error leaves whole what was being written; where memory ran out, what was trained by then is saved first."""
     began = beginning.position.step
     try:
-        return train(run, observer, beginning.position, measure)
+        return train(run, observer, beginning.position, measure, tasks)
     except torch.OutOfMemoryError as error:
         if beginning.position.step > began and make_room(run, error):
             saving.on_save(run, beginning.position)

@@ -343,6 +343,75 @@ def test_warnings_shares_and_settings_are_told(page: Page) -> None:
     assert "optimizer.learning_rate" not in settings  # it is the same in all
 
 
+@pytest.fixture(scope="module")
+def judged_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two that were asked the same, one that another judged, one that was asked nothing."""
+    folder = tmp_path_factory.mktemp("judged")
+    made = (
+        MadeRun(run_id="low", num_steps=200, evaluate_every=20, task_rates=(0.1, 0.5)),
+        MadeRun(run_id="high", num_steps=200, evaluate_every=20, task_rates=(0.1, 0.9)),
+        MadeRun(run_id="other", num_steps=200, evaluate_every=20, task_rates=(0.1, 0.7), checker=FOREIGN),
+        MadeRun(run_id="plain", num_steps=200, evaluate_every=20),
+    )
+    file = folder / "compare.html"
+    comparison = make_comparison([read_run(write_run(folder, one)) for one in made], made_at=MADE_AT)
+    file.write_text(render_html(comparison), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def judged(chrome: Chrome, judged_file: Path) -> Iterator[Page]:
+    page = Page(chrome, judged_file)
+    page.settle()
+    yield page
+    assert page.complaints() == []
+    assert page.requests() == []
+
+
+def test_right_answers_are_drawn_from_the_base_on(judged: Page) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    counts = [judged.pixels("eval/matches", colour) for colour in judged.colours()]
+    assert min(counts[:3]) > 3
+    assert counts[3] == 0  # it was asked nothing
+    judged.photograph("judged-light")
+    assert "Same query or same result (eval/matches)".lower() in judged.find("#chart-0 h3").text.lower()
+    told = judged.press("eval/matches", Keys.HOME)
+    assert told.startswith("step 0: ")
+    assert "low 10 %" in told
+    assert "plain" not in told
+    assert "high 90 %" in judged.press("eval/matches", Keys.END)
+    assert judged.press("train/loss", Keys.HOME).startswith("step 0: ")  # one axis for all charts
+    for axis in ("tokens", "seconds"):
+        judged.click(f"input[name=axis][value={axis}]")
+        assert all(judged.pixels("eval/matches", colour) > 3 for colour in judged.colours()[:3])
+        assert "low 10 %" in judged.press("eval/matches", Keys.HOME)
+    judged.click("#theme")
+    judged.photograph("judged-dark")
+
+
+def test_right_answers_are_figures_with_their_reach_that_sort(judged: Page) -> None:
+    heads = judged.texts("#figures-table thead th")
+    number = next(at for at, head in enumerate(heads, 1) if head.strip() == "eval/matches")
+    judged.click(f"#figures-table thead th:nth-child({number}) button")
+    cells = judged.texts(f"#figures-table tbody tr > :nth-child({number})")
+    assert [cell.split(" %")[0] for cell in cells] == ["90.0", "70.0", "50.0", MISSING]
+    assert "(35.2 to 64.8)" in cells[2]
+    best = judged.find_all(f"#figures-table tbody td.best:nth-child({number})")
+    assert [cell.find_element("xpath", "..").get_attribute("data-run") for cell in best] == ["1"]
+    assert best[0].get_attribute("title") == "best of 2 comparable runs; 40 answers judged; 95 %: 76.9 to 96.0"
+    gained = next(at for at, head in enumerate(heads, 1) if head.strip() == "eval/matches, gained")
+    assert judged.column(gained)[0].startswith("+80.0 points")
+    judged.run("arguments[0].scrollIntoView({behavior: 'instant'})", judged.find("#figures"))
+    judged.photograph("judged-figures")
+
+
+def test_another_judge_is_warned_of_and_its_name_is_text(judged: Page) -> None:
+    assert "Answers were judged by different checkers (eval/matches)" in judged.find("#caution-list").text
+    assert escape(FOREIGN) in judged.find("#caution-list").text
+    assert judged.run("return document.querySelectorAll('img').length") == 0
+
+
 @pytest.mark.parametrize("width", [360, 700, 1400, 2400])
 def test_nothing_runs_out_of_the_window(page: Page, width: int) -> None:
     page.chrome.execute_cdp_cmd(

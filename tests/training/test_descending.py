@@ -163,7 +163,7 @@ def test_a_storm_of_retries_counts(laddered: Plan, store: Store, tmp_path: Path)
 def test_evaluation_takes_a_smaller_batch(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = write_store(tmp_path / "store", make_uneven_packs(), make_uneven_packs())
     run = build(vary(plan, {"batch.eval_batch_size": 4}), store, tmp_path / "run")
-    whole = Evaluator(run).evaluate()[metrics.EVAL_LOSS]
+    whole = Evaluator(run).evaluate(1)[metrics.EVAL_LOSS]
     seen: list[int] = []
 
     def fail(_module: torch.nn.Module, inputs: tuple[PackedBatch, ...]) -> None:
@@ -173,10 +173,10 @@ def test_evaluation_takes_a_smaller_batch(plan: Plan, tmp_path: Path, capsys: py
 
     handle = run.engine.model.register_forward_pre_hook(fail)
     evaluator = Evaluator(run)
-    assert evaluator.evaluate()[metrics.EVAL_LOSS] == pytest.approx(whole, rel=1e-6)
+    assert evaluator.evaluate(1)[metrics.EVAL_LOSS] == pytest.approx(whole, rel=1e-6)
     assert seen[:3] == [4, 2, 1]
     seen.clear()
-    evaluator.evaluate()
+    evaluator.evaluate(1)
     assert set(seen) == {1}, "it is remembered"
     handle.remove()
     assert "evaluation ran out of memory; it goes on with 1 at a time" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
 from launcher.inputs import Request, base_folders, plan_request
 from launcher.manifest.metadata import Decoding
 from launcher.plan.model import Plan
-from launcher.training.answering import Answer, Generator, StopAtText, load_base_alone, make_generator
+from launcher.training.answering import Answer, Generator, StopAtText, load_base_alone, load_generator
 
 PROMPTS = ["MATCH", "SELECT name FROM films WHERE", '{"a": 1', "function f(", "a" * 60, "x"]
 
@@ -32,7 +32,7 @@ def tokenizer(smoke: Plan) -> BaseTokenizer:
 
 
 def generator(model: object, smoke: Plan, batch_size: int | None, decoding: Decoding | None = None) -> Generator:
-    return make_generator(model, smoke, decoding=decoding or Decoding(), max_new_tokens=12, batch_size=batch_size)
+    return load_generator(model, smoke, decoding=decoding or Decoding(), max_new_tokens=12, batch_size=batch_size)
 
 
 def texts(answers: list[Answer]) -> list[str]:

@@ -36,7 +36,7 @@ MAY_USE: dict[str, set[str]] = {
     "memory": FOUNDATION | {"shapes", "hardware"},
     "rows": FOUNDATION | {"manifest"},
     "speed": FOUNDATION | {"shapes", "hardware"},
-    "plan": FOUNDATION | {"memory", "speed", "manifest", "hardware", "gpus", "shapes", "rows"},
+    "plan": FOUNDATION | {"memory", "speed", "manifest", "hardware", "gpus", "shapes", "rows", "quality"},
     "started": FOUNDATION,
     "inputs": FOUNDATION
     | {"started", "manifest", "hardware", "gpus", "probe", "bases", "shapes", "rows", "plan"}
@@ -44,8 +44,10 @@ MAY_USE: dict[str, set[str]] = {
     "render": FOUNDATION | {"plan", "paths", "hardware", "shapes"},
     "record": FOUNDATION | {"paths", "metrics", "plan"},
     "quality": FOUNDATION | {"manifest"},
+    "regression": FOUNDATION | {"corpus", "inputs", "metrics", "paths", "plan", "processes", "quality", "record"},
     "tracking": FOUNDATION | {"metrics", "paths", "hardware", "plan", "record"},
-    "compare": FOUNDATION | {"metrics", "paths", "plan", "prose", "record", "tracking"},
+    "evaluations": FOUNDATION | {"quality", "record"},
+    "compare": FOUNDATION | {"evaluations", "metrics", "paths", "plan", "prose", "quality", "record", "tracking"},
     "checkpoints": FOUNDATION | {"paths"},
     "locking": FOUNDATION | {"paths"},
     "experience": FOUNDATION | {"paths", "plan"},
@@ -72,7 +74,8 @@ MAY_USE: dict[str, set[str]] = {
     "metrics": FOUNDATION,
     "prose": FOUNDATION,
     "dashboard": FOUNDATION | {"metrics", "processes", "tracking"},
-    "report": FOUNDATION | {"checkpoints", "hardware", "inputs", "metrics", "paths", "plan", "prose", "record"},
+    "report": FOUNDATION
+    | {"checkpoints", "evaluations", "hardware", "inputs", "metrics", "paths", "plan", "prose", "quality", "record"},
     "arguments": FOUNDATION | {"inputs"},
     "training": FOUNDATION
     | {"plan", "metrics", "paths", "corpus", "memory", "speed", "record", "bases", "manifest", "inputs", "preparing"}
@@ -101,6 +104,7 @@ MAY_USE: dict[str, set[str]] = {
         "processes",
         "quality",
         "record",
+        "regression",
         "report",
         "rehearsal",
         "relay",

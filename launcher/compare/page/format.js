@@ -25,6 +25,7 @@ function formatSeconds(seconds) {
 function formatValue(value, unit) {
   if (value === null || value === undefined || Number.isNaN(value)) return DASH;
   if (unit === "share") return `${trim((100 * value).toPrecision(3))} %`;
+  if (unit === "points") return `${value > 0 ? "+" : ""}${(100 * value).toFixed(1)} points`;
   if (unit === "s") return formatSeconds(value);
   if (unit === "GiB") return `${value.toFixed(2)} GiB`;
   if (unit === "tokens/s" || unit === "tokens" || unit === "rows/s") return formatCount(value);

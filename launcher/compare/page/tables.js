@@ -1,6 +1,6 @@
 // Tables that sort by their heads, bars of shares, and the settings.
 
-// heads: {title, isNumber, note, better}; rows: {run, name, cells: [{text, sort, best, kind}]}
+// heads: {title, isNumber, note, better}; rows: {run, name, cells: [{text, sort, best, kind, range, told}]}
 function makeTable(caption, heads, rows, sortedBy = null) {
   const body = make("tbody");
   const all = [{ title: "run", isNumber: false }, ...heads];
@@ -8,7 +8,7 @@ function makeTable(caption, heads, rows, sortedBy = null) {
   const order = { column: null, isDown: false };
   const columns = all.map((head, column) => {
     const arrow = make("span", { class: "arrow", "aria-hidden": "true" });
-    const button = make("button", { type: "button", text: head.title });
+    const button = make("button", { type: "button", text: head.title, class: head.title.startsWith("eval/") ? "name" : "" });
     button.append(" ", arrow);
     if (head.note) button.title = head.note;
     const cell = make("th", { scope: "col", "aria-sort": "none", class: head.isNumber ? "number" : "" }, button);
@@ -25,7 +25,8 @@ function makeTable(caption, heads, rows, sortedBy = null) {
     row.cells.forEach((cell, at) => {
       const element = make("td", { class: [all[at + 1].isNumber ? "number" : "", cell.kind ?? ""].join(" ").trim(), text: cell.text });
       if (cell.best) element.append(make("span", { text: " ★", "aria-hidden": "true" }), make("span", { class: "unseen", text: ` best of ${cell.best} comparable runs` }));
-      if (cell.best) element.title = `best of ${cell.best} comparable runs`;
+      if (cell.range) element.append(make("small", { class: "range", text: cell.range }));
+      element.title = [cell.best ? `best of ${cell.best} comparable runs` : "", cell.told ?? ""].filter(Boolean).join("; ");
       line.append(element);
     });
     body.append(line);
@@ -65,7 +66,9 @@ function makeFigures() {
     for (const figure of comparison.figures) {
       const value = figure.values[index];
       const best = figure.best[index];
-      cells.push({ text: formatFigure(figure, value), sort: value, best, kind: best ? "best" : value === null ? "void" : "" });
+      const reach = figure.intervals[index] ?? null;
+      const told = reach && `${reach.num_rows.toLocaleString("en")} answers judged; 95 %: ${formatReach(reach)}`;
+      cells.push({ text: formatFigure(figure, value), sort: value, best, kind: best ? "best" : value === null ? "void" : "", range: reach && `(${formatReach(reach)})`, told });
     }
     return { run: index, name: run.name, cells };
   });
@@ -81,6 +84,10 @@ function formatFigure(figure, value) {
   if (figure.unit.startsWith("tokens")) return formatCount(value, (text) => text);
   if (figure.key.includes("loss")) return value.toPrecision(4);
   return formatValue(value, figure.unit);
+}
+
+function formatReach({ low, high }) {
+  return `${(100 * low).toFixed(1)} to ${(100 * high).toFixed(1)}`;
 }
 
 function makeShares() {

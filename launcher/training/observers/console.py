@@ -58,10 +58,15 @@ class Console(Observer):
             self._move(run, metrics, text)
 
     def on_evaluation(self, run: Run, metrics: StepMetrics) -> bool:
+        where = f"step {metrics.step:,}/{run.num_steps:,}" if metrics.step else "the base"
         loss = metrics.get(names.EVAL_LOSS)
         if loss is not None:
             seconds = format_duration(metrics.values[names.EVAL_SECONDS])
-            self._say(run, f"step {metrics.step:,}/{run.num_steps:,}  held-out loss {loss:.4f}  ({seconds})")
+            self._say(run, f"{where}  held-out loss {loss:.4f}  ({seconds})")
+        shares = names.find_task_metrics(metrics)
+        if shares:
+            told = ", ".join(f"{name} {format_percent(share)}" for name, share in shares.items())
+            self._say(run, f"{where}  answers: {told}  ({format_duration(metrics.values[names.TASK_SECONDS])})")
         return False
 
     def on_end(self, run: Run, step: int) -> None:

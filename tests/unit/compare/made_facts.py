@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from launcher import metrics
 from launcher.compare.facts import Column, RunFacts, Traits
+from launcher.compare.judged import Judged, JudgedRun, strip_texts
 from launcher.compare.make import make_comparison
 from launcher.compare.model import Comparison
+from launcher.evaluations import Evaluation, RunEvaluations
+from tests.made_evaluations import make_evaluation
 
 DATA_KEY = "0123456789abcdef" * 4
 MADE_AT = "2026-11-15T12:00:00+00:00"
@@ -50,6 +54,27 @@ def make_facts(
         num_steps=num_steps,
     )
     return replace(facts, **changes)  # type: ignore[arg-type]
+
+
+def make_judged(rates: Mapping[str, float], **changes: Any) -> Judged:
+    """See tests/made_evaluations.py."""
+    found = RunEvaluations(base=Evaluation(result=make_evaluation(rates, **changes), step=0))
+    judged = strip_texts(found).base
+    assert judged is not None
+    return judged
+
+
+def with_answers(name: str, first: float, last: float, *, columns: bool = True, **changes: Any) -> RunFacts:
+    """Right answers of the base and of what was trained, told at steps 0, 2 and 4."""
+    base, trained = (
+        make_judged({"parses": (1 + rate) / 2, "matches": rate}, seed=name, **changes) for rate in (first, last)
+    )
+    facts = make_facts(name, judged=JudgedRun(base=base, trained=trained))
+    rates = {
+        "eval/parses": make_column([(1 + first) / 2, 0.8, (1 + last) / 2], [0, 2, 4]),
+        "eval/matches": make_column([first, (first + last) / 2, last], [0, 2, 4]),
+    }
+    return replace(facts, columns={**facts.columns, **rates}) if columns else facts
 
 
 def with_traits(name: str, **changes: object) -> RunFacts:

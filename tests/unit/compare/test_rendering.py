@@ -15,7 +15,7 @@ from launcher.compare.markdown import render_markdown
 from launcher.compare.model import Comparison
 from launcher.compare.terminal import render_terminal
 from tests.conftest import ROOT
-from tests.unit.compare.made_facts import TRAITS, compare, make_column, make_facts
+from tests.unit.compare.made_facts import TRAITS, compare, make_column, make_facts, with_answers
 
 GOLDEN = ROOT / "tests" / "golden" / "compare"
 
@@ -52,6 +52,27 @@ def check(name: str, text: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     assert text == file.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def tasks() -> Comparison:
+    """Two that were asked the same, one that another judged, one that was asked nothing, one that tells rates alone."""
+    alone = make_facts("told <b>", {"eval/matches": [0.1, 0.4], metrics.TRAIN_LOSS: [3.0, 2.0]}, kind="wandb")
+    runs = (
+        with_answers("low", 0.1, 0.5),
+        with_answers("high", 0.1, 0.9),
+        with_answers("other", 0.1, 0.7, checker="made | 2.0"),
+        make_facts("plain"),
+        alone,
+    )
+    return compare(*runs).model_copy(update={"launcher_version": "0"})
+
+
+def test_task_metrics_in_each_view(tasks: Comparison) -> None:
+    check("tasks.md", render_markdown(tasks))
+    check("tasks.json", tasks.model_dump_json(indent=2) + "\n")
+    check("tasks.txt", render_terminal(tasks, width=100).plain)
+    assert Comparison.model_validate_json(tasks.model_dump_json()) == tasks
 
 
 def test_markdown(comparison: Comparison) -> None:
@@ -105,4 +126,6 @@ def test_the_hosts_wait_is_drawn_only_where_the_devices_is_not_known() -> None:
 
 
 def test_golden_files_have_no_strays() -> None:
-    assert {file.name for file in Path(GOLDEN).iterdir()} == {"four.md", "four.json", "four.txt"}
+    assert {file.name for file in Path(GOLDEN).iterdir()} == {
+        f"{name}.{form}" for name in ("four", "tasks") for form in ("md", "json", "txt")
+    }

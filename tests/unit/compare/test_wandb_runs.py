@@ -14,6 +14,7 @@ import pytest
 
 from launcher import metrics
 from launcher.compare.facts import make_columns
+from launcher.compare.figures import make_figures
 from launcher.compare.wandb_runs import _make_row, _parse, find_wandb_log, read_wandb_run
 from launcher.errors import InputError
 
@@ -21,10 +22,12 @@ WRITE = """
 import wandb
 config = {"lr": 1e-3, "data_key": "k", "model": {"global_batch_size": 16}}
 run = wandb.init(project="p", name="<b>foreign</b>", config=config)
+run.log({"eval/matches": 0.125, "eval/parses": 0.5, "train/step": 0})
 for step in range(1, 41):
     run.log({"train/loss": 4.0 - step / 20, "tokens_per_second": 100.0 + step, "train/step": step * 10, "x": {"y": 2}})
     if step % 20 == 0:
-        run.log({"eval_loss": 5.0 - step / 20, "train/step": step * 10})
+        rates = {"eval/matches": step / 80, "eval/parses": 0.75, "eval/runtime": 0.5, "eval/score": 7.0}
+        run.log({"eval_loss": 5.0 - step / 20, "train/step": step * 10, **rates})
 run.finish()
 """
 
@@ -59,6 +62,11 @@ def test_a_real_offline_run_comes_back(offline_run: Path) -> None:
     assert len(run.column(metrics.TOKENS_PER_SECOND).values) == 40
     assert run.column(metrics.TOTAL_SECONDS).tells  # W&B's own clock
     assert (run.traits.data_key, run.traits.global_batch_size) == ("k", 16)
+    assert tuple(run.column("eval/matches").steps) == (0, 200, 400)
+    assert tuple(run.column("eval/matches").values) == (0.125, 0.25, 0.5)
+    assert {name for name in run.columns if name.startswith("eval/")} == {"eval/loss", "eval/matches", "eval/parses"}
+    figures = {figure.title: figure.values for figure in make_figures([run])}
+    assert (figures["eval/matches"], figures["eval/matches, gained"]) == ((0.5,), (0.375,))
     assert run.settings["W&B config", "lr"] == "0.001"
     assert [file.name for file in offline_run.iterdir() if "cli" in file.name] == []  # reading leaves nothing behind
 
@@ -135,4 +143,7 @@ def test_names_of_others_become_ours() -> None:
     assert own is not None
     assert own.values[metrics.TOTAL_SECONDS] == 60.0
     assert _make_row({"_runtime": 3.5, "_step": 1}, 0) is None
+    rates = _make_row({"eval/matches": 0.5, "eval/\x1b[31m": 0.5, "eval/ä": 0.5, "train/step": 0}, 0)
+    assert rates is not None
+    assert (rates.step, rates.values) == (0, {"eval/matches": 0.5})
     assert _make_row("text", 0) is None

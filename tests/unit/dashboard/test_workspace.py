@@ -15,13 +15,17 @@ from typing import Any
 import pytest
 
 from launcher import metrics
+from launcher.compare.judged import _KNOWN_MAINS
 from launcher.dashboard import workspace
-from launcher.dashboard.content import DASHBOARD, LEFT_OUT, TASK_METRICS
+from launcher.dashboard.content import DASHBOARD, LEFT_OUT, MAIN_CHECKS, TASK_METRICS
 from launcher.dashboard.model import Bars, Comparer, Lines
 from launcher.dashboard.workspace import PIP_LINE, WANDB_WORKSPACES, Place, dump_view, name_view, render_specification
 from launcher.errors import InputError
 from launcher.inputs import Request, plan_request
 from launcher.metrics import METRICS_BY_NAME
+from launcher.quality.command import MAIN
+from launcher.quality.cypher import CypherJudge
+from launcher.quality.sql import SqlJudge
 from launcher.tracking import MEDIANS, STEP_AXIS, make_config, name_median
 from tests.conftest import ROOT
 
@@ -84,7 +88,7 @@ def test_every_metric_is_shown_or_left_out_for_a_reason() -> None:
     shown = DASHBOARD.metrics
     assert set(METRICS_BY_NAME) - shown == set(LEFT_OUT)
     medians = {name_median(name) for name in MEDIANS}
-    assert shown - set(METRICS_BY_NAME) - medians == {STEP_AXIS, "status"}
+    assert shown - set(METRICS_BY_NAME) - medians - {"eval/parses"} == {STEP_AXIS, "status", *MAIN_CHECKS}
 
 
 def test_the_sections_are_those_that_were_asked_for() -> None:
@@ -115,6 +119,17 @@ def test_settings_of_the_table_are_what_runs_tell_wandb() -> None:
     plan = plan_request(Request(expert="neo4j", profile="smoke")).plan
     told = make_config(plan, {}, data_key=None)
     assert {*DASHBOARD.runs.group_by, *DASHBOARD.runs.settings} <= set(told)
+
+
+def test_right_answers_are_shown_by_what_our_judges_measure_experts_by() -> None:
+    # JSON: equal. TypeScript: behaves, or equal without Node.
+    mains = {SqlJudge.main_check, CypherJudge.main_check, MAIN, "equal", "behaves"}
+    assert {f"eval/{name}" for name in mains} == set(MAIN_CHECKS)
+    learning = next(section for section in DASHBOARD.sections if section.title == "learning")
+    shown = [panel for panel in learning.panels if isinstance(panel, Lines | Bars) and panel.metrics == MAIN_CHECKS]
+    assert [type(panel) for panel in shown] == [Lines, Bars]
+    assert {f"eval/{name}" for name in _KNOWN_MAINS} == set(MAIN_CHECKS)  # as compare knows them
+    assert set(MAIN_CHECKS) <= set(DASHBOARD.runs.results)
 
 
 def test_task_metrics_are_all_of_an_evaluation_but_its_loss() -> None:

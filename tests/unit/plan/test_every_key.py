@@ -109,6 +109,10 @@ for key in ("project", "entity", "group", "name", "notes"):
     CHANGES[f"training.config.wandb.{key}"] = {f"training.config.wandb.{key}": "other"}
 CHANGES["training.config.wandb.tags"] = {"training.config.wandb.tags": ["x"]}
 CHANGES["training.config.wandb.artifacts"] = {"training.config.wandb.artifacts": ["adapter"]}
+CHANGES["evaluation.judge"] = {"evaluation": {"judge": "sql"}}
+CHANGES["evaluation.judge_command"] = {"evaluation": {"judge_command": ["judge"]}}
+CHANGES["evaluation.task_rows"] = {"evaluation": {"task_rows": 5}}
+CHANGES["evaluation.task_share"] = {"evaluation": {"task_share": 0.2}}
 CHANGES["training.config.wandb.mode"] = {"training.config.wandb.mode": "disabled"}
 
 # Keys whose value only ever decides between accepted and refused.

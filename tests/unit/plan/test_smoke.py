@@ -37,7 +37,7 @@ def sizes_of(plan: Plan) -> dict[str, Any]:
 SIZES = {
     "batch": (8, 512),
     "steps": 60,
-    "rate": 3e-3,
+    "rate": 1e-3,
     "warmup": 5,
     "evaluation": (20, None),
     "saving": (20, None),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import metrics
+from launcher.evaluations import Evaluation, RunEvaluations
 from launcher.inputs import Request, plan_request
 from launcher.memory import MemoryTerm
 from launcher.metrics import StepMetrics
@@ -17,9 +18,15 @@ from launcher.record import Attempt, Outcome, RunRecord, WandbTrace
 from launcher.report import ReportFacts
 from launcher.report.facts import RunFile
 from launcher.units import GIB
+from tests.made_evaluations import make_evaluation
 
 REQUEST = Request(expert="neo4j", gpu="rtx4090", gpus_per_node=2, max_steps=4, price_per_gpu_hour=0.4)
 PATHS = RunPaths(Path("runs/made"))
+RATES = {
+    0: {"parses": 0.4, "matches": 0.1},
+    2: {"parses": 0.6, "matches": 0.2},
+    4: {"parses": 0.9, "matches": 0.5},
+}
 
 
 def make_plan(**changes: Any) -> Plan:
@@ -107,10 +114,26 @@ def make_rows() -> tuple[StepMetrics, ...]:
         for step, loss in enumerate(losses, start=1)
     ]
     evaluations = [
-        StepMetrics(step=step, epoch=step / 4, values={metrics.EVAL_LOSS: loss, "eval/exact_match": match})
-        for step, loss, match in ((2, 1.6, 0.25), (4, 1.25, 0.5))
+        StepMetrics(step=step, epoch=step / 4, values={metrics.EVAL_LOSS: loss, **_task_values(step)})
+        for step, loss in ((2, 1.6), (4, 1.25))
     ]
-    return (*steps[:2], evaluations[0], *steps[2:], evaluations[1])
+    base = StepMetrics(step=0, epoch=0.0, values={**_task_values(0), metrics.TOTAL_SECONDS: 9.0})
+    return (base, *steps[:2], evaluations[0], *steps[2:], evaluations[1])
+
+
+def _task_values(step: int) -> dict[str, float]:
+    return {f"eval/{name}": rate for name, rate in RATES[step].items()}
+
+
+def make_evaluations(**changes: Any) -> RunEvaluations:
+    """Of the base, while it trained, and by `launcher eval`."""
+    found = RunEvaluations(
+        base=Evaluation(result=make_evaluation(RATES[0]), step=0),
+        trained=Evaluation(result=make_evaluation(RATES[4]), step=4),
+        whole=Evaluation(result=make_evaluation(RATES[4], num_rows=100, split="test", first_row=500), step=None),
+        kept_step=4,
+    )
+    return replace(found, **changes)
 
 
 def make_outcome(**changes: Any) -> Outcome:
@@ -165,6 +188,7 @@ def make_facts(
     )
     facts = ReportFacts(
         record=record,
+        evaluations=make_evaluations(),
         request=REQUEST,
         command="# In the project root:\naccelerate launch launcher/train.py --plan runs/made/plan.json\n",
         files=(RunFile(name="plan.json", what="every decision, as a value"),),

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher import metrics
+from launcher.evaluations import RunEvaluations
 from launcher.hardware import make_hardware
 from launcher.metrics import StepMetrics
 from launcher.paths import RunPaths
@@ -64,7 +65,11 @@ def test_a_run_that_did_not_end_well_says_so_and_how_to_go_on(
 
 
 def test_a_run_that_never_began_has_a_plan_and_no_figures() -> None:
-    report = render_report(make_facts(outcome=None, rows=(), saved_step=None))
+    nothing = RunEvaluations()
+    report = render_report(make_facts(outcome=None, rows=(), saved_step=None, evaluations=nothing))
+    assert section(report, "Quality").strip() == (
+        "No answers were judged: losses are all that is known of this run's quality."
+    )
     assert report.splitlines()[2] == "**Not started.** Its files are written; nothing ran."
     assert "| precision | BF16 | the GPU has it | hardware |" in report
     for title in ("Speed", "Learning", "Stability"):
@@ -91,7 +96,8 @@ def test_without_a_gpu_nothing_of_one_is_told() -> None:
     plan = make_plan(hardware=cpu, strategy="single", speed=speed, profile="smoke")
     values = {metrics.TRAIN_LOSS: 2.0, metrics.STEP_SECONDS: 2.0, metrics.DATA_WAIT_SECONDS: 0.5}
     rows = (StepMetrics(step=1, epoch=0.1, values={**values, metrics.TOKENS_PER_SECOND: 50.0}),)
-    report = render_report(make_facts(plan=plan, outcome=make_outcome(goodput={}), rows=rows))
+    nothing = RunEvaluations(kept_step=1)
+    report = render_report(make_facts(plan=plan, outcome=make_outcome(goodput={}), rows=rows, evaluations=nothing))
     speed_section = section(report, "Speed")
     assert "Of one step." in speed_section
     assert "| tokens a second | 50 tokens/s |\n" in speed_section
@@ -101,8 +107,8 @@ def test_without_a_gpu_nothing_of_one_is_told() -> None:
     assert "only GPUs count their peaks" in section(report, "Memory")
     assert "predicted against measured" not in report
     assert "No held-out loss was measured." in section(report, "Learning")
-    assert "No task metric was measured" in section(report, "Quality")
-    assert "A smoke run" in report
+    assert "No answers were judged" in section(report, "Quality")
+    assert "A smoke run: a tiny base on a small sample." in report
 
 
 def test_predicted_and_measured_memory_are_compared_at_the_highest_peak() -> None:

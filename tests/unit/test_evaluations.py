@@ -1,0 +1,143 @@
+"""What was found of a run's answers: which file tells of the base, of the adapter, and what is wrong with a file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.evaluations import RunEvaluations, load_evaluations, order_steps
+from launcher.metrics import TRAIN_LOSS
+from launcher.paths import RunPaths
+from launcher.record import RunRecord, load_record
+from tests.made_evaluations import make_evaluation
+from tests.made_runs import MadeRun, write_evaluation, write_run
+
+MADE = MadeRun(run_id="made", num_steps=30, task_rates=(0.1, 0.6))
+RATES = {"parses": 0.9, "matches": 0.5}
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    """Evaluated at 0, 10, 20 and 30."""
+    return write_run(tmp_path, MADE)
+
+
+def load(paths: RunPaths) -> RunEvaluations:
+    return load_evaluations(load_record(paths))
+
+
+def with_best(paths: RunPaths, step: int, *, is_loaded: bool) -> RunRecord:
+    record = load_record(paths)
+    assert record.outcome is not None
+    schedule = record.plan.schedule.model_copy(update={"load_best_model_at_end": is_loaded})
+    plan = record.plan.model_copy(update={"schedule": schedule})
+    return replace(record, plan=plan, outcome=record.outcome.model_copy(update={"best_step": step}))
+
+
+def test_the_base_is_step_nought_and_the_adapter_the_last_one(paths: RunPaths) -> None:
+    found = load(paths)
+    assert found.base is not None
+    assert found.trained is not None
+    assert (found.base.step, found.trained.step, found.kept_step) == (0, 30, 30)
+    assert found.base.result.main.rate == pytest.approx(0.1)
+    assert found.trained.result.main.rate == pytest.approx(0.6)
+    assert (found.whole, found.unreadable, found.adapter) == (None, (), found.trained)
+
+
+def test_a_run_that_ends_with_its_best_weights_is_told_by_their_step(paths: RunPaths) -> None:
+    found = load_evaluations(with_best(paths, 20, is_loaded=True))
+    assert found.trained is not None
+    assert (found.trained.step, found.kept_step) == (20, 20)
+    last = load_evaluations(with_best(paths, 20, is_loaded=False))  # the best is known, and was not taken
+    assert last.trained is not None
+    assert (last.trained.step, last.kept_step) == (30, 30)
+
+
+def test_where_the_best_step_was_not_judged_the_last_one_is_told_and_the_difference_known(paths: RunPaths) -> None:
+    paths.evaluation_at(20).unlink()
+    found = load_evaluations(with_best(paths, 20, is_loaded=True))
+    assert found.trained is not None
+    assert (found.trained.step, found.kept_step, found.unreadable) == (30, 20, ())
+    assert order_steps([10, 30, 20], 20) == [20, 30, 10]
+
+
+def test_the_evaluation_with_the_most_answers_tells_of_the_adapter(paths: RunPaths) -> None:
+    write_evaluation(paths.evaluation, make_evaluation(RATES, num_rows=200, split="test"))
+    found = load(paths)
+    assert found.whole is not None
+    assert found.adapter is found.whole
+    write_evaluation(paths.evaluation, make_evaluation(RATES, num_rows=8, split="test"))
+    few = load(paths)
+    assert few.adapter is few.trained
+
+
+def test_an_evaluation_before_the_run_went_on_is_of_other_weights(paths: RunPaths) -> None:
+    write_evaluation(paths.evaluation, make_evaluation(RATES, made_at="2026-11-15T09:00:00+00:00"))
+    found = load(paths)
+    assert (found.whole, found.is_outdated) == (None, True)
+    write_evaluation(paths.evaluation, make_evaluation(RATES, made_at="some day"))
+    assert load(paths).whole is not None
+
+
+@pytest.mark.parametrize("text", ["", "{}", "\x00", '{"schema_version": 1}'])
+def test_files_that_cannot_be_read_are_named_and_no_error(paths: RunPaths, text: str) -> None:
+    paths.evaluation_at(0).write_text(text)
+    paths.evaluation_at(30).write_text(text)
+    paths.evaluation.write_text(text)
+    found = load(paths)
+    assert set(found.unreadable) == {"evaluations/step-000000.json", "evaluations/step-000030.json", "eval.json"}
+    assert (found.base, found.whole) == (None, None)
+    assert found.trained is not None
+    assert found.trained.step == 20  # the last that can be read
+
+
+def test_an_evaluation_without_its_main_check_is_none(paths: RunPaths) -> None:
+    result = make_evaluation(RATES).model_copy(update={"main_check": "another"})
+    write_evaluation(paths.evaluation, result)
+    assert load(paths).unreadable == ("eval.json",)
+
+
+def test_nothing_is_found_where_nothing_was_judged(tmp_path: Path) -> None:
+    found = load(write_run(tmp_path, MadeRun(run_id="plain", num_steps=3)))
+    assert found == RunEvaluations(kept_step=3)
+    assert (found.adapter, found.gain) == (None, None)
+    assert load(write_run(tmp_path, MadeRun(run_id="fresh", num_steps=0, status=None))) == RunEvaluations()
+
+
+def test_steps_that_will_be_trained_again_are_not_told(paths: RunPaths) -> None:
+    """The files lie there from before the run was taken up from an earlier checkpoint."""
+    record = load_record(paths)
+    found = load_evaluations(replace(record, rows=tuple(row for row in record.rows if row.step <= 15)))
+    assert found.trained is not None
+    assert found.trained.step == 10
+
+
+def test_what_else_lies_in_the_folder_is_left_alone(paths: RunPaths) -> None:
+    for name in ("slice.json", "step-x.json", "step-000030.json.tmp", ".step-000020.json.1.tmp"):
+        (paths.evaluations / name).write_text("{}")
+    assert load(paths).unreadable == ()
+
+
+def test_the_gain_is_counted_on_the_same_rows(paths: RunPaths) -> None:
+    gain = load(paths).gain
+    assert gain is not None
+    change, warnings = gain
+    assert (change.num_rows, change.num_won, change.num_lost, warnings) == (40, 20, 0, ())
+    for step in (10, 20, 30):
+        paths.evaluation_at(step).unlink()
+    assert load(paths).gain is None
+    write_evaluation(paths.evaluation, make_evaluation(RATES, num_rows=60))
+    of_whole = load(paths).gain
+    assert of_whole is not None
+    assert (of_whole[0].num_rows, of_whole[1]) == (40, ("40 rows in common, of 40 before and 60 now",))
+    write_evaluation(paths.evaluation, make_evaluation(RATES, first_row=900, split="test"))
+    assert load(paths).gain is None  # not one row in common
+
+
+def test_a_row_of_step_nought_is_no_step(paths: RunPaths) -> None:
+    record = load_record(paths)
+    assert record.rows[0].step == 0
+    assert TRAIN_LOSS not in record.rows[0].values
+    assert [row.step for row in record.steps] == list(range(1, 31))
