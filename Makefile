@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 SETUP_FILES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train plan prepare compare dashboard doctor eval quality-tools test test-all test-gpu test-slurm torture check format \
+.PHONY: help train plan prepare compare dashboard doctor eval regression quality-tools test test-all test-gpu test-slurm torture check format \
 	configs schema samples clean
 
 help:  ## list the targets
@@ -39,6 +39,9 @@ doctor: $(VENV)/.full  ## say what is wrong with this machine, or a run: make do
 
 eval: $(VENV)/.full  ## judge an expert's answers: make eval EXPERT=json ARGS='--base'
 	@$(BIN)/launcher eval $(EXPERT) $(ARGS)
+
+regression: $(VENV)/.full  ## old configuration against the optimised one, trained and judged: make regression EXPERT=json [STEPS=10]
+	@$(BIN)/launcher regression $(EXPERT) $(if $(STEPS),--max-steps $(STEPS)) $(ARGS)
 
 quality-tools: $(VENV)/quality-node/.done  ## install what judges Cypher and TypeScript in Node (needs npm)
 

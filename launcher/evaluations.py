@@ -40,7 +40,7 @@ class RunEvaluations:
 
     @property
     def gain(self) -> tuple[Change, tuple[str, ...]] | None:
-        """From the base to what was trained, row by row, and what makes them hard to compare. None: no row in common."""
+        """From the base to what was trained, row by row, and what spoils that. None: they have no row in common."""
         for now in (self.trained, self.whole):
             if self.base is not None and now is not None:
                 with suppress(InputError):

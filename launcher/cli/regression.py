@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from contextlib import closing
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,16 +69,32 @@ def run(arguments: argparse.Namespace) -> int:
     stem = make_run_id(pair.new.plan.expert, "regression", datetime.now(UTC))
     runs_dir = Path(arguments.runs_dir)
     old, new = (name_run(runs_dir, f"{stem}-{side.name}") for side in (pair.old, pair.new))
+    cpu_seconds = []
     for side, paths in ((pair.old, old), (pair.new, new)):
         _say(f"training {paths.run_id}")
-        train(side.request, paths)
+        cpu_seconds.append(train(side.request, paths))
     for paths in (old, new):
         evaluate(paths, _make_eval_words(arguments))
-    return judge(pair, old, new, max_drop=arguments.max_drop, is_json=arguments.json, more_notes=load)
+    cost = Cost(cpu_seconds=(cpu_seconds[0], cpu_seconds[1]), notes=load)
+    return judge(pair, old, new, max_drop=arguments.max_drop, is_json=arguments.json, cost=cost)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What was seen while both were trained, and stands in no file."""
+
+    cpu_seconds: tuple[float, float] | None = None  # of the old one and the new one
+    notes: tuple[str, ...] = ()
 
 
 def judge(
-    pair: Pair, old: RunPaths, new: RunPaths, *, max_drop: float, is_json: bool, more_notes: tuple[str, ...] = ()
+    pair: Pair,
+    old: RunPaths,
+    new: RunPaths,
+    *,
+    max_drop: float,
+    is_json: bool,
+    cost: Cost | None = None,
 ) -> int:
     """Two runs that lie there, trained and evaluated."""
     from launcher.cli.show_regression import print_json, print_verdict
@@ -85,12 +102,12 @@ def judge(
     from launcher.record import load_record
     from launcher.regression.verdict import make_verdict
 
-    records = load_record(old), load_record(new)
+    cost, records = cost or Cost(), (load_record(old), load_record(new))
     results = load_result(old.evaluation), load_result(new.evaluation)
-    verdict = make_verdict(records, results, max_drop)
+    verdict = make_verdict(records, results, max_drop, cost.cpu_seconds)
     show = print_json if is_json else print_verdict
     with reader_may_leave():
-        show(pair, verdict, (old, new), (*pair.notes, *more_notes, *verdict.notes))
+        show(pair, verdict, (old, new), (*pair.notes, *cost.notes, *verdict.notes))
     return ExitCode.DONE if verdict.gate.is_open else ExitCode.QUALITY_GATE
 
 

@@ -95,7 +95,7 @@ def _check_judged_rows(runs: Sequence[RunFacts]) -> Iterator[Caution]:
         "The answers are to different rows",
         lambda run: None if (judged := pick(run)) is None else clean_text(judged.rows),
         ("task metrics",),
-        "Some rows are harder than others; launcher eval --run RUN, with the same --rows and --split, asks all the same.",
+        "Some rows are harder than others; launcher eval --run RUN with the same --rows asks all of them the same.",
     )(runs)
 
 
@@ -119,7 +119,7 @@ def _check_unknown_judges(runs: Sequence[RunFacts]) -> Iterator[Caution]:
             level="warning",
             title="Of some runs it is not known who judged their answers, and to which rows",
             spoils=("task metrics",),
-            detail=f"{name_runs(unknown)}: only the rates were recorded. Runs of ours keep every answer in their folder.",
+            detail=f"{name_runs(unknown)}: only the rates were recorded. Our run directories keep every answer.",
         )
 
 

@@ -35,7 +35,8 @@ def _render_cautions(comparison: Comparison) -> Iterator[str]:
     if comparison.cautions:
         yield "## What does not compare"
         yield "\n".join(
-            f"- **{inline(one.title)}** (spoils: {', '.join(one.spoils)}): {inline(one.detail)}" for one in comparison.cautions
+            f"- **{inline(one.title)}** (spoils: {', '.join(one.spoils)}): {inline(one.detail)}"
+            for one in comparison.cautions
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -27,15 +28,17 @@ class ChildFailedError(LauncherError):
         self.exit_code = ExitCode(exit_code) if exit_code in set(ExitCode) else ExitCode.RUN_FAILED
 
 
-def train(request: Request, paths: RunPaths) -> None:
-    """Raises where the training does not end well, with its log."""
+def train(request: Request, paths: RunPaths) -> float:
+    """Seconds of CPU that it took, in all its processes. Raises where it does not end well, with its log."""
     words = ["train", request.expert, "--json", f"--run-id={paths.run_id}", f"--runs-dir={paths.root.parent}"]
     words += [f"--profile={request.profile}", *(f"--set={override}" for override in request.overrides)]
     words += [] if request.base is None else [f"--base={request.base}"]
     words += [] if request.max_steps is None else [f"--max-steps={request.max_steps}"]
+    before = _cpu_seconds()
     code = _run(words)
     if code != ExitCode.DONE:
         raise ChildFailedError(f"the training {paths.run_id} failed (exit code {code})", _find_problems(paths), code)
+    return _cpu_seconds() - before
 
 
 def evaluate(paths: RunPaths, more: Sequence[str]) -> None:
@@ -51,6 +54,12 @@ def _find_problems(paths: RunPaths) -> tuple[Problem, ...]:
     error = [Problem(where="error", what=outcome.error)] if outcome is not None and outcome.error else []
     log = [Problem(where="log", what=str(paths.console_log))] if paths.console_log.is_file() else []
     return (*error, *log)
+
+
+def _cpu_seconds() -> float:
+    """Of all that we have started and that has ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _run(words: Sequence[str]) -> int:

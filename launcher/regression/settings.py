@@ -4,9 +4,9 @@ The keys are execution keys alone. What decides what is learnt stays the expert'
 seed, rows. So does the precision: nearly all published manifests ask for BF16, as the optimised ones do, and without a
 GPU there is FP32 alone. An old training in FP32 would be slower, and nobody ran it.
 
-What no key of a manifest brings back: rows padded to the longest of a batch, logits held whole, and a loss that is read
-after every micro-step. The launcher has no code for them. So the old side is faster here than it was by hand, and the
-gain in speed that is shown is a lower bound; benchmarks/before_after.py measures the loop itself.
+What no key of a manifest asks for: rows padded to the longest of a batch, micro-batches of two rows, logits held whole,
+a loss that is read after every micro-step. So the old side is faster here than it was by hand, and the gain in speed
+that is shown is a lower bound; benchmarks/before_after.py measures the loop itself.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def make_old_settings(new: Plan) -> tuple[OldSetting, ...]:
             key="optim",
             value="adamw_torch",
             name="optimizer",
-            why="torch's own default: several kernels for each weight",
+            why="torch's own default: several kernels where one would do",
             read=lambda plan: plan.optimizer.name,
         ),
         OldSetting(

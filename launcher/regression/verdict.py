@@ -57,12 +57,15 @@ class Verdict:
 
 
 def make_verdict(
-    records: tuple[RunRecord, RunRecord], results: tuple[EvalResult, EvalResult], max_drop: float
+    records: tuple[RunRecord, RunRecord],
+    results: tuple[EvalResult, EvalResult],
+    max_drop: float,
+    cpu_seconds: tuple[float, float] | None = None,
 ) -> Verdict:
     """Of the old run and the new one, in this order."""
     change, warnings = compare_results(*results)
     return Verdict(
-        figures=tuple(_make_figures(*records)),
+        figures=(*_make_figures(*records), *_make_cpu_figures(records[1], cpu_seconds)),
         checks=tuple(_pair_checks(*results)),
         num_asked=len(results[1].answers),
         gate=judge_change(change, max_drop),
@@ -75,6 +78,13 @@ def _make_figures(old: RunRecord, new: RunRecord) -> Iterator[Figure]:
         figure = Figure(key=key, title=title, kind=kind, old=compute(old), new=compute(new))
         if figure.old is not None or figure.new is not None:
             yield figure
+
+
+def _make_cpu_figures(record: RunRecord, cpu_seconds: tuple[float, float] | None) -> Iterator[Figure]:
+    """Where the CPU trains: what else runs beside it hardly changes these, start and evaluation included."""
+    if cpu_seconds is not None and record.plan.hardware.gpu is None:
+        old, new = cpu_seconds
+        yield Figure(key="cpu_seconds", title="CPU time of the whole run", kind="seconds", old=old, new=new)
 
 
 def _pair_checks(old: EvalResult, new: EvalResult) -> Iterator[CheckChange]:

@@ -29,7 +29,7 @@ def _find_parts(record: RunRecord, found: RunEvaluations) -> Iterator[str]:
     if not columns:
         yield from _render_rates(record)
         return
-    yield "Answers to held-out rows, judged: the share that is right, and where it lies with 95 %. Bold: the main check."
+    yield "Answers to held-out rows, judged: the share that is right, where it lies with 95 %; bold is the main check."
     yield _render_checks(columns)
     if (gain := found.gain) is not None:
         yield _describe_gain(columns[-1][1].result.main_check, *gain)
@@ -131,14 +131,14 @@ def _shorten(text: str) -> str:
 def _find_missing(record: RunRecord, found: RunEvaluations, run: str) -> Iterator[str]:
     for name in found.unreadable:
         yield f"`{code(name)}` cannot be read: it is not told here."
-    expert, lines = shlex.quote(record.plan.expert), []
-    if found.trained is not None and found.trained.step != found.kept_step:
-        yield f"The adapter has the weights of step {found.kept_step:,}, whose answers were not judged while it trained."
     if found.is_outdated:
         yield "What `launcher eval` found was before the run went on: it is not told here."
     is_done = record.outcome is not None and record.outcome.status == "done"
     if not is_done or record.plan.random_weights:
         return
+    if found.trained is not None and found.trained.step != found.kept_step:
+        yield f"The adapter has the weights of step {found.kept_step:,}: while it trained, others were asked."
+    expert, lines = shlex.quote(record.plan.expert), []
     if found.whole is None:
         lines.append(f"launcher eval {expert} --run {shlex.quote(run)}  # more rows, the test split where there is one")
     if found.base is None and (found.trained is not None or found.whole is not None):

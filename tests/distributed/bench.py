@@ -73,6 +73,7 @@ class Cell:
     changes: Mapping[str, Any] = field(default_factory=dict)  # of the plan, dotted
     config: Mapping[str, Any] = field(default_factory=dict)  # of the manifest's training.config
     num_rows: int = 13  # 8 packs of 256 tokens
+    task_rows: int = 0  # answered and judged at each evaluation
     global_batch: int = 5  # two ranks do not divide it
     micro_batch: int = 1
 
@@ -182,6 +183,7 @@ class Bench:
         adapter, rows = cell.adapter, f"rows-{cell.num_rows}.jsonl"
         copy_lines("train.jsonl", self.folder / rows, cell.num_rows)
         tree = json.loads((ROOT / "experts/neo4j/manifest.json").read_text())
+        tree["evaluation"] = {"task_rows": cell.task_rows}
         training = tree["training"]
         training["config"] |= {**_CONFIG, "batch_size": cell.global_batch, **cell.config, "adapter_type": adapter}
         training["dataset"] |= {"path": rows, "validation_path": "held_out.jsonl", "format": "jsonl"}

@@ -100,3 +100,19 @@ def test_samples_survive_the_round_trip(file: Path, tokenizer: Any) -> None:
 def test_any_text_survives_the_round_trip(text: str) -> None:
     tokenizer = load_tokenizer()
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+
+
+def test_the_weights_are_frozen_and_the_card_names_them() -> None:
+    file = TINY / "model.safetensors"
+    assert file.stat().st_size < 15_000_000
+    assert hashlib.sha256(file.read_bytes()).hexdigest() in (TINY / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_weights_are_whole_and_transformers_loads_them() -> None:
+    """The head is the embedding, so it is not in the file."""
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    options = {"dtype": torch.float32, "output_loading_info": True}
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(str(TINY), **options)
+    assert not found["missing_keys"]
+    assert not found["unexpected_keys"]
+    assert all(bool(torch.isfinite(weight).all()) for weight in model.parameters())

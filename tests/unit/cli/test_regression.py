@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.regression import judge
+from launcher.cli.regression import Cost, judge
 from launcher.errors import ExitCode
 from launcher.inputs import Request
 from launcher.paths import RunPaths
@@ -35,11 +35,13 @@ def write_side(folder: Path, name: str, seconds: float, right: int) -> RunPaths:
 
 def test_as_good_and_faster(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old, new = write_side(tmp_path, "x-old", 2.0, 90), write_side(tmp_path, "x-new", 1.0, 90)
-    assert judge(pair, old, new, max_drop=0.05, is_json=False, more_notes=("a busy machine",)) == ExitCode.DONE
+    cost = Cost(cpu_seconds=(40.0, 25.0), notes=("a busy machine",))
+    assert judge(pair, old, new, max_drop=0.05, is_json=False, cost=cost) == ExitCode.DONE
     lines = capsys.readouterr().out.splitlines()
     shown = {line.split("  ")[0].strip(): " ".join(line.split("  ")[1:]).split() for line in lines}
     assert shown["rows a second"] == ["13.0", "26.0", "x", "2.00"]
     assert shown["all steps"] == ["12.0", "s", "6.0", "s", "x", "0.50"]
+    assert shown["CPU time of the whole run"] == ["40.0", "s", "25.0", "s", "x", "0.62"]
     assert shown["held-out loss"] == ["0.2500", "0.2500"]
     interval = ["90.0", "%", "(82.6", "to", "94.5)"]
     assert shown["equals (main)"] == [*interval, *interval, "+0.0", "points"]

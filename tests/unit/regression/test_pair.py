@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,8 @@ from tests.conftest import WriteManifest
 from tests.unit.regression.made_audit import make_audit
 
 
-def pair_of(*, expert: str = "json", **asked: object) -> Pair:
-    request = replace(Request(expert=expert), **asked)  # type: ignore[arg-type]
+def pair_of(*, expert: str = "json", **asked: Any) -> Pair:
+    request = replace(Request(expert=expert), **asked)
     return plan_pair(request, lambda _planned: make_audit())
 
 
@@ -91,6 +92,13 @@ def test_in_the_smoke_profile_both_see_every_row_once() -> None:
     assert pair.notes == ()
 
 
+def test_answers_are_judged_at_the_end_unless_somebody_wants_more() -> None:
+    pair = pair_of()
+    assert (pair.old.plan.tasks, pair.new.plan.tasks) == (None, None)
+    pair = pair_of(overrides=("evaluation.task_rows=3",))
+    assert [side.plan.tasks and side.plan.tasks.num_rows for side in (pair.old, pair.new)] == [3, 3]
+
+
 def test_a_manifest_that_says_num_epochs_is_not_contradicted(write_manifest: WriteManifest) -> None:
     path = write_manifest({"training.config.num_epochs": 3.0}, drop=("training.config.epochs",))
     assert pair_of(expert=str(path)).new.plan.schedule.epochs == 1.0
@@ -104,7 +112,7 @@ def test_a_manifest_that_says_num_epochs_is_not_contradicted(write_manifest: Wri
         ({"overrides": ("training.config.epochs=1.5",)}, "of 1.5 epochs the last is a part"),
     ],
 )
-def test_a_length_of_the_command_line_holds_for_both_and_is_told(asked: dict[str, object], note: str) -> None:
+def test_a_length_of_the_command_line_holds_for_both_and_is_told(asked: dict[str, Any], note: str) -> None:
     pair = pair_of(**asked)
     assert pair.old.plan.schedule.max_steps == pair.new.plan.schedule.max_steps
     assert pair.old.plan.schedule.epochs == pair.new.plan.schedule.epochs

@@ -114,7 +114,8 @@ def test_memory_is_told_where_there_is_a_gpu() -> None:
     rows = make_rows(25, 1.0)
     peaks = [row.values | {metrics.PEAK_ALLOCATED_GIB: 3.0 + row.step} for row in rows]
     on_gpu = tuple(StepMetrics(step=i, epoch=0.0, values=values) for i, values in enumerate(peaks))
-    verdict = make_verdict((make_record(on_gpu), OLD), (make_result(1), make_result(1)), 0.05)
+    verdict = make_verdict((make_record(on_gpu), OLD), (make_result(1), make_result(1)), 0.05, (2.0, 1.0))
+    assert "cpu_seconds" not in {figure.key for figure in verdict.figures}
     peak = next(figure for figure in verdict.figures if figure.key == metrics.PEAK_ALLOCATED_GIB)
     assert (peak.old, peak.new, peak.ratio) == (6.0, None, None)
 

@@ -126,7 +126,7 @@ def test_what_is_missing_is_said_with_the_command_that_makes_it() -> None:
     outdated = quality(make_evaluations(whole=None, is_outdated=True))
     assert "What `launcher eval` found was before the run went on" in outdated
     other_step = quality(make_evaluations(kept_step=2))
-    assert "The adapter has the weights of step 2, whose answers were not judged" in other_step
+    assert "The adapter has the weights of step 2: while it trained, others were asked." in other_step
 
 
 @pytest.mark.parametrize("status", ["stopped", "crashed", "running"])
