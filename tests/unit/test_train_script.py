@@ -56,6 +56,7 @@ def test_a_bare_launch_plans_trains_and_leaves_a_whole_run(tmp_path: Path) -> No
     """As a user starts it: accelerate, our script, a manifest."""
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1", "--num_machines", "1"]
     script = ["launcher/train.py", "--manifest", "experts/json/manifest.json", "--max-steps", "2"]
+    script += ["--set", "evaluation.task_rows=2"]
     how = ["--mixed_precision", "no", "--dynamo_backend", "no", "--cpu"]
     result = subprocess.run(
         [*launch, *how, *script, "--runs-dir", str(tmp_path), "--run-id", "a"],
@@ -67,7 +68,12 @@ def test_a_bare_launch_plans_trains_and_leaves_a_whole_run(tmp_path: Path) -> No
     )
     assert result.returncode == 0, result.stderr
     run = RunPaths(tmp_path / "a")
-    assert [row.step for row in load_metrics(run.metrics)] == [1, 2, 2]  # the last is the evaluation
+    assert [row.step for row in load_metrics(run.metrics)] == [
+        0,
+        1,
+        2,
+        2,
+    ]  # the base was asked; the last is the evaluation
     assert (run.adapter / "adapter_model.safetensors").is_file()
     outcome = load_outcome(run.outcome)
     assert outcome is not None
