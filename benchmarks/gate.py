@@ -1,0 +1,130 @@
+"""Is the gate right? It must close on an expert that was taught nonsense, and stay open between two lucky numbers.
+
+Experts are trained on the tiny base, all alike but for the seed, and asked the same held-out rows; each is held against
+each other, both ways. One more learns from rows whose answers were shuffled. All of it by `launcher train` and
+`launcher eval`, as a user would; minutes on two cores.
+
+    python benchmarks/gate.py --expert json --seeds 7 --out gate.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+from launcher.quality.gate import judge_change
+from launcher.quality.results import EvalResult, compare_results, load_result
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_DROP = 0.05
+
+
+def call(work: Path, *words: str) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "LAUNCHER_DATA_DIR": str(work / "data"),
+        "WANDB_MODE": "disabled",
+    }
+    ended = subprocess.run(
+        [sys.executable, "-m", "launcher", *words],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode != 0:
+        sys.exit(f"launcher {' '.join(words)}: exit code {ended.returncode}\n{ended.stderr[-2000:]}")
+
+
+def teach(args: argparse.Namespace, run_id: str, seed: int, rows: Path | None = None) -> EvalResult:
+    settings: dict[str, str | int] = {
+        "training.config.seed": seed,
+        "training.config.batch_size": 4,
+        "evaluation.task_rows": 0,
+    }
+    settings |= {"training.config.gradient_accumulation_steps": 1, "training.config.evaluation_strategy": "no"}
+    settings |= {"training.config.save_strategy": "no", "training.config.load_best_model_at_end": False}
+    if rows is not None:
+        settings |= {"training.dataset.path": str(rows), "training.dataset.format": "jsonl"}
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    where = ["--runs-dir", str(args.work / "runs"), "--run-id", run_id]
+    call(args.work, "train", args.expert, "--profile", "smoke", "--max-steps", str(args.steps), *words, *where)
+    out = args.work / f"{run_id}.json"
+    call(
+        args.work,
+        "eval",
+        "--run",
+        run_id,
+        "--runs-dir",
+        str(args.work / "runs"),
+        "--rows",
+        str(args.rows),
+        "-o",
+        str(out),
+    )
+    return load_result(out)
+
+
+def shuffle_answers(expert: str, folder: Path) -> Path:
+    """Every row keeps its question and gets another's answer."""
+    text = (ROOT / "experts" / expert / "sample" / "train.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in text.splitlines()]
+    field = list(rows[0])[-1]
+    answers = [row[field] for row in rows]
+    random.Random(0).shuffle(answers)
+    file = folder / "shuffled.jsonl"
+    file.write_text("".join(json.dumps({**row, field: one}) + "\n" for row, one in zip(rows, answers, strict=True)))
+    return file
+
+
+def judge(before: EvalResult, now: EvalResult) -> dict[str, Any]:
+    change, _ = compare_results(before, now)
+    verdict = judge_change(change, MAX_DROP)
+    return {"before": before.subject, "now": now.subject, "is_open": verdict.is_open, "words": verdict.words}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--expert", default="json")
+    parser.add_argument("--seeds", type=int, default=7, help="7: 21 pairs, 42 comparisons")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rows", type=int, default=100)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=None, help="runs and data; kept")
+    args = parser.parse_args()
+    args.work = args.work or Path(tempfile.mkdtemp(prefix="gate-"))
+    args.work.mkdir(parents=True, exist_ok=True)
+    results = []
+    for seed in range(args.seeds):
+        results.append(teach(args, f"seed-{seed}", seed))
+        print(f"seed {seed}: {results[-1].main.rate:.1%} right", file=sys.stderr, flush=True)
+    pairs = [judge(before, now) for before, now in permutations(results, 2)]
+    shuffled = teach(args, "shuffled", 0, shuffle_answers(args.expert, args.work))
+    row = {
+        "expert": args.expert,
+        "steps": args.steps,
+        "rows": args.rows,
+        "rates": [round(result.main.rate, 4) for result in results],
+        "comparisons": len(pairs),
+        "closed": [pair for pair in pairs if not pair["is_open"]],
+        "shuffled_rate": round(shuffled.main.rate, 4),
+        "shuffled": judge(results[0], shuffled),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+    args.out.write_text(json.dumps(row, indent=1) + "\n")
+    print(json.dumps(row, indent=1))
+
+
+if __name__ == "__main__":
+    main()
