@@ -57,7 +57,11 @@ def teach(args: argparse.Namespace, run_id: str, seed: int, rows: Path | None = 
     settings |= {"training.config.save_strategy": "no", "training.config.load_best_model_at_end": False}
     if rows is not None:
         settings |= {"training.dataset.path": str(rows), "training.dataset.format": "jsonl"}
-    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    words = [
+        word
+        for key, value in settings.items()
+        for word in ("--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}")
+    ]
     where = ["--runs-dir", str(args.work / "runs"), "--run-id", run_id]
     call(args.work, "train", args.expert, "--profile", "smoke", "--max-steps", str(args.steps), *words, *where)
     out = args.work / f"{run_id}.json"

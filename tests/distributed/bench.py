@@ -183,7 +183,7 @@ class Bench:
         adapter, rows = cell.adapter, f"rows-{cell.num_rows}.jsonl"
         copy_lines("train.jsonl", self.folder / rows, cell.num_rows)
         tree = json.loads((ROOT / "experts/neo4j/manifest.json").read_text())
-        tree["evaluation"] = {"task_rows": cell.task_rows}
+        tree["evaluation"] = {"task_rows": cell.task_rows, "judge": "json"}
         training = tree["training"]
         training["config"] |= {**_CONFIG, "batch_size": cell.global_batch, **cell.config, "adapter_type": adapter}
         training["dataset"] |= {"path": rows, "validation_path": "held_out.jsonl", "format": "jsonl"}
