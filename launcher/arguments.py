@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from launcher.inputs import Request
 
+_MAX_PROFILED = 50
 _MAX_NUMBER = 10**9  # of anything that is counted here
 _MAX_PRICE = 1e6
 _MAX_PORT = 65535
@@ -33,6 +34,7 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     add_hardware_arguments(parser)
     add_wandb_arguments(parser)
     add_guard_arguments(parser)
+    add_profile_arguments(parser)
 
 
 def add_learning_arguments(parser: argparse.ArgumentParser) -> None:
@@ -121,6 +123,16 @@ def add_guard_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
+    looking = parser.add_argument_group("looking closer")
+    looking.add_argument(
+        "--profile-steps",
+        type=_steps,
+        metavar="A:B",
+        help="trace the steps from A to B: runs/<id>/profile/ has what cost most, a trace, and what memory held",
+    )
+
+
 def add_resume_arguments(parser: argparse.ArgumentParser) -> None:
     resume = parser.add_argument_group("going on with a run")
     resume.add_argument(
@@ -196,6 +208,7 @@ def make_learning_request(arguments: argparse.Namespace, expert: str) -> Request
         save_errors=arguments.save_errors,
         max_bad_steps=arguments.max_bad_steps,
         hang_seconds=arguments.hang_seconds,
+        profile_steps=arguments.profile_steps,
     )
 
 
@@ -215,6 +228,19 @@ def positive(text: str) -> int:
     if number > _MAX_NUMBER:
         raise argparse.ArgumentTypeError(f"{_shown(text)} is more than {_MAX_NUMBER:,}")
     return number
+
+
+def _steps(text: str) -> tuple[int, int]:
+    """A:B, both of them included."""
+    first, colon, last = text.partition(":")
+    if not colon:
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not A:B, such as 10:15")
+    steps = positive(first), positive(last)
+    if steps[0] > steps[1]:
+        raise argparse.ArgumentTypeError(f"{_shown(text)}: step {steps[0]} comes after step {steps[1]}")
+    if steps[1] - steps[0] >= _MAX_PROFILED:
+        raise argparse.ArgumentTypeError(f"{_shown(text)}: a trace of more than {_MAX_PROFILED} steps cannot be opened")
+    return steps
 
 
 def _count(text: str) -> int:

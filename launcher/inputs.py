@@ -19,7 +19,7 @@ from launcher.gpus import find_gpu
 from launcher.hardware import MAX_GPUS_PER_NODE, Hardware, make_hardware
 from launcher.manifest import LoadedManifest, Manifest, find_manifest, load_manifest
 from launcher.plan import Plan, PlanOptions, make_plan
-from launcher.plan.model import GuardPlan
+from launcher.plan.model import GuardPlan, ProfilePlan
 from launcher.plan.situation import DEFAULT_GUARDS
 from launcher.probe import probe_hardware
 from launcher.redaction import redact_text, redact_tree
@@ -52,6 +52,7 @@ class Request:
     save_errors: Literal["stop", "continue"] | None = None
     max_bad_steps: int | None = None
     hang_seconds: int | None = None
+    profile_steps: tuple[int, int] | None = None
     cpu_ranks_per_node: int | None = None  # as many processes on each node, without a GPU: for rehearsals and tests
 
 
@@ -237,6 +238,7 @@ def _make_options(request: Request, hardware: Hardware, loaded: LoadedManifest) 
         price_per_gpu_hour=request.price_per_gpu_hour,
         random_weights=request.random_weights,
         guards=_make_guards(request),
+        profiled=None if request.profile_steps is None else ProfilePlan.of(request.profile_steps),
         manifest_folder=_name_folder(loaded.folder),
         given_keys=loaded.given_keys,
     )

@@ -109,6 +109,11 @@ class RunPaths:
         return self.evaluations / f"step-{step:06d}.json"
 
     @property
+    def profile(self) -> Path:
+        """Of the steps that were traced: a summary, the trace, what memory held."""
+        return self.root / "profile"
+
+    @property
     def merged(self) -> Path:
         return self.root / "merged"
 

@@ -21,6 +21,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 from launcher.arguments import (  # noqa: E402
     add_guard_arguments,
     add_learning_arguments,
+    add_profile_arguments,
     add_resume_arguments,
     add_wandb_arguments,
     make_learning_request,
@@ -85,6 +86,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_learning_arguments(parser)
     add_wandb_arguments(parser)
     add_guard_arguments(parser)
+    add_profile_arguments(parser)
     add_resume_arguments(parser)
     run = parser.add_argument_group("the run, with --manifest")
     run.add_argument("--run-id", metavar="ID", help="name of the run directory (default: expert, time, hardware)")

@@ -129,6 +129,7 @@ def _assemble(
         wandb=make_wandb_plan(situation),
         guards=situation.options.guards,
         tasks=tasks,
+        profiled=situation.options.profiled,
         memory=_make_memory_plan(sizing, layout),
         speed=speed,
         ladder=make_ladder(sizing, layout, candidates),

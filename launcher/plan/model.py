@@ -215,6 +215,17 @@ class GuardPlan(Frozen):
     hang_seconds: int  # without a step, before the run is ended
 
 
+class ProfilePlan(Frozen):
+    """Steps that are traced, both included."""
+
+    first_step: int
+    last_step: int
+
+    @classmethod
+    def of(cls, steps: tuple[int, int]) -> ProfilePlan:
+        return cls(first_step=steps[0], last_step=steps[1])
+
+
 class SpeedPlan(Frozen):
     tokens_per_second: float | None  # over all ranks; None: the GPU's peak is unknown
     seconds_per_step: float | None
@@ -267,6 +278,7 @@ class Plan(Frozen):
     wandb: WandbPlan
     guards: GuardPlan
     tasks: TaskPlan | None  # None: no answers are judged on the way
+    profiled: ProfilePlan | None  # None: nothing is traced
     memory: MemoryPlan
     speed: SpeedPlan
     ladder: tuple[Rung, ...]

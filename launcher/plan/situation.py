@@ -9,7 +9,7 @@ from launcher.choices import Profile, Strategy
 from launcher.hardware import Gpu, Hardware
 from launcher.manifest.config import TrainingConfig
 from launcher.manifest.model import BaseModelEntry, Manifest
-from launcher.plan.model import Decision, GuardPlan
+from launcher.plan.model import Decision, GuardPlan, ProfilePlan
 from launcher.rows import RowEstimate
 from launcher.shapes import ModelShape
 
@@ -26,6 +26,7 @@ class PlanOptions:
     price_per_gpu_hour: float | None = None
     random_weights: bool = False
     guards: GuardPlan = DEFAULT_GUARDS
+    profiled: ProfilePlan | None = None
     failed_bytes: int | None = None  # predicted, of a plan like this one that ran out of memory on such hardware
     failed_when: str = ""
     manifest_folder: str = ""

@@ -68,6 +68,7 @@ def _train_from(run: Run, observer: Observer, position: Position, readback: Read
         clock.restart()
     while position.step < run.num_steps and not observer.wants_to_stop():
         step = position.step + 1
+        observer.before_step(run, step)
         result = train_step(run, step, batches, clock, asks_to_stop=observer.asks_to_stop())
         position.advance(result.packs, result.num_tokens)
         stops = readback.add(result) and step < run.num_steps  # behind the last step there is nothing to stop

@@ -30,6 +30,7 @@ from launcher.training.observers.best import Best
 from launcher.training.observers.console import Console
 from launcher.training.observers.facts import Facts
 from launcher.training.observers.pressure import Pressure
+from launcher.training.observers.profiling import Profiling
 from launcher.training.observers.replay import Replay
 from launcher.training.observers.saving import Saving
 from launcher.training.proof import lay_out, pick_documents
@@ -100,6 +101,7 @@ def _train_once(
     replay = Replay(beginning.told.rest, must_agree=task.options.verify_steps > 0)
     saving = Saving(best)
     observers: list[Observer] = [Console(), facts, BadSteps(), Pressure(), replay, best, saving, stop]
+    observers += [Profiling(plan.profiled)] if plan.profiled is not None else []
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     graphs, _ = count_graphs()

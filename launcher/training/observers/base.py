@@ -16,6 +16,9 @@ class Observer:
     def on_start(self, run: Run, step: int) -> None:
         """Before the first step that is trained here; `step` are done already."""
 
+    def before_step(self, run: Run, step: int) -> None:
+        """When a step is about to be queued; the device may still be busy with the one before."""
+
     def on_step(self, run: Run, metrics: StepMetrics) -> None:
         """After every step, one step late."""
 
@@ -47,6 +50,10 @@ class Observers(Observer):
     def on_start(self, run: Run, step: int) -> None:
         for observer in self._observers:
             observer.on_start(run, step)
+
+    def before_step(self, run: Run, step: int) -> None:
+        for observer in self._observers:
+            observer.before_step(run, step)
 
     def on_step(self, run: Run, metrics: StepMetrics) -> None:
         for observer in self._observers:

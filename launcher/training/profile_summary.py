@@ -1,0 +1,136 @@
+"""What a trace of some steps says, in words and a short table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from launcher.units import format_percent
+
+_SHOWN = 10
+_LONGEST_NAME = 90
+# Parts of a kernel's or an operation's name, in the order in which they are looked for.
+_KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("fused pointwise", ("triton_",)),
+    ("attention", ("flash", "attention", "attn", "fmha")),
+    ("loss", ("cross_entropy", "nll_loss", "log_softmax", "liger")),
+    ("optimizer", ("adam", "multi_tensor", "foreach", "optimizer")),
+    ("communication", ("nccl", "allreduce", "all_reduce", "reduce_scatter", "all_gather", "gloo", "c10d")),
+    ("copies", ("memcpy", "memset", "copy_", "_to_copy")),
+    ("matrix products", ("gemm", "addmm", "aten::mm", "aten::bmm", "cutlass", "cublas", "nvjet", "matmul", "linear")),
+)
+_OTHER = "others"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """A kernel on the GPU, or without one an operation's own time on the CPU. Seconds."""
+
+    name: str
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    name: str
+    seconds: float
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileSummary:
+    first_step: int
+    last_step: int
+    seconds: float  # from the beginning of the first step to the end of the last, on the host's clock
+    waited_seconds: float | None  # in which the GPU had nothing to do; None: there is none
+    costs: tuple[Cost, ...]  # the highest first
+    kinds: tuple[Cost, ...]
+
+    @property
+    def busy_seconds(self) -> float:
+        return sum(cost.seconds for cost in self.kinds)
+
+
+def sum_up(
+    first_step: int, last_step: int, seconds: float, costs: Iterable[Cost], spans: Sequence[Span]
+) -> ProfileSummary:
+    """`spans` are those of the GPU; none: `costs` are the CPU's."""
+    ordered = tuple(sorted(costs, key=lambda cost: cost.seconds, reverse=True))
+    return ProfileSummary(
+        first_step=first_step,
+        last_step=last_step,
+        seconds=seconds,
+        waited_seconds=max(0.0, seconds - _union(spans)) if spans else None,
+        costs=ordered,
+        kinds=_by_kind(ordered),
+    )
+
+
+def _union(spans: Sequence[Span]) -> float:
+    """Streams overlap: a moment in which two kernels run counts once."""
+    total, end = 0.0, float("-inf")
+    for span in sorted(spans, key=lambda span: span.start):
+        total += max(0.0, span.end - max(span.start, end))
+        end = max(end, span.end)
+    return total
+
+
+def _by_kind(costs: Sequence[Cost]) -> tuple[Cost, ...]:
+    seconds: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for cost in costs:
+        kind = find_kind(cost.name)
+        seconds[kind] = seconds.get(kind, 0.0) + cost.seconds
+        counts[kind] = counts.get(kind, 0) + cost.count
+    kinds = (Cost(name=kind, seconds=seconds[kind], count=counts[kind]) for kind in seconds)
+    return tuple(sorted(kinds, key=lambda cost: cost.seconds, reverse=True))
+
+
+def find_kind(name: str) -> str:
+    lowered = name.lower()
+    return next((kind for kind, words in _KINDS if any(word in lowered for word in words)), _OTHER)
+
+
+def render_summary(summary: ProfileSummary) -> str:
+    steps = summary.last_step - summary.first_step + 1
+    lines = [
+        f"# Steps {summary.first_step} to {summary.last_step}",
+        "",
+        f"{summary.seconds * 1000 / steps:.1f} ms a step. {describe_waiting(summary)}",
+        "",
+        "| what | ms a step | share | calls a step |",
+        "|---|---|---|---|",
+        *(_render(cost, summary, steps) for cost in summary.kinds),
+        "",
+        f"The {min(_SHOWN, len(summary.costs))} costliest:",
+        "",
+        "| name | ms a step | share | calls a step |",
+        "|---|---|---|---|",
+        *(_render(cost, summary, steps) for cost in summary.costs[:_SHOWN]),
+        "",
+        "`trace.json.gz` opens in https://ui.perfetto.dev; `memory.pickle`, of a GPU, in https://docs.pytorch.org/memory_viz.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def describe_waiting(summary: ProfileSummary) -> str:
+    if summary.waited_seconds is None:
+        return "There is no GPU: these are operations of the CPU, each without those that it calls."
+    share = summary.waited_seconds / max(1e-9, summary.seconds)
+    words = f"The GPU waited for {format_percent(share)} of it"
+    if share < 0.05:
+        return f"{words}: it is the limit, so only less work, or faster kernels, make it faster."
+    if share < 0.2:
+        return f"{words}: the host keeps it waiting now and then; larger micro-batches help, or torch.compile."
+    return f"{words}: the host is the limit. Larger micro-batches, torch.compile, or more loader workers."
+
+
+def _render(cost: Cost, summary: ProfileSummary, steps: int) -> str:
+    name = cost.name.replace("|", "\\|")[:_LONGEST_NAME]
+    share = format_percent(cost.seconds / max(1e-9, summary.busy_seconds))
+    return f"| `{name}` | {cost.seconds * 1000 / steps:.2f} | {share} | {cost.count / steps:.0f} |"

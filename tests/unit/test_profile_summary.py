@@ -1,0 +1,54 @@
+"""What a trace says, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch", reason="pip install 'expert-launcher[train]'")
+
+from launcher.training.profile_summary import Cost, Span, describe_waiting, find_kind, render_summary, sum_up
+
+
+def span(start: float, end: float) -> Span:
+    return Span(name="kernel", start=start, end=end)
+
+
+def test_kernels_that_overlap_count_once() -> None:
+    spans = [span(0.0, 0.4), span(0.2, 0.5), span(0.3, 0.35), span(0.8, 1.0)]
+    summary = sum_up(10, 11, 1.0, [Cost(name="x", seconds=0.9, count=2)], spans)
+    assert summary.waited_seconds == pytest.approx(0.3)
+    assert "waited for 30.0 % of it: the host is the limit" in describe_waiting(summary)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", "matrix products"),
+        ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", "attention"),
+        ("liger_cross_entropy_kernel", "loss"),
+        ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "communication"),
+        ("Memcpy HtoD (Pinned -> Device)", "copies"),
+        ("triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0", "fused pointwise"),
+        ("triton_poi_fused_mul_silu_1", "fused pointwise"),
+        ("something_else", "others"),
+    ],
+)
+def test_kinds(name: str, kind: str) -> None:
+    assert find_kind(name) == kind
+
+
+def test_the_costliest_come_first_by_step() -> None:
+    costs = [Cost(name=f"gemm_{index}", seconds=index / 100, count=4) for index in range(1, 14)]
+    text = render_summary(sum_up(3, 4, 1.0, costs, [span(0.0, 0.99)]))
+    rows = [line for line in text.splitlines() if line.startswith("| `gemm_")]
+    assert len(rows) == 10
+    assert rows[0] == "| `gemm_13` | 65.00 | 14.3 % | 2 |"
+    assert "500.0 ms a step" in text
+    assert "it is the limit" in text
+
+
+def test_without_a_gpu_nothing_is_said_of_one() -> None:
+    summary = sum_up(1, 1, 1.0, [Cost(name="aten::mm", seconds=0.5, count=1)], [])
+    assert summary.waited_seconds is None
+    assert "no GPU" in render_summary(summary)
