@@ -65,7 +65,7 @@ def make_verdict(
     """Of the old run and the new one, in this order."""
     change, warnings = compare_results(*results)
     return Verdict(
-        figures=(*_make_figures(*records), *_make_cpu_figures(records[1], cpu_seconds)),
+        figures=tuple(_make_figures(*records, cpu_seconds)),
         checks=tuple(_pair_checks(*results)),
         num_asked=len(results[1].answers),
         gate=judge_change(change, max_drop),
@@ -73,18 +73,18 @@ def make_verdict(
     )
 
 
-def _make_figures(old: RunRecord, new: RunRecord) -> Iterator[Figure]:
+def _make_figures(old: RunRecord, new: RunRecord, cpu_seconds: tuple[float, float] | None) -> Iterator[Figure]:
     for key, title, kind, compute in _KINDS:
         figure = Figure(key=key, title=title, kind=kind, old=compute(old), new=compute(new))
         if figure.old is not None or figure.new is not None:
             yield figure
+        if key == metrics.TOTAL_SECONDS and cpu_seconds is not None and new.plan.hardware.gpu is None:
+            yield _make_cpu_figure(*cpu_seconds)
 
 
-def _make_cpu_figures(record: RunRecord, cpu_seconds: tuple[float, float] | None) -> Iterator[Figure]:
-    """Where the CPU trains: what else runs beside it hardly changes these, start and evaluation included."""
-    if cpu_seconds is not None and record.plan.hardware.gpu is None:
-        old, new = cpu_seconds
-        yield Figure(key="cpu_seconds", title="CPU time of the whole run", kind="seconds", old=old, new=new)
+def _make_cpu_figure(old: float, new: float) -> Figure:
+    """Where the CPU trains: what else runs there hardly changes it. Start and evaluation are included."""
+    return Figure(key="cpu_seconds", title="CPU time of the whole run", kind="seconds", old=old, new=new)
 
 
 def _pair_checks(old: EvalResult, new: EvalResult) -> Iterator[CheckChange]:

@@ -63,8 +63,9 @@ def begin(run: Run, options: ResumeOptions) -> Beginning:
 
 
 def _cut_metrics(run: Run, position: Position) -> CutMetrics:
+    comes_again = position.owes_evaluation or position.step == 0  # before the first step the base is asked
     try:
-        return cut_metrics(run.paths.metrics, position.step, without_evaluation=position.owes_evaluation)
+        return cut_metrics(run.paths.metrics, position.step, without_evaluation=comes_again)
     except OSError as error:
         what = f"{run.paths.metrics} cannot be written: {error.strerror}"
         raise RunFailedError(what, hint="is the disk full, or read-only?") from None

@@ -71,10 +71,8 @@ def _find(run: Run, wanted: Preparation, num_rows: int) -> tuple[HeldOut, Manife
         manifest = load_manifest(run.paths.manifest).manifest
         with closing(open_judge(manifest)):
             return read_held_out(wanted, num_rows, "validation", among=_READ_ROWS), manifest
-    except LauncherError as error:
-        return error.title
-    except (ImportError, OSError) as error:
-        return str(error)
+    except Exception as error:  # a hub that cannot be reached, a package that is missing: the training needs neither
+        return _tell(error)
 
 
 class Tasks:
@@ -113,7 +111,8 @@ class Tasks:
         answers = self._answer(self._slice.max_new_tokens)
         values: dict[str, float] | str = {}
         if self._run.engine.is_main:
-            values = "memory ran out" if answers is None else self._judge(step, answers, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            values = answers if isinstance(answers, str) else self._judge(step, answers, seconds)
         values = hand_out(self._run.engine.accelerator, values)
         if isinstance(values, str):
             _say(self._run, f"note: the answers of step {step:,} were not judged: {values}")
@@ -131,24 +130,24 @@ class Tasks:
                 result = grade(judge, self._held_out, asked, title=title, plan=run.plan, manifest=self._manifest)
             run.paths.evaluations.mkdir(exist_ok=True)
             write_text_atomically(run.paths.evaluation_at(step), result.model_dump_json(indent=1) + "\n")
-        except LauncherError as error:
-            return error.title
-        except OSError as error:
-            return str(error)
+        except Exception as error:  # of a judge, perhaps somebody's own
+            return _tell(error)
         return name_values(result)
 
-    def _answer(self, max_new_tokens: int) -> list[Answer] | None:
-        """Of all rows, on every rank; each rank generates its share. None: memory ran out on one of them."""
+    def _answer(self, max_new_tokens: int) -> list[Answer] | str:
+        """Of all rows, on every rank; each rank generates its share. Or why one of them could not."""
         engine = self._run.engine
         mine = [row.prompt for row in self._held_out.rows[engine.rank :: engine.num_ranks]]
         found = self._generate(mine, max_new_tokens, self._rows_at_once(max_new_tokens))
-        shares: list[list[Answer] | None] = gather_object([found]) if engine.num_ranks > 1 else [found]
-        if any(share is None for share in shares):
-            return None
-        whole = [share for share in shares if share is not None]
+        shares: list[list[Answer] | str] = gather_object([found]) if engine.num_ranks > 1 else [found]
+        for share in shares:
+            if isinstance(share, str):
+                return share
+        whole = [share for share in shares if isinstance(share, list)]
         return [whole[index % engine.num_ranks][index // engine.num_ranks] for index in range(len(self._held_out.rows))]
 
-    def _generate(self, prompts: list[str], max_new_tokens: int, at_once: int) -> list[Answer] | None:
+    def _generate(self, prompts: list[str], max_new_tokens: int, at_once: int) -> list[Answer] | str:
+        """Or why not. It never raises: other ranks wait for this one."""
         run = self._run
         while True:
             generator = make_generator(
@@ -165,7 +164,9 @@ class Tasks:
                     return generator.answer(prompts, lambda _count: run.pulse.beat("evaluating"))
             except torch.OutOfMemoryError:
                 if at_once == 1:
-                    return None
+                    return "memory ran out"
+            except Exception as error:
+                return _tell(error)
             at_once //= 2
             torch.cuda.empty_cache()
 
@@ -195,7 +196,9 @@ class Tasks:
         seconds = []
         for num_tokens in (1, 1, 1 + _TIMED_TOKENS):
             began = time.perf_counter()
-            if self._generate(prompts, num_tokens, at_once) is None:
+            trouble = self._generate(prompts, num_tokens, at_once)
+            if isinstance(trouble, str):
+                _say(self._run, f"note: the expert cannot be asked while it trains: {trouble}")
                 return None
             seconds.append(time.perf_counter() - began)
         _, first, more = seconds
@@ -235,6 +238,11 @@ def _answering(run: Run) -> Iterator[None]:
             yield
     finally:
         base.set_attn_implementation(trained_with)
+
+
+def _tell(error: Exception) -> str:
+    words = error.title if isinstance(error, LauncherError) else str(error)
+    return (words.strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def _say(run: Run, text: str) -> None:
