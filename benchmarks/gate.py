@@ -13,7 +13,9 @@ import argparse
 import datetime
 import json
 import os
+import platform
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -47,7 +49,7 @@ def call(work: Path, *words: str) -> None:
         sys.exit(f"launcher {' '.join(words)}: exit code {ended.returncode}\n{ended.stderr[-2000:]}")
 
 
-def teach(args: argparse.Namespace, run_id: str, seed: int, rows: Path | None = None) -> EvalResult:
+def teach(args: argparse.Namespace, run_id: str, seed: int, expert: str | Path | None = None) -> EvalResult:
     settings: dict[str, str | int] = {
         "training.config.seed": seed,
         "training.config.batch_size": 4,
@@ -55,15 +57,23 @@ def teach(args: argparse.Namespace, run_id: str, seed: int, rows: Path | None = 
     }
     settings |= {"training.config.gradient_accumulation_steps": 1, "training.config.evaluation_strategy": "no"}
     settings |= {"training.config.save_strategy": "no", "training.config.load_best_model_at_end": False}
-    if rows is not None:
-        settings |= {"training.dataset.path": str(rows), "training.dataset.format": "jsonl"}
     words = [
         word
         for key, value in settings.items()
         for word in ("--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}")
     ]
     where = ["--runs-dir", str(args.work / "runs"), "--run-id", run_id]
-    call(args.work, "train", args.expert, "--profile", "smoke", "--max-steps", str(args.steps), *words, *where)
+    call(
+        args.work,
+        "train",
+        str(expert or args.expert),
+        "--profile",
+        "smoke",
+        "--max-steps",
+        str(args.steps),
+        *words,
+        *where,
+    )
     out = args.work / f"{run_id}.json"
     call(
         args.work,
@@ -81,15 +91,16 @@ def teach(args: argparse.Namespace, run_id: str, seed: int, rows: Path | None = 
 
 
 def shuffle_answers(expert: str, folder: Path) -> Path:
-    """Every row keeps its question and gets another's answer."""
-    text = (ROOT / "experts" / expert / "sample" / "train.jsonl").read_text(encoding="utf-8")
-    rows = [json.loads(line) for line in text.splitlines()]
+    """The expert again, but for its train rows: every one keeps its question and gets another's answer."""
+    copy = folder / f"{expert}-shuffled"
+    shutil.copytree(ROOT / "experts" / expert, copy, dirs_exist_ok=True)
+    file = copy / "sample" / "train.jsonl"
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     field = list(rows[0])[-1]
     answers = [row[field] for row in rows]
     random.Random(0).shuffle(answers)
-    file = folder / "shuffled.jsonl"
     file.write_text("".join(json.dumps({**row, field: one}) + "\n" for row, one in zip(rows, answers, strict=True)))
-    return file
+    return copy / "manifest.json"
 
 
 def judge(before: EvalResult, now: EvalResult) -> dict[str, Any]:
@@ -115,7 +126,7 @@ def main() -> None:
         print(f"seed {seed}: {results[-1].main.rate:.1%} right", file=sys.stderr, flush=True)
     pairs = [judge(before, now) for before, now in permutations(results, 2)]
     shuffled = teach(args, "shuffled", 0, shuffle_answers(args.expert, args.work))
-    row = {
+    row: dict[str, Any] = {
         "expert": args.expert,
         "steps": args.steps,
         "rows": args.rows,
@@ -124,10 +135,13 @@ def main() -> None:
         "closed": [pair for pair in pairs if not pair["is_open"]],
         "shuffled_rate": round(shuffled.main.rate, 4),
         "shuffled": judge(results[0], shuffled),
+        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
     args.out.write_text(json.dumps(row, indent=1) + "\n")
     print(json.dumps(row, indent=1))
+    too_often = len(row["closed"]) > len(pairs) / 20
+    sys.exit(1 if too_often or row["shuffled"]["is_open"] else 0)
 
 
 if __name__ == "__main__":

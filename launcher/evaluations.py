@@ -39,12 +39,15 @@ class RunEvaluations:
         return max(found, key=lambda one: len(one.result.answers), default=None)
 
     @property
-    def gain(self) -> tuple[Change, tuple[str, ...]] | None:
-        """From the base to what was trained, row by row, and what spoils that. None: they have no row in common."""
+    def gain(self) -> tuple[str, Change, tuple[str, ...]] | None:
+        """Of which check, from the base to what was trained, row by row, and what spoils that. None: no row was judged
+        both times."""
         for now in (self.trained, self.whole):
             if self.base is not None and now is not None:
                 with suppress(InputError):
-                    return compare_results(self.base.result, now.result)
+                    change, warnings = compare_results(self.base.result, now.result)
+                    if change.num_rows:
+                        return now.result.main_check, change, warnings
         return None
 
 

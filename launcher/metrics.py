@@ -190,7 +190,7 @@ class CutMetrics:
 
 
 def cut_metrics(path: Path, step: int, *, without_evaluation: bool = False) -> CutMetrics:
-    """Keeps what was told up to a step, whole.
+    """Keeps what was told up to a step, whole; from step 0 nothing.
 
     `without_evaluation`: that of the step itself will be made again, too.
     """
@@ -202,7 +202,7 @@ def cut_metrics(path: Path, step: int, *, without_evaluation: bool = False) -> C
     temporary.touch()
     kept = []
     for row in rows:
-        is_made_again = without_evaluation and row.step == step and row.is_evaluation
+        is_made_again = step == 0 or (without_evaluation and row.step == step and row.is_evaluation)
         if row.step <= step and not is_made_again:
             append_metrics(temporary, row)
             kept.append(row)

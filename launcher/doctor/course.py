@@ -111,7 +111,7 @@ def _judge_running(facts: RunFacts, done: str) -> Finding:
             )
         return tell("status", "ok", "it starts")
     evaluation = max(values_of(record.evaluations, metrics.EVAL_SECONDS), default=0.0)
-    evaluation += max(values_of(record.evaluations, metrics.TASK_SECONDS), default=0.0)
+    evaluation += max(values_of(record.rows, metrics.TASK_SECONDS), default=0.0)
     patience = max(_STUCK_SECONDS, _STUCK_STEPS * usual + 2 * evaluation)
     if facts.idle_seconds > patience:
         return tell(

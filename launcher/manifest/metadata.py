@@ -82,6 +82,9 @@ class QualityMetrics(Open):
     sql_valid: str | None = None
 
 
+MOST_TASK_ROWS = 2000  # of the validation split: a training shall not wait until millions are read
+
+
 class Evaluation(Strict):
     test_cases: str | None = None
     suite: str | tuple[str, ...] | None = None

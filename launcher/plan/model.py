@@ -277,8 +277,8 @@ class Plan(Frozen):
     schedule: SchedulePlan
     wandb: WandbPlan
     guards: GuardPlan
-    tasks: TaskPlan | None  # None: no answers are judged on the way
-    profiled: ProfilePlan | None  # None: nothing is traced
+    tasks: TaskPlan | None = None  # None: no answers are judged on the way
+    profiled: ProfilePlan | None = None  # None: nothing is traced
     memory: MemoryPlan
     speed: SpeedPlan
     ladder: tuple[Rung, ...]

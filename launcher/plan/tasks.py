@@ -30,11 +30,15 @@ def decide_tasks(
         value = f"{wanted.task_rows}, {when}"
         plan = TaskPlan(judge=judge, num_rows=wanted.task_rows, is_fixed=True, share=wanted.task_share)
         return plan, asked(_NAME, value, "evaluation.task_rows in the manifest")
-    fixed = _SMOKE_ROWS if situation.is_smoke else _UNTIMED_ROWS if speed.seconds_per_step is None else None
-    plan = TaskPlan(judge=judge, num_rows=fixed or _MOST_ROWS, is_fixed=fixed is not None, share=wanted.task_share)
-    if fixed is not None:
-        why = "a short run, to see it learn" if situation.is_smoke else "how long a step takes is not known here"
-        return plan, decided(_NAME, f"{fixed}, {when}", f"{judge}; {why}")
+    if situation.is_smoke:
+        plan = TaskPlan(judge=judge, num_rows=_SMOKE_ROWS, is_fixed=True, share=wanted.task_share)
+        return plan, decided(_NAME, f"{_SMOKE_ROWS}, {when}", f"{judge}; a short run, to see it learn")
+    is_timed = speed.seconds_per_step is not None
+    most = _MOST_ROWS if is_timed else _UNTIMED_ROWS
+    plan = TaskPlan(judge=judge, num_rows=most, is_fixed=False, share=wanted.task_share)
+    if not is_timed:
+        reason = f"{judge}; how long a step takes is not known here, so half a minute each time at most"
+        return plan, decided(_NAME, f"up to {most}, {when}", reason)
     share = format_percent(wanted.task_share)
     value = f"up to {_MOST_ROWS}, {when}"
     return plan, decided(_NAME, value, f"{judge}; as many as {share} of the time allow, which the first ones tell")

@@ -21,6 +21,7 @@ _OURS: Mapping[str, str] = MappingProxyType(
         "typescript": "launcher.quality.typescript:TypescriptJudge",
     }
 )
+_RESERVED = "loss"  # in metrics: eval/loss
 _LANGUAGE_OF_EXPERT: Mapping[str, str] = MappingProxyType({"neo4j": "cypher"})
 
 
@@ -67,4 +68,6 @@ def _load(place: str) -> Judge:
         if not hasattr(made, name):
             raise InputError(f"evaluation.judge: {place} is no judge: it has no {name}")
     judge: Judge = made
+    if any(check.name == _RESERVED for check in judge.checks):
+        raise InputError(f"evaluation.judge: {place} has a check called {_RESERVED}, which is the held-out loss's name")
     return judge

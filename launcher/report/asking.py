@@ -32,6 +32,7 @@ def _find_flags(request: Request) -> Iterator[str]:
         "--on-save-error": request.save_errors,
         "--max-bad-steps": request.max_bad_steps,
         "--hang-timeout": request.hang_seconds,
+        "--profile-steps": None if request.profile_steps is None else ":".join(map(str, request.profile_steps)),
     }
     for flag, value in values.items():
         if value is not None:

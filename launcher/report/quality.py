@@ -32,7 +32,7 @@ def _find_parts(record: RunRecord, found: RunEvaluations) -> Iterator[str]:
     yield "Answers to held-out rows, judged: the share that is right, where it lies with 95 %; bold is the main check."
     yield _render_checks(columns)
     if (gain := found.gain) is not None:
-        yield _describe_gain(columns[-1][1].result.main_check, *gain)
+        yield _describe_gain(*gain)
     yield from _describe_course(record, columns[-1][1].result.main_check)
     adapter = found.adapter
     if adapter is not None:

@@ -111,8 +111,10 @@ def make_generator(
     decoding: Decoding,
     max_new_tokens: int,
     batch_size: int | None,
+    on_token: Callable[[], None] = lambda: None,
+    to_the_end: bool = False,
 ) -> Generator:
-    """Ends answers where training ended them."""
+    """Ends answers where training ended them, unless they shall have all tokens that are allowed."""
     return Generator(
         model,
         tokenizer,
@@ -122,6 +124,8 @@ def make_generator(
         max_positions=plan.base.max_positions,
         seed=plan.schedule.seed,
         batch_size=batch_size or (_GPU_BATCH if next(model.parameters()).is_cuda else _CPU_BATCH),
+        on_token=on_token,
+        to_the_end=to_the_end,
     )
 
 
@@ -139,10 +143,15 @@ class Generator:
         max_positions: int,
         seed: int,
         batch_size: int,
+        on_token: Callable[[], None],
+        to_the_end: bool,
     ) -> None:
         self._tokenizer, self._decoding, self._seed = tokenizer, decoding, seed
         self._batch_size, self._max_positions = batch_size, max_positions
         self._config = make_generation(decoding, ends, max_new_tokens)
+        if to_the_end:
+            self._config.min_new_tokens = max_new_tokens
+        self._on_token = on_token
         self._model: Any = model.get_base_model() if isinstance(model, PeftModel) else model
 
     def answer(self, prompts: Sequence[str], advance: Callable[[int], None] = lambda _count: None) -> list[Answer]:
@@ -171,7 +180,7 @@ class Generator:
         for row, tokens in enumerate(ids):
             inputs[row, width - len(tokens) :] = torch.tensor(tokens, device=self._model.device)
             mask[row, width - len(tokens) :] = 1
-        stop = StopAtText(self._tokenizer, self._decoding.stop_sequences, width)
+        stop = StopAtText(self._tokenizer, self._decoding.stop_sequences, width, self._on_token)
         torch.manual_seed(self._seed)
         with torch.inference_mode():
             out = self._model.generate(
@@ -201,17 +210,26 @@ class Generator:
 
 def make_generation(decoding: Decoding, ends: Sequence[int], max_new_tokens: int) -> GenerationConfig:
     """Greedy unless the manifest asks for sampling: by a temperature, or by what only sampling has."""
-    narrowed = {"top_p": decoding.top_p, "top_k": decoding.top_k, "min_p": decoding.min_p}
-    given = {name: value for name, value in narrowed.items() if value}
-    samples = decoding.temperature > 0 if decoding.temperature is not None else bool(given)
-    sampling: dict[str, Any] = {"temperature": decoding.temperature or 1.0, "top_k": 0, **given} if samples else {}
+    does_sample = samples(decoding)
+    sampling: dict[str, Any] = {}
+    if does_sample:
+        sampling = {"temperature": decoding.temperature or 1.0, "top_k": 0, **_narrowed(decoding)}
     return GenerationConfig(
-        do_sample=samples,
+        do_sample=does_sample,
         eos_token_id=list(ends),
         pad_token_id=ends[0],
         max_new_tokens=max_new_tokens,
         **sampling,
     )
+
+
+def samples(decoding: Decoding) -> bool:
+    return decoding.temperature > 0 if decoding.temperature is not None else bool(_narrowed(decoding))
+
+
+def _narrowed(decoding: Decoding) -> dict[str, Any]:
+    given = {"top_p": decoding.top_p, "top_k": decoding.top_k, "min_p": decoding.min_p}
+    return {name: value for name, value in given.items() if value}
 
 
 def _find_ends(tokenizer: BaseTokenizer, end_token: str) -> list[int]:
@@ -224,12 +242,20 @@ def _find_ends(tokenizer: BaseTokenizer, end_token: str) -> list[int]:
 class StopAtText(StoppingCriteria):
     """The manifest's stop sequences: text, which tokens need not line up with. Row by row."""
 
-    def __init__(self, tokenizer: BaseTokenizer, sequences: Sequence[str], num_prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        tokenizer: BaseTokenizer,
+        sequences: Sequence[str],
+        num_prompt_tokens: int,
+        on_token: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_token = on_token
         self._tokenizer, self._sequences, self._start = tokenizer, tuple(filter(None, sequences)), num_prompt_tokens
         # A token has at least a byte: more than so many of the last ones cannot matter.
         self._reach = 4 + max((len(sequence.encode()) for sequence in self._sequences), default=0)
 
     def __call__(self, input_ids: Tensor, scores: Any, **_more: Any) -> Any:  # noqa: ARG002
+        self._on_token()
         if not self._sequences:
             return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
         first = max(self._start, input_ids.shape[1] - self._reach)

@@ -24,11 +24,12 @@ class Evaluator:
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Behind a step; no values where nothing is held out."""
-        return {**self._find_loss(), **self.ask(step)}
+        return {**self.ask(step), **self._find_loss()}
 
-    def ask(self, step: int) -> dict[str, float]:
+    def ask(self, step: int, *, is_last: bool = False) -> dict[str, float]:
         """Task metrics, where the plan has them."""
-        return {} if self._tasks is None or not self._tasks.is_due(step) else self._tasks.evaluate(step)
+        is_due = self._tasks is not None and self._tasks.is_due(step, is_last=is_last)
+        return self._tasks.evaluate(step) if is_due and self._tasks is not None else {}
 
     def _find_loss(self) -> dict[str, float]:
         """Mean over all trained tokens of the validation split."""

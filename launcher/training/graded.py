@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from launcher.corpus.questions import HeldOut
 from launcher.manifest import Manifest
@@ -13,10 +12,8 @@ from launcher.manifest.metadata import Decoding
 from launcher.plan.model import Plan
 from launcher.quality.judging import Judge, Question
 from launcher.quality.results import AnswerResult, EvalResult, sum_up
+from launcher.training.answering import Answer, samples
 from launcher.training.chronicle import find_versions
-
-if TYPE_CHECKING:
-    from launcher.training.answering import Answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +52,7 @@ def grade(judge: Judge, held_out: HeldOut, asked: Asked, *, title: str, plan: Pl
             )
             for row, answer, verdict in zip(rows, asked.answers, verdicts, strict=True)
         ),
-        greedy=not decoding.temperature,
+        greedy=not samples(decoding),
         seed=plan.schedule.seed,
         max_new_tokens=asked.max_new_tokens,
         seconds=asked.seconds,

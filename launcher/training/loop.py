@@ -58,8 +58,9 @@ def train(
 
 def _train_from(run: Run, observer: Observer, position: Position, readback: Readback, evaluator: Evaluator) -> None:
     schedule = run.plan.schedule
-    if position.step == 0:  # what the base can do
-        readback.tell_evaluation(0, evaluator.ask(0))
+    base = evaluator.ask(0) if position.step == 0 else {}
+    if base:  # what it can do already
+        readback.tell_evaluation(0, base)
     batches, clock = feed(run.batches(), run.plan.loader, position.step), StepClock(run.engine.device)
     if position.owes_evaluation:
         position.owes_evaluation = False
@@ -89,6 +90,9 @@ def _train_from(run: Run, observer: Observer, position: Position, readback: Read
             break
         if evaluates or saves:
             clock.restart()
+    last = evaluator.ask(position.step, is_last=True) if observer.wants_to_stop() else {}
+    if last:  # it ends before its time, and was not asked yet
+        readback.tell_evaluation(position.step, last)
 
 
 def train_step(

@@ -63,9 +63,12 @@ def begin(run: Run, options: ResumeOptions) -> Beginning:
 
 
 def _cut_metrics(run: Run, position: Position) -> CutMetrics:
-    comes_again = position.owes_evaluation or position.step == 0  # before the first step the base is asked
+    for file in run.paths.evaluations.glob("step-*.json"):
+        is_made_again = position.owes_evaluation and file == run.paths.evaluation_at(position.step)
+        if step_of(file.with_suffix("")) > position.step or is_made_again:
+            file.unlink(missing_ok=True)
     try:
-        return cut_metrics(run.paths.metrics, position.step, without_evaluation=comes_again)
+        return cut_metrics(run.paths.metrics, position.step, without_evaluation=position.owes_evaluation)
     except OSError as error:
         what = f"{run.paths.metrics} cannot be written: {error.strerror}"
         raise RunFailedError(what, hint="is the disk full, or read-only?") from None

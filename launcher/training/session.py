@@ -108,7 +108,7 @@ def _train_once(
     watchdog = _watch_over(run, chronicle)
     ledger.begin(run.pulse, beginning.told, spent)
     try:
-        tasks = None if task.preparation is None else open_tasks(run, task.preparation)
+        tasks = None if task.preparation is None else open_tasks(run, task.preparation, stop.asks_to_stop)
         with measured(run, ledger, beginning.told) as measure:
             steps_done = _train_saved(run, Observers(observers), beginning, saving, measure, tasks)
     finally:

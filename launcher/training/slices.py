@@ -26,14 +26,17 @@ class TaskSlice(Frozen):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """Of generating, with a full batch on every rank."""
+    """Of generating, with a full batch on every rank, and of judging."""
 
     first_token_seconds: float  # reads the prompts
     token_seconds: float
     rows_at_once: int  # over all ranks
+    judge_seconds: float = 0.0  # until a judge is ready
+    row_seconds: float = 0.0  # to judge an answer
 
     def predict(self, num_rows: int, num_tokens: int) -> float:
-        return ceil(num_rows / self.rows_at_once) * (self.first_token_seconds + num_tokens * self.token_seconds)
+        batch = self.first_token_seconds + num_tokens * self.token_seconds
+        return ceil(num_rows / self.rows_at_once) * batch + self.judge_seconds + num_rows * self.row_seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

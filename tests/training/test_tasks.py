@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from launcher import metrics
-from launcher.metrics import StepMetrics, find_task_metrics, load_metrics
+from launcher.inputs import Request, plan_request
+from launcher.launch import write_run
+from launcher.metrics import StepMetrics, append_metrics, cut_metrics, find_task_metrics, load_metrics
 from launcher.paths import RunPaths
 from launcher.quality.results import load_result
-from tests.conftest import ROOT
+from launcher.training.slices import load_slice
+from tests.conftest import ROOT, python_path
 from tests.training.trained_run import Trained, launcher, run_python
 
 pytest.importorskip("jsonschema_rs", reason="pip install 'expert-launcher[quality]'")
@@ -90,11 +97,76 @@ def test_it_says_what_eval_says(scratch: Trained, asked: RunPaths) -> None:
     assert [answer.answer for answer in again.answers] == [answer.answer for answer in before.answers]
 
 
-def test_a_judge_that_fails_costs_no_more_than_its_metrics(scratch: Trained, tmp_path: Path) -> None:
-    program = tmp_path / "judge"
-    program.write_text("#!/bin/sh\necho nonsense\n")
-    program.chmod(0o755)
-    command = ("--set", f'evaluation.judge_command=["{program}"]')
-    paths = train(scratch, "misjudged", 2, *command, "--max-steps", "1")
+JUDGE = """
+from launcher.quality.judging import Check, Closing, Verdict
+
+class {name}(Closing):
+    checks = (Check(name="{check}", title="is right", checker="a test"),)
+    main_check = "{check}"
+    def judge(self, questions, answers):
+        {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("check", "body", "words"),
+    [
+        ("right", "raise KeyError('nobody caught me')", "were not judged: 'nobody caught me'"),
+        ("right", "return [Verdict(checks={'right': None}) for _ in answers]", None),
+        ("loss", "return []", "a check called loss, which is the held-out loss's name"),
+    ],
+)
+def test_a_judge_that_fails_costs_no_more_than_its_metrics(
+    scratch: Trained, tmp_path: Path, check: str, body: str, words: str | None
+) -> None:
+    (tmp_path / "odd_judge.py").write_text(JUDGE.format(name="Odd", check=check, body=body))
+    script = [str(ROOT / "launcher/train.py"), "--manifest", str(ROOT / "experts/json/manifest.json")]
+    script += ["--max-steps", "1", "--runs-dir", str(tmp_path), "--run-id", "odd"]
+    settings = {**SETTINGS, "evaluation.task_rows": 2, "evaluation.judge": "odd_judge:Odd"}
+    script += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    environment = {**scratch.environment, "PYTHONPATH": os.pathsep.join([python_path(), str(tmp_path)])}
+    command = [sys.executable, *script]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert words is None or words in result.stderr
+    paths = RunPaths(tmp_path / "odd")
     assert find_tasks(paths) == {}
-    assert (paths.adapter / "adapter_model.safetensors").is_file()
+    assert [row.step for row in load_metrics(paths.metrics) if metrics.EVAL_LOSS in row.values] == [1]
+
+
+def test_what_was_told_of_the_base_is_told_once(tmp_path: Path) -> None:
+    """A run that is killed before its first checkpoint begins anew, and asks anew."""
+    file = tmp_path / "metrics.jsonl"
+    for step, name in ((0, "eval/parses"), (0, metrics.TASK_SECONDS), (1, metrics.TRAIN_LOSS)):
+        append_metrics(file, StepMetrics(step=step, epoch=0.0, values={name: 1.0}))
+    assert cut_metrics(file, 0).kept == ()
+    assert load_metrics(file) == []
+
+
+def test_a_run_that_times_its_answers(scratch: Trained, tmp_path: Path) -> None:
+    """As on a GPU: the plan leaves open how many there are, and a few tokens of one batch tell."""
+    request = Request(
+        expert=str(ROOT / "experts/json/manifest.json"),
+        max_steps=2,
+        overrides=tuple(f"{key}={value}" for key, value in SETTINGS.items()),
+    )
+    planned = plan_request(request)
+    assert planned.plan.tasks is not None
+    timed = planned.plan.tasks.model_copy(update={"is_fixed": False, "num_rows": 8})
+    planned = replace(planned, plan=planned.plan.model_copy(update={"tasks": timed}))
+    paths = write_run(planned, tmp_path, "timed")
+    result = run_python([str(ROOT / "launcher/train.py"), "--plan", str(paths.plan)], scratch)
+    assert result.returncode == 0, result.stderr
+    assert "answers to 8 validation rows are judged at each evaluation: 2 x 8 answers take at most" in result.stderr
+    assert sorted(find_tasks(paths)) == [0, 2]
+    chosen = load_slice(paths.evaluations / "slice.json")
+    assert chosen is not None
+    # What is a tight share of the time for the same training: it is said, and nothing is asked.
+    stingy = timed.model_copy(update={"share": 1e-9})
+    speed = planned.plan.speed.model_copy(update={"seconds_per_step": 1.0})
+    plan = planned.plan.model_copy(update={"tasks": stingy, "speed": speed})
+    paths = write_run(replace(planned, plan=plan), tmp_path, "stingy")
+    result = run_python([str(ROOT / "launcher/train.py"), "--plan", str(paths.plan)], scratch)
+    assert result.returncode == 0, result.stderr
+    assert "no answers are judged while it trains: they would take" in result.stderr
+    assert find_tasks(paths) == {}

@@ -7,12 +7,12 @@ from itertools import islice
 
 import pytest
 
-from experts.generator.base_texts import TOKENIZER, write_documents
+from experts.generator.base_texts import TOKENIZER, _read_samples, write_documents
 from experts.generator.dice import Dice
 from experts.generator.domain_data import SEEN_DOMAINS, UNSEEN_DOMAINS
 from experts.generator.domains import load_domains
 from experts.generator.invented import Inventor, load_pieces
-from experts.generator.splits import EXPERTS
+from experts.generator.splits import EXPERTS, only_new
 from tests.conftest import ROOT
 
 COUNT = 400
@@ -74,3 +74,12 @@ def test_what_the_test_split_keeps_to_itself_is_never_named_as_such() -> None:
         for entity in domain.entities:
             spelt = entity.name.replace("_", " ")
             assert f" {spelt} {entity.fields[1].words} " not in text
+
+
+def test_a_row_of_a_sample_would_be_left_out() -> None:
+    """So rare by chance that the documents alone could not show it."""
+    taken = _read_samples("json")
+    row = read_samples("json")[0]
+    answer = {**row, "object": "{}"}
+    fresh = {"text": "new", "schema": "{}", "object": '{"new":1}'}
+    assert list(only_new(iter([row, answer, fresh]), taken)) == [fresh]

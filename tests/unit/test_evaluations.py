@@ -10,6 +10,7 @@ import pytest
 from launcher.evaluations import RunEvaluations, load_evaluations, order_steps
 from launcher.metrics import TRAIN_LOSS
 from launcher.paths import RunPaths
+from launcher.quality.results import load_result
 from launcher.record import RunRecord, load_record
 from tests.made_evaluations import make_evaluation
 from tests.made_runs import MadeRun, write_evaluation, write_run
@@ -123,7 +124,8 @@ def test_what_else_lies_in_the_folder_is_left_alone(paths: RunPaths) -> None:
 def test_the_gain_is_counted_on_the_same_rows(paths: RunPaths) -> None:
     gain = load(paths).gain
     assert gain is not None
-    change, warnings = gain
+    check, change, warnings = gain
+    assert check == load_result(paths.evaluation_at(30)).main_check
     assert (change.num_rows, change.num_won, change.num_lost, warnings) == (40, 20, 0, ())
     for step in (10, 20, 30):
         paths.evaluation_at(step).unlink()
@@ -131,7 +133,7 @@ def test_the_gain_is_counted_on_the_same_rows(paths: RunPaths) -> None:
     write_evaluation(paths.evaluation, make_evaluation(RATES, num_rows=60))
     of_whole = load(paths).gain
     assert of_whole is not None
-    assert (of_whole[0].num_rows, of_whole[1]) == (40, ("40 rows in common, of 40 before and 60 now",))
+    assert (of_whole[1].num_rows, of_whole[2]) == (40, ("40 rows in common, of 40 before and 60 now",))
     write_evaluation(paths.evaluation, make_evaluation(RATES, first_row=900, split="test"))
     assert load(paths).gain is None  # not one row in common
 

@@ -22,10 +22,10 @@ def allow(seconds: float, times: int = 4, share: float = 0.05) -> Allowance:
     ("pace", "allowance", "expected"),
     [
         (QUICK, allow(10_000), (64, False)),  # all of them, all the time
-        (SLOW, allow(40_000), (64, False)),
-        (SLOW, allow(20_000), (32, False)),  # fewer rows before fewer evaluations
-        (SLOW, allow(5_000), (8, False)),
-        (SLOW, allow(9_000, times=100), (32, True)),  # at both ends only
+        (SLOW, allow(70_000), (64, False)),
+        (SLOW, allow(40_000), (32, False)),  # fewer rows before fewer evaluations
+        (SLOW, allow(10_000), (8, False)),
+        (SLOW, allow(9_000, times=100), (16, True)),  # at both ends only
         (QUICK, allow(100), None),
     ],
 )
@@ -56,3 +56,8 @@ def test_a_run_keeps_its_slice(tmp_path: Path) -> None:
     assert load_slice(file) == chosen
     file.write_text("{}")
     assert load_slice(file) is None  # damaged: chosen again
+
+
+def test_judging_counts_too() -> None:
+    judged = Pace(first_token_seconds=0.2, token_seconds=0.03, rows_at_once=64, judge_seconds=2.0, row_seconds=0.1)
+    assert judged.predict(64, 100) == pytest.approx(QUICK.predict(64, 100) + 2.0 + 6.4)

@@ -79,8 +79,8 @@ def test_a_bare_launch_plans_trains_and_leaves_a_whole_run(tmp_path: Path) -> No
     assert outcome is not None
     assert (outcome.status, outcome.steps_done, outcome.exit_code) == ("done", 2, 0)
     rows = load_metrics(run.metrics)
-    assert outcome.final_loss == rows[1].values["train/loss"]
-    assert (outcome.best_step, outcome.best_metric) == (2, rows[2].values["eval/loss"])
+    assert outcome.final_loss == rows[2].values["train/loss"]
+    assert (outcome.best_step, outcome.best_metric) == (2, rows[3].values["eval/loss"])
     assert outcome.ended_because == ""
     assert "documents = each alone" in outcome.observed["attention"]
     assert "fused" in outcome.observed["optimizer"]
