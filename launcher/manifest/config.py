@@ -232,7 +232,7 @@ def _cadence_problems(config: TrainingConfig) -> list[str]:
         if getattr(config, f"{name}_epochs") is not None and cadence in ("no", "steps"):
             problems.append(f"{name}_epochs: no meaning where the strategy is {cadence}; remove it, or use epoch")
     if config.metric_for_best_model not in ("eval_loss", "loss"):
-        problems.append(f"metric_for_best_model: only eval_loss is measured, not {config.metric_for_best_model}")
+        problems.append(f"metric_for_best_model: only eval_loss picks a checkpoint, not {config.metric_for_best_model}")
     if config.evaluation_strategy == "no" and config.early_stopping_patience is not None:
         problems.append("early_stopping_patience: needs an evaluation, but evaluation_strategy is no")
     return problems

@@ -40,6 +40,7 @@ def test_ranks_answer_what_one_process_answers(bench: Bench, alone: Trained, str
     assert trained.values("train/loss") == pytest.approx(alone.values("train/loss"), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_where_no_rank_has_all_weights_nobody_is_asked(bench: Bench) -> None:
     ended, trained = bench.train(replace(CELL, strategy="fsdp2"))
     assert ended.returncode == 0, ended.console

@@ -108,6 +108,7 @@ def test_one_worker_on_a_heavy_loader_starves_the_training(place: Path) -> None:
     assert "launcher data --move-to DIR" in data["next_step"]
 
 
+@pytest.mark.slow
 def test_a_pattern_of_slow_steps_is_named_with_its_period(place: Path) -> None:
     paths = train(place, "pattern", 24, **{SLOW_VARIABLE: "6:1.0"})
     code, findings = doctor(place, "--run", str(paths.root))

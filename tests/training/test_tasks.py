@@ -112,7 +112,9 @@ class {name}(Closing):
     ("check", "body", "words"),
     [
         ("right", "raise KeyError('nobody caught me')", "were not judged: 'nobody caught me'"),
-        ("right", "return [Verdict(checks={'right': None}) for _ in answers]", None),
+        pytest.param(
+            "right", "return [Verdict(checks={'right': None}) for _ in answers]", None, marks=pytest.mark.slow
+        ),
         ("loss", "return []", "a check called loss, which is the held-out loss's name"),
     ],
 )

@@ -59,7 +59,7 @@ WRONG_VALUES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     (
         {CONFIG + "metric_for_best_model": "eval_accuracy"},
         (),
-        "training.config.metric_for_best_model: only eval_loss is measured, not eval_accuracy",
+        "training.config.metric_for_best_model: only eval_loss picks a checkpoint, not eval_accuracy",
     ),
     ({CONFIG + "adapter_type": "ia3"}, (), "training.config.rank: no meaning for adapter_type ia3; remove it"),
     ({CONFIG + "adapter_type": "full"}, (), "training.config.target_modules: no meaning for adapter_type full"),
