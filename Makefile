@@ -67,6 +67,7 @@ check: $(VENV)/.full  ## lint, formatting, types, generated files
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m launcher.render.presets --check
+	@$(BIN)/python -m launcher.gpu_guide --check
 	@$(BIN)/python -m experts.generator --check
 
 format: $(VENV)/.full  ## rewrite the code in the house style
@@ -75,6 +76,9 @@ format: $(VENV)/.full  ## rewrite the code in the house style
 
 configs: $(VENV)/.light  ## regenerate accelerate_configs/ and ds_configs/
 	@$(BIN)/python -m launcher.render.presets
+
+gpus: $(VENV)/.light  ## regenerate docs/gpus.md: the plan for usual cards
+	@$(BIN)/python -m launcher.gpu_guide
 
 schema: $(VENV)/.light  ## regenerate experts/manifest.schema.json
 	@$(BIN)/launcher schema > experts/manifest.schema.json.tmp && mv experts/manifest.schema.json.tmp experts/manifest.schema.json

@@ -42,6 +42,7 @@ MAY_USE: dict[str, set[str]] = {
     | {"started", "manifest", "hardware", "gpus", "probe", "bases", "shapes", "rows", "plan"}
     | {"experience"},
     "render": FOUNDATION | {"plan", "paths", "hardware", "shapes"},
+    "gpu_guide": FOUNDATION | {"inputs", "plan"},
     "record": FOUNDATION | {"paths", "metrics", "plan"},
     "quality": FOUNDATION | {"manifest"},
     "regression": FOUNDATION | {"corpus", "inputs", "metrics", "paths", "plan", "processes", "quality", "record"},
