@@ -33,7 +33,10 @@ def write_side(folder: Path, name: str, seconds: float, right: int) -> RunPaths:
     return paths
 
 
-def test_as_good_and_faster(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_as_good_and_faster(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # a narrow terminal breaks lines
     old, new = write_side(tmp_path, "x-old", 2.0, 90), write_side(tmp_path, "x-new", 1.0, 90)
     cost = Cost(cpu_seconds=(40.0, 25.0), notes=("a busy machine",))
     assert judge(pair, old, new, max_drop=0.05, is_json=False, cost=cost) == ExitCode.DONE
