@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 SHARED_MANIFESTS = SHARED / "manifests"
 
+# Started in the background by nohup, tests would hand down that these are ignored, to whom they shall stop.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 # The tests plan for machines without a GPU, or for those of the catalogue: what this machine has must not matter.
 if not os.environ.get("LAUNCHER_TEST_GPU"):  # `make test-gpu`: tests of what only a GPU can show
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
