@@ -136,10 +136,14 @@ class StepMetrics:
         return self.values.get(name)
 
 
+def is_task_metric(name: str) -> bool:
+    """All of eval/ that has no meaning of its own here: a check of a judge, whoever wrote it."""
+    return name.startswith(EVAL_PREFIX) and name != EVAL_PREFIX and name not in METRICS_BY_NAME
+
+
 def find_task_metrics(row: StepMetrics) -> dict[str, float]:
     """By the check's name: the share of answers that pass it."""
-    found = {name: value for name, value in row.values.items() if name.startswith(EVAL_PREFIX) and name != EVAL_LOSS}
-    return {name.removeprefix(EVAL_PREFIX): value for name, value in found.items()}
+    return {name.removeprefix(EVAL_PREFIX): value for name, value in row.values.items() if is_task_metric(name)}
 
 
 def append_metrics(path: Path, metrics: StepMetrics) -> None:

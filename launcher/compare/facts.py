@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from launcher.compare.judged import JudgedRun, is_task_metric, strip_texts
+from launcher.compare.judged import JudgedRun, strip_texts
 from launcher.compare.model import Section
 from launcher.compare.settings import plan_settings
 from launcher.errors import InputError
 from launcher.evaluations import RunEvaluations, load_evaluations
-from launcher.metrics import METRICS_BY_NAME, PREDICTED_GIB, StepMetrics
+from launcher.metrics import METRICS_BY_NAME, PREDICTED_GIB, StepMetrics, is_task_metric
 from launcher.paths import RunPaths
 from launcher.plan.model import Plan
 from launcher.record import Outcome, RunRecord, Status, load_record

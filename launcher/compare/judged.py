@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.evaluations import Evaluation, RunEvaluations
-from launcher.metrics import EVAL_PREFIX, METRICS_BY_NAME
+from launcher.metrics import EVAL_PREFIX, is_task_metric
 from launcher.quality.results import CheckResult, EvalResult
 
 # Of other trainers' eval/…: what is no share of right answers, though it may lie between 0 and 1.
@@ -17,11 +17,6 @@ _NO_RATES = re.compile(r"(^|_)(loss|runtime|time|seconds?|per|perplexity|entropy
 _MOST_FOREIGN = 20
 _KNOWN_MAINS = ("matches", "behaves", "result", "equal", "right")  # of our judges, where no evaluation tells
 _KEY_DIGITS = 6
-
-
-def is_task_metric(name: str) -> bool:
-    """eval/<check>: the share of answers that pass it."""
-    return name.startswith(EVAL_PREFIX) and name != EVAL_PREFIX and name not in METRICS_BY_NAME
 
 
 def pick_rates(told: Mapping[str, Sequence[float]]) -> list[str]:

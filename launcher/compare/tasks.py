@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from launcher.compare.facts import RunFacts
-from launcher.compare.judged import Judged, JudgedRun, guess_main, is_task_metric
+from launcher.compare.judged import Judged, JudgedRun, guess_main
 from launcher.compare.kinds import Kind
 from launcher.compare.model import Chart, Interval
 from launcher.compare.settings import clean_text
-from launcher.metrics import EVAL_PREFIX
+from launcher.metrics import EVAL_PREFIX, is_task_metric
 from launcher.quality.gate import P_LIMIT
 from launcher.quality.results import CheckResult
 from launcher.quality.scores import Change, make_change

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.compare.facts import Column, RunFacts, Traits, make_columns
-from launcher.compare.judged import is_task_metric, pick_rates
+from launcher.compare.judged import pick_rates
 from launcher.compare.settings import config_settings
 from launcher.errors import InputError
 from launcher.metrics import (
@@ -35,6 +35,7 @@ from launcher.metrics import (
     TOTAL_SECONDS,
     TRAIN_LOSS,
     StepMetrics,
+    is_task_metric,
 )
 from launcher.values import flatten
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from itertools import pairwise
 
 from launcher import metrics
-from launcher.metrics import METRICS_BY_NAME, StepMetrics
+from launcher.metrics import METRICS_BY_NAME, StepMetrics, is_task_metric
 from launcher.record import RunRecord
 from launcher.units import format_duration, format_percent
 
@@ -104,13 +104,13 @@ def find_goodput(record: RunRecord) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
 
 
-def find_task_metrics(rows: Iterable[StepMetrics]) -> dict[str, tuple[float, int]]:
-    """The last of each, and its step: all of eval/ that is no metric of ours."""
+def find_last_task_metrics(rows: Iterable[StepMetrics]) -> dict[str, tuple[float, int]]:
+    """By the metric's name: its last value, and its step."""
     return {
         name: (value, row.step)
         for row in rows
         for name, value in row.values.items()
-        if name.startswith("eval/") and name not in METRICS_BY_NAME and math.isfinite(value)
+        if is_task_metric(name) and math.isfinite(value)
     }
 
 

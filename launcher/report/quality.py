@@ -12,7 +12,7 @@ from launcher.prose import code, fenced, inline, one_line, table
 from launcher.quality.results import AnswerResult, CheckResult, EvalResult
 from launcher.quality.scores import Change
 from launcher.record import RunRecord
-from launcher.report.figures import draw_sparkline, find_task_metrics, find_values
+from launcher.report.figures import draw_sparkline, find_last_task_metrics, find_values
 from launcher.units import format_percent
 
 _WORST = 3
@@ -50,7 +50,7 @@ def _find_columns(found: RunEvaluations) -> Iterator[tuple[str, Evaluation]]:
 
 def _render_rates(record: RunRecord) -> Iterator[str]:
     """All that is left where the answers were not kept."""
-    rates = find_task_metrics(record.rows)
+    rates = find_last_task_metrics(record.rows)
     if not rates:
         yield "No answers were judged: losses are all that is known of this run's quality."
         return

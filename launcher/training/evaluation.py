@@ -28,8 +28,9 @@ class Evaluator:
 
     def ask(self, step: int, *, is_last: bool = False) -> dict[str, float]:
         """Task metrics, where the plan has them."""
-        is_due = self._tasks is not None and self._tasks.is_due(step, is_last=is_last)
-        return self._tasks.evaluate(step) if is_due and self._tasks is not None else {}
+        if self._tasks is None or not self._tasks.is_due(step, is_last=is_last):
+            return {}
+        return self._tasks.evaluate(step)
 
     def _find_loss(self) -> dict[str, float]:
         """Mean over all trained tokens of the validation split."""

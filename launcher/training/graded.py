@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from launcher.corpus.questions import HeldOut
 from launcher.manifest import Manifest
@@ -12,8 +13,10 @@ from launcher.manifest.metadata import Decoding
 from launcher.plan.model import Plan
 from launcher.quality.judging import Judge, Question
 from launcher.quality.results import AnswerResult, EvalResult, sum_up
-from launcher.training.answering import Answer, samples
 from launcher.training.chronicle import find_versions
+
+if TYPE_CHECKING:
+    from launcher.training.answering import Answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +28,8 @@ class Asked:
 
 def grade(judge: Judge, held_out: HeldOut, asked: Asked, *, title: str, plan: Plan, manifest: Manifest) -> EvalResult:
     """`title` says whose answers they are."""
+    from launcher.training.answering import samples  # with all of torch: mistakes are told before it is loaded
+
     began = time.monotonic()
     rows = held_out.rows
     questions = [Question(instruction=row.instruction, context=row.context, reference=row.answer) for row in rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,6 +15,8 @@ from launcher.manifest.metadata import Decoding
 from launcher.plan.model import Plan
 from launcher.training import asking
 from launcher.training.asking import Asker, AttentionLostError, StoppedError, answering, find_attentions, kept_alive
+from launcher.training.slices import TaskSlice
+from launcher.training.tasks import Tasks
 from launcher.training.watchdog import Pulse
 from tests.training.builders import build, vary
 
@@ -112,3 +114,14 @@ def test_a_model_that_takes_no_other_attention_keeps_its_own(
     with pytest.raises(ValueError, match="cannot"), answering(run):
         pass
     assert find_attentions(base) == before
+
+
+def test_both_ends_are_the_first_step_and_wherever_it_ends() -> None:
+    """Also where it stops early; and nobody is asked twice behind the same step."""
+    tasks = Tasks.__new__(Tasks)
+    tasks._run, tasks._asked_at = cast(Any, SimpleNamespace(num_steps=100)), None
+    tasks._slice = TaskSlice(num_rows=8, max_new_tokens=9, only_ends=True, why="")
+    assert [step for step in (0, 20, 40, 100) if tasks.is_due(step)] == [0, 100]
+    assert tasks.is_due(40, is_last=True)
+    tasks._asked_at = 40
+    assert not tasks.is_due(40, is_last=True)

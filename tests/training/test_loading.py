@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from launcher.corpus.store import Store
 from launcher.errors import InputError
 from launcher.paths import RunPaths
 from launcher.plan.model import Plan
+from launcher.training import loading
 from launcher.training.chronicle import Chronicle
 from launcher.training.loading import load_base
 from launcher.training.resuming import ResumeOptions
 from launcher.training.session import Task, run_training
+from tests.conftest import ROOT
 from tests.training.builders import (
     Document,
     adapt,
@@ -126,7 +129,7 @@ def test_random_weights_need_a_config_alone(plan: Plan, store: Store, tmp_path: 
 
 
 def test_the_embedded_base_is_the_same_everywhere(plan: Plan) -> None:
-    """Drawn from a seed of its own, whatever was drawn before; and whoever draws next is not disturbed."""
+    """Read from its file, whatever was drawn before; and whoever draws next is not disturbed."""
     tiny = with_base(plan, "launcher/tiny")
     torch.manual_seed(1)
     first = load_base(tiny, (), "eager", CPU)
@@ -136,6 +139,28 @@ def test_the_embedded_base_is_the_same_everywhere(plan: Plan) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     torch.manual_seed(1)
     assert torch.equal(torch.rand(1), after)
+    kept = load_file(ROOT / "launcher/tiny/model.safetensors")
+    weights = first.state_dict()
+    assert all(torch.equal(weights[name], weight.to(weights[name].dtype)) for name, weight in kept.items())
+    drawn = load_base(vary(tiny, {"random_weights": True}), (), "eager", CPU).state_dict()
+    assert not torch.equal(drawn["model.embed_tokens.weight"], weights["model.embed_tokens.weight"])
+
+
+def test_an_embedded_base_that_is_damaged_is_told(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "launcher/tiny", tmp_path / "tiny")
+    monkeypatch.setattr(loading, "_TINY_FOLDER", tmp_path / "tiny")
+    tiny, file = with_base(plan, "launcher/tiny"), tmp_path / "tiny" / "model.safetensors"
+    weights = load_file(ROOT / "launcher/tiny/model.safetensors")
+    file.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(InputError, match="cannot be loaded"):
+        load_base(tiny, (), "eager", CPU)
+    weights.pop("model.norm.weight")
+    save_file(weights, file)
+    with pytest.raises(InputError, match=r"lacks 1 of its weights: model\.norm\.weight"):
+        load_base(tiny, (), "eager", CPU)
+    file.unlink()
+    with pytest.raises(InputError, match="cannot be loaded"):
+        load_base(tiny, (), "eager", CPU)
 
 
 def test_the_dtype_is_the_planned_one(plan: Plan, tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ import pytest
 from launcher.compare import read_run
 from launcher.compare.facts import RunFacts, make_columns
 from launcher.compare.figures import added_up_seconds, make_figures
-from launcher.compare.judged import JudgedRun, guess_main, is_task_metric, pick_rates
+from launcher.compare.judged import JudgedRun, guess_main, pick_rates
 from launcher.compare.model import Comparison, Figure
 from launcher.compare.series import make_axis
 from launcher.compare.shares import make_shares
 from launcher.compare.tasks import choose_evaluations, find_mains
-from launcher.metrics import EVAL_LOSS, EVAL_SECONDS, STEP_SECONDS, TASK_SECONDS, StepMetrics
+from launcher.metrics import EVAL_LOSS, EVAL_SECONDS, STEP_SECONDS, TASK_SECONDS, StepMetrics, is_task_metric
 from tests.made_evaluations import make_evaluation
 from tests.made_runs import MadeRun, write_evaluation, write_run
 from tests.unit.compare.made_facts import (

@@ -14,8 +14,8 @@ from launcher.report.figures import (
     find_data_wait,
     find_energy,
     find_goodput,
+    find_last_task_metrics,
     find_median,
-    find_task_metrics,
     find_total_seconds,
     format_metric,
 )
@@ -83,7 +83,7 @@ def test_goodput_is_the_ends_else_that_of_the_last_row() -> None:
 
 def test_task_metrics_are_the_last_of_each() -> None:
     told = [*rows("eval/exact_match", 0.1, 0.4), *rows(metrics.EVAL_LOSS, 1.0), *rows("train/other", 1.0)]
-    assert find_task_metrics(told) == {"eval/exact_match": (0.4, 2)}
+    assert find_last_task_metrics(told) == {"eval/exact_match": (0.4, 2)}
 
 
 @pytest.mark.parametrize(
