@@ -24,24 +24,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.state import AcceleratorState
 from torch._dynamo.utils import counters
 
 from launcher import metrics
 from launcher.bases import TINY_BASE_NAME
-from launcher.corpus.pack import pack_tightest
-from launcher.corpus.packs import write_packs
-from launcher.corpus.spool import Spool
-from launcher.corpus.store import Store, publish
-from launcher.corpus.tokenise import TokenBatch
 from launcher.inputs import Request, plan_request
 from launcher.metrics import StepMetrics, load_metrics
 from launcher.paths import RunPaths, write_files
 from launcher.plan import Plan
 from launcher.runs import input_texts
 from launcher.training.assembly import assemble
+from launcher.training.bench.documents import write_random_store
 from launcher.training.chronicle import find_versions
 from launcher.training.loop import train
 from launcher.training.measures import Measures, MemoryUse, Throughput
@@ -102,7 +97,8 @@ TINY = [
     )
     for kind in ("lora", "dora", "ia3", "full")
 ]
-GROUPS = {"main": CASES, "backends": BACKENDS, "tiny": TINY}
+SMALL = [qwen("0.6B", 2, kind) for kind in ("dora", "qlora", "full")]
+GROUPS = {"main": CASES, "small": SMALL, "backends": BACKENDS, "tiny": TINY}
 
 
 def make_manifest(case: Case, folder: Path) -> Path:
@@ -140,33 +136,6 @@ def make_manifest(case: Case, folder: Path) -> Path:
     return path
 
 
-def make_store(folder: Path, num_packs: int, sequence_length: int, vocab_size: int) -> Store:
-    """Random tokens in documents of drawn lengths; all but each first token are trained."""
-    rng = np.random.default_rng(0)
-    count = int(num_packs * sequence_length / MEAN_TOKENS * 1.15) + 8
-    drawn = rng.lognormal(np.log(MEAN_TOKENS) - 0.32, 0.8, count)
-    lengths = np.clip(drawn, 16, sequence_length).astype(np.int32)
-    ids = rng.integers(0, vocab_size, int(lengths.sum()), dtype=np.int32)
-    trained = np.ones(len(ids), dtype=np.uint8)
-    trained[np.cumsum(lengths) - lengths] = 0
-    rows = np.arange(count, dtype=np.int64)
-    batch = TokenBatch(
-        input_ids=ids,
-        trained=trained,
-        lengths=lengths,
-        rows=rows,
-        prompt_hashes=np.zeros(count, dtype=np.uint64),
-        excess=np.zeros(count, dtype=np.int64),
-    )
-    scratch, made = folder / "scratch", folder / "made"
-    scratch.mkdir()
-    made.mkdir()
-    with Spool(scratch, "train", end_token_id=0) as spool:
-        spool.add(batch)
-        write_packs(made / "train.arrow", spool, pack_tightest(lengths, sequence_length, 0))
-    return publish(made, folder, "benchmark", {"benchmark": "random"})
-
-
 class _SteadyPeak(Facts):
     """Counts the peak of the first steps, which compile, apart from that of the others."""
 
@@ -193,7 +162,13 @@ def build(case: Case, folder: Path) -> tuple[Run, Proof]:
     )
     planned = plan_request(request)
     num_packs = case.micro_batch_size * case.num_steps
-    store = make_store(folder, num_packs, case.sequence_length, planned.plan.base.vocab_size)
+    store = write_random_store(
+        folder,
+        num_packs=num_packs,
+        sequence_length=case.sequence_length,
+        vocab_size=planned.plan.base.vocab_size,
+        mean_tokens=MEAN_TOKENS,
+    )
     paths = RunPaths(folder / "run")
     paths.logs.mkdir(parents=True)
     write_files(paths.root, input_texts(planned, paths))
@@ -229,6 +204,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         "checkpointing": plan.checkpointing,
         "compile": None if plan.compile is None else plan.compile.scope,
         "loss": plan.loss_kernel,
+        "cuda_graph": plan.cuda_graph,
         "predicted_gib": round(bytes_to_gib(sum(t.num_bytes for t in plan.memory.terms if "context" not in t.name)), 2),
         "predicted_tokens_per_second": plan.speed.tokens_per_second,
     }
@@ -300,7 +276,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
     measure = verbs.add_parser("measure")
-    measure.add_argument("--cases", nargs="+", default=["main", "backends"], help="names, or: main, backends, tiny")
+    measure.add_argument("--cases", nargs="+", default=["main", "backends"], help=f"names, or: {', '.join(GROUPS)}")
     measure.add_argument("--out", type=Path, required=True)
     measure.set_defaults(run=run_measure)
     table = verbs.add_parser("table")

@@ -13,8 +13,10 @@ Checkpointing = Literal[
 ]  # selective keeps matrix products and attention, recomputes the rest
 Strategy = Literal["single", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
 Offload = Literal["none", "optimizer", "optimizer_and_parameters"]
-AttentionBackend = Literal["flash_attention_3", "flash_attention_2", "varlen", "flex", "sdpa", "eager"]
-LossKernel = Literal["liger", "chunked", "full_logits"]
+AttentionBackend = Literal[
+    "flash_attention_4", "flash_attention_3", "flash_attention_2", "varlen", "flex", "sdpa", "eager"
+]
+LossKernel = Literal["fused", "chunked", "full_logits"]
 CompileScope = Literal["layer", "model"]
 Profile = Literal["full", "smoke"]
 

@@ -13,11 +13,13 @@ from pathlib import Path
 from launcher.errors import DoesNotFitError
 from launcher.inputs import Request, plan_request
 from launcher.plan import Plan
+from launcher.plan.model import ScalePoint
 from launcher.units import format_count, format_gib
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "docs" / "gpus.md"
 EXPERT = "experts/neo4j/manifest.json"
+SEVERAL = ("rtx4080super", "rtx4090", "a5000", "rtx5090", "a100", "h100")
 CARDS = ("rtx3060", "rtx4070", "rtx4080super", "rtx4090", "a5000", "rtx5090", "a100", "h100", "h200")
 _RAM_GIB = 64.0  # of the machine around the card: room for what is offloaded
 
@@ -40,6 +42,15 @@ What `launcher plan neo4j --gpu CARD` decides for usual cards: 48 sequences of 2
 card. Made by `python -m launcher.gpu_guide`; `make check` holds it. Memory is predicted (118 measured
 configurations on an H200: median error 0.2 %, worst 2.5 %); speed is measured on an H200 and scaled by data sheet
 for every other card, so take it as a hint. None of the others was at hand.
+"""
+_SEVERAL = """## Several cards
+
+`launcher plan neo4j --gpu CARD --gpus 8 --base Qwen/Qwen3-8B`: tokens a second, and in brackets what each card does of
+what one alone does. On paper: no run on more than one card was measured by us. The plan says what is sent over which
+link, how much of it is waited for, and what it assumes ([PERFORMANCE.md](PERFORMANCE.md)).
+
+| card | 1 | 2 | 4 | 8 | link, as counted on |
+|---|---|---|---|---|---|
 """
 _TAIL = """## When it does not go well
 
@@ -75,7 +86,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def render_guide() -> str:
-    return "\n".join([_HEAD, *(_render_work(work) for work in WORKS), _TAIL])
+    return "\n".join([_HEAD, *(_render_work(work) for work in WORKS), _SEVERAL + _render_several(), _TAIL])
+
+
+def _render_several() -> str:
+    rows = []
+    for card in SEVERAL:
+        request = Request(expert=str(ROOT / EXPERT), gpu=card, gpus_per_node=8, base=WORKS[1].base)
+        scaling = plan_request(request).plan.speed.scaling
+        assert scaling is not None
+        cells = [_render_point(point, scaling.reference_ranks) for point in scaling.points]
+        last = scaling.points[-1]
+        rows.append(f"| `{card}` | {' | '.join(cells)} | {last.link}, {last.link_gb_per_second:.0f} GB/s |\n")
+    return "".join(rows)
+
+
+def _render_point(point: ScalePoint, reference_ranks: int) -> str:
+    """Strategies that differ from row to row are named."""
+    how = "offload" if point.offload != "none" else "" if point.strategy in ("single", "ddp") else point.strategy
+    share = f"{100 * point.efficiency:.0f} %" if point.num_ranks > reference_ranks else ""
+    more = ", ".join(filter(None, (share, how)))
+    return format_count(point.tokens_per_second) + (f" ({more})" if more else "")
 
 
 def _render_work(work: Work) -> str:

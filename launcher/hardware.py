@@ -51,12 +51,24 @@ class Gpu(Frozen):
         return self.compute_capability[0] == 9
 
     @property
+    def has_flash_attention_4(self) -> bool:
+        """Hopper and Blackwell: its backward pass knows no older ones."""
+        return self.compute_capability[0] in (9, 10, 11, 12)
+
+    @property
     def has_fp8(self) -> bool:
         return self.compute_capability >= (8, 9)
 
     @property
     def has_p2p(self) -> bool:
         return self.interconnect != "pcie-host"
+
+
+class GivenValue(Frozen):
+    """Something about the hardware that the user's own file says."""
+
+    name: str
+    value: str
 
 
 class Hardware(Frozen):
@@ -71,6 +83,10 @@ class Hardware(Frozen):
     ram_gib_per_node: float
     source: Literal["catalogue", "probe"]
     is_host_assumed: bool = False  # cores and CPU memory were not given, and nobody looked
+    vram_limit_mib: int | None = None  # of a larger GPU, whose memory is stated as so much
+    network_gb_per_second: float | None = None  # of a node, in one direction; None: assumed
+    price_per_gpu_hour: float | None = None
+    given: tuple[GivenValue, ...] = ()  # by the user's own file, launcher/own_hardware.py
     packages: tuple[str, ...] = ()  # optional accelerator packages found: flash_attn, flash_attn_interface, ...
 
     @property
@@ -87,7 +103,8 @@ class Hardware(Frozen):
 def format_hardware(hardware: Hardware) -> str:
     if hardware.gpu is None:
         return f"{hardware.cpu_cores_per_node} CPU cores, {hardware.ram_gib_per_node:.0f} GiB (no GPU)"
-    each = f"{hardware.gpus_per_node} x {hardware.gpu.title} ({format_gib(hardware.gpu.memory_bytes)})"
+    limited = "" if hardware.vram_limit_mib is None else "limited to "
+    each = f"{hardware.gpus_per_node} x {hardware.gpu.title} ({limited}{format_gib(hardware.gpu.memory_bytes)})"
     return each if hardware.nodes == 1 else f"{hardware.nodes} nodes of {each}, {hardware.num_ranks} ranks"
 
 
@@ -138,6 +155,30 @@ def make_hardware(
     )
     _check_hardware(hardware)
     return hardware
+
+
+# Of a card with a screen: a desktop and a browser hold so much of it.
+DESKTOP_MIB = 512
+_SMALLEST_LIMIT_MIB = 4096
+
+
+def limit_vram(hardware: Hardware, limit_mib: int | None) -> Hardware:
+    """As if the GPU had no more memory: plans for a smaller card are rehearsed on a larger one."""
+    if limit_mib is None:
+        return hardware
+    gpu = hardware.gpu
+    if gpu is None:
+        raise InputError("--vram-limit: this machine has no GPU", hint="--gpu NAME plans for a GPU of the catalogue")
+    if not _SMALLEST_LIMIT_MIB <= limit_mib <= gpu.memory_mib:
+        most = format_gib(gpu.memory_bytes)
+        raise InputError(f"--vram-limit: a {gpu.title} has {most}; give a size between 4 GiB and that")
+    free = hardware.free_vram_mib
+    update = {
+        "gpu": gpu.model_copy(update={"memory_mib": limit_mib}),
+        "free_vram_mib": None if free is None else min(free, limit_mib),
+        "vram_limit_mib": limit_mib,
+    }
+    return hardware.model_copy(update=update)
 
 
 def _check_hardware(hardware: Hardware) -> None:

@@ -12,13 +12,15 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from launcher.bases import TINY_BASE_NAME, last_component
+from launcher.calibration import load_calibration
 from launcher.choices import Strategy
 from launcher.errors import InputError, ManifestError, Problem
 from launcher.experience import find_failure
-from launcher.gpus import find_gpu
-from launcher.hardware import MAX_GPUS_PER_NODE, Hardware, make_hardware
+from launcher.hardware import MAX_GPUS_PER_NODE, Hardware, limit_vram, make_hardware
 from launcher.manifest import LoadedManifest, Manifest, find_manifest, load_manifest
+from launcher.own_hardware import OwnHardware, apply_own_hardware, find_named_gpu, load_own_hardware
 from launcher.plan import Plan, PlanOptions, make_plan
+from launcher.plan.calibration import NOTHING_LEARNT
 from launcher.plan.model import GuardPlan, ProfilePlan
 from launcher.plan.situation import DEFAULT_GUARDS
 from launcher.probe import probe_hardware
@@ -41,6 +43,7 @@ class Request:
     max_steps: int | None = None
     profile: Literal["auto", "full", "smoke"] = "auto"
     gpu: str | None = None
+    vram_limit_mib: int | None = None  # of each GPU: no more is planned with, nor used
     gpus_per_node: int | None = None
     nodes: int = 1
     cpu_cores_per_node: int | None = None
@@ -54,6 +57,7 @@ class Request:
     hang_seconds: int | None = None
     profile_steps: tuple[int, int] | None = None
     cpu_ranks_per_node: int | None = None  # as many processes on each node, without a GPU: for rehearsals and tests
+    calibrated: bool = True  # by what finished runs of this machine have measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +69,7 @@ class PlannedRun:
 
 def plan_request(request: Request) -> PlannedRun:
     loaded = _load(request)
-    hardware = _find_hardware(request)
+    hardware = limit_vram(_find_own_hardware(request), request.vram_limit_mib)
     options = _make_options(request, hardware, loaded)
     is_smoke = options.profile == "smoke"
     name = TINY_BASE_NAME if is_smoke else loaded.manifest.base.name
@@ -73,6 +77,9 @@ def plan_request(request: Request) -> PlannedRun:
     rows = _find_rows(request, loaded, is_smoke)
     plan = make_plan(loaded.manifest, hardware, base=base, rows=rows, options=options)
     failure = find_failure(plan)
+    if failure is not None and options.calibration.runs:  # runs that stayed below their estimates are not all there is
+        options = replace(options, calibration=replace(options.calibration, may_lower=False))
+        plan = make_plan(loaded.manifest, hardware, base=base, rows=rows, options=options)
     if failure is not None and plan.memory.total_bytes >= failure.predicted_bytes:
         lower = replace(options, failed_bytes=failure.predicted_bytes, failed_when=failure.when)
         plan = make_plan(loaded.manifest, hardware, base=base, rows=rows, options=lower)
@@ -175,12 +182,20 @@ def _with_base(manifest: Manifest, name: str) -> Manifest:
     return manifest.model_copy(update={"base_models": (first, *others)})
 
 
-def _find_hardware(request: Request) -> Hardware:
+def _find_own_hardware(request: Request) -> Hardware:
+    """With what the user's hardware.json says; what the command line says wins over it."""
+    own = load_own_hardware()
+    flags = ("cpu_cores_per_node", "ram_gib_per_node", "price_per_gpu_hour")
+    keeps = tuple(name for name in flags if getattr(request, name) is not None)
+    return apply_own_hardware(own, _find_hardware(request, own), keeps=keeps)
+
+
+def _find_hardware(request: Request, own: OwnHardware) -> Hardware:
     if request.gpu is not None and request.cpu_ranks_per_node is not None:
         raise InputError("CPU ranks take the place of GPUs: --cpu-ranks and --gpu exclude each other")
     if request.gpu is not None:
         return make_hardware(
-            find_gpu(request.gpu),
+            find_named_gpu(own, request.gpu),
             gpus_per_node=request.gpus_per_node if request.gpus_per_node is not None else 1,
             nodes=request.nodes,
             cpu_cores_per_node=request.cpu_cores_per_node,
@@ -235,10 +250,13 @@ def _make_options(request: Request, hardware: Hardware, loaded: LoadedManifest) 
         profile=profile,
         profile_reason=reason,
         strategy=request.strategy,
-        price_per_gpu_hour=request.price_per_gpu_hour,
+        price_per_gpu_hour=hardware.price_per_gpu_hour
+        if request.price_per_gpu_hour is None
+        else request.price_per_gpu_hour,
         random_weights=request.random_weights,
         guards=_make_guards(request),
         profiled=None if request.profile_steps is None else ProfilePlan.of(request.profile_steps),
+        calibration=load_calibration(hardware) if request.calibrated else NOTHING_LEARNT,
         manifest_folder=_name_folder(loaded.folder),
         given_keys=loaded.given_keys,
     )

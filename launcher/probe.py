@@ -18,7 +18,7 @@ from launcher.gpus import match_gpu
 from launcher.hardware import Gpu, Hardware
 from launcher.units import bytes_to_gib
 
-PACKAGES = ("flash_attn", "flash_attn_interface", "liger_kernel", "bitsandbytes", "deepspeed")
+PACKAGES = ("flash_attn", "flash_attn.cute", "flash_attn_interface", "triton", "bitsandbytes", "deepspeed")
 
 _QUERY = ("index", "uuid", "name", "memory.total", "memory.free", "compute_cap", "mig.mode.current")
 _NVIDIA_SMI = ("nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits")
@@ -58,7 +58,16 @@ def probe_hardware() -> Hardware:
 
 def probe_packages() -> tuple[str, ...]:
     """The optional packages that could be imported, found without importing them."""
-    return tuple(name for name in PACKAGES if importlib.util.find_spec(name) is not None)
+    return tuple(name for name in PACKAGES if _is_there(name))
+
+
+def _is_there(name: str) -> bool:
+    """flash-attn-4 lies in the folder of the older package, with or without it; asking for a part imports the whole."""
+    whole, _, part = name.partition(".")
+    found = importlib.util.find_spec(whole)
+    if found is None or not part:
+        return found is not None and found.origin is not None
+    return any((Path(folder) / part / "__init__.py").is_file() for folder in found.submodule_search_locations or ())
 
 
 def _ask_nvidia_smi(command: Sequence[str] = _NVIDIA_SMI) -> str:

@@ -1,4 +1,4 @@
-"""Estimates step time from shapes and a GPU's data sheet: matrix products, memory traffic, the host, the network.
+"""Estimates step time from shapes and a GPU's data sheet: matrix products, memory traffic, the host.
 
 A two-term roofline: products run at a share of the GPU's peak, everything element-wise at a share of its memory
 bandwidth. The few coefficients are fitted to runs on one H200 (benchmarks/results/memory_h200.json, same file as the
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.choices import SHARDED_STRATEGIES, AdapterKind, Checkpointing, Dtype, Offload, Quantization, Strategy
-from launcher.hardware import Gpu, Hardware
+from launcher.choices import AdapterKind, Checkpointing, Dtype, Offload, Quantization
+from launcher.hardware import Gpu
 from launcher.shapes import ModelShape
 from launcher.units import TERA
 
@@ -19,40 +19,30 @@ _PRODUCT_EFFICIENCY = 0.80
 # Share of the stated memory bandwidth that element-wise kernels reach.
 _BANDWIDTH_EFFICIENCY = 0.8
 # Bytes moved per token, layer and feature (in + out of every matrix), forward and backward, in 16-bit precision.
-_TRAFFIC_COMPILED = 34.0
-_TRAFFIC_EAGER = 95.0
+_TRAFFIC_COMPILED = 31.0
+_TRAFFIC_EAGER = 84.0
 # DoRA normalises each adapted matrix every step and touches its output twice more.
 _DORA_TRAFFIC = 1.25
 # Dequantising NF4 before every product: forward, backward, and again when recomputing.
 _QUANTIZED_TRAFFIC = 1.08
 # Host time to launch one layer's kernels, forward and backward: the floor of a micro-step whatever its size.
 _HOST_SECONDS_PER_LAYER_COMPILED = 0.0048
-_HOST_SECONDS_PER_LAYER_EAGER = 0.0092
-# DoRA and quantised matrices launch more kernels a layer.
-_HOST_EXTRA = 1.3
+_HOST_SECONDS_PER_LAYER_EAGER = 0.0088
+# DoRA and quantised matrices launch more kernels a layer, a model without an adapter fewer.
+_HOST_EXTRA = 1.35
+_HOST_FULL = 0.68
+# Of launching, what recomputing adds: a forward pass, and the bookkeeping around it. Eager, selective checkpointing
+# asks for every operation whether its result is kept.
+_HOST_RECOMPUTED = 0.65
+_HOST_SELECTIVE_EAGER = 2.2
 # What any micro-step costs beside: batch copy, loss, accumulation.
 MICRO_STEP_SECONDS = 0.003
 # Recomputed forward work, as a share of one forward pass.
 _RECOMPUTED: dict[Checkpointing, float] = {"none": 0.0, "selective": 0.04, "full": 1.0}
-# Share of the stated link bandwidth that collectives reach, and of compute that hides them.
-_LINK_EFFICIENCY = 0.7
-_OVERLAP = 0.8
-# Between nodes, per GPU: 200 Gb/s InfiniBand in data centres, 25 GbE elsewhere. Assumed, the plan says so.
-_NODE_LINK_GB_PER_SECOND = {"datacenter": 25.0, "workstation": 3.0, "consumer": 3.0}
-
 # What a GPU reads from and writes to CPU memory: PCIe 4.0 x16, pinned, as DeepSpeed reaches it.
 _HOST_LINK_GB_PER_SECOND = 16.0
 # Parameters that AdamW on a CPU updates in a second: bound by its memory, about 28 bytes a parameter. Assumed.
 _HOST_ADAM_PER_SECOND = 1.0e9
-# Bytes that travel for one gathered weight, by quantisation and whether FP32 is computed in.
-_WEIGHT_BYTES: dict[tuple[Quantization, bool], float] = {
-    ("none", False): 2.0,
-    ("none", True): 4.0,
-    ("int8", False): 1.0,
-    ("int8", True): 1.0,
-    ("int4", False): 0.55,
-    ("int4", True): 0.55,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,12 +61,13 @@ class Workload:
 def flops_per_token(workload: Workload, trained_share: float = 1.0) -> float:
     """Useful work: a frozen base needs 4 N (no weight gradients), full fine-tuning 6 N. Recomputing is not counted.
 
-    Only trained positions pass through the head, so the others' share of its products is not counted either.
+    N are the matrices. Only trained positions pass through the head, so the others' share of its products is not
+    counted either; nor are an adapter's own products: 2.5 % of a 0.6B base at rank 16, 0.9 % of an 8B one.
     """
     shape = workload.shape
     multiplier = 6 if workload.adapter == "full" else 4
-    products: float = shape.num_parameters - (0 if shape.tied_embeddings else shape.embedding_parameters)
-    products -= shape.vocab_size * shape.hidden_size * (1 - trained_share)
+    products: float = shape.num_layers * sum(linear.in_features * linear.out_features for linear in shape.linears)
+    products += trained_share * shape.vocab_size * shape.hidden_size
     attention = 6 * shape.num_layers * shape.num_heads * shape.head_dim * workload.document_tokens
     return multiplier * products + attention
 
@@ -97,7 +88,13 @@ def host_seconds(workload: Workload) -> float:
     """The least that a micro-step takes, because the host has to launch it."""
     per_layer = _HOST_SECONDS_PER_LAYER_COMPILED if workload.compiled else _HOST_SECONDS_PER_LAYER_EAGER
     extra = _HOST_EXTRA if workload.adapter == "dora" or workload.quantization != "none" else 1.0
-    return workload.shape.num_layers * per_layer * extra * (1 + _RECOMPUTED[workload.checkpointing] / 3)
+    if workload.adapter == "full":
+        extra = _HOST_FULL
+    if workload.checkpointing == "selective" and not workload.compiled:
+        extra *= _HOST_SELECTIVE_EAGER
+    elif workload.checkpointing == "full":
+        extra *= 1 + _HOST_RECOMPUTED
+    return workload.shape.num_layers * per_layer * extra
 
 
 def _traffic_bytes(workload: Workload) -> float:
@@ -122,27 +119,6 @@ def peak_tflops(gpu: Gpu, dtype: Dtype) -> float | None:
     return None if gpu.fp16_tflops is None else gpu.fp16_tflops / (2 if gpu.has_tf32 else 8)
 
 
-def travelling_bytes(workload: Workload) -> float:
-    """Of all weights, as they are gathered or fetched."""
-    return workload.shape.num_parameters * _WEIGHT_BYTES[workload.quantization, workload.compute_dtype == "fp32"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Traffic:
-    """Bytes that one rank exchanges."""
-
-    per_step: float  # once an optimizer step: gradients
-    per_micro_step: float  # every micro-step: gathered weights, scattered gradients
-
-
-def make_traffic(strategy: Strategy, num_ranks: int, weight_bytes: float, gradient_bytes: float) -> Traffic:
-    """Replicas exchange gradients once a step; shards gather the weights twice a micro-step and scatter gradients."""
-    share = (num_ranks - 1) / num_ranks
-    if strategy in SHARDED_STRATEGIES:
-        return Traffic(per_step=0.0, per_micro_step=share * (2 * weight_bytes + gradient_bytes))
-    return Traffic(per_step=2 * share * gradient_bytes, per_micro_step=0.0)
-
-
 def offload_seconds(offload: Offload, num_micro_steps: int, weight_bytes: float, gradient_bytes: float) -> float:
     """Of one step: state in CPU memory crosses the GPU's PCIe link, and little of that is hidden. Never measured."""
     if offload == "none":
@@ -153,27 +129,3 @@ def offload_seconds(offload: Offload, num_micro_steps: int, weight_bytes: float,
         moved += 2 * weight_bytes * num_micro_steps
     num_parameters = gradient_bytes / 4
     return moved / (_HOST_LINK_GB_PER_SECOND * 1e9) + num_parameters / _HOST_ADAM_PER_SECOND
-
-
-def link_gb_per_second(hardware: Hardware) -> float:
-    """The slowest link that a collective crosses, per GPU and direction."""
-    if hardware.gpu is None or hardware.num_ranks == 1:
-        return float("inf")
-    inside = float("inf")
-    if hardware.gpus_per_node > 1:
-        inside = hardware.gpu.interconnect_gb_per_second
-        if not hardware.gpu.has_p2p:  # through host memory: in and out again
-            inside /= 2
-    between = _NODE_LINK_GB_PER_SECOND[hardware.gpu.gpu_class] if hardware.nodes > 1 else float("inf")
-    return min(inside, between)
-
-
-def reached_gb_per_second(hardware: Hardware) -> float:
-    """What a collective is counted on to reach of it."""
-    return link_gb_per_second(hardware) * _LINK_EFFICIENCY
-
-
-def exposed_seconds(traffic_bytes: float, hardware: Hardware, compute_seconds: float) -> float:
-    """What is left of a transfer after hiding it behind the compute that runs beside it."""
-    link = reached_gb_per_second(hardware) * 1e9
-    return max(0.0, traffic_bytes / link - _OVERLAP * compute_seconds)

@@ -216,6 +216,7 @@ def make_config(plan: Plan, manifest: object, *, data_key: str | None) -> dict[s
     # The folder is where somebody's home may be told; the ladder and the terms of the memory are long lists.
     whole = plan.model_dump(mode="json", exclude={"decisions", "notes", "ladder", "base", "wandb", "hardware"})
     whole["data"].pop("folder")
+    whole["speed"].pop("scaling")
     told = {**flat, "manifest": manifest, "plan": whole, "decisions": decisions}
     known = find_known_secrets(os.environ)
     return {name: _hide_places(redact_tree(value, known=known)) for name, value in told.items()}

@@ -163,6 +163,11 @@ def train_planned(plan: Plan, paths: RunPaths, chronicle: Chronicle, options: Re
         chronicle.end(status="stopped", exit_code=int(ExitCode.PREEMPTED), error=message)
         return int(ExitCode.PREEMPTED)
     chronicle.end(status="done", exit_code=int(ExitCode.DONE))
+    if is_main():
+        from launcher.calibration import remember_run
+
+        learnt = remember_run(paths)
+        say(f"measured {learnt}" if learnt else "")
     say(f"adapter  {paths.adapter}\nmetrics  {paths.metrics}\nrecord   {paths.outcome}\nreport   {paths.report}")
     return int(ExitCode.DONE)
 

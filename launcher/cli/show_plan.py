@@ -5,10 +5,10 @@ from __future__ import annotations
 from launcher.cli.tables import format_bar, print_table
 from launcher.errors import escape
 from launcher.hardware import format_hardware
-from launcher.plan.model import MemoryPlan, Plan
+from launcher.plan.model import MemoryPlan, Plan, ScalePoint, ScalingPlan
 from launcher.units import bytes_to_gib, format_count, format_duration, format_gib, format_percent
 
-_MARKS = {"manifest": "manifest", "plan": "", "command line": "flag", "hardware": "hardware"}
+_MARKS = {"manifest": "manifest", "plan": "", "command line": "flag", "hardware": "hardware", "user": "you"}
 
 
 def print_plan(plan: Plan) -> None:
@@ -19,6 +19,7 @@ def print_plan(plan: Plan) -> None:
         print(f"note: {escape(note)}")
     _print_memory(plan.memory, on_gpu=plan.hardware.gpu is not None)
     _print_speed(plan)
+    _print_scaling(plan)
     _print_ladder(plan)
 
 
@@ -73,6 +74,61 @@ def _cost(plan: Plan) -> str:
     if speed.cost is None:
         return "" if speed.price_per_gpu_hour is not None else "; --price 0.40/h adds the cost"
     return f", cost about {speed.cost:.2f} at {speed.price_per_gpu_hour:g} per GPU and hour"
+
+
+def _print_scaling(plan: Plan) -> None:
+    scaling = plan.speed.scaling
+    if scaling is None:
+        return
+    print(f"\nOn paper, {plan.batch.global_batch_size} sequences a step on fewer GPUs and on these:")
+    head = (
+        "GPUs",
+        "strategy",
+        "batch",
+        "a step",
+        "compute",
+        "link",
+        "hidden",
+        "waited",
+        "each sends",
+        "tokens/s",
+        "share",
+    )
+    rows = [_scaling_row(point) for point in scaling.points]
+    print_table(head, rows, styles=("cyan", "", "", "bold", "", "", "dim", "", "dim", "bold", "green"))
+    print(f"{escape(_name_first(scaling))}{escape(scaling.verdict)}.")
+    print(f"       (assumed: {escape('; '.join(scaling.assumptions))})")
+
+
+def _scaling_row(point: ScalePoint) -> tuple[str, ...]:
+    nodes = "" if point.nodes == 1 else f" ({point.nodes} nodes)"
+    strategy = point.strategy if point.offload == "none" else f"{point.strategy}, offload"
+    sent = f"{format_gib(point.moved_bytes)}, {format_count(point.num_messages)} times" if point.num_messages else ""
+    return (
+        f"{point.num_ranks}{nodes}",
+        strategy,
+        f"{point.micro_batch_size} x {point.gradient_accumulation_steps}",
+        _seconds(point.seconds_per_step),
+        _seconds(point.compute_seconds),
+        _seconds(point.communication_seconds),
+        _seconds(point.hidden_seconds),
+        _seconds(point.exposed_seconds),
+        sent,
+        format_count(point.tokens_per_second),
+        f"{100 * point.efficiency:.0f} %",
+    )
+
+
+def _seconds(seconds: float) -> str:
+    if seconds == 0:
+        return ""
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1e3 * seconds:.1f} ms"
+
+
+def _name_first(scaling: ScalingPlan) -> str:
+    """To what shares refer."""
+    first = scaling.reference_ranks
+    return "" if first == 1 else f"It does not fit on fewer than {first} GPUs, unless by offloading. "
 
 
 def _print_ladder(plan: Plan) -> None:

@@ -49,6 +49,11 @@ def write_data(comparison: Comparison) -> str:
     return re.sub("[<>&\u2028\u2029]", lambda match: _ESCAPES[match[0]], text)
 
 
+def read_style() -> str:
+    """For other pages that shall look alike."""
+    return _read("style.css")
+
+
 def _read(name: str) -> str:
     return (files("launcher.compare") / "page" / name).read_text(encoding="utf-8")
 

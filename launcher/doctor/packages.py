@@ -23,7 +23,7 @@ LIMIT_SECONDS = 240.0
 _GOOD_SHARE, _BAD_SHARE = 0.65, 0.45
 _SLOW_COPIES = 6.0  # GB/s: half of what eight lanes of PCIe 4 carry
 _INSTALL = "pip install 'expert-launcher[train]'"
-_OPTIONAL = frozenset({"bitsandbytes", "deepspeed", "flash_attn", "flash_attn_interface", "liger_kernel"})
+_OPTIONAL = frozenset({"bitsandbytes", "deepspeed", "flash_attn", "flash_attn.cute", "flash_attn_interface"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +150,7 @@ def _needed_for(name: str, plan: Plan | None) -> str:
         "deepspeed": ((plan.strategy.startswith("zero"), plan.strategy), (plan.offload != "none", "offloading")),
         "flash_attn": ((plan.attention.backend == "flash_attention_2", "attention"),),
         "flash_attn_interface": ((plan.attention.backend == "flash_attention_3", "attention"),),
-        "liger_kernel": ((plan.loss_kernel == "liger", "the loss"),),
+        "flash_attn.cute": ((plan.attention.backend == "flash_attention_4", "attention"),),
     }
     return " and ".join(words for applies, words in uses.get(name, ()) if applies)
 

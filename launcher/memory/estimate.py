@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from launcher.choices import DEEPSPEED_STRATEGIES, SHARDED_STRATEGIES, Strategy
-from launcher.memory.recipe import Recipe
+from launcher.memory.recipe import Recipe, joins_products
 from launcher.memory.static import estimate_static
 from launcher.memory.step import estimate_step
 from launcher.shapes import ModelShape
@@ -14,7 +14,7 @@ from launcher.units import MIB
 from launcher.values import Frozen
 
 _CUBLAS_BYTES = 64 * MIB  # two handles, forward and backward; the same in every measurement
-_CONTEXT_BYTES = 768 * MIB  # CUDA context and loaded kernels, 751 to 763 MiB measured
+CONTEXT_BYTES = 768 * MIB  # CUDA context and loaded kernels, 751 to 763 MiB measured
 
 
 class MemoryTerm(Frozen):
@@ -53,13 +53,13 @@ def estimate_memory(shape: ModelShape, recipe: Recipe) -> MemoryEstimate:
     approximate = "" if recipe.on_gpu else "; calibrated on GPUs, approximate on a CPU"
     sizes = (
         ("weights", static.weights, _describe_weights(recipe)),
-        ("adapter", static.adapter, f"trainable weights in {recipe.trainable_dtype}" if static.adapter else "none"),
+        ("adapter", static.adapter, _describe_adapter(recipe) if static.adapter else "none"),
         ("gradients", gradients, "of the trainable parameters" + _describe_gradients(recipe)),
         ("optimizer", static.optimizer, _describe_optimizer(recipe)),
         ("activations", activations, f"checkpointing {recipe.checkpointing}{approximate}"),
         ("loss", loss, f"{recipe.loss_kernel} over {recipe.micro_batch_size * recipe.sequence_length} positions"),
         ("workspace", workspace, "one layer's backward pass, library buffers, gathered and dequantised weights"),
-        ("context", _CONTEXT_BYTES if recipe.on_gpu else 0, "CUDA context and kernels" if recipe.on_gpu else "no GPU"),
+        ("context", CONTEXT_BYTES if recipe.on_gpu else 0, "CUDA context and kernels" if recipe.on_gpu else "no GPU"),
     )
     terms = tuple(MemoryTerm(name=name, num_bytes=math.ceil(size), note=note) for name, size, note in sizes)
     return MemoryEstimate(terms=terms, host_bytes=math.ceil(static.host))
@@ -73,6 +73,11 @@ def _describe_weights(recipe: Recipe) -> str:
         whole = recipe.compute_dtype  # the fp32 master is among the optimizer's state
     kind = {"none": whole, "int8": "int8, row scales", "int4": "NF4, double quantisation"}
     return kind[recipe.quantization] + _describe_shards(recipe, SHARDED_STRATEGIES)
+
+
+def _describe_adapter(recipe: Recipe) -> str:
+    joined = f", and in {recipe.compute_dtype} beside the base's" if joins_products(recipe) else ""
+    return f"trainable weights in {recipe.trainable_dtype}{joined}"
 
 
 def _describe_optimizer(recipe: Recipe) -> str:

@@ -18,8 +18,16 @@ from launcher.choices import (
 )
 from launcher.shapes import Linear, ModelShape
 
-CHUNKED_LOSS_TOKENS = 1_024  # positions whose logits the chunked loss holds at a time
+_CHUNK_LOGITS = 160_000_000  # that the loss holds at a time: 1,024 positions of 152k tokens were fastest on an H200
+_CHUNK_POSITIONS = (256, 8_192)
 SELECTIVE_MIN_INNER = 512  # selective checkpointing keeps products of at least this inner size: no LoRA's second one
+SHARED_INPUTS = {
+    "q_proj": "attention",
+    "k_proj": "attention",
+    "v_proj": "attention",
+    "gate_proj": "mlp",
+    "up_proj": "mlp",
+}
 DTYPE_BYTES: dict[Dtype, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -48,6 +56,12 @@ class Recipe:
     on_gpu: bool
     adapter_dropout: float = 0.0  # anything above 0 keeps masks and copies of the adapters' inputs
     accumulates_gradients: bool = True  # several micro-batches a step: gradients live beside activations
+
+
+def count_loss_chunk(vocab_size: int) -> int:
+    """Positions whose logits the loss holds at a time: a power of two."""
+    least, most = _CHUNK_POSITIONS
+    return max(least, min(most, 1 << ((_CHUNK_LOGITS // vocab_size).bit_length() - 1)))
 
 
 def count_trainable(
@@ -90,6 +104,24 @@ def is_mixed_full(recipe: Recipe) -> bool:
     return recipe.adapter == "full" and is_mixed(recipe)
 
 
+def joins_products(recipe: Recipe) -> bool:
+    """The adapter's share rides along in the base's products (training/products.py); PEFT's own way otherwise."""
+    if recipe.adapter not in ("lora", "dora") or recipe.quantization != "none":
+        return False
+    is_whole = recipe.strategy in ("single", "ddp") and recipe.base_dtype == recipe.compute_dtype
+    return is_whole and not (recipe.adapter == "dora" and recipe.adapter_dropout > 0)
+
+
 def has_input_copies(recipe: Recipe) -> bool:
     """PEFT casts inputs to the adapter's dtype, autocast casts them back: a copy per matrix. Not over 4 or 8 bits."""
+    if joins_products(recipe):
+        return False
     return is_mixed(recipe) and recipe.adapter in ("lora", "dora") and recipe.quantization == "none"
+
+
+def group_targets(shape: ModelShape, recipe: Recipe) -> list[list[Linear]]:
+    """Adapted matrices by the input that they share."""
+    groups: dict[str, list[Linear]] = {}
+    for linear in find_targets(shape, recipe.target_modules):
+        groups.setdefault(SHARED_INPUTS.get(linear.name, linear.name), []).append(linear)
+    return list(groups.values())

@@ -6,7 +6,16 @@ import math
 from dataclasses import dataclass
 
 from launcher.choices import DEEPSPEED_STRATEGIES, SHARDED_STRATEGIES, ZERO_BUCKET_ELEMENTS, ZERO_LIVE_ELEMENTS
-from launcher.memory.recipe import DTYPE_BYTES, Recipe, count_trainable, find_targets, is_mixed, trainable_bytes
+from launcher.memory.recipe import (
+    DTYPE_BYTES,
+    Recipe,
+    count_trainable,
+    find_targets,
+    group_targets,
+    is_mixed,
+    joins_products,
+    trainable_bytes,
+)
 from launcher.shapes import ModelShape
 
 _NF4_BITS_PER_PARAMETER = 4.127  # 4 bits, one 8-bit scale per 64, one fp32 per 256 scales (QLoRA, section 3)
@@ -33,6 +42,7 @@ def estimate_static(shape: ModelShape, recipe: Recipe) -> Static:
     weights = _count_weight_bytes(shape, recipe) / (ranks if is_sharded else 1)
     adapter = 0.0 if recipe.adapter == "full" else float(trainable * trainable_bytes(recipe))
     adapter /= ranks if is_sharded else 1
+    adapter += _count_border_bytes(shape, recipe)
     gradients = float(trainable * trainable_bytes(recipe))
     if recipe.strategy == "ddp":
         gradients *= 2  # its buckets
@@ -127,8 +137,20 @@ def _count_autocast_bytes(shape: ModelShape, recipe: Recipe, trainable: int) -> 
     if recipe.strategy in SHARDED_STRATEGIES:
         return 0.0  # sharded weights are gathered in the compute dtype and freed: counted there
     if recipe.adapter != "full":
-        return float(trainable * compute if is_mixed(recipe) else 0)
+        return float(trainable * compute if is_mixed(recipe) and not joins_products(recipe) else 0)
     head = shape.embedding_parameters * compute
     # under checkpointing the layers' copies are gone when the backward pass begins: see the loss
     layers = shape.num_layers * shape.layer_parameters * compute if recipe.checkpointing == "none" else 0
     return float(2 * head + layers if is_mixed(recipe) else head)
+
+
+def _count_border_bytes(shape: ModelShape, recipe: Recipe) -> int:
+    """What blocks of matrices have more than the matrices: rows and columns of the adapter, in the compute dtype."""
+    if not joins_products(recipe):
+        return 0
+    elements = 0
+    for group in group_targets(shape, recipe):
+        ranks = (recipe.rank or 0) * len(group)
+        inputs, outputs = group[0].in_features, sum(linear.out_features for linear in group)
+        elements += (inputs + ranks) * (outputs + ranks) - inputs * outputs
+    return elements * DTYPE_BYTES[recipe.compute_dtype] * shape.num_layers

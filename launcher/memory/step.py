@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from launcher.choices import SHARDED_STRATEGIES
 from launcher.memory.recipe import (
-    CHUNKED_LOSS_TOKENS,
     DTYPE_BYTES,
     SELECTIVE_MIN_INNER,
+    SHARED_INPUTS,
     Recipe,
+    count_loss_chunk,
     find_targets,
+    group_targets,
     has_input_copies,
     is_mixed_full,
+    joins_products,
 )
 from launcher.shapes import ModelShape
 
@@ -20,26 +23,24 @@ from launcher.shapes import ModelShape
 # 5.17, PEFT 0.21, bitsandbytes 0.50, one H200). Each is keyed by `compiled`.
 _OUTSIDE_BYTES_PER_HIDDEN = {False: 6.5, True: 9.0}  # a token's final norm, hidden state and their gradients
 _BACKWARD_BYTES_PER_INTERMEDIATE = {  # a token's gradients alive inside one MLP
+    "joined": {False: 6.0, True: 6.5},
     "lora": {False: 6.0, True: 7.0},
     "lora without input copies": {False: 2.0, True: 6.5},
     "dora": {False: 11.5, True: 15.0},  # compiled: rests on one checkpointed measurement
     "full": {False: 6.0, True: 3.0},
 }
+# Checkpointed: a token's share of a layer that is gone at the peak (compiled: rests on one measurement).
+_FREED_BYTES_PER_INTERMEDIATE = {False: 3.5, True: 5.5}
 _DORA_BYTES_PER_WEIGHT = {False: 15.0, True: 2.0}  # the largest adapted matrix, built anew in fp32
 
 # Counted, or measured alike everywhere.
 _BYTES_PER_LOGIT = 12  # log-softmax kept in fp32, its gradient, the logits' gradient: three fp32
+_BYTES_PER_CHUNKED_LOGIT = 16  # the same, and the gradient of the chunk before
+_TRAINED_HEAD_BYTES = 6.4  # for each weight of the head, beside its copy and its gradient in the compute dtype
 # Compiled, fp32 weights: part of the residual stream is kept in fp32 (one measured size).
 _MIXED_FULL_BYTES_PER_HIDDEN = 3
 _INT8_BYTES_PER_INPUT = 1.3  # quantised copies of inputs: solved from two measurements, a rough guide
 _INT8_BYTES_PER_WEIGHT = 0.5  # of all layers: likewise
-_SHARED_INPUTS = {
-    "q_proj": "attention",
-    "k_proj": "attention",
-    "v_proj": "attention",
-    "gate_proj": "mlp",
-    "up_proj": "mlp",
-}
 
 
 def estimate_step(shape: ModelShape, recipe: Recipe) -> tuple[float, float, float]:
@@ -58,6 +59,8 @@ def estimate_step(shape: ModelShape, recipe: Recipe) -> tuple[float, float, floa
 
 
 def _name_family(recipe: Recipe) -> str:
+    if joins_products(recipe):
+        return "joined"
     if recipe.adapter in ("full", "dora"):
         return recipe.adapter
     return "lora" if has_input_copies(recipe) else "lora without input copies"
@@ -66,7 +69,7 @@ def _name_family(recipe: Recipe) -> str:
 def _count_rebuilt_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
     largest = max(linear.in_features * linear.out_features for linear in shape.linears)
     rebuilt = 0.0
-    if recipe.adapter == "dora":
+    if recipe.adapter == "dora" and not joins_products(recipe):
         rebuilt += largest * _DORA_BYTES_PER_WEIGHT[recipe.compiled]
     if recipe.quantization != "none":
         rebuilt += largest * DTYPE_BYTES[recipe.compute_dtype]
@@ -81,11 +84,15 @@ def _count_loss_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
         copies = shape.num_layers * shape.layer_parameters * DTYPE_BYTES[recipe.compute_dtype]
     if recipe.loss_kernel == "full_logits":
         return float(copies + tokens * shape.vocab_size * _BYTES_PER_LOGIT)
+    chunk = count_loss_chunk(shape.vocab_size)
+    logits = min(tokens, chunk) * shape.vocab_size
     if recipe.loss_kernel == "chunked":
-        return float(copies + min(tokens, CHUNKED_LOSS_TOKENS) * shape.vocab_size * _BYTES_PER_LOGIT)
-    # Liger: logits of as many positions as make them about as large as the hidden states, and up to twice that for the
-    # rounding to a power of two (rounding here would make the estimate jump)
-    return float(copies + 2 * tokens * shape.hidden_size * DTYPE_BYTES[recipe.compute_dtype])
+        return float(copies + logits * _BYTES_PER_CHUNKED_LOGIT)
+    # fused: gradients take the place of a chunk's logits, and live until the next chunk's logits are there
+    held = float(logits * DTYPE_BYTES[recipe.compute_dtype] * (2 if tokens > chunk else 1))
+    if recipe.adapter == "full":  # the head's gradient in fp32, and the same once more, scaled
+        held = max(held, _TRAINED_HEAD_BYTES * shape.vocab_size * shape.hidden_size)
+    return float(copies + held)
 
 
 def _count_activation_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> tuple[float, float]:
@@ -104,6 +111,8 @@ def _count_activation_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> t
     if recipe.checkpointing == "selective":
         return (selective, recomputed) if recomputed > 0 else (none, 0.0)
     full = shape.num_layers * tokens * boundary
+    if joins_products(recipe) and recipe.adapter == "lora":  # outputs of a block are freed before the next goes back
+        layer -= tokens * _FREED_BYTES_PER_INTERMEDIATE[recipe.compiled] * shape.intermediate_size
     return full, max(0.0, min(none - full, layer))
 
 
@@ -145,6 +154,8 @@ def _count_input_bytes(shape: ModelShape, recipe: Recipe) -> float:
     ranks = compute * (recipe.rank or 0) * len(targets)
     has_copies = has_input_copies(recipe)
     total = sum(linear.in_features for linear in targets)
+    if recipe.adapter_dropout > 0 and joins_products(recipe):  # what was dropped from, and where, once an input
+        return (compute + 1) * sum(group[0].in_features for group in group_targets(shape, recipe)) + ranks
     if recipe.adapter_dropout > 0 and recipe.adapter != "full":
         is_wide = recipe.compiled and recipe.adapter == "dora" and has_copies
         return total * (1 + (4 if is_wide else compute)) + ranks
@@ -152,7 +163,7 @@ def _count_input_bytes(shape: ModelShape, recipe: Recipe) -> float:
         return total * compute + ranks
     if is_mixed_full(recipe) and not recipe.compiled:  # fp32 norms: every matrix behind one casts for itself
         return compute * sum(linear.in_features for linear in targets if linear.name != "o_proj")
-    inputs = {_SHARED_INPUTS.get(linear.name, linear.name): linear.in_features for linear in targets}
+    inputs = {SHARED_INPUTS.get(linear.name, linear.name): linear.in_features for linear in targets}
     if not has_copies:
         inputs.pop("o_proj", None)  # the attention's output, saved already
     return compute * sum(inputs.values()) + ranks
@@ -164,14 +175,24 @@ def _count_variant_bytes(shape: ModelShape, recipe: Recipe) -> float:
     targets = find_targets(shape, recipe.target_modules)
     extra = 0.0
     if recipe.adapter == "dora":
-        results = sum(linear.out_features for linear in targets)
-        query = shape.num_heads * shape.head_dim
-        extra += compute * (results + query) if recipe.compiled else 2 * compute * results
+        extra += _count_scaled_bytes(shape, recipe)
     if recipe.adapter == "ia3":
         extra += sum(4 * t.in_features if t.name == "down_proj" else compute * t.out_features for t in targets)
     if recipe.quantization == "int8":
         extra += _INT8_BYTES_PER_INPUT * sum(linear.in_features for linear in shape.linears)
     return extra
+
+
+def _count_scaled_bytes(shape: ModelShape, recipe: Recipe) -> float:
+    """Results before DoRA scaled them. The compiler scales again what it has before scaling."""
+    compute, query = DTYPE_BYTES[recipe.compute_dtype], shape.num_heads * shape.head_dim
+    targets = find_targets(shape, recipe.target_modules)
+    results = sum(linear.out_features for linear in targets)
+    if joins_products(recipe) and recipe.compiled:
+        return compute * sum(linear.out_features for linear in targets if linear.name in ("v_proj", "o_proj"))
+    if recipe.compiled:
+        return float(compute * (results + query))
+    return float((1 if joins_products(recipe) else 2) * compute * results)
 
 
 def _count_saved_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:

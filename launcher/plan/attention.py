@@ -9,6 +9,7 @@ from launcher.plan.model import AttentionPlan, Decision
 from launcher.plan.situation import Situation, asked, decided, forced
 
 TITLES: dict[AttentionBackend, str] = {
+    "flash_attention_4": "FlashAttention 4 (flash-attn-4 package)",
     "flash_attention_3": "FlashAttention 3 (flash-attn package)",
     "flash_attention_2": "FlashAttention 2 (flash-attn package)",
     "varlen": "variable-length FlashAttention inside torch",
@@ -16,6 +17,10 @@ TITLES: dict[AttentionBackend, str] = {
     "sdpa": "SDPA with a document mask",
     "eager": "eager, the whole matrix of scores",
 }
+
+PACKAGE_BACKENDS: frozenset[AttentionBackend] = frozenset(
+    {"flash_attention_4", "flash_attention_3", "flash_attention_2"}
+)
 
 
 def decide_attention(situation: Situation) -> tuple[AttentionPlan, Decision]:
@@ -51,6 +56,8 @@ def make_ladder(situation: Situation) -> tuple[AttentionBackend, ...]:
 
 def _package_rungs(gpu: Gpu, hardware: Hardware) -> list[AttentionBackend]:
     rungs: list[AttentionBackend] = []
+    if gpu.has_flash_attention_4 and "flash_attn.cute" in hardware.packages:
+        rungs.append("flash_attention_4")
     if gpu.has_flash_attention_3 and "flash_attn_interface" in hardware.packages:
         rungs.append("flash_attention_3")
     if gpu.has_flash_attention and "flash_attn" in hardware.packages:
@@ -67,7 +74,7 @@ def _explain(situation: Situation, backend: AttentionBackend) -> Decision:
     config, gpu = situation.config, situation.gpu
     if gpu is None:
         return forced("attention", TITLES[backend], "no GPU: flash kernels need one")
-    if backend in ("flash_attention_3", "flash_attention_2"):
+    if backend in PACKAGE_BACKENDS:
         return decided("attention", TITLES[backend], "installed, and this GPU can run it")
     if _has_softcap(situation):
         return forced("attention", TITLES[backend], "this base caps its attention scores; torch's flash kernels cannot")
@@ -89,6 +96,7 @@ def _check_able(situation: Situation, wanted: AttentionBackend, ladder: tuple[At
         return
     where = situation.gpu.title if situation.gpu else "a machine without a GPU"
     reasons: dict[AttentionBackend, str] = {
+        "flash_attention_4": "it needs a Hopper or Blackwell GPU and the package flash-attn-4, installed",
         "flash_attention_3": "it needs a Hopper GPU and the package flash_attn_interface, installed",
         "flash_attention_2": "it needs compute capability 8.0 and the package flash_attn, installed",
         "varlen": "it needs compute capability 8.0",

@@ -70,8 +70,8 @@ def _decide_loss(situation: Situation) -> tuple[LossKernel, list[Decision]]:
     if gpu is None or gpu.compute_capability < (8, 0):
         why = "no GPU" if gpu is None else f"{gpu.title} is too old for the fused Triton kernel"
         return "chunked", [trained, decided("loss", "chunked cross-entropy", f"{why}; the logits are never held whole")]
-    if situation.lacks("liger_kernel"):
-        why = "liger-kernel is not installed (pip install 'expert-launcher[cuda]'); the logits are never held whole"
+    if situation.lacks("triton"):
+        why = "Triton is not installed, which comes with torch for Linux; the logits are never held whole"
         return "chunked", [trained, decided("loss", "chunked cross-entropy", why)]
-    fused = decided("loss", "fused linear cross-entropy (Liger)", "the logits are never held: they would fill the card")
-    return "liger", [trained, fused]
+    fused = decided("loss", "fused linear cross-entropy", "the logits are never held whole: they would fill the card")
+    return "fused", [trained, fused]

@@ -79,13 +79,16 @@ def without_partitions(situation: Situation, choice: CompileChoice, layout: Layo
 
 
 def make_compile_plan(
-    situation: Situation, workload: Workload, layout: Layout, num_steps: int | None
+    situation: Situation, workload: Workload, layout: Layout, num_steps: int | None, *, captures: bool
 ) -> tuple[CompilePlan | None, list[Decision]]:
     """One graph a layer, unless launching is what limits a micro-step, and the run long enough for one large graph."""
     if not workload.compiled:
         return None, []
     config = situation.config
-    scope, why = _decide_scope(situation, replace(workload, checkpointing=layout.checkpointing), layout, num_steps)
+    scope: CompileScope = "layer"
+    why = "one graph serves all layers; launching is left to the CUDA graph"
+    if not captures:
+        scope, why = _decide_scope(situation, replace(workload, checkpointing=layout.checkpointing), layout, num_steps)
     mode, remark = _decide_mode(config.torch_compile_mode)
     plan = CompilePlan(scope=scope, backend=config.torch_compile_backend or "inductor", mode=mode)
     what = "each layer" if scope == "layer" else "the whole model"
@@ -94,14 +97,11 @@ def make_compile_plan(
 
 
 def _decide_mode(wanted: str | None) -> tuple[str | None, str]:
-    """CUDA graphs reuse the memory of what a layer gave out while the next layers still need it: torch then raises."""
+    """torch's CUDA graphs reuse memory of a layer's outputs while the next still need them: ours is one of all."""
     if wanted == "reduce-overhead":
-        return (
-            None,
-            "; reduce-overhead captures CUDA graphs, whose outputs are overwritten before they are used: default",
-        )
+        return None, "; reduce-overhead is about the CUDA graph: see there"
     if wanted == "max-autotune":
-        return "max-autotune-no-cudagraphs", "; without CUDA graphs, whose outputs are overwritten before they are used"
+        return "max-autotune-no-cudagraphs", "; without torch's CUDA graphs, whose outputs are overwritten too early"
     return (None if wanted == "default" else wanted), ""
 
 

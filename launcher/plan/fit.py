@@ -12,25 +12,20 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from launcher.choices import SHARDED_STRATEGIES, Checkpointing, Offload, Strategy
-from launcher.memory import MemoryEstimate, estimate_memory
+from launcher.memory import MemoryEstimate, Recipe, estimate_memory
+from launcher.plan.calibration import correct_memory
 from launcher.plan.sizing import Sizing
-from launcher.speed import (
-    MICRO_STEP_SECONDS,
-    exposed_seconds,
-    host_seconds,
-    make_traffic,
-    offload_seconds,
-    seconds_per_token,
-    travelling_bytes,
-)
+from launcher.scaling import StepTime, estimate_step, make_collectives, make_exchange
+from launcher.speed import MICRO_STEP_SECONDS, host_seconds, offload_seconds, seconds_per_token
 
 # Below this a micro-batch leaves most GPUs idle; recomputation is dropped before the micro-batch grows beyond it.
 _SMALL_MICRO_BATCH_TOKENS = 2048
 # Where replicas fit, shards must be this much faster to be taken: links were never measured, and DDP is simpler.
-_WORTH_SHARDING = 1.25
+_WORTH_SHARDING = 1.2
 # Micro-batches that are tried: all small ones, then ever larger steps.
 _TRIED_SIZES = 512
 # Where the GPU's peak is unknown, any rate serves to compare ways to split the same work.
+_NEARLY = 1.3  # of the time to launch a micro-step: hosts differ, and what they do besides varies
 _ANY_SECONDS_PER_TOKEN = 1e-4
 
 
@@ -46,7 +41,12 @@ class Layout:
 
 def estimate(sizing: Sizing, layout: Layout, *, cautious: bool = False) -> MemoryEstimate:
     """Cautious: as if gradients accumulated even where a rank takes all its slots at once, so that sizes only grow."""
-    recipe = replace(
+    recipe = make_recipe(sizing, layout, cautious=cautious)
+    return correct_memory(sizing.shape, recipe, estimate_memory(sizing.shape, recipe), sizing.calibration)
+
+
+def make_recipe(sizing: Sizing, layout: Layout, *, cautious: bool = False) -> Recipe:
+    return replace(
         sizing.recipe,
         strategy=layout.strategy,
         offload=layout.offload,
@@ -54,7 +54,6 @@ def estimate(sizing: Sizing, layout: Layout, *, cautious: bool = False) -> Memor
         micro_batch_size=layout.micro_batch_size,
         accumulates_gradients=cautious or accumulation_steps(sizing, layout) > 1,
     )
-    return estimate_memory(sizing.shape, recipe)
 
 
 def fits(sizing: Sizing, layout: Layout) -> bool:
@@ -142,13 +141,22 @@ def step_seconds(sizing: Sizing, layout: Layout) -> float:
 
 
 def step_parts(sizing: Sizing, layout: Layout) -> tuple[float, float]:
-    """Seconds of one micro-step, and seconds of the whole step that wait for links: other GPUs, or the CPU's memory."""
-    micro = _micro_step_seconds(sizing, layout)
-    weights, steps = travelling_bytes(sizing.workload), accumulation_steps(sizing, layout)
-    traffic = make_traffic(layout.strategy, sizing.hardware.num_ranks, weights, sizing.gradient_bytes)
-    exposed = steps * exposed_seconds(traffic.per_micro_step, sizing.hardware, micro)
-    exposed += exposed_seconds(traffic.per_step, sizing.hardware, micro)
-    return micro, exposed + offload_seconds(layout.offload, steps, weights, sizing.gradient_bytes)
+    """Seconds of one micro-step, and seconds of the whole step that wait: for links, other ranks, the CPU's memory."""
+    time, weights = estimate_time(sizing, layout), make_exchange(sizing.workload, sizing.num_trained).weight_bytes
+    steps = accumulation_steps(sizing, layout)
+    waiting = time.waiting_seconds + offload_seconds(layout.offload, steps, weights, sizing.gradient_bytes)
+    return time.compute_seconds / steps, waiting
+
+
+def estimate_time(sizing: Sizing, layout: Layout) -> StepTime:
+    """Of one optimizer step, without what is offloaded."""
+    return estimate_step(
+        make_collectives(layout.strategy, make_exchange(sizing.workload, sizing.num_trained)),
+        sizing.hardware,
+        micro_step_seconds=_micro_step_seconds(sizing, layout),
+        num_micro_steps=accumulation_steps(sizing, layout),
+        num_layers=sizing.shape.num_layers,
+    )
 
 
 def _micro_step_seconds(sizing: Sizing, layout: Layout) -> float:
@@ -156,6 +164,19 @@ def _micro_step_seconds(sizing: Sizing, layout: Layout) -> float:
     tokens = layout.micro_batch_size * sizing.slot_tokens
     if gpu is None:
         return tokens * _ANY_SECONDS_PER_TOKEN  # a CPU gains nothing from larger micro-batches
-    per_token = seconds_per_token(gpu, workload)
-    compute = tokens * (_ANY_SECONDS_PER_TOKEN if per_token is None else per_token)
-    return MICRO_STEP_SECONDS + max(compute, host_seconds(workload))
+    compute = _compute_seconds(sizing, layout)
+    launching = 0.0 if sizing.may_capture and layout.strategy == "single" else host_seconds(workload)
+    return MICRO_STEP_SECONDS + max(compute, launching)
+
+
+def _compute_seconds(sizing: Sizing, layout: Layout) -> float:
+    """Of one micro-step on a GPU that is kept busy."""
+    workload, gpu = replace(sizing.workload, checkpointing=layout.checkpointing), sizing.hardware.gpu
+    per_token = None if gpu is None else seconds_per_token(gpu, workload)
+    return layout.micro_batch_size * sizing.slot_tokens * (_ANY_SECONDS_PER_TOKEN if per_token is None else per_token)
+
+
+def is_launch_bound(sizing: Sizing, layout: Layout) -> bool:
+    """The host takes longer to launch a micro-step, or nearly, than the GPU to run it."""
+    workload = replace(sizing.workload, checkpointing=layout.checkpointing)
+    return _compute_seconds(sizing, layout) < _NEARLY * host_seconds(workload)

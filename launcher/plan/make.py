@@ -9,21 +9,31 @@ from launcher.errors import ManifestError
 from launcher.hardware import Hardware
 from launcher.manifest.load import manifest_sha256
 from launcher.manifest.model import Manifest
+from launcher.memory import estimate_memory
 from launcher.plan.advice import does_not_fit
 from launcher.plan.basics import Basics, decide_basics
 from launcher.plan.batch import explain_batch, make_batch_plan
+from launcher.plan.calibration import (
+    count_allocated,
+    explain_memory,
+    explain_speed,
+    find_memory_correction,
+    name_family,
+)
 from launcher.plan.carried import make_data_plan, make_wandb_plan
 from launcher.plan.compiling import decide_compile, make_compile_plan, without_partitions
-from launcher.plan.fit import Layout, best_layout, estimate, fits
+from launcher.plan.fit import Layout, best_layout, estimate, fits, make_recipe
+from launcher.plan.graphs import decide_graph
 from launcher.plan.ladder import make_ladder
 from launcher.plan.loading import decide_loading
 from launcher.plan.model import Decision, MemoryPlan, Plan, QuantizationPlan
 from launcher.plan.notes import make_notes
+from launcher.plan.scales import make_scaling_plan
 from launcher.plan.schedule import decide_schedule, estimate_length
-from launcher.plan.situation import PlanOptions, Situation, asked, decided
+from launcher.plan.situation import PlanOptions, Situation, asked, decided, given_by_user
 from launcher.plan.sizing import LEVELS, Sizing, make_sizing, make_workload
 from launcher.plan.smoke import make_smoke_sizes, restate
-from launcher.plan.speeding import make_speed_plan
+from launcher.plan.speeding import find_speed, make_speed_plan
 from launcher.plan.strategy import Candidate, explain_strategy, make_candidates
 from launcher.plan.tasks import decide_tasks
 from launcher.rows import RowEstimate
@@ -70,7 +80,7 @@ def _make_situation(
     )
     if not situation.is_smoke:
         return situation
-    sizes = make_smoke_sizes(situation.config, options.given_keys)
+    sizes = make_smoke_sizes(situation.config, options.given_keys, rows.mean_tokens if rows.is_measured else 0.0)
     return replace(situation, config=sizes.config, replaced=sizes.replaced)
 
 
@@ -84,8 +94,12 @@ def _assemble(
 ) -> Plan:
     length = estimate_length(situation)
     batch = make_batch_plan(situation, sizing, layout)
-    compile_plan, compile_scope = make_compile_plan(situation, sizing.workload, layout, length.num_steps)
-    speed = make_speed_plan(situation, sizing, layout, length)
+    captures, captures_decision = decide_graph(situation, basics, sizing, layout)
+    compile_plan, compile_scope = make_compile_plan(
+        situation, sizing.workload, layout, length.num_steps, captures=captures
+    )
+    speed = make_speed_plan(situation, sizing, layout, length, captures=captures)
+    scaling = make_scaling_plan(situation, basics, sizing, layout, speed)
     schedule, schedule_decisions = decide_schedule(situation, length, speed.seconds_per_step)
     tasks, tasks_decision = decide_tasks(situation, schedule, speed, layout)
     loader, loader_decisions = decide_loading(situation, length.num_steps)
@@ -97,9 +111,12 @@ def _assemble(
         _explain_checkpointing(situation, sizing, candidates, layout),
         compile_decision,
         *compile_scope,
+        *captures_decision,
         *loader_decisions,
         *schedule_decisions,
         tasks_decision,
+        *_explain_calibration(situation, sizing, layout, captures=captures),
+        *(given_by_user(one.name, one.value) for one in situation.hardware.given),
     )
     return Plan(
         launcher_version=__version__,
@@ -118,6 +135,7 @@ def _assemble(
         loss_kernel=basics.loss_kernel,
         loss_on=situation.config.loss_on,
         compile=compile_plan,
+        cuda_graph=captures,
         checkpointing=layout.checkpointing,
         strategy=layout.strategy,
         offload=layout.offload,
@@ -131,7 +149,7 @@ def _assemble(
         tasks=tasks,
         profiled=situation.options.profiled,
         memory=_make_memory_plan(sizing, layout),
-        speed=speed,
+        speed=speed.model_copy(update={"scaling": scaling}),
         ladder=make_ladder(sizing, layout, candidates),
         decisions=restate(decisions, situation.replaced),
         notes=tuple(make_notes(situation, sizing, layout)),
@@ -170,6 +188,16 @@ def _make_memory_plan(sizing: Sizing, layout: Layout) -> MemoryPlan:
         headroom_bytes=budget.headroom_bytes,
         host_bytes=memory.host_bytes,
     )
+
+
+def _explain_calibration(situation: Situation, sizing: Sizing, layout: Layout, *, captures: bool) -> list[Decision]:
+    """What finished runs of this machine have changed."""
+    recipe = make_recipe(sizing, layout)
+    allocated = count_allocated(estimate_memory(sizing.shape, recipe))
+    memory = find_memory_correction(sizing.calibration, name_family(sizing.shape, recipe), allocated)
+    speed, is_estimated = find_speed(situation, sizing, layout, captures=captures)
+    found = [] if memory is None else [explain_memory(memory)]
+    return found if speed is None else [*found, explain_speed(speed, is_estimated=is_estimated)]
 
 
 def _explain_profile(situation: Situation) -> Decision:

@@ -24,6 +24,7 @@ from launcher.shapes import ModelShape
 from launcher.values import Frozen
 
 PLAN_SCHEMA_VERSION: Literal[1] = 1
+CALIBRATION_TERM = "calibration"  # of the memory: what runs of this machine have taught, above or below the estimate
 
 
 class Decision(Frozen):
@@ -32,7 +33,7 @@ class Decision(Frozen):
     name: str
     value: str
     reason: str
-    decided_by: Literal["manifest", "plan", "command line", "hardware"]
+    decided_by: Literal["manifest", "plan", "command line", "hardware", "user"]  # user: their hardware.json
 
 
 class PrecisionPlan(Frozen):
@@ -186,6 +187,11 @@ class MemoryPlan(Frozen):
         return sum(term.num_bytes for term in self.terms if term.name != "context")
 
     @property
+    def uncalibrated_bytes(self) -> int:
+        """Of those, what was estimated before this machine's own runs were asked."""
+        return sum(term.num_bytes for term in self.terms if term.name not in ("context", CALIBRATION_TERM))
+
+    @property
     def activation_bytes(self) -> int:
         return sum(term.num_bytes for term in self.terms if term.name == "activations")
 
@@ -226,6 +232,38 @@ class ProfilePlan(Frozen):
         return cls(first_step=steps[0], last_step=steps[1])
 
 
+class ScalePoint(Frozen):
+    """The same training on so many GPUs, as it would be planned there. Seconds are those of one step."""
+
+    num_ranks: int
+    nodes: int
+    strategy: Strategy
+    offload: Offload
+    checkpointing: Checkpointing
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    link: str | None  # None: nothing to reach
+    link_gb_per_second: float | None  # that is counted on
+    moved_bytes: float  # by each rank, in one direction
+    num_messages: int
+    seconds_per_step: float
+    compute_seconds: float
+    communication_seconds: float  # that the link is busy
+    hidden_seconds: float  # of those, gained by computing meanwhile
+    exposed_seconds: float  # of those, waited for
+    tokens_per_second: float
+    efficiency: float  # tokens a second of one GPU, against one of the reference's
+
+
+class ScalingPlan(Frozen):
+    """On paper: what each further GPU brings."""
+
+    points: tuple[ScalePoint, ...]
+    reference_ranks: int  # the smallest number on which the training fits without offloading
+    verdict: str
+    assumptions: tuple[str, ...]
+
+
 class SpeedPlan(Frozen):
     tokens_per_second: float | None  # over all ranks; None: the GPU's peak is unknown
     seconds_per_step: float | None
@@ -235,6 +273,8 @@ class SpeedPlan(Frozen):
     price_per_gpu_hour: float | None
     cost: float | None
     confidence: str
+    estimated_tokens_per_second: float | None = None  # before this machine's own runs were asked
+    scaling: ScalingPlan | None = None  # None: one GPU, or nobody can estimate it
 
 
 class Rung(Frozen):
@@ -267,6 +307,7 @@ class Plan(Frozen):
     loss_kernel: LossKernel
     loss_on: Literal["completion", "all"]
     compile: CompilePlan | None
+    cuda_graph: bool  # a micro-step is launched as one
     checkpointing: Checkpointing
     strategy: Strategy
     offload: Offload

@@ -9,6 +9,7 @@ from launcher.choices import Profile, Strategy
 from launcher.hardware import Gpu, Hardware
 from launcher.manifest.config import TrainingConfig
 from launcher.manifest.model import BaseModelEntry, Manifest
+from launcher.plan.calibration import NOTHING_LEARNT, Calibration
 from launcher.plan.model import Decision, GuardPlan, ProfilePlan
 from launcher.rows import RowEstimate
 from launcher.shapes import ModelShape
@@ -29,6 +30,7 @@ class PlanOptions:
     profiled: ProfilePlan | None = None
     failed_bytes: int | None = None  # predicted, of a plan like this one that ran out of memory on such hardware
     failed_when: str = ""
+    calibration: Calibration = NOTHING_LEARNT  # what finished runs of this machine have taught
     manifest_folder: str = ""
     given_keys: frozenset[str] = frozenset()  # of the manifest, dotted, that the command line set
 
@@ -75,3 +77,7 @@ def decided(name: str, value: str, reason: str) -> Decision:
 def forced(name: str, value: str, reason: str) -> Decision:
     """The hardware leaves no choice."""
     return Decision(name=name, value=value, reason=reason, decided_by="hardware")
+
+
+def given_by_user(name: str, value: str) -> Decision:
+    return Decision(name=name, value=value, reason="your hardware.json", decided_by="user")

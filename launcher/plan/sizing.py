@@ -9,6 +9,7 @@ from launcher.choices import UNPACKED_SIZES, Checkpointing
 from launcher.hardware import Hardware
 from launcher.memory import Recipe
 from launcher.plan.basics import Basics
+from launcher.plan.calibration import Calibration
 from launcher.plan.situation import Situation
 from launcher.shapes import ModelShape
 from launcher.speed import Workload
@@ -50,6 +51,12 @@ class Sizing:
     budget: Budget
     levels: tuple[Checkpointing, ...]  # of gradient checkpointing, from none to all, as far as they may be chosen
     gradient_bytes: float
+    calibration: Calibration
+    may_capture: bool  # a micro-step of one process may be launched as one graph
+
+    @property
+    def num_trained(self) -> float:
+        return self.gradient_bytes / 4
 
     @property
     def slots_per_rank(self) -> int:
@@ -92,6 +99,10 @@ def make_sizing(situation: Situation, basics: Basics, workload: Workload) -> Siz
         budget=replace(make_budget(situation.hardware), failed_bytes=situation.options.failed_bytes),
         levels=_allowed_levels(situation),
         gradient_bytes=4.0 * basics.adapter.trainable_parameters,
+        calibration=situation.options.calibration,
+        may_capture=situation.config.packing
+        and situation.config.torch_compile_mode in (None, "reduce-overhead")
+        and basics.loss_kernel == "fused",
     )
 
 

@@ -16,8 +16,10 @@ from launcher.plan.schedule import format_cadence, loads_best
 from launcher.plan.situation import decided
 
 # Two cores train the tiny base with about 3,300 tokens a second: 60 steps of 8 x 512 tokens take 75 s.
-_SEQUENCE_LENGTH = 512
+SMOKE_LENGTHS = (512, 1024, 2048, 4096)  # the first, unless the sample's rows are longer
 _GLOBAL_BATCH = 8
+# The tiny base's vocabulary is small: it makes nearly twice as many tokens of a row as are estimated for others.
+_TINY_TOKENS = 2.0
 _STEPS = 60
 _LEARNING_RATE = 1e-3
 _WARMUP_STEPS = 5
@@ -51,10 +53,15 @@ class _Change:
         return f"smoke profile: {self.why}; the manifest {manifest}"
 
 
-def make_smoke_sizes(config: TrainingConfig, given_keys: frozenset[str]) -> SmokeSizes:
-    """Given keys are those of the command line, dotted from the top of the manifest."""
+def find_smoke_length(row_tokens: float) -> int:
+    """The shortest sequence that holds a row as the sample has them: beyond it, answers would be cut off."""
+    return next((length for length in SMOKE_LENGTHS if length >= _TINY_TOKENS * row_tokens), SMOKE_LENGTHS[-1])
+
+
+def make_smoke_sizes(config: TrainingConfig, given_keys: frozenset[str], row_tokens: float = 0.0) -> SmokeSizes:
+    """Given keys are those of the command line, dotted from the top; `row_tokens` the mean of the sample's rows."""
     given = frozenset(key.removeprefix(_PREFIX) for key in given_keys if key.startswith(_PREFIX))
-    changes = [change for change in _list_changes(config, given) if change.values]
+    changes = [change for change in _list_changes(config, given, row_tokens) if change.values]
     values = {key: value for change in changes for key, value in change.values.items()}
     return SmokeSizes(
         config=config.model_copy(update=values), replaced={change.line: change.reason for change in changes}
@@ -66,8 +73,8 @@ def restate(decisions: Iterable[Decision], replaced: Mapping[str, str]) -> tuple
     return tuple(decided(d.name, d.value, replaced[d.name]) if d.name in replaced else d for d in decisions)
 
 
-def _list_changes(config: TrainingConfig, given: frozenset[str]) -> Iterator[_Change]:
-    yield _change_batch(config, given)
+def _list_changes(config: TrainingConfig, given: frozenset[str], row_tokens: float) -> Iterator[_Change]:
+    yield _change_batch(config, given, find_smoke_length(row_tokens))
     yield _change_length(config, given)
     yield _change_rate(config, given)
     yield _change_cadence(config, given, "save")
@@ -82,17 +89,19 @@ def _changed(config: TrainingConfig, given: frozenset[str], **wanted: str | int 
     return {key: value for key, value in wanted.items() if key not in given and getattr(config, key) != value}
 
 
-def _change_batch(config: TrainingConfig, given: frozenset[str]) -> _Change:
-    """A command line that gives one factor of the global batch has given the batch."""
+def _change_batch(config: TrainingConfig, given: frozenset[str], wanted: int) -> _Change:
+    """A command line that gives one factor of the global batch has given the batch. Longer sequences are fewer."""
     values: _Values = {}
+    batch = max(1, _GLOBAL_BATCH * SMOKE_LENGTHS[0] // wanted)
     sequences, length = "sequences", ""
-    if config.global_batch_size > _GLOBAL_BATCH and not given & {"batch_size", "gradient_accumulation_steps"}:
-        values |= {"batch_size": _GLOBAL_BATCH, "gradient_accumulation_steps": 1}
+    if config.global_batch_size > batch and not given & {"batch_size", "gradient_accumulation_steps"}:
+        values |= {"batch_size": batch, "gradient_accumulation_steps": 1}
         sequences = f"{config.global_batch_size:,} sequences"
-    if config.max_seq_length > _SEQUENCE_LENGTH and "max_seq_length" not in given:
-        values["max_seq_length"] = _SEQUENCE_LENGTH
+    if config.max_seq_length > wanted and "max_seq_length" not in given:
+        values["max_seq_length"] = wanted
         length = f" of {config.max_seq_length:,} tokens"
-    return _Change(line="global batch", why=_TWO_MINUTES, said=sequences + length, values=values)
+    longer = f", though the sample's rows need {wanted:,} tokens" if wanted > SMOKE_LENGTHS[0] else ""
+    return _Change(line="global batch", why=_TWO_MINUTES + longer, said=sequences + length, values=values)
 
 
 def _change_length(config: TrainingConfig, given: frozenset[str]) -> _Change:

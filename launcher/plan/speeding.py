@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from launcher.choices import SHARDED_STRATEGIES
+from launcher.plan.calibration import Correction, find_measured_speed, find_speed_correction, name_family
 from launcher.plan.compiling import COMPILE_SECONDS
-from launcher.plan.fit import Layout, step_parts, step_seconds
+from launcher.plan.fit import Layout, make_recipe, step_parts, step_seconds
 from launcher.plan.model import SpeedPlan
 from launcher.plan.schedule import PACKING_EFFICIENCY, Length
 from launcher.plan.situation import Situation
@@ -17,25 +18,40 @@ from launcher.units import TERA
 # What the speed model is fitted to.
 _MEASURED_GPU = "h200"
 _MEASURED_FAMILY = "qwen3"
+_RUNS_TO_TRUST = 3  # of this machine, before their spread is stated as the estimate's error
+_LEAST_ERROR = 0.1
 
 
-def make_speed_plan(situation: Situation, sizing: Sizing, layout: Layout, length: Length) -> SpeedPlan:
+def find_speed(
+    situation: Situation, sizing: Sizing, layout: Layout, *, captures: bool
+) -> tuple[Correction | None, bool]:
+    """What this machine's runs say of the speed, and whether there is an estimate that it corrects."""
+    family = name_family(sizing.shape, make_recipe(sizing, layout))
+    gpu, known = situation.gpu, sizing.calibration
+    if gpu is None or seconds_per_token(gpu, sizing.workload) is None:
+        return find_measured_speed(known, family, situation.base.name), False
+    return find_speed_correction(known, family, captures=captures), True
+
+
+def make_speed_plan(
+    situation: Situation, sizing: Sizing, layout: Layout, length: Length, *, captures: bool = False
+) -> SpeedPlan:
     gpu = situation.gpu
-    workload = replace(sizing.workload, checkpointing=layout.checkpointing)
-    if gpu is None or seconds_per_token(gpu, workload) is None:
-        why = (
-            "no estimate on a CPU: the first steps will tell"
-            if gpu is None
-            else "no estimate: unknown GPU, its peak is not known"
-        )
-        return _unknown(situation, why)
-    seconds = step_seconds(sizing, layout)
-    _, exposed = step_parts(sizing, layout)
     tokens = situation.config.global_batch_size * _useful_tokens(situation)
+    correction, is_estimated = find_speed(situation, sizing, layout, captures=captures)
+    factor = 1.0 if correction is None else correction.factor
+    if is_estimated:
+        plain = step_seconds(sizing, layout)
+        seconds, exposed = plain / factor, step_parts(sizing, layout)[1] / factor
+    elif correction is not None:
+        plain, seconds, exposed = None, tokens / factor, 0.0
+    else:
+        return _unknown(situation)
+    workload = replace(sizing.workload, checkpointing=layout.checkpointing)
     start = COMPILE_SECONDS if workload.compiled else 0.0
     total = None if length.num_steps is None else start + seconds * length.num_steps
     price = situation.options.price_per_gpu_hour
-    peak = gpu.bf16_tflops or gpu.fp16_tflops
+    peak = None if gpu is None else gpu.bf16_tflops or gpu.fp16_tflops
     mfu = flops_per_token(workload) * tokens / seconds / (peak * TERA * situation.num_ranks) if peak else None
     return SpeedPlan(
         tokens_per_second=tokens / seconds,
@@ -45,7 +61,8 @@ def make_speed_plan(situation: Situation, sizing: Sizing, layout: Layout, length
         communication_fraction=exposed / seconds,
         price_per_gpu_hour=price,
         cost=None if price is None or total is None else price * situation.num_ranks * total / 3600,
-        confidence=_confidence(situation, layout),
+        confidence=_confidence(situation, layout, correction, is_estimated),
+        estimated_tokens_per_second=None if plain is None else tokens / plain,
     )
 
 
@@ -56,7 +73,9 @@ def _useful_tokens(situation: Situation) -> float:
     return min(situation.rows.mean_tokens, config.max_seq_length)
 
 
-def _unknown(situation: Situation, why: str) -> SpeedPlan:
+def _unknown(situation: Situation) -> SpeedPlan:
+    on_cpu = situation.gpu is None
+    why = "on a CPU: the first steps will tell" if on_cpu else "unknown GPU, its peak is not known"
     return SpeedPlan(
         tokens_per_second=None,
         seconds_per_step=None,
@@ -65,12 +84,28 @@ def _unknown(situation: Situation, why: str) -> SpeedPlan:
         communication_fraction=0.0,
         price_per_gpu_hour=situation.options.price_per_gpu_hour,
         cost=None,
-        confidence=why,
+        confidence=f"no estimate{' ' if on_cpu else ': '}{why}",
     )
 
 
-def _confidence(situation: Situation, layout: Layout) -> str:
+def _confidence(situation: Situation, layout: Layout, correction: Correction | None, is_estimated: bool) -> str:
     """How sure the estimate is: what of it was measured, and what was not."""
+    length = "" if situation.rows.is_measured else f"; the length of the run: {situation.rows.basis}"
+    if correction is not None and (not is_estimated or correction.num_runs >= _RUNS_TO_TRUST):
+        sure = _sureness_of_runs(correction)
+    else:
+        sure = _sureness(situation, layout)
+    return f"{sure}{length}; start-up, evaluation and checkpoints come on top"
+
+
+def _sureness_of_runs(correction: Correction) -> str:
+    """By how far they differ, and not too sure of few."""
+    spread = max(correction.highest / correction.factor - 1, 1 - correction.lowest / correction.factor)
+    error = max(_LEAST_ERROR if correction.num_runs >= _RUNS_TO_TRUST else 2 * _LEAST_ERROR, spread)
+    return f"within about {100 * error:.0f} %: such runs were measured on this machine"
+
+
+def _sureness(situation: Situation, layout: Layout) -> str:
     assert situation.gpu is not None
     unmeasured = [
         words
@@ -87,5 +122,4 @@ def _confidence(situation: Situation, layout: Layout) -> str:
     if unmeasured:
         guess = "a rough guess" if layout.offload != "none" else "within about 40 %"
         sure = f"{guess}; never measured: {', '.join(unmeasured)}"
-    length = "" if situation.rows.is_measured else f"; the length of the run: {situation.rows.basis}"
-    return f"{sure}{length}; start-up, evaluation and checkpoints come on top"
+    return sure

@@ -22,6 +22,7 @@ def _find_flags(request: Request) -> Iterator[str]:
         "--tokens-per-row": request.tokens_per_row,
         "--profile": None if request.profile == "auto" else request.profile,
         "--gpu": request.gpu,
+        "--vram-limit": None if request.vram_limit_mib is None else f"{request.vram_limit_mib}MiB",
         "--gpus": request.gpus_per_node,
         "--nodes": None if request.nodes == 1 else request.nodes,
         "--cores": request.cpu_cores_per_node,
@@ -39,3 +40,5 @@ def _find_flags(request: Request) -> Iterator[str]:
             yield from (flag, str(value))
     if request.random_weights:
         yield "--random-weights"
+    if not request.calibrated:
+        yield "--no-calibration"

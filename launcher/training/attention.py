@@ -138,6 +138,30 @@ def _flash_package(module: str) -> Kernel:
     return attend
 
 
+def _flash4(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    documents: Documents,
+    scaling: float | None,
+    softcap: float | None,
+    window: int | None,
+) -> Tensor:
+    from launcher.training.flash4 import attend
+
+    out = attend(
+        _end_to_end(query),
+        _end_to_end(key),
+        _end_to_end(value),
+        documents["cu_seqlens"],
+        documents["max_length"],
+        scaling,
+        softcap,
+        None if window is None else window - 1,
+    )
+    return out.unsqueeze(0).to(value.dtype)
+
+
 def _block_mask(batch: PackedBatch) -> Documents:
     device, num_tokens = batch.input_ids.device, batch.input_ids.shape[1]
     positions = torch.arange(num_tokens, device=device)
@@ -180,6 +204,7 @@ def _refuse_softcap(name: str, softcap: float | None) -> None:
 
 
 BACKENDS: dict[AttentionBackend, Backend] = {
+    "flash_attention_4": Backend(kernel=_flash4, describe=_borders),
     "flash_attention_3": Backend(kernel=_flash_package("flash_attn_interface"), describe=_borders),
     "flash_attention_2": Backend(kernel=_flash_package("flash_attn"), describe=_borders),
     "varlen": Backend(kernel=_varlen, describe=_borders),

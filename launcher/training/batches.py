@@ -33,13 +33,13 @@ class PackedBatch:
     document_lengths: tuple[int, ...]  # on the host: for backends that take one document at a time
 
     def to(self, device: torch.device) -> PackedBatch:
-        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> PackedBatch:
         """DataLoader calls this, by name."""
-        return self._map(lambda tensor: tensor.pin_memory())
+        return self.map(lambda tensor: tensor.pin_memory())
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> PackedBatch:
+    def map(self, change: Callable[[Tensor], Tensor]) -> PackedBatch:
         return PackedBatch(
             input_ids=change(self.input_ids),
             position_ids=change(self.position_ids),

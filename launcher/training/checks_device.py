@@ -127,7 +127,7 @@ def check_attention(backend: AttentionBackend) -> Found:
     device = _device()
     if device.type == "cpu" and backend not in ("sdpa", "eager"):
         raise NotNeededError("no GPU")
-    if backend in ("varlen", "flash_attention_2", "flash_attention_3"):
+    if backend == "varlen" or backend.startswith("flash_attention"):
         _need_gpu()
         if torch.cuda.get_device_capability() < (8, 0):
             raise NotNeededError("this GPU has no FlashAttention (needs compute capability 8.0)")

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 import torch
 
+from launcher.choices import AttentionBackend
 from launcher.training.checks_device import check_attention
 from launcher.training.trying import CheckFunction, Found, NotNeededError, find_version
 
@@ -51,30 +52,39 @@ def check_deepspeed() -> Found:
 def check_flash_attention(package: str) -> Found:
     _need(package)
     import_module(package)
-    backend = "flash_attention_3" if package == "flash_attn_interface" else "flash_attention_2"
-    found = check_attention(backend)  # type: ignore[arg-type]
-    return Found(f"{package} {find_version('flash_attn')}: {found.detail}")
+    backends: dict[str, AttentionBackend] = {
+        "flash_attn": "flash_attention_2",
+        "flash_attn_interface": "flash_attention_3",
+        "flash_attn.cute": "flash_attention_4",
+    }
+    found = check_attention(backends[package])
+    distribution = "flash-attn-4" if package == "flash_attn.cute" else "flash_attn"
+    return Found(f"{package} {find_version(distribution)}: {found.detail}")
 
 
-def check_liger() -> Found:
-    _need("liger_kernel")
+def check_fused_loss() -> Found:
     if not torch.cuda.is_available():
         raise NotNeededError("no GPU")
-    module = import_module("liger_kernel.transformers")
+    from launcher.training.loss import Head, fused_cross_entropy
+
     hidden = torch.randn(64, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     head = torch.randn(512, 128, device="cuda", dtype=torch.bfloat16)
     target = torch.randint(512, (64,), device="cuda")
-    loss = module.LigerFusedLinearCrossEntropyLoss()(head, hidden, target)
+    loss = fused_cross_entropy(hidden, target, Head(weight=head))
     loss.backward()
-    plain = torch.nn.functional.cross_entropy((hidden @ head.T).float(), target)
+    plain = torch.nn.functional.cross_entropy((hidden @ head.T).float(), target, reduction="sum")
     if abs(float(loss) - float(plain)) > 0.02 * float(plain):
-        raise ArithmeticError(f"its loss is {float(loss):.4f}, the plain one {float(plain):.4f}")
-    return Found(f"liger-kernel {find_version('liger-kernel')}: its fused loss is the plain one")
+        raise ArithmeticError(f"it is {float(loss):.4f}, the plain one {float(plain):.4f}")
+    return Found("Triton's kernel gives the plain loss")
 
 
 def _need(package: str) -> None:
     """Missing is told as missing, also where the import would stumble over something else first."""
-    if find_spec(package) is None:
+    try:
+        found = find_spec(package)
+    except ModuleNotFoundError:  # of what it is a part of
+        found = None
+    if found is None or found.origin is None:
         raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
@@ -84,5 +94,6 @@ CHECKS: tuple[tuple[str, CheckFunction], ...] = (
     ("deepspeed", check_deepspeed),
     ("flash_attn", lambda: check_flash_attention("flash_attn")),
     ("flash_attn_interface", lambda: check_flash_attention("flash_attn_interface")),
-    ("liger_kernel", check_liger),
+    ("flash_attn.cute", lambda: check_flash_attention("flash_attn.cute")),
+    ("fused loss", check_fused_loss),
 )

@@ -22,7 +22,17 @@ from launcher.tracking import load_trace
 if TYPE_CHECKING:
     from launcher.training.telling import Teller
 
-_PACKAGES = ("torch", "transformers", "accelerate", "peft", "deepspeed", "bitsandbytes", "liger-kernel", "numpy")
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "peft",
+    "deepspeed",
+    "bitsandbytes",
+    "triton",
+    "flash-attn-4",
+    "numpy",
+)
 
 
 class Chronicle:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from launcher.training.batches import PackedBatch
+from launcher.training.graphs import GraphedMicroSteps
 from launcher.training.model import TrainedModel
 from launcher.training.optim import innermost
 
@@ -34,6 +35,7 @@ class Engine:
     max_grad_norm: float | None
     num_micro_batches: int  # a step
     reduces_always: bool  # gradients are too large to be held whole until the last micro-batch of a step
+    graphs: GraphedMicroSteps | None  # None: kernels are launched one by one
     scales_loss: bool  # FP16: steps whose scaled gradients overflow are passed over until the scale fits
 
     @property
@@ -58,6 +60,8 @@ class Engine:
 
     def micro_step(self, batch: PackedBatch, num_trained: int, *, is_last: bool) -> Tensor:
         """Forward and backward. Its share of the step's loss: a sum divided by the whole step's trained tokens."""
+        if self.graphs is not None:
+            return self.graphs(batch, num_trained)
         with self._accumulating(is_last):
             loss: Tensor = self.model(batch) / num_trained
             self.accelerator.backward(loss * self._backward_scale)
@@ -93,9 +97,10 @@ class Engine:
             is_bad = self._step(loss, is_bad)
         except torch.OutOfMemoryError as error:
             raise HalfUpdatedError(str(error)) from error
+        self.module.products.refresh(anyway=True)  # not every optimizer leaves a trace in a tensor's version
         if not (self.scales_loss and self.accelerator.optimizer_step_was_skipped):
             self.schedule.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=self.graphs is None)
         return norm, is_bad.to(loss)
 
     def _step(self, loss: Tensor, is_bad: Tensor) -> Tensor:
@@ -128,6 +133,12 @@ class Engine:
             return norm
         return torch.tensor(float("nan") if norm is None else float(norm), device=self.device)
 
+    @property
+    def peak_bytes(self) -> int:
+        """Of a step, on this rank's GPU, since the counters were reset; graphs use memory that these do not see."""
+        held = 0 if self.graphs is None else self.graphs.held_bytes
+        return max(torch.cuda.max_memory_allocated(self.device), torch.cuda.memory_allocated(self.device) + held)
+
     def trained_parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
@@ -139,6 +150,7 @@ class Engine:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         self.model.eval()
+        self.module.products.refresh()  # answers are generated without a call of this module
         try:
             with torch.no_grad():
                 yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _make_parser().parse_args(argv)
     end_with_parents()
-    return run_verb("export", lambda: _export(arguments))
+    return run_verb("export", lambda: _export(arguments), is_json=arguments.json)
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -32,6 +33,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--run", type=Path, required=True, metavar="DIR")
     parser.add_argument("--out", type=Path, metavar="DIR")
     parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"))
+    parser.add_argument("--json", action="store_true")
     return parser
 
 
@@ -46,6 +48,8 @@ def _export(arguments: argparse.Namespace) -> str:
     dtype, agreement = export_run(run, target, arguments.dtype)
     _say(f"checked: {format_agreement(agreement)}")
     _say(f"written in {dtype}; AutoModelForCausalLM.from_pretrained loads it")
+    if arguments.json:
+        return json.dumps({"directory": str(target), "dtype": dtype, "agreement": format_agreement(agreement)})
     return str(target)
 
 

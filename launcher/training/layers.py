@@ -24,7 +24,13 @@ _COMPILED_MARK = "launcher_compiled"
 
 # Rows that are not packed come in up to eight sizes, with and without gradients; dynamo stops at eight by default.
 _GRAPHS_PER_FUNCTION = 32
-_KEPT = ("torch_attn._varlen_attn", "aten._scaled_dot_product", "bitsandbytes.gemm_4bit", "flash_attn")
+_KEPT = (
+    "torch_attn._varlen_attn",
+    "launcher.flash4",
+    "aten._scaled_dot_product",
+    "bitsandbytes.gemm_4bit",
+    "flash_attn",
+)
 
 
 def prepare_layers(layers: list[nn.Module], checkpointing: Checkpointing, compiling: CompilePlan | None) -> None:
@@ -46,6 +52,8 @@ def prepare_layers(layers: list[nn.Module], checkpointing: Checkpointing, compil
 def compiled(forward: Forward, plan: CompilePlan) -> Forward:
     """Shapes are fixed, so one graph serves all layers. Where compiling fails, the run goes on without, and says so."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS_PER_FUNCTION)
+    # What products.py remembers between the matrices of one input is forgotten again within the checkpointed layer.
+    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     if plan.scope == "layer":  # dynamo would cut it into DDP's buckets, which a layer's gradients fill soon enough
         torch._dynamo.config.optimize_ddp = False
     try:

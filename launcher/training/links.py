@@ -14,7 +14,7 @@ from torch import Tensor
 
 from launcher.errors import RunFailedError
 from launcher.plan.model import Plan
-from launcher.speed import reached_gb_per_second
+from launcher.scaling import reached_gb_per_second
 from launcher.training.chronicle import Chronicle
 from launcher.units import MIB
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from launcher.choices import LossKernel
-from launcher.memory import CHUNKED_LOSS_TOKENS
+from launcher.memory import count_loss_chunk
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +26,8 @@ class Head:
 
 # (hidden [trained, features], targets [trained], head) -> sum over positions
 Loss = Callable[[Tensor, Tensor, Head], Tensor]
+# (logits, which it may overwrite, targets) -> each position's loss, and its derivative by the logits
+Differentiate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class _ChunkedLinearCrossEntropy(torch.autograd.Function):
@@ -33,21 +35,22 @@ class _ChunkedLinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, softcap: float | None
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, differentiate: Differentiate
     ) -> Tensor:
         wants_hidden, wants_weight, wants_bias, *_ = ctx.needs_input_grad
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants_bias else None
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        for start in range(0, len(hidden), CHUNKED_LOSS_TOKENS):
-            chunk = slice(start, start + CHUNKED_LOSS_TOKENS)
-            losses, delta = _loss_and_delta(functional.linear(hidden[chunk], weight, bias), targets[chunk], softcap)
+        size = count_loss_chunk(len(weight))
+        for start in range(0, len(hidden), size):
+            chunk = slice(start, start + size)
+            losses, delta = differentiate(functional.linear(hidden[chunk], weight, bias), targets[chunk])
             total += losses.sum()
             if grad_hidden is not None:
                 torch.mm(delta, weight, out=grad_hidden[chunk])
             if grad_weight is not None:
-                grad_weight += delta.T @ hidden[chunk]
+                _add_product(grad_weight, delta.T, hidden[chunk])
             if grad_bias is not None:
                 grad_bias += delta.sum(0, dtype=torch.float32)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
@@ -68,6 +71,14 @@ class _ChunkedLinearCrossEntropy(torch.autograd.Function):
         )
 
 
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Into FP32. On a GPU the product itself adds, so that it is not written and read once more."""
+    if total.is_cuda and left.dtype != torch.float32:
+        torch.ops.aten.addmm.dtype_out(total, left, right, torch.float32, out=total)
+    else:
+        total += left @ right
+
+
 def _loss_and_delta(logits: Tensor, targets: Tensor, softcap: float | None) -> tuple[Tensor, Tensor]:
     """Each position's loss, and its derivative by the logits: softmax less one at the target."""
     wide = _cap(logits.float(), softcap)
@@ -85,18 +96,21 @@ def _cap(logits: Tensor, softcap: float | None) -> Tensor:
 
 
 def chunked_cross_entropy(hidden: Tensor, targets: Tensor, head: Head) -> Tensor:
-    total: Tensor = _ChunkedLinearCrossEntropy.apply(hidden, head.weight, head.bias, targets, head.softcap)
-    return total
+    """Runs anywhere."""
+    return _in_chunks(hidden, targets, head, lambda logits, places: _loss_and_delta(logits, places, head.softcap))
 
 
-def liger_cross_entropy(hidden: Tensor, targets: Tensor, head: Head) -> Tensor:
-    """Liger's fused Triton kernel; CUDA only."""
-    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+def fused_cross_entropy(hidden: Tensor, targets: Tensor, head: Head) -> Tensor:
+    """The same with one kernel for all that is not a product; CUDA only."""
+    from launcher.training.loss_kernel import replace_logits
 
-    if len(hidden) == 0:  # an empty slot; the kernel divides by the number of positions
-        return chunked_cross_entropy(hidden, targets, head)
-    loss = LigerFusedLinearCrossEntropyLoss(reduction="sum", softcap=head.softcap)
-    total: Tensor = loss(head.weight, hidden, targets, head.bias)
+    return _in_chunks(
+        hidden, targets, head, lambda logits, places: (replace_logits(logits, places, head.softcap), logits)
+    )
+
+
+def _in_chunks(hidden: Tensor, targets: Tensor, head: Head, differentiate: Differentiate) -> Tensor:
+    total: Tensor = _ChunkedLinearCrossEntropy.apply(hidden, head.weight, head.bias, targets, differentiate)
     return total
 
 
@@ -108,7 +122,7 @@ def full_logits_cross_entropy(hidden: Tensor, targets: Tensor, head: Head) -> Te
 
 LOSSES: dict[LossKernel, Loss] = {
     "chunked": chunked_cross_entropy,
-    "liger": liger_cross_entropy,
+    "fused": fused_cross_entropy,
     "full_logits": full_logits_cross_entropy,
 }
 

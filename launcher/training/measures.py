@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -113,24 +113,47 @@ class Epochs(Measure):
 
 
 class MemoryUse(Measure):
-    """Of this rank's GPU; nothing elsewhere."""
+    """Of this rank's GPU; nothing elsewhere.
+
+    Peaks are those of the whole run. What was predicted is a step: evaluations, which have sizes of their own and make
+    do with less, are kept apart from the error. The counters of torch are reset behind each, so they are kept here.
+    """
 
     def __init__(self, run: Run) -> None:
-        self._device = run.engine.device
+        self._engine, self._device = run.engine, run.engine.device
         self._predicted = bytes_to_gib(run.plan.memory.allocated_bytes)
+        self._is_step = False
+        self._before: dict[str, int] = {}  # peaks that the counters no longer know
+        self._of_steps = 0
 
     def read(self, done: Done) -> dict[str, float]:  # noqa: ARG002
         if self._device.type != "cuda":
             return {}
+        self._is_step = True
         stats = torch.cuda.memory_stats(self._device)
-        peak = bytes_to_gib(stats["allocated_bytes.all.peak"])
+        now = self._engine.peak_bytes
+        # whoever resets the counters on the way, as benchmarks do, wants to know of what came since
+        self._of_steps = max(self._of_steps, now) if self._before else now
         return {
-            metrics.PEAK_ALLOCATED_GIB: peak,
-            metrics.PEAK_RESERVED_GIB: bytes_to_gib(stats["reserved_bytes.all.peak"]),
+            metrics.PEAK_ALLOCATED_GIB: max(bytes_to_gib(now), self._highest(stats, "allocated_bytes.all.peak")),
+            metrics.PEAK_RESERVED_GIB: self._highest(stats, "reserved_bytes.all.peak"),
             metrics.ALLOC_RETRIES: float(stats.get("num_alloc_retries", 0)),
             metrics.PREDICTED_GIB: self._predicted,
-            metrics.PREDICTION_ERROR: self._predicted / max(1e-9, peak) - 1.0,
+            metrics.PREDICTION_ERROR: self._predicted / max(1e-9, bytes_to_gib(self._of_steps)) - 1.0,
         }
+
+    def read_now(self) -> dict[str, float]:
+        """Behind a step there is nothing more to tell; else an evaluation was made."""
+        if self._device.type == "cuda" and not self._is_step:
+            stats = torch.cuda.memory_stats(self._device)
+            for name in ("allocated_bytes.all.peak", "reserved_bytes.all.peak"):
+                self._before[name] = max(self._before.get(name, 0), stats[name])
+            torch.cuda.reset_peak_memory_stats(self._device)
+        self._is_step = False
+        return {}
+
+    def _highest(self, stats: Mapping[str, int], name: str) -> float:
+        return bytes_to_gib(max(stats[name], self._before.get(name, 0)))
 
 
 class Counters(Measure):

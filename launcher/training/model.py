@@ -15,7 +15,9 @@ from launcher.plan.model import CompilePlan, Plan
 from launcher.training.attention import Backend
 from launcher.training.batches import PackedBatch
 from launcher.training.layers import compiled, prepare_layers
+from launcher.training.loading import DTYPES
 from launcher.training.loss import Head, sum_loss
+from launcher.training.products import Products, by_the_library, lay_out_products
 
 
 class TrainedModel(nn.Module):
@@ -24,6 +26,7 @@ class TrainedModel(nn.Module):
         self.model = model
         self._backend = backend
         self.loss_kernel = loss_kernel
+        self.products = Products()
 
     @property
     def base(self) -> PreTrainedModel:
@@ -42,18 +45,20 @@ class TrainedModel(nn.Module):
         return list(layers)
 
     def forward(
-        self, batch: PackedBatch, *, shows_hidden: bool = False, by_the_library: bool = False
+        self, batch: PackedBatch, *, shows_hidden: bool = False, is_reference: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Only the trained positions pass through the head. The two flags serve the proof (proof.py)."""
-        if by_the_library:
-            return self._forward_by_the_library(batch)
+        if is_reference:
+            with by_the_library():
+                return self._forward_by_the_library(batch)
+        self.products.refresh()
         hidden = self._hidden_states(batch)
         trained = hidden.index_select(0, batch.trained_positions)
         loss = sum_loss(self.loss_kernel, trained, batch.targets, self._head())
         return (loss, hidden) if shows_hidden else loss
 
     def _forward_by_the_library(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """transformers' own way, for one document: its attention, its head, all logits."""
+        """transformers' and PEFT's own way, for one document: their attention, products, head, all logits."""
         seen: list[Tensor] = []
         head: Any = self.base.get_output_embeddings()
         # Asking for hidden states by argument leaves hooks behind that break torch.compile's graphs.
@@ -100,9 +105,12 @@ class TrainedModel(nn.Module):
         deepspeed.zero.register_external_parameter(self, head.weight)
 
     def prepare(self, plan: Plan) -> None:
-        """Checkpointing and compiling, as planned; see layers.py for the order."""
+        """Products, checkpointing and compiling, as planned; see layers.py for the order. On its device already."""
         if plan.strategy == "zero3":
             self._gather_by_layer()
+        if plan.strategy in ("single", "ddp"):  # others cut weights to pieces, which a block of several cannot be
+            dtype = DTYPES[plan.precision.compute_dtype]
+            self.products = lay_out_products(self.layers, dtype, compiled=plan.compile is not None)
         prepare_layers(self.layers, plan.checkpointing, plan.compile)
         if plan.compile is not None and plan.compile.scope == "model":
             self._compile_decoder(plan.compile)

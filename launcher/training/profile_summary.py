@@ -13,7 +13,7 @@ _LONGEST_NAME = 90
 _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("fused pointwise", ("triton_",)),
     ("attention", ("flash", "attention", "attn", "fmha")),
-    ("loss", ("cross_entropy", "nll_loss", "log_softmax", "liger")),
+    ("loss", ("cross_entropy", "nll_loss", "log_softmax", "_replace_logits")),
     ("optimizer", ("adam", "multi_tensor", "foreach", "optimizer")),
     ("communication", ("nccl", "allreduce", "all_reduce", "reduce_scatter", "all_gather", "gloo", "c10d")),
     ("copies", ("memcpy", "memset", "copy_", "_to_copy")),

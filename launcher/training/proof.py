@@ -54,7 +54,7 @@ def prove_attention(plan: Plan, module: TrainedModel, model: nn.Module, file: Pa
         loss, hidden = _forward(model, packed)
         _, mixed_hidden = _forward(model, _without_borders(packed))
         with _transformers_attention(module, max(len(document.input_ids) for document in documents)):
-            alone = [_forward(model, lay_out([one], plan).to(device), by_the_library=True) for one in documents]
+            alone = [_forward(model, lay_out([one], plan).to(device), is_reference=True) for one in documents]
     lengths = [len(document.input_ids) for document in documents]
     theirs = [states[:length] for (_, states), length in zip(alone, lengths, strict=True)]
     total = sum(float(loss) for loss, _ in alone)
@@ -135,8 +135,8 @@ def _without_borders(batch: PackedBatch) -> PackedBatch:
     return replace(batch, cu_seqlens=cu_seqlens, max_length=num_tokens, document_lengths=(num_tokens,))
 
 
-def _forward(model: nn.Module, batch: PackedBatch, *, by_the_library: bool = False) -> tuple[Tensor, Tensor]:
-    loss, hidden = model(batch, shows_hidden=True, by_the_library=by_the_library)
+def _forward(model: nn.Module, batch: PackedBatch, *, is_reference: bool = False) -> tuple[Tensor, Tensor]:
+    loss, hidden = model(batch, shows_hidden=True, is_reference=is_reference)
     return loss, hidden.float()
 
 

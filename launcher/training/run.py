@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from torch import Tensor, nn
 
 from launcher.corpus.packs import PackFile
 from launcher.corpus.store import Store
@@ -18,10 +19,11 @@ from launcher.paths import RunPaths
 from launcher.plan.model import BatchPlan, Plan, SchedulePlan
 from launcher.training.adapters import add_adapter
 from launcher.training.attention import BACKENDS, Backend, register
-from launcher.training.batches import Numbers, Shape, make_shape
+from launcher.training.batches import Numbers, PackedBatch, Shape, make_shape
 from launcher.training.dealing import Hands, StepOrder
 from launcher.training.engine import Engine
 from launcher.training.feeding import TrainingBatches
+from launcher.training.graphs import GraphedMicroSteps
 from launcher.training.loading import fingerprint_base, load_base
 from launcher.training.model import TrainedModel
 from launcher.training.optim import build_optimizer, build_schedule
@@ -122,6 +124,8 @@ def count_steps(schedule: SchedulePlan, steps_per_epoch: int) -> int:
 
 
 def _make_engine(plan: Plan, module: TrainedModel, accelerator: Accelerator, num_steps: int) -> Engine:
+    if plan.strategy in ("single", "ddp"):
+        module.to(accelerator.device)
     module.prepare(plan)
     optimizer = build_optimizer(plan.optimizer, module)
     schedule = build_schedule(plan.schedule, optimizer, num_steps)
@@ -138,8 +142,19 @@ def _make_engine(plan: Plan, module: TrainedModel, accelerator: Accelerator, num
         max_grad_norm=plan.optimizer.max_grad_norm,
         num_micro_batches=plan.batch.gradient_accumulation_steps,
         reduces_always=plan.strategy == "fsdp2" and plan.adapter.kind == "full",
+        graphs=_make_graphs(plan, module, model, accelerator) if plan.cuda_graph else None,
         scales_loss=plan.precision.loss_scaling,
     )
+
+
+def _make_graphs(plan: Plan, module: TrainedModel, model: nn.Module, accelerator: Accelerator) -> GraphedMicroSteps:
+    def micro_step(batch: PackedBatch, num_trained: Tensor) -> Tensor:
+        loss: Tensor = model(batch) / num_trained
+        accelerator.backward(loss)
+        return loss.detach()
+
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return GraphedMicroSteps(micro_step, trained, plan.base.vocab_size)
 
 
 def _open_split(store: Store, name: str, batch: BatchPlan, micro_batch_size: int) -> Split:

@@ -267,7 +267,8 @@ def wake_adapter(run: Run) -> None:
     generator = torch.Generator().manual_seed(11)
     for name, parameter in run.engine.module.named_parameters():
         if parameter.requires_grad and "lora_B" in name:
-            parameter.data = SPREAD * torch.randn(parameter.shape, generator=generator)
+            with torch.no_grad():
+                parameter.copy_(SPREAD * torch.randn(parameter.shape, generator=generator))
 
 
 def relative_difference(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from launcher.errors import RunFailedError
 from launcher.gpus import find_gpu
 from launcher.hardware import make_hardware
-from launcher.speed import reached_gb_per_second
+from launcher.scaling import reached_gb_per_second
 from launcher.training.links import Links, find_slowness, measure_links
 from launcher.units import MIB
 
@@ -31,16 +31,16 @@ def test_bus_bandwidth() -> None:
     assert str(four) == "all-reduce of 64 MiB over 4 ranks in 10.0 ms, bus 10.1 GB/s; of one number in 20 µs"
 
 
-@pytest.mark.parametrize(("gb_per_second", "is_slow"), [(100.0, False), (6.0, False), (5.0, True), (0.1, True)])
+@pytest.mark.parametrize(("gb_per_second", "is_slow"), [(400.0, False), (47.0, False), (46.0, True), (0.1, True)])
 def test_slowness_is_several_times_less_than_counted_on(gb_per_second: float, is_slow: bool) -> None:
     hardware = make_hardware(find_gpu("h100"), gpus_per_node=8, nodes=2)
     counted = reached_gb_per_second(hardware)
-    assert counted == pytest.approx(17.5)
+    assert counted == pytest.approx(0.7 * 8 * 25)  # a network card for each GPU
     seconds = 1.875 * 64 * MIB / 1e9 / gb_per_second
     said = find_slowness(Links(num_ranks=16, num_bytes=64 * MIB, seconds=seconds, latency_seconds=1e-5), counted)
     assert bool(said) == is_slow
     if is_slow:
-        assert f"at {gb_per_second:g} GB/s, and the plan counts on 17.5" in said
+        assert f"at {gb_per_second:g} GB/s, and the plan counts on 140" in said
 
 
 def test_cpu_ranks_are_never_called_slow() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -97,14 +97,14 @@ def test_value_and_gradients(kernel: LossKernel, dtype: torch.dtype, head: dict[
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("chunk", [1, 4, 11, 12])
 def test_chunks_add_up(monkeypatch: pytest.MonkeyPatch, chunk: int, head: dict[str, Any]) -> None:
-    monkeypatch.setattr("launcher.training.loss.CHUNKED_LOSS_TOKENS", chunk)
+    monkeypatch.setattr("launcher.training.loss.count_loss_chunk", lambda _vocab: chunk)
     check_same("chunked", make_case(11, torch.float32, **head), FP32_TOLERANCE)
 
 
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
 def test_bf16(monkeypatch: pytest.MonkeyPatch, kernel: LossKernel, head: dict[str, Any]) -> None:
     """In chunks: the weight's gradient is added up in fp32, so that many chunks do not lose it."""
-    monkeypatch.setattr("launcher.training.loss.CHUNKED_LOSS_TOKENS", 4)
+    monkeypatch.setattr("launcher.training.loss.count_loss_chunk", lambda _vocab: 4)
     check_same(kernel, make_case(64, torch.bfloat16, **head), BF16_TOLERANCE)
 
 
@@ -155,11 +155,17 @@ def test_autocast_computes_in_its_dtype(kernel: LossKernel) -> None:
         assert float((ours - theirs).norm() / theirs.norm()) < BF16_TOLERANCE
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="Liger's kernel is Triton's, which runs on CUDA only")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel is Triton's, which runs on CUDA only")
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("positions", [0, 33])
-def test_liger(positions: int) -> None:
-    case = make_case(positions, torch.float32)
-    hidden, weight = (leaf.detach().cuda().requires_grad_() for leaf in (case.hidden, case.weight))
-    loss = LOSSES["liger"](hidden, case.targets.cuda(), Head(weight=weight))
-    exact, _ = compute_exactly(case)
-    assert float(loss) == pytest.approx(float(exact), rel=1e-4)
+def test_fused(monkeypatch: pytest.MonkeyPatch, positions: int, head: dict[str, Any]) -> None:
+    monkeypatch.setattr("launcher.training.loss.count_loss_chunk", lambda _vocab: 16)
+    case = make_case(positions, torch.float32, **head)
+    hidden, weight = _to_gpu(case.hidden), _to_gpu(case.weight)
+    bias = None if case.bias is None else _to_gpu(case.bias)
+    on_gpu = replace(case, hidden=hidden, weight=weight, bias=bias, targets=case.targets.cuda())
+    check_same("fused", on_gpu, 1e-4)
+
+
+def _to_gpu(leaf: Tensor) -> Tensor:
+    return leaf.detach().cuda().requires_grad_()

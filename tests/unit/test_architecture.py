@@ -31,18 +31,21 @@ MAY_USE: dict[str, set[str]] = {
     "hardware": FOUNDATION,
     "gpus": FOUNDATION | {"hardware"},
     "probe": FOUNDATION | {"hardware", "gpus"},
+    "own_hardware": FOUNDATION | {"hardware", "gpus", "manifest"},
     "bases": FOUNDATION,
     "shapes": FOUNDATION | {"bases"},
     "memory": FOUNDATION | {"shapes", "hardware"},
     "rows": FOUNDATION | {"manifest"},
     "speed": FOUNDATION | {"shapes", "hardware"},
-    "plan": FOUNDATION | {"memory", "speed", "manifest", "hardware", "gpus", "shapes", "rows", "quality"},
+    "scaling": FOUNDATION | {"shapes", "hardware", "speed"},
+    "plan": FOUNDATION | {"memory", "speed", "scaling", "manifest", "hardware", "gpus", "shapes", "rows", "quality"},
     "started": FOUNDATION,
     "inputs": FOUNDATION
     | {"started", "manifest", "hardware", "gpus", "probe", "bases", "shapes", "rows", "plan"}
-    | {"experience"},
+    | {"calibration", "experience", "own_hardware"},
     "render": FOUNDATION | {"plan", "paths", "hardware", "shapes"},
     "gpu_guide": FOUNDATION | {"inputs", "plan"},
+    "guides": FOUNDATION | {"cli", "manifest"},
     "record": FOUNDATION | {"paths", "metrics", "plan"},
     "quality": FOUNDATION | {"manifest"},
     "regression": FOUNDATION | {"corpus", "inputs", "metrics", "paths", "plan", "processes", "quality", "record"},
@@ -52,6 +55,7 @@ MAY_USE: dict[str, set[str]] = {
     "checkpoints": FOUNDATION | {"paths"},
     "locking": FOUNDATION | {"paths"},
     "experience": FOUNDATION | {"paths", "plan"},
+    "calibration": FOUNDATION | {"experience", "hardware", "metrics", "paths", "plan", "record"},
     "runs": FOUNDATION | {"paths", "inputs", "hardware", "manifest", "record"},
     "processes": FOUNDATION,
     "relay": FOUNDATION,
@@ -68,10 +72,14 @@ MAY_USE: dict[str, set[str]] = {
     "rehearsal": FOUNDATION | {"inputs", "launch", "metrics", "nodes", "paths", "plan", "probe", "render", "runs"},
     "corpus": FOUNDATION | {"manifest", "paths", "bases", "plan"},
     "preparing": FOUNDATION | {"corpus", "inputs", "manifest"},
+    "new_expert": FOUNDATION | {"bases", "corpus", "inputs", "manifest", "paths", "plan", "quality", "rows", "shapes"},
     "examination": FOUNDATION,
     "doctor": FOUNDATION
     | {"bases", "corpus", "examination", "hardware", "inputs", "locking", "metrics", "paths", "plan", "probe"}
     | {"record", "rows", "supervise", "tracking"},
+    "bench": FOUNDATION
+    | {"bases", "compare", "corpus", "hardware", "inputs", "manifest", "memory", "metrics", "paths", "plan"}
+    | {"processes", "prose", "shapes"},
     "metrics": FOUNDATION,
     "prose": FOUNDATION,
     "dashboard": FOUNDATION | {"metrics", "processes", "tracking"},
@@ -81,23 +89,26 @@ MAY_USE: dict[str, set[str]] = {
     "training": FOUNDATION
     | {"plan", "metrics", "paths", "corpus", "memory", "speed", "record", "bases", "manifest", "inputs", "preparing"}
     | {"started", "checkpoints", "examination", "experience", "processes", "probe", "prose", "quality", "report"}
-    | {"tracking"},
+    | {"bench", "scaling", "tracking"},
     "train": FOUNDATION
     | {"started", "arguments", "manifest", "plan", "inputs", "paths", "runs", "corpus", "training"}
-    | {"locking"},
+    | {"calibration", "locking"},
     "cli": FOUNDATION
     | {
         "arguments",
         "attempts",
+        "bench",
         "manifest",
         "inputs",
         "hardware",
         "launch",
         "locking",
+        "new_expert",
         "nodes",
         "paths",
         "plan",
         "preparing",
+        "probe",
         "compare",
         "corpus",
         "dashboard",

@@ -7,8 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import InputError
-from launcher.gpus import GPUS
-from launcher.hardware import ASSUMED_HOST_SHARES, MAX_GPUS_PER_NODE, MAX_NODES, Gpu, Hardware, make_hardware
+from launcher.gpus import GPUS, find_gpu
+from launcher.hardware import (
+    ASSUMED_HOST_SHARES,
+    MAX_GPUS_PER_NODE,
+    MAX_NODES,
+    Gpu,
+    Hardware,
+    format_hardware,
+    limit_vram,
+    make_hardware,
+)
 from launcher.units import MIB
 
 RTX4090, H100, A5000 = GPUS["rtx4090"], GPUS["h100"], GPUS["a5000"]
@@ -79,3 +88,27 @@ def test_fp8_came_with_ada(key: str, has_fp8: bool) -> None:
 
 def test_only_hopper_has_flash_attention_3() -> None:
     assert {key for key, gpu in GPUS.items() if gpu.has_flash_attention_3} == {"h100", "h100-pcie", "h200"}
+
+
+def test_a_limit_makes_a_smaller_card_of_a_larger_one() -> None:
+    whole = make_hardware(find_gpu("h200"), gpus_per_node=2, nodes=1)
+    limited = limit_vram(whole, 24 * 1024)
+    assert limited.gpu is not None
+    assert limited.gpu.memory_mib == 24 * 1024
+    assert (limited.gpu.key, limited.gpus_per_node, limited.vram_limit_mib) == ("h200", 2, 24 * 1024)
+    assert "limited to 24.0 GiB" in format_hardware(limited)
+    assert limit_vram(whole, None) == whole
+
+
+def test_what_is_free_is_free_below_the_limit_too() -> None:
+    busy = make_hardware(find_gpu("h200"), gpus_per_node=1, nodes=1, free_vram_mib=20_000)
+    assert limit_vram(busy, 24 * 1024).free_vram_mib == 20_000
+    assert limit_vram(busy, 16 * 1024).free_vram_mib == 16 * 1024
+
+
+@pytest.mark.parametrize("limit", [1024, 200_000])
+def test_limits_that_no_card_has(limit: int) -> None:
+    with pytest.raises(InputError, match="give a size between 4 GiB and that"):
+        limit_vram(make_hardware(find_gpu("h200"), gpus_per_node=1, nodes=1), limit)
+    with pytest.raises(InputError, match="this machine has no GPU"):
+        limit_vram(make_hardware(None, gpus_per_node=0, nodes=1), limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 
@@ -342,3 +343,13 @@ def test_only_whole_numbers_are_numbers(odd: str) -> None:
     assert reading.memory_mib is None
     with pytest.raises(InputError, match="selects no GPU of this machine"):
         select_visible(parse_nvidia_smi(DESKTOP), {"CUDA_VISIBLE_DEVICES": odd})
+
+
+def test_flash_attention_4_beside_the_older_package_or_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both lie in the folder flash_attn; alone, the newer one leaves no package of that name."""
+    _write(tmp_path, {"flash_attn/cute/__init__.py": "raise SystemExit('imported')"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert {"flash_attn", "flash_attn.cute"} & set(probe_packages()) == {"flash_attn.cute"}
+    _write(tmp_path, {"flash_attn/__init__.py": "raise SystemExit('imported')"})
+    importlib.invalidate_caches()
+    assert {"flash_attn", "flash_attn.cute"} <= set(probe_packages())

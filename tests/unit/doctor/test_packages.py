@@ -103,7 +103,7 @@ def test_what_is_missing_matters_where_the_plan_needs_it() -> None:
     [
         ("flash_attn", {"attention": "flash_attention_2"}, "attention"),
         ("flash_attn_interface", {"attention": "flash_attention_3"}, "attention"),
-        ("liger_kernel", {"loss_kernel": "liger"}, "the loss"),
+        ("flash_attn.cute", {"attention": "flash_attention_4"}, "attention"),
         ("deepspeed", {"strategy": "zero2", "offload": "optimizer"}, "zero2 and offloading"),
     ],
 )

@@ -114,8 +114,8 @@ def test_optional_packages_that_are_missing_here_are_not_planned_with() -> None:
     rows = RowEstimate(num_rows=1000, mean_tokens=350, basis="read")
     shape = load_shape("Qwen3-0.6B", ())
     assert make_plan(manifest, here, base=shape, rows=rows).loss_kernel == "chunked"
-    with_liger = here.model_copy(update={"packages": ("liger_kernel",)})
-    assert make_plan(manifest, with_liger, base=shape, rows=rows).loss_kernel == "liger"
+    with_triton = here.model_copy(update={"packages": ("triton",)})
+    assert make_plan(manifest, with_triton, base=shape, rows=rows).loss_kernel == "fused"
     quantised = load_manifest(find_manifest("neo4j"), ["base_models.0.quantization=int4"]).manifest
     with pytest.raises(InputError, match="needs the package bitsandbytes, which is not installed here"):
         make_plan(quantised, here, base=shape, rows=rows)

@@ -144,7 +144,7 @@ def test_every_field_of_a_request_is_in_its_command() -> None:
     values: dict[str, object] = {
         name: "x" for name in Request.__dataclass_fields__ if name not in ("expert", "overrides", "random_weights")
     }
-    values |= {"overrides": ("a=b",), "random_weights": True}
+    values |= {"overrides": ("a=b",), "random_weights": True, "calibrated": False}
     for name, value in values.items():
         changed = replace(Request(expert="neo4j"), **{name: value})  # type: ignore[arg-type]
         assert format_command(changed) != nothing, name

@@ -1,0 +1,184 @@
+"""The grid of `launcher bench memory`: which trainings are measured, in which order.
+
+Every term of the estimate is moved by several cases, and no case is there to look complete: the small bases are quick
+to build and tell most, the large ones confirm. Compiled cases of one base have as many tokens as each other wherever
+they can, so that what the compiler cached for one serves the next.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from launcher.bases import TINY_BASE_NAME
+from launcher.choices import Checkpointing, LossKernel, OptimizerName
+from launcher.errors import InputError
+from launcher.values import Frozen
+
+Kind = Literal["lora", "dora", "qlora", "full"]
+
+BASES: dict[str, str] = {
+    "0.6B": "Qwen/Qwen3-0.6B",
+    "1.7B": "Qwen/Qwen3-1.7B",
+    "4B": "Qwen/Qwen3-4B",
+    "8B": "Qwen/Qwen3-8B",
+}
+TINY = "tiny"  # every code path, on a CPU, without a figure of memory
+ALL_BASES = {**BASES, TINY: TINY_BASE_NAME}
+
+
+class GridCase(Frozen):
+    """One training: what a manifest says of it, and three things that no manifest can, set in the plan."""
+
+    base: str  # a key of ALL_BASES
+    kind: Kind
+    micro_batch_size: int  # set in the plan: left to itself it would take the fastest
+    sequence_length: int
+    checkpointing: Checkpointing = "none"
+    compiled: bool = False
+    compile_backend: str | None = None
+    accumulation: int = 1  # set in the plan, likewise
+    loss_kernel: LossKernel | None = None  # set in the plan; None: as planned
+    dropout: float = 0.0
+    optimizer: OptimizerName = "adamw_torch_fused"
+
+    @property
+    def num_tokens(self) -> int:
+        return self.micro_batch_size * self.sequence_length
+
+    @property
+    def name(self) -> str:
+        parts = [
+            self.base,
+            self.kind,
+            f"{self.micro_batch_size}x{self.sequence_length}",
+            self.checkpointing,
+            "compiled" if self.compiled else "eager",
+            *([f"by{self.accumulation}"] if self.accumulation > 1 else []),
+            *([self.loss_kernel] if self.loss_kernel else []),
+            *([f"dropout{self.dropout:g}"] if self.dropout else []),
+            *([self.optimizer] if self.optimizer != "adamw_torch_fused" else []),
+        ]
+        return "-".join(parts)
+
+
+def _cases(
+    base: str, kind: Kind, sizes: str, checkpointing: Checkpointing = "none", compiled: bool = False
+) -> Iterator[GridCase]:
+    """`sizes`: micro-batch x tokens, several with spaces between."""
+    for size in sizes.split():
+        rows, tokens = (int(number) for number in size.split("x"))
+        yield GridCase(
+            base=base,
+            kind=kind,
+            micro_batch_size=rows,
+            sequence_length=tokens,
+            checkpointing=checkpointing,
+            compiled=compiled,
+        )
+
+
+def _changed(case: GridCase, **changes: object) -> GridCase:
+    return GridCase.model_validate({**case.model_dump(), **changes})
+
+
+def _small_eager() -> Iterator[GridCase]:
+    yield from _cases("0.6B", "lora", "1x512 16x512 8x1024 2x2048 16x2048 4x4096 2x8192")
+    yield from _cases("0.6B", "lora", "4x2048 16x1024", "selective")
+    yield from _cases("0.6B", "lora", "2x2048 16x2048 8x8192", "full")
+    yield from _cases("0.6B", "dora", "2x2048 8x1024")
+    yield from _cases("0.6B", "dora", "4x2048", "selective")
+    yield from _cases("0.6B", "dora", "8x2048", "full")
+    yield from _cases("0.6B", "qlora", "2x2048")
+    yield from _cases("0.6B", "qlora", "4x4096", "selective")
+    yield from _cases("0.6B", "qlora", "8x2048", "full")
+    yield from _cases("0.6B", "full", "2x2048 8x1024")
+    yield from _cases("0.6B", "full", "4x2048", "selective")
+    yield from _cases("0.6B", "full", "8x2048", "full")
+    (lora,) = _cases("0.6B", "lora", "4x2048")
+    (full,) = _cases("0.6B", "full", "2x2048")
+    yield _changed(lora, loss_kernel="chunked")
+    yield _changed(lora, loss_kernel="full_logits")
+    yield _changed(lora, dropout=0.1)
+    yield _changed(full, loss_kernel="full_logits")
+    yield _changed(full, accumulation=2)
+    yield _changed(full, optimizer="adamw_bnb_8bit")
+
+
+def _small_compiled() -> Iterator[GridCase]:
+    kinds: tuple[Kind, ...] = ("lora", "dora", "qlora", "full")
+    for kind in kinds:
+        yield from _cases("0.6B", kind, "4x2048", compiled=True)
+        yield from _cases("0.6B", kind, "4x2048", "full", compiled=True)
+    yield from _cases("0.6B", "lora", "4x2048", "selective", compiled=True)
+    yield from _cases("0.6B", "full", "4x2048", "selective", compiled=True)
+    yield from _cases("0.6B", "lora", "16x512 1x8192 16x2048", compiled=True)
+    (lora,) = _cases("0.6B", "lora", "4x2048", compiled=True)
+    (full,) = _cases("0.6B", "full", "4x2048", compiled=True)
+    yield _changed(lora, accumulation=2)
+    yield _changed(lora, loss_kernel="full_logits")
+    yield _changed(lora, dropout=0.1)
+    yield _changed(full, accumulation=2)
+
+
+def _larger() -> Iterator[GridCase]:
+    yield from _cases("1.7B", "lora", "1x2048 8x1024")
+    yield from _cases("1.7B", "lora", "4x2048", "selective")
+    yield from _cases("1.7B", "lora", "8x2048", "full")
+    yield from _cases("1.7B", "dora", "2x2048")
+    yield from _cases("1.7B", "qlora", "4x2048")
+    yield from _cases("1.7B", "full", "2x2048")
+    yield from _cases("1.7B", "full", "4x2048", "full")
+    yield from _cases("1.7B", "lora", "4x2048", compiled=True)
+    yield from _cases("1.7B", "lora", "8x1024", "full", compiled=True)
+    yield from _cases("1.7B", "dora", "4x2048", compiled=True)
+    yield from _cases("1.7B", "qlora", "4x2048", "selective", compiled=True)
+    yield from _cases("1.7B", "full", "4x2048", compiled=True)
+    yield from _cases("4B", "lora", "2x2048")
+    yield from _cases("4B", "lora", "1x8192", "full")
+    yield from _cases("4B", "dora", "1x2048")
+    yield from _cases("4B", "qlora", "2x2048", "selective")
+    yield from _cases("4B", "full", "1x2048", "full")
+    yield from _cases("4B", "lora", "2x2048", compiled=True)
+    yield from _cases("4B", "lora", "1x4096", "selective", compiled=True)
+    yield from _cases("4B", "dora", "2x2048", "full", compiled=True)
+    yield from _cases("4B", "qlora", "2x2048", compiled=True)
+    yield from _cases("4B", "full", "2x2048", "full", compiled=True)
+    yield from _cases("8B", "lora", "1x2048")
+    yield from _cases("8B", "lora", "2x4096", "full")
+    yield from _cases("8B", "dora", "1x2048", "full")
+    yield from _cases("8B", "qlora", "1x2048")
+    (full,) = _cases("8B", "full", "1x2048", "full")
+    yield _changed(full, optimizer="adamw_bnb_8bit")
+    yield from _cases("8B", "lora", "2x2048", compiled=True)
+    yield from _cases("8B", "qlora", "4x2048", "full", compiled=True)
+
+
+def _tiny() -> Iterator[GridCase]:
+    kinds: tuple[Kind, ...] = ("lora", "dora", "full")
+    for kind in kinds:
+        yield from _cases(TINY, kind, "2x64")
+    levels: tuple[Checkpointing, ...] = ("selective", "full")
+    for level in levels:
+        yield from _cases(TINY, "lora", "1x128", level)
+    (lora,) = _cases(TINY, "lora", "2x64")
+    yield _changed(lora, accumulation=2, dropout=0.1)
+    yield _changed(lora, loss_kernel="full_logits")
+    yield _changed(lora, compiled=True, compile_backend="aot_eager")
+    yield from _cases(TINY, "qlora", "2x64")  # left out without a GPU
+
+
+GRID: tuple[GridCase, ...] = (*_small_eager(), *_small_compiled(), *_larger(), *_tiny())
+
+
+def select_cases(bases: Sequence[str], pattern: str | None = None) -> tuple[GridCase, ...]:
+    """In the grid's order. A pattern is a part of the name, or has `*` in it: lora, 0.6B-*-compiled*."""
+    unknown = [name for name in bases if name not in ALL_BASES]
+    if unknown:
+        raise InputError(f"--bases {unknown[0]}: no such base in the grid", hint=f"one of {', '.join(ALL_BASES)}")
+    wanted = "*" if pattern is None else pattern if "*" in pattern else f"*{pattern}*"
+    found = tuple(case for case in GRID if case.base in bases and fnmatch.fnmatchcase(case.name, wanted))
+    if not found:
+        raise InputError(f"--only {pattern}: no case of {', '.join(bases)} is called so", hint="--list shows them all")
+    return found

@@ -1,0 +1,96 @@
+"""A case of the memory grid as a plan: a manifest of random documents, planned as any other is.
+
+Two things that no manifest decides are set in the plan afterwards: how a batch is split, and the kernel of the loss.
+The prediction is then made anew, by the estimator that the planner has.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from launcher.bench.memory_cases import ALL_BASES, GridCase
+from launcher.choices import AdapterKind, Checkpointing
+from launcher.errors import DoesNotFitError
+from launcher.inputs import PlannedRun, Request, plan_request
+from launcher.plan.model import Plan
+from launcher.plan.recipes import estimate_plan
+from launcher.units import format_gib
+
+MEAN_TOKENS = 350  # of a document; they move the time, hardly the memory
+_LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+_CHECKPOINTING: dict[Checkpointing, bool | str] = {"none": False, "selective": "selective", "full": True}
+
+
+def plan_case(case: GridCase, folder: Path, num_steps: int, gpu: str | None = None) -> PlannedRun:
+    """Writes its manifest into the folder. Raises where it does not fit. `gpu`: one of the catalogue."""
+    request = Request(
+        expert=str(_write_manifest(case, folder, num_steps)),
+        profile="full",
+        random_weights=True,
+        tokens_per_row=MEAN_TOKENS,
+        gpu=gpu,
+        calibrated=False,  # what is measured here is the estimate itself
+    )
+    planned = plan_request(request)
+    return PlannedRun(request=planned.request, loaded=planned.loaded, plan=_set_sizes(planned.plan, case))
+
+
+def _set_sizes(plan: Plan, case: GridCase) -> Plan:
+    batch = plan.batch.model_copy(
+        update={
+            "micro_batch_size": case.micro_batch_size,
+            "gradient_accumulation_steps": case.accumulation,
+            "empty_slots": 0,
+        }
+    )
+    is_changed = batch != plan.batch
+    sized = plan.model_copy(update={"batch": batch, "loss_kernel": case.loss_kernel or plan.loss_kernel, "ladder": ()})
+    memory = plan.memory.model_copy(update={"terms": estimate_plan(sized).terms})
+    if plan.strategy != "single" or plan.offload != "none" or memory.total_bytes > memory.usable_bytes:
+        raise DoesNotFitError(
+            f"{case.name} does not fit on one card: {format_gib(memory.total_bytes)} are predicted, "
+            f"{format_gib(memory.usable_bytes)} are usable"
+        )
+    unknown = {"tokens_per_second": None, "seconds_per_step": None, "estimated_tokens_per_second": None}
+    speed = plan.speed.model_copy(update=unknown) if is_changed else plan.speed
+    return sized.model_copy(update={"memory": memory, "speed": speed})
+
+
+def _write_manifest(case: GridCase, folder: Path, num_steps: int) -> Path:
+    adapter: AdapterKind = "lora" if case.kind == "qlora" else case.kind
+    config = {
+        "method": "sft",
+        "adapter_type": adapter,
+        **({} if adapter == "full" else {"rank": 16, "alpha": 32, "dropout": case.dropout}),
+        **({} if adapter == "full" else {"target_modules": _LINEARS}),
+        "epochs": 1.0,
+        "max_steps": num_steps,
+        "learning_rate": 1e-4,
+        "batch_size": case.micro_batch_size,
+        "gradient_accumulation_steps": case.accumulation,
+        "max_seq_length": case.sequence_length,
+        "packing": True,
+        "loss_on": "all",
+        "gradient_checkpointing": _CHECKPOINTING[case.checkpointing],
+        "torch_compile": case.compiled,
+        "torch_compile_mode": "default",  # no CUDA graphs: a step that is replayed allocates nothing to be counted
+        **({} if case.compile_backend is None else {"torch_compile_backend": case.compile_backend}),
+        "dataloader_num_workers": 0,  # random packs are made in no time, starting workers takes some
+        "evaluation_strategy": "no",
+        "save_strategy": "no",
+        "optim": case.optimizer,
+    }
+    base = {"name": ALL_BASES[case.base], "quantization": "int4" if case.kind == "qlora" else "none"}
+    manifest = {
+        "name": "expert-memory-grid",
+        "version": "0.1.0",
+        "schema_version": "2.0",
+        "description": "Random documents.",
+        "base_models": [{**base, "prompt_template": "chatml"}],
+        "training": {"dataset": {"path": "rows.jsonl", "format": "jsonl"}, "config": config},
+    }
+    (folder / "rows.jsonl").write_text('{"instruction": "a", "response": "b"}\n', encoding="utf-8")
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    return path

@@ -1,0 +1,158 @@
+"""A whole micro-step as one CUDA graph: nothing waits for the host, however small the micro-batch.
+
+The forward and backward pass are recorded once and then replayed. What a replay reads lies at fixed addresses: batches
+are copied there, gradients are added up there. The memory of a graph stays its own, so there is never more than one:
+its sizes grow to the largest batch met, and smaller ones are filled up to them with what counts nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from launcher.memory import count_loss_chunk
+from launcher.training.batches import PackedBatch
+
+_PADDING = -1  # a target that counts nothing
+_SPARE = 1.1  # trained positions that there is room for, to those of the batch that is recorded
+
+# (batch, how many tokens the step trains) -> its share of the loss; gradients are added up
+MicroStep = Callable[[PackedBatch, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    num_tokens: int
+    num_borders: int
+    num_trained: int
+
+    def hold(self, other: Sizes) -> bool:
+        """Tokens are never filled up: a micro-batch of packed sequences always has as many."""
+        fits = other.num_borders <= self.num_borders and other.num_trained <= self.num_trained
+        return fits and other.num_tokens == self.num_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Recorded:
+    sizes: Sizes
+    graph: torch.cuda.CUDAGraph
+    batch: PackedBatch
+    num_trained: Tensor
+    loss: Tensor
+
+
+class GraphedMicroSteps:
+    def __init__(self, micro_step: MicroStep, parameters: list[nn.Parameter], vocab_size: int) -> None:
+        self._micro_step = micro_step
+        self._parameters = parameters
+        self._chunk = count_loss_chunk(vocab_size)
+        self._recorded: _Recorded | None = None
+        self._grads: dict[int, Tensor] = {}
+        self._gave_up = False
+        self.held_bytes = 0  # that replays use, unseen by torch's counters
+
+    def __call__(self, batch: PackedBatch, num_trained: int) -> Tensor:
+        self._keep_gradients()
+        recorded = self._find(batch, num_trained)
+        if recorded is None:
+            return self._micro_step(batch, torch.full((), float(num_trained), device=batch.input_ids.device))
+        for ours, given in zip(_tensors(recorded.batch), _tensors(fill_up(batch, recorded.sizes)), strict=True):
+            ours.copy_(given, non_blocking=True)
+        recorded.num_trained.fill_(num_trained)
+        recorded.graph.replay()
+        return recorded.loss.clone()  # the next replay writes over it
+
+    def _find(self, batch: PackedBatch, num_trained: int) -> _Recorded | None:
+        if self._gave_up:
+            return None
+        needed = measure(batch)
+        if self._recorded is None or not self._recorded.sizes.hold(needed):
+            sizes = grow(needed, None if self._recorded is None else self._recorded.sizes, self._chunk)
+            self._release()
+            try:
+                self._recorded = self._record(fill_up(batch, sizes), num_trained, sizes)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # a kernel that cannot be recorded raises whatever it likes
+                self._give_up(error)
+        return self._recorded
+
+    def _give_up(self, error: Exception) -> None:
+        self._gave_up = True
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        print(f"no CUDA graph, kernels are launched one by one: {reason}", file=sys.stderr, flush=True)
+
+    def _release(self) -> None:
+        """Its memory first: the next one needs as much before it is recorded."""
+        if self._recorded is not None:
+            self._recorded.graph.reset()
+            self._recorded = None
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def _keep_gradients(self) -> None:
+        """At their addresses for good: graphs add to them. Whoever takes one away means zero."""
+        for index, parameter in enumerate(self._parameters):
+            if parameter.grad is not None and parameter.grad is self._grads.get(index):
+                continue
+            if index in self._grads:
+                self._grads[index].zero_()
+            else:
+                self._grads[index] = torch.zeros_like(parameter)
+            parameter.grad = self._grads[index]
+
+    def _record(self, batch: PackedBatch, num_trained: int, sizes: Sizes) -> _Recorded:
+        """Gradients are as they were afterwards: recording computes nothing, and its warm-up is taken back."""
+        device = batch.input_ids.device
+        ours = batch.map(torch.clone)
+        count = torch.full((), float(num_trained), device=device)
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream), torch.random.fork_rng(devices=[device]):
+            for parameter in self._parameters:
+                parameter.grad = None
+            self._micro_step(ours, count)  # makes kernels, handles and workspaces, which a recording must not
+            for index, parameter in enumerate(self._parameters):
+                parameter.grad = self._grads[index]
+        torch.cuda.current_stream(device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        with torch.cuda.graph(graph):
+            loss = self._micro_step(ours, count)
+        self.held_bytes = torch.cuda.max_memory_allocated(device) - before
+        return _Recorded(sizes=sizes, graph=graph, batch=ours, num_trained=count, loss=loss)
+
+
+def measure(batch: PackedBatch) -> Sizes:
+    return Sizes(batch.input_ids.shape[1], len(batch.cu_seqlens), len(batch.targets))
+
+
+def grow(needed: Sizes, before: Sizes | None, chunk: int) -> Sizes:
+    """Room for a batch, for those before it, and for some that have a little more; never for more than all tokens."""
+    spare = min(int(_SPARE * needed.num_trained), needed.num_tokens)
+    least = max(needed.num_trained, spare, 1, 0 if before is None else before.num_trained)
+    borders = max(needed.num_borders, 0 if before is None else before.num_borders)
+    return Sizes(needed.num_tokens, borders, -(-least // chunk) * chunk)
+
+
+def fill_up(batch: PackedBatch, sizes: Sizes) -> PackedBatch:
+    """Empty documents behind the last one, and trained positions whose target counts nothing."""
+    borders = sizes.num_borders - len(batch.cu_seqlens)
+    trained = sizes.num_trained - len(batch.targets)
+    return replace(
+        batch,
+        cu_seqlens=functional.pad(batch.cu_seqlens, (0, borders), value=batch.input_ids.shape[1]),
+        trained_positions=functional.pad(batch.trained_positions, (0, trained)),
+        targets=functional.pad(batch.targets, (0, trained), value=_PADDING),
+    )
+
+
+def _tensors(batch: PackedBatch) -> tuple[Tensor, ...]:
+    return (batch.input_ids, batch.position_ids, batch.cu_seqlens, batch.trained_positions, batch.targets)

@@ -1,0 +1,141 @@
+"""A real training on the tiny base: its finished run is kept for later plans, and the next plan quotes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from launcher import metrics
+from launcher.calibration import CalibrationFile
+from launcher.corpus.store import Store
+from launcher.paths import RunPaths
+from launcher.plan.model import Plan
+from launcher.record import load_record
+from launcher.training.measures import Done, MemoryUse
+from tests.conftest import ROOT, python_path
+from tests.training.builders import build
+
+STEPS = 9
+
+
+def call(file: Path, *words: str, value: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": python_path(),
+        "OMP_NUM_THREADS": "1",
+        "LAUNCHER_DATA_DIR": str(file.parent / "data"),
+        "LAUNCHER_CALIBRATION": value or str(file),
+    }
+    command = [sys.executable, *words]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def ask(file: Path, *words: str, value: str | None = None) -> Plan:
+    result = call(file, "-m", "launcher", "plan", "neo4j", "--json", *words, value=value)
+    assert result.returncode == 0, result.stderr
+    return Plan.model_validate_json(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunPaths, str]:
+    """The file, the run, and what the training said."""
+    folder = tmp_path_factory.mktemp("calibrating")
+    file, runs = folder / "calibration.json", folder / "runs"
+    options = ["--max-steps", str(STEPS), "--runs-dir", str(runs), "--run-id", "a", "--set", "evaluation.task_rows=0"]
+    result = call(file, str(ROOT / "launcher/train.py"), "--manifest", "experts/neo4j/manifest.json", *options)
+    assert result.returncode == 0, result.stderr
+    return file, RunPaths(runs / "a"), result.stderr
+
+
+def test_a_finished_run_is_kept(trained: tuple[Path, RunPaths, str]) -> None:
+    file, paths, said = trained
+    (entry,) = CalibrationFile.model_validate_json(file.read_text()).entries
+    rates = [row.values[metrics.TOKENS_PER_SECOND] for row in load_record(paths).steps]
+    assert len(rates) == STEPS
+    assert min(rates) <= entry.seen.measured_tokens_per_second <= max(rates)
+    assert (entry.machine.gpu, entry.machine.software["torch"]) == (None, torch.__version__)
+    assert (entry.seen.run, entry.seen.measured_bytes, entry.seen.estimated_tokens_per_second) == ("a", None, None)
+    assert f"tokens/s, kept for later plans in {file}" in said
+
+
+def test_the_next_plan_quotes_it(trained: tuple[Path, RunPaths, str]) -> None:
+    file, _, _ = trained
+    (entry,) = CalibrationFile.model_validate_json(file.read_text()).entries
+    planned = ask(file)
+    assert planned.speed.tokens_per_second == pytest.approx(entry.seen.measured_tokens_per_second)
+    (decision,) = (one for one in planned.decisions if one.name == "speed estimate")
+    assert decision.value.endswith("tokens/s by 1 run of this machine")
+    assert ask(file) == planned, "the same file, the same plan"
+
+
+@pytest.mark.parametrize("way", ["flag", "off", "another machine"])
+def test_without_it_there_is_no_estimate_on_a_cpu(trained: tuple[Path, RunPaths, str], way: str) -> None:
+    file, _, _ = trained
+    words = {"flag": ["--no-calibration"], "off": [], "another machine": ["--gpu", "rtx4090"]}[way]
+    planned = ask(file, *words, value="off" if way == "off" else None)
+    assert not any(one.name in ("speed estimate", "memory estimate") for one in planned.decisions)
+    assert (planned.speed.tokens_per_second is None) == (way != "another machine")
+
+
+def test_a_file_of_rubbish_stops_nobody(trained: tuple[Path, RunPaths, str], tmp_path: Path) -> None:
+    file, _, _ = trained
+    bad = tmp_path / "bad.json"
+    bad.write_text(json.dumps({"entries": 7}))
+    result = call(file, "-m", "launcher", "plan", "neo4j", "--json", value=str(bad))
+    assert result.returncode == 0
+    assert f"warning: {bad} cannot be read (1 problems)" in result.stderr
+    assert Plan.model_validate_json(result.stdout).speed.tokens_per_second is None
+
+
+# ---------------------------------------------------------------------------------- what the memory is measured against
+
+
+class Counters:
+    """Stands in for a GPU's counters of memory, which this machine has not."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.peak = self.now = 10 << 30
+        monkeypatch.setattr(torch.cuda, "memory_stats", lambda _device: self.read())
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _device: self.peak)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: self.now)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _device: self.reset())
+
+    def use(self, gib: float) -> None:
+        self.peak = max(self.peak, int(gib * 2**30))
+
+    def read(self) -> dict[str, int]:
+        return {"allocated_bytes.all.peak": self.peak, "reserved_bytes.all.peak": self.peak + 1}
+
+    def reset(self) -> None:
+        self.peak = self.now
+
+
+def test_evaluations_are_kept_apart_from_the_error_of_the_prediction(
+    plan: Plan, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters, use = Counters(monkeypatch), MemoryUse(build(plan, store, tmp_path))
+    use._device = torch.device("cuda")
+    use._predicted = 20.0
+    done = Done(step=1, packs=[0], num_tokens=1, seconds=1.0, starved_seconds=0.0, is_skipped=False)
+
+    def step(gib: float) -> dict[str, float]:
+        counters.use(gib)
+        values = use.read(done)
+        use.read_now()  # as the loop reads every step
+        return values
+
+    assert step(16.0)[metrics.PREDICTION_ERROR] == pytest.approx(20 / 16 - 1)
+    counters.use(40.0)  # an evaluation
+    use.read_now()
+    values = step(18.0)
+    assert values[metrics.PREDICTION_ERROR] == pytest.approx(20 / 18 - 1)
+    assert values[metrics.PEAK_ALLOCATED_GIB] == pytest.approx(40.0), "the whole run's is told all the same"
+    counters.use(30.0)
+    use.read_now()
+    assert step(11.0)[metrics.PREDICTION_ERROR] == pytest.approx(20 / 18 - 1), "the highest of all steps"

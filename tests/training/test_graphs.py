@@ -1,0 +1,95 @@
+"""Micro-steps as CUDA graphs: what they are filled up with counts nothing; on a GPU, replays are what launches are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.training.batches import PackedBatch
+from launcher.training.graphs import GraphedMicroSteps, Sizes, fill_up, grow, measure
+
+TOKENS = 32
+
+
+def make_batch(lengths: tuple[int, ...], num_trained: int) -> PackedBatch:
+    borders = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+    return PackedBatch(
+        input_ids=torch.arange(TOKENS)[None],
+        position_ids=torch.arange(TOKENS)[None],
+        cu_seqlens=borders,
+        trained_positions=torch.arange(num_trained),
+        targets=torch.arange(1, num_trained + 1),
+        max_length=TOKENS,
+        document_lengths=lengths,
+    )
+
+
+def test_filling_up_changes_nothing_that_counts() -> None:
+    batch = make_batch((20, 12), 9)
+    filled = fill_up(batch, Sizes(TOKENS, 6, 16))
+    assert measure(filled) == Sizes(TOKENS, 6, 16)
+    assert filled.cu_seqlens.tolist() == [0, 20, 32, 32, 32, 32]
+    assert filled.cu_seqlens.dtype == torch.int32
+    assert filled.targets.tolist() == [*range(1, 10), *[-1] * 7]
+    assert filled.trained_positions[9:].tolist() == [0] * 7
+    assert torch.equal(filled.input_ids, batch.input_ids)
+
+
+SIZES = st.builds(Sizes, st.just(2048), st.integers(2, 200), st.integers(0, 2048))
+
+
+@given(st.lists(SIZES, min_size=1, max_size=30), st.sampled_from([64, 256, 1024]))
+def test_sizes_only_grow_and_hold_what_was_met(met: list[Sizes], chunk: int) -> None:
+    held: Sizes | None = None
+    recordings = 0
+    for needed in met:
+        if held is None or not held.hold(needed):
+            before, held = held, grow(needed, held, chunk)
+            recordings += 1
+            assert before is None or (held.num_trained, held.num_borders) > (before.num_trained, before.num_borders)
+        assert held.hold(needed)
+        assert held.num_trained % chunk == 0
+        assert 0 < held.num_trained < 2048 + chunk
+
+
+def test_other_numbers_of_tokens_are_another_graph() -> None:
+    assert not Sizes(2048, 8, 1024).hold(Sizes(1024, 8, 1024))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+def test_replays_are_what_launches_are() -> None:
+    """Gradients add up, batches of other sizes come, and somebody takes the gradients away between steps."""
+    torch.manual_seed(0)
+    layer = torch.nn.Embedding(64, 8).cuda()
+    head = torch.nn.Linear(8, 64).cuda()
+    parameters = [*layer.parameters(), *head.parameters()]
+
+    def micro_step(batch: PackedBatch, num_trained: torch.Tensor) -> torch.Tensor:
+        hidden = layer(batch.input_ids[0]).index_select(0, batch.trained_positions)
+        counts = (batch.targets >= 0).float()
+        losses = torch.nn.functional.cross_entropy(head(hidden), batch.targets.clamp(min=0), reduction="none")
+        loss = (losses * counts).sum() / num_trained
+        loss.backward()
+        return loss.detach()
+
+    batches = [make_batch((20, 12), 9), make_batch((32,), 30), make_batch((8, 8, 8, 8), 4), make_batch((32,), 0)]
+    batches = [batch.to(torch.device("cuda")) for batch in batches]
+    graphs = GraphedMicroSteps(micro_step, parameters, 64)
+    graphs._chunk = 8
+    ours = [graphs(batch, 10) for batch in batches]
+    found = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
+    for parameter in parameters:
+        parameter.grad = None
+    theirs = [micro_step(batch, torch.tensor(10.0, device="cuda")) for batch in batches]
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(found, [parameter.grad for parameter in parameters])
+    for parameter in parameters:
+        parameter.grad = None
+    graphs(batches[0], 10)
+    once = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
+    for parameter in parameters:
+        parameter.grad = None
+    micro_step(batches[0], torch.tensor(10.0, device="cuda"))
+    torch.testing.assert_close(once, [parameter.grad for parameter in parameters])
