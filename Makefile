@@ -11,8 +11,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 SETUP_FILES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train plan prepare compare dashboard doctor eval regression quality-tools test test-all test-gpu test-slurm torture check format \
-	configs schema samples clean
+.PHONY: help train plan prepare compare dashboard doctor eval regression bench ladder quality-tools test test-all test-gpu test-slurm torture check format \
+	configs gpus docs schema samples memory-grid clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,12 @@ eval: $(VENV)/.full  ## judge an expert's answers: make eval EXPERT=json ARGS='-
 regression: $(VENV)/.full  ## old configuration against the optimised one, trained and judged: make regression EXPERT=json [STEPS=10]
 	@$(BIN)/launcher regression $(EXPERT) $(if $(STEPS),--max-steps $(STEPS)) $(ARGS)
 
+bench: $(VENV)/.full  ## is A faster than B: make bench EXPERT=neo4j VARY=torch_compile=true,false
+	@$(BIN)/launcher bench $(EXPERT) --vary $(or $(VARY),$(error give VARY=KEY=A,B, such as VARY=torch_compile=true,false)) $(if $(STEPS),--steps $(STEPS)) $(ARGS)
+
+ladder: $(VENV)/.full  ## what each optimisation brings, alone and together: make ladder EXPERT=neo4j
+	@$(BIN)/launcher bench ladder $(EXPERT) $(if $(STEPS),--steps $(STEPS)) $(ARGS)
+
 quality-tools: $(VENV)/quality-node/.done  ## install what judges Cypher and TypeScript in Node (needs npm)
 
 test: $(VENV)/.full  ## run the tests
@@ -68,6 +74,7 @@ check: $(VENV)/.full  ## lint, formatting, types, generated files
 	@$(BIN)/mypy
 	@$(BIN)/python -m launcher.render.presets --check
 	@$(BIN)/python -m launcher.gpu_guide --check
+	@$(BIN)/python -m launcher.guides --check
 	@$(BIN)/python -m experts.generator --check
 
 format: $(VENV)/.full  ## rewrite the code in the house style
@@ -80,8 +87,14 @@ configs: $(VENV)/.light  ## regenerate accelerate_configs/ and ds_configs/
 gpus: $(VENV)/.light  ## regenerate docs/gpus.md: the plan for usual cards
 	@$(BIN)/python -m launcher.gpu_guide
 
+docs: $(VENV)/.light  ## regenerate docs/CLI.md, docs/EXPERT_FORMAT.md and the picture of a plan
+	@$(BIN)/python -m launcher.guides
+
 schema: $(VENV)/.light  ## regenerate experts/manifest.schema.json
 	@$(BIN)/launcher schema > experts/manifest.schema.json.tmp && mv experts/manifest.schema.json.tmp experts/manifest.schema.json
+
+memory-grid: $(VENV)/.full  ## measure memory against the prediction, as far as it gets: make memory-grid [ARGS='--minutes 10']
+	@$(BIN)/launcher bench memory --out memory.jsonl $(ARGS)
 
 samples: $(VENV)/.full  ## regenerate the experts' sample data, every row checked
 	@$(BIN)/python -m experts.generator

@@ -28,8 +28,13 @@ class Address:
     port: int
 
 
-def add_request_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("expert", metavar="EXPERT", help="an expert by name (neo4j), or the path of a manifest.json")
+def add_request_arguments(parser: argparse.ArgumentParser, default_expert: str | None = None) -> None:
+    told = "an expert by name (neo4j), or the path of a manifest.json"
+    if default_expert is None:
+        parser.add_argument("expert", metavar="EXPERT", help=told)
+    else:
+        shown = f"{told} (default: {default_expert})"
+        parser.add_argument("expert", metavar="EXPERT", nargs="?", default=default_expert, help=shown)
     add_learning_arguments(parser)
     add_hardware_arguments(parser)
     add_wandb_arguments(parser)
@@ -62,6 +67,12 @@ def add_learning_arguments(parser: argparse.ArgumentParser) -> None:
 def add_hardware_arguments(parser: argparse.ArgumentParser) -> None:
     hardware = parser.add_argument_group("where it runs (default: this machine)")
     hardware.add_argument("--gpu", metavar="NAME", help="plan for this GPU of the catalogue: rtx4090, h100, ...")
+    hardware.add_argument(
+        "--vram-limit",
+        type=_mib,
+        metavar="SIZE",
+        help="plan for, and use, no more of each GPU: 24GiB rehearses an RTX 4090 on a larger card",
+    )
     hardware.add_argument("--gpus", type=positive, metavar="N", help="GPUs in each node")
     hardware.add_argument("--nodes", type=positive, default=1, metavar="N", help="nodes (default 1)")
     hardware.add_argument("--cores", type=positive, metavar="N", help="CPU cores in each node")
@@ -70,6 +81,11 @@ def add_hardware_arguments(parser: argparse.ArgumentParser) -> None:
         "--strategy", choices=("ddp", "fsdp2", "zero1", "zero2", "zero3"), help="override the plan's strategy"
     )
     hardware.add_argument("--price", type=_price, metavar="PRICE/h", help="of one GPU for one hour: 0.40/h")
+    hardware.add_argument(
+        "--no-calibration",
+        action="store_true",
+        help="plan by the estimates alone, not by what finished runs of this machine have measured",
+    )
     # For tests and rehearsals: as many processes on each node, without a GPU.
     hardware.add_argument("--cpu-ranks", type=positive, help=argparse.SUPPRESS)
 
@@ -183,6 +199,7 @@ def make_request(arguments: argparse.Namespace) -> Request:
     return replace(
         make_learning_request(arguments, arguments.expert),
         gpu=arguments.gpu,
+        vram_limit_mib=arguments.vram_limit,
         gpus_per_node=arguments.gpus,
         nodes=arguments.nodes,
         cpu_cores_per_node=arguments.cores,
@@ -190,6 +207,7 @@ def make_request(arguments: argparse.Namespace) -> Request:
         strategy=arguments.strategy,
         price_per_gpu_hour=arguments.price,
         cpu_ranks_per_node=arguments.cpu_ranks,
+        calibrated=not arguments.no_calibration,
     )
 
 
@@ -241,6 +259,20 @@ def _steps(text: str) -> tuple[int, int]:
     if steps[1] - steps[0] >= _MAX_PROFILED:
         raise argparse.ArgumentTypeError(f"{_shown(text)}: a trace of more than {_MAX_PROFILED} steps cannot be opened")
     return steps
+
+
+def _mib(text: str) -> int:
+    """24GiB, 24GB, 24G, 24576MiB or plain 24, which are GiB."""
+    from launcher.units import GIB, MIB
+
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(gib|g|mib|m|gb|mb)?", text.strip().lower())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not a size, such as 24GiB")
+    sizes = {"gib": GIB, "g": GIB, "mib": MIB, "m": MIB, "gb": 1e9, "mb": 1e6}
+    mib = int(float(match[1]) * sizes[match[2] or "gib"] / MIB)
+    if not 1 <= mib <= _MAX_NUMBER:
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is no size of a GPU's memory")
+    return mib
 
 
 def _count(text: str) -> int:

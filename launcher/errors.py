@@ -19,7 +19,7 @@ from launcher.redaction import redact_text
 
 
 class ExitCode(IntEnum):
-    """Exit codes of `launcher`; README.md documents them."""
+    """Exit codes of `launcher`; docs/CLI.md documents them."""
 
     DONE = 0
     BUG = 1

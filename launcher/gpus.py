@@ -120,6 +120,10 @@ def _normalise(name: str) -> str:
     return re.sub(r"^(nvidia|geforce|rtx)+(?=[a-z]?\d)", "", kept)
 
 
+def is_same_card(name: str, other: str) -> bool:
+    return _normalise(name) == _normalise(other)
+
+
 def _gigabytes(memory_mib: int) -> int:
     return round(bytes_to_gib(mib_to_bytes(memory_mib)))
 

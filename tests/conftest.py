@@ -28,6 +28,10 @@ if not os.environ.get("LAUNCHER_TEST_GPU"):  # `make test-gpu`: tests of what on
 os.environ["WANDB_MODE"] = "disabled"
 # Nor what runs on it have taught.
 os.environ["LAUNCHER_CACHE_DIR"] = tempfile.mkdtemp(prefix="launcher-tests-")
+# Not even runs of the tests: a plan must not depend on which of them came first. Tests of it name a file of their own.
+os.environ["LAUNCHER_CALIBRATION"] = "off"
+# Nor what its user knows of it.
+os.environ["LAUNCHER_HARDWARE"] = "off"
 
 ALL_VARIABLE, TORTURE_VARIABLE = "LAUNCHER_TEST_ALL", "LAUNCHER_TORTURE"
 

@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("html", "md", "json", "text"), default="html", help="text: small plots for a terminal"
     )
+    parser.add_argument("--json", action="store_const", const="json", dest="format", help="short for --format json")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help=f"default: {_DEFAULT_PAGE}, and stdout for the other formats"
     )

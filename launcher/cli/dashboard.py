@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=positive, default=_SECONDS, metavar="SECONDS", help=f"for the server (default {_SECONDS})"
     )
+    parser.add_argument("--json", action="store_true", help="print what became of it as JSON")
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
@@ -50,7 +52,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     if arguments.output is not None or arguments.offline:
         file = _write(arguments, place)
     if arguments.offline:
-        print(f"specification: {file}")
+        _say(arguments, "written", specification=str(file))
         return ExitCode.DONE
     from launcher.dashboard.saving import save_within
     from launcher.tracking import decide_tracking
@@ -110,7 +112,7 @@ def _check_name(name: str) -> str:
 
 def _tell(arguments: argparse.Namespace, place: Place, saved: Saved) -> ExitCode:
     if saved.status in ("created", "updated"):
-        print(f"{saved.status}: {saved.url}")
+        _say(arguments, saved.status, url=saved.url)
         return ExitCode.DONE
     if saved.status == "refused":
         raise InputError(
@@ -124,8 +126,16 @@ def _stay_here(arguments: argparse.Namespace, place: Place, reason: str) -> Exit
     file = Path(arguments.output) if arguments.output is not None else _write(arguments, place)
     print(f"nothing was sent to W&B: {reason}", file=sys.stderr)
     print("the same command with a key (`wandb login`) and a network creates or updates it", file=sys.stderr)
-    print(f"specification: {file}")
+    _say(arguments, "written", specification=str(file))
     return ExitCode.DONE
+
+
+def _say(arguments: argparse.Namespace, status: str, *, url: str = "", specification: str = "") -> None:
+    if arguments.json:
+        json.dump({"status": status, "url": url or None, "specification": specification or None}, sys.stdout, indent=2)
+        print()
+    else:
+        print(f"specification: {specification}" if specification else f"{status}: {url}")
 
 
 def _write(arguments: argparse.Namespace, place: Place) -> Path:

@@ -14,12 +14,15 @@ from typing import Any
 from launcher import __version__
 from launcher.cli import (
     ask,
+    bench,
     compare,
+    completion,
     dashboard,
     data,
     doctor,
     eval,  # noqa: A004
     export,
+    new,
     plan,
     prepare,
     regression,
@@ -29,11 +32,13 @@ from launcher.cli import (
     train,
     validate,
 )
+from launcher.cli.environment import apply_environment
 from launcher.cli.output import drop_output
 from launcher.errors import ExitCode, LauncherError
 from launcher.redaction import redact_tree
 
 _VERBS = {
+    "new": new,
     "validate": validate,
     "plan": plan,
     "prepare": prepare,
@@ -44,18 +49,23 @@ _VERBS = {
     "eval": eval,
     "regression": regression,
     "export": export,
+    "bench": bench,
     "doctor": doctor,
     "report": report,
     "dashboard": dashboard,
     "compare": compare,
     "schema": schema,
+    "completion": completion,
 }
 
 _DESCRIPTION = "Turns an expert manifest into a plan, and the plan into accelerate, DeepSpeed and FSDP2 files."
 _EPILOG = """\
 exit codes: 0 done, 1 a bug of ours, 2 wrong input, 3 does not fit the hardware, 4 the run failed,
 5 what was started is not what was planned, 6 the quality gate is closed, 7 doctor found something wrong,
-75 stopped: it can be resumed
+75 stopped: it can be resumed, 130 interrupted
+
+LAUNCHER_<FLAG> sets the default of a flag (LAUNCHER_RUNS_DIR, LAUNCHER_PROFILE, ...), and hardware.json in
+~/.config/expert-launcher says what you know of your hardware: docs/CLI.md
 """
 
 
@@ -106,8 +116,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
+    words = bench.complete(sys.argv[1:] if argv is None else argv)
+    parser = make_parser()
     try:
-        arguments = make_parser().parse_args(argv)
+        apply_environment(parser, words, os.environ)
+        arguments = parser.parse_args(words)
+    except LauncherError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return int(error.exit_code)
     except SystemExit as end:  # after --help or a usage message, which may still lie in a buffer
         return end.code if isinstance(end.code, int) else int(ExitCode.WRONG_INPUT)
     try:

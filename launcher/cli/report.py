@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 from launcher.cli.finding import add_run_arguments, find_run
 from launcher.errors import ExitCode
+from launcher.paths import RunPaths
 
 HELP = "print a run's report: what ran, why so, speed, memory, quality, how to reproduce it"
 
@@ -15,6 +17,7 @@ HELP = "print a run's report: what ran, why so, speed, memory, quality, how to r
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument("--write", action="store_true", help="into its report.md, too")
+    parser.add_argument("--json", action="store_true", help="print how it ended, and the report, as JSON")
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
@@ -26,5 +29,23 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     if arguments.write:
         write_text_atomically(paths.report, text)
         print(f"written: {paths.report}", file=sys.stderr)
-    sys.stdout.write(text)
+    if arguments.json:
+        _print_json(paths, text)
+    else:
+        sys.stdout.write(text)
     return ExitCode.DONE
+
+
+def _print_json(paths: RunPaths, text: str) -> None:
+    """Figures are in `launcher compare RUN --json`; here is what a script sends on."""
+    from launcher.record import load_outcome
+
+    outcome = load_outcome(paths.outcome)
+    told = {
+        "run_dir": str(paths.root),
+        "status": "not started" if outcome is None else outcome.status,
+        "exit_code": None if outcome is None else outcome.exit_code,
+        "markdown": text,
+    }
+    json.dump(told, sys.stdout, indent=2, ensure_ascii=False)
+    print()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from launcher.cli.tables import format_bar, make_console, print_table
-from launcher.corpus.audit import Audit, SplitAudit
+from launcher.corpus.audit import Audit, SampleSegment, SplitAudit
 from launcher.units import format_percent
 
 _SHOWN_CHARACTERS = 600
@@ -52,10 +52,14 @@ def _print_histogram(split: SplitAudit) -> None:
 
 
 def _print_sample(audit: Audit) -> None:
+    print("\nOne row, and what of it is trained (|):")
+    print_segments(audit.sample)
+
+
+def print_segments(segments: Sequence[SampleSegment]) -> None:
     """What is trained is marked by a bar at the left, and in colour where there is any."""
     console = make_console()
-    print("\nOne row, and what of it is trained (|):")
-    for segment in audit.sample:
+    for segment in segments:
         text = segment.text if len(segment.text) <= _SHOWN_CHARACTERS else _shortened(segment.text)
         mark, style = ("| ", "bold green") if segment.is_trained else ("  ", "dim")
         for line in text.splitlines():

@@ -80,7 +80,7 @@ def _read(wanted: Preparation, weighted: WeightedSource, split: Split) -> Iterat
         content = reader.read(row)
         assert not isinstance(content, BadRow)
         conversation = content if isinstance(content, Conversation) else _parse(content.text)
-        instruction, context = _find_question(conversation, prompt.text)
+        instruction, context = find_question(conversation, prompt.text)
         answer = answers[0].text.removesuffix(wanted.template.end_token).strip()
         key = hashlib.blake2b(f"{prompt.text}\0{answer}".encode(), digest_size=12).hexdigest()
         yield HeldOutRow(key=key, prompt=prompt.text, instruction=instruction, context=context, answer=answer)
@@ -91,7 +91,7 @@ def _parse(text: str) -> Conversation | None:
     return None if dialect is None else parse_conversation(text, dialect)
 
 
-def _find_question(conversation: Conversation | None, prompt: str) -> tuple[str, str]:
+def find_question(conversation: Conversation | None, prompt: str) -> tuple[str, str]:
     """Of the user's last words before the first answer; the whole prompt where nobody can tell."""
     for message, following in pairwise(conversation.messages if conversation is not None else ()):
         if message.role == "user" and following.role == "assistant":

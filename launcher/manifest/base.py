@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Discriminator, GetCoreSchemaHandler, Tag
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 Scalar = str | float | bool | None
 
 
 class Strict(BaseModel):
-    """An object whose keys are all known: anything else is a mistake."""
+    """An object whose keys are all known: anything else is a mistake. The text below a field describes it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -30,16 +30,25 @@ class CommonNames:
     names: tuple[str, ...]
 
 
-def one_of(*supported: str, refused: tuple[str, ...]) -> BeforeValidator:
+@dataclass(frozen=True, slots=True)
+class OneOf:
     """A choice of which some values are known but not supported: those are told apart by a rule with its own words,
     and a value that nobody knows is shown the supported ones only."""
 
-    def check(value: object) -> object:
-        if isinstance(value, str) and value not in (*supported, *refused):
-            raise PydanticCustomError("literal_error", "one of", {"expected": _format_choices(supported)})
+    supported: tuple[str, ...]
+    refused: tuple[str, ...]
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._check, handler(source))
+
+    def _check(self, value: object) -> object:
+        if isinstance(value, str) and value not in (*self.supported, *self.refused):
+            raise PydanticCustomError("literal_error", "one of", {"expected": _format_choices(self.supported)})
         return value
 
-    return BeforeValidator(check)
+
+def one_of(*supported: str, refused: tuple[str, ...]) -> OneOf:
+    return OneOf(supported=supported, refused=refused)
 
 
 def _format_choices(names: tuple[str, ...]) -> str:

@@ -28,95 +28,166 @@ SchedulerName = Literal["linear", "cosine", "cosine_with_restarts", "polynomial"
 class SchedulerOptions(Strict):
     """`lr_scheduler_kwargs`."""
 
-    num_cycles: Annotated[float, Field(gt=0, le=1e6)] | None = None  # cosine (periods), cosine_with_restarts (restarts)
-    power: Annotated[float, Field(gt=0, le=1e3)] | None = None  # polynomial
-    lr_end: Annotated[float, Field(ge=0, le=1)] | None = None  # polynomial
+    num_cycles: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Of cosine: periods. Of cosine_with_restarts: restarts, counted whole."""
+    power: Annotated[float, Field(gt=0, le=1e3)] | None = None
+    """Of polynomial: 1 is a straight line."""
+    lr_end: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Of polynomial: the rate at the end."""
 
 
 class Wandb(Strict):
     """Where the metrics go. No keys or passwords: they stay in the environment."""
 
     project: str | None = None
+    """Project of the runs; absent: WANDB_PROJECT, else expert-launcher."""
     entity: str | None = None
+    """Team or user; absent: WANDB_ENTITY, else that of your key."""
     group: str | None = None
+    """Runs that belong together; absent: the expert."""
     name: str | None = None
+    """Of the run; absent: its id."""
     tags: tuple[str, ...] = ()
+    """To filter by."""
     notes: str | None = None
+    """Shown beside the run."""
     mode: Literal["online", "offline", "disabled"] | None = None
-    artifacts: tuple[Literal["adapter", "manifest"], ...] = ()  # uploaded when the run is done
+    """Absent: online with a key, offline without. WANDB_MODE wins, except over disabled."""
+    artifacts: tuple[Literal["adapter", "manifest"], ...] = ()
+    """Uploaded when the run is done."""
 
 
 class TrainingConfig(Strict):
     # What to learn
     method: Annotated[Literal["sft", "rlhf", "dpo"], one_of("sft", refused=("rlhf", "dpo"))]
+    """Only sft: supervised fine-tuning."""
     adapter_type: Annotated[
         Literal["lora", "dora", "ia3", "full", "lokr", "adalora"],
         one_of("lora", "dora", "ia3", "full", refused=("lokr", "adalora")),
     ]
+    """What is trained: a LoRA, DoRA or IA³ adapter on a frozen base, or with full every weight."""
     rank: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Size of LoRA's and DoRA's matrices, which need it. A larger one can learn more and takes more memory."""
     alpha: Annotated[int, Field(ge=1, le=10**6)] | None = None
+    """LoRA and DoRA need it: what the adapter says counts alpha / rank times."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Of the adapter's inputs. Absent: what `base_models.adapters` says, else 0.05, as the published trainer."""
     target_modules: tuple[str, ...] = ()
+    """The base's matrices that get an adapter, such as q_proj. Names the base does not have are refused."""
     feedforward_modules: tuple[str, ...] = ()
+    """Of IA³: which of target_modules are scaled at their input."""
     epochs: Epochs | None = None
+    """Passes over the training rows; may be a fraction. This or max_steps is needed."""
     num_epochs: Epochs | None = None
+    """Another name for epochs."""
     max_steps: Steps | None = None
+    """Optimizer steps; wins over epochs. 0 is absent."""
     learning_rate: Annotated[float, Field(gt=0, le=1)]
+    """The highest rate, behind the warm-up."""
     lr_scheduler: SchedulerName = "linear"
+    """How the rate falls behind the warm-up."""
     lr_scheduler_kwargs: SchedulerOptions = SchedulerOptions()
+    """Options of the schedule."""
     warmup_steps: Steps = 0
+    """Steps in which the rate rises from 0."""
     warmup_ratio: Ratio | None = None
+    """The same as a share of all steps; wins over warmup_steps."""
     weight_decay: Annotated[float, Field(ge=0, le=1e3)] = 0.0
+    """AdamW's."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """AdamW's."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """AdamW's."""
     adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    """AdamW's."""
     max_grad_norm: Annotated[float, Field(ge=0, le=1e9)] = 1.0
+    """Gradients are clipped to this norm, over all weights and ranks; 0: never."""
     batch_size: BatchSize
+    """With gradient_accumulation_steps the global batch: their product is kept on any hardware."""
     gradient_accumulation_steps: BatchSize = 1
+    """The other factor of the global batch. How it is split is the plan's affair."""
     max_seq_length: Annotated[int, Field(ge=8, le=10**7)] = 2048
+    """Tokens of a sequence. Longer rows are cut at their end, and counted."""
     packing: bool = False
+    """Several rows fill one sequence, kept apart. Off: a row a sequence, which costs no padding either."""
     group_by_length: bool = False
+    """Rows of similar length come together. Without meaning where rows are packed."""
     loss_on: Literal["completion", "all"] = "all"
+    """completion: answers and their end token are trained; all: everything, the question too."""
     seed: Seed = 42
+    """Of weights, order and dropout: the same seed trains the same."""
 
     # How to run it: None means that the plan decides
     bf16: bool | None = None
+    """true: compute in BF16, an error where the GPU has none; false: not in BF16."""
     fp16: bool | None = None
+    """true: compute in FP16 with loss scaling."""
     use_tf32: bool | None = None
+    """FP32 products in TF32 on GPUs that have it."""
     attention: Literal["auto"] | AttentionBackend = "auto"
+    """The kernel. A named one that cannot run here is an error; auto takes the fastest that is proven."""
     flash_attention_2: bool | None = None
+    """false: no FlashAttention, neither a package's nor torch's own."""
     use_sdpa: bool | None = None
+    """With flash_attention_2 false: torch's scaled_dot_product_attention."""
     optim: OptimizerName | None = None
+    """The optimizer. adamw_bnb_8bit needs a GPU and bitsandbytes."""
     gradient_checkpointing: bool | Literal["selective"] | None = None
+    """Recompute in the backward pass: true every layer, selective what is cheap. Saves memory."""
     torch_compile: bool | None = None
+    """Fuse kernels by torch.compile: faster steps behind a slow first one."""
     torch_compile_backend: Annotated[str, Field(min_length=1)] | None = None
+    """Of torch.compile; absent: inductor."""
     torch_compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = (
         None
     )
+    """Of torch.compile. reduce-overhead asks for a CUDA graph of the micro-step, any other mode is against it."""
     dataloader_num_workers: Workers | None = None
+    """Processes that read packs; rows are prepared before, so two suffice."""
     dataloader_prefetch_factor: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Batches that a worker has ready."""
     dataloader_pin_memory: bool | None = None
+    """Batches in pinned memory, so that copies run beside the GPU."""
     dataloader_persistent_workers: bool | None = None
+    """Keep workers between epochs."""
     strategy: Literal["auto", "ddp", "fsdp2", "zero1", "zero2", "zero3"] = "auto"
+    """How several GPUs share the work; `--strategy` wins. auto: the simplest that fits, if no other is 20 % faster."""
     offload: Literal["auto", "none", "optimizer", "optimizer_and_parameters"] = "auto"
+    """What lies in CPU memory. auto: nothing, unless nothing else fits."""
     eval_batch_size: BatchSize | None = None
+    """Sequences at a time in an evaluation; absent: a micro-batch."""
     pretokenized_cache: Annotated[str, Field(min_length=1)] | None = None
+    """Folder of the prepared data, below LAUNCHER_DATA_DIR; absent: datasets_optimized/."""
 
     # When to look and to save
     logging_steps: PositiveSteps = 10
+    """A line on the console every so many steps; metrics.jsonl has every step."""
     evaluation_strategy: Cadence | None = None
+    """When the held-out loss is measured and answers are judged; absent: every epoch."""
     eval_steps: PositiveSteps | None = None
-    eval_epochs: Annotated[float, Field(gt=0, le=1e6)] | None = None  # with `epoch`: every so many
+    """With steps: every so many (absent: 500)."""
+    eval_epochs: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """With epoch: every so many; may be a fraction."""
     save_strategy: Cadence | None = None
+    """When a checkpoint is saved; absent: every epoch, and at least every half hour."""
     save_steps: PositiveSteps | None = None
+    """With steps: every so many (absent: 500)."""
     save_epochs: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """With epoch: every so many; may be a fraction."""
     save_total_limit: PositiveSteps | None = 3
+    """How many checkpoints are kept; the best is among them where it is to be loaded. null: all."""
     load_best_model_at_end: bool | None = None
+    """The adapter is that of the best evaluation; absent: yes, unless nothing is evaluated."""
     metric_for_best_model: str = "eval_loss"
+    """Only eval_loss (or loss)."""
     greater_is_better: bool = False
+    """Of that metric."""
     early_stopping_patience: PositiveSteps | None = None
+    """Stop after so many evaluations without a better one."""
     early_stopping_threshold: Annotated[float, Field(ge=0)] = 0.0
+    """By how much an evaluation must be better to count."""
     wandb: Wandb = Wandb()
+    """Where Weights & Biases is told of the run."""
 
     # Keys of other trainers: known, and listed by `launcher validate` as not used
     use_unsloth: bool | None = None

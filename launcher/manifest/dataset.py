@@ -16,12 +16,19 @@ class FieldMapping(Strict):
     """Role of a field in training -> its name in the rows. `text` is a whole, already templated document."""
 
     text: str | None = None
+    """The field with a whole document, already templated."""
     messages: str | None = None
+    """The field with a chat: a list of roles and contents; ShareGPT's from/value too."""
     system: str | None = None
+    """The field with the system prompt."""
     instruction: str | None = None
+    """The field with the question."""
     input: str | None = None
+    """The field with what goes with the question: a schema, a context."""
     response: str | None = None
+    """The field with the answer."""
     output: str | None = None
+    """Another name for response."""
 
     @model_validator(mode="after")
     def _one_name_for_the_answer(self) -> FieldMapping:
@@ -38,10 +45,15 @@ class Task(Strict):
     """One task of a `multi_task` dataset."""
 
     train: str
+    """File of its training rows."""
     valid: str | None = None
+    """File of its validation rows."""
     test: str | None = None
+    """File of its test rows."""
     weight: Fraction
+    """Of a task with half the largest weight, half of the rows are used."""
     format: str
+    """What its rows look like."""
 
 
 class DatasetValidation(Strict):
@@ -92,10 +104,16 @@ class Preprocessing(Open):
 
 
 class Splits(Open):
+    """How many rows the author says there are."""
+
     train: Counter | None = None
+    """Plans reckon with it as long as the rows are not at hand."""
     validation: Counter | None = None
+    """Not used: the rows are counted."""
     test: Counter | None = None
+    """Not used: the rows are counted."""
     total: Counter | None = None
+    """Not used: the rows are counted."""
 
 
 TaskCounts = Annotated[
@@ -121,16 +139,27 @@ FormatCounts = Annotated[
 
 class Dataset(Strict):
     path: Annotated[str, Field(min_length=1)] | None = None
+    """Training rows: a file, from the manifest's folder, or a dataset of the hub (org/name::split::config)."""
     validation_path: str | None = None
+    """Held-out rows; absent: a tenth of the training rows, chosen by a hash of the prompt."""
     test_path: str | None = None
+    """Rows that `launcher eval` asks; absent: the validation rows."""
     type: Literal["single", "huggingface", "multi_task"] = "single"
+    """multi_task: several files with weights, under tasks."""
     format: DatasetFormat | None = None
+    """Absent: by the file's suffix. huggingface: path is a dataset of the hub."""
     revision: str | None = None
+    """Commit of a hub dataset, so that rows stay the same."""
     streaming: bool = False
+    """Never hold a hub dataset on disk whole."""
     field_mapping: FieldMapping = FieldMapping()
+    """Which field of a row plays which role; absent: the usual names are tried."""
     text_field: str | None = None
+    """Another name for field_mapping.text."""
     tasks: dict[str, Task] | None = None
+    """Of multi_task: name -> files and weight."""
     splits: Splits | None = None
+    """How many rows the author says there are."""
     preprocessing: Preprocessing | None = None
     source: str | None = None
     sources: tuple[SourceNote, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from launcher.manifest.described import describe_fields, list_models
 from launcher.manifest.model import Manifest
 
 _TITLE = "Expert manifest"
@@ -19,9 +20,18 @@ def _make_json_schema() -> dict[str, Any]:
     schema = Manifest.model_json_schema()
     schema["title"] = _TITLE
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    _add_descriptions(schema)
     _accept_schema_1(schema)
     _accept_comments(schema)
     return schema
+
+
+def _add_descriptions(schema: dict[str, Any]) -> None:
+    """What editors show beside a key."""
+    for model in list_models(Manifest):
+        node = schema if model is Manifest else schema["$defs"][model.__name__]
+        for name, text in describe_fields(model).items():
+            node["properties"][name]["description"] = text
 
 
 def _accept_schema_1(schema: dict[str, Any]) -> None:

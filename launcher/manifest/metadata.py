@@ -89,12 +89,14 @@ class Evaluation(Strict):
     test_cases: str | None = None
     suite: str | tuple[str, ...] | None = None
     metrics: Counts | tuple[str, ...] | None = None
-    judge: str | None = None  # of the expert's answers: json, sql, cypher, typescript, or package.module:Class
-    judge_command: tuple[str, ...] = ()  # a program instead
-    task_rows: Annotated[int, Field(ge=0, le=10_000)] | None = (
-        None  # answered at each evaluation of a training; 0: none
-    )
-    task_share: Annotated[float, Field(gt=0, le=1)] = 0.05  # of a training's time that answering may take
+    judge: str | None = None
+    """Of the answers: json, sql, cypher, typescript, or package.module:Class; absent: by grammar_type, else by name."""
+    judge_command: tuple[str, ...] = ()
+    """A program instead of a judge of ours."""
+    task_rows: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    """Held-out rows that are answered at each evaluation of a training; 0: none; absent: up to 64."""
+    task_share: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """Of a training's time that answering may take."""
 
 
 class Integrity(Strict):
@@ -107,15 +109,25 @@ class Decoding(Strict):
     """How the published expert generates text."""
 
     use_grammar: bool | None = None
+    """Not used: grammars are not applied."""
     grammar_type: str | None = None
+    """Names the judge where evaluation.judge is absent; grammars are not applied."""
     grammar_file: str | None = None
+    """Not used: grammars are not applied."""
     validation: Literal["parser", "parser-strict", "tsc", "explain", "none"] | None = None
+    """Not used: judges check answers."""
     validation_cmd: str | None = None
+    """Not used: nothing in a manifest is run but judge_command."""
     stop_sequences: tuple[str, ...] = ()
+    """Where an answer ends."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """0: greedy, and so without any of these."""
     top_p: Fraction | None = None
+    """Sampling; given alone it means a temperature of 1."""
     top_k: Counter | None = None
+    """Sampling; given alone it means a temperature of 1."""
     min_p: Fraction | None = None
+    """Sampling; given alone it means a temperature of 1."""
 
 
 class CheckpointSummary(Open):

@@ -22,10 +22,14 @@ class Adapter(Strict):
 
     type: Literal["lora", "dora", "ia3", "lokr", "adalora"]
     target_modules: tuple[str, ...] = ()
+    """What the published adapter sat on; a note says where training.config differs."""
     feedforward_modules: tuple[str, ...] = ()
     r: Annotated[int, Field(ge=1, le=10**6)] | None = None
+    """Its rank; a note says where training.config differs."""
     alpha: Annotated[int, Field(ge=1, le=10**6)] | None = None
+    """Its alpha; a note says where training.config differs."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Used where training.config names no dropout."""
     scaling: Literal["default", "standard", "dora", "learned"] | None = None
     use_dora: bool | None = None
     path: str | None = None
@@ -38,13 +42,19 @@ class BaseModelEntry(Strict):
     """A base model by hub name or local folder."""
 
     name: Annotated[str, Field(min_length=1)]
+    """Hub name (Qwen/Qwen3-0.6B) or local folder."""
     revision: str | None = None
+    """Commit of the hub, so that weights stay the same."""
     trust_remote_code: bool = False
+    """Run code that the model's author ships; needs a pinned revision."""
     sha256: str | None = None
     quantization: Literal["none", "int4", "int8", "bf16", "fp16"] = "none"
+    """How the frozen base is stored: int4 is NF4 (QLoRA), int8 LLM.int8; the others are not quantised."""
     rope_scaling: TextOr[metadata.RopeScaling] | None = None
     prompt_template: PromptTemplate = "tokenizer"
+    """How a row becomes text; tokenizer: the base's own chat template."""
     adapters: tuple[Adapter, ...] = ()
+    """Adapters that were published for this base."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> BaseModelEntry:
@@ -63,7 +73,9 @@ class BaseModelEntry(Strict):
 
 class Training(Strict):
     dataset: Dataset
+    """Where the rows come from."""
     config: TrainingConfig
+    """What to learn, and, where you care, how to run it."""
     decoding: metadata.Decoding | None = None
     trained_on: str | None = None
     base_model_version: str | None = None
@@ -76,7 +88,9 @@ class Training(Strict):
 
 class Manifest(Strict):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+    """Of the expert: expert-neo4j is neo4j on the command line. Part of run ids."""
     version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+")]
+    """Of the expert; kept in the run's record and the adapter's card."""
     schema_version: Literal["1.0", "2.0"] = "2.0"
     description: str | None = None
     author: str | None = None
@@ -87,13 +101,16 @@ class Manifest(Strict):
     capabilities: tuple[str, ...] = ()
     limitations: tuple[TextOr[metadata.Limitation], ...] = ()
     base_models: Annotated[tuple[BaseModelEntry, ...], Field(min_length=1)]
+    """The first is trained; `--base` takes another."""
     soft_prompts: tuple[metadata.SoftPrompt, ...] = ()
     routing: metadata.Routing | None = None
     constraints: metadata.Constraints | None = None
     perf: metadata.Performance | None = None
     runtime: metadata.Runtime | None = None
     training: Training
+    """Data, settings and decoding."""
     evaluation: metadata.Evaluation | None = None
+    """Who judges answers, and how many."""
     integrity: metadata.Integrity | None = None
     quality_metrics: metadata.QualityMetrics | None = None
 

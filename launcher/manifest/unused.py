@@ -66,8 +66,8 @@ NOT_USED: dict[str, str] = {
     "training.config.memory_clear_every": "shapes are fixed, so memory stays flat; emptying the cache only costs time",
     "training.config.activation_checkpointing": '`gradient_checkpointing` decides: true, false or "selective"',
     "training.config.gradient_checkpointing_kwargs": "checkpointing is always the non-reentrant kind",
-    "training.config.use_cuda_graphs": "the plan compiles without CUDA graphs: they overwrite what later layers need",
-    "training.config.cuda_graph_warmup_steps": "the plan compiles without CUDA graphs",
+    "training.config.use_cuda_graphs": "the plan decides; `torch_compile_mode` reduce-overhead asks for a CUDA graph",
+    "training.config.cuda_graph_warmup_steps": "a graph is recorded once it can be; no number of steps is waited for",
 }
 
 _INDEX = re.compile(r"\[\d+\]")

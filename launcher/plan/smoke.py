@@ -26,10 +26,19 @@ _WARMUP_STEPS = 5
 _EVERY_STEPS = 20  # evaluating and saving: three times in such a run
 _LOGGING_STEPS = 5
 
+# Layers of other families -> those of the tiny base that do the same.
+_TINY_LAYERS = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "dense": ("o_proj",),
+    "fc1": ("gate_proj", "up_proj"),
+    "fc2": ("down_proj",),
+}
+
 _PREFIX = "training.config."
 _TWO_MINUTES = "two CPU cores shall be done in about two minutes"
 
-_Values = dict[str, str | int | float | None]  # of training.config, by key
+_Values = dict[str, str | int | float | tuple[str, ...] | None]  # of training.config, by key
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +86,7 @@ def _list_changes(config: TrainingConfig, given: frozenset[str], row_tokens: flo
     yield _change_batch(config, given, find_smoke_length(row_tokens))
     yield _change_length(config, given)
     yield _change_rate(config, given)
+    yield _change_layers(config, given)
     yield _change_cadence(config, given, "save")
     yield _change_cadence(config, given, "evaluation")
     values = _changed(config, given, logging_steps=_LOGGING_STEPS)
@@ -130,6 +140,20 @@ def _change_rate(config: TrainingConfig, given: frozenset[str]) -> _Change:
         said=", ".join(said),
         values=values,
     )
+
+
+def _change_layers(config: TrainingConfig, given: frozenset[str]) -> _Change:
+    """A manifest for a base whose layers are built otherwise: the adapter sits where it would there."""
+    values: _Values = {
+        key: tuple(dict.fromkeys(layer for name in names for layer in _TINY_LAYERS.get(name, (name,))))
+        for key, names in (
+            ("target_modules", config.target_modules),
+            ("feedforward_modules", config.feedforward_modules),
+        )
+        if key not in given and any(name in _TINY_LAYERS for name in names)
+    }
+    said = ", ".join(config.target_modules)
+    return _Change(line="adapter", why="the tiny base has other layers", said=said, values=values)
 
 
 def _change_cadence(config: TrainingConfig, given: frozenset[str], what: Literal["save", "evaluation"]) -> _Change:

@@ -23,6 +23,7 @@ _OURS: Mapping[str, str] = MappingProxyType(
 )
 _RESERVED = "loss"  # in metrics: eval/loss
 _LANGUAGE_OF_EXPERT: Mapping[str, str] = MappingProxyType({"neo4j": "cypher"})
+LANGUAGE_NAMES = frozenset({*_OURS, *_LANGUAGE_OF_EXPERT})  # experts of these names are judged, where nothing is said
 
 
 def name_judge(manifest: Manifest) -> str | None:
@@ -51,6 +52,11 @@ def open_judge(manifest: Manifest) -> Judge:
             hint=f"evaluation.judge names one: {', '.join(_OURS)}, or package.module:Class; evaluation.judge_command "
             "a program that reads a JSON object a line and writes one",
         )
+    return open_named_judge(name)
+
+
+def open_named_judge(name: str) -> Judge:
+    """One of ours by its language, or package.module:Class."""
     return _load(_OURS.get(name, name))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.main import make_parser
+from launcher.cli.main import main, make_parser
 from launcher.errors import ExitCode
 from launcher.guides import __main__ as guides
 from launcher.guides.command_line import EXIT_CODES, VARIABLES
@@ -54,9 +54,18 @@ def test_exit_codes_are_all_told() -> None:
 
 def test_environment_variables_are_all_told() -> None:
     code = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "launcher").rglob("*.py"))
-    read = set(re.findall(r'"(LAUNCHER_[A-Z_]+)"', code)) - {name for name in VARIABLES}
+    read = set(re.findall(r'"(LAUNCHER_[A-Z_]+)"', code)) - set(VARIABLES)
     assert {name for name in read if not name.startswith("LAUNCHER_TEST_")} - INTERNAL == set()
     assert {name for name in VARIABLES if name.startswith("LAUNCHER_") and f'"{name}"' not in code} == set()
+
+
+def test_the_hardware_that_is_shown_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs/CLI.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```json\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "hardware.json").write_text(example)
+    monkeypatch.setenv("LAUNCHER_HARDWARE", str(tmp_path / "hardware.json"))
+    monkeypatch.chdir(ROOT)
+    assert main(["plan", "neo4j", "--gpu", "rtx4070laptop"]) == 0
 
 
 def test_every_key_that_is_read_has_a_text() -> None:

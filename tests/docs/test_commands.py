@@ -1,0 +1,230 @@
+"""Every command in the docs is run, or is in a list that says why not, with flags that exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from launcher.cli import bench
+from launcher.cli.main import main, make_parser
+from launcher.train import make_parser as make_train_parser
+from tests.conftest import ROOT, python_path
+from tests.docs.commands import all_commands, find_parser, find_verbs, is_quick, split
+from tests.docs.markdown import COMMAND_BLOCKS, OTHER_BLOCKS, PAGES, Piece, list_blocks, list_commands, list_spans
+from tests.docs.pinned import FOREIGN, PINNED, PLACEHOLDERS, SLOW, WALK_THROUGH
+from tests.made_runs import MadeRun, write_run
+
+COMMANDS = all_commands()
+QUICK = [piece for piece in COMMANDS if is_quick(piece.text)]
+NOT_QUICK = [piece for piece in COMMANDS if not is_quick(piece.text)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_blocks_say_what_they_hold(page: Path) -> None:
+    unknown = [block.language for block in list_blocks(page) if block.language not in (*COMMAND_BLOCKS, *OTHER_BLOCKS)]
+    assert unknown == [], "sh for commands, console with output, text or json for the rest"
+
+
+@pytest.mark.parametrize("piece", NOT_QUICK, ids=str)
+def test_every_other_command_is_in_a_list(piece: Piece) -> None:
+    lists = [
+        name
+        for name, held in (("WALK_THROUGH", WALK_THROUGH), ("SLOW", SLOW), ("PINNED", PINNED))
+        if piece.text in held
+    ]
+    if split(piece.text)[0] not in ("pip", "git", *FOREIGN):
+        assert len(lists) == 1, f"{piece}: run it in tests/docs/pinned.py (SLOW), or pin it with the reason"
+
+
+def test_the_lists_hold_nothing_that_the_docs_do_not_say() -> None:
+    said = {piece.text for piece in COMMANDS}
+    assert [text for text in (*WALK_THROUGH, *SLOW, *PINNED) if text not in said] == []
+
+
+@pytest.mark.parametrize("piece", COMMANDS, ids=str)
+def test_flags_of_every_command_exist(piece: Piece) -> None:
+    words = split(piece.text)
+    if words[0] == "launcher":
+        make_parser().parse_args(bench.complete(words[1:]))
+    elif words[:2] == ["accelerate", "launch"]:
+        check_accelerate(words[2:])
+    elif words[0] == "make":
+        check_make(words[1:])
+    else:
+        assert words[0] in ("source", "head", *FOREIGN), f"{piece}: an unknown program"
+
+
+def check_accelerate(words: list[str]) -> None:
+    script = words.index("launcher/train.py")
+    if "--config_file" in words:
+        assert (ROOT / words[words.index("--config_file") + 1]).is_file()
+    make_train_parser().parse_args(words[script + 1 :])
+
+
+def check_make(words: list[str]) -> None:
+    """What make would do; a launcher command in it must parse."""
+    shown = subprocess.run(["make", "--dry-run", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert shown.returncode == 0, shown.stderr
+    for line in shown.stdout.splitlines():
+        ran = split(line)
+        if ran and ran[0].endswith("/launcher"):
+            make_parser().parse_args(bench.complete(ran[1:]))
+
+
+def mentions() -> list[Piece]:
+    found = {piece.text: piece for page in PAGES for piece in list_spans(page)}
+    return [piece for piece in found.values() if split(piece.text)[:1] and is_command(split(piece.text))]
+
+
+def is_command(words: list[str]) -> bool:
+    return words[0] in ("launcher", "make", "python", "pip") or "pytest" in words
+
+
+@pytest.mark.parametrize("piece", mentions(), ids=str)
+def test_what_is_mentioned_exists(piece: Piece) -> None:
+    words = [word for word in split(piece.text) if not re.match(r"^[A-Z_]+=", word)]
+    if words[0] == "launcher":
+        check_mention(words[1:])
+    elif words[0] == "make":
+        assert words[1:] == [] or words[1] in make_targets(), f"{piece}: no such target"
+    elif words[0] == "python":
+        check_python(words[1:])
+    elif words[0] == "pip":
+        check_extras(piece.text)
+    else:
+        assert all((ROOT / word).exists() for word in words if word.startswith("tests/"))
+
+
+def check_mention(words: list[str]) -> None:
+    """Short of what a verb needs, or with placeholders: verb and flags must be known all the same."""
+    if "VERB" in words:
+        return
+    parser, rest = find_parser(words)
+    if find_verbs(parser):
+        assert [word for word in rest if not word.startswith("-")] == [], "no such verb"
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+    assert [word for word in rest if word.startswith("-") and word not in flags] == []
+
+
+def check_python(words: list[str]) -> None:
+    """A module that exists, or a script that knows the flags."""
+    if words[0] == "-m":
+        assert "<" in words[1] or importlib.util.find_spec(words[1]) is not None
+        return
+    script = ROOT / words[0]
+    text = script.read_text(encoding="utf-8")
+    assert [flag for flag in words if flag.startswith("--") and f'"{flag}"' not in text] == []
+
+
+def check_extras(text: str) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {name for group in re.findall(r"\[([\w,]+)\]", text) for name in group.split(",")}
+    assert named - set(extras) == set()
+
+
+@cache
+def make_targets() -> frozenset[str]:
+    return frozenset(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+
+
+def test_make_help_lists_every_target() -> None:
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert [target for target in make_targets() if f"  make {target} " not in shown] == []
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A checkout's experts, two runs without a training, and the guide's expert."""
+    folder = tmp_path_factory.mktemp("docs")
+    shutil.copytree(ROOT / "experts", folder / "experts", ignore=shutil.ignore_patterns("generator", "__pycache__"))
+    for name, seed in (("first", 1), ("second", 2)):
+        write_run(folder / "runs", MadeRun(run_id=name, seed=seed, num_steps=20))
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        assert main(split(WALK_THROUGH[1])[1:]) == 0
+        yield folder
+    finally:
+        os.chdir(before)
+
+
+@pytest.mark.parametrize("piece", QUICK, ids=str)
+def test_quick_commands_run(piece: Piece, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workspace)
+    words = [PLACEHOLDERS.get(word, word) for word in split(piece.text)[1:]]
+    if words[0] == "new":
+        words.append("--force")
+    if words[0] == "validate" and "/" in words[1]:
+        words[1] = str(ROOT / "experts/neo4j/manifest.json")
+    assert main(words) == 0
+
+
+def run(text: str, folder: Path, steps: int | None = None) -> str:
+    """As a user types it, in a shell of its own."""
+    for word, meant in PLACEHOLDERS.items():
+        text = re.sub(rf"\b{word}\b", meant, text)
+    command = (
+        text.replace("launcher", f"{shlex.quote(sys.executable)} -m launcher", 1)
+        if text.startswith("launcher")
+        else text
+    )
+    if steps is not None:
+        command += f" --max-steps {steps}"
+    environment = {**os.environ, "PYTHONPATH": python_path(), "COLUMNS": "120"}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_guide_can_be_typed_as_it_stands(tmp_path: Path) -> None:
+    """And what else the docs show that takes minutes, in the same folder."""
+    shutil.copytree(ROOT / "experts", tmp_path / "experts", ignore=shutil.ignore_patterns("generator", "__pycache__"))
+    for text in WALK_THROUGH:
+        run(text, tmp_path)
+    assert (tmp_path / "runs/first/adapter/adapter_model.safetensors").is_file()
+    assert (tmp_path / "runs/first/merged/model.safetensors").is_file()
+    assert (tmp_path / "compare.html").is_file()
+    for text, steps in SLOW.items():
+        run(text, tmp_path, steps)
+
+
+def json_blocks() -> list[Piece]:
+    """Whole blocks, as pieces."""
+    return [
+        Piece(page=page, line=block.line, text="\n".join(block.lines))
+        for page in PAGES
+        for block in list_blocks(page)
+        if block.language == "json"
+    ]
+
+
+@pytest.mark.parametrize("piece", json_blocks(), ids=lambda piece: f"{piece.page.name}:{piece.line}")
+def test_json_in_the_docs_is_json_and_manifests_in_it_are_valid(piece: Piece, tmp_path: Path) -> None:
+    text = piece.text
+    tree = json.loads(text)
+    if "base_models" in tree:
+        (tmp_path / "manifest.json").write_text(text)
+        (tmp_path / "rows.jsonl").write_text('{"question": "q", "schema": "s", "sql": "SELECT 1"}\n' * 50)
+        assert main(["validate", str(tmp_path)]) == 0
+        assert main(["plan", str(tmp_path), "--gpu", "rtx4090"]) == 0
+
+
+def test_the_walk_through_is_the_guides_order() -> None:
+    guide = [piece.text for piece in list_commands(ROOT / "docs/TRAINING_GUIDE.md")]
+    positions = [guide.index(text) for text in WALK_THROUGH]
+    assert positions == sorted(positions)

@@ -1,0 +1,95 @@
+"""The wheel, outside of any checkout: what is in it, and that it plans and starts what a checkout does."""
+
+from __future__ import annotations
+
+import json
+import os
+import site
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+EXPERTS = ("json", "neo4j", "sql", "typescript")
+# What is not Python, and is needed all the same.
+DATA = (
+    "launcher/py.typed",
+    "launcher/tiny/config.json",
+    "launcher/tiny/model.safetensors",
+    "launcher/tiny/tokenizer.json",
+    "launcher/compare/page/page.html",
+    "launcher/compare/page/page.js",
+    "launcher/compare/page/style.css",
+    "launcher/quality/node/package-lock.json",
+    "launcher/quality/typescript_runner.cjs",
+    "launcher/experts/manifest.schema.json",
+    "launcher/accelerate_configs/fsdp2_8gpu.yaml",
+    "launcher/ds_configs/zero3.json",
+    *(f"launcher/experts/{name}/manifest.json" for name in EXPERTS),
+    *(f"launcher/experts/{name}/sample/{part}.jsonl" for name in EXPERTS for part in ("train", "validation", "test")),
+)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)], folder)
+    (file,) = folder.glob("*.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new environment with the wheel in it; all else is borrowed from the environment of the tests."""
+    folder = tmp_path_factory.mktemp("environment")
+    run([sys.executable, "-m", "venv", str(folder)], folder)
+    python = folder / "bin/python"
+    run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", str(wheel)], folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    borrowed = [path for path in (*site.getsitepackages(), *sys.path) if path.endswith("site-packages")]
+    (packages / "borrowed.pth").write_text("".join(f"{path}\n" for path in dict.fromkeys(borrowed)))
+    return python
+
+
+def run(command: list[str], folder: Path) -> str:
+    """Nothing of the checkout may be found: neither by the path nor by the folder."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_what_is_not_python_is_inside(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert [name for name in DATA if name not in names] == []
+    assert [name for name in names if name.startswith(("tests/", "experts/", "benchmarks/", "docs/"))] == []
+    modules = {str(file.relative_to(ROOT)) for file in (ROOT / "launcher").rglob("*.py")}
+    assert modules - names == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("expert", EXPERTS)
+def test_it_plans_and_dry_runs_in_an_empty_folder(python: Path, expert: str, tmp_path: Path) -> None:
+    launcher = str(python.parent / "launcher")
+    where = run([str(python), "-c", "import launcher; print(launcher.__file__)"], tmp_path)
+    assert str(python.parent.parent) in where
+    plan = json.loads(run([launcher, "plan", expert, "--gpu", "rtx4090", "--json"], tmp_path))
+    assert plan["expert"] == expert
+    told = json.loads(run([launcher, "train", expert, "--dry-run", "--json"], tmp_path))
+    files = {file.name for file in (tmp_path / "runs" / told["run_id"]).iterdir()}
+    assert {"plan.json", "accelerate.yaml", "command.txt", "manifest.json"} <= files
+
+
+@pytest.mark.slow
+def test_it_trains_in_an_empty_folder(python: Path, tmp_path: Path) -> None:
+    launcher = str(python.parent / "launcher")
+    run([launcher, "train", "json", "--max-steps", "2", "--run-id", "a", "--wandb", "disabled"], tmp_path)
+    assert (tmp_path / "runs/a/adapter/adapter_model.safetensors").is_file()
+    run([launcher, "compare", "a"], tmp_path)
+    assert "<html" in (tmp_path / "compare.html").read_text(encoding="utf-8")

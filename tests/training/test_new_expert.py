@@ -1,0 +1,44 @@
+"""From any rows to a training run in two commands, as they are typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import python_path
+
+CHAT = "messages"
+
+
+def launch(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "launcher", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def make_row(kind: str, number: int) -> dict[str, object]:
+    question, answer = f"Which customers bought {number} things?", f"SELECT name FROM customers WHERE things = {number}"
+    if kind == CHAT:
+        turns = (("system", "You write SQL."), ("user", question), ("assistant", answer))
+        return {CHAT: [{"role": role, "content": text} for role, text in turns]}
+    return {"id": number, "question": question, "schema": "customers(name, things)", "sql": answer}
+
+
+@pytest.mark.parametrize("kind", ["fields", CHAT])
+def test_two_commands(kind: str, tmp_path: Path) -> None:
+    rows = "".join(json.dumps(make_row(kind, number)) + "\n" for number in range(120))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    made = launch(tmp_path, "new", "sales", "--data", "rows.jsonl")
+    assert made.returncode == 0, made.stderr
+    assert "Next:  launcher train sales" in made.stdout
+    trained = launch(tmp_path, "train", "sales", "--max-steps", "2", "--json")
+    assert trained.returncode == 0, trained.stderr
+    folder = tmp_path / json.loads(trained.stdout)["run_dir"]
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps if "train/loss" in step] == [1, 2]
+    assert (folder / "adapter" / "adapter_model.safetensors").is_file()
