@@ -145,6 +145,8 @@ def find_disturbance(record: RunRecord) -> str:
         return f"it has fewer than {_FEWEST_STEPS} steps"
     if steps[-1].values.get(metrics.ALLOC_RETRIES, 0.0) > 0:
         return "the card's memory was short"
+    if outcome.observed.get("CUDA graph", "").startswith("failed"):
+        return "no CUDA graph could be recorded"
     if outcome.observed.get("torch.compile", "").startswith("failed"):
         return "it was to be compiled, and could not be"
     backend = plan.attention.backend

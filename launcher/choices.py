@@ -20,6 +20,9 @@ LossKernel = Literal["fused", "chunked", "full_logits"]
 CompileScope = Literal["layer", "model"]
 Profile = Literal["full", "smoke"]
 
+# Whose work has another shape in each micro-batch: no CUDA graph can hold it.
+UNRECORDABLE_ATTENTION: frozenset[AttentionBackend] = frozenset({"flex", "sdpa", "eager"})
+
 SHARDED_STRATEGIES: frozenset[Strategy] = frozenset({"fsdp2", "zero3"})
 DEEPSPEED_STRATEGIES: frozenset[Strategy] = frozenset({"zero1", "zero2", "zero3"})
 

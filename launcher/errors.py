@@ -46,6 +46,11 @@ def show_value(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def first_line(error: BaseException) -> str:
+    """Of a library's error, inside a message of ours."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
     """One thing that is wrong, and where: a dotted path into a file, a flag, or nothing."""

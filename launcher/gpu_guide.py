@@ -75,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the file would change")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LAUNCHER_CACHE_DIR"] = folder  # what this machine has learnt is not what all of them plan
+        os.environ["LAUNCHER_HARDWARE"] = "off"  # nor is what its user knows of it
         text = render_guide()
     if not parser.parse_args(arguments).check:
         FILE.write_text(text, encoding="utf-8")

@@ -99,6 +99,15 @@ class Hardware(Frozen):
             return 0
         return mib_to_bytes(self.gpu.memory_mib if self.free_vram_mib is None else self.free_vram_mib)
 
+    @property
+    def vram_limit_bytes(self) -> int | None:
+        """What one process may take of a smaller card that is rehearsed; a desktop has the rest."""
+        return None if self.vram_limit_mib is None else mib_to_bytes(self.vram_limit_mib - _DESKTOP_MIB)
+
+
+# Of a card with a screen: a desktop and a browser hold so much of it.
+_DESKTOP_MIB = 512
+
 
 def format_hardware(hardware: Hardware) -> str:
     if hardware.gpu is None:
@@ -157,8 +166,6 @@ def make_hardware(
     return hardware
 
 
-# Of a card with a screen: a desktop and a browser hold so much of it.
-DESKTOP_MIB = 512
 _SMALLEST_LIMIT_MIB = 4096
 
 

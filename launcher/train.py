@@ -26,7 +26,7 @@ from launcher.arguments import (  # noqa: E402
     add_wandb_arguments,
     make_learning_request,
 )
-from launcher.errors import ExitCode, LauncherError  # noqa: E402
+from launcher.errors import ExitCode, LauncherError, first_line  # noqa: E402
 from launcher.started import Started, find_started  # noqa: E402
 
 if TYPE_CHECKING:
@@ -190,10 +190,6 @@ def is_lost_rank(error: Exception) -> bool:
 def is_lost_worker(error: Exception) -> bool:
     """torch raises it wherever the training is when the worker's end is noticed."""
     return isinstance(error, RuntimeError) and "DataLoader worker" in str(error)
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def tell(chronicle: Chronicle | None, status: str, code: int, message: str) -> int:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.finding import find_run, list_runs
+from launcher.cli.finding import add_runs_dir, find_run, list_runs
 from launcher.errors import ExitCode, InputError, LauncherError, escape
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     several.add_argument("--expert", metavar="NAME", help="all runs of this expert")
     several.add_argument("--all", action="store_true", help="all runs")
     parser.add_argument("--last", metavar="N", type=int, help="of those, only the newest N")
-    parser.add_argument("--runs-dir", metavar="DIR", default="runs", help="where run directories lie (default: runs)")
+    add_runs_dir(parser)
     parser.add_argument(
         "--format", choices=("html", "md", "json", "text"), default="html", help="text: small plots for a terminal"
     )

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from launcher.cli.finding import add_runs_dir
 from launcher.errors import ExitCode
 
 HELP = "look for what is wrong: with this machine, with an expert's plan on it, with a run"
@@ -14,7 +15,7 @@ HELP = "look for what is wrong: with this machine, with an expert's plan on it, 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("expert", metavar="EXPERT", nargs="?", help="also: would this expert train here as planned?")
     parser.add_argument("--run", metavar="RUN", help="also: how is this run doing? Its id, or its directory")
-    parser.add_argument("--runs-dir", metavar="DIR", default="runs", help="where run directories lie (default: runs)")
+    add_runs_dir(parser)
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override a manifest value"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.arguments import positive
-from launcher.cli.finding import find_run, list_runs
+from launcher.cli.finding import add_runs_dir, find_run, list_runs
 from launcher.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     who.add_argument("--adapter", metavar="DIR", help="an adapter in PEFT's format, from elsewhere")
     who.add_argument("--base", action="store_true", help="the base without any adapter")
-    parser.add_argument("--runs-dir", metavar="DIR", default="runs", help="where run directories lie (default: runs)")
+    add_runs_dir(parser)
     parser.add_argument("--profile", choices=("auto", "full", "smoke"), default="auto", help="with --adapter or --base")
     rows = parser.add_argument_group("what is asked")
     rows.add_argument("--rows", type=positive, metavar="N", help="a slice that stays the same (default: all)")

@@ -13,6 +13,10 @@ _SHOWN_RUNS = 5
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run by its id, or the path of its directory")
+    add_runs_dir(parser)
+
+
+def add_runs_dir(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--runs-dir", metavar="DIR", default="runs", help="where run directories lie (default: runs)")
 
 

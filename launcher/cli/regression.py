@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from launcher.arguments import positive
 from launcher.cli.eval import DEFAULT_DROP, share
+from launcher.cli.finding import add_runs_dir
 from launcher.cli.output import reader_may_leave
 from launcher.errors import ExitCode, InputError
 
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     both.add_argument(
         "--profile", choices=("auto", "full", "smoke"), default="auto", help="auto: full with a GPU, smoke without"
     )
-    both.add_argument("--runs-dir", metavar="DIR", default="runs", help="where run directories lie (default: runs)")
+    add_runs_dir(both)
     asked = parser.add_argument_group("both evaluations")
     asked.add_argument("--rows", type=positive, metavar="N", help="held-out rows that are asked (default: all)")
     asked.add_argument("--max-new-tokens", type=positive, metavar="N", help="longest answer (default 512)")

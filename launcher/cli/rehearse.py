@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.arguments import add_request_arguments, make_request, positive
+from launcher.cli.finding import add_runs_dir
 from launcher.cli.output import reader_may_leave
 from launcher.cli.train import make_console, prepare
 from launcher.errors import ExitCode, escape
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run = parser.add_argument_group("the rehearsal")
     run.add_argument("--ranks", type=positive, metavar="N", help="CPU ranks in all (default: at most 4, one a core)")
     run.add_argument("--steps", type=positive, default=3, metavar="N", help="optimizer steps (default 3)")
-    run.add_argument("--runs-dir", metavar="DIR", default="runs", help="where run directories lie (default: runs)")
+    add_runs_dir(run)
     run.add_argument("--json", action="store_true", help="print the differences and how it ended as JSON")
 
 

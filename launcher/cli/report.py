@@ -42,7 +42,8 @@ def _print_json(paths: RunPaths, text: str) -> None:
 
     outcome = load_outcome(paths.outcome)
     told = {
-        "run_dir": str(paths.root),
+        "run_id": paths.run_id,
+        "path": str(paths.root),
         "status": "not started" if outcome is None else outcome.status,
         "exit_code": None if outcome is None else outcome.exit_code,
         "markdown": text,

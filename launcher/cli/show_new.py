@@ -53,7 +53,7 @@ def _print_plan(plan: Plan) -> None:
 def _print_end(made: NewExpert) -> None:
     called = shlex.quote(made.called)
     if not made.files:
-        print(f"\n{escape(made.manifest)}" if not made.manifest.isascii() else f"\n{made.manifest}", end="")
+        print("\n" + "\n".join(map(escape, made.manifest.splitlines())))
         print(f"Dry run: nothing was written. It would lie in {escape(str(made.folder))}/.")
         return
     names = ", ".join(str(file.relative_to(made.folder)) for file in made.files)

@@ -17,6 +17,7 @@ from launcher.arguments import (
     add_slurm_arguments,
     make_request,
 )
+from launcher.cli.finding import add_runs_dir
 from launcher.cli.many_nodes import make_node, make_slurm_options
 from launcher.cli.output import reader_may_leave
 from launcher.errors import ExitCode, InputError, Problem
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run = parser.add_argument_group("the run")
     run.add_argument("--dry-run", action="store_true", help="write runs/<id>/, prepare and start nothing")
     run.add_argument("--run-id", metavar="ID", help="name of the run directory (default: expert, time, hardware)")
-    run.add_argument("--runs-dir", metavar="DIR", default="runs", help="where run directories lie (default: runs)")
+    add_runs_dir(run)
     run.add_argument("--json", action="store_true", help="print the run directory and how the run ended as JSON")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.corpus.rows import BadRow, Json, Row
-from launcher.errors import InputError
+from launcher.errors import InputError, first_line
 from launcher.manifest.spelling import closest
 
 Format = Literal["jsonl", "json", "csv", "parquet"]
@@ -95,7 +95,7 @@ class HubSource:
             f"{self.dataset}: this dataset is neither in the cache nor to be had from the hub",
             hint="download it where there is a network (HF_HOME says where the cache lies), or name a local "
             "file: --set training.dataset.path=rows.jsonl --set training.dataset.format=jsonl; "
-            f"datasets says: {_first_line(error)}",
+            f"datasets says: {first_line(error)}",
         )
 
 
@@ -193,7 +193,7 @@ def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
                 number += 1
                 yield Row(number=number, fields=fields)
     except pyarrow.ArrowException as error:
-        raise InputError(f"{path}: broken Parquet: {_first_line(error)}") from None
+        raise InputError(f"{path}: broken Parquet: {first_line(error)}") from None
 
 
 def count_parquet_rows(path: Path) -> int:
@@ -201,7 +201,3 @@ def count_parquet_rows(path: Path) -> int:
     from pyarrow import parquet
 
     return int(parquet.ParquetFile(path).metadata.num_rows)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

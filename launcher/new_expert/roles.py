@@ -126,8 +126,9 @@ def _find_chat(seen: Seen) -> Roles | None:
 
 def _first_roles(seen: Seen, name: str) -> set[object]:
     """Who speaks in the first list of messages: user and assistant, whatever they are called."""
-    turns = next((row.fields[name] for row in seen.rows if row.fields.get(name)), None)
-    spoken = [turn.get("role", turn.get("from")) for turn in turns or () if isinstance(turn, dict)]
+    lists = (value for row in seen.rows if isinstance(value := row.fields.get(name), list) and value)
+    turns = next(lists, [])
+    spoken = [turn.get("role", turn.get("from")) for turn in turns if isinstance(turn, dict)]
     return {"user" if role == "human" else role for role in spoken if isinstance(role, str)}
 
 

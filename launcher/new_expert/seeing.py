@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -20,6 +21,7 @@ MOST_BYTES = 512 * MIB  # of them, where rows are whole books
 _MOST_DISTINCT = 1_000
 _MOST_BAD_ROWS = 0.5  # as in preparing: more is a mistake in how the file is read
 _SHOWN_PROBLEMS = 5
+_FORMATS = ", ".join(get_args(Format))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -95,7 +97,7 @@ class Seen:
 
 def see_rows(path: Path, wanted: str | None = None) -> Seen:
     """Refuses what is no table of rows, with the line that says so."""
-    source = make_file_source(path, wanted or _sniff(path))
+    source = _find_source(path, wanted)
     rows: list[Row] = []
     bad: list[BadRow] = []
     held, is_whole = 0, True
@@ -110,6 +112,16 @@ def see_rows(path: Path, wanted: str | None = None) -> Seen:
             rows.append(row)
     _check_readable(path, rows, bad)
     return Seen(source=source, rows=tuple(rows), bad_rows=tuple(bad), fields=count_fields(rows), is_whole=is_whole)
+
+
+def _find_source(path: Path, wanted: str | None) -> FileSource:
+    """The same as training's; the way out is a flag, as there is no manifest yet."""
+    try:
+        return make_file_source(path, wanted or _sniff(path))
+    except InputError as error:
+        if "training.dataset" not in error.hint:
+            raise
+        raise InputError(error.title, hint=f"--data names your rows, --format what they are: {_FORMATS}") from None
 
 
 def count_fields(rows: Iterable[Row]) -> dict[str, FieldSeen]:
@@ -163,10 +175,12 @@ def _check_readable(path: Path, rows: Sequence[Row], bad: Sequence[BadRow]) -> N
     problems = tuple(Problem(where=f"line {row.number}", what=row.reason) for row in bad[:_SHOWN_PROBLEMS])
     if len(bad) > len(problems):
         problems += (Problem(where="", what=f"and {len(bad) - len(problems):,} more"),)
-    known = ", ".join(get_args(Format))
-    hint = f"one JSON object a line is what is wanted; --format says what it is, where the name misleads: {known}"
+    hint = f"one JSON object a line is what is wanted; --format says what it is, where the name misleads: {_FORMATS}"
     if len(bad) > _MOST_BAD_ROWS * (len(rows) + len(bad)):
         told = "no row can be read" if not rows else f"{len(bad):,} of {len(rows) + len(bad):,} rows cannot be read"
         raise InputError(f"{path}: {told}", problems, hint)
     if not any(row.fields for row in rows):
         raise InputError(f"{path}: the rows have no fields", hint=hint)
+    names = list(rows[0].fields)
+    if path.suffix.lower() == ".csv" and len(names) == 1 and (mark := re.search(r"[;\t|]", names[0])):
+        raise InputError(f"{path}: its cells are separated by {mark[0]!r}", hint="save it with commas between them")

@@ -27,8 +27,13 @@ class CompileChoice:
     decision: Decision
 
 
-def decide_compile(situation: Situation, workload: Workload, num_steps: int | None) -> CompileChoice:
-    """Compare with and without over the whole run; `num_steps` is None where the number of rows is unknown."""
+def decide_compile(
+    situation: Situation, workload: Workload, num_steps: int | None, *, captures: bool = False
+) -> CompileChoice:
+    """Compare with and without over the whole run; `num_steps` is None where the number of rows is unknown.
+
+    Where a CUDA graph launches all kernels at once, fewer of them save nothing by being fewer.
+    """
     config, gpu = situation.config, situation.gpu
     if gpu is None and (situation.is_smoke or config.torch_compile is None):
         return _off(forced("torch.compile", "off", "no GPU: compiling would take longer than it saves"))
@@ -39,7 +44,7 @@ def decide_compile(situation: Situation, workload: Workload, num_steps: int | No
     assert gpu is not None
     if gpu.compute_capability < (8, 0):
         return _off(forced("torch.compile", "off", f"{gpu.title}: its fused kernels are not worth compiling for"))
-    saved = _saved_seconds(situation, gpu, workload, num_steps)
+    saved = _saved_seconds(situation, gpu, workload, num_steps, captures=captures)
     if saved is None:
         return _on(decided("torch.compile", "on", "fuses what is between the matrix products"))
     if saved < COMPILE_SECONDS:
@@ -49,14 +54,16 @@ def decide_compile(situation: Situation, workload: Workload, num_steps: int | No
     return _on(decided("torch.compile", "on", reason))
 
 
-def _saved_seconds(situation: Situation, gpu: Gpu, workload: Workload, num_steps: int | None) -> float | None:
+def _saved_seconds(
+    situation: Situation, gpu: Gpu, workload: Workload, num_steps: int | None, *, captures: bool
+) -> float | None:
     """As if a rank took all its slots at once: the answer must not depend on how much memory there is."""
     if num_steps is None or seconds_per_token(gpu, workload) is None:
         return None
     slots = ceil(situation.config.global_batch_size / situation.num_ranks)
     tokens = slots * estimate_slot_tokens(situation)
     eager, compiled = (
-        max(host_seconds(way), tokens * (seconds_per_token(gpu, way) or 0.0))
+        max(0.0 if captures else host_seconds(way), tokens * (seconds_per_token(gpu, way) or 0.0))
         for way in (replace(workload, compiled=False), replace(workload, compiled=True))
     )
     return (eager - compiled) * num_steps

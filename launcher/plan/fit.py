@@ -25,6 +25,9 @@ _WORTH_SHARDING = 1.2
 # Micro-batches that are tried: all small ones, then ever larger steps.
 _TRIED_SIZES = 512
 # Where the GPU's peak is unknown, any rate serves to compare ways to split the same work.
+# Of the card, that a run with a CUDA graph may take: an evaluation needs room beside it (two chunks of logits and one
+# layer: 0.8 to 1 GiB for a 0.6B model; reasoned, not measured).
+_MOST_OF_CARD = 0.85
 _NEARLY = 1.3  # of the time to launch a micro-step: hosts differ, and what they do besides varies
 _ANY_SECONDS_PER_TOKEN = 1e-4
 
@@ -45,14 +48,28 @@ def estimate(sizing: Sizing, layout: Layout, *, cautious: bool = False) -> Memor
     return correct_memory(sizing.shape, recipe, estimate_memory(sizing.shape, recipe), sizing.calibration)
 
 
+def is_captured(sizing: Sizing, layout: Layout) -> bool:
+    """Launched as one CUDA graph: where there is room beside the memory that it keeps for itself."""
+    if not sizing.may_capture or layout.strategy != "single" or layout.offload != "none":
+        return False
+    whole = estimate_memory(sizing.shape, _make_recipe(sizing, layout, accumulates=True)).total_bytes
+    return whole <= _MOST_OF_CARD * min(sizing.budget.card_bytes, sizing.budget.free_bytes)
+
+
 def make_recipe(sizing: Sizing, layout: Layout, *, cautious: bool = False) -> Recipe:
+    """A graph adds to gradients that live beside all activations, however many micro-batches a step has."""
+    accumulates = cautious or accumulation_steps(sizing, layout) > 1 or is_captured(sizing, layout)
+    return _make_recipe(sizing, layout, accumulates=accumulates)
+
+
+def _make_recipe(sizing: Sizing, layout: Layout, *, accumulates: bool) -> Recipe:
     return replace(
         sizing.recipe,
         strategy=layout.strategy,
         offload=layout.offload,
         checkpointing=layout.checkpointing,
         micro_batch_size=layout.micro_batch_size,
-        accumulates_gradients=cautious or accumulation_steps(sizing, layout) > 1,
+        accumulates_gradients=accumulates,
     )
 
 
@@ -165,7 +182,7 @@ def _micro_step_seconds(sizing: Sizing, layout: Layout) -> float:
     if gpu is None:
         return tokens * _ANY_SECONDS_PER_TOKEN  # a CPU gains nothing from larger micro-batches
     compute = _compute_seconds(sizing, layout)
-    launching = 0.0 if sizing.may_capture and layout.strategy == "single" else host_seconds(workload)
+    launching = 0.0 if is_captured(sizing, layout) else host_seconds(workload)
     return MICRO_STEP_SECONDS + max(compute, launching)
 
 

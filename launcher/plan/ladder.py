@@ -75,6 +75,7 @@ def take_rung(plan: Plan) -> Plan | None:
             **(_for_partitions(plan) if rung.strategy == "zero3" else {}),
             "strategy": rung.strategy,
             "offload": rung.offload,
+            "cuda_graph": plan.cuda_graph and rung.strategy == "single" and rung.offload == "none",
             "memory": plan.memory.model_copy(update={"terms": (total, *context)}),
             "ladder": tuple(lower),
             "decisions": (*plan.decisions, decision),

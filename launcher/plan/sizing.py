@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from launcher.choices import UNPACKED_SIZES, Checkpointing
+from launcher.choices import UNPACKED_SIZES, UNRECORDABLE_ATTENTION, Checkpointing
 from launcher.hardware import Hardware
 from launcher.memory import Recipe
 from launcher.plan.basics import Basics
@@ -100,10 +100,24 @@ def make_sizing(situation: Situation, basics: Basics, workload: Workload) -> Siz
         levels=_allowed_levels(situation),
         gradient_bytes=4.0 * basics.adapter.trainable_parameters,
         calibration=situation.options.calibration,
-        may_capture=situation.config.packing
-        and situation.config.torch_compile_mode in (None, "reduce-overhead")
-        and basics.loss_kernel == "fused",
+        may_capture=may_capture(situation, basics),
     )
+
+
+def may_capture(situation: Situation, basics: Basics) -> bool:
+    """Whether micro-steps of one process could be launched as a CUDA graph, if there is room."""
+    is_asked = situation.config.torch_compile_mode in (None, "reduce-overhead")
+    return situation.gpu is not None and is_asked and not why_not_captured(situation, basics)
+
+
+def why_not_captured(situation: Situation, basics: Basics) -> str:
+    if basics.attention.backend in UNRECORDABLE_ATTENTION:
+        return f"attention by {basics.attention.backend} has another shape in each micro-batch"
+    if basics.loss_kernel != "fused" or basics.precision.loss_scaling:
+        return "what is computed waits for the host"
+    if basics.quantization_kind == "int8":
+        return "8-bit products wait for the host"
+    return "" if situation.config.packing else "rows that are not packed have many shapes"
 
 
 def estimate_slot_tokens(situation: Situation) -> float:

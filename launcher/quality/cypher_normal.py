@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from launcher.quality.cypher_patterns import Arrow, Chain, find_chains
-from launcher.quality.cypher_tokens import Kind, Token, match_brackets, render_token, token_at, words
+from launcher.quality.cypher_tokens import Kind, Token, match_brackets, render_token, strip_end, token_at, words
 
 _CLAUSES = words(
     "MATCH OPTIONAL WITH RETURN UNWIND CALL UNION CREATE MERGE DELETE DETACH SET REMOVE FOREACH WHERE ORDER SKIP "
@@ -21,7 +21,7 @@ _SAME_WORDS = {"ASCENDING": "ASC", "DESCENDING": "DESC", "OFFSET": "SKIP"}
 
 
 def normalise(tokens: Sequence[Token]) -> str:
-    tokens = _orient(_strip_end(tokens))
+    tokens = _orient(strip_end(tokens))
     tokens = _drop_unused(_resolve_aliases(tokens))
     variables = find_variables(tokens)
     tokens = [_write_words(tokens, index, variables) for index in range(len(tokens))]
@@ -30,13 +30,6 @@ def normalise(tokens: Sequence[Token]) -> str:
     tokens = _sort_conditions(_sort_lists(tokens), variables)
     tokens = _rename(tokens, variables)
     return " ".join(map(render_token, _sort_conditions(tokens, ())))
-
-
-def _strip_end(tokens: Sequence[Token]) -> list[Token]:
-    stripped = list(tokens)
-    while stripped and stripped[-1].is_mark(";"):
-        stripped.pop()
-    return stripped
 
 
 def find_variables(tokens: Sequence[Token]) -> frozenset[str]:

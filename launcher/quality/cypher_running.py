@@ -19,7 +19,7 @@ from launcher.quality.cypher_normal import find_variables, is_variable
 from launcher.quality.cypher_patterns import find_chains
 from launcher.quality.cypher_rules import find_acts
 from launcher.quality.cypher_schema import GraphSchema
-from launcher.quality.cypher_tokens import Kind, Token, match_brackets, render_token, token_at, words
+from launcher.quality.cypher_tokens import Kind, Token, match_brackets, render_token, strip_end, token_at, words
 from launcher.quality.line_worker import WorkerGoneError
 
 _NUM_GRAPHS = 10
@@ -49,7 +49,7 @@ class Engine:
         self._worker = start_child("cypher_engine_child.py", memory_mib=_MEMORY_MIB, seconds=_SECONDS)
 
     def compare(self, schema: GraphSchema, reference: Sequence[Token], answer: Sequence[Token]) -> Outcome:
-        reference, answer = _strip_end(reference), _strip_end(answer)
+        reference, answer = strip_end(reference), strip_end(answer)
         for query in (reference, answer):
             if reason := _find_obstacle(query):
                 return Outcome(same=None, reason=reason)
@@ -119,13 +119,6 @@ class _Comparison:
 
 def _fits(expected: list[object], given: list[object], is_ordered: bool) -> bool:
     return expected == given if is_ordered else _bag(expected) == _bag(given)
-
-
-def _strip_end(tokens: Sequence[Token]) -> list[Token]:
-    stripped = list(tokens)
-    while stripped and stripped[-1].is_mark(";"):
-        stripped.pop()
-    return stripped
 
 
 def _find_obstacle(tokens: Sequence[Token]) -> str:

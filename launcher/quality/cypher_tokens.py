@@ -120,6 +120,14 @@ def find_holders(tokens: Sequence[Token]) -> list[str]:
     return holders
 
 
+def strip_end(tokens: Sequence[Token]) -> list[Token]:
+    """Without the semicolons at its end, which mean nothing."""
+    stripped = list(tokens)
+    while stripped and stripped[-1].is_mark(";"):
+        stripped.pop()
+    return stripped
+
+
 def render_tokens(tokens: Sequence[Token]) -> str:
     """Cypher again, one space between tokens, and none inside an arrow or a name with dots."""
     text = ""

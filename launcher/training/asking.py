@@ -49,6 +49,8 @@ class Asker:
         tokens = plan.batch.micro_batch_size * plan.batch.sequence_length
         kept = _KEY_AND_VALUE * base.num_layers * base.num_kv_heads * base.head_dim * 4  # FP32 at most
         activations = plan.memory.activation_bytes  # none: a rung of the ladder counts them with the rest
+        if self._run.engine.graphs is not None:  # its memory stays its own: the rest of the card is counted on
+            activations = max(1, plan.memory.free_bytes - plan.memory.total_bytes)
         if self._run.engine.device.type == "cuda" and activations:
             tokens = min(tokens, activations // kept)
         self.at_once = max(1, min(self.at_once, tokens // min(longest, base.max_positions)))

@@ -8,6 +8,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
+from launcher.choices import UNRECORDABLE_ATTENTION
 from launcher.corpus.store import Store
 from launcher.errors import InputError
 from launcher.paths import RunPaths
@@ -32,7 +33,12 @@ def assemble(
     """
     rungs = (plan.attention.backend, *plan.attention.fallbacks)
     for index, name in enumerate(rungs):
-        rung = plan.model_copy(update={"attention": plan.attention.model_copy(update={"backend": name})})
+        rung = plan.model_copy(
+            update={
+                "attention": plan.attention.model_copy(update={"backend": name}),
+                "cuda_graph": plan.cuda_graph and name not in UNRECORDABLE_ATTENTION,
+            }
+        )
         try:
             return _assemble(rung, paths, store, folders, accelerator, BACKENDS[name], vocab_size)
         except (ImportError, NotImplementedError) as error:

@@ -16,6 +16,7 @@ from launcher.experience import remember_failure
 from launcher.plan.ladder import take_rung
 from launcher.plan.model import MemoryPlan, Plan
 from launcher.training.engine import HalfUpdatedError
+from launcher.training.products import forget
 from launcher.training.run import Run
 from launcher.units import bytes_to_gib, format_gib
 
@@ -56,6 +57,7 @@ def make_room(run: Run, error: torch.OutOfMemoryError) -> bool:
     if isinstance(error, HalfUpdatedError) or run.engine.num_ranks > 1 or run.engine.is_deepspeed:
         return False
     run.engine.optimizer.zero_grad(set_to_none=True)
+    forget(run.engine.module.products)
     _empty_cache()
     return True
 

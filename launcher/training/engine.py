@@ -22,7 +22,7 @@ from launcher.training.optim import innermost
 
 
 class HalfUpdatedError(torch.OutOfMemoryError):
-    """Memory ran out within the optimizer: some weights may be of this step and others of the one before."""
+    """Memory ran out within the update: some weights may be of this step and others of the one before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +95,9 @@ class Engine:
         is_bad = ~torch.isfinite(norm + loss)
         try:
             is_bad = self._step(loss, is_bad)
+            self.module.products.refresh(anyway=True)  # not every optimizer leaves a trace in a tensor's version
         except torch.OutOfMemoryError as error:
             raise HalfUpdatedError(str(error)) from error
-        self.module.products.refresh(anyway=True)  # not every optimizer leaves a trace in a tensor's version
         if not (self.scales_loss and self.accelerator.optimizer_step_was_skipped):
             self.schedule.step()
         self.optimizer.zero_grad(set_to_none=self.graphs is None)

@@ -11,6 +11,7 @@ from torch import Tensor
 from launcher import metrics
 from launcher.training.batches import make_shape
 from launcher.training.feeding import evaluation_batches
+from launcher.training.products import forget
 from launcher.training.run import Run, Split
 from launcher.training.tasks import Tasks
 
@@ -48,6 +49,7 @@ class Evaluator:
             except torch.OutOfMemoryError:
                 if not self._shrink(split):
                     raise
+            forget(self._run.engine.module.products)
             torch.cuda.empty_cache()
 
     def _add_up(self, split: Split) -> Tensor:

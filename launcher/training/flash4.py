@@ -6,6 +6,8 @@ public function, whose autograd torch.compile cannot trace; what it lacks in ano
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,8 +19,31 @@ except ImportError as error:
     raise ImportError(f"flash-attn-4 cannot be used: {error}") from error
 
 
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """It refuses what it cannot do by assertions."""
+    try:
+        yield
+    except AssertionError as error:
+        raise NotImplementedError(f"FlashAttention 4: {error}") from error
+
+
 @torch.library.custom_op("launcher::flash4", mutates_args=())
 def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    borders: Tensor,
+    longest: int,
+    scale: float,
+    softcap: float,
+    window: int | None,
+) -> tuple[Tensor, Tensor]:
+    with _refusals():
+        return _run_forward(query, key, value, borders, longest, scale, softcap, window)
+
+
+def _run_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,

@@ -83,6 +83,10 @@ class GraphedMicroSteps:
                 self._give_up(error)
         return self._recorded
 
+    @property
+    def is_active(self) -> bool:
+        return not self._gave_up
+
     def _give_up(self, error: Exception) -> None:
         self._gave_up = True
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
@@ -112,22 +116,30 @@ class GraphedMicroSteps:
         device = batch.input_ids.device
         ours = batch.map(torch.clone)
         count = torch.full((), float(num_trained), device=device)
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream), torch.random.fork_rng(devices=[device]):
-            for parameter in self._parameters:
-                parameter.grad = None
-            self._micro_step(ours, count)  # makes kernels, handles and workspaces, which a recording must not
-            for index, parameter in enumerate(self._parameters):
-                parameter.grad = self._grads[index]
-        torch.cuda.current_stream(device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        with torch.cuda.graph(graph):
-            loss = self._micro_step(ours, count)
+        stream, outside = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+        stream.wait_stream(outside)
+        try:
+            with torch.cuda.stream(stream), torch.random.fork_rng(devices=[device]):
+                for parameter in self._parameters:
+                    parameter.grad = None
+                self._micro_step(ours, count)  # makes kernels, handles and workspaces, which a recording must not
+            outside.wait_stream(stream)
+            self._put_gradients_back()
+            graph = torch.cuda.CUDAGraph()
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+            # Other threads pin memory meanwhile, which a recording for all threads would forbid them.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                loss = self._micro_step(ours, count)
+        finally:  # a recording that fails may leave its own stream behind
+            torch.cuda.set_stream(outside)
+            self._put_gradients_back()
         self.held_bytes = torch.cuda.max_memory_allocated(device) - before
         return _Recorded(sizes=sizes, graph=graph, batch=ours, num_trained=count, loss=loss)
+
+    def _put_gradients_back(self) -> None:
+        for index, parameter in enumerate(self._parameters):
+            parameter.grad = self._grads[index]
 
 
 def measure(batch: PackedBatch) -> Sizes:
@@ -136,10 +148,10 @@ def measure(batch: PackedBatch) -> Sizes:
 
 def grow(needed: Sizes, before: Sizes | None, chunk: int) -> Sizes:
     """Room for a batch, for those before it, and for some that have a little more; never for more than all tokens."""
-    spare = min(int(_SPARE * needed.num_trained), needed.num_tokens)
-    least = max(needed.num_trained, spare, 1, 0 if before is None else before.num_trained)
+    least = max(int(_SPARE * needed.num_trained), 1, 0 if before is None else before.num_trained)
     borders = max(needed.num_borders, 0 if before is None else before.num_borders)
-    return Sizes(needed.num_tokens, borders, -(-least // chunk) * chunk)
+    # Whole chunks of the loss: what a position's logits are then does not depend on how much room there is.
+    return Sizes(needed.num_tokens, borders, min(-(-least // chunk) * chunk, needed.num_tokens))
 
 
 def fill_up(batch: PackedBatch, sizes: Sizes) -> PackedBatch:

@@ -110,7 +110,10 @@ def fused_cross_entropy(hidden: Tensor, targets: Tensor, head: Head) -> Tensor:
 
 
 def _in_chunks(hidden: Tensor, targets: Tensor, head: Head, differentiate: Differentiate) -> Tensor:
-    total: Tensor = _ChunkedLinearCrossEntropy.apply(hidden, head.weight, head.bias, targets, differentiate)
+    weight, bias = head.weight, head.bias
+    if not torch.is_grad_enabled():  # autograd tells a function what could need a gradient, not whether any is wanted
+        hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
+    total: Tensor = _ChunkedLinearCrossEntropy.apply(hidden, weight, bias, targets, differentiate)
     return total
 
 

@@ -33,6 +33,8 @@ def observe(run: Run, proof: Proof | None, operations: Operations, compiled: str
         "checkpointing": _checkpointing(engine.module),
         "torch.compile": compiled or _compiling(engine.module),
     }
+    if engine.graphs is not None:
+        seen["CUDA graph"] = "of a micro-step" if engine.graphs.is_active else "failed, kernels are launched one by one"
     if engine.device.type == "cuda":
         seen["TF32"] = "on" if torch.backends.cuda.matmul.allow_tf32 else "off"
     return seen

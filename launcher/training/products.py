@@ -122,7 +122,7 @@ class _Products(torch.autograd.Function):
 
 @dataclass(eq=False)
 class _Block:
-    """Matrices of one input. `given` and `outputs` hold between the call of its first member and of its last."""
+    """Matrices of one input. `given` and `outputs` hold until each of them has taken its own, in whatever order."""
 
     members: list[Any]
     matrix: Tensor
@@ -132,6 +132,7 @@ class _Block:
     norms: tuple[Tensor, ...]  # DoRA: of each row of W + sBA, for each matrix; none otherwise
     given: Tensor | None = None
     outputs: tuple[Tensor, ...] = ()
+    num_taken: int = 0
 
     def multiply(self, x: Tensor) -> tuple[Tensor, ...]:
         first = self.members[0]
@@ -170,10 +171,11 @@ class ProductLinear(LoraLinear):
             return result
         block = self.launcher_block
         if block.given is not x:
-            block.outputs, block.given = block.multiply(x), x
+            block.outputs, block.given, block.num_taken = block.multiply(x), x, 0
         output = block.outputs[self.launcher_index]
-        if self.launcher_index == len(block.members) - 1:
-            block.outputs, block.given = (), None
+        block.num_taken += 1
+        if block.num_taken == len(block.members):
+            block.outputs, block.given, block.num_taken = (), None, 0
         return output.unflatten(0, x.shape[:-1])
 
 
@@ -209,6 +211,12 @@ class Products:
             for block in self.blocks:
                 _copy_in(block)
         self._seen = versions
+
+
+def forget(products: Products) -> None:
+    """What a pass that was broken off has left: it would keep all that the pass had kept."""
+    for block in products.blocks:
+        block.outputs, block.given, block.num_taken = (), None, 0
 
 
 def _trained(block: _Block) -> Iterator[nn.Parameter]:

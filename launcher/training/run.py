@@ -142,12 +142,19 @@ def _make_engine(plan: Plan, module: TrainedModel, accelerator: Accelerator, num
         max_grad_norm=plan.optimizer.max_grad_norm,
         num_micro_batches=plan.batch.gradient_accumulation_steps,
         reduces_always=plan.strategy == "fsdp2" and plan.adapter.kind == "full",
-        graphs=_make_graphs(plan, module, model, accelerator) if plan.cuda_graph else None,
+        graphs=_make_graphs(plan, module, model, accelerator)
+        if plan.cuda_graph and plan.strategy == "single"
+        else None,
         scales_loss=plan.precision.loss_scaling,
     )
 
 
-def _make_graphs(plan: Plan, module: TrainedModel, model: nn.Module, accelerator: Accelerator) -> GraphedMicroSteps:
+def _make_graphs(
+    plan: Plan, module: TrainedModel, model: nn.Module, accelerator: Accelerator
+) -> GraphedMicroSteps | None:
+    if not plan.cuda_graph or plan.strategy != "single":
+        return None
+
     def micro_step(batch: PackedBatch, num_trained: Tensor) -> Tensor:
         loss: Tensor = model(batch) / num_trained
         accelerator.backward(loss)

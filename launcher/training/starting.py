@@ -12,13 +12,11 @@ from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs,
 
 from launcher.choices import DEEPSPEED_STRATEGIES
 from launcher.errors import Problem, TopologyError
-from launcher.hardware import DESKTOP_MIB
 from launcher.memory import CONTEXT_BYTES
 from launcher.plan.model import Plan
 from launcher.started import find_unknown_rank
 from launcher.training.cpu_ranks import enable_cpu_ranks
 from launcher.training.loading import DTYPES
-from launcher.units import mib_to_bytes
 
 # How long a rank waits for the others in a collective before it gives up, behind the watchdog, which can say who is
 # waited for. torch's default is half an hour for NCCL's first and every other call; no environment variable sets it.
@@ -57,13 +55,13 @@ def start(plan: Plan) -> Accelerator:
 
 def _limit_memory(plan: Plan) -> None:
     """What torch may allocate of a smaller card: the context, and a desktop, hold the rest."""
-    limit = plan.hardware.vram_limit_mib
+    limit = plan.hardware.vram_limit_bytes
     if limit is None or not torch.cuda.is_available():
         return
-    usable = mib_to_bytes(limit - DESKTOP_MIB) - CONTEXT_BYTES
-    for index in range(torch.cuda.device_count()):
-        whole = torch.cuda.get_device_properties(index).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, usable / whole), index)
+    usable = limit - CONTEXT_BYTES
+    index = int(os.environ.get("LOCAL_RANK", "0"))
+    whole = torch.cuda.get_device_properties(index).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, usable / whole), index)
 
 
 def _make_patience(plan: Plan) -> timedelta:

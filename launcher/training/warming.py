@@ -61,7 +61,11 @@ def _pass_through(run: Run) -> None:
             _unsynchronised(run),
             _room_of_states_taken(run),
         ):
-            engine.accelerator.backward(engine.model(run.batches()[0].to(engine.device)) * 0.0)
+            batch = run.batches()[0].to(engine.device)
+            engine.accelerator.backward(engine.model(batch) * 0.0)
+            if engine.graphs is not None:
+                engine.optimizer.zero_grad(set_to_none=True)
+                engine.graphs(batch, 1)  # recorded here, so that it is found out here whether there is room
     finally:
         engine.optimizer.zero_grad(set_to_none=True)
 

@@ -146,9 +146,11 @@ def test_make_help_lists_every_target() -> None:
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A checkout's experts, two runs without a training, and the guide's expert."""
+    """A checkout's experts, rows, two runs without a training, and the guide's expert."""
     folder = tmp_path_factory.mktemp("docs")
     shutil.copytree(ROOT / "experts", folder / "experts", ignore=shutil.ignore_patterns("generator", "__pycache__"))
+    shutil.copy(ROOT / "experts/sql/sample/train.jsonl", folder / "rows.jsonl")  # what the docs call a user's rows
+    shutil.copy(ROOT / "experts/sql/sample/train.jsonl", folder / "rows.jsonl")
     for name, seed in (("first", 1), ("second", 2)):
         write_run(folder / "runs", MadeRun(run_id=name, seed=seed, num_steps=20))
     before = Path.cwd()

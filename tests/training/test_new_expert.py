@@ -38,7 +38,7 @@ def test_two_commands(kind: str, tmp_path: Path) -> None:
     assert "Next:  launcher train sales" in made.stdout
     trained = launch(tmp_path, "train", "sales", "--max-steps", "2", "--json")
     assert trained.returncode == 0, trained.stderr
-    folder = tmp_path / json.loads(trained.stdout)["run_dir"]
+    folder = tmp_path / json.loads(trained.stdout)["path"]
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [step["step"] for step in steps if "train/loss" in step] == [1, 2]
+    assert [step["step"] for step in steps if "train/loss" in step["values"]] == [1, 2]
     assert (folder / "adapter" / "adapter_model.safetensors").is_file()

@@ -175,7 +175,8 @@ def test_dropout_drops_what_it_says_and_its_gradient_is_right() -> None:
     """Against numerical differences: the mask is the same while the seed is."""
     model = make_model(dropout=0.5, targets=["gate_proj", "up_proj"]).double()
     lay_out_products(find_layers(model), torch.float64).refresh()
-    member = find_layers(model)[0].mlp.gate_proj
+    first: Any = find_layers(model)[0]
+    member = first.mlp.gate_proj
     assert isinstance(member, ProductLinear)
     x = torch.randn(3, SIZES["hidden_size"], dtype=torch.float64, requires_grad=True)
     block = member.launcher_block
@@ -185,6 +186,35 @@ def test_dropout_drops_what_it_says_and_its_gradient_is_right() -> None:
         return block.multiply(given)[0]
 
     assert torch.autograd.gradcheck(output, (x,))
+
+
+def test_a_block_multiplies_once_and_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model()
+    products = lay_out(model)
+    seen: list[int] = []
+    original = type(products.blocks[0]).multiply
+
+    def multiply(block: Any, x: Tensor) -> tuple[Tensor, ...]:
+        seen.append(products.blocks.index(block))
+        return original(block, x)
+
+    monkeypatch.setattr(type(products.blocks[0]), "multiply", multiply)
+    compute_loss(model)
+    assert sorted(seen) == list(range(len(products.blocks)))
+    assert all(block.given is None and block.outputs == () for block in products.blocks)
+
+
+@pytest.mark.parametrize(
+    ("family", "compiled", "frees"), [("qwen3", True, False), ("qwen3", False, True), ("llama", True, True)]
+)
+def test_kept_values_do_not_keep_queries_and_keys(family: str, compiled: bool, frees: bool) -> None:
+    """Where a compiled norm follows, these are kept anyway."""
+    model = make_model(family=family)
+    products = lay_out(model, compiled=compiled)
+    block = next(block for block in products.blocks if len(block.members) == 3)
+    query, key, value = block.multiply(torch.randn(5, SIZES["hidden_size"]))
+    assert query.untyped_storage().data_ptr() == key.untyped_storage().data_ptr()
+    assert (value.untyped_storage().data_ptr() != query.untyped_storage().data_ptr()) == frees
 
 
 def test_what_is_not_taken_stays_with_peft() -> None:

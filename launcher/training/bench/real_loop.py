@@ -20,6 +20,7 @@ from launcher.metrics import StepMetrics
 from launcher.paths import RunPaths
 from launcher.plan.model import Plan
 from launcher.training.assembly import assemble
+from launcher.training.engine import Engine
 from launcher.training.gpu_counters import GpuCounters
 from launcher.training.loop import train
 from launcher.training.measures import Counters, Measures, Throughput
@@ -99,7 +100,7 @@ def _make_timing(run: Run, rows: Sequence[StepMetrics]) -> Timing:
         num_skipped=sum(int(row.values[metrics.SKIPPED]) for row in rows),
         data_wait_share=statistics.fmean(row.values[metrics.DATA_WAIT_SHARE] for row in rows),
         mfu=_find_median(rows, metrics.DEVICE_MFU),
-        peak_gib=find_peak_gib(),
+        peak_gib=find_peak_gib(run.engine),
         utilization=_find_mean(rows, metrics.GPU_UTILIZATION),
         watts=_find_mean(rows, metrics.GPU_POWER_WATTS),
     )
@@ -122,8 +123,8 @@ def reset_peak() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def find_peak_gib() -> float:
+def find_peak_gib(engine: Engine | None = None) -> float:
     """What torch allocated on the GPU since the warm steps; without a GPU, the most that this process ever held."""
     if torch.cuda.is_available():
-        return bytes_to_gib(torch.cuda.max_memory_allocated())
+        return bytes_to_gib(torch.cuda.max_memory_allocated() if engine is None else engine.peak_bytes)
     return bytes_to_gib(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)

@@ -186,6 +186,35 @@ def test_mistakes_are_told_and_leave_nothing(content: str, words: str) -> None:
     assert list_names() == ["rows.jsonl"]
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("rows.csv", "question;answer\na;b\n", "its cells are separated by ';'"),
+        (
+            "rows.tsv",
+            "question\tanswer\na\tb\n",
+            "unknown format\nhint: --data names your rows, --format what they are",
+        ),
+        ("rows.json", '{"data": []}', "holds no list of rows"),
+        ("folder/rows.jsonl", None, "no such file"),
+    ],
+)
+def test_files_of_another_form_are_told(name: str, content: str | None, words: str) -> None:
+    if content is not None:
+        Path(name).write_text(content)
+    with pytest.raises(InputError) as caught:
+        make(Path(name))
+    assert words in str(caught.value)
+
+
+def test_foreign_letters_stay_on_their_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows([{"frage": f"Wie groß ist {n}?", "antwort": f"größer als {n - 1}"} for n in range(20)])
+    assert main(["new", "groesse", "--data", "rows.jsonl", "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert '      "_fields_comment": "prompt: frage (it comes first of two fields of text' in told
+    assert "| größer als" in told
+
+
 def test_a_file_that_is_not_there_is_told_with_one_that_is() -> None:
     write_rows(make_rows())
     with pytest.raises(InputError, match=r"rows\.json: no such file\nhint: did you mean rows\.jsonl"):

@@ -171,8 +171,8 @@ def test_what_no_graph_can_hold(config: dict[str, object], options: dict[str, An
 
 def test_a_graph_leaves_room_for_evaluations() -> None:
     """What it records in stays its own."""
-    full = plan_for(gpu="rtx4090", config={"batch_size": 7, "gradient_accumulation_steps": 7})
-    assert full.memory.total_bytes > 0.75 * full.memory.card_bytes
+    full = plan_for(gpu="h200")
+    assert full.memory.total_bytes > 0.85 * full.memory.card_bytes
     assert not full.cuda_graph
     assert plan_for(gpu="rtx4090", config={"batch_size": 4, "gradient_accumulation_steps": 4}).cuda_graph
 

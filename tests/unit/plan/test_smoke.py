@@ -198,3 +198,20 @@ def test_positions_are_checked_at_the_length_that_is_trained(write_manifest: Wri
     assert smoke(str(long)).batch.sequence_length == 512
     with pytest.raises(ManifestError, match=r"8192 is beyond the 4096 positions of launcher/tiny"):
         smoke(config={"max_seq_length": 8192})
+
+
+@pytest.mark.parametrize(
+    ("row_tokens", "length", "batch"), [(100, 512, 8), (300, 1024, 4), (1000, 2048, 2), (9000, 4096, 1)]
+)
+def test_long_rows_get_longer_sequences_and_fewer(row_tokens: float, length: int, batch: int) -> None:
+    config = load_manifest(find_manifest("neo4j")).manifest.training.config.model_copy(update={"max_seq_length": 8192})
+    made = make_smoke_sizes(config, frozenset(), row_tokens).config
+    assert (made.max_seq_length, made.global_batch_size) == (length, batch)
+
+
+def test_layers_of_another_family_are_those_of_the_tiny_base() -> None:
+    config = load_manifest(find_manifest("neo4j")).manifest.training.config
+    phi = config.model_copy(update={"target_modules": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")})
+    sizes = make_smoke_sizes(phi, frozenset())
+    assert sizes.config.target_modules == (*config.target_modules[:3], "o_proj", "gate_proj", "up_proj", "down_proj")
+    assert "the tiny base has other layers" in sizes.replaced["adapter"]
