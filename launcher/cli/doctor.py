@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from launcher.cli.finding import add_runs_dir
+from launcher.cli.finding import add_runs_dir, find_run
 from launcher.errors import ExitCode
 
 HELP = "look for what is wrong: with this machine, with an expert's plan on it, with a run"
@@ -27,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
-    from launcher.cli.finding import find_run
     from launcher.cli.torch_verbs import make_environment
     from launcher.doctor.examine import Examination, examine
     from launcher.inputs import Request

@@ -98,7 +98,7 @@ def _train_from(run: Run, observer: Observer, position: Position, readback: Read
 def train_step(
     run: Run, step: int, batches: Iterator[PackedBatch], clock: StepClock, *, asks_to_stop: bool = False
 ) -> StepResult:
-    """All micro-batches, one update. Nothing in here waits for the device, except Liger's loss, once a micro-batch."""
+    """All micro-batches, one update. Nothing in here waits for the device."""
     engine = run.engine
     packs = run.order.packs_of(step - 1)
     num_trained = int(run.train.num_trained[list(packs)].sum())

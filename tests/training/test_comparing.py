@@ -162,9 +162,9 @@ def test_which_packages_run(plan: Plan) -> None:
     always = {"launcher", "torch", "transformers", "accelerate", "peft", "numpy"}
     gpu = find_gpu("h100").model_dump()
     assert set(running_packages(plan)) == always
-    assert set(running_packages(vary(plan, {"hardware.gpu": gpu, "loss_kernel": "liger"}))) - always == {
+    assert set(running_packages(vary(plan, {"hardware.gpu": gpu, "loss_kernel": "fused"}))) - always == {
         "nccl",
-        "liger-kernel",
+        "triton",
     }
     assert set(running_packages(vary(plan, {"optimizer.name": "adamw_bnb_8bit"}))) - always == {"bitsandbytes"}
 

@@ -25,7 +25,7 @@ def test_kernels_that_overlap_count_once() -> None:
     [
         ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", "matrix products"),
         ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", "attention"),
-        ("liger_cross_entropy_kernel", "loss"),
+        ("_replace_logits", "loss"),
         ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
         ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "communication"),
         ("Memcpy HtoD (Pinned -> Device)", "copies"),
