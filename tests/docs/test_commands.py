@@ -130,7 +130,7 @@ def check_python(words: list[str]) -> None:
 
 def check_extras(text: str) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    named = {name for group in re.findall(r"\[([\w,]+)\]", text) for name in group.split(",")}
+    named = {name for group in re.findall(r"(?:expert-launcher|\.)\[([\w,]+)\]", text) for name in group.split(",")}
     assert named - set(extras) == set()
 
 
