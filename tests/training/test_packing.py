@@ -14,6 +14,7 @@ from torch.nn import functional
 from launcher.corpus.store import Store
 from launcher.plan.model import Plan
 from launcher.training.batches import PackedBatch, Shape, collate
+from launcher.training.products import by_the_library
 from launcher.training.run import Run
 from tests.training.builders import (
     SEQUENCE_LENGTH,
@@ -62,13 +63,14 @@ def compute(run: Run, batches: Iterable[PackedBatch]) -> Computed:
 
 
 def compute_by_transformers(run: Run, documents: list[Document]) -> Computed:
-    """All rows in one batch, padded on the right, with a mask: what everybody does."""
+    """All rows in one batch, padded on the right, with a mask, PEFT's products: what everybody does."""
     ids = nn.utils.rnn.pad_sequence([torch.tensor(document.ids) for document in documents], batch_first=True)
     mask = nn.utils.rnn.pad_sequence([torch.ones(len(document.ids)) for document in documents], batch_first=True).long()
     trained = nn.utils.rnn.pad_sequence([torch.tensor(document.trained) for document in documents], batch_first=True)
     run.engine.module.base.set_attn_implementation("eager")
     model: Any = run.engine.module.model
-    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
+    with by_the_library():
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
     labels = ids.masked_fill(trained == 0, -100)[:, 1:]
     loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum")
     loss.backward()
