@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from launcher.cli.output import reader_may_leave
 from launcher.cli.tables import print_table
 from launcher.errors import ExitCode, InputError, LauncherError
+from launcher.gpus import find_gpu
 
 if TYPE_CHECKING:
     from launcher.bench.memory_cases import GridCase
@@ -68,6 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.gpu is not None and not arguments.list:
         raise InputError("--gpu is for --list: memory is measured on the GPU that is here")
     if arguments.list:
+        if arguments.gpu is not None:
+            find_gpu(arguments.gpu)  # one that nobody knows is a mistake, not 76 cases that are left out
         return _list(arguments)
     if arguments.collect is not None:
         _collect(Path(arguments.collect), Path(arguments.into))

@@ -34,17 +34,12 @@ class FieldSeen:
     num_lists: int = 0
     num_numbers: int = 0  # true and false are counted here, too
     num_chats: int = 0  # lists of messages with an answer among them
-    num_characters: int = 0  # of texts
     object_keys: tuple[str, ...] = ()  # of the first object
     distinct: set[int] = field(default_factory=set)  # hashes of values; no more than a thousand are kept
 
     @property
     def num_filled(self) -> int:
         return self.num_text + self.num_objects + self.num_lists + self.num_numbers
-
-    @property
-    def mean_characters(self) -> float:
-        return self.num_characters / max(1, self.num_text)
 
     @property
     def kind(self) -> str:
@@ -64,7 +59,6 @@ class FieldSeen:
             return
         if isinstance(value, str):
             self.num_text += 1
-            self.num_characters += len(value)
         elif isinstance(value, dict):
             self.num_objects += 1
             self.object_keys = self.object_keys or tuple(value)

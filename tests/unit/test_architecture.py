@@ -98,6 +98,7 @@ MAY_USE: dict[str, set[str]] = {
         "arguments",
         "attempts",
         "bench",
+        "gpus",
         "manifest",
         "inputs",
         "hardware",

@@ -17,7 +17,7 @@ from launcher.bench.memory_plans import plan_case
 from launcher.bench.memory_rows import GridRow, append_row, load_rows, load_table, make_table, write_table
 from launcher.bench.memory_summary import find_miscounted, is_held_out, make_summaries
 from launcher.cli.main import main
-from launcher.errors import DoesNotFitError, InputError
+from launcher.errors import DoesNotFitError, ExitCode, InputError
 from launcher.memory import count_trainable, estimate_memory
 from launcher.plan.recipes import estimate_plan, recipe_of
 from launcher.shapes import load_shape
@@ -316,3 +316,9 @@ def test_exit_codes(
     assert main(["bench", "memory", *words]) == code
     said = capsys.readouterr().out
     assert {0: "8 of 8 cases are measured", 75: "8 are to do, the next takes about 8 s", 4: "1 failed"}[code] in said
+
+
+def test_a_gpu_that_nobody_knows_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not a list of cases that are all left out."""
+    assert main(["bench", "memory", "--list", "--gpu", "nosuch"]) == ExitCode.WRONG_INPUT
+    assert "unknown GPU" in capsys.readouterr().err
