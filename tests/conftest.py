@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +100,14 @@ def find_parent(tree: Any, path: str) -> tuple[Any, Any]:
     for part in above:
         tree = tree[int(part)] if part.isdigit() else tree[part]
     return tree, int(key) if key.isdigit() else key
+
+
+@pytest.fixture(autouse=True)
+def _hub_as_it_was() -> Iterator[None]:
+    """`launcher data` forbids its own process to fetch anything; a test that calls it must not forbid the next one."""
+    before = os.environ.get("HF_HUB_OFFLINE")
+    yield
+    if before is None:
+        os.environ.pop("HF_HUB_OFFLINE", None)
+    else:
+        os.environ["HF_HUB_OFFLINE"] = before

@@ -62,6 +62,7 @@ def test_two_batch_sizes_are_compared_on_the_same_sequences(data: Path, tmp_path
     assert verdict.words.split(":")[0].replace("_", "\\_") in (out / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_ladder_that_was_interrupted_goes_on(data: Path, tmp_path: Path) -> None:
     words = ("ladder", "json", "--out", str(tmp_path), "--json")
     begun = bench(data, *words, "--rungs", "tf32")

@@ -37,6 +37,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_every_case_is_trained_by_the_real_steps(rows: Path, tmp_path: Path) -> None:
     cases = {case.name: case for case in select_cases([TINY], PATTERN)}
     told = load_rows(rows)
@@ -57,6 +58,7 @@ def test_every_case_is_trained_by_the_real_steps(rows: Path, tmp_path: Path) -> 
         assert row.versions["torch"]
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_stopped_and_sums_up(rows: Path, tmp_path: Path) -> None:
     *kept, last = rows.read_text().splitlines()
     again = tmp_path / "rows.jsonl"

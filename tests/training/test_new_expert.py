@@ -29,7 +29,7 @@ def make_row(kind: str, number: int) -> dict[str, object]:
     return {"id": number, "question": question, "schema": "customers(name, things)", "sql": answer}
 
 
-@pytest.mark.parametrize("kind", ["fields", CHAT])
+@pytest.mark.parametrize("kind", ["fields", pytest.param(CHAT, marks=pytest.mark.slow)])
 def test_two_commands(kind: str, tmp_path: Path) -> None:
     rows = "".join(json.dumps(make_row(kind, number)) + "\n" for number in range(120))
     (tmp_path / "rows.jsonl").write_text(rows)
