@@ -36,6 +36,7 @@ def bench(data: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_two_batch_sizes_are_compared_on_the_same_sequences(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = bench(data, "json", "--vary", "batch_size=1,2", "--repeats", "5", "--json", "--out", str(out))

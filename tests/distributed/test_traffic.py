@@ -26,8 +26,6 @@ CONFIG: Mapping[str, Any] = {"max_steps": 3}
 BF16 = {"precision.compute_dtype": "bf16", "precision.base_dtype": "bf16"}
 CELLS = [
     Cell(strategy="fsdp2"),
-]
-RARER = [
     Cell(strategy="ddp", adapter="full"),
     Cell(strategy="zero2", adapter="full"),
     Cell(strategy="fsdp2", adapter="full"),
@@ -55,14 +53,9 @@ def name_cell(cell: Cell) -> str:
     return f"{cell.strategy}-{cell.adapter}{more}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS, ids=name_cell)
 def test_two_ranks_exchange_what_the_model_says(bench: Bench, cell: Cell) -> None:
-    check_traffic(bench, cell)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", RARER, ids=name_cell)
-def test_rarer_forms_too(bench: Bench, cell: Cell) -> None:
     check_traffic(bench, cell)
 
 
