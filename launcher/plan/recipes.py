@@ -24,7 +24,8 @@ def recipe_of(plan: Plan) -> Recipe:
         packed=True,  # rows lie end to end, packed or not; at worst all are of full length
         sequence_length=plan.batch.sequence_length,
         micro_batch_size=plan.batch.micro_batch_size,
-        accumulates_gradients=plan.batch.gradient_accumulation_steps > 1,
+        # a graph's gradients live beside all activations, as where they accumulate
+        accumulates_gradients=plan.batch.gradient_accumulation_steps > 1 or plan.cuda_graph,
         strategy=plan.strategy,
         offload=plan.offload,
         num_ranks=plan.batch.num_ranks,

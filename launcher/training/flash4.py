@@ -40,34 +40,21 @@ def _attend(
     window: int | None,
 ) -> tuple[Tensor, Tensor]:
     with _refusals():
-        return _run_forward(query, key, value, borders, longest, scale, softcap, window)
-
-
-def _run_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    borders: Tensor,
-    longest: int,
-    scale: float,
-    softcap: float,
-    window: int | None,
-) -> tuple[Tensor, Tensor]:
-    out, log_sums, *_ = _flash_attn_fwd(
-        query,
-        key,
-        value,
-        cu_seqlens_q=borders,
-        cu_seqlens_k=borders,
-        max_seqlen_q=longest,
-        max_seqlen_k=longest,
-        softmax_scale=scale,
-        causal=True,
-        softcap=softcap or None,
-        window_size_left=window,
-        window_size_right=None if window is None else 0,
-        return_lse=True,
-    )
+        out, log_sums, *_ = _flash_attn_fwd(
+            query,
+            key,
+            value,
+            cu_seqlens_q=borders,
+            cu_seqlens_k=borders,
+            max_seqlen_q=longest,
+            max_seqlen_k=longest,
+            softmax_scale=scale,
+            causal=True,
+            softcap=softcap or None,
+            window_size_left=window,
+            window_size_right=None if window is None else 0,
+            return_lse=True,
+        )
     return out, log_sums
 
 
@@ -91,23 +78,24 @@ def _attend_backward(
     softcap: float,
     window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grads: tuple[Tensor, Tensor, Tensor] = _flash_attn_bwd(
-        query,
-        key,
-        value,
-        out,
-        grad,
-        log_sums,
-        scale,
-        True,
-        softcap,
-        window_size_left=window,
-        window_size_right=None if window is None else 0,
-        cu_seqlens_q=borders,
-        cu_seqlens_k=borders,
-        max_seqlen_q=longest,
-        max_seqlen_k=longest,
-    )
+    with _refusals():
+        grads: tuple[Tensor, Tensor, Tensor] = _flash_attn_bwd(
+            query,
+            key,
+            value,
+            out,
+            grad,
+            log_sums,
+            scale,
+            True,
+            softcap,
+            window_size_left=window,
+            window_size_right=None if window is None else 0,
+            cu_seqlens_q=borders,
+            cu_seqlens_k=borders,
+            max_seqlen_q=longest,
+            max_seqlen_k=longest,
+        )
     return grads[0], grads[1], grads[2]
 
 

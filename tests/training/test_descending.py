@@ -227,3 +227,18 @@ def test_what_cannot_be_read_teaches_nothing(tmp_path: Path, monkeypatch: pytest
     remember_failure(plan)
     assert len(json.loads((tmp_path / "experience.json").read_text())["failures"]) == 1
     assert isinstance(find_failure(plan), Failure)
+
+
+def test_memory_that_runs_out_behind_the_optimizer_is_a_half_update_too(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path
+) -> None:
+    """The weights have moved: saved as the step before, that step would be trained twice."""
+    run = build(plan, store, tmp_path)
+    run.engine.micro_step(run.batches()[0], 10, is_last=True)
+
+    def run_out(**_more: object) -> None:
+        raise torch.OutOfMemoryError("no room for a copy of what was trained")
+
+    monkeypatch.setattr(run.engine.module.products, "refresh", run_out)
+    with pytest.raises(HalfUpdatedError):
+        run.engine.update(torch.tensor(1.0))

@@ -58,6 +58,28 @@ def test_other_numbers_of_tokens_are_another_graph() -> None:
     assert not Sizes(2048, 8, 1024).hold(Sizes(1024, 8, 1024))
 
 
+def test_where_nothing_can_be_recorded_kernels_are_launched(capsys: pytest.CaptureFixture[str]) -> None:
+    """As here, without a GPU: told once, with the reason, and trained all the same."""
+    weight = torch.nn.Parameter(torch.ones(3))
+
+    def micro_step(batch: PackedBatch, num_trained: torch.Tensor) -> torch.Tensor:
+        loss = (weight * len(batch.targets)).sum() / num_trained
+        loss.backward()
+        return loss.detach()
+
+    graphs = GraphedMicroSteps(micro_step, [weight], 64)
+    batch = make_batch((20, 12), 9)
+    assert [float(graphs(batch, 3)) for _ in range(2)] == [9.0, 9.0]
+    assert not graphs.is_active
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [6.0, 6.0, 6.0], "both micro-steps, added up"
+    torch.optim.SGD([weight]).zero_grad(set_to_none=True)
+    graphs(batch, 3)
+    assert weight.grad.tolist() == [3.0, 3.0, 3.0], "taken away means zero"
+    told = capsys.readouterr().err
+    assert told.count("no CUDA graph, kernels are launched one by one: ") == 1
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 def test_replays_are_what_launches_are() -> None:
     """Gradients add up, batches of other sizes come, and somebody takes the gradients away between steps."""

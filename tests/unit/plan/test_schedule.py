@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.plan import Plan
+from launcher.plan.ladder import take_rung
+from launcher.plan.recipes import estimate_plan
 from tests.conftest import WriteManifest
 from tests.unit.plan.conftest import decision, plan_for
 
@@ -167,6 +169,35 @@ def test_what_no_graph_can_hold(config: dict[str, object], options: dict[str, An
     quiet = plan_for(gpu="h200", config=SMALL | config, **options)
     assert not quiet.cuda_graph
     assert "CUDA graph" not in {choice.name for choice in quiet.decisions}
+
+
+def test_speed_counts_on_a_graph_only_where_there_is_one() -> None:
+    graphed, launched = (plan_for(gpu="h200", config=SMALL | more) for more in ({}, {"attention": "flex"}))
+    assert (graphed.cuda_graph, launched.cuda_graph) == (True, False)
+    assert graphed.speed.tokens_per_second is not None
+    assert launched.speed.tokens_per_second is not None
+    assert launched.speed.tokens_per_second < 0.5 * graphed.speed.tokens_per_second
+
+
+def test_gradients_of_a_graph_live_beside_the_activations() -> None:
+    """Of one micro-batch a step, launched, they would grow while activations shrink."""
+    graphed, launched = (
+        plan_for(gpu="h200", config=SMALL | {"torch_compile_mode": mode}) for mode in (None, "default")
+    )
+    sizes = [{term.name: term.num_bytes for term in plan.memory.terms}["gradients"] for plan in (graphed, launched)]
+    assert sizes == [4 * graphed.adapter.trainable_parameters, 0]
+    assert estimate_plan(graphed).total_bytes == graphed.memory.total_bytes
+
+
+def test_rungs_that_leave_one_process_leave_the_graph() -> None:
+    plan: Plan | None = plan_for(gpu="rtx4090")
+    seen = set()
+    while plan is not None:
+        seen.add((plan.strategy == "single", plan.cuda_graph))
+        plan = take_rung(plan)
+    assert (True, True) in seen
+    assert (False, True) not in seen
+    assert (False, False) in seen
 
 
 def test_a_graph_leaves_room_for_evaluations() -> None:
