@@ -11,16 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.errors import DoesNotFitError, InputError, LauncherError
+from launcher.errors import DoesNotFitError, InputError
 from launcher.inputs import PlannedRun, Request, base_folders, plan_request
-from launcher.manifest import find_manifest, load_manifest
+from launcher.manifest import load_manifest
+from launcher.manifest.locate import expert_folders
 from launcher.manifest.reading import shorten
 from launcher.new_expert.manifest_text import render_manifest
 from launcher.new_expert.proposal import Proposal, Wishes, make_proposal, with_notes
-from launcher.new_expert.sample import make_sample_rows
-from launcher.new_expert.seeing import see_rows
+from launcher.new_expert.sample import SAMPLE_FILES, make_sample
+from launcher.new_expert.seeing import is_text, see_rows
+from launcher.new_expert.splits import choose_format, see_splits
 from launcher.paths import write_text_atomically
-from launcher.rows import SAMPLE_TRAIN
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
@@ -51,19 +52,20 @@ def make_new_expert(
 ) -> NewExpert:
     folder = _choose_folder(expert, into)
     _check_free(folder, force=force or dry_run)
-    for file in (wishes.validation, wishes.test):
-        if file is not None and not file.is_file():
-            raise InputError(f"{file}: no such file")
+    _check_names(folder, data, wishes.validation, wishes.test)
     proposal = make_proposal(see_rows(data, data_format), wishes, base_folders(folder))
-    sample = make_sample_rows(proposal) if with_sample else None
+    splits = see_splits(proposal, data_format)
+    proposal = with_notes(proposal, *(note for split in splits.values() for note in split.notes))
+    sample = make_sample(proposal, splits) if with_sample else None
     if sample is not None and sample.note:
         proposal = with_notes(proposal, sample.note)
-    text = render_manifest(expert, proposal, folder)
-    texts = {MANIFEST: text} | ({SAMPLE_TRAIN: sample.text} if sample is not None else {})
+    called = _name_call(expert, folder)
+    written = choose_format([proposal.seen.source, *(split.source for split in splits.values())])
+    text = render_manifest(expert, proposal, folder, called, written)
+    texts = {MANIFEST: text, **(sample.texts if sample is not None else {})}
     with _staged(folder, texts) as staging:
         proposal, planned = _try_out(staging / MANIFEST, proposal)
         files = () if dry_run else _put_in_place(staging, folder, tuple(texts))
-    called = str(folder) if dry_run else _name_call(expert, folder)
     return NewExpert(
         expert=expert, folder=folder, manifest=text, files=files, proposal=proposal, plan=planned, called=called
     )
@@ -71,8 +73,13 @@ def make_new_expert(
 
 def _choose_folder(expert: str, into: Path | None) -> Path:
     if not _NAME.fullmatch(expert) or expert.endswith(".json"):
+        why = (
+            "it may not end in .json, which names a manifest's file"
+            if expert.endswith(".json")
+            else "it begins with a letter or a digit, and has 1 to 60 letters, digits, dots, dashes and underscores"
+        )
         raise InputError(
-            f"{shorten(expert)!r} is no name for an expert: 1 to 60 letters, digits, dots, dashes and underscores",
+            f"{shorten(expert)!r} is no name for an expert: {why}",
             hint="`launcher new sales --data rows.jsonl`; --into FOLDER says where it is to lie",
         )
     if into is not None:
@@ -80,11 +87,18 @@ def _choose_folder(expert: str, into: Path | None) -> Path:
     return Path("experts") / expert if Path("experts").is_dir() else Path(expert)
 
 
+def _check_names(*paths: Path | None) -> None:
+    """A manifest is UTF-8, and so is what it names."""
+    for path in paths:
+        if path is not None and not is_text(str(path.absolute())):
+            raise InputError(f"{path}: its name is not UTF-8: a manifest could not name it", hint="rename it")
+
+
 def _check_free(folder: Path, *, force: bool) -> None:
     """A folder may be there, with the data in it; what we would write may not."""
     if os.path.lexists(folder) and not folder.is_dir():
         raise InputError(f"{folder} is there already, and is no folder", hint="--into FOLDER names another place")
-    taken = [folder / name for name in (MANIFEST, SAMPLE_TRAIN) if os.path.lexists(folder / name)]
+    taken = [folder / name for name in (MANIFEST, *SAMPLE_FILES) if os.path.lexists(folder / name)]
     if taken and not force:
         raise InputError(
             f"{taken[0]} is there already: nothing was changed",
@@ -158,10 +172,10 @@ def _replace(staging: Path, folder: Path) -> None:
 
 
 def _name_call(expert: str, folder: Path) -> str:
-    """The short name where it leads here."""
-    try:
-        if find_manifest(expert).resolve() == (folder / MANIFEST).resolve():
+    """The short name where it will lead here: no other expert of that name stands before it."""
+    for place in (Path(expert), *(known / expert for known in expert_folders())):
+        if place.resolve() == folder.resolve():
             return expert
-    except LauncherError:
-        pass
+        if (place / MANIFEST).is_file():
+            break
     return str(folder) if os.sep in str(folder) else str(folder / MANIFEST)

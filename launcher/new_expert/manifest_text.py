@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 
+from launcher.corpus.sources import Format
 from launcher.new_expert.proposal import Proposal
 from launcher.quality.judges import LANGUAGE_NAMES
 
@@ -16,21 +18,22 @@ _SCHEMA_FILE = "manifest.schema.json"
 _WIDTH = 100  # of a list on one line
 
 
-def render_manifest(expert: str, proposal: Proposal, folder: Path) -> str:
-    """`folder` is where it will lie: paths of data start there."""
+def render_manifest(expert: str, proposal: Proposal, folder: Path, called: str, data_format: Format | None) -> str:
+    """`folder` is where it will lie: paths of data start there. `called` is what verbs take."""
     head: dict[str, Json] = {}
     if (folder.parent / _SCHEMA_FILE).is_file():
         head["$schema"] = f"../{_SCHEMA_FILE}"
+    verb = shlex.quote(called)
     tree: dict[str, Json] = {
         **head,
         "_comment": f"Made by `launcher new {expert}` from {proposal.num_rows:,} rows. Keys that begin with _ are "
-        f"comments. `launcher validate {expert}` checks it, `launcher plan {expert}` shows what would run, and why.",
+        f"comments. `launcher validate {verb}` checks it, `launcher plan {verb}` shows what would run, and why.",
         "name": expert if expert.startswith("expert-") else f"expert-{expert}",
         "version": "0.1.0",
         "schema_version": "2.0",
         "description": _describe(proposal),
         "base_models": [_make_base(proposal)],
-        "training": {"dataset": _make_dataset(proposal, folder), "config": _make_config(proposal)},
+        "training": {"dataset": _make_dataset(proposal, folder, data_format), "config": _make_config(proposal)},
     }
     evaluation = _make_evaluation(expert, proposal)
     if evaluation:
@@ -65,9 +68,11 @@ def _make_base(proposal: Proposal) -> Json:
     }
 
 
-def _make_dataset(proposal: Proposal, folder: Path) -> Json:
+def _make_dataset(proposal: Proposal, folder: Path, data_format: Format | None) -> Json:
     seen, wishes = proposal.seen, proposal.wishes
-    tree: dict[str, Json] = {"path": name_path(seen.source.path, folder), "format": seen.source.format}
+    tree: dict[str, Json] = {"path": name_path(seen.source.path, folder)}
+    if data_format is not None:  # else the files' names tell it
+        tree["format"] = data_format
     if wishes.validation is not None:
         tree["validation_path"] = name_path(wishes.validation, folder)
     else:

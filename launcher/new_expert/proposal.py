@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher.bases import last_component
-from launcher.corpus.audit import SampleSegment, make_sample
 from launcher.corpus.build import is_cut_for_validation
 from launcher.corpus.conversations import Conversation
-from launcher.corpus.documents import Document, DocumentMaker, make_template
+from launcher.corpus.documents import Document, DocumentMaker
 from launcher.corpus.markers import find_dialect, parse_conversation
 from launcher.corpus.questions import find_question
-from launcher.corpus.rows import BadRow, Row
+from launcher.corpus.rows import BadRow, Rejections, Row
 from launcher.corpus.templates import Template
-from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
+from launcher.corpus.tokenizer import load_tokenizer
 from launcher.errors import InputError
 from launcher.new_expert.answers import Language, ask_judge, find_language
-from launcher.new_expert.roles import GivenFields, Guess, Roles, check_usable, guess_roles
+from launcher.new_expert.guesses import GivenFields, Guess, Roles, list_reasons
+from launcher.new_expert.mask import Mask, count_answerless, estimate_tokens, make_mask
+from launcher.new_expert.roles import check_usable, guess_roles
 from launcher.new_expert.seeing import Seen, spread
 from launcher.new_expert.sizes import Sizes, choose_sizes
+from launcher.new_expert.templating import choose_template
 from launcher.quality.judging import Question
-from launcher.rows import BYTES_PER_TOKEN
 from launcher.shapes import ModelShape, load_shape
 
 DEFAULT_BASE = "Qwen/Qwen3-0.6B"
@@ -45,20 +44,11 @@ class Wishes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Mask:
-    """One row as it is trained: what of it is learnt."""
-
-    row: int
-    segments: tuple[SampleSegment, ...]
-    num_tokens: int
-    num_trained: int
-    tokenizer: str  # whose tokens are counted
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
     seen: Seen
     roles: Roles
+    maker: DocumentMaker
+    prompt_hashes: frozenset[int]  # of the rows that can be used
     base: ModelShape
     template: str
     template_why: str
@@ -88,6 +78,7 @@ class Proposal:
             Guess(what="template", value=self.template, why=self.template_why),
             Guess(what="trained", value="every token" if self.loss_on_all else "the answers", why=self._loss_why()),
             Guess(what="held out", value=self._held_out(), why=self._held_out_why()),
+            *([Guess(what="test", value=self.wishes.test.name, why="as given by --test")] if self.wishes.test else []),
             Guess(what="judge", value=self.language.name if self.language else "nobody", why=self._judge_why()),
             Guess(what="sequence", value=f"{sizes.max_seq_length:,} tokens", why=sizes.length_why),
             Guess(what="batch", value=f"{sizes.global_batch_size} sequences", why=sizes.batch_why),
@@ -106,7 +97,7 @@ class Proposal:
 
     def _held_out_why(self) -> str:
         if self.wishes.validation is not None:
-            return "as given"
+            return "as given by --validation"
         if self.num_held_out is None:
             return "the prompts are too few, or too much alike, to hold some out by their hash"
         return "a tenth, by a hash of the prompt: one question is never on both sides"
@@ -120,58 +111,65 @@ class Proposal:
 
 
 def make_proposal(seen: Seen, wishes: Wishes, folders: tuple[Path, ...]) -> Proposal:
+    if wishes.base is not None and not wishes.base.strip():
+        raise InputError("--base: an empty name is no base model", hint=f"leave it out, and it is {DEFAULT_BASE}")
     roles = guess_roles(seen, wishes.fields)
     check_usable(seen, roles)
     base = load_shape(wishes.base or DEFAULT_BASE, folders)
-    name, why = _choose_template(base, wishes.template)
     tokenizer = load_tokenizer(base.name, folders, any_will_do=True)
-    template = _find_template(name, tokenizer)
+    template = choose_template(base, wishes.template, tokenizer)
     trains_all = roles.kind == "text"
-    maker = DocumentMaker(reader=roles.reader, template=template, trains_all=trains_all)
-    made = [(row, document) for row in seen.rows if isinstance(document := maker.make(row), Document)]
+    maker = DocumentMaker(reader=roles.reader, template=template.shown, trains_all=trains_all)
+    made, rejections = make_documents(maker, seen.rows)
+    documents = [document for _, document in made]
     _check_variety(made, seen)
     num_rows = _count_rows(seen)
-    language = None if trains_all else _find_language(wishes.task, made, roles, template)
-    sizes = choose_sizes([_estimate_tokens(document) for _, document in made], num_rows, base.max_positions)
+    language = None if trains_all else _find_language(wishes.task, made, roles, template.shown)
+    sizes = choose_sizes([estimate_tokens(document) for document in documents], num_rows, base.max_positions)
+    mask = make_mask(
+        documents,
+        tokenizer,
+        base=base.name,
+        template=template.shown.name if template.shown_note else template.name,
+        template_note=template.shown_note,
+        max_length=sizes.max_seq_length,
+    )
+    notes = (
+        *seen.notes,
+        *note_bad(seen, rejections),
+        *roles.notes,
+        *template.notes,
+        *_note_answerless(documents, sizes),
+        *(language.notes if language else ()),
+    )
     return Proposal(
         seen=seen,
         roles=roles,
+        maker=maker,
+        prompt_hashes=frozenset(document.prompt_hash for document in documents),
         base=base,
-        template=name,
-        template_why=why,
+        template=template.name,
+        template_why=template.why,
         loss_on_all=trains_all,
         language=language,
         sizes=sizes,
         num_rows=num_rows,
-        num_held_out=_count_held_out([document for _, document in made]),
+        num_held_out=_count_held_out(documents),
         wishes=wishes,
-        mask=_make_mask([document for _, document in made], tokenizer, base.name),
-        notes=(*_note_bad(seen, len(made)), *roles.notes, *(language.notes if language else ())),
+        mask=mask,
+        notes=notes,
     )
 
 
-def _choose_template(base: ModelShape, wanted: str | None) -> tuple[str, str]:
-    """By the family: those whose tokens are known here, else the tokenizer's own where the name says that it chats."""
-    if wanted is not None:
-        return wanted, "as given"
-    if base.model_type.startswith("qwen") or base.name.startswith("launcher/"):
-        return "chatml", f"the markers that {last_component(base.name)} knows"
-    if re.search(r"llama-?3", base.name.lower()):
-        return "llama3", "the markers that Llama 3 knows"
-    words = re.split(r"[^a-z0-9]+", base.name.lower())
-    if {"instruct", "it", "chat"} & set(words) or base.model_type == "smollm3":
-        return "tokenizer", "the base's own chat template"
-    return "alpaca", "headlines: this base has no chat template that is known here"
-
-
-def _find_template(name: str, tokenizer: BaseTokenizer) -> Template:
-    """Where the base's own tokenizer is not on this machine, markers that the embedded one lacks are only shown."""
-    try:
-        return make_template(name, tokenizer)
-    except InputError:
-        if tokenizer.folder != load_tokenizer("launcher/tiny", ()).folder:
-            raise
-        return make_template("chatml", tokenizer)
+def make_documents(maker: DocumentMaker, rows: Sequence[Row]) -> tuple[list[tuple[Row, Document]], Rejections]:
+    made, rejections = [], Rejections()
+    for row in rows:
+        document = maker.make(row)
+        if isinstance(document, BadRow):
+            rejections.add(document)
+        else:
+            made.append((row, document))
+    return made, rejections
 
 
 def _check_variety(made: Sequence[tuple[Row, Document]], seen: Seen) -> None:
@@ -201,10 +199,6 @@ def _count_rows(seen: Seen) -> int:
         return count_parquet_rows(seen.source.path)
     read = sum(len(str(row.fields)) for row in seen.rows) / len(seen.rows)
     return max(len(seen.rows), round(seen.source.path.stat().st_size / max(1.0, read)))
-
-
-def _estimate_tokens(document: Document) -> float:
-    return sum(len(segment.text.encode()) for segment in document.segments) / BYTES_PER_TOKEN
 
 
 def _count_held_out(documents: Sequence[Document]) -> int | None:
@@ -243,34 +237,28 @@ def _make_question(row: Row, document: Document, roles: Roles, template: Templat
     return Question(instruction=instruction, context=context, reference=answer.removesuffix(template.end_token).strip())
 
 
-def _make_mask(documents: Sequence[Document], tokenizer: BaseTokenizer, base: str) -> Mask:
-    """Of a row of middling length: the first is often an odd one."""
-    ordered = sorted(documents[:200], key=_estimate_tokens)
-    document = ordered[len(ordered) // 2]
-    counts = [
-        (len(tokenizer.backend.encode(segment.text, add_special_tokens=False).ids), segment.is_trained)
-        for segment in document.segments
-    ]
-    is_embedded = tokenizer.folder == load_tokenizer("launcher/tiny", ()).folder
-    return Mask(
-        row=document.row,
-        segments=make_sample(document),
-        num_tokens=sum(count for count, _ in counts),
-        num_trained=sum(count for count, is_trained in counts if is_trained),
-        tokenizer="the embedded tiny base" if is_embedded else base,
-    )
-
-
-def _note_bad(seen: Seen, num_made: int) -> list[str]:
+def note_bad(seen: Seen, rejections: Rejections) -> list[str]:
     notes = []
     if seen.bad_rows:
-        first = seen.bad_rows[0]
-        notes.append(f"{len(seen.bad_rows):,} rows cannot be read: {first.reason} (line {first.number})")
-    if num_made < len(seen.rows):
-        notes.append(
-            f"{len(seen.rows) - num_made:,} of {len(seen.rows):,} rows cannot be used; `launcher prepare` says why"
-        )
+        unread = Rejections()
+        for row in seen.bad_rows:
+            unread.add(row)
+        notes.append(f"{unread.total:,} rows cannot be read: {_tell_reasons(unread)}")
+    if rejections.total:
+        notes.append(f"{seen.share(rejections.total)} cannot be used: {_tell_reasons(rejections)}")
     return notes
+
+
+def _tell_reasons(rejections: Rejections) -> str:
+    """One reason needs no count of its own."""
+    told = list_reasons(rejections)
+    return told[0].what if len(rejections.counts) == 1 else "; ".join(f"{one.where} {one.what}" for one in told)
+
+
+def _note_answerless(documents: Sequence[Document], sizes: Sizes) -> list[str]:
+    count = count_answerless(documents, sizes.max_seq_length)
+    told = f"in {count:,} of {len(documents):,} rows the answer begins beyond the {sizes.max_seq_length:,} tokens"
+    return [f"{told} of a sequence: nothing of them is trained"] if count else []
 
 
 def with_notes(proposal: Proposal, *notes: str) -> Proposal:

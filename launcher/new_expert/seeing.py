@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
-from typing import get_args
 
-from launcher.corpus.conversations import RowReader
-from launcher.corpus.rows import BadRow, Json, Row
-from launcher.corpus.sources import FileSource, Format, make_file_source
-from launcher.errors import InputError, Problem
+from launcher.corpus.conversations import RowReader, is_chat, role_of
+from launcher.corpus.rows import BadRow, Json, Rejections, Row
+from launcher.corpus.sources import FileSource
+from launcher.new_expert.readable import check_readable, find_source, note_header
 from launcher.units import MIB
 
 MOST_ROWS = 20_000  # looked at: enough for every share that is told, and little enough to be held
 MOST_BYTES = 512 * MIB  # of them, where rows are whole books
 _MOST_DISTINCT = 1_000
-_MOST_BAD_ROWS = 0.5  # as in preparing: more is a mistake in how the file is read
-_SHOWN_PROBLEMS = 5
-_FORMATS = ", ".join(get_args(Format))
+_SHOWN_NAMES = 5
 
 
 @dataclass(kw_only=True, slots=True)
@@ -33,7 +29,12 @@ class FieldSeen:
     num_objects: int = 0
     num_lists: int = 0
     num_numbers: int = 0  # true and false are counted here, too
-    num_chats: int = 0  # lists of messages with an answer among them
+    num_others: int = 0  # bytes and dates of Parquet, which play no role
+    num_chats: int = 0  # lists of messages, whether they can be read or not
+    num_answered: int = 0  # of them, those that can, with an answer
+    num_asking: int = 0  # that end before the assistant speaks
+    num_answering: int = 0  # that begin with the assistant
+    unread: Rejections = field(default_factory=Rejections)  # why messages cannot be read
     object_keys: tuple[str, ...] = ()  # of the first object
     distinct: set[int] = field(default_factory=set)  # hashes of values; no more than a thousand are kept
 
@@ -50,11 +51,12 @@ class FieldSeen:
             "objects": self.num_objects,
             "lists": self.num_lists - self.num_chats,
             "numbers": self.num_numbers,
+            "bytes or dates": self.num_others,
         }
         most = max(counts, key=lambda kind: counts[kind])
         return most if counts[most] else "nothing"
 
-    def add(self, row: Row, value: Json) -> None:
+    def add(self, row: Row, value: object) -> None:
         if value is None or value == "" or (isinstance(value, str) and not value.strip()):
             return
         if isinstance(value, str):
@@ -64,11 +66,25 @@ class FieldSeen:
             self.object_keys = self.object_keys or tuple(value)
         elif isinstance(value, list):
             self.num_lists += 1
-            self.num_chats += _is_chat(row, self.name, value)
+            if is_chat(value):
+                self._add_chat(row, value)
         elif isinstance(value, int | float):
             self.num_numbers += 1
+        else:
+            self.num_others += 1
         if len(self.distinct) < _MOST_DISTINCT:
             self.distinct.add(hash(value if isinstance(value, str) else json.dumps(value, default=str)))
+
+    def _add_chat(self, row: Row, turns: Sequence[Json]) -> None:
+        """By the reader that training uses."""
+        self.num_chats += 1
+        self.num_asking += role_of(turns[-1]) in ("user", "tool")
+        self.num_answering += role_of(turns[0]) == "assistant"
+        content = RowReader(messages=self.name).read(row)
+        if isinstance(content, BadRow):
+            self.unread.add(content)
+        else:
+            self.num_answered += 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +94,8 @@ class Seen:
     bad_rows: tuple[BadRow, ...]
     fields: dict[str, FieldSeen]  # in the order in which rows have them
     is_whole: bool  # False: there are more rows than were looked at
+    notes: tuple[str, ...] = ()  # what of the file is lost, or may be meant otherwise
+    odd_names: tuple[str, ...] = ()  # of fields, which no manifest can name
 
     @property
     def num_rows(self) -> int:
@@ -91,11 +109,12 @@ class Seen:
 
 def see_rows(path: Path, wanted: str | None = None) -> Seen:
     """Refuses what is no table of rows, with the line that says so."""
-    source = _find_source(path, wanted)
+    source = find_source(path, wanted)
     rows: list[Row] = []
     bad: list[BadRow] = []
     held, is_whole = 0, True
-    for row in source.read():
+    repeated: Counter[str] = Counter()
+    for row in source.read(repeated):
         if len(rows) + len(bad) >= MOST_ROWS or held > MOST_BYTES:
             is_whole = False
             break
@@ -104,26 +123,48 @@ def see_rows(path: Path, wanted: str | None = None) -> Seen:
         else:
             held += sum(len(value) for value in row.fields.values() if isinstance(value, str))
             rows.append(row)
-    _check_readable(path, rows, bad)
-    return Seen(source=source, rows=tuple(rows), bad_rows=tuple(bad), fields=count_fields(rows), is_whole=is_whole)
-
-
-def _find_source(path: Path, wanted: str | None) -> FileSource:
-    """The same as training's; the way out is a flag, as there is no manifest yet."""
-    try:
-        return make_file_source(path, wanted or _sniff(path))
-    except InputError as error:
-        if "training.dataset" not in error.hint:
-            raise
-        raise InputError(error.title, hint=f"--data names your rows, --format what they are: {_FORMATS}") from None
+    check_readable(source, rows, bad)
+    odd = tuple(dict.fromkeys(name for row in rows for name in row.fields if not is_text(name)))
+    return Seen(
+        source=source,
+        rows=tuple(rows),
+        bad_rows=tuple(bad),
+        fields=count_fields(rows),
+        is_whole=is_whole,
+        notes=(*_note_repeated(repeated), *note_header(source, rows), *_note_odd(odd)),
+        odd_names=odd,
+    )
 
 
 def count_fields(rows: Iterable[Row]) -> dict[str, FieldSeen]:
+    """A name that is no text cannot be written into a manifest: such a field plays no role."""
     fields: dict[str, FieldSeen] = {}
     for row in rows:
         for name, value in row.fields.items():
-            fields.setdefault(name, FieldSeen(name=name)).add(row, value)
+            if name in fields or is_text(name):
+                fields.setdefault(name, FieldSeen(name=name)).add(row, value)
     return fields
+
+
+def is_text(text: str) -> bool:
+    """Half a character (a lone surrogate) is none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _note_repeated(repeated: Counter[str]) -> list[str]:
+    return [
+        f"the key {name!r} stands twice in {count:,} objects: only its last value is read"
+        for name, count in repeated.most_common(_SHOWN_NAMES)
+    ]
+
+
+def _note_odd(names: Sequence[str]) -> list[str]:
+    shown = ", ".join(map(ascii, names[:_SHOWN_NAMES]))
+    return [f"not looked at: {shown}, a name with half a character in it (a lone surrogate)"] if names else []
 
 
 def spread(rows: Sequence[Row], most: int) -> tuple[Row, ...]:
@@ -131,50 +172,3 @@ def spread(rows: Sequence[Row], most: int) -> tuple[Row, ...]:
     if len(rows) <= most:
         return tuple(rows)
     return tuple(rows[position * len(rows) // most] for position in range(most))
-
-
-def _is_chat(row: Row, name: str, value: list[Json]) -> bool:
-    """By the reader that training uses, where it looks like messages at all."""
-    if not isinstance(value[0] if value else None, dict):
-        return False
-    return not isinstance(RowReader(messages=name).read(row), BadRow)
-
-
-def _sniff(path: Path) -> Format | None:
-    """Much that is called .json has one object a line; names without a known ending are tried as that."""
-    suffix = path.suffix.lower()
-    if suffix not in (".json", ".txt", ".data", "") or not path.is_file():
-        return None
-    try:
-        with path.open("rb") as file:
-            lines = [line.strip() for line in islice(file, 20) if line.strip()]
-    except OSError:
-        return None  # told when it is read
-    is_lines = bool(lines) and all(_is_object(line) for line in lines[:2])
-    if suffix == ".json":
-        return "jsonl" if is_lines and len(lines) > 1 else None
-    return "jsonl" if is_lines else None
-
-
-def _is_object(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
-def _check_readable(path: Path, rows: Sequence[Row], bad: Sequence[BadRow]) -> None:
-    if not rows and not bad:
-        raise InputError(f"{path} is empty: there are no rows in it", hint="one JSON object a line is what is wanted")
-    problems = tuple(Problem(where=f"line {row.number}", what=row.reason) for row in bad[:_SHOWN_PROBLEMS])
-    if len(bad) > len(problems):
-        problems += (Problem(where="", what=f"and {len(bad) - len(problems):,} more"),)
-    hint = f"one JSON object a line is what is wanted; --format says what it is, where the name misleads: {_FORMATS}"
-    if len(bad) > _MOST_BAD_ROWS * (len(rows) + len(bad)):
-        told = "no row can be read" if not rows else f"{len(bad):,} of {len(rows) + len(bad):,} rows cannot be read"
-        raise InputError(f"{path}: {told}", problems, hint)
-    if not any(row.fields for row in rows):
-        raise InputError(f"{path}: the rows have no fields", hint=hint)
-    names = list(rows[0].fields)
-    if path.suffix.lower() == ".csv" and len(names) == 1 and (mark := re.search(r"[;\t|]", names[0])):
-        raise InputError(f"{path}: its cells are separated by {mark[0]!r}", hint="save it with commas between them")

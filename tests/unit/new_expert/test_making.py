@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -11,50 +12,33 @@ import pytest
 
 from launcher.cli.main import main
 from launcher.corpus.build import is_cut_for_validation
+from launcher.corpus.sources import make_file_source
 from launcher.errors import DoesNotFitError, InputError
 from launcher.inputs import Request, plan_request
 from launcher.manifest import find_manifest, load_manifest
 from launcher.new_expert import making
-from launcher.new_expert.making import NewExpert, make_new_expert
+from launcher.new_expert.guesses import GivenFields
 from launcher.new_expert.proposal import Wishes
-from launcher.new_expert.roles import GivenFields
-from launcher.new_expert.sample import make_sample_rows
 from launcher.plan.smoke import find_smoke_length
 from launcher.rows import probe_sample
 from tests.conftest import SHARED
+from tests.unit.new_expert.inputs import make, make_rows, read_sample, write_rows
 
 REAL = ("json_instructions", "text2cypher", "text2sql_questions")
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def make_rows(count: int = 40) -> list[dict[str, Any]]:
-    return [
-        {"question": f"What is {n} and {n}?", "notes": f"sums of {n}", "answer": f"It is {2 * n}."}
-        for n in range(count)
-    ]
-
-
-def write_rows(rows: list[dict[str, Any]], name: str = "rows.jsonl") -> Path:
-    file = Path(name)
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return file
 
 
 def list_names(folder: str = ".") -> list[str]:
     return sorted(entry.name for entry in Path(folder).iterdir())
 
 
-def make(data: Path, name: str = "sales", **options: Any) -> NewExpert:
-    return make_new_expert(name, data, options.pop("wishes", Wishes()), **options)
-
-
-def test_two_files_are_written_and_the_manifest_is_valid() -> None:
+def test_a_manifest_and_a_sample_are_written_and_valid() -> None:
     made = make(write_rows(make_rows()))
-    assert [str(file) for file in made.files] == ["sales/manifest.json", "sales/sample/train.jsonl"]
+    assert [str(file) for file in made.files] == [
+        "sales/manifest.json",
+        "sales/sample/train.jsonl",
+        "sales/sample/validation.jsonl",
+        "sales/sample/test.jsonl",
+    ]
     manifest = load_manifest(find_manifest("sales")).manifest
     assert manifest.expert == "sales"
     assert manifest.training.dataset.field_mapping.instruction == "question"
@@ -71,6 +55,23 @@ def test_it_goes_among_the_experts_where_there_are_some() -> None:
     assert made.folder == Path("experts/sales")
     assert json.loads(made.manifest)["$schema"] == "../manifest.schema.json"
     assert made.called == "sales"
+
+
+@pytest.mark.parametrize(
+    ("into", "called"),
+    [(None, "sales"), ("there/sales", "there/sales"), ("other", "other/manifest.json"), ("a b/c", "'a b/c'")],
+)
+def test_the_manifest_names_itself_as_verbs_find_it(into: str | None, called: str) -> None:
+    made = make(write_rows(make_rows()), into=None if into is None else Path(into))
+    comment = json.loads(made.manifest)["_comment"]
+    assert f"`launcher validate {called}` checks it" in comment
+    assert find_manifest(made.called).resolve() == (made.folder / "manifest.json").resolve()
+
+
+def test_a_name_that_leads_to_another_expert_is_not_told() -> None:
+    make(write_rows(make_rows()))
+    Path("experts").mkdir()
+    assert make(write_rows(make_rows())).called == "experts/sales"
 
 
 def test_data_elsewhere_is_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +93,7 @@ def test_what_is_there_stays_unless_forced() -> None:
     data = write_rows(make_rows())
     make(data)
     Path("sales/NOTES.md").write_text("mine")
-    Path("sales/sample/validation.jsonl").write_text("of an older mapping")
+    Path("sales/sample/more.jsonl").write_text("of an older mapping")
     before = Path("sales/manifest.json").read_bytes()
     with pytest.raises(InputError, match="is there already: nothing was changed\nhint: --force replaces"):
         make(data, wishes=Wishes(fields=GivenFields(prompt="notes")))
@@ -103,7 +104,7 @@ def test_what_is_there_stays_unless_forced() -> None:
         == "notes"
     )
     assert Path("sales/NOTES.md").read_text() == "mine"
-    assert list_names("sales/sample") == ["train.jsonl"]
+    assert list_names("sales/sample") == ["test.jsonl", "train.jsonl", "validation.jsonl"]
 
 
 @pytest.mark.parametrize("moment", ["plan", "place"])
@@ -158,8 +159,11 @@ def write_as(rows: list[dict[str, Any]], kind: str) -> Path:
 def test_every_format_that_training_reads(kind: str) -> None:
     make(write_as(make_rows(), kind))
     plan = plan_request(Request(expert="sales", gpu="rtx4090")).plan
-    assert plan.data.num_rows == 41 if kind == "csv" else plan.data.num_rows == 40  # a plan counts the lines of CSV
-    assert plan.data.format == {"lines called json": "jsonl"}.get(kind, kind)
+    assert plan.data.num_rows == 40
+    assert plan.data.format == {"lines called json": "jsonl"}.get(kind)  # else the name tells it
+    assert make_file_source(Path("sales") / str(plan.data.path), plan.data.format).format == {
+        "lines called json": "jsonl"
+    }.get(kind, kind)
 
 
 @pytest.mark.parametrize(
@@ -193,15 +197,32 @@ def test_mistakes_are_told_and_leave_nothing(content: str, words: str) -> None:
         (
             "rows.tsv",
             "question\tanswer\na\tb\n",
-            "unknown format\nhint: --data names your rows, --format what they are",
+            "unknown format\nhint: its cells are separated by tabs",
         ),
+        ("rows.csv", "question;answer\na, b;c\nd;e, f, g\n", "separated by ';', not by commas: the header is"),
+        ("rows.csv", "question\tanswer\na, b\tc\n", "its cells are separated by '\\t'"),
+        ("rows.csv", "question,answer\n", "rows.csv is empty: there are no rows in it\nhint: a header is what is"),
+        ("rows.csv", "question,question\na,b\n", "two columns are called 'question'"),
+        ("rows.doc", "x", "unknown format\nhint: --data, --validation and --test name files, --format what they are"),
+        ("rows.jsonl.gz", "x", "unknown format\nhint: it is compressed: gunzip -k rows.jsonl.gz"),
+        (
+            "rows.jsonl",
+            '{"question": "ä"}\n'.encode("utf-16"),
+            "hint: save the file as UTF-8: iconv -f UTF-16 -t UTF-8",
+        ),
+        ("rows.jsonl", '{"question": "ä"}\n'.encode("latin-1"), "iconv -f ISO-8859-1 -t UTF-8 rows.jsonl"),
+        ("rows.jsonl", gzip.compress(b"{}", mtime=0), "hint: it is compressed: gunzip -c rows.jsonl"),
+        ("rows.jsonl", '{"question": ' + "[" * 150 + "]" * 150 + "}", "hint: rows hold texts, and little else"),
+        ("rows.json", "[" * 200_000, "nested too deeply"),
         ("rows.json", '{"data": []}', "holds no list of rows"),
+        ("-", None, "-: not a regular file"),
+        ("/dev/null", None, "/dev/null: not a regular file"),
         ("folder/rows.jsonl", None, "no such file"),
     ],
 )
-def test_files_of_another_form_are_told(name: str, content: str | None, words: str) -> None:
+def test_files_of_another_form_are_told(name: str, content: str | bytes | None, words: str) -> None:
     if content is not None:
-        Path(name).write_text(content)
+        Path(name).write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(InputError) as caught:
         make(Path(name))
     assert words in str(caught.value)
@@ -225,7 +246,8 @@ def test_a_file_that_is_not_there_is_told_with_one_that_is() -> None:
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "x.json", "-x", "a" * 61])
 def test_odd_names_are_refused(name: str) -> None:
-    with pytest.raises(InputError, match="is no name for an expert"):
+    why = "it may not end in .json" if name == "x.json" else "it begins with a letter or a digit"
+    with pytest.raises(InputError, match=f"is no name for an expert: {why}"):
         make(write_rows(make_rows()), name)
 
 
@@ -233,6 +255,15 @@ def test_a_few_bad_rows_are_a_note() -> None:
     data = write_rows(make_rows())
     data.write_text(data.read_text() + "oops\n")
     assert "1 rows cannot be read: broken JSON: Expecting value (line 41)" in make(data).proposal.notes
+
+
+def test_rows_that_cannot_be_used_are_told_with_the_reasons() -> None:
+    """Here and now: without a GPU, preparing sees only the sample, which holds none of them."""
+    rows = [*make_rows(), *({"question": f"and {n}?"} for n in range(3)), {"question": "?", "answer": ""}]
+    notes = make(write_rows(rows)).proposal.notes
+    assert notes == (
+        "4 of 44 rows cannot be used: 3 rows no field answer (line 41, 42, 43); 1 rows answer is empty (line 44)",
+    )
 
 
 def test_held_out_is_what_preparing_would_hold_out() -> None:
@@ -263,24 +294,6 @@ def test_plain_text_is_trained_whole() -> None:
     assert manifest.evaluation is None
 
 
-@pytest.mark.parametrize(
-    ("base", "template", "modules"),
-    [
-        ("Qwen/Qwen3-8B", "chatml", "gate_proj"),
-        ("meta-llama/Llama-3.1-8B-Instruct", "llama3", "o_proj"),
-        ("google/gemma-2-2b-it", "tokenizer", "up_proj"),
-        ("microsoft/Phi-3-mini-4k-instruct", "tokenizer", "qkv_proj"),
-        ("mistralai/Mistral-7B-v0.1", "alpaca", "v_proj"),
-    ],
-)
-def test_template_and_modules_follow_the_base(base: str, template: str, modules: str) -> None:
-    make(write_rows(make_rows()), wishes=Wishes(base=base))
-    manifest = load_manifest(find_manifest("sales")).manifest
-    assert (manifest.base.name, manifest.base.prompt_template) == (base, template)
-    assert modules in manifest.training.config.target_modules
-    assert plan_request(Request(expert="sales")).plan.data.prompt_template in ("chatml", "tokenizer", "alpaca")
-
-
 def test_an_unknown_base_is_refused() -> None:
     with pytest.raises(InputError):
         make(write_rows(make_rows()), wishes=Wishes(base="Qwen/Qwen9-1T"))
@@ -306,10 +319,10 @@ def test_the_sample_holds_rows_that_fit() -> None:
     """Those of a mapping only, and as long as the smoke profile takes them."""
     long = [{"question": f"q{n}", "context": "word " * 1500, "answer": f"a{n}", "id": n} for n in range(60)]
     made = make(write_rows([*make_rows(60), *long]))
-    rows = [json.loads(line) for line in Path("sales/sample/train.jsonl").read_text().splitlines()]
+    rows = [row for name in ("train", "validation", "test") for row in read_sample(name)]
     assert len(rows) == 60
-    assert all("notes" not in row and "id" not in row for row in rows)
-    assert make_sample_rows(made.proposal).note == "60 of 120 rows are too long for the sample of the smoke profile"
+    assert all(set(row) == {"question", "context", "answer"} for row in rows)
+    assert "60 of 120 rows are too long for the sample of the smoke profile" in made.proposal.notes
     Path("sales").rename("old")
     made = make(write_rows(long))
     length = find_smoke_length(probe_sample(Path("sales")).mean_tokens)
@@ -356,6 +369,14 @@ def test_the_verb_tells_scripts_the_same(capsys: pytest.CaptureFixture[str]) -> 
     assert told["plan"]["profile"] == "smoke"
     assert main(["new", "sales", "--data", "rows.jsonl", "--json"]) == 2
     assert "is there already" in json.loads(capsys.readouterr().out)["error"]
+
+
+@pytest.mark.parametrize("flag", ["--into", "--validation", "--test", "--base"])
+def test_an_empty_word_is_no_place(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(make_rows())
+    assert main(["new", "sales", "--data", "rows.jsonl", flag, ""]) == 2
+    assert f"{flag}: an empty name is no" in capsys.readouterr().err
+    assert list_names() == ["rows.jsonl"]
 
 
 def test_a_place_that_takes_nothing_is_told() -> None:

@@ -10,15 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.corpus.conversations import Conversation
 from launcher.corpus.rows import BadRow, Row
 from launcher.corpus.sources import FileSource
 from launcher.errors import InputError
+from launcher.new_expert.guesses import GivenFields
 from launcher.new_expert.names import is_about_row, rate_name, split_name
-from launcher.new_expert.roles import GivenFields, check_usable, guess_roles
+from launcher.new_expert.roles import check_usable, guess_roles
 from launcher.new_expert.seeing import Seen, count_fields
 
 Fields = dict[str, Any]
 CHAT = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Nobody."}]
+CALLS = [CHAT[0], {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
+AGENTS = [{"role": "customer", "content": "Who?"}, {"role": "agent", "content": "Nobody."}]
 
 
 def look(*rows: Fields) -> Seen:
@@ -120,6 +124,73 @@ def test_an_answer_may_be_an_object() -> None:
     assert "4 of them written as JSON" in roles.guesses[-1].why
 
 
+@pytest.mark.parametrize("value", [3, True, 2.5])
+def test_an_answer_may_be_a_number_where_its_name_says_so(value: object) -> None:
+    roles = guess_roles(repeat({"question": "q", "label": value, "n": 7, "remark": "r"}))
+    assert (roles.mapping.instruction, roles.mapping.answer) == ("question", "label")
+    assert roles.notes == ('label is a number, true or false in 4 of 4 rows: written as text (3 as "3")',)
+    check_usable(repeat({"question": "q", "label": value}), roles)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": CHAT[:1], "completion": CHAT[1:]},
+        {"prompt": [*CHAT, CHAT[0]], "completion": CHAT[1:]},
+        {"prompt": CHAT[:1], "completion": "Nobody."},
+        {"prompt": CHAT[:1], "chosen": CHAT[1:], "rejected": CHAT[1:]},
+    ],
+    ids=["one turn", "more turns", "a text", "preferences"],
+)
+def test_a_chat_that_asks_and_one_that_answers_are_joined(fields: Fields) -> None:
+    seen = repeat(fields)
+    answer = next(name for name in fields if name != "prompt")
+    given = guess_roles(seen, GivenFields(prompt="prompt", answer=answer))
+    for roles in (guess_roles(seen), given):
+        assert roles.mapping.model_dump(exclude_none=True) == {"instruction": "prompt", "response": answer}
+        assert f"the messages of prompt and {answer} are joined into one conversation" in roles.notes
+        content = roles.reader.read(seen.rows[0])
+        assert isinstance(content, Conversation)
+        assert (content.messages[0].content, content.messages[-1].role) == ("Who?", "assistant")
+
+
+def test_a_whole_chat_beside_a_label_stays_whole() -> None:
+    assert roles_of(repeat({"messages": [*CHAT, CHAT[0]], "label": "good"})) == {"messages": "messages"}
+
+
+def test_chats_take_a_system_prompt_and_no_context() -> None:
+    seen = repeat({"conversations": CHAT, "system": "Be brief.", "about": "them"})
+    assert roles_of(seen) == {"messages": "conversations", "system": "system"}
+    assert roles_of(seen, system="about") == {"messages": "conversations", "system": "about"}
+    assert roles_of(seen, messages="conversations", system="about") == {"messages": "conversations", "system": "about"}
+    for named in ({"context": "about"}, {"messages": "conversations", "context": "about"}):
+        with pytest.raises(InputError, match="context"):
+            guess_roles(seen, GivenFields(**named))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input": {"instruction": "Do it."}, "output": "done", "extra": "x"},
+        {"text": "<|user|>\nWho?\n<|end|>\n<|assistant|>\nNobody.\n<|end|>", "extra": "x"},
+    ],
+    ids=["task", "templated"],
+)
+@pytest.mark.parametrize("role", ["context", "system"])
+def test_given_fields_are_never_dropped(fields: Fields, role: str) -> None:
+    with pytest.raises(InputError, match=f"--{role}-field extra: .* is the whole row"):
+        guess_roles(repeat(fields), GivenFields(**{role: "extra"}))
+
+
+@pytest.mark.parametrize("fields", [("question", "answer"), ("input", "output"), ("id", "body")])
+def test_of_two_fields_one_is_given_and_one_is_left(fields: tuple[str, str]) -> None:
+    seen = repeat(dict.fromkeys(fields, "words"))
+    first, second = fields
+    assert roles_of(seen, prompt=second) == {"instruction": second, "response": first}
+    assert roles_of(seen, answer=first) == {"instruction": second, "response": first}
+    assert roles_of(seen, prompt=first) == {"instruction": first, "response": second}
+
+
 @pytest.mark.parametrize(
     ("given", "mapping"),
     [
@@ -145,12 +216,21 @@ def test_one_given_field_leaves_the_other_to_be_guessed() -> None:
         (repeat({"a": "x", "b": "y", "c": "z"}), ("which is the question", "--prompt-field and --answer-field")),
         (repeat({"body": "only words"}), ("one field of text only, body", "--text-field body")),
         (repeat({"text": "only words"}), ("one field of text only, text", "--text-field text")),
-        (repeat({"question": "q", "label": 3}), ("one field of text only, question", '"3", not 3')),
-        (repeat({"a": 1, "b": 2}), ("no field of text", "must be text")),
+        (repeat({"id": "1", "body": "only words"}), ("which is the question", "--prompt-field and --answer-field")),
+        (repeat({"id": 1, "body": "only words"}), ("one field of text only, body", "--text-field body")),
+        (repeat({"question": "q", "n": 3}), ("which is the question", "--prompt-field and --answer-field")),
+        (repeat({"a": 1, "b": 2}), ("no field of text", "--prompt-field and --answer-field")),
+        (
+            look(*({"question": f"q{n}", **({"answer": "a"} if n == 0 else {})} for n in range(5))),
+            ("answer is missing in 4 of 5 rows", "leave out rows without answer"),
+        ),
         (repeat({"input": {"question": "q"}, "n": 1}), ("lies in objects", "write question as fields")),
-        (repeat({"prompt": CHAT[:1], "completion": CHAT[1:]}), ("none of the assistant", "into one list")),
-        (repeat({"prompt": CHAT[:1], "n": 1}), ("none of the assistant", "into one list")),
-        (look({"a": "", "b": None}), ("no field of text", "empty in all rows")),
+        (repeat({"input": {"instruction": "q"}}), ("no field holds their answers", "is called output")),
+        (repeat({"prompt": CHAT[:1], "n": 1}), ("4 rows: prompt has no answer of the assistant", "into one list")),
+        (repeat({"messages": CALLS}), ("4 rows: a message of the assistant has tool calls, and no text", "of tools")),
+        (repeat({"messages": AGENTS}), ("4 rows: a message of an unknown role: 'customer'", "rename the others")),
+        (repeat({"q": b"q", "answer": "a"}), ("which is the question", "q: bytes or dates in 4 of 4 rows")),
+        (look({"a": "", "b": None}), ("empty in all of their fields", "empty in all rows")),
     ],
 )
 def test_what_cannot_be_told_is_refused_with_the_way_out(seen: Seen, words: tuple[str, str]) -> None:
@@ -165,7 +245,7 @@ def test_what_cannot_be_told_is_refused_with_the_way_out(seen: Seen, words: tupl
     [
         ({"prompt": "questoin"}, "did you mean 'question'?"),
         ({"prompt": "question", "answer": "question"}, "one field cannot play two roles"),
-        ({"text": "answer", "prompt": "question"}, "no other role is left"),
+        ({"text": "answer", "prompt": "question"}, "none is left for prompt"),
         ({"messages": "answer"}, "no row holds chat messages there, but text"),
     ],
 )
@@ -175,7 +255,7 @@ def test_given_fields_that_do_not_fit_are_refused(given: dict[str, str], words: 
 
 
 def test_mostly_unusable_rows_are_refused() -> None:
-    seen = look({"question": "q", "answer": "a"}, *({"question": 5, "answer": f"a{n}", "n": "x"} for n in range(3)))
+    seen = look({"question": "q", "answer": "a"}, *({"question": "", "answer": f"a{n}", "n": "x"} for n in range(3)))
     roles = guess_roles(seen, GivenFields(prompt="question", answer="answer"))
     with pytest.raises(InputError, match="3 of 4 rows cannot be used"):
         check_usable(seen, roles)

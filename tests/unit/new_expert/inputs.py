@@ -1,0 +1,32 @@
+"""What the tests of new experts share: small rows, and the way from a file to an expert."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from launcher.new_expert.making import NewExpert, make_new_expert
+from launcher.new_expert.proposal import Wishes
+
+
+def make_rows(count: int = 40, first: int = 0) -> list[dict[str, Any]]:
+    return [
+        {"question": f"What is {n} and {n}?", "notes": f"sums of {n}", "answer": f"It is {2 * n}."}
+        for n in range(first, first + count)
+    ]
+
+
+def write_rows(rows: list[dict[str, Any]], name: str = "rows.jsonl") -> Path:
+    file = Path(name)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def make(data: Path, name: str = "sales", **options: Any) -> NewExpert:
+    return make_new_expert(name, data, options.pop("wishes", Wishes()), **options)
+
+
+def read_sample(name: str) -> list[dict[str, Any]]:
+    lines = Path(f"sales/sample/{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]

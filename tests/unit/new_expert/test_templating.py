@@ -1,0 +1,120 @@
+"""The template of a base, and one row in it: shown as it is trained, or it is said how it is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import InputError
+from launcher.inputs import Request, plan_request
+from launcher.manifest import find_manifest, load_manifest
+from launcher.new_expert.mask import Mask
+from launcher.new_expert.proposal import Wishes
+from tests.unit.corpus.inputs import write_base
+from tests.unit.new_expert.inputs import make, make_rows, write_rows
+
+
+def show(**wishes: Any) -> tuple[Mask, str]:
+    """The mask of a row, and its text."""
+    mask = make(write_rows(make_rows()), wishes=Wishes(**wishes), dry_run=True).proposal.mask
+    return mask, "".join(segment.text for segment in mask.segments)
+
+
+@pytest.mark.parametrize(
+    ("base", "template", "modules"),
+    [
+        ("Qwen/Qwen3-8B", "chatml", "gate_proj"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama3", "o_proj"),
+        ("google/gemma-2-2b-it", "tokenizer", "up_proj"),
+        ("microsoft/Phi-3-mini-4k-instruct", "tokenizer", "qkv_proj"),
+        ("mistralai/Mistral-7B-v0.1", "alpaca", "v_proj"),
+    ],
+)
+def test_template_and_modules_follow_the_base(base: str, template: str, modules: str) -> None:
+    make(write_rows(make_rows()), wishes=Wishes(base=base))
+    manifest = load_manifest(find_manifest("sales")).manifest
+    assert (manifest.base.name, manifest.base.prompt_template) == (base, template)
+    assert modules in manifest.training.config.target_modules
+    assert plan_request(Request(expert="sales")).plan.data.prompt_template in ("chatml", "tokenizer", "alpaca")
+
+
+@pytest.mark.parametrize("wishes", [{"base": "meta-llama/Llama-3.1-8B"}, {"template": "llama3"}])
+def test_a_row_is_shown_in_the_template_though_its_tokenizer_is_not_here(wishes: dict[str, str]) -> None:
+    mask, text = show(**wishes)
+    assert (mask.template, mask.notes) == ("llama3", ())
+    assert text.startswith("<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nWhat is")
+    trained = [segment.text for segment in mask.segments if segment.is_trained]
+    assert len(trained) == 1
+    assert trained[0].endswith(".<|eot_id|>")
+
+
+@pytest.mark.parametrize(
+    ("base", "template", "note"),
+    [
+        ("google/gemma-2-2b-it", "chatml", "shown in chatml: the tokenizer of gemma-2-2b-it is not on this machine"),
+        ("mistralai/Mistral-7B-v0.1", "alpaca", "ends as the tiny base does: the tokenizer of Mistral-7B-v0.1 is not"),
+    ],
+)
+def test_it_is_said_where_a_row_is_shown_otherwise(base: str, template: str, note: str) -> None:
+    mask, _ = show(base=base)
+    assert mask.template == template
+    assert mask.notes[0].startswith(note)
+
+
+@pytest.mark.parametrize(
+    ("base", "template", "words"),
+    [
+        ("Qwen/Qwen3-8B", "llama3", "the markers of Llama 3, which Qwen3-8B may not know: try chatml"),
+        ("meta-llama/Llama-3.1-8B", "chatml", "the markers of Qwen, which Llama-3.1-8B may not know: try llama3"),
+        ("google/gemma-2-2b-it", "chatml", "which gemma-2-2b-it may not know: try tokenizer"),
+        ("mistralai/Mistral-7B-v0.1", "chatml", "which Mistral-7B-v0.1 may not know: try alpaca"),
+        ("Qwen/Qwen3-8B", "qwen3", None),
+        ("Qwen/Qwen3-8B", "alpaca", None),
+        ("google/gemma-2-2b-it", "tokenizer", None),
+    ],
+)
+def test_markers_of_another_family_are_noted(base: str, template: str, words: str | None) -> None:
+    notes = make(write_rows(make_rows()), wishes=Wishes(base=base, template=template), dry_run=True).proposal.notes
+    assert [words in note for note in notes if words] == ([] if words is None else [True])
+    assert words is not None or notes == ()
+
+
+def test_a_base_that_is_here_is_asked_itself(tmp_path: Path) -> None:
+    base = str(write_base(tmp_path / "Base-1B-Instruct"))
+    mask, text = show(base=base, template="tokenizer")
+    assert (mask.template, mask.tokenizer, mask.notes) == ("tokenizer", base, ())
+    assert text.startswith("<|im_start|>user\n")
+    bare = str(write_base(tmp_path / "Bare-1B", template=None))
+    with pytest.raises(InputError, match=r"Bare-1B: .* has no chat template\nhint: --template names another"):
+        show(base=bare, template="tokenizer")
+
+
+@pytest.mark.parametrize("base", ["Qwen/Qwen3-0.6B", "here"])
+def test_a_row_is_shown_as_far_as_it_is_trained(base: str, tmp_path: Path) -> None:
+    rows = [{"question": f"q{n}", "answer": f"word {n} " * 30_000} for n in range(8)]
+    name = str(write_base(tmp_path / "base")) if base == "here" else base
+    mask = make(write_rows(rows), wishes=Wishes(base=name), dry_run=True).proposal.mask
+    [note] = mask.notes
+    length = "4,096" if base == "here" else "16,384"
+    assert note.startswith(f"cut at {length} tokens")
+    assert ("by an estimate" in note) == (base != "here")
+    assert base != "here" or mask.num_tokens == 4096
+    assert not mask.segments[-1].text.endswith("<|im_end|>")
+    assert 0 < mask.num_trained < mask.num_tokens
+    assert sum(len(segment.text) for segment in mask.segments) < 80_000
+
+
+def test_answers_beyond_the_sequence_are_noted() -> None:
+    rows = [{"question": f"q{n}", "context": f"word {n} " * 30_000, "answer": f"a{n}"} for n in range(8)]
+    proposal = make(write_rows(rows), dry_run=True).proposal
+    words = "in 8 of 8 rows the answer begins beyond the 16,384 tokens of a sequence: nothing of them is trained"
+    assert words in proposal.notes
+    assert proposal.mask.num_trained == 0
+
+
+@pytest.mark.parametrize("base", ["", " "])
+def test_an_empty_name_is_no_base(base: str) -> None:
+    with pytest.raises(InputError, match="--base: an empty name is no base model"):
+        show(base=base)
