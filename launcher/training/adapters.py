@@ -31,7 +31,8 @@ def _trainable_dtype(plan: Plan) -> Dtype:
 
 def _check_targets(base: PreTrainedModel, plan: Plan) -> None:
     """PEFT passes over names that match nothing, as long as one does."""
-    linears = {name.rpartition(".")[2] for name, module in base.named_modules() if _is_linear(module)}
+    # torch's own, and bitsandbytes', which derive from it
+    linears = {name.rpartition(".")[2] for name, module in base.named_modules() if isinstance(module, nn.Linear)}
     wanted = {name.rpartition(".")[2]: name for name in plan.adapter.target_modules}
     missing = sorted(wanted[name] for name in wanted.keys() - linears)
     if missing:
@@ -43,11 +44,6 @@ def _check_targets(base: PreTrainedModel, plan: Plan) -> None:
             problems,
             f"it has: {', '.join(sorted(linears - {'lm_head'}))}",
         )
-
-
-def _is_linear(module: nn.Module) -> bool:
-    """torch's own, bitsandbytes' (which derive from it), and GPT-2's transposed one."""
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
 def _make_config(plan: AdapterPlan) -> LoraConfig | IA3Config:

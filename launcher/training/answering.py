@@ -11,7 +11,6 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
-from transformers.utils import logging
 
 from launcher.corpus.documents import make_template
 from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
@@ -21,6 +20,7 @@ from launcher.manifest.metadata import Decoding
 from launcher.plan.model import Plan
 from launcher.training.finished import FinishedRun
 from launcher.training.prompts import make_prompt
+from launcher.training.quiet import quiet_transformers
 from launcher.training.reloading import (
     find_dtype_of_base,
     find_published_dtype,
@@ -61,11 +61,6 @@ def answer_question(run: FinishedRun, question: str, context: str, max_new_token
     )
     (answer,) = generator.answer([prompt])
     return answer
-
-
-def quiet_transformers() -> None:
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
 
 
 def encode(tokenizer: BaseTokenizer, prompt: str) -> list[int]:

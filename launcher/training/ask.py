@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.errors import InputError
+from launcher.errors import InputError, say
 from launcher.training.checking import Verdict, check_answer
 from launcher.training.finished import FinishedRun, load_finished
 from launcher.training.guards import end_with_parents
@@ -44,15 +44,15 @@ def _ask(arguments: argparse.Namespace) -> str:
     run = load_finished(arguments.run)
     check_fields(run, arguments.question, arguments.input)
     if run.plan.profile == "smoke":
-        _say("note: a smoke run: a tiny base, which knows the languages of our samples and nothing of the world")
+        say("note: a smoke run: a tiny base, which knows the languages of our samples and nothing of the world")
     from launcher.training.answering import answer_question
 
     answer = answer_question(run, arguments.question, arguments.input or "", arguments.max_new_tokens)
     verdict = check_answer(run.manifest, answer.text)
     if answer.end == "length":
-        _say(f"note: cut off after {answer.num_tokens} tokens; --max-new-tokens allows more")
+        say(f"note: cut off after {answer.num_tokens} tokens; --max-new-tokens allows more")
     if verdict is not None:
-        _say(f"{verdict.language}: {verdict.words}")
+        say(f"{verdict.language}: {verdict.words}")
     if arguments.json:
         return _render_json(answer, verdict)
     return _CONTROLS.sub(lambda found: repr(found.group())[1:-1], answer.text) if sys.stdout.isatty() else answer.text
@@ -76,7 +76,7 @@ def check_fields(run: FinishedRun, question: str, context: str | None) -> None:
             hint="put it into the question",
         )
     if not context and mapping.input is not None:
-        _say(f"note: {run.plan.expert} was trained with a second field, {mapping.input}; --input gives it")
+        say(f"note: {run.plan.expert} was trained with a second field, {mapping.input}; --input gives it")
 
 
 def _render_json(answer: Answer, verdict: Verdict | None) -> str:
@@ -91,10 +91,6 @@ def _render_json(answer: Answer, verdict: Verdict | None) -> str:
         else {"language": verdict.language, "valid": verdict.is_valid, "said": verdict.words},
     }
     return json.dumps(result, indent=2)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

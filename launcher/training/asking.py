@@ -11,10 +11,11 @@ import torch
 from transformers.utils import logging
 
 from launcher.corpus.preparation import Preparation
-from launcher.errors import LauncherError, RunFailedError
+from launcher.errors import RunFailedError, first_line
 from launcher.manifest.metadata import Decoding
 from launcher.training.answering import Answer, encode, make_generator
 from launcher.training.layers import uncompiled
+from launcher.training.loading import caps_scores
 
 if TYPE_CHECKING:
     from launcher.training.run import Run
@@ -66,7 +67,7 @@ class Asker:
                 if self.at_once == 1:
                     return "memory ran out"
             except Exception as error:
-                return tell(error)
+                return first_line(error)
             self.at_once //= 2
             torch.cuda.empty_cache()
 
@@ -99,11 +100,10 @@ def answering(run: Run) -> Iterator[None]:
     base: Any = engine.module.base
     before = find_attentions(base)
     devices = [engine.device] if engine.device.type == "cuda" else []
-    caps = getattr(base.config.get_text_config(), "attn_logit_softcapping", None) is not None
     verbosity = logging.get_verbosity()
     try:
         logging.set_verbosity_error()
-        base.set_attn_implementation("eager" if caps else "sdpa")
+        base.set_attn_implementation("eager" if caps_scores(base.config) else "sdpa")
         with engine.evaluating(), uncompiled(), torch.random.fork_rng(devices=devices), engine.accelerator.autocast():
             yield
     finally:
@@ -145,8 +145,3 @@ def kept_alive(run: Run) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-
-
-def tell(error: Exception) -> str:
-    words = error.title if isinstance(error, LauncherError) else str(error)
-    return (words.strip() or type(error).__name__).splitlines()[0][:300]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from launcher.errors import InputError
 from launcher.paths import RunPaths
 from launcher.plan.model import Plan
 from launcher.training.attention import BACKENDS, Backend
+from launcher.training.gradient_proof import find_variants, prove_gradients
+from launcher.training.product_proof import prove_products
 from launcher.training.proof import Proof, prove_attention
 from launcher.training.run import Run, build_module, build_run
 from launcher.training.topology import check_prepared
@@ -64,7 +67,10 @@ def _assemble(
     check_prepared(plan, run.engine)
     if vocab_size is not None:
         check_vocabulary(run, vocab_size)
-    return run, prove_attention(plan, module, run.engine.model, run.train.file, accelerator.device)
+    proof = prove_attention(plan, module, run.engine.model, run.train.file, accelerator.device)
+    prove_gradients(plan, backend, accelerator.device, find_variants(module))
+    products = prove_products(plan, module, run.train.file, accelerator.device)
+    return run, replace(proof, products=products)
 
 
 def check_vocabulary(run: Run, vocab_size: int) -> None:

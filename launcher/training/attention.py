@@ -80,6 +80,25 @@ def _end_to_end(tensor: Tensor) -> Tensor:
     return flat.to(torch.bfloat16) if flat.dtype == torch.float32 else flat
 
 
+def _over_end_to_end(attend: Kernel) -> Kernel:
+    """For those whose tensors are [tokens, heads, features], in 16 bits."""
+
+    def run(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        documents: Documents,
+        scaling: float | None,
+        softcap: float | None,
+        window: int | None,
+    ) -> Tensor:
+        heads = _end_to_end(query), _end_to_end(key), _end_to_end(value)
+        out = attend(heads[0], heads[1], heads[2], documents, scaling, softcap, window)
+        return out.unsqueeze(0).to(value.dtype)  # not the query's, which a norm leaves in FP32: a copy would be kept
+
+    return run
+
+
 def _varlen(
     query: Tensor,
     key: Tensor,
@@ -92,20 +111,12 @@ def _varlen(
     """FlashAttention inside torch, for documents of different lengths."""
     _refuse_softcap("varlen", softcap)
     borders, longest = documents["cu_seqlens"], documents["max_length"]
+    looks_back = (-1 if window is None else window - 1, 0)
     out = varlen_attn(
-        _end_to_end(query),
-        _end_to_end(key),
-        _end_to_end(value),
-        borders,
-        borders,
-        longest,
-        longest,
-        scale=scaling,
-        window_size=(-1 if window is None else window - 1, 0),
-        **_GQA,
+        query, key, value, borders, borders, longest, longest, scale=scaling, window_size=looks_back, **_GQA
     )
     assert isinstance(out, Tensor)
-    return out.unsqueeze(0).to(value.dtype)  # not the query's, which a norm leaves in FP32: a copy would be kept
+    return out
 
 
 def _flash_package(module: str) -> Kernel:
@@ -121,9 +132,9 @@ def _flash_package(module: str) -> Kernel:
         function = import_module(module).flash_attn_varlen_func
         borders, longest = documents["cu_seqlens"], documents["max_length"]
         out: Tensor = function(
-            _end_to_end(query),
-            _end_to_end(key),
-            _end_to_end(value),
+            query,
+            key,
+            value,
             borders,
             borders,
             max_seqlen_q=longest,
@@ -133,33 +144,31 @@ def _flash_package(module: str) -> Kernel:
             window_size=(-1, -1) if window is None else (window - 1, 0),
             softcap=softcap or 0.0,
         )
-        return out.unsqueeze(0).to(value.dtype)
+        return out
 
     return attend
 
 
-def _flash4(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    documents: Documents,
-    scaling: float | None,
-    softcap: float | None,
-    window: int | None,
-) -> Tensor:
+def _flash4(query: Tensor, key: Tensor, value: Tensor, documents: Documents, *scores: Any) -> Tensor:
     from launcher.training.flash4 import attend
 
-    out = attend(
-        _end_to_end(query),
-        _end_to_end(key),
-        _end_to_end(value),
-        documents["cu_seqlens"],
-        documents["max_length"],
-        scaling,
-        softcap,
-        None if window is None else window - 1,
-    )
-    return out.unsqueeze(0).to(value.dtype)
+    scaling, softcap, window = scores
+    borders, longest = documents["cu_seqlens"], documents["max_length"]
+    return attend(query, key, value, borders, longest, scaling, softcap, None if window is None else window - 1)
+
+
+def _triton(query: Tensor, key: Tensor, value: Tensor, documents: Documents, *scores: Any) -> Tensor:
+    from launcher.training.document_attention import attend
+
+    return attend(query, key, value, documents["starts"], documents["ends"], *scores)
+
+
+def _starts_and_ends(batch: PackedBatch) -> Documents:
+    """Of each token's document."""
+    borders = batch.cu_seqlens
+    positions = torch.arange(batch.input_ids.shape[1], device=borders.device, dtype=borders.dtype)
+    document = torch.searchsorted(borders, positions, right=True, out_int32=True)
+    return {"starts": borders[document - 1], "ends": borders[document], "max_length": batch.max_length}
 
 
 def _block_mask(batch: PackedBatch) -> Documents:
@@ -204,10 +213,11 @@ def _refuse_softcap(name: str, softcap: float | None) -> None:
 
 
 BACKENDS: dict[AttentionBackend, Backend] = {
-    "flash_attention_4": Backend(kernel=_flash4, describe=_borders),
-    "flash_attention_3": Backend(kernel=_flash_package("flash_attn_interface"), describe=_borders),
-    "flash_attention_2": Backend(kernel=_flash_package("flash_attn"), describe=_borders),
-    "varlen": Backend(kernel=_varlen, describe=_borders),
+    "flash_attention_4": Backend(kernel=_over_end_to_end(_flash4), describe=_borders),
+    "flash_attention_3": Backend(kernel=_over_end_to_end(_flash_package("flash_attn_interface")), describe=_borders),
+    "flash_attention_2": Backend(kernel=_over_end_to_end(_flash_package("flash_attn")), describe=_borders),
+    "triton": Backend(kernel=_over_end_to_end(_triton), describe=_starts_and_ends),
+    "varlen": Backend(kernel=_over_end_to_end(_varlen), describe=_borders),
     "flex": Backend(kernel=_flex, describe=_block_mask),
     "sdpa": Backend(kernel=in_groups(attend_sdpa), describe=describe_groups),
     "eager": Backend(kernel=in_groups(attend_eager), describe=describe_groups),

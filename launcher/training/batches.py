@@ -30,7 +30,7 @@ class PackedBatch:
     trained_positions: Tensor  # [trained], whose next token is predicted and counts
     targets: Tensor  # [trained]
     max_length: int
-    document_lengths: tuple[int, ...]  # on the host: for backends that take one document at a time
+    document_lengths: tuple[int, ...]  # on the host: for backends that take documents in groups of like length
 
     def to(self, device: torch.device) -> PackedBatch:
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))

@@ -103,6 +103,7 @@ def restore(run: Run, checkpoint: Checkpoint | None) -> None:
     names = own_names(run)
     weights = Handed(engine, weights_file(run, folder))
     place_weights(engine, ((names[entry.name], tensor) for entry, tensor in weights))
+    engine.module.products.refresh(anyway=True)
     states = Handed(engine, folder / OPTIMIZER_FILE)
     kept = sorted({entry.name.partition("/")[0] for entry in states.entries if entry.shape})
     place_optimizer(engine, ((_split(entry.name), tensor) for entry, tensor in states), kept)

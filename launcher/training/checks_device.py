@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from launcher.choices import AttentionBackend
-from launcher.training.trying import CheckFunction, Found, NotNeededError, NotTriedError, find_version
+from launcher.training.trying import CheckFunction, Found, NotNeededError, NotTriedError, format_version
 from launcher.units import GIB, MIB, format_gib
 
 _PRODUCT = 8192  # square: large enough to show what the card reaches, 400 MiB in BF16
@@ -71,7 +71,7 @@ def check_bf16() -> Found:
 
 
 def _check_product(product: torch.Tensor, left: torch.Tensor, right: torch.Tensor, allowed: float) -> float:
-    """One row of it against FP64: the whole would take longer than what is tested."""
+    """A few rows of it against FP64: the whole would take longer than what is tested."""
     exact = left[:8].double() @ right.double()
     error = float((product[:8].double() - exact).norm() / exact.norm())
     if not error <= allowed:
@@ -122,7 +122,6 @@ def check_tf32() -> Found:
 def check_attention(backend: AttentionBackend) -> Found:
     """Forward and backward over packed documents, by the training's own kernel, against each document alone."""
     from launcher.training.attention import BACKENDS
-    from launcher.training.grouped import describe_groups
 
     device = _device()
     if device.type == "cpu" and backend not in ("sdpa", "eager"):
@@ -131,14 +130,17 @@ def check_attention(backend: AttentionBackend) -> Found:
         _need_gpu()
         if torch.cuda.get_device_capability() < (8, 0):
             raise NotNeededError("this GPU has no FlashAttention (needs compute capability 8.0)")
+    if backend == "triton":
+        _need_gpu()
+        if torch.cuda.get_device_capability()[0] != 9:
+            raise NotNeededError("our own kernels are for Hopper")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     total = sum(_LENGTHS)
     shapes = [(1, heads, total, _FEATURES) for heads in (_HEADS, _KEY_HEADS, _KEY_HEADS)]
     tensors = [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
     batch = _make_batch(device)
-    documents = describe_groups(batch) if backend in ("sdpa", "eager") else BACKENDS[backend].describe(batch)
     query, key, value = tensors
-    out = BACKENDS[backend].kernel(query, key, value, documents, None, None, None)
+    out = BACKENDS[backend].kernel(query, key, value, BACKENDS[backend].describe(batch), None, None, None)
     gradients = torch.autograd.grad(out.float().square().sum(), tensors)
     wanted, wanted_gradients = _attend_alone(tensors)
     pairs = [(out, wanted), *zip(gradients, wanted_gradients, strict=True)]
@@ -191,7 +193,7 @@ def check_compile() -> Found:
     compiled = torch.compile(_waves, fullgraph=True)
     if not torch.allclose(compiled(numbers), _waves(numbers), atol=1e-5):
         raise ArithmeticError("a compiled function computes something else than the plain one")
-    return Found(f"a small function was fused, triton {find_version('triton')}")
+    return Found(f"a small function was fused, triton {format_version('triton')}")
 
 
 def check_copies() -> Found:
@@ -246,6 +248,7 @@ CHECKS: tuple[tuple[str, CheckFunction], ...] = (
     ("TF32", check_tf32),
     ("attention: sdpa", _attention("sdpa")),
     ("attention: varlen", _attention("varlen")),
+    ("attention: triton", _attention("triton")),
     ("copies", check_copies),
     ("peer access", check_peers),
     ("spill", check_spill),

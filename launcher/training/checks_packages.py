@@ -10,14 +10,14 @@ import torch
 
 from launcher.choices import AttentionBackend
 from launcher.training.checks_device import check_attention
-from launcher.training.trying import CheckFunction, Found, NotNeededError, find_version
+from launcher.training.trying import CheckFunction, Found, NotNeededError, format_version
 
 
 def check_training_packages() -> Found:
     names = ("transformers", "accelerate", "peft")
     for name in names:
         import_module(name)
-    return Found(", ".join(f"{name} {find_version(name)}" for name in names))
+    return Found(", ".join(f"{name} {format_version(name)}" for name in names))
 
 
 def check_bitsandbytes() -> Found:
@@ -31,7 +31,7 @@ def check_bitsandbytes() -> Found:
     if not 0.01 < error < 0.2:
         raise ArithmeticError(f"NF4 there and back is off by {error:.1e} (relative), about 0.1 is expected")
     return Found(
-        f"bitsandbytes {find_version('bitsandbytes')}: NF4 there and back is off by {error:.2f}, as it should be"
+        f"bitsandbytes {format_version('bitsandbytes')}: NF4 there and back is off by {error:.2f}, as it should be"
     )
 
 
@@ -44,7 +44,7 @@ def check_deepspeed() -> Found:
     tools = [name for name in ("ninja", "g++") if shutil.which(name) is None and find_spec(name) is None]
     lacks = f"; to build it {' and '.join(tools)} are missing" if tools else ""
     words = "can be built" if can_build and not tools else "cannot be built here"
-    version = find_version("deepspeed")
+    version = format_version("deepspeed")
     figures = {"cpu_adam": float(can_build and not tools)}
     return Found(f"deepspeed {version}; its CPU optimizer, for offloading, {words}{lacks}", **figures)
 
@@ -59,23 +59,31 @@ def check_flash_attention(package: str) -> Found:
     }
     found = check_attention(backends[package])
     distribution = "flash-attn-4" if package == "flash_attn.cute" else "flash_attn"
-    return Found(f"{package} {find_version(distribution)}: {found.detail}")
+    return Found(f"{package} {format_version(distribution)}: {found.detail}")
 
 
 def check_fused_loss() -> Found:
+    """And its gradient: other code, which can be wrong alone."""
     if not torch.cuda.is_available():
         raise NotNeededError("no GPU")
+    if torch.cuda.get_device_capability() < (8, 0):
+        raise NotNeededError("this GPU takes the loss in chunks (needs compute capability 8.0)")
+    _need("triton")
     from launcher.training.loss import Head, fused_cross_entropy
 
     hidden = torch.randn(64, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     head = torch.randn(512, 128, device="cuda", dtype=torch.bfloat16)
     target = torch.randint(512, (64,), device="cuda")
     loss = fused_cross_entropy(hidden, target, Head(weight=head))
-    loss.backward()
+    (grad,) = torch.autograd.grad(loss, hidden)
     plain = torch.nn.functional.cross_entropy((hidden @ head.T).float(), target, reduction="sum")
-    if abs(float(loss) - float(plain)) > 0.02 * float(plain):
+    (wanted,) = torch.autograd.grad(plain, hidden)
+    if not abs(float(loss) - float(plain)) <= 0.02 * float(plain):
         raise ArithmeticError(f"it is {float(loss):.4f}, the plain one {float(plain):.4f}")
-    return Found("Triton's kernel gives the plain loss")
+    error = float((grad.float() - wanted.float()).norm() / wanted.float().norm())
+    if not error <= 0.02:
+        raise ArithmeticError(f"its gradient differs from the plain one's by {error:.1e} (relative)")
+    return Found("Triton's kernel gives the plain loss and its gradient")
 
 
 def _need(package: str) -> None:

@@ -5,34 +5,21 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-import sys
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher import __version__
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, say
 from launcher.paths import RunPaths, write_text_atomically
 from launcher.plan.model import Plan
 from launcher.record import Attempt, Outcome, load_outcome, write_outcome
 from launcher.report import write_report
 from launcher.tracking import load_trace
+from launcher.versions import find_package_versions
 
 if TYPE_CHECKING:
     from launcher.training.telling import Teller
-
-_PACKAGES = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "peft",
-    "deepspeed",
-    "bitsandbytes",
-    "triton",
-    "flash-attn-4",
-    "numpy",
-)
 
 
 class Chronicle:
@@ -108,7 +95,7 @@ class Chronicle:
         try:
             self.note(wandb=trace, **facts)
         except LauncherError as error:
-            print(f"warning: {error}", file=sys.stderr, flush=True)
+            say(f"warning: {error}")
         if self._is_main:
             write_report(self._paths)
 
@@ -126,13 +113,7 @@ def _now() -> str:
 
 
 def find_versions() -> dict[str, str]:
-    found = {"launcher": __version__, "python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    return {"launcher": __version__, "python": platform.python_version(), **find_package_versions()}
 
 
 def find_commit() -> str | None:

@@ -54,7 +54,7 @@ def running_packages(plan: Plan) -> tuple[str, ...]:
     optional = {
         "deepspeed": plan.strategy in DEEPSPEED_STRATEGIES,
         "bitsandbytes": plan.quantization is not None or plan.optimizer.name == "adamw_bnb_8bit",
-        "triton": plan.loss_kernel == "fused",
+        "triton": plan.loss_kernel == "fused" or plan.attention.backend == "triton",
         "flash-attn-4": plan.attention.backend == "flash_attention_4",
         "nccl": plan.hardware.gpu is not None,
     }

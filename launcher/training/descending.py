@@ -6,12 +6,12 @@ With several ranks the others wait inside collectives: there the attempt ends, a
 from __future__ import annotations
 
 import gc
-import sys
 from itertools import chain
 
 import torch
 from accelerate import Accelerator
 
+from launcher.errors import first_line, say
 from launcher.experience import remember_failure
 from launcher.plan.ladder import take_rung
 from launcher.plan.model import MemoryPlan, Plan
@@ -32,7 +32,7 @@ def step_down(plan: Plan, accelerator: Accelerator, error: torch.OutOfMemoryErro
         raise error
     said = _shorten(error)
     action = plan.ladder[0].action
-    print(f"warning: the memory is full ({said}); going on one rung lower: {action}", file=sys.stderr, flush=True)
+    say(f"warning: the memory is full ({said}); going on one rung lower: {action}")
     return lower
 
 
@@ -43,7 +43,7 @@ def _is_our_own(plan: Plan) -> bool:
 
 def _shorten(error: BaseException) -> str:
     """torch explains its allocator at length."""
-    return str(error).strip().splitlines()[0].partition(" Including")[0][:200]
+    return first_line(error).partition(" Including")[0]
 
 
 def _can_go_on(plan: Plan, lower: Plan, accelerator: Accelerator, error: torch.OutOfMemoryError) -> bool:
@@ -67,6 +67,8 @@ def free_memory(accelerator: Accelerator) -> None:
     accelerator.free_memory()
     torch._dynamo.reset()
     _empty_cache()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()  # what the next attempt has is judged by itself
 
 
 def _empty_cache() -> None:

@@ -61,6 +61,7 @@ class Engine:
     def micro_step(self, batch: PackedBatch, num_trained: int, *, is_last: bool) -> Tensor:
         """Forward and backward. Its share of the step's loss: a sum divided by the whole step's trained tokens."""
         if self.graphs is not None:
+            self.module.products.refresh()  # a replay does not: weights may have come from a checkpoint meanwhile
             return self.graphs(batch, num_trained)
         with self._accumulating(is_last):
             loss: Tensor = self.model(batch) / num_trained

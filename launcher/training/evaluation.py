@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 import torch
 from torch import Tensor
 
 from launcher import metrics
+from launcher.errors import say
 from launcher.training.batches import make_shape
 from launcher.training.feeding import evaluation_batches
 from launcher.training.products import forget
@@ -70,5 +70,5 @@ class Evaluator:
             return False
         batch = self._run.plan.batch
         self._shape = make_shape(split.num_documents, size, batch.sequence_length, is_packed=batch.packed)
-        print(f"warning: evaluation ran out of memory; it goes on with {size} at a time", file=sys.stderr, flush=True)
+        say(f"warning: evaluation ran out of memory; it goes on with {size} at a time")
         return True

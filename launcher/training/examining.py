@@ -5,20 +5,19 @@ A line of JSON for each check goes to stdout, and nothing else does.
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TextIO
 
 from launcher.examination import Check
 from launcher.training.guards import end_with_parents
-from launcher.training.quiet import silence_libraries
+from launcher.training.quiet import silence_libraries, take_stdout
 from launcher.training.trying import CheckFunction, Found, run_check
 
 
 def main() -> int:
     end_with_parents()
     silence_libraries()
-    report = _take_stdout()
+    report = take_stdout()
     _try_out(report, "torch", _check_torch)
     try:
         from launcher.training import checks_device, checks_packages
@@ -44,13 +43,6 @@ def _try_out(report: TextIO, name: str, check: CheckFunction) -> None:
 def _write(report: TextIO, check: Check) -> None:
     report.write(check.model_dump_json() + "\n")
     report.flush()
-
-
-def _take_stdout() -> TextIO:
-    """Libraries greet on stdout, and so do their compilers: from here on that is stderr."""
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    return os.fdopen(kept, "w", encoding="utf-8")
 
 
 if __name__ == "__main__":

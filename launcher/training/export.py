@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.choices import Dtype
-from launcher.errors import InputError
+from launcher.errors import InputError, say
+from launcher.processes import is_alive
 from launcher.training.finished import FinishedRun, load_finished
 from launcher.training.guards import end_with_parents
 from launcher.training.verb import run_verb
@@ -42,12 +43,12 @@ def _export(arguments: argparse.Namespace) -> str:
     target = arguments.out or run.paths.merged
     check_target(target)
     if run.is_cut_short and run.outcome is not None:
-        _say(f"note: this run is {run.outcome.status}, not done: {run.outcome.steps_done:,} steps were trained")
+        say(f"note: this run is {run.outcome.status}, not done: {run.outcome.steps_done:,} steps were trained")
     from launcher.training.agreement import format_agreement
 
     dtype, agreement = export_run(run, target, arguments.dtype)
-    _say(f"checked: {format_agreement(agreement)}")
-    _say(f"written in {dtype}; AutoModelForCausalLM.from_pretrained loads it")
+    say(f"checked: {format_agreement(agreement)}")
+    say(f"written in {dtype}; AutoModelForCausalLM.from_pretrained loads it")
     if arguments.json:
         return json.dumps({"directory": str(target), "dtype": dtype, "agreement": format_agreement(agreement)})
     return str(target)
@@ -59,7 +60,7 @@ def export_run(run: FinishedRun, target: Path, wanted: Dtype | None) -> tuple[Dt
 
     check_target(target)
     with _scratch_beside(target) as scratch:
-        result = merge_into(scratch, run, wanted, _say)
+        result = merge_into(scratch, run, wanted, say)
         try:
             scratch.rename(target)
         except OSError as error:
@@ -79,7 +80,8 @@ def _scratch_beside(target: Path) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         for rubbish in target.parent.glob(f".{target.name}.making-*"):
-            if not _is_alive(rubbish.name.rpartition("-")[2]):
+            pid = rubbish.name.rpartition("-")[2]
+            if not (pid.isdecimal() and is_alive(int(pid))):
                 shutil.rmtree(rubbish, ignore_errors=True)
         folder.mkdir()
     except OSError as error:
@@ -88,20 +90,6 @@ def _scratch_beside(target: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_alive(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, ValueError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,14 @@ from pathlib import Path
 from launcher.corpus.preparation import make_preparation
 from launcher.corpus.questions import HeldOut, read_held_out
 from launcher.corpus.tokenizer import load_tokenizer
+from launcher.errors import say
 from launcher.inputs import base_folders
 from launcher.manifest.metadata import Decoding
 from launcher.paths import write_text_atomically
 from launcher.quality.judges import open_judge
 from launcher.training.graded import Asked, grade
 from launcher.training.guards import end_with_parents
+from launcher.training.quiet import quiet_transformers
 from launcher.training.subjects import Subject, find_subject
 from launcher.training.verb import run_verb
 from launcher.units import format_duration
@@ -64,10 +66,10 @@ def _grade(arguments: argparse.Namespace) -> str:
 
 
 def _ask(subject: Subject, held_out: HeldOut, arguments: argparse.Namespace) -> Asked:
-    from launcher.training.answering import load_generator, quiet_transformers
+    from launcher.training.answering import load_generator
 
     quiet_transformers()
-    _say(f"asking {subject.title}: {len(held_out.rows)} of {held_out.num_rows} {held_out.split} rows")
+    say(f"asking {subject.title}: {len(held_out.rows)} of {held_out.num_rows} {held_out.split} rows")
     generator = load_generator(
         subject.load(),
         subject.plan,
@@ -104,10 +106,6 @@ class _Progress:
     def end(self) -> None:
         if self._is_terminal:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ its sizes grow to the largest batch met, and smaller ones are filled up to them 
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -16,11 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from launcher.errors import first_line, say
 from launcher.memory import count_loss_chunk
 from launcher.training.batches import PackedBatch
 
 _PADDING = -1  # a target that counts nothing
 _SPARE = 1.1  # trained positions that there is room for, to those of the batch that is recorded
+_SMALL_BYTES = 512 * 2**20  # gradients that may lie in memory twice
 
 # (batch, how many tokens the step trains) -> its share of the loss; gradients are added up
 MicroStep = Callable[[PackedBatch, Tensor], Tensor]
@@ -89,14 +90,13 @@ class GraphedMicroSteps:
 
     def _give_up(self, error: Exception) -> None:
         self._gave_up = True
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        print(f"no CUDA graph, kernels are launched one by one: {reason}", file=sys.stderr, flush=True)
+        say(f"no CUDA graph, kernels are launched one by one: {first_line(error)}")
 
     def _release(self) -> None:
         """Its memory first: the next one needs as much before it is recorded."""
         if self._recorded is not None:
             self._recorded.graph.reset()
-            self._recorded = None
+            self._recorded, self.held_bytes = None, 0
             gc.collect()
             torch.cuda.empty_cache()
 
@@ -122,7 +122,10 @@ class GraphedMicroSteps:
             with torch.cuda.stream(stream), torch.random.fork_rng(devices=[device]):
                 for parameter in self._parameters:
                     parameter.grad = None
-                self._micro_step(ours, count)  # makes kernels, handles and workspaces, which a recording must not
+                # These make kernels, handles and workspaces, which a recording must not.
+                self._micro_step(ours, count)
+                made = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+                torch._foreach_add_(made[:1], made[:1])
             outside.wait_stream(stream)
             self._put_gradients_back()
             graph = torch.cuda.CUDAGraph()
@@ -130,12 +133,26 @@ class GraphedMicroSteps:
             before = torch.cuda.memory_allocated(device)
             # Other threads pin memory meanwhile, which a recording for all threads would forbid them.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                loss = self._micro_step(ours, count)
+                loss = self._add_up(ours, count)
         finally:  # a recording that fails may leave its own stream behind
             torch.cuda.set_stream(outside)
             self._put_gradients_back()
         self.held_bytes = torch.cuda.max_memory_allocated(device) - before
         return _Recorded(sizes=sizes, graph=graph, batch=ours, num_trained=count, loss=loss)
+
+    def _add_up(self, batch: PackedBatch, num_trained: Tensor) -> Tensor:
+        """Autograd adds gradients one by one as they come. Hundreds of small ones are made apart and added at once."""
+        kept = [self._grads[index] for index in range(len(self._parameters))]
+        if sum(grad.nbytes for grad in kept) > _SMALL_BYTES:
+            return self._micro_step(batch, num_trained)
+        for parameter in self._parameters:
+            parameter.grad = None
+        loss = self._micro_step(batch, num_trained)
+        made = [(total, one.grad) for total, one in zip(kept, self._parameters, strict=True) if one.grad is not None]
+        if made:
+            torch._foreach_add_(*map(list, zip(*made, strict=True)))
+        self._put_gradients_back()
+        return loss
 
     def _put_gradients_back(self) -> None:
         for index, parameter in enumerate(self._parameters):

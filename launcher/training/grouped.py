@@ -87,6 +87,8 @@ def attend_sdpa(
     if softcap is not None:
         raise NotImplementedError("sdpa: this base caps its attention scores, which this backend cannot do")
     looks_back = window is not None and window < query.shape[2]
+    if _is_without_flash(query):  # the kernel that keeps no scores there knows no groups of heads
+        key, value = _repeat(key, query), _repeat(value, query)
     return functional.scaled_dot_product_attention(
         query,
         key,
@@ -102,13 +104,23 @@ def attend_eager(
     query: Tensor, key: Tensor, value: Tensor, scaling: float | None, softcap: float | None, window: int | None
 ) -> Tensor:
     """The whole matrix of scores of each document."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
+    key, value = _repeat(key, query), _repeat(value, query)
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     scores = scores.masked_fill(~_visible(query, window), float("-inf"))
     return torch.softmax(scores.float(), dim=-1).to(query.dtype) @ value
+
+
+def _is_without_flash(query: Tensor) -> bool:
+    if not query.is_cuda:
+        return False
+    return query.dtype == torch.float32 or torch.cuda.get_device_capability(query.device) < (8, 0)
+
+
+def _repeat(heads: Tensor, query: Tensor) -> Tensor:
+    """For every query head."""
+    return heads.repeat_interleave(query.shape[1] // heads.shape[1], dim=1)
 
 
 def _visible(query: Tensor, window: int | None) -> Tensor:

@@ -9,10 +9,9 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from launcher.processes import is_alive
+from launcher.processes import LAUNCHER_PID, is_alive
 from launcher.training.observers.base import Observer
 
-LAUNCHER_PID_VARIABLE = "LAUNCHER_PID"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _LOOK_EVERY_SECONDS = 1.0
 # A scheduler signals all processes of a job: ours, and those that pass a signal on to us. That is one wish, not two.
@@ -45,7 +44,7 @@ def end_with_parents() -> None:
 
     A killed agent alone would leave its worker training, and the other nodes waiting for it.
     """
-    pid = os.environ.get(LAUNCHER_PID_VARIABLE, "")
+    pid = os.environ.get(LAUNCHER_PID, "")
     launcher = int(pid) if pid.isdigit() else None
     parent = os.getppid()
     if parent == 1 and "TORCHELASTIC_RUN_ID" in os.environ and not _is_python(parent):

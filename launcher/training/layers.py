@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +13,7 @@ from torch._dynamo.exc import InvalidBackend, TorchDynamoException
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from launcher.choices import Checkpointing
-from launcher.errors import InputError
+from launcher.errors import InputError, first_line, say
 from launcher.memory import SELECTIVE_MIN_INNER
 from launcher.plan.model import CompilePlan
 
@@ -27,6 +26,7 @@ _GRAPHS_PER_FUNCTION = 32
 _KEPT = (
     "torch_attn._varlen_attn",
     "launcher.flash4",
+    "launcher.document_attention",
     "aten._scaled_dot_product",
     "bitsandbytes.gemm_4bit",
     "flash_attn",
@@ -85,8 +85,7 @@ class _Compiling:
 
 def give_up_compiling(error: Exception) -> None:
     _Compiling.is_on = False
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-    print(f"torch.compile failed, the run goes on without it: {reason}", file=sys.stderr, flush=True)
+    say(f"torch.compile failed, the run goes on without it: {first_line(error)}")
 
 
 def is_compiling() -> bool:

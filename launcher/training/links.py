@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor
 
-from launcher.errors import RunFailedError
+from launcher.errors import RunFailedError, say
 from launcher.plan.model import Plan
 from launcher.scaling import reached_gb_per_second
 from launcher.training.chronicle import Chronicle
@@ -52,9 +51,9 @@ def check_links(plan: Plan, accelerator: Accelerator, chronicle: Chronicle) -> N
     links = measure_links(accelerator.device)
     slow = find_slowness(links, reached_gb_per_second(plan.hardware))
     if accelerator.is_main_process:
-        print(f"links: {links}", file=sys.stderr, flush=True)
+        say(f"links: {links}")
         if slow:
-            print(f"warning: {slow}", file=sys.stderr, flush=True)
+            say(f"warning: {slow}")
     chronicle.note(observed={"links": f"{links}; {slow}" if slow else str(links)})
 
 

@@ -16,13 +16,12 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
 from transformers.integrations import deepspeed as hf_deepspeed
 
-from launcher.bases import TINY_BASE_NAME, find_base, find_config
+from launcher.bases import TINY_BASE_FOLDER, TINY_BASE_NAME, find_base, find_config
 from launcher.choices import Dtype
-from launcher.errors import InputError, Problem
+from launcher.errors import InputError, Problem, first_line
 from launcher.plan.model import Plan, QuantizationPlan
 
 DTYPES: Mapping[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-_TINY_FOLDER = Path(__file__).resolve().parent.parent / "tiny"
 _DRAWN_SEED = 20_261_115  # of random weights: everybody draws the same ones
 _SAMPLES, _SAMPLE_BYTES = 16, 1 << 16  # of a file, evenly spread; the first one holds its header
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -55,11 +54,16 @@ def load_base(plan: Plan, folders: tuple[Path, ...], attention: str, device: tor
     return model
 
 
+def caps_scores(config: PretrainedConfig) -> bool:
+    """As Gemma 2 does. torch's attention cannot, and families that do so refuse to be loaded with it."""
+    return getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+
+
 def fingerprint_base(plan: Plan, model: PreTrainedModel) -> str:
     """Tells a base from another without reading all of it: its files' sizes, headers, and samples of each."""
     if plan.random_weights:
         return f"drawn:{_DRAWN_SEED}:{plan.base.name}"
-    folder = _TINY_FOLDER if plan.base.name == TINY_BASE_NAME else Path(str(model.config._name_or_path))
+    folder = TINY_BASE_FOLDER if plan.base.name == TINY_BASE_NAME else Path(str(model.config._name_or_path))
     if not folder.is_dir():
         return f"hub:{plan.base.name}@{getattr(model.config, '_commit_hash', None)}"
     digest = hashlib.sha256()
@@ -99,7 +103,7 @@ def _find(plan: Plan, folders: tuple[Path, ...]) -> str:
 
 
 def _not_loaded(plan: Plan, source: str, folders: tuple[Path, ...], error: Exception) -> InputError:
-    said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    said = first_line(error)
     if Path(source).is_dir():
         return InputError(f"{plan.base.name}: {source} cannot be loaded: {said}")
     looked = tuple(Problem(where="not in", what=str(folder / plan.base.name)) for folder in folders)
@@ -124,7 +128,7 @@ def _check_positions(plan: Plan, source: str) -> None:
 
 def _load_tiny(plan: Plan, attention: str) -> PreTrainedModel:
     """The base that comes with the launcher: read whole, on the CPU, whatever engine runs; it is small."""
-    config = AutoConfig.from_pretrained(str(_TINY_FOLDER))
+    config = AutoConfig.from_pretrained(str(TINY_BASE_FOLDER))
     with torch.random.fork_rng(devices=[]), _built_whole():
         torch.manual_seed(_DRAWN_SEED)
         model = _from_config(config, attention, torch.float32)
@@ -136,11 +140,11 @@ def _load_tiny(plan: Plan, attention: str) -> PreTrainedModel:
 def _read_tiny(plan: Plan, model: PreTrainedModel) -> None:
     """The head is not in the file: it is the embedding."""
     try:
-        weights = load_file(_TINY_FOLDER / "model.safetensors")
+        weights = load_file(TINY_BASE_FOLDER / "model.safetensors")
         found = model.load_state_dict({name: weight.float() for name, weight in weights.items()}, strict=False)
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise _not_loaded(plan, str(_TINY_FOLDER), (), error) from None
-    _check_whole(plan, str(_TINY_FOLDER), [name for name in found.missing_keys if name != "lm_head.weight"])
+        raise _not_loaded(plan, str(TINY_BASE_FOLDER), (), error) from None
+    _check_whole(plan, str(TINY_BASE_FOLDER), [name for name in found.missing_keys if name != "lm_head.weight"])
 
 
 @contextmanager

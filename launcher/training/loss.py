@@ -41,29 +41,31 @@ class _ChunkedLinearCrossEntropy(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants_bias else None
-        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        losses: list[Tensor] = []
         size = count_loss_chunk(len(weight))
         for start in range(0, len(hidden), size):
             chunk = slice(start, start + size)
-            losses, delta = differentiate(functional.linear(hidden[chunk], weight, bias), targets[chunk])
-            total += losses.sum()
+            of_chunk, delta = differentiate(functional.linear(hidden[chunk], weight, bias), targets[chunk])
+            losses.append(of_chunk)
             if grad_hidden is not None:
                 torch.mm(delta, weight, out=grad_hidden[chunk])
             if grad_weight is not None:
                 _add_product(grad_weight, delta.T, hidden[chunk])
             if grad_bias is not None:
                 grad_bias += delta.sum(0, dtype=torch.float32)
+            del delta  # before the next chunk's logits take as much
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
-        return total
+        return torch.cat(losses).sum() if losses else hidden.new_zeros((), dtype=torch.float32)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        """In place: the head's gradient is its largest tensor. So there is no second backward pass."""
         (scale,) = grads
-        hidden, weight, bias = (None if grad is None else grad * scale for grad in ctx.saved_tensors)
+        hidden, weight, bias = (None if grad is None else grad.mul_(scale) for grad in ctx.saved_tensors)
         weight_dtype, bias_dtype = ctx.dtypes
         return (
-            None if hidden is None else hidden.to(ctx.saved_tensors[0].dtype),
+            hidden,
             None if weight is None else weight.to(weight_dtype),
             None if bias is None else bias.to(bias_dtype),
             None,
@@ -119,8 +121,13 @@ def _in_chunks(hidden: Tensor, targets: Tensor, head: Head, differentiate: Diffe
 
 def full_logits_cross_entropy(hidden: Tensor, targets: Tensor, head: Head) -> Tensor:
     """What everybody does: for comparison, and as the reference of the others."""
-    logits = functional.linear(hidden, head.weight, head.bias).float()
-    return functional.cross_entropy(_cap(logits, head.softcap), targets, reduction="sum")
+    return functional.cross_entropy(make_logits(hidden, head), targets, reduction="sum")
+
+
+def make_logits(hidden: Tensor, head: Head) -> Tensor:
+    """All of them, in FP32."""
+    scaled = hidden if head.scale == 1.0 else hidden * head.scale
+    return _cap(functional.linear(scaled, head.weight, head.bias).float(), head.softcap)
 
 
 LOSSES: dict[LossKernel, Loss] = {

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK, _WARPS = 16_384, 32
-_PROGRAMS_PER_UNIT = 1
+_READ, _WRITTEN, _WARPS = 8192, 4096, 8  # logits at once
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -23,46 +20,46 @@ def _cap(values, softcap, caps: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _replace_logits(  # type: ignore[no-untyped-def]
-    logits, targets, losses, num_rows, row_stride, num_logits, softcap, caps: tl.constexpr, block: tl.constexpr
+def _sum_up(  # type: ignore[no-untyped-def]
+    logits, targets, losses, log_sums, row_stride, num_logits, softcap, caps: tl.constexpr, block: tl.constexpr
 ):
-    """A program takes row after row: as many rows as there are programs stay in the cache until they are read again.
-
-    The target's logit is read first: the first reduction keeps warps behind it together.
-    """
-    for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
-        here = logits + tl.cast(row, tl.int64) * row_stride
-        target = tl.load(targets + row)
-        if target < 0:  # padding
-            tl.store(losses + row, 0.0)
-            for start in range(0, num_logits, block):
-                places = start + tl.arange(0, block)
-                tl.store(here + places, tl.zeros([block], logits.dtype.element_ty), mask=places < num_logits)
-        else:
-            at_target = _cap(tl.load(here + target).to(tl.float32), softcap, caps)
-            highest, total = -float("inf"), 0.0
-            for start in range(0, num_logits, block):
-                places = start + tl.arange(0, block)
-                values = tl.load(here + places, mask=places < num_logits, other=-float("inf")).to(tl.float32)
-                values = tl.where(places < num_logits, _cap(values, softcap, caps), -float("inf"))
-                new_highest = tl.maximum(highest, tl.max(values))
-                total = total * tl.exp(highest - new_highest) + tl.sum(tl.exp(values - new_highest))
-                highest = new_highest
-            log_sum = highest + tl.log(total)
-            tl.store(losses + row, log_sum - at_target)
-            for start in range(0, num_logits, block):
-                places = start + tl.arange(0, block)
-                values = tl.load(here + places, mask=places < num_logits, other=0.0).to(tl.float32)
-                values = _cap(values, softcap, caps)
-                delta = tl.exp(values - log_sum) - tl.where(places == target, 1.0, 0.0)
-                if caps:
-                    delta *= 1.0 - (values / softcap) * (values / softcap)
-                tl.store(here + places, delta.to(logits.dtype.element_ty), mask=places < num_logits)
+    """A program takes one row."""
+    row = tl.program_id(0)
+    here = logits + tl.cast(row, tl.int64) * row_stride
+    target = tl.load(targets + row)
+    if target < 0:  # padding
+        tl.store(losses + row, 0.0)
+    else:
+        highest, total = -float("inf"), 0.0
+        for start in range(0, num_logits, block):
+            places = start + tl.arange(0, block)
+            values = tl.load(here + places, mask=places < num_logits, other=-float("inf")).to(tl.float32)
+            values = tl.where(places < num_logits, _cap(values, softcap, caps), -float("inf"))
+            new_highest = tl.maximum(highest, tl.max(values, axis=0))
+            total = total * tl.exp(highest - new_highest) + tl.sum(tl.exp(values - new_highest), axis=0)
+            highest = new_highest
+        log_sum = highest + tl.log(total)
+        tl.store(losses + row, log_sum - _cap(tl.load(here + target).to(tl.float32), softcap, caps))
+        tl.store(log_sums + row, log_sum)
 
 
-@cache
-def _count_programs(device: torch.device) -> int:
-    return _PROGRAMS_PER_UNIT * int(torch.cuda.get_device_properties(device).multi_processor_count)
+@triton.jit  # type: ignore[untyped-decorator]
+def _differentiate(  # type: ignore[no-untyped-def]
+    logits, targets, log_sums, row_stride, num_logits, softcap, caps: tl.constexpr, block: tl.constexpr
+):
+    row = tl.program_id(1)
+    places = tl.program_id(0) * block + tl.arange(0, block)
+    here = logits + tl.cast(row, tl.int64) * row_stride + places
+    target = tl.load(targets + row)
+    inside = places < num_logits
+    if target < 0:
+        tl.store(here, tl.zeros([block], logits.dtype.element_ty), mask=inside)
+    else:
+        values = _cap(tl.load(here, mask=inside, other=0.0).to(tl.float32), softcap, caps)
+        delta = tl.exp(values - tl.load(log_sums + row)) - tl.where(places == target, 1.0, 0.0)
+        if caps:
+            delta *= 1.0 - (values / softcap) * (values / softcap)
+        tl.store(here, delta.to(logits.dtype.element_ty), mask=inside)
 
 
 def replace_logits(logits: Tensor, targets: Tensor, softcap: float | None) -> Tensor:
@@ -70,16 +67,10 @@ def replace_logits(logits: Tensor, targets: Tensor, softcap: float | None) -> Te
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     if len(logits) == 0:
         return losses
-    _replace_logits[(min(len(logits), _count_programs(logits.device)),)](
-        logits,
-        targets,
-        losses,
-        len(logits),
-        logits.stride(0),
-        logits.shape[1],
-        softcap or 0.0,
-        caps=softcap is not None,
-        block=_BLOCK,
-        num_warps=_WARPS,
-    )
+    log_sums = torch.empty_like(losses)
+    num_logits, caps = logits.shape[1], softcap is not None
+    shape = logits.stride(0), num_logits, softcap or 0.0
+    _sum_up[(len(logits),)](logits, targets, losses, log_sums, *shape, caps=caps, block=_READ, num_warps=_WARPS)
+    grid = (triton.cdiv(num_logits, _WRITTEN), len(logits))
+    _differentiate[grid](logits, targets, log_sums, *shape, caps=caps, block=_WRITTEN, num_warps=_WARPS)
     return losses

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,8 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from launcher import metrics
+from launcher.errors import say
 from launcher.metrics import CutMetrics, compute_mfu
-from launcher.speed import Workload, flops_per_token, peak_tflops
+from launcher.plan.recipes import workload_of
+from launcher.speed import flops_per_token, peak_tflops
 from launcher.training.gpu_counters import GpuCounters
 from launcher.training.ledger import Ledger
 from launcher.training.run import Run
@@ -86,15 +87,7 @@ class Throughput(Measure):
     def _flops_per_token(self, done: Done, num_trained: int) -> float:
         """With the real lengths of these documents: a token attends to half of its document on average."""
         plan, num_tokens = self._run.plan, max(1.0, float(done.num_tokens))
-        workload = Workload(
-            shape=plan.base,
-            adapter=plan.adapter.kind,
-            quantization=plan.quantization_kind,
-            compute_dtype=plan.precision.compute_dtype,
-            compiled=plan.compile is not None,
-            checkpointing=plan.checkpointing,
-            document_tokens=float(self._run.train.costs[done.packs].sum()) / num_tokens,
-        )
+        workload = workload_of(plan, float(self._run.train.costs[done.packs].sum()) / num_tokens)
         return flops_per_token(workload, num_trained / num_tokens)
 
 
@@ -209,7 +202,7 @@ def measured(run: Run, ledger: Ledger, told: CutMetrics) -> Iterator[Measure]:
     counters = GpuCounters(run.engine.device)
     missing = counters.start()
     if missing is not None and run.engine.device.type == "cuda":
-        print(f"no GPU counters: {missing}", file=sys.stderr, flush=True)
+        say(f"no GPU counters: {missing}")
     try:
         yield Measures(
             [

@@ -13,7 +13,6 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
-from transformers.utils import logging
 
 from launcher.choices import Dtype
 from launcher.corpus.documents import make_template
@@ -30,6 +29,7 @@ from launcher.training.finished import FinishedRun
 from launcher.training.loading import DTYPES
 from launcher.training.prompts import make_prompt
 from launcher.training.proof import pick_documents
+from launcher.training.quiet import quiet_transformers
 from launcher.training.reloading import find_published_dtype, load_expert, load_folder, pick_device
 from launcher.training.saved import let_others_read
 
@@ -51,8 +51,7 @@ _EXAMPLE = "How many rows are there, and which of them is the oldest?"
 
 def merge_into(folder: Path, run: FinishedRun, wanted: Dtype | None, say: Say) -> tuple[Dtype, Agreement]:
     """Leaves a whole model in `folder`, or raises."""
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    quiet_transformers()
     published = find_published_dtype(run)
     dtype = wanted or published
     # In the base's own dtype; where another one is wanted, in fp32, and rounded once.

@@ -14,6 +14,8 @@ from launcher.errors import InputError
 from launcher.plan.model import CompilePlan, Plan
 from launcher.training.attention import Backend
 from launcher.training.batches import PackedBatch
+from launcher.training.joined import join_layers
+from launcher.training.kernels import kernels_run_on
 from launcher.training.layers import compiled, prepare_layers
 from launcher.training.loading import DTYPES
 from launcher.training.loss import Head, sum_loss
@@ -52,9 +54,9 @@ class TrainedModel(nn.Module):
             with by_the_library():
                 return self._forward_by_the_library(batch)
         self.products.refresh()
-        hidden = self._hidden_states(batch)
+        hidden = self.hidden_states(batch)
         trained = hidden.index_select(0, batch.trained_positions)
-        loss = sum_loss(self.loss_kernel, trained, batch.targets, self._head())
+        loss = sum_loss(self.loss_kernel, trained, batch.targets, self.head())
         return (loss, hidden) if shows_hidden else loss
 
     def _forward_by_the_library(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
@@ -70,7 +72,7 @@ class TrainedModel(nn.Module):
         trained = logits.index_select(0, batch.trained_positions).float()
         return functional.cross_entropy(trained, batch.targets, reduction="sum"), seen[0][0]
 
-    def _head(self) -> Head:
+    def head(self) -> Head:
         """As Gemma 2 and 3, Cohere and Granite name what they do to logits."""
         head: Any = self.base.get_output_embeddings()
         config: Any = self.base.config.get_text_config()
@@ -82,7 +84,7 @@ class TrainedModel(nn.Module):
             softcap=getattr(config, "final_logit_softcapping", None),
         )
 
-    def _hidden_states(self, batch: PackedBatch) -> Tensor:
+    def hidden_states(self, batch: PackedBatch) -> Tensor:
         """[tokens, features], behind the last norm."""
         decoder: Any = self.base.get_decoder()
         hidden: Tensor = decoder(
@@ -111,9 +113,13 @@ class TrainedModel(nn.Module):
         if plan.strategy in ("single", "ddp"):  # others cut weights to pieces, which a block of several cannot be
             dtype = DTYPES[plan.precision.compute_dtype]
             self.products = lay_out_products(self.layers, dtype, compiled=plan.compile is not None)
+            is_whole = plan.compile is not None and plan.checkpointing != "selective"  # which keeps some products only
+            device = self.base.device
+            if is_whole and (device.type == "cpu" or kernels_run_on(device)):
+                join_layers(self.layers)
         prepare_layers(self.layers, plan.checkpointing, plan.compile)
         if plan.compile is not None and plan.compile.scope == "model":
-            self._compile_decoder(plan.compile)
+            self.compile_decoder(plan.compile)
 
     def _gather_by_layer(self) -> None:
         """ZeRO-3 hooks into every module with parameters, in the midst of what is compiled; here into whole layers.
@@ -126,6 +132,6 @@ class TrainedModel(nn.Module):
             set_z3_leaf_module(layer, True)
         self.base.enable_input_require_grads()
 
-    def _compile_decoder(self, plan: CompilePlan) -> None:
+    def compile_decoder(self, plan: CompilePlan) -> None:
         decoder: Any = self.base.get_decoder()
         decoder.forward = compiled(decoder.forward, plan)

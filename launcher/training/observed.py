@@ -33,6 +33,11 @@ def observe(run: Run, proof: Proof | None, operations: Operations, compiled: str
         "checkpointing": _checkpointing(engine.module),
         "torch.compile": compiled or _compiling(engine.module),
     }
+    if proof is not None and proof.products is not None:
+        blocks = len(engine.module.products.blocks)
+        seen["products"] = (
+            f"adapters inside the base's own, {blocks} blocks = PEFT's (gradients differ by {proof.products:.0e})"
+        )
     if engine.graphs is not None:
         seen["CUDA graph"] = "of a micro-step" if engine.graphs.is_active else "failed, kernels are launched one by one"
     if engine.device.type == "cuda":

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from datetime import timedelta
 from pydantic import ValidationError
 
 from launcher.corpus.preparation import Preparation
-from launcher.errors import ExitCode, LauncherError, Problem, TopologyError
+from launcher.errors import ExitCode, LauncherError, Problem, TopologyError, say
 from launcher.paths import RunPaths, write_text_atomically
 from launcher.plan.model import Plan
 from launcher.record import exit_code_of
@@ -179,13 +178,13 @@ def _record(paths: RunPaths, nodes: Sequence[SeenNode]) -> None:
     try:
         write_text_atomically(paths.node_facts, json.dumps(trees, indent=2, sort_keys=True) + "\n")
     except LauncherError as error:
-        print(f"warning: {error}", file=sys.stderr, flush=True)
+        say(f"warning: {error}")
 
 
 def _show(chronicle: Chronicle, nodes: Sequence[SeenNode], plan: Plan) -> None:
     alike, warnings = format_alike(nodes), find_warnings(nodes, plan)
     for line in (f"nodes: {alike}", *(f"warning: {warning}" for warning in warnings)):
-        print(line, file=sys.stderr, flush=True)
+        say(line)
     chronicle.note(observed={"nodes": "; ".join((alike, *warnings))})
 
 
@@ -199,7 +198,7 @@ def _obey(told: str | None, place: Place, own: _Own) -> None:
     if not code:
         return
     if place.is_first:
-        print(f"node {own.report.node} ({own.report.host}): {line}", file=sys.stderr, flush=True)
+        say(f"node {own.report.node} ({own.report.host}): {line}")
     if own.error is not None and not isinstance(own.error, LauncherError):
         raise own.error
     raise ToldElsewhereError(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,14 +13,16 @@ _LONGEST_NAME = 90
 # Parts of a kernel's or an operation's name, in the order in which they are looked for.
 _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("fused pointwise", ("triton_",)),
-    ("attention", ("flash", "attention", "attn", "fmha")),
-    ("loss", ("cross_entropy", "nll_loss", "log_softmax", "_replace_logits")),
+    ("attention", ("flash", "attention", "attn", "fmha", "attend")),
+    ("loss", ("cross_entropy", "nll_loss", "log_softmax", "_sum_up", "_differentiate")),
     ("optimizer", ("adam", "multi_tensor", "foreach", "optimizer")),
     ("communication", ("nccl", "allreduce", "all_reduce", "reduce_scatter", "all_gather", "gloo", "c10d")),
     ("copies", ("memcpy", "memset", "copy_", "_to_copy")),
     ("matrix products", ("gemm", "addmm", "aten::mm", "aten::bmm", "cutlass", "cublas", "nvjet", "matmul", "linear")),
 )
 _OTHER = "others"
+# Of our own kernels: layer_kernels.py, block_kernels.py.
+_OURS = frozenset({"_turn", "_turn_back", "_gate", "_gate_back", "_norm", "_copy", "_fill", "_measure", "_take_apart"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +49,9 @@ class Cost:
 class ProfileSummary:
     first_step: int
     last_step: int
-    seconds: float  # from the beginning of the first step to the end of the last, on the host's clock
+    seconds: float  # of a GPU: from its first kernel to the end of its last; else on the host's clock
     waited_seconds: float | None  # in which the GPU had nothing to do; None: there is none
+    untraced_seconds: float | None  # of as many steps before, as a median: tracing makes steps longer
     costs: tuple[Cost, ...]  # the highest first
     kinds: tuple[Cost, ...]
 
@@ -55,17 +59,34 @@ class ProfileSummary:
     def busy_seconds(self) -> float:
         return sum(cost.seconds for cost in self.kinds)
 
+    @property
+    def waiting_share(self) -> float | None:
+        """Against steps that nobody traced, where there are some: tracing makes launches longer, but not kernels."""
+        if self.waited_seconds is None:
+            return None
+        kept_busy = self.seconds - self.waited_seconds
+        whole = self.seconds if self.untraced_seconds is None else min(self.seconds, self.untraced_seconds)
+        return max(0.0, 1.0 - kept_busy / max(1e-9, whole))
+
 
 def sum_up(
-    first_step: int, last_step: int, seconds: float, costs: Iterable[Cost], spans: Sequence[Span]
+    first_step: int,
+    last_step: int,
+    seconds: float,
+    costs: Iterable[Cost],
+    spans: Sequence[Span],
+    untraced: Sequence[float] = (),
 ) -> ProfileSummary:
-    """`spans` are those of the GPU; none: `costs` are the CPU's."""
+    """`spans` are those of the GPU; none: `costs` are the CPU's. `untraced`: seconds of steps before."""
     ordered = tuple(sorted(costs, key=lambda cost: cost.seconds, reverse=True))
+    if spans:  # the queue was empty when tracing began, and is emptied when it ends: neither belongs to a step
+        seconds = max(span.end for span in spans) - min(span.start for span in spans)
     return ProfileSummary(
         first_step=first_step,
         last_step=last_step,
         seconds=seconds,
         waited_seconds=max(0.0, seconds - _union(spans)) if spans else None,
+        untraced_seconds=statistics.median(untraced) * (last_step - first_step + 1) if untraced else None,
         costs=ordered,
         kinds=_by_kind(ordered),
     )
@@ -92,6 +113,8 @@ def _by_kind(costs: Sequence[Cost]) -> tuple[Cost, ...]:
 
 
 def find_kind(name: str) -> str:
+    if name in _OURS:
+        return "fused pointwise"
     lowered = name.lower()
     return next((kind for kind, words in _KINDS if any(word in lowered for word in words)), _OTHER)
 
@@ -121,8 +144,12 @@ def render_summary(summary: ProfileSummary) -> str:
 def describe_waiting(summary: ProfileSummary) -> str:
     if summary.waited_seconds is None:
         return "There is no GPU: these are operations of the CPU, each without those that it calls."
-    share = summary.waited_seconds / max(1e-9, summary.seconds)
+    share = summary.waiting_share or 0.0
     words = f"The GPU waited for {format_percent(share)} of it"
+    if summary.untraced_seconds is not None:
+        steps = summary.last_step - summary.first_step + 1
+        before = f"{summary.untraced_seconds * 1000 / steps:.1f} ms"
+        words = f"Untraced steps took {before}, of which the GPU waited for {format_percent(share)}"
     if share < 0.05:
         return f"{words}: it is the limit, so only less work, or faster kernels, make it faster."
     if share < 0.2:

@@ -22,6 +22,7 @@ from launcher.errors import RunFailedError
 from launcher.plan.model import Plan
 from launcher.training.batches import PackedBatch, Shape, collate
 from launcher.training.layers import uncompiled
+from launcher.training.loading import caps_scores
 from launcher.training.model import TrainedModel
 
 # Relative difference of the summed loss that rounding explains.
@@ -44,12 +45,13 @@ class Proof:
     hidden: float  # of the hidden states, in the document where it is largest
     hidden_alone: float  # of the first document's, which sees no other whatever the backend does
     mixing: float  # of the same where the borders are taken away, on average
+    products: float | None = None  # of the gradients of adapted matrices; None: they are multiplied by PEFT
 
 
 def prove_attention(plan: Plan, module: TrainedModel, model: nn.Module, file: PackFile, device: torch.device) -> Proof:
     """`module` is as built, `model` as prepared: all forward passes go through the latter, as in training."""
     documents = pick_documents(file, plan.batch.micro_batch_size * plan.batch.sequence_length)
-    with _evaluating(model), uncompiled():
+    with evaluating(model), torch.no_grad(), uncompiled():
         packed = lay_out(documents, plan).to(device)
         loss, hidden = _forward(model, packed)
         _, mixed_hidden = _forward(model, _without_borders(packed))
@@ -70,8 +72,14 @@ def prove_attention(plan: Plan, module: TrainedModel, model: nn.Module, file: Pa
     return proof
 
 
+def rounds_like(plan: Plan) -> Dtype:
+    """TF32 has FP16's ten bits."""
+    is_rounded = plan.precision.use_tf32 and plan.hardware.gpu is not None
+    return "fp16" if is_rounded and plan.precision.compute_dtype == "fp32" else plan.precision.compute_dtype
+
+
 def _check(plan: Plan, proof: Proof) -> None:
-    dtype = plan.precision.compute_dtype
+    dtype = rounds_like(plan)
     allowed = _HIDDEN_NOISE[dtype]
     if proof.hidden <= allowed and proof.loss <= _LOSS_TOLERANCE[dtype]:  # false for not-a-number too
         return
@@ -81,11 +89,11 @@ def _check(plan: Plan, proof: Proof) -> None:
         f"the attention backend {plan.attention.backend} {what}: packed, the loss of {proof.num_documents} documents "
         f"differs by {proof.loss:.1e} (relative) and their hidden states by {proof.hidden:.1e}; rounding explains "
         f"{_LOSS_TOLERANCE[dtype]:.0e} and {allowed:.0e}; without any borders it would be {proof.mixing:.1e}",
-        hint=_way_out(plan),
+        hint=way_out(plan),
     )
 
 
-def _way_out(plan: Plan) -> str:
+def way_out(plan: Plan) -> str:
     if plan.attention.backend in ("sdpa", "eager"):
         return "this base does something to its attention that no backend here knows: it cannot be trained packed"
     return "--set training.config.attention=sdpa takes another backend"
@@ -149,12 +157,12 @@ def _differences(packed: Tensor, alone: list[Tensor]) -> list[float]:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Nothing is dropped."""
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad():
-            yield
+        yield
     finally:
         model.train(was_training)
 
@@ -163,8 +171,8 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 def _transformers_attention(module: TrainedModel, longest: int) -> Iterator[None]:
     """The library's plainest: eager applies all that a family does to its scores, but holds them whole."""
     own = module.base.config._attn_implementation
-    caps = getattr(module.base.config.get_text_config(), "attn_logit_softcapping", None) is not None
-    module.base.set_attn_implementation("eager" if caps or longest <= _LONGEST_EAGER else "sdpa")
+    takes_eager = caps_scores(module.base.config) or longest <= _LONGEST_EAGER
+    module.base.set_attn_implementation("eager" if takes_eager else "sdpa")
     try:
         yield
     finally:

@@ -10,15 +10,14 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from launcher.bases import TINY_BASE_NAME, find_config
-from launcher.choices import Dtype
-from launcher.errors import InputError
+from launcher.bases import TINY_BASE_FOLDER, TINY_BASE_NAME, find_config
+from launcher.choices import DTYPE_BYTES, Dtype
+from launcher.errors import InputError, first_line
 from launcher.inputs import base_folders
 from launcher.plan.model import Plan
 from launcher.training.finished import FinishedRun
-from launcher.training.loading import DTYPES, load_base
+from launcher.training.loading import DTYPES, caps_scores, load_base
 
-_BYTES: dict[Dtype, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
 _ROOM = 1.3  # of a card, beside the weights: activations, logits, the allocator
 
 
@@ -36,7 +35,7 @@ def find_dtype_of_base(plan: Plan) -> Dtype:
 
 def _load_config(plan: Plan) -> Any:
     if plan.base.name == TINY_BASE_NAME:
-        source = Path(__file__).resolve().parent.parent / "tiny"
+        source = TINY_BASE_FOLDER
     else:
         found = find_config(plan.base.name, base_folders(Path(plan.data.folder)))
         source = Path(plan.base.name) if found is None else found.parent
@@ -53,7 +52,7 @@ def pick_device(plan: Plan, dtype: Dtype) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     free, _ = torch.cuda.mem_get_info()
-    fits = plan.base.num_parameters * _BYTES[dtype] * _ROOM < free
+    fits = plan.base.num_parameters * DTYPE_BYTES[dtype] * _ROOM < free
     return torch.device("cuda", torch.cuda.current_device()) if fits else torch.device("cpu")
 
 
@@ -67,8 +66,7 @@ def load_expert(
     try:
         model = PeftModel.from_pretrained(base, str(run.paths.adapter))
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise InputError(f"{run.paths.adapter} does not go with {run.plan.base.name}: {said}") from None
+        raise InputError(f"{run.paths.adapter} does not go with {run.plan.base.name}: {first_line(error)}") from None
     if not (quantized and run.plan.quantization is not None):
         model.to(device)
     return model.eval()
@@ -85,10 +83,8 @@ def load_published_base(plan: Plan, dtype: Dtype, device: torch.device, *, quant
 
 
 def _pick_attention(plan: Plan) -> str:
-    """torch's attention cannot cap scores, and families that do so refuse to be loaded with it."""
-    config: Any = _load_config(plan)
-    caps = config is not None and getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
-    return "eager" if caps else "sdpa"
+    config = _load_config(plan)
+    return "eager" if config is not None and caps_scores(config) else "sdpa"
 
 
 def load_folder(folder: Path, dtype: Dtype, device: torch.device, *, trusts: bool = False) -> PreTrainedModel:
@@ -98,7 +94,6 @@ def load_folder(folder: Path, dtype: Dtype, device: torch.device, *, trusts: boo
             str(folder), dtype=DTYPES[dtype], trust_remote_code=trusts
         )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise InputError(f"{folder} cannot be loaded: {said}") from None
+        raise InputError(f"{folder} cannot be loaded: {first_line(error)}") from None
     model.to(device)  # type: ignore[arg-type]
     return model.eval()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,7 +56,7 @@ def begin(run: Run, options: ResumeOptions) -> Beginning:
     if found.checkpoint is not None and manifest is not None:
         restore(run, found.checkpoint)
         position.chain, position.owes_evaluation = manifest.chain, manifest.owes_evaluation
-        _say(run, f"resuming after step {manifest.step:,}: {found.checkpoint.folder}")
+        run.say(f"resuming after step {manifest.step:,}: {found.checkpoint.folder}")
     told = _cut_metrics(run, position) if is_main else CutMetrics()
     return Beginning(position=position, best=None if manifest is None else manifest.best, told=told)
 
@@ -77,11 +76,11 @@ def _cut_metrics(run: Run, position: Position) -> CutMetrics:
 def _find(run: Run, options: ResumeOptions) -> _Found:
     checkpoint, damaged = find_newest(run.paths, _find_limit(run, options))
     for one in damaged:
-        _say(run, f"warning: {one}")
+        run.say(f"warning: {one}")
     problems = () if checkpoint is None else tuple(_find_problems(run, checkpoint))
     if options.allow_drift:
         for problem in problems:
-            _say(run, f"warning: not as before: {problem}")
+            run.say(f"warning: not as before: {problem}")
         problems = ()
     return _Found(checkpoint=checkpoint, problems=problems)
 
@@ -119,8 +118,3 @@ def _find_problems(run: Run, checkpoint: Checkpoint) -> Sequence[Problem]:
     if not problems and find_position(run, manifest.step).chain != manifest.chain:
         problems.append(Problem(where="order", what="the packs of the steps so far are not those that were trained"))
     return problems
-
-
-def _say(run: Run, text: str) -> None:
-    if run.engine.is_main:
-        print(text, file=sys.stderr, flush=True)

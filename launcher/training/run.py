@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from launcher.corpus.packs import PackFile
 from launcher.corpus.store import Store
-from launcher.errors import InputError
+from launcher.errors import InputError, say
 from launcher.paths import RunPaths
 from launcher.plan.model import BatchPlan, Plan, SchedulePlan
 from launcher.training.adapters import add_adapter
@@ -54,6 +54,11 @@ class Run:
     data_key: str
     base_fingerprint: str
     pulse: Pulse = field(default_factory=Pulse)
+
+    def say(self, text: str) -> None:
+        """Once, however many ranks there are."""
+        if self.engine.is_main:
+            say(text)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -142,9 +147,7 @@ def _make_engine(plan: Plan, module: TrainedModel, accelerator: Accelerator, num
         max_grad_norm=plan.optimizer.max_grad_norm,
         num_micro_batches=plan.batch.gradient_accumulation_steps,
         reduces_always=plan.strategy == "fsdp2" and plan.adapter.kind == "full",
-        graphs=_make_graphs(plan, module, model, accelerator)
-        if plan.cuda_graph and plan.strategy == "single"
-        else None,
+        graphs=_make_graphs(plan, module, model, accelerator),
         scales_loss=plan.precision.loss_scaling,
     )
 

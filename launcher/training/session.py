@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from accelerate import Accelerator
 
 from launcher.corpus.preparation import Preparation
 from launcher.corpus.store import Store
-from launcher.errors import ExitCode
+from launcher.errors import ExitCode, say
 from launcher.metrics import StepMetrics, load_metrics
 from launcher.paths import RunPaths
 from launcher.plan.model import Plan
@@ -116,9 +115,9 @@ def _train_once(
     recompiled = count_graphs()[0] - graphs
     if compiled and recompiled:
         seen["torch.compile"] = f"{compiled}; {recompiled} more graphs while training (evaluation has its own)"
-        _say(run, f"torch.compile: {seen['torch.compile']}")
+        run.say(f"torch.compile: {seen['torch.compile']}")
     if best.stopped_early:
-        _say(run, best.stopped_early)
+        run.say(best.stopped_early)
     chronicle.note(
         steps_done=steps_done,
         best_step=best.step,
@@ -141,7 +140,7 @@ def _read_rows(run: Run) -> list[StepMetrics]:
 
 def _watch_over(run: Run, chronicle: Chronicle) -> Watchdog:
     def give_up(message: str) -> None:
-        print(f"error: {message}", file=sys.stderr, flush=True)
+        say(f"error: {message}")
         # The process ends behind this, and must not wait: a training that moves again meanwhile would go on.
         chronicle.end(waits=False, status="failed", exit_code=int(ExitCode.RUN_FAILED), error=message)
 
@@ -183,9 +182,4 @@ def _watch_operations(run: Run) -> Operations:
 def _show(run: Run, seen: dict[str, str]) -> None:
     width = max(map(len, seen))
     for name, what in seen.items():
-        _say(run, f"  {name:<{width}}  {what}")
-
-
-def _say(run: Run, text: str) -> None:
-    if run.engine.is_main:
-        print(text, file=sys.stderr, flush=True)
+        run.say(f"  {name:<{width}}  {what}")

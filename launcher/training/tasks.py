@@ -5,7 +5,6 @@ Whatever goes wrong here is said, and costs the run no more than its task metric
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -17,6 +16,7 @@ from accelerate.utils import gather_object
 from launcher import metrics
 from launcher.corpus.preparation import Preparation
 from launcher.corpus.questions import HeldOut, read_held_out
+from launcher.errors import first_line
 from launcher.manifest import Manifest, load_manifest
 from launcher.manifest.metadata import MOST_TASK_ROWS, Decoding
 from launcher.paths import write_text_atomically
@@ -24,7 +24,7 @@ from launcher.quality.judges import open_judge
 from launcher.quality.judging import Question
 from launcher.quality.results import EvalResult
 from launcher.training.answering import Answer
-from launcher.training.asking import Asker, StoppedError, kept_alive, tell
+from launcher.training.asking import Asker, StoppedError, kept_alive
 from launcher.training.cadence import is_due
 from launcher.training.graded import Asked, grade
 from launcher.training.handing import hand_out
@@ -56,7 +56,7 @@ def open_tasks(run: Run, wanted: Preparation, stops: Callable[[], bool]) -> Task
     tasks = None if isinstance(found, str) else Tasks(run, wanted, *found, stops)
     trouble = found if tasks is None else tasks.settle()
     if trouble:
-        _say(run, f"note: no answers are judged while it trains: {trouble}")
+        run.say(f"note: no answers are judged while it trains: {trouble}")
         return None
     return tasks
 
@@ -70,7 +70,7 @@ def _find(run: Run, wanted: Preparation, num_rows: int) -> Found | str:
         with closing(open_judge(manifest)):
             return read_held_out(wanted, limit, "validation", among=MOST_TASK_ROWS), manifest, kept
     except Exception as error:  # a hub that cannot be reached, a package that is missing: the training needs neither
-        return tell(error)
+        return first_line(error)
 
 
 class Tasks:
@@ -103,7 +103,7 @@ class Tasks:
                 return trouble
         self._held_out = replace(self._held_out, rows=rows[: self._slice.num_rows])
         when = "before the first step and after the last" if self._slice.only_ends else "at each evaluation"
-        _say(run, f"answers to {len(self._held_out.rows)} validation rows are judged {when}: {self._slice.why}")
+        run.say(f"answers to {len(self._held_out.rows)} validation rows are judged {when}: {self._slice.why}")
         return ""
 
     def is_due(self, step: int, *, is_last: bool = False) -> bool:
@@ -126,7 +126,7 @@ class Tasks:
                 values = answers if isinstance(answers, str) else self._judge(step, answers, seconds)
             values = hand_out(self._run.engine.accelerator, values)
         if isinstance(values, str):
-            _say(self._run, f"note: the answers of step {step:,} were not judged: {values}")
+            self._run.say(f"note: the answers of step {step:,} were not judged: {values}")
             return {}
         return {**values, metrics.TASK_SECONDS: time.perf_counter() - began}
 
@@ -144,7 +144,7 @@ class Tasks:
             run.paths.evaluations.mkdir(exist_ok=True)
             write_text_atomically(run.paths.evaluation_at(step), result.model_dump_json(indent=1) + "\n")
         except Exception as error:  # of a judge, perhaps somebody's own
-            return tell(error)
+            return first_line(error)
         return name_values(result)
 
     def _answer(self, max_new_tokens: int) -> list[Answer] | str:
@@ -164,7 +164,7 @@ class Tasks:
         try:
             save_slice(self._run.paths.evaluations / "slice.json", chosen)
         except Exception as error:  # a full disk: a training that saves nothing else yet may still go on
-            return tell(error)
+            return first_line(error)
         return ""
 
     def _choose(self, max_new_tokens: int) -> TaskSlice | str:
@@ -226,15 +226,10 @@ class Tasks:
                     judge.judge(questions[part], [question.reference for question in questions[part]])
                     marks.append(time.perf_counter())
         except Exception as error:
-            return tell(error)
+            return first_line(error)
         return marks[1] - marks[0], (marks[2] - marks[1]) / max(1, len(rows) - 1)
 
 
 def name_values(result: EvalResult) -> dict[str, float]:
     """A check that nobody could make has no value."""
     return {f"{metrics.EVAL_PREFIX}{check.name}": check.rate for check in result.checks if check.num_judged}
-
-
-def _say(run: Run, text: str) -> None:
-    if run.engine.is_main:
-        print(text, file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ from types import FrameType
 
 from accelerate import Accelerator
 
+from launcher.errors import say
 from launcher.paths import RunPaths
 from launcher.plan.model import Plan
 from launcher.processes import make_child_environment
@@ -35,11 +36,11 @@ class Teller:
                 code = self._process.wait(self._limit)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             said = "W&B: not all is uploaded yet; `wandb sync` does it from what lies in the run's directory"
-            print(said, file=sys.stderr, flush=True)
+            say(said)
             return
         if code != 0:
             again = f"{Path(sys.executable).name} -m launcher.training.uplink {self._root}"
-            print(f"W&B: not all was told (exit code {code}); the rest by: {again}", file=sys.stderr, flush=True)
+            say(f"W&B: not all was told (exit code {code}); the rest by: {again}")
 
 
 @contextmanager
@@ -86,6 +87,6 @@ def _start(paths: RunPaths, run_id: str | None, *, node: int, limit_seconds: flo
             start_new_session=True,  # Ctrl-C is for the training
         )
     except OSError as error:
-        print(f"warning: W&B is not told of this run: {error}", file=sys.stderr, flush=True)
+        say(f"warning: W&B is not told of this run: {error}")
         return None
     return Teller(process, paths.root, limit_seconds, is_main=node == 0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from importlib import metadata
 
 from launcher.examination import Check, CheckStatus
+from launcher.versions import find_version
 
 _LONGEST = 200
 
@@ -52,8 +52,5 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:_LONGEST].rstrip(": ")
 
 
-def find_version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "of unknown version"
+def format_version(package: str) -> str:
+    return find_version(package) or "of unknown version"

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launcher.errors import ExitCode, LauncherError
+from launcher.errors import ExitCode, LauncherError, say
 from launcher.metrics import StepMetrics
 from launcher.paths import RunPaths
 from launcher.plan import Plan, load_plan
@@ -268,10 +268,6 @@ def let_go(people: int, parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_LOOK_EVERY_SECONDS)
     os.dup2(os.open(os.devnull, os.O_WRONLY), people)
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -99,6 +99,24 @@ def test_warm_steps_are_dropped_and_time_is_kept(plan: Plan, store: Store, token
     rung = vary(make_rung_plan(plan, DONE), {"optimizer.name": "adamw_torch"})
     batches = make_batches(file, find_steps(plan, file, 6), DONE, 2, SEQUENCE_LENGTH, tokenizer)
     whole = RungLoop(build_rung_model(rung, DONE, (), CPU), rung, batches, CPU)
-    timing = whole.run(warm_steps=2, seconds=600)
+    timing = whole.run(warm_steps=2, timed_steps=4, seconds=600)
     assert (len(timing.seconds), timing.tokens) == (4, tuple(batches.count_tokens(step) for step in range(2, 6)))
-    assert len(whole.run(warm_steps=2, seconds=0).seconds) == 2  # one warm step, two timed ones, and no more
+    assert (
+        len(whole.run(warm_steps=2, timed_steps=4, seconds=0).seconds) == 2
+    )  # one warm step, two timed ones, and no more
+
+
+def test_steps_that_take_too_long_are_cut(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tokenizer: Tokenizer
+) -> None:
+    monkeypatch.setattr("launcher.training.bench.rung_loop.PROBED", 1)
+    file = store.open_split("train")
+    rung = vary(make_rung_plan(plan, DONE), {"optimizer.name": "adamw_torch"})
+    batches = make_batches(file, find_steps(plan, file, 8), DONE, 1, SEQUENCE_LENGTH, tokenizer)
+    assert batches.count_micro_batches(0) > 2
+    timing = RungLoop(build_rung_model(rung, DONE, (), CPU), rung, batches, CPU).run(
+        warm_steps=1, timed_steps=4, seconds=0
+    )
+    first = batches.count_micro_batches(0) + 1  # the first step is probed, a piece of the next one warm
+    assert timing.tokens == tuple(batches.count_micro_batch_tokens(index) for index in (first, first + 1))
+    assert timing.note == f"of a step's {batches.count_micro_batches(0)} micro-batches 1 are timed, and an update"

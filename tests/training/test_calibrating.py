@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def test_a_finished_run_is_kept(trained: tuple[Path, RunPaths, str]) -> None:
     rates = [row.values[metrics.TOKENS_PER_SECOND] for row in load_record(paths).steps]
     assert len(rates) == STEPS
     assert min(rates) <= entry.seen.measured_tokens_per_second <= max(rates)
-    assert (entry.machine.gpu, entry.machine.software["torch"]) == (None, torch.__version__)
+    assert (entry.machine.gpu, entry.machine.software["torch"]) == (None, version("torch"))
     assert (entry.seen.run, entry.seen.measured_bytes, entry.seen.estimated_tokens_per_second) == ("a", None, None)
     assert f"tokens/s, kept for later plans in {file}" in said
 

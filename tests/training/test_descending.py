@@ -20,6 +20,7 @@ from launcher.plan.ladder import take_rung
 from launcher.plan.load import load_plan
 from launcher.plan.model import Plan, Rung
 from launcher.record import load_outcome
+from launcher.train import main as train_main
 from launcher.training.batches import PackedBatch
 from launcher.training.chronicle import Chronicle
 from launcher.training.descending import explain_full_card
@@ -113,6 +114,25 @@ def test_a_full_memory_goes_on_one_rung_lower(
     assert "the memory is full (CUDA out of memory. Tried to allocate 20.00 GiB); going on one rung lower" in console
     if first > 1:
         assert f"resuming after step {first - 1}" in console, "what was trained was not trained again"
+
+
+def test_what_is_told_in_the_end_is_of_the_last_rung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned = plan_request(Request(expert="neo4j", profile="smoke", max_steps=2)).plan
+    rungs = (rung(2, planned.batch.global_batch_size // 2), rung(1, planned.batch.global_batch_size))
+    paths = RunPaths(tmp_path / "run")
+    paths.logs.mkdir(parents=True)
+    paths.plan.write_text(planned.model_copy(update={"ladder": rungs, "tasks": None}).model_dump_json())
+    monkeypatch.setenv("LAUNCHER_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    fail_where(monkeypatch, lambda _batch, _count: True)
+    reset_accelerate()
+    assert train_main(["--plan", str(paths.plan)]) == 3
+    told = capsys.readouterr().err
+    assert "going on one rung lower: micro-batch 1, none" in told
+    assert "nothing is left on the ladder" in told
+    assert "what needs less" not in told
 
 
 def test_the_whole_ladder_and_its_end(

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.corpus.store import Store
+from launcher.plan.model import Plan
 from launcher.training.batches import PackedBatch
 from launcher.training.graphs import GraphedMicroSteps, Sizes, fill_up, grow, measure
+from tests.training.builders import build
 
 TOKENS = 32
 
@@ -80,9 +87,51 @@ def test_where_nothing_can_be_recorded_kernels_are_launched(capsys: pytest.Captu
     assert told.count("no CUDA graph, kernels are launched one by one: ") == 1
 
 
+def test_a_replay_sees_weights_that_came_from_elsewhere(plan: Plan, store: Store, tmp_path: Path) -> None:
+    """As out of a checkpoint: a replay does not call the model, which would copy them into its blocks."""
+    built: Any = build(plan, store, tmp_path).engine
+    block = built.module.products.blocks[0]
+    built.module.products.refresh()
+    engine = replace(built, graphs=lambda _batch, _count: block.matrix.clone())
+    up = block.members[0].lora_B["default"].weight
+    with torch.no_grad():
+        up.fill_(0.25)
+    seen = engine.micro_step(None, 1, is_last=True)
+    num_in, size, rank = block.members[0].in_features, block.sizes[0], block.rank
+    assert torch.equal(seen[:size, num_in : num_in + rank], torch.full((size, rank), 0.25 * block.scale))
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_gradients_made_apart_add_up(small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recorded, run as it is: at the kept addresses, also where a parameter gets no gradient."""
+    monkeypatch.setattr("launcher.training.graphs._SMALL_BYTES", 2**20 if small else 0)
+    used, unused = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))
+    had: list[bool] = []
+
+    def micro_step(batch: PackedBatch, num_trained: torch.Tensor) -> torch.Tensor:
+        had.append(used.grad is not None)
+        loss = (used * len(batch.targets)).sum() / num_trained
+        loss.backward()
+        return loss.detach()
+
+    graphs = GraphedMicroSteps(micro_step, [used, unused], 64)
+    graphs._keep_gradients()
+    kept = used.grad
+    for _ in range(2):
+        assert float(graphs._add_up(make_batch((20, 12), 9), torch.tensor(3.0))) == 9.0
+    assert used.grad is kept
+    assert used.grad is not None
+    assert used.grad.tolist() == [6.0, 6.0, 6.0]
+    assert unused.grad is not None
+    assert unused.grad.tolist() == [0.0, 0.0]
+    assert had == [not small] * 2
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
-def test_replays_are_what_launches_are() -> None:
+@pytest.mark.parametrize("small", [True, False])
+def test_replays_are_what_launches_are(small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients add up, batches of other sizes come, and somebody takes the gradients away between steps."""
+    monkeypatch.setattr("launcher.training.graphs._SMALL_BYTES", 2**20 if small else 0)
     torch.manual_seed(0)
     layer = torch.nn.Embedding(64, 8).cuda()
     head = torch.nn.Linear(8, 64).cuda()

@@ -115,10 +115,10 @@ def test_what_checkpointing_recomputes(
     assert seen["none"].attentions >= layers
     assert seen["selective"].attentions == seen["none"].attentions
     assert seen["full"].attentions == 2 * seen["none"].attentions
-    # A layer has four blocks of matrices. Two multiply once, having filled up their input; two by a weight, by LoRA's
-    # first matrix and by its second, whose inner size is 4. The recomputation may end early, where no more is needed.
+    # A layer has four blocks of matrices. Two multiply by LoRA's first matrix and then by all else; two by a weight, by
+    # LoRA's first matrix and by its second, whose inner size is 4. Recomputing may end early, where no more is needed.
     assert seen["none"].products < seen["selective"].products <= seen["none"].products + 2 * layers
-    assert seen["none"].products + 6 * layers <= seen["full"].products <= seen["none"].products + 8 * layers
+    assert seen["none"].products + 8 * layers <= seen["full"].products <= seen["none"].products + 10 * layers
 
 
 def test_evaluation_recomputes_nothing(plan: Plan, store: Store, tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_the_embedded_base_is_the_same_everywhere(plan: Plan) -> None:
 
 def test_an_embedded_base_that_is_damaged_is_told(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ROOT / "launcher/tiny", tmp_path / "tiny")
-    monkeypatch.setattr(loading, "_TINY_FOLDER", tmp_path / "tiny")
+    monkeypatch.setattr(loading, "TINY_BASE_FOLDER", tmp_path / "tiny")
     tiny, file = with_base(plan, "launcher/tiny"), tmp_path / "tiny" / "model.safetensors"
     weights = load_file(ROOT / "launcher/tiny/model.safetensors")
     file.write_bytes(file.read_bytes()[:5000])

@@ -1,4 +1,4 @@
-"""From any rows to a training run in two commands, as they are typed."""
+"""From any rows to a training run in two commands, as they are typed; then its answers, to rows of one's own."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ def make_row(kind: str, number: int) -> dict[str, object]:
 
 @pytest.mark.parametrize("kind", ["fields", pytest.param(CHAT, marks=pytest.mark.slow)])
 def test_two_commands(kind: str, tmp_path: Path) -> None:
-    rows = "".join(json.dumps(make_row(kind, number)) + "\n" for number in range(120))
-    (tmp_path / "rows.jsonl").write_text(rows)
-    made = launch(tmp_path, "new", "sales", "--data", "rows.jsonl")
+    for name, numbers in (("rows", range(120)), ("test", range(200, 212))):
+        lines = "".join(json.dumps(make_row(kind, number)) + "\n" for number in numbers)
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+    made = launch(tmp_path, "new", "sales", "--data", "rows.jsonl", "--test", "test.jsonl")
     assert made.returncode == 0, made.stderr
     assert "Next:  launcher train sales" in made.stdout
     trained = launch(tmp_path, "train", "sales", "--max-steps", "2", "--json")
@@ -42,3 +43,7 @@ def test_two_commands(kind: str, tmp_path: Path) -> None:
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps if "train/loss" in step["values"]] == [1, 2]
     assert (folder / "adapter" / "adapter_model.safetensors").is_file()
+    asked = launch(tmp_path, "eval", "sales", "--rows", "2", "--max-new-tokens", "8", "--json")
+    assert asked.returncode == 0, asked.stderr
+    told = json.loads(asked.stdout)
+    assert (told["split"], told["num_rows"], len(told["answers"])) == ("test", 12, 2)

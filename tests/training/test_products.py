@@ -8,13 +8,18 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
+from launcher.memory import Recipe, count_trainable
+from launcher.memory.static import estimate_static
 from launcher.plan.model import CompilePlan
+from launcher.shapes import make_shape
 from launcher.training import layers as layers_module
 from launcher.training.layers import prepare_layers
+from launcher.training.product_proof import DropByPlace
 from launcher.training.products import ProductLinear, Products, by_the_library, lay_out_products
 
 SIZES: dict[str, Any] = {
@@ -50,6 +55,13 @@ def make_model(
         if "lora_B" in name:
             nn.init.normal_(parameter, std=0.1)
     return model
+
+
+def drop_by_place(model: Any) -> None:
+    """PEFT draws a mask for each matrix, we one for each input: now all are the same."""
+    for module in model.modules():
+        if isinstance(module, LoraLinear) and isinstance(module.lora_dropout["default"], nn.Dropout):
+            module.lora_dropout["default"] = DropByPlace(module.lora_dropout["default"].p)
 
 
 def find_layers(model: Any) -> list[nn.Module]:
@@ -90,11 +102,45 @@ def test_loss_and_gradients_are_pefts(family: str, dora: bool, bias: bool) -> No
         check_same(compute(model), theirs)
 
 
+@pytest.mark.parametrize("targets", [ALL, ["q_proj", "v_proj", "down_proj"]])
+def test_blocks_are_as_large_as_memory_is_planned_for_them(targets: list[str]) -> None:
+    """Rank 4: a block of three matrices has 12 rows for it, and is filled up to 16."""
+    model = make_model(targets=targets)
+    own = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    blocks = lay_out(model).blocks
+    border = sum(block.matrix.numel() - block.members[0].in_features * sum(block.sizes) for block in blocks)
+    recipe = Recipe(
+        adapter="lora",
+        rank=4,
+        target_modules=tuple(targets),
+        quantization="none",
+        compute_dtype="fp32",
+        base_dtype="fp32",
+        trainable_dtype="fp32",
+        optimizer="adamw_torch",
+        checkpointing="none",
+        compiled=False,
+        loss_kernel="fused",
+        attention="sdpa",
+        sequence_length=24,
+        micro_batch_size=2,
+        strategy="single",
+        offload="none",
+        num_ranks=1,
+        on_gpu=False,
+    )
+    shape = make_shape(model.config.to_dict(), "qwen3", "config")
+    assert count_trainable(shape, "lora", 4, tuple(targets)) == own
+    assert estimate_static(shape, recipe).adapter == 4 * (own + border)
+
+
 @pytest.mark.parametrize("dora", [False, True])
-def test_one_compiled_graph_serves_all_layers_but_the_first(dora: bool) -> None:
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_one_compiled_graph_serves_all_layers_but_the_first(dora: bool, dropout: float) -> None:
     """The first one's input needs no gradient."""
-    model = make_model(dora=dora)
-    theirs = compute(model)
+    model = make_model(dora=dora, dropout=dropout)
+    drop_by_place(model)
+    theirs = compute(model.train())
     lay_out(model, compiled=True)
     prepare_layers(find_layers(model), "none", CompilePlan(scope="layer", backend="aot_eager", mode=None))
     check_same(compute(model), theirs)
@@ -157,8 +203,26 @@ def test_weights_are_held_once_and_state_keeps_its_names() -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_dropout_drops_in_training_only() -> None:
-    model = make_model(dropout=0.5)
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_with_dropout_too_where_all_matrices_drop_alike(dora: bool, bias: bool) -> None:
+    model = make_model(dora=dora, bias=bias, dropout=0.3)
+    if dora:
+        for name, parameter in model.named_parameters():
+            if "magnitude" in name:
+                parameter.data *= 1 + 0.2 * torch.rand_like(parameter)
+    drop_by_place(model)
+    theirs = compute(model.train())
+    whole = compute(model.eval())
+    assert float(theirs[0]) != pytest.approx(float(whole[0]), rel=1e-4), "nothing is dropped"
+    model.train()
+    assert len(lay_out(model).blocks) == 4 * SIZES["num_hidden_layers"]
+    check_same(compute(model), theirs)
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_dropout_drops_in_training_only(dora: bool) -> None:
+    model = make_model(dropout=0.5, dora=dora)
     theirs = compute(model.eval())
     lay_out(model)
     check_same(compute(model), theirs)
@@ -171,9 +235,10 @@ def test_dropout_drops_in_training_only() -> None:
     assert float(compute(model)[0]) != float(one[0])
 
 
-def test_dropout_drops_what_it_says_and_its_gradient_is_right() -> None:
+@pytest.mark.parametrize("dora", [False, True])
+def test_dropout_drops_what_it_says_and_its_gradient_is_right(dora: bool) -> None:
     """Against numerical differences: the mask is the same while the seed is."""
-    model = make_model(dropout=0.5, targets=["gate_proj", "up_proj"]).double()
+    model = make_model(dropout=0.5, dora=dora, targets=["gate_proj", "up_proj"]).double()
     lay_out_products(find_layers(model), torch.float64).refresh()
     first: Any = find_layers(model)[0]
     member = first.mlp.gate_proj
@@ -218,7 +283,6 @@ def test_kept_values_do_not_keep_queries_and_keys(family: str, compiled: bool, f
 
 
 def test_what_is_not_taken_stays_with_peft() -> None:
-    assert lay_out(make_model(dora=True, dropout=0.1)).blocks == []  # its dropout acts on the base's product too
     assert lay_out_products(find_layers(make_model()), torch.bfloat16).blocks == []
     few = lay_out(make_model(targets=["q_proj", "v_proj", "down_proj"])).blocks
     assert sorted(len(block.members) for block in few) == [1, 1, 2, 2]

@@ -30,6 +30,7 @@ from launcher.training import attention, proof
 from launcher.training.assembly import assemble
 from launcher.training.attention import BACKENDS, Backend
 from launcher.training.batches import PackedBatch
+from launcher.training.gradient_proof import find_variants, prove_gradients
 from launcher.training.proof import Proof, pick_documents, prove_attention
 from launcher.training.starting import start
 from tests.training.builders import (
@@ -78,9 +79,19 @@ def check_proven(proof: Proof) -> None:
     assert proof.mixing > 1000 * ROUNDING, "mixing must show"
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "eager", "flex"])
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
 def test_backends_that_run_on_a_cpu(plan: Plan, shared: Store, tmp_path: Path, backend: AttentionBackend) -> None:
     check_proven(prove(plan, shared, tmp_path, backend))
+
+
+def test_flex_runs_forward_on_a_cpu_and_is_right(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, shared: Store, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=r"flex cannot run here: .* does not support backward on CPU"):
+        prove(plan, shared, tmp_path, "flex")
+    for backward in ("prove_gradients", "prove_products"):
+        monkeypatch.setattr(f"launcher.training.assembly.{backward}", lambda *_arguments: 0.0)
+    check_proven(prove(plan, shared, tmp_path, "flex"))
 
 
 WINDOW = 6  # tokens: less than most documents have
@@ -314,3 +325,59 @@ def test_long_documents_of_a_base_that_caps_its_scores(
     monkeypatch.setattr(proof, "_LONGEST_EAGER", 8)
     base = write_base(tmp_path / "base", Gemma2Config(**SIZES, attn_logit_softcapping=2.0))
     check_proven(prove(plan, shared, tmp_path / "run", "eager", base))
+
+
+# Gradients ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager"])  # flex has no backward pass on a CPU
+def test_gradients_of_the_backends(plan: Plan, name: AttentionBackend) -> None:
+    variants = [(None, None, None), (0.3, None, 40)]
+    assert prove_gradients(plan, BACKENDS[name], torch.device("cpu"), variants) < 1e-5
+
+
+def test_gradients_are_proven_for_what_the_base_does(plan: Plan, shared: Store, tmp_path: Path) -> None:
+    """Windows in some layers, another scale; a backend that is wrong only where a window is asked for is refused."""
+    base = write_base(tmp_path / "base", FAMILIES["gemma3"])
+    varied = vary(plan, {"base.name": str(base), **adapt("full")})
+    found = find_variants(build(varied, shared, tmp_path / "run").engine.module)
+    assert {(scaling, window) for scaling, _, window in found} >= {(9**-0.5, WINDOW)}
+    right = BACKENDS["sdpa"]
+
+    def kernel(*arguments: Any) -> Tensor:
+        query = arguments[0]
+        return right.kernel(_Turned.apply(query) if arguments[6] is not None else query, *arguments[1:])
+
+    broken = Backend(kernel=kernel, describe=right.describe)
+    assert prove_gradients(plan, broken, torch.device("cpu"), [(None, None, None)]) < 1e-5
+    with pytest.raises(RunFailedError, match="has wrong gradients"):
+        prove_gradients(plan, broken, torch.device("cpu"), found)
+
+
+class _Turned(torch.autograd.Function):
+    """Right forward; backward a tenth of the gradient is missing."""
+
+    @staticmethod
+    def forward(_ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, *grads: Any) -> Tensor:
+        result: Tensor = grads[0] * 0.9
+        return result
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_backend_that_is_wrong_backward_alone_is_refused(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, shared: Store, tmp_path: Path, which: int
+) -> None:
+    right = BACKENDS["sdpa"]
+
+    def kernel(*arguments: Any) -> Tensor:
+        heads = list(arguments)
+        heads[which] = _Turned.apply(heads[which])
+        return right.kernel(*heads)
+
+    monkeypatch.setitem(BACKENDS, "sdpa", Backend(kernel=kernel, describe=right.describe))
+    with pytest.raises(RunFailedError, match="the attention backend sdpa has wrong gradients"):
+        prove(plan, shared, tmp_path, "sdpa")

@@ -79,6 +79,7 @@ def test_each_is_kept_with_its_answers(asked: RunPaths) -> None:
     assert "base" in load_result(asked.evaluation_at(0)).subject
 
 
+@pytest.mark.slow
 def test_what_is_trained_is_the_same_without(scratch: Trained, asked: RunPaths) -> None:
     silent = train(scratch, "silent", 0)
     assert find_tasks(silent) == {}
@@ -111,11 +112,18 @@ class {name}(Closing):
 @pytest.mark.parametrize(
     ("check", "body", "words"),
     [
-        ("right", "raise KeyError('nobody caught me')", "were not judged: 'nobody caught me'"),
+        pytest.param(
+            "right",
+            "raise KeyError('nobody caught me')",
+            "were not judged: 'nobody caught me'",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "right", "return [Verdict(checks={'right': None}) for _ in answers]", None, marks=pytest.mark.slow
         ),
-        ("loss", "return []", "a check called loss, which is the held-out loss's name"),
+        pytest.param(
+            "loss", "return []", "a check called loss, which is the held-out loss's name", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_judge_that_fails_costs_no_more_than_its_metrics(
@@ -145,6 +153,7 @@ def test_what_was_told_of_the_base_is_told_once(tmp_path: Path) -> None:
     assert load_metrics(file) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_times_its_answers(scratch: Trained, tmp_path: Path) -> None:
     """As on a GPU: the plan leaves open how many there are, and a few tokens of one batch tell."""
     request = Request(

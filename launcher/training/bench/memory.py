@@ -25,7 +25,7 @@ from launcher.bench.memory_cases import GridCase
 from launcher.bench.memory_grid import Answer, GridSpec
 from launcher.bench.memory_plans import MEAN_TOKENS, plan_case
 from launcher.bench.memory_rows import GridRow
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, first_line
 from launcher.paths import RunPaths
 from launcher.plan.model import Plan
 from launcher.plan.recipes import recipe_of
@@ -41,7 +41,6 @@ from launcher.training.starting import start
 from launcher.units import MIB
 
 _MOST_LEFT_OVER = 64 * MIB
-_SHOWN_ERROR = 600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,11 +63,11 @@ def measure_case(case: GridCase, spec: GridSpec) -> Answer:
     try:
         row = _measure(case, spec)
     except torch.OutOfMemoryError as error:
-        row = failed.model_copy(update={"error": f"out of memory: {_first_line(error)}"})
+        row = failed.model_copy(update={"error": f"out of memory: {first_line(error)}"})
     except LauncherError as error:  # planned, and it does not fit, or this machine cannot do it at all
         row = failed.model_copy(update={"left_out": error.title})
     except Exception as error:  # one case that fails must not cost the others, nor falsify them
-        goes_on, row = False, failed.model_copy(update={"error": f"{type(error).__name__}: {_first_line(error)}"})
+        goes_on, row = False, failed.model_copy(update={"error": f"{type(error).__name__}: {first_line(error)}"})
     still_held = clean_up() if goes_on else 0
     facts = {
         "leftover_bytes": leftover,
@@ -78,10 +77,6 @@ def measure_case(case: GridCase, spec: GridSpec) -> Answer:
         "date": datetime.now(UTC).date().isoformat(),
     }
     return Answer(row=row.model_copy(update=facts), goes_on=goes_on and still_held <= _MOST_LEFT_OVER)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or "without a word").splitlines()[0][:_SHOWN_ERROR]
 
 
 def _measure(case: GridCase, spec: GridSpec) -> GridRow:

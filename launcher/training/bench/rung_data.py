@@ -89,14 +89,19 @@ class RungBatches(Dataset[AnyBatch]):
         return -(-len(self.steps[step]) // self.micro_batch_size)
 
     def count_tokens(self, step: int) -> int:
-        return sum(len(document.ids) for row in self.steps[step] for document in row)
+        return _count_tokens(self.steps[step])
+
+    def is_last_of_step(self, index: int) -> bool:
+        return index + 1 == len(self) or self._places[index + 1][0] != self._places[index][0]
+
+    def count_micro_batch_tokens(self, index: int) -> int:
+        return _count_tokens(self._rows_of(index))
 
     def count_trained(self, step: int) -> int:
         return sum(int(document.trained.sum()) for row in self.steps[step] for document in row)
 
     def __getitem__(self, index: int) -> AnyBatch:
-        step, at = self._places[index]
-        rows = self.steps[step][at : at + self.micro_batch_size]
+        rows = self._rows_of(index)
         for row in rows:
             for document in row:
                 tokenise_again(document, self.tokenizer)
@@ -108,10 +113,18 @@ class RungBatches(Dataset[AnyBatch]):
             return collate([*map(_join, rows), *empty], self.shape)
         return make_padded_documents(rows, self._find_length(rows))
 
+    def _rows_of(self, index: int) -> list[Row]:
+        step, at = self._places[index]
+        return self.steps[step][at : at + self.micro_batch_size]
+
     def _find_length(self, rows: Sequence[Row]) -> int:
         if self.setup.rows == "packed":
             return self.shape.sequence_length
         return max(len(document.ids) for row in rows for document in row)
+
+
+def _count_tokens(rows: Sequence[Row]) -> int:
+    return sum(len(document.ids) for row in rows for document in row)
 
 
 def make_batches(

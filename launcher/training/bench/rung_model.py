@@ -16,12 +16,12 @@ from launcher.bench.rungs import Setup
 from launcher.choices import AttentionBackend
 from launcher.plan.model import Plan, PrecisionPlan
 from launcher.training.adapters import add_adapter
-from launcher.training.attention import BACKENDS, Backend, register
+from launcher.training.attention import BACKENDS, register
 from launcher.training.batches import PackedBatch
 from launcher.training.bench.rung_data import AnyBatch, RowBatch
-from launcher.training.layers import compiled, prepare_layers
+from launcher.training.layers import prepare_layers
 from launcher.training.loading import DTYPES, load_base
-from launcher.training.loss import Head, sum_loss
+from launcher.training.loss import make_logits, sum_loss
 from launcher.training.model import TrainedModel
 
 IGNORED = -100
@@ -54,18 +54,20 @@ def make_rung_plan(plan: Plan, setup: Setup) -> Plan:
 class RungModel(nn.Module):
     """A micro-batch in, the summed loss of its trained positions out."""
 
-    def __init__(self, trained: TrainedModel, backend: Backend, setup: Setup, autocast: Autocast) -> None:
+    def __init__(self, trained: TrainedModel, setup: Setup, autocast: Autocast) -> None:
         super().__init__()
         self.trained = trained
-        self._backend, self._setup, self._autocast = backend, setup, autocast
+        self._setup, self._autocast = setup, autocast
 
     def forward(self, batch: AnyBatch) -> Tensor:
         with self._autocast():
-            hidden = self._hidden_of_documents(batch) if isinstance(batch, PackedBatch) else self._hidden_of_rows(batch)
+            hidden = (
+                self.trained.hidden_states(batch) if isinstance(batch, PackedBatch) else self._hidden_of_rows(batch)
+            )
             if self._setup.loss == "full_logits":
                 return self._full_loss(hidden, batch)
             chosen = hidden.index_select(0, batch.trained_positions)
-            return sum_loss(self._setup.loss, chosen, batch.targets, self._head())
+            return sum_loss(self._setup.loss, chosen, batch.targets, self.trained.head())
 
     def _hidden_of_rows(self, batch: RowBatch) -> Tensor:
         """By the library's own attention: a mask of rows, or for packed ones a mask of all pairs of tokens."""
@@ -88,27 +90,12 @@ class RungModel(nn.Module):
             ~visible, torch.finfo(dtype).min
         )
 
-    def _hidden_of_documents(self, batch: PackedBatch) -> Tensor:
-        decoder: Any = self.trained.base.get_decoder()
-        hidden: Tensor = decoder(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            documents=self._backend.describe(batch),
-        ).last_hidden_state
-        return hidden[0]
-
     def _full_loss(self, hidden: Tensor, batch: AnyBatch) -> Tensor:
         """What libraries do: logits of every position, padding included, in FP32, and labels that say which count."""
-        head: Any = self.trained.base.get_output_embeddings()
-        logits = head(hidden).float()
+        logits = make_logits(hidden, self.trained.head())
         labels = torch.full((len(hidden),), IGNORED, device=hidden.device, dtype=torch.long)
         labels = labels.index_copy(0, batch.trained_positions, batch.targets)
         return functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
-
-    def _head(self) -> Head:
-        head: Any = self.trained.base.get_output_embeddings()
-        return Head(weight=head.weight, bias=getattr(head, "bias", None))
 
 
 def build_rung_model(plan: Plan, setup: Setup, folders: tuple[Path, ...], device: torch.device) -> RungModel:
@@ -123,7 +110,7 @@ def build_rung_model(plan: Plan, setup: Setup, folders: tuple[Path, ...], device
     trained.train()
     trained.to(device)
     _prepare(trained, plan, is_compiled=setup.is_compiled)
-    return RungModel(trained, backend, setup, lambda: _autocast(plan, device))
+    return RungModel(trained, setup, lambda: _autocast(plan, device))
 
 
 def _prepare(trained: TrainedModel, plan: Plan, *, is_compiled: bool) -> None:
@@ -134,8 +121,7 @@ def _prepare(trained: TrainedModel, plan: Plan, *, is_compiled: bool) -> None:
             layer.forward = forward
     prepare_layers(trained.layers, plan.checkpointing, plan.compile)
     if plan.compile is not None and plan.compile.scope == "model":
-        decoder: Any = trained.base.get_decoder()
-        decoder.forward = compiled(decoder.forward, plan.compile)
+        trained.compile_decoder(plan.compile)
 
 
 def _autocast(plan: Plan, device: torch.device) -> AbstractContextManager[Any]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
 from statistics import median
 
 from launcher import metrics as names
 from launcher.checkpoints import list_checkpoints
-from launcher.errors import RunFailedError
+from launcher.errors import RunFailedError, say
 from launcher.metrics import StepMetrics
 from launcher.training.observers.base import Observer
 from launcher.training.run import Run
@@ -59,7 +58,7 @@ def _came_apart(run: Run, metrics: StepMetrics, in_a_row: int) -> RunFailedError
     return RunFailedError(
         f"the training came apart: {in_a_row} steps in a row up to step {metrics.step:,} had losses or gradients that "
         f"are no numbers; {last}",
-        hint="a lower learning_rate or a longer warm-up usually helps; `launcher data` shows whether rows are odd",
+        hint="a lower learning_rate or a longer warm-up usually helps; `launcher prepare` shows whether rows are odd",
     )
 
 
@@ -72,4 +71,4 @@ def _name_rows(run: Run, metrics: StepMetrics) -> str:
 
 def _tell(run: Run, text: str) -> None:
     if run.engine.is_main:
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+        say(f"warning: {text}")

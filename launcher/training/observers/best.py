@@ -1,4 +1,4 @@
-"""The best evaluation so far, and stopping early where no better one comes."""
+"""The best evaluation so far, by its held-out loss, and stopping early where no better one comes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ class Best(Observer):
         self.step: int | None = None
         self.value: float | None = None
         self._plan = plan
-        self._metric = _full_name(plan.metric_for_best_model)
         self._worse_in_a_row = 0
 
     @property
@@ -29,7 +28,7 @@ class Best(Observer):
 
     def on_evaluation(self, run: Run, metrics: StepMetrics) -> bool:  # noqa: ARG002
         """A new best is saved even where no checkpoint is due, if the run shall end with it."""
-        value = metrics.get(self._metric)
+        value = metrics.get(names.EVAL_LOSS)
         if value is None:
             return False
         enough = self._is_better(value, by=self._plan.early_stopping_threshold)
@@ -53,10 +52,4 @@ class Best(Observer):
     def _is_better(self, value: float, by: float) -> bool:
         if self.value is None or math.isnan(value):  # not-a-number would never be beaten
             return not math.isnan(value)
-        return value > self.value + by if self._plan.greater_is_better else value < self.value - by
-
-
-def _full_name(metric: str) -> str:
-    """As manifests write it, for the Trainer of transformers: eval_loss, or loss."""
-    bare = metric.removeprefix("eval_").removeprefix("eval/")
-    return names.EVAL_LOSS if bare == "loss" else f"eval/{bare}"
+        return value < self.value - by

@@ -10,19 +10,20 @@ from collections import deque
 from statistics import median
 
 from launcher import metrics as names
+from launcher.errors import say
 from launcher.metrics import StepMetrics
+from launcher.processes import LAUNCHER_TERMINAL
 from launcher.training.observers.base import Observer
 from launcher.training.run import Run
 from launcher.units import format_count, format_duration, format_percent
 
-TERMINAL_VARIABLE = "LAUNCHER_TERMINAL"  # set by a launcher that stands between us and the terminal
 _BAR_WIDTH = 20
 _RECENT_STEPS = 20
 
 
 class Console(Observer):
     def __init__(self) -> None:
-        self._is_terminal = os.environ.get(TERMINAL_VARIABLE) == "1" or sys.stderr.isatty()
+        self._is_terminal = os.environ.get(LAUNCHER_TERMINAL) == "1" or sys.stderr.isatty()
         self._seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._waits: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._rates: deque[float] = deque(maxlen=_RECENT_STEPS)
@@ -95,4 +96,4 @@ class Console(Observer):
 
     def _say(self, run: Run, line: str) -> None:
         if run.engine.is_main:
-            print(("\r\033[K" if self._is_terminal else "") + line, file=sys.stderr, flush=True)
+            say(("\r\033[K" if self._is_terminal else "") + line)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from launcher.errors import RunFailedError
+from launcher.errors import RunFailedError, say
 from launcher.metrics import TRAIN_LOSS, StepMetrics, append_metrics
 from launcher.training.observers.base import Observer
 from launcher.training.run import Run
@@ -30,7 +28,7 @@ def _write(run: Run, metrics: StepMetrics) -> None:
         append_metrics(run.paths.metrics, metrics)
     except OSError as error:
         if run.plan.guards.save_errors == "continue":
-            print(f"warning: {run.paths.metrics} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+            say(f"warning: {run.paths.metrics} cannot be written: {error.strerror}")
             return
         what = f"{run.paths.metrics} cannot be written: {error.strerror}"
         raise RunFailedError(what, hint="is the disk full, or read-only?") from None

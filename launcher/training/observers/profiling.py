@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from launcher.errors import say
+from launcher.metrics import STEP_SECONDS, StepMetrics
 from launcher.paths import write_text_atomically
 from launcher.plan.model import ProfilePlan
 from launcher.training.observers.base import Observer
@@ -19,6 +20,7 @@ from launcher.training.run import Run
 _MICRO = 1e-6
 _MEMORY_EVENTS = 200_000
 _SHOWN_KINDS = 4
+_WARM_STEPS, _KEPT_STEPS = 3, 8
 
 
 class Profiling(Observer):
@@ -26,6 +28,14 @@ class Profiling(Observer):
         self._plan = plan
         self._profile: Any = None
         self._began, self._first = 0.0, 0
+        self._untraced: list[float] = []  # seconds of the last steps before
+
+    def on_step(self, run: Run, metrics: StepMetrics) -> None:
+        """The first ones compile, record a graph, and fill caches."""
+        is_before = self._profile is None and metrics.step < self._plan.first_step
+        seconds = metrics.get(STEP_SECONDS)
+        if run.engine.device.type == "cuda" and is_before and metrics.step > _WARM_STEPS and seconds is not None:
+            self._untraced = [*self._untraced[1 - _KEPT_STEPS :], seconds]
 
     def before_step(self, run: Run, step: int) -> None:
         if not run.engine.is_main:
@@ -39,7 +49,7 @@ class Profiling(Observer):
         if self._profile is not None:
             self._end(run, step)
         elif run.engine.is_main and not self._first:
-            _say(f"note: nothing was traced: --profile-steps begins with step {self._plan.first_step:,}")
+            say(f"note: nothing was traced: --profile-steps begins with step {self._plan.first_step:,}")
 
     def _begin(self, run: Run, step: int) -> None:
         activities = [ProfilerActivity.CPU]
@@ -60,7 +70,8 @@ class Profiling(Observer):
         run.pulse.beat("saving")
         traced, self._profile = self._profile, None
         traced.stop()
-        summary = sum_up(self._first, last_step, seconds, list_costs(traced, is_cuda), list_spans(traced))
+        costs, spans = list_costs(traced, is_cuda), list_spans(traced)
+        summary = sum_up(self._first, last_step, seconds, costs, spans, self._untraced)
         folder = run.paths.profile
         try:
             folder.mkdir(exist_ok=True)
@@ -69,7 +80,7 @@ class Profiling(Observer):
             if is_cuda:
                 _dump_memory(folder / "memory.pickle")
         except OSError as error:
-            _say(f"warning: the trace of steps {self._first} to {last_step} cannot be written: {error}")
+            say(f"warning: the trace of steps {self._first} to {last_step} cannot be written: {error}")
             return
         finally:
             if is_cuda:
@@ -77,7 +88,7 @@ class Profiling(Observer):
         kinds = ", ".join(
             f"{kind.name} {kind.seconds / max(1e-9, summary.busy_seconds):.0%}" for kind in summary.kinds[:_SHOWN_KINDS]
         )
-        _say(f"traced steps {self._first} to {last_step}: {describe_waiting(summary)} {kinds}; {folder / 'summary.md'}")
+        say(f"traced steps {self._first} to {last_step}: {describe_waiting(summary)} {kinds}; {folder / 'summary.md'}")
 
 
 def list_costs(traced: Any, is_cuda: bool) -> list[Cost]:
@@ -109,7 +120,3 @@ def _is_kernel(event: Any) -> bool:
 
 def _dump_memory(file: Path) -> None:
     torch.cuda.memory._dump_snapshot(str(file))
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 
 from launcher import metrics as names
-from launcher.errors import RunFailedError
+from launcher.errors import RunFailedError, say
 from launcher.metrics import StepMetrics
 from launcher.training.observers.base import Observer
 from launcher.training.run import Run
@@ -44,9 +43,9 @@ class Replay(Observer):
         if metrics.step == self._last:
             told = "" if self._largest == 0 else f", losses differ by {self._largest:.1e} at most (relative)"
             same = f"steps {self._first:,} to {self._last:,} came as they were recorded: same packs, "
-            print(same + ("same losses" if not told else told[2:]), file=sys.stderr, flush=True)
+            say(same + ("same losses" if not told else told[2:]))
 
     def _tell(self, what: str) -> None:
         if self._must_agree:
             raise RunFailedError(f"the training does not repeat itself: {what}", hint="resume without --verify goes on")
-        print(f"warning: the training does not repeat itself: {what}", file=sys.stderr, flush=True)
+        say(f"warning: the training does not repeat itself: {what}")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from contextlib import suppress
 
 from launcher.checkpoints import Damaged, list_checkpoints, read_checkpoint, step_of
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, say
 from launcher.training.background import Background
 from launcher.training.checkpoint import Snapshot, take_snapshot, write_snapshot
 from launcher.training.describing import CARD_FILE, write_card
@@ -65,7 +64,7 @@ class Saving(Observer):
         except LauncherError as error:
             if run.plan.guards.save_errors == "stop":
                 raise
-            print(f"warning: no checkpoint: {error}", file=sys.stderr, flush=True)
+            say(f"warning: no checkpoint: {error}")
 
 
 def _find_whole(run: Run, wanted: int | None) -> int | None:
@@ -74,7 +73,7 @@ def _find_whole(run: Run, wanted: int | None) -> int | None:
         return None
     found = read_checkpoint(run.paths.checkpoint(wanted))
     if isinstance(found, Damaged):
-        print(f"warning: {found}; the last weights are saved instead of the best", file=sys.stderr, flush=True)
+        say(f"warning: {found}; the last weights are saved instead of the best")
         return None
     return wanted
 

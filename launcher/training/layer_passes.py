@@ -1,0 +1,174 @@
+"""The same passes as layer_kernels.py in plain torch, for devices without Triton; and the choice between the two."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from launcher.training.kernels import kernels_run_on
+
+Norms = tuple[Tensor, Tensor]  # of queries and of keys
+
+
+def keeps_states(scales: Tensor | None, norms: Norms | None) -> bool:
+    """For the way back: a mere rotation is undone without what was rotated."""
+    return scales is not None or norms is not None
+
+
+def copies_values(scales: Tensor | None, norms: Norms | None) -> bool:
+    """Scaled, they are others; and a piece of the states would keep all of them."""
+    return scales is not None or not keeps_states(scales, norms)
+
+
+def turn(
+    states: Tensor,
+    scales: Tensor | None,
+    norms: Norms | None,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    num_heads: int,
+    num_kv_heads: int,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """states [tokens, queries + keys + values] -> queries and keys behind norm and rotation, [tokens, heads, size].
+
+    Values too, where they would not do as a piece of the states.
+    """
+    num_tokens, size = len(states), cos.shape[1]
+    query = states.new_empty(num_tokens, num_heads, size)
+    key = states.new_empty(num_tokens, num_kv_heads, size)
+    value = torch.empty_like(key) if copies_values(scales, norms) else None
+    if kernels_run_on(states.device):
+        from launcher.training import layer_kernels
+
+        layer_kernels.turn(states, scales, norms, cos, sin, eps, (query, key, value))
+        return query, key, value
+    heads = _heads(states, scales, size)
+    query.copy_(_turn(heads[:, :num_heads], norms and norms[0], cos, sin, eps))
+    key.copy_(_turn(heads[:, num_heads : num_heads + num_kv_heads], norms and norms[1], cos, sin, eps))
+    if value is not None:
+        value.copy_(heads[:, num_heads + num_kv_heads :])
+    return query, key, value
+
+
+def turn_back(
+    grads: tuple[Tensor, Tensor, Tensor],
+    states: Tensor,
+    scales: Tensor | None,
+    norms: Norms | None,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    wide: Tensor,
+) -> Tensor | None:
+    """Gradients of queries, keys and values -> of the states, into the first columns of `wide`; and of the scales."""
+    if kernels_run_on(wide.device):
+        from launcher.training import layer_kernels
+
+        return layer_kernels.turn_back(grads, states, scales, norms, cos, sin, eps, wide)
+    query_grad, key_grad, value_grad = (grad.float() for grad in grads)
+    num_heads, num_kv_heads = query_grad.shape[1], key_grad.shape[1]
+    query_grad, key_grad = (_turn(grad, None, cos, -sin, eps) for grad in (query_grad, key_grad))
+    if norms is not None:
+        heads = _heads(states, scales, cos.shape[1])
+        query_grad = norm_back(query_grad, heads[:, :num_heads], norms[0], eps)
+        key_grad = norm_back(key_grad, heads[:, num_heads : num_heads + num_kv_heads], norms[1], eps)
+    grad = torch.cat((query_grad, key_grad, value_grad), dim=1).flatten(1)
+    wide[:, : grad.shape[1]].copy_(_scaled(grad, scales))
+    return None if scales is None else (grad * states.float()).sum(0)
+
+
+def norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    """Into the first columns of `out`."""
+    if kernels_run_on(out.device):
+        from launcher.training import layer_kernels
+
+        layer_kernels.norm(x, weight, eps, out)
+        return
+    wide = x.float()
+    out[:, : x.shape[1]].copy_(wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float())
+
+
+def copy(x: Tensor, out: Tensor) -> None:
+    """Into the first columns of `out`."""
+    if kernels_run_on(out.device):
+        from launcher.training import layer_kernels
+
+        layer_kernels.copy(x, out)
+        return
+    out[:, : x.shape[1]].copy_(x)
+
+
+def gate(states: Tensor, scales: Tensor | None, out: Tensor) -> None:
+    """states [tokens, gates + ups] -> SiLU of the gates times the ups, into the first columns of `out`."""
+    if kernels_run_on(out.device):
+        from launcher.training import layer_kernels
+
+        layer_kernels.gate(states, scales, out)
+        return
+    out[:, : states.shape[1] // 2].copy_(_gate(_scaled(states, scales)))
+
+
+def gate_back(grad: Tensor, states: Tensor, scales: Tensor | None, wide: Tensor) -> Tensor | None:
+    """The states' gradient goes into `wide`, what the gate let through into `grad`. That of the scales is returned."""
+    if kernels_run_on(wide.device):
+        from launcher.training import layer_kernels
+
+        return layer_kernels.gate_back(grad, states, scales, wide)
+    gates, ups = _scaled(states, scales).chunk(2, dim=1)
+    delta, sigmoid = grad.float(), torch.sigmoid(gates)
+    through = gates * sigmoid
+    found = torch.cat((delta * ups * (sigmoid + through * (1 - sigmoid)), delta * through), dim=1)
+    wide[:, : states.shape[1]].copy_(_scaled(found, scales))
+    grad.copy_(through * ups)
+    return None if scales is None else (found * states.float()).sum(0)
+
+
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """What gradients of 16-bit products are added up in."""
+    return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+def take_apart(downs: Tensor, ups: Tensor, sizes: list[int], scale: float, rank: int) -> tuple[Tensor, Tensor]:
+    """A block's gradients -> of each A, one below the other, and so of each B: those lie on the diagonal of `ups`."""
+    count, dtype = rank * len(sizes), widened(downs.dtype)
+    of_downs = downs.new_empty(count, downs.shape[1], dtype=dtype)
+    of_ups = ups.new_empty(len(ups), rank, dtype=dtype)
+    if kernels_run_on(downs.device):
+        from launcher.training import block_kernels
+
+        block_kernels.take_apart(downs, ups, sizes, scale, of_downs, of_ups)
+        return of_downs, of_ups
+    of_downs.copy_(downs[:count])
+    rows = ups.split(sizes)
+    torch.cat([one[:, index * rank : (index + 1) * rank].to(dtype) for index, one in enumerate(rows)], out=of_ups)
+    return of_downs, of_ups.mul_(scale)
+
+
+def _heads(states: Tensor, scales: Tensor | None, size: int) -> Tensor:
+    return _scaled(states, scales).unflatten(1, (-1, size))
+
+
+def _scaled(states: Tensor, scales: Tensor | None) -> Tensor:
+    return states.float() if scales is None else states.float() * scales
+
+
+def _turn(heads: Tensor, norm: Tensor | None, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
+    if norm is not None:
+        heads = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + eps) * norm.float()
+    first, second = heads.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return heads * cos.float()[:, None] + turned * sin.float()[:, None]
+
+
+def _gate(states: Tensor) -> Tensor:
+    gates, ups = states.chunk(2, dim=1)
+    return functional.silu(gates) * ups
+
+
+def norm_back(grad: Tensor, values: Tensor, norm: Tensor, eps: float) -> Tensor:
+    """Of an RMS norm, in FP32."""
+    inverse = torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
+    straight, grad = values * inverse, grad * norm.float()
+    return inverse * (grad - straight * (grad * straight).mean(-1, keepdim=True))

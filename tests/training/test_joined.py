@@ -1,0 +1,151 @@
+"""Halves of layers joined into one operation each, against transformers' and PEFT's own way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from launcher.plan.model import CompilePlan
+from launcher.training import layer_passes
+from launcher.training.joined import join_layers
+from launcher.training.layers import prepare_layers
+from launcher.training.products import by_the_library
+from tests.training.test_products import SIZES, check_same, compute, find_layers, lay_out, make_model
+from tests.training.triton_beside import needs_triton, run_with_triton
+
+KERNELS_AGREE = "tests/training/triton_cases.py"
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def join(model: Any, halves: int) -> None:
+    lay_out(model, compiled=True)
+    assert join_layers(find_layers(model)) == halves * SIZES["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+@pytest.mark.parametrize("dora", [False, True])
+def test_loss_and_gradients_are_the_libraries(family: str, dora: bool) -> None:
+    model = make_model(dora=dora, family=family)
+    theirs = compute(model)
+    join(model, 2)
+    check_same(compute(model), theirs)
+    with by_the_library():
+        check_same(compute(model), theirs)
+
+
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_compiled(dora: bool, checkpointing: Any) -> None:
+    model = make_model(dora=dora)
+    theirs = compute(model)
+    join(model, 2)
+    prepare_layers(find_layers(model), checkpointing, CompilePlan(scope="layer", backend="aot_eager", mode=None))
+    model.train()
+    check_same(compute(model), theirs)
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 2  # the first layer's input needs no gradient
+
+
+def test_what_the_gate_let_through_is_not_kept() -> None:
+    """The residual stream, what the norm makes of it, gates and ups; and LoRA's columns."""
+    model = make_model()
+    join(model, 2)
+    kept: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        hidden = torch.randn(1, 24, SIZES["hidden_size"])
+        layer: Any = find_layers(model)[0]
+        out = layer.mlp(hidden)
+    num_bytes = sum(size for address, size in kept.items() if address not in weights)
+    ranks = 8 + 8  # two of rank 4, and one that is filled up
+    assert out.shape == hidden.shape
+    assert num_bytes == 4 * 24 * (2 * SIZES["hidden_size"] + 2 * SIZES["intermediate_size"] + ranks)
+
+
+@pytest.mark.parametrize(
+    ("options", "halves"),
+    [
+        ({"bias": True}, 1),  # of heads: the MLP has none
+        ({"dropout": 0.1}, 0),
+        ({"targets": ["q_proj", "v_proj"]}, 0),
+        ({"targets": ["q_proj", "k_proj", "v_proj", "gate_proj"]}, 1),
+        ({"targets": ["gate_proj", "up_proj", "down_proj"]}, 1),
+    ],
+)
+def test_what_cannot_be_joined_stays_as_it_was(options: dict[str, Any], halves: int) -> None:
+    model = make_model(**options)
+    model.eval()
+    theirs = compute(model)
+    join(model, halves)
+    check_same(compute(model), theirs)
+
+
+def test_generating_goes_by_the_family_itself() -> None:
+    model = make_model()
+    model.eval()
+    ids = torch.tensor([[3, 5, 7]])
+    theirs = model.generate(input_ids=ids, max_new_tokens=6, do_sample=False)
+    join(model, 2)
+    assert torch.equal(model.generate(input_ids=ids, max_new_tokens=6, do_sample=False), theirs)
+
+
+def test_behind_merge_and_unload_matrices_are_plain() -> None:
+    model = make_model()
+    ids = torch.tensor([[3, 5, 7]])
+    adapted = model(input_ids=ids).logits
+    join(model, 2)
+    merged = model.merge_and_unload()
+    assert torch.allclose(merged(input_ids=ids).logits, adapted, atol=1e-5)
+
+
+def test_a_disabled_adapter_is_not_applied() -> None:
+    model = make_model()
+    with model.disable_adapter():
+        plain = model(input_ids=torch.tensor([[3, 5, 7]])).logits
+        join(model, 2)
+        assert torch.equal(model(input_ids=torch.tensor([[3, 5, 7]])).logits, plain)
+
+
+def test_plain_torch_passes_have_the_gradients_of_their_own_forward() -> None:
+    torch.manual_seed(1)
+    states = torch.randn(5, 2 * 6, dtype=torch.float64).float()
+    wide, grad = torch.zeros(5, 12 + 3), torch.randn(5, 6)
+    through = torch.empty(5, 6)
+    layer_passes.gate(states, None, through)
+    moved = torch.empty(5, 6)
+    step = 1e-3 * torch.randn(5, 12)
+    layer_passes.gate(states + step, None, moved)
+    expected = float(((moved - through) * grad).sum())
+    layer_passes.gate_back(grad, states, None, wide)
+    assert float((wide[:, :12] * step).sum()) == pytest.approx(expected, rel=2e-2)
+    assert torch.allclose(grad, through)
+
+
+@needs_triton
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels themselves are tried (test_kernels_on_a_gpu)")
+def test_kernels_interpreted() -> None:
+    """Triton's interpreter runs the kernels' own code, on a CPU."""
+    run_with_triton(KERNELS_AGREE, "cpu", TRITON_INTERPRET="1")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_kernels_on_a_gpu() -> None:
+    from tests.training.triton_cases import check_all
+
+    check_all("cuda")

@@ -1,0 +1,127 @@
+"""The proof of products sees what a fresh adapter hides, and hands over to PEFT where ours are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import Qwen3Config
+
+from launcher.corpus.store import Store
+from launcher.paths import RunPaths
+from launcher.plan.model import CompilePlan, Plan
+from launcher.training import layer_passes, products
+from launcher.training.assembly import assemble
+from launcher.training.products import ProductLinear
+from launcher.training.proof import Proof
+from launcher.training.run import Run
+from launcher.training.starting import start
+from tests.training.builders import SIZES, adapt, reset_accelerate, vary, write_base
+
+ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+JOINED = {"compile": CompilePlan(scope="layer", backend="aot_eager", mode=None)}
+
+
+def put_together(
+    plan: Plan, store: Store, root: Path, kind: str = "lora", changes: dict[str, Any] | None = None
+) -> tuple[Run, Proof]:
+    base = write_base(root / "base", Qwen3Config(**{**SIZES, "head_dim": 32}))
+    varied = vary(plan, {"base.name": str(base), **adapt(kind, target_modules=ALL), **(changes or {})})
+    reset_accelerate()
+    return assemble(varied, RunPaths(root), store, (), start(varied))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, JOINED, {**JOINED, "checkpointing": "full"}, {"adapter.dropout": 0.2}],
+    ids=["plain", "joined", "full", "dropout"],
+)
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_ours_are_right_and_nothing_is_left_behind(
+    plan: Plan, store: Store, tmp_path: Path, kind: str, changes: dict[str, Any]
+) -> None:
+    run, proof = put_together(plan, store, tmp_path, kind, changes)
+    assert proof.products is not None
+    assert 0 < proof.products < 1e-5
+    trained = {name: one for name, one in run.engine.module.named_parameters() if one.requires_grad}
+    assert all(not one.any() for name, one in trained.items() if "lora_B" in name)
+    assert all(one.grad is None for one in trained.values())
+    block = run.engine.module.products.blocks[0]
+    assert block.dropout == (changes or {}).get("adapter.dropout", 0.0)
+    assert type(block.members[0].lora_dropout["default"]) is (nn.Dropout if block.dropout else nn.Identity)
+    num_in, num_out = block.members[0].in_features, sum(block.sizes)
+    assert not block.matrix[:num_out, num_in:].any(), "the blocks too are as they were"
+
+
+def _break_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = products._list_copies
+    monkeypatch.setattr(products, "_list_copies", lambda block: [(one, to, 2 * by) for one, to, by in own(block)])
+
+
+def _break_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = products._Products.backward
+    monkeypatch.setattr(products._Products, "backward", staticmethod(lambda *given: _doubled_last(own(*given))))
+
+
+def _break_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = layer_passes.take_apart
+    monkeypatch.setattr("launcher.training.halves.take_apart", lambda *given: _doubled_last(own(*given)))
+
+
+def _break_dropping(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = products.Block._multiply_dropped
+
+    def multiply(block: products.Block, x: torch.Tensor, dropped: torch.Tensor, lengths: Any) -> Any:
+        return own(block, 2 * x, dropped, lengths)
+
+    monkeypatch.setattr(products.Block, "_multiply_dropped", multiply)
+
+
+def _doubled_last(found: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*found[:-1], 2 * found[-1])
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "changes"),
+    [(_break_copies, {}), (_break_copies, JOINED), (_break_backward, {}), (_break_joined, JOINED)],
+)
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_wrong_ones_are_left_to_peft(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    plan: Plan,
+    store: Store,
+    tmp_path: Path,
+    kind: str,
+    sabotage: Any,
+    changes: dict[str, Any],
+) -> None:
+    sabotage(monkeypatch)
+    run, proof = put_together(plan, store, tmp_path, kind, changes)
+    assert proof.products is None
+    assert "our products of adapted matrices have other gradients here than PEFT's" in capsys.readouterr().err
+    assert not any(isinstance(one, ProductLinear) for one in run.engine.module.modules())
+    if changes:  # compiling takes long, and who multiplies is seen above
+        return
+    run.engine.module.products.refresh()
+    broken = _gradients(run)
+    monkeypatch.undo()
+    right, _ = put_together(plan, store, tmp_path / "right", kind, changes)
+    torch.testing.assert_close(broken, _gradients(right), rtol=1e-4, atol=1e-6)
+
+
+def _gradients(run: Run) -> dict[str, torch.Tensor]:
+    batch = next(iter(run.batches()))
+    run.engine.micro_step(batch, 10, is_last=True)
+    return {name: one.grad for name, one in run.engine.module.named_parameters() if one.grad is not None}
+
+
+def test_what_is_wrong_behind_dropout_alone_is_seen(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path
+) -> None:
+    _break_dropping(monkeypatch)
+    _, proof = put_together(plan, store, tmp_path, "dora", {"adapter.dropout": 0.2})
+    assert proof.products is None

@@ -1,0 +1,140 @@
+"""The Triton kernels against plain torch. A program of its own: Triton decides at import whether it interprets."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from launcher.training import block_kernels, layer_kernels, layer_passes, loss_kernel
+
+
+def check_all(device: str) -> None:
+    torch.manual_seed(0)
+    check_rows(device)
+    check_filling(device)
+    for sizes, ranks in (([40, 24, 16], 16), ([700, 700], 16), ([130], 8)):
+        check_parting(device, sizes, ranks)
+    check_lengths(device, 12)
+    check_lengths(device, 72)  # more than a tile
+    for scaled in (False, True):
+        check_gate(device, scaled)
+        for normed in (False, True):
+            check_heads(device, scaled, normed)
+    for softcap in (None, 5.0):
+        check_loss(device, softcap)
+
+
+def check_rows(device: str) -> None:
+    x, weight = torch.randn(37, 200), torch.randn(200)
+    wanted = torch.zeros(37, 208)
+    found = wanted.clone().to(device)
+    layer_passes.norm(x, weight, 1e-5, wanted)
+    layer_kernels.norm(x.to(device), weight.to(device), 1e-5, found)
+    same(found, wanted)
+    layer_kernels.copy(x.to(device), found)
+    same(found[:, :200], x)
+
+
+def check_filling(device: str) -> None:
+    matrices = [torch.randn(shape, device=device) for shape in ((3, 40), (40, 5), (700, 16))]
+    places = [torch.zeros(2000, 80, device=device)[: len(one), 7 : 7 + one.shape[1]] for one in matrices]
+    block_kernels.Filling(list(zip(matrices, places, (1.0, 2.0, 0.5), strict=True)))()
+    for matrix, place, scale in zip(matrices, places, (1.0, 2.0, 0.5), strict=True):
+        same(place, matrix.cpu() * scale)
+
+
+def check_parting(device: str, sizes: list[int], ranks: int) -> None:
+    rank = 5  # the last columns of a block may be filled up
+    downs, ups = torch.randn(ranks, 300), torch.randn(sum(sizes), ranks)
+    wanted = layer_passes.take_apart(downs, ups, sizes, 0.5, rank)
+    found = tuple(torch.empty_like(one, device=device) for one in wanted)
+    block_kernels.take_apart(downs.to(device), ups.to(device), sizes, 0.5, *found)
+    for ours, theirs in zip(found, wanted, strict=True):
+        same(ours, theirs)
+
+
+def check_lengths(device: str, ranks: int) -> None:
+    matrix = torch.randn(70 + ranks, 40 + ranks, device=device)
+    weight, downs, ups = matrix[:70, :40], matrix[70:, :40], matrix[:70, 40:]
+    found = torch.empty(70, device=device)
+    block_kernels.measure(weight, downs, ups, weight.square().sum(1), found)
+    same(found, (weight + ups @ downs).norm(dim=1).cpu())
+
+
+def check_gate(device: str, scaled: bool) -> None:
+    num_tokens, width, ranks = 150, 200, 8
+    states = torch.randn(num_tokens, 2 * width)
+    scales = torch.rand(2 * width) + 0.5 if scaled else None
+    wanted, found = torch.zeros(num_tokens, width + ranks), torch.zeros(num_tokens, width + ranks, device=device)
+    layer_passes.gate(states, scales, wanted)
+    layer_kernels.gate(states.to(device), _to(scales, device), found)
+    same(found, wanted)
+    grad = torch.randn(num_tokens, width)
+    on_device = grad.clone().to(device)
+    wanted = torch.zeros(num_tokens, 2 * width + ranks)
+    found = wanted.clone().to(device)
+    wanted_scales = layer_passes.gate_back(grad, states, scales, wanted)
+    found_scales = layer_kernels.gate_back(on_device, states.to(device), _to(scales, device), found)
+    same(found, wanted)
+    same(on_device, grad)
+    same(found_scales, wanted_scales)
+
+
+def check_heads(device: str, scaled: bool, normed: bool) -> None:
+    num_tokens, num_heads, num_kv_heads, size, ranks = 150, 4, 2, 32, 12
+    count = num_heads + 2 * num_kv_heads
+    states = torch.randn(num_tokens, count * size)
+    scales = torch.rand(count * size) + 0.5 if scaled else None
+    norms = (torch.randn(size), torch.randn(size)) if normed else None
+    angles = torch.rand(num_tokens, size // 2).repeat(1, 2) * 3
+    cos, sin = angles.cos(), angles.sin()
+    given = states.to(device), _to(scales, device), _pair(norms, device), cos.to(device), sin.to(device), 1e-5
+    wanted = layer_passes.turn(states, scales, norms, cos, sin, 1e-5, num_heads, num_kv_heads)
+    found = tuple(None if one is None else torch.empty_like(one, device=device) for one in wanted)
+    layer_kernels.turn(*given, found)  # type: ignore[arg-type]
+    for ours, theirs in zip(found, wanted, strict=True):
+        same(ours, theirs)
+    shapes = (num_heads, num_kv_heads, num_kv_heads)
+    grads = tuple(torch.randn(num_tokens, heads, size) for heads in shapes)
+    wide = torch.zeros(num_tokens, count * size + ranks)
+    on_device = wide.clone().to(device)
+    wanted_scales = layer_passes.turn_back(grads, states, scales, norms, cos, sin, 1e-5, wide)  # type: ignore[arg-type]
+    found_scales = layer_kernels.turn_back(tuple(grad.to(device) for grad in grads), *given, on_device)  # type: ignore[arg-type]
+    same(on_device, wide)
+    same(found_scales, wanted_scales)
+
+
+def check_loss(device: str, softcap: float | None) -> None:
+    logits = torch.randn(7, 1000) * 3
+    targets = torch.randint(0, 1000, (7,))
+    targets[3] = -1  # counts nothing
+    leaf = logits.clone().requires_grad_()
+    capped = leaf if softcap is None else torch.tanh(leaf / softcap) * softcap
+    losses = functional.cross_entropy(capped, targets, ignore_index=-1, reduction="none")
+    losses.sum().backward()
+    on_device = logits.clone().to(device)
+    same(loss_kernel.replace_logits(on_device, targets.to(device), softcap), losses.detach())
+    same(on_device, leaf.grad)
+
+
+def same(found: Tensor | None, wanted: Tensor | None) -> None:
+    if wanted is None or found is None:
+        assert found is wanted, "one of the two gives nothing"
+        return
+    difference = float((found.cpu() - wanted).norm() / wanted.norm())
+    assert difference < 1e-5, difference
+
+
+def _to(tensor: Tensor | None, device: str) -> Tensor | None:
+    return None if tensor is None else tensor.to(device)
+
+
+def _pair(norms: tuple[Tensor, Tensor] | None, device: str) -> tuple[Tensor, Tensor] | None:
+    return None if norms is None else (norms[0].to(device), norms[1].to(device))
+
+
+if __name__ == "__main__":
+    check_all(sys.argv[1])
