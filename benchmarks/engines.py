@@ -17,6 +17,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import math
 import os
 import shutil
 import signal
@@ -31,10 +32,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from invented_rows import write_rows  # type: ignore[import-not-found]  # beside this file
 
 from launcher import metrics
-from launcher.corpus.tokenizer import load_tokenizer
 from launcher.metrics import StepMetrics, load_metrics
 from launcher.paths import RunPaths
 from launcher.plan import Plan, load_plan
@@ -46,11 +46,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ALL_LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 WARM_STEPS = 4  # the first compiles, and the optimizer makes its state
 SETTLING_STEPS = 2  # behind a checkpoint: caches are cold, and its files may still be on their way to the disk
-TEMPLATE_TOKENS = 5  # that a chat template puts around a row's words, on average
 TAIL_LINES = 40
 MARK = "LAUNCHER_BENCHMARK_MARK"
-
-Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,45 +165,6 @@ def make_manifest(case: Case, folder: Path) -> Path:
     path = folder / f"{case.adapter}.json"
     path.write_text(json.dumps(manifest, indent=2))
     return path
-
-
-def make_data(sizes: Sizes, folder: Path) -> None:
-    """Enough rows for all steps. Both files are the same in every case, so that they are prepared once."""
-    rng = np.random.default_rng(0)
-    folder.mkdir(parents=True, exist_ok=True)
-    num_tokens = sizes.batch_size * sizes.num_steps * sizes.sequence_length
-    count = int(1.1 * num_tokens / sizes.mean_tokens) + 8
-    words = load_words()
-    counts = count_tokens(words)
-    for name, number in (("rows.jsonl", count), ("held_out.jsonl", sizes.num_held_out)):
-        drawn = rng.lognormal(np.log(sizes.mean_tokens) - 0.32, 0.8, number)
-        lengths = np.clip(drawn, 16, sizes.sequence_length - 4 * TEMPLATE_TOKENS) - TEMPLATE_TOKENS
-        texts = (write_text(rng, words, counts, float(length)) for length in lengths)
-        (folder / name).write_text("".join(json.dumps(split_text(text)) + "\n" for text in texts))
-
-
-def load_words() -> list[str]:
-    """Of the experts' samples: what the tokenizer was made for."""
-    text = (ROOT / "experts/neo4j/sample/train.jsonl").read_text(encoding="utf-8").replace("\\n", " ")
-    return sorted({word for word in text.split() if word.isalpha()})
-
-
-def count_tokens(words: list[str]) -> Counts:
-    """By the tokenizer that random weights are trained with."""
-    tokenizer = load_tokenizer(LARGE.base, (), any_will_do=True).backend
-    encoded = tokenizer.encode_batch([f" {word}" for word in words], add_special_tokens=False)
-    return np.array([len(one.ids) for one in encoded])
-
-
-def write_text(rng: np.random.Generator, words: list[str], counts: Counts, num_tokens: float) -> list[str]:
-    picked = rng.integers(0, len(words), int(num_tokens) + 1)
-    num_words = int(np.searchsorted(np.cumsum(counts[picked]), num_tokens, side="right"))
-    return [words[index] for index in picked[: max(2, num_words)]]
-
-
-def split_text(text: list[str]) -> dict[str, str]:
-    third = max(1, len(text) // 3)
-    return {"instruction": " ".join(text[:third]), "response": " ".join(text[third:])}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -357,7 +315,7 @@ def find_missing(case: Case, row: dict[str, Any], rows: list[StepMetrics], paths
         yield "checkpoint"
     if not any(paths.adapter.glob("*.safetensors")):
         yield "trained weights"
-    if any(metrics.TRAIN_LOSS in one.values and not np.isfinite(one.values[metrics.TRAIN_LOSS]) for one in rows):
+    if any(metrics.TRAIN_LOSS in one.values and not math.isfinite(one.values[metrics.TRAIN_LOSS]) for one in rows):
         yield "finite losses"
 
 
@@ -367,7 +325,7 @@ def run_measure(args: argparse.Namespace) -> None:
     wanted += [case for group in GROUPS.values() for case in group if case.name in args.cases]
     (args.work / "runs").mkdir(parents=True, exist_ok=True)
     for folder, case in {find_folder(case, args.work): case for case in wanted}.items():
-        make_data(case.sizes, folder)
+        write_rows(case.sizes, folder)
         words = list_words(case.alone, make_manifest(case.alone, folder), [])
         prepared = start(["prepare", *words], args.work, args.work / "prepare.txt", args.limit)
         print(*prepared.console[-TAIL_LINES:], sep="\n", file=sys.stderr, flush=True)

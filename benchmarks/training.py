@@ -1,6 +1,6 @@
 """Trains Qwen3 shapes with random weights by the real loop, and measures speed and memory against the plan.
 
-Documents have lengths drawn as in TARGETS (log-normal, mean 350 tokens), packed into sequences of 2,048; every token is
+Documents have log-normal lengths (mean 350 tokens), packed into sequences of 2,048; every token is
 trained. The median step counts, so that one stall does not hide the speed. A row of results a case, as JSON.
 
     export PYTORCH_ALLOC_CONF=expandable_segments:True
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import gc
 import json
 import statistics
@@ -26,6 +25,7 @@ from typing import Any
 
 import torch
 from accelerate.state import AcceleratorState
+from pieces import add_row, iterate_left, read_rows, run_verbs  # type: ignore[import-not-found]  # beside this file
 from torch._dynamo.utils import counters
 
 from launcher import metrics
@@ -98,7 +98,20 @@ TINY = [
     for kind in ("lora", "dora", "ia3", "full")
 ]
 SMALL = [qwen("0.6B", 2, kind) for kind in ("dora", "qlora", "full")]
-GROUPS = {"main": CASES, "small": SMALL, "backends": BACKENDS, "tiny": TINY}
+# What the published manifests ask for.
+DROPPED = [
+    qwen("0.6B", rows, kind, name=f"0.6B-{kind}-{rows}-dropout", more={"dropout": 0.1})
+    for kind, rows in (("dora", 16), ("lora", 16), ("dora", 2))
+]
+# As little memory as 16 x 2,048 can be trained in: others recompute and offload for it.
+LOW = [
+    qwen("0.6B", 1, "lora"),
+    *(
+        qwen("0.6B", rows, "lora", name=f"0.6B-lora-{rows}-recomputed", more={"gradient_checkpointing": True})
+        for rows in (2, 4, 8)
+    ),
+]
+GROUPS = {"main": CASES, "small": SMALL, "dropped": DROPPED, "low": LOW, "backends": BACKENDS, "tiny": TINY}
 
 
 def make_manifest(case: Case, folder: Path) -> Path:
@@ -205,7 +218,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         "compile": None if plan.compile is None else plan.compile.scope,
         "loss": plan.loss_kernel,
         "cuda_graph": plan.cuda_graph,
-        "predicted_gib": round(bytes_to_gib(sum(t.num_bytes for t in plan.memory.terms if "context" not in t.name)), 2),
+        "predicted_gib": round(bytes_to_gib(plan.memory.allocated_bytes), 2),
         "predicted_tokens_per_second": plan.speed.tokens_per_second,
     }
 
@@ -238,7 +251,7 @@ def clean_up() -> None:
 def run_measure(args: argparse.Namespace) -> None:
     wanted = [case for name in args.cases for case in GROUPS.get(name, [])]
     wanted += [case for group in GROUPS.values() for case in group if case.name in args.cases]
-    for case in wanted:
+    for case in iterate_left(wanted, args.out, args.minutes):
         clean_up()
         row: dict[str, Any] = {"case": case.name}
         try:
@@ -248,10 +261,8 @@ def run_measure(args: argparse.Namespace) -> None:
         row |= {
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             "versions": find_versions(),
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         }
-        with args.out.open("a") as out:
-            out.write(json.dumps(row, sort_keys=True) + "\n")
+        add_row(args.out, row)
         shown = {name: row.get(name) for name in ("tokens_per_second", "mfu", "peak_gib", "predicted_gib", "graphs")}
         print(case.name, row.get("error") or shown, file=sys.stderr, flush=True)
 
@@ -259,8 +270,7 @@ def run_measure(args: argparse.Namespace) -> None:
 def run_table(args: argparse.Namespace) -> None:
     print("| case | tokens/s | MFU | peak GiB | predicted | error | micro-steps | first step |")
     print("|---|---|---|---|---|---|---|---|")
-    for line in args.rows.read_text().splitlines():
-        row = json.loads(line)
+    for row in read_rows(args.rows):
         if "error" in row:
             print(f"| {row['case']} | {row['error'][:60]} | | | | | | |")
             continue
@@ -272,19 +282,5 @@ def run_table(args: argparse.Namespace) -> None:
         )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    verbs = parser.add_subparsers(required=True)
-    measure = verbs.add_parser("measure")
-    measure.add_argument("--cases", nargs="+", default=["main", "backends"], help=f"names, or: {', '.join(GROUPS)}")
-    measure.add_argument("--out", type=Path, required=True)
-    measure.set_defaults(run=run_measure)
-    table = verbs.add_parser("table")
-    table.add_argument("rows", type=Path)
-    table.set_defaults(run=run_table)
-    args = parser.parse_args()
-    args.run(args)
-
-
 if __name__ == "__main__":
-    main()
+    run_verbs(__doc__, ["main", "backends"], f"names, or: {', '.join(GROUPS)}", run_measure, run_table)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
+from launcher.bench import ladder
 from launcher.bench.ladder import LadderEffort, climb_ladder
 from launcher.bench.rungs import BEFORE, Setup, make_climbs, make_rungs
 from launcher.cli.bench import complete
 from launcher.inputs import Request, plan_request
 from launcher.plan.model import Plan
+from launcher.versions import PACKAGES
 
 ALL = ["tokenised", "packing", "tf32", "half", "sdpa", "varlen", "optimizer", "loss", "checkpointing"]
 ALL += ["batch", "compile", "workers"]
@@ -74,6 +79,22 @@ def test_a_ladder_of_what_is_not_here_starts_nothing(tmp_path: Path) -> None:
     records = climb_ladder(make_plan(None), tmp_path, climbs, effort, tmp_path, lambda _text: None)
     assert {record.status for record in records} == {"not here"}
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_ladder_begins_anew_with_another_version_of_a_package(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    before, read = ladder._find_software(), metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "0.0.1" if name == package else read(name))
+    assert ladder._find_software() != before
+
+
+@pytest.mark.parametrize("folder", ["training", "corpus", "memory", "bench"])
+def test_a_ladder_begins_anew_with_other_code(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    before, read = ladder._find_software(), Path.read_bytes
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda file: read(file) + (b"#" if f"launcher/{folder}/" in str(file) else b"")
+    )
+    assert ladder._find_software() != before
 
 
 def test_an_expert_may_stand_where_a_part_could() -> None:
