@@ -19,7 +19,7 @@ _MAX_PORT = 65535
 _TIME_LIMIT = re.compile(r"^(?:(\d{1,3})-)?(\d{1,3}):([0-5]\d):([0-5]\d)$")
 # What sbatch takes for a partition or an account, and nothing that could end a line of its script.
 _SLURM_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.,@+-]*$")
-_PRICE = re.compile(r"^[^\d.]?(\d+(?:\.\d+)?|\.\d+)(?:/h)?$")
+_PRICE = re.compile(r"^[$€£¥]?(\d+(?:\.\d+)?|\.\d+)(?:/h)?$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ def add_learning_arguments(parser: argparse.ArgumentParser) -> None:
     )
     learning.add_argument("--max-steps", type=positive, metavar="N", help="stop after N optimizer steps")
     learning.add_argument(
-        "--base", metavar="NAME", help="another base model: one of the manifest's, a folder, a hub name"
+        "--base", type=_named, metavar="NAME", help="another base model: one of the manifest's, a folder, a hub name"
     )
     learning.add_argument(
         "--tokens-per-row", type=positive, metavar="N", help="mean tokens of a row, where you know them"
@@ -275,8 +275,19 @@ def _mib(text: str) -> int:
     return mib
 
 
+def _named(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("an empty name is no base model")
+    return text
+
+
 def _count(text: str) -> int:
-    return 0 if text.strip() == "0" else positive(text)
+    if text.strip() == "0":
+        return 0
+    try:
+        return positive(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(str(error).replace("above 0", "from 0 on")) from None
 
 
 def _address(text: str) -> Address:

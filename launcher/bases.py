@@ -20,6 +20,7 @@ from launcher.units import mib_to_bytes
 BaseKeys = Mapping[str, str | int | bool]  # the keys of a config.json that decide the shape
 
 TINY_BASE_NAME = "launcher/tiny"  # embedded in this project: what the smoke profile trains
+TINY_BASE_FOLDER = Path(__file__).resolve().parent / "tiny"
 
 _MAX_CONFIG_MIB = 4
 # Words that say how a model was tuned or published, not how large it is.

@@ -6,15 +6,11 @@ it, and everything is forgotten. How far a plan goes by it is told in plan/calib
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import platform
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -22,21 +18,20 @@ from typing import Literal
 from pydantic import ValidationError
 
 from launcher import metrics
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, first_line, say
 from launcher.experience import find_cache_folder
 from launcher.hardware import Hardware
+from launcher.locking import locked
 from launcher.paths import RunPaths, write_text_atomically
 from launcher.plan.calibration import LAST_RUNS, NOTHING_LEARNT, Calibration, Seen, make_calibration, name_family
-from launcher.plan.model import Plan
 from launcher.plan.recipes import estimate_plan, recipe_of
 from launcher.record import RunRecord, load_record
 from launcher.values import Frozen
+from launcher.versions import find_package_versions
 
 CALIBRATION_VARIABLE = "LAUNCHER_CALIBRATION"
 _FILE = "calibration.json"
 _OFF = ("off", "0", "none", "no")
-# What moves memory and speed besides the plan. Who has none of them plans for another machine.
-_PACKAGES = ("torch", "transformers", "accelerate", "peft", "deepspeed", "bitsandbytes", "triton", "flash-attn-4")
 _WARM_STEPS = 3  # kernels are picked, caches filled, the optimizer makes its states
 _FEWEST_STEPS = 8
 _FREE_SHARE = 0.95  # of the card, when the run began: else others used it, too
@@ -89,16 +84,14 @@ def load_calibration(hardware: Hardware) -> Calibration:
 
 
 def describe_machine(hardware: Hardware) -> Machine:
-    return Machine(gpu=None if hardware.gpu is None else hardware.gpu.key, software=dict(_find_software()))
+    return Machine(gpu=None if hardware.gpu is None else hardware.gpu.key, software=_find_software())
 
 
 @cache
-def _find_software() -> tuple[tuple[str, str], ...]:
-    found = [("python", platform.python_version()), ("estimators", _fingerprint_estimators())]
-    for name in _PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found.append((name, metadata.version(name)))
-    return tuple(found)
+def _find_software() -> dict[str, str]:
+    """Who has none of the packages plans for another machine."""
+    own = {"python": platform.python_version(), "estimators": _fingerprint_estimators()}
+    return own | find_package_versions()
 
 
 def _fingerprint_estimators() -> str:
@@ -176,16 +169,12 @@ def measure_run(record: RunRecord) -> Seen:
         when="" if record.outcome is None else record.outcome.ended_at or record.outcome.started_at,
         family=name_family(plan.base, recipe_of(plan)),
         base=plan.base.name,
-        estimated_bytes=_estimated_bytes(plan),
+        estimated_bytes=estimate_plan(plan).allocated_bytes,
         measured_bytes=_measured_bytes(record),
         estimated_tokens_per_second=plan.speed.estimated_tokens_per_second,
         measured_tokens_per_second=median(rates),
         captured=plan.cuda_graph,
     )
-
-
-def _estimated_bytes(plan: Plan) -> int:
-    return sum(term.num_bytes for term in estimate_plan(plan).terms if term.name != "context")
 
 
 def _measured_bytes(record: RunRecord) -> int | None:
@@ -197,7 +186,7 @@ def _measured_bytes(record: RunRecord) -> int | None:
 def _add(file: Path, entry: Entry) -> None:
     """The last runs of each family; the oldest go first."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(file):
+    with locked(file):
         known = _read_or_put_aside(file)
         others = [one for one in known.entries if (one.machine, one.seen.run) != (entry.machine, entry.seen.run)]
         alike = [one for one in others if (one.machine, one.seen.family) == (entry.machine, entry.seen.family)]
@@ -223,16 +212,6 @@ def _read(file: Path) -> CalibrationFile:
     return CalibrationFile.model_validate_json(file.read_text(encoding="utf-8"))
 
 
-@contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    descriptor = os.open(file.with_name(f".{file.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def _describe(seen: Seen) -> str:
     ratios = (("memory", seen.memory_ratio), ("speed", seen.speed_ratio))
     known = [f"{what} {100 * (ratio - 1):+.1f} % against the estimate" for what, ratio in ratios if ratio is not None]
@@ -242,8 +221,8 @@ def _describe(seen: Seen) -> str:
 def _shorten(error: Exception) -> str:
     if isinstance(error, ValidationError):
         return f"{error.error_count()} problems"
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+    return first_line(error)
 
 
 def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    say(f"warning: {text}")

@@ -14,14 +14,21 @@ Checkpointing = Literal[
 Strategy = Literal["single", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
 Offload = Literal["none", "optimizer", "optimizer_and_parameters"]
 AttentionBackend = Literal[
-    "flash_attention_4", "flash_attention_3", "flash_attention_2", "varlen", "flex", "sdpa", "eager"
+    "flash_attention_4", "flash_attention_3", "flash_attention_2", "triton", "varlen", "flex", "sdpa", "eager"
 ]
 LossKernel = Literal["fused", "chunked", "full_logits"]
 CompileScope = Literal["layer", "model"]
 Profile = Literal["full", "smoke"]
 
+DTYPE_BYTES: dict[Dtype, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
+NF4_BYTES = 4.127 / 8  # a weight: 4 bits, one 8-bit scale per 64, one fp32 per 256 scales (QLoRA, section 3)
+
 # Whose work has another shape in each micro-batch: no CUDA graph can hold it.
 UNRECORDABLE_ATTENTION: frozenset[AttentionBackend] = frozenset({"flex", "sdpa", "eager"})
+
+# Our own attention kernels: features of a head, and how many query heads may share a key head (rows of one tile).
+OWN_HEAD_SIZES = (64, 128)
+OWN_GROUP = 32
 
 SHARDED_STRATEGIES: frozenset[Strategy] = frozenset({"fsdp2", "zero3"})
 DEEPSPEED_STRATEGIES: frozenset[Strategy] = frozenset({"zero1", "zero2", "zero3"})

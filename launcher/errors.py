@@ -12,6 +12,7 @@ A user's mistake is raised as one of these and printed without a traceback: what
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -44,6 +45,11 @@ def show_value(value: object) -> str:
     """In a list of differences: a long one is cut."""
     text = escape(str(value))
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def say(text: str) -> None:
+    """To whoever watches, at once; what a verb answers goes to stdout."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def first_line(error: BaseException) -> str:

@@ -5,10 +5,7 @@ One JSON file in LAUNCHER_CACHE_DIR, or in the user's cache folder. Delete it, a
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -16,6 +13,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from launcher.errors import InputError
+from launcher.locking import locked
 from launcher.paths import write_text_atomically
 from launcher.plan.model import Plan
 from launcher.values import Frozen
@@ -71,8 +69,9 @@ def remember_failure(plan: Plan) -> None:
     if kind is None:
         return
     try:
-        find_cache_folder().mkdir(parents=True, exist_ok=True)
-        with _locked():
+        file = find_cache_folder() / _FILE
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with locked(file):
             known = load_experience()
             before = known.failures.get(kind)
             if before is not None and before.predicted_bytes <= plan.memory.total_bytes:
@@ -80,16 +79,6 @@ def remember_failure(plan: Plan) -> None:
             now = datetime.now(UTC).isoformat(timespec="seconds")
             failure = Failure(predicted_bytes=plan.memory.total_bytes, when=now)
             changed = known.model_copy(update={"failures": {**known.failures, kind: failure}})
-            write_text_atomically(find_cache_folder() / _FILE, changed.model_dump_json(indent=2) + "\n")
+            write_text_atomically(file, changed.model_dump_json(indent=2) + "\n")
     except (OSError, InputError):
         return  # a cache that cannot be written is none
-
-
-@contextmanager
-def _locked() -> Iterator[None]:
-    descriptor = os.open(find_cache_folder() / f".{_FILE}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

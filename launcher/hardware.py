@@ -38,8 +38,18 @@ class Gpu(Frozen):
         return self.compute_capability >= (8, 0)
 
     @property
+    def has_kernels(self) -> bool:
+        """Our Triton kernels were written for it (training/kernels.py)."""
+        return self.compute_capability >= (8, 0)
+
+    @property
     def has_tf32(self) -> bool:
         return self.compute_capability >= (8, 0)
+
+    @property
+    def has_own_attention(self) -> bool:
+        """Our own attention kernels were written for Hopper's copy engine, and measured there alone."""
+        return self.compute_capability[0] == 9
 
     @property
     def has_flash_attention(self) -> bool:
@@ -54,10 +64,6 @@ class Gpu(Frozen):
     def has_flash_attention_4(self) -> bool:
         """Hopper and Blackwell: its backward pass knows no older ones."""
         return self.compute_capability[0] in (9, 10, 11, 12)
-
-    @property
-    def has_fp8(self) -> bool:
-        return self.compute_capability >= (8, 9)
 
     @property
     def has_p2p(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
@@ -25,7 +26,7 @@ from launcher.plan.model import GuardPlan, ProfilePlan
 from launcher.plan.situation import DEFAULT_GUARDS
 from launcher.probe import probe_hardware
 from launcher.redaction import redact_text, redact_tree
-from launcher.rows import RowEstimate, probe_rows, probe_sample, with_tokens_per_row
+from launcher.rows import SAMPLE_TRAIN, RowEstimate, probe_rows, probe_sample, with_tokens_per_row
 from launcher.shapes import load_shape
 from launcher.started import Started
 from launcher.values import flatten
@@ -74,7 +75,7 @@ def plan_request(request: Request) -> PlannedRun:
     is_smoke = options.profile == "smoke"
     name = TINY_BASE_NAME if is_smoke else loaded.manifest.base.name
     base = load_shape(name, base_folders(loaded.folder))
-    rows = _find_rows(request, loaded, is_smoke)
+    rows = _find_rows(request, loaded, is_smoke and options.takes_sample)
     plan = make_plan(loaded.manifest, hardware, base=base, rows=rows, options=options)
     failure = find_failure(plan)
     if failure is not None and options.calibration.runs:  # runs that stayed below their estimates are not all there is
@@ -259,7 +260,17 @@ def _make_options(request: Request, hardware: Hardware, loaded: LoadedManifest) 
         calibration=load_calibration(hardware) if request.calibrated else NOTHING_LEARNT,
         manifest_folder=_name_folder(loaded.folder),
         given_keys=loaded.given_keys,
+        takes_sample=_takes_sample(loaded),
     )
+
+
+def _takes_sample(loaded: LoadedManifest) -> bool:
+    """Rows of a manifest's own that lie on this disk stand in for a sample that nobody made."""
+    dataset = loaded.manifest.training.dataset
+    with suppress(OSError):  # told where the rows are read
+        is_here = dataset.type == "single" and bool(dataset.path) and (loaded.folder / (dataset.path or "")).is_file()
+        return (loaded.folder / SAMPLE_TRAIN).is_file() or not is_here
+    return True
 
 
 def _make_guards(request: Request) -> GuardPlan:
@@ -277,7 +288,7 @@ def _name_folder(folder: Path) -> str:
     return name
 
 
-def _find_rows(request: Request, loaded: LoadedManifest, is_smoke: bool) -> RowEstimate:
+def _find_rows(request: Request, loaded: LoadedManifest, takes_sample: bool) -> RowEstimate:
     dataset = loaded.manifest.training.dataset
-    rows = probe_sample(loaded.folder) if is_smoke else probe_rows(dataset, loaded.folder)
+    rows = probe_sample(loaded.folder) if takes_sample else probe_rows(dataset, loaded.folder)
     return rows if request.tokens_per_row is None else with_tokens_per_row(rows, request.tokens_per_row)

@@ -11,7 +11,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import launcher
 from launcher.agents import make_argv
 from launcher.choices import DEEPSPEED_STRATEGIES
 from launcher.ending import find_absence, make_node_outcome, make_outcome, name_dead_ranks, tells_out_of_memory
@@ -22,6 +21,7 @@ from launcher.nodes import JOIN_FLAGS, Node, check_node, find_run_to_join
 from launcher.paths import RunPaths, removed_on_failure, write_files
 from launcher.plan.model import Plan
 from launcher.probe import probe_hardware
+from launcher.processes import LAUNCHER_TERMINAL, make_child_environment
 from launcher.record import Outcome, load_outcome, write_outcome
 from launcher.relay import Console, Relay
 from launcher.render import (
@@ -39,13 +39,11 @@ from launcher.supervise import Ending, Limits, supervise
 
 # By this Python, not by whatever `accelerate` the PATH finds first.
 ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch")
-TERMINAL_VARIABLE = "LAUNCHER_TERMINAL"  # set: what the training writes to stderr is seen on a terminal
 
 _RECORD_SECONDS = 5.0  # how long rank 0 may take, on another node, to write how the run ended
 _LOOK_EVERY_SECONDS = 0.2
 
 _PACKAGES = ("accelerate", "jinja2", "numpy", "peft", "pyarrow", "tokenizers", "torch", "transformers")
-_SITE_FOLDERS = ("site-packages", "dist-packages")
 
 
 def check_packages(plan: Plan) -> None:
@@ -233,14 +231,11 @@ def _render_commands(
 
 
 def make_environment(command: Command, console: Console, inherited: Mapping[str, str]) -> dict[str, str]:
-    environment = {**inherited, **command.environment}
+    environment = make_child_environment({**inherited, **command.environment})
     environment.setdefault("PYTHONUNBUFFERED", "1")  # a pipe would get its lines by the block
-    package_parent = Path(launcher.__file__).resolve().parent.parent
-    if package_parent.name not in _SITE_FOLDERS:  # which must not come before the standard library
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(package_parent), inherited.get("PYTHONPATH"))))
-    environment.pop(TERMINAL_VARIABLE, None)
+    environment.pop(LAUNCHER_TERMINAL, None)
     if console.columns is not None:
-        environment |= {TERMINAL_VARIABLE: "1", "COLUMNS": str(console.columns)}
+        environment |= {LAUNCHER_TERMINAL: "1", "COLUMNS": str(console.columns)}
     return environment
 
 

@@ -1,10 +1,13 @@
-"""One training a run directory: two would write into each other's checkpoints and metrics."""
+"""One training a run directory: two would write into each other's checkpoints and metrics. And one writer a file."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from launcher.errors import InputError
 from launcher.paths import RunPaths
@@ -27,7 +30,13 @@ def check_unlocked(paths: RunPaths) -> None:
 
 
 def _take(paths: RunPaths) -> int:
-    descriptor = os.open(paths.root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        descriptor = os.open(paths.root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise InputError(
+            f"{paths.root}: this run cannot be written to: {error.strerror}",
+            hint="a training writes checkpoints and metrics there; look at the folder's owner and rights",
+        ) from None
     deadline = time.monotonic() + _WAIT_SECONDS
     while True:
         try:
@@ -62,3 +71,14 @@ def is_locked(paths: RunPaths) -> bool | None:
     finally:
         os.close(descriptor)
     return False
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """While a file is read, changed and written again: whoever else does so waits."""
+    descriptor = os.open(file.with_name(f".{file.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

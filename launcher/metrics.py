@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -134,6 +134,12 @@ class StepMetrics:
 
     def get(self, name: str) -> float | None:
         return self.values.get(name)
+
+
+def find_values(rows: Iterable[StepMetrics], name: str) -> list[float]:
+    """Of the rows that tell it, in order; what is no number is left out."""
+    found = (row.get(name) for row in rows)
+    return [value for value in found if value is not None and math.isfinite(value)]
 
 
 def is_task_metric(name: str) -> bool:

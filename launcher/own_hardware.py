@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
@@ -49,7 +50,7 @@ class OwnGpu(Strict):
     memory_mib: Annotated[int, Field(ge=1024, le=10**7)] | None = None
     tflops: Annotated[float, Field(gt=0, le=1e5)] | None = None  # BF16 or FP16, dense, with FP32 accumulation
     memory_gb_per_second: Bandwidth | None = None
-    compute_capability: Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9]$")] | None = None
+    compute_capability: Annotated[str, Field(pattern=r"^([3-9]|1[0-9])\.[0-9]$")] | None = None
     interconnect: Interconnect | None = None
     interconnect_gb_per_second: Bandwidth | None = None
     gpu_class: GpuClass | None = None
@@ -102,7 +103,7 @@ def _read(file: Path) -> dict[str, Json]:
     try:
         if file.stat().st_size > _MAX_BYTES:
             raise _refuse(f"{file}: larger than 1 MiB: this is no description of hardware")
-        tree = json.loads(file.read_text(encoding="utf-8-sig"))
+        tree = json.loads(file.read_text(encoding="utf-8-sig"), object_pairs_hook=lambda pairs: _once(file, pairs))
     except OSError as error:
         raise _refuse(f"{file}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -114,6 +115,14 @@ def _read(file: Path) -> dict[str, Json]:
     if not isinstance(tree, dict):
         raise _refuse(f"{file}: holds no object {{...}}")
     return _without_comments(tree)
+
+
+def _once(file: Path, pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    counts = Counter(key for key, _ in pairs)
+    twice = [key for key, count in counts.items() if count > 1 and not key.startswith("_")]
+    if twice:
+        raise _refuse(f"{file}: the key {twice[0]!r} stands twice in one object")
+    return dict(pairs)
 
 
 def _without_comments(tree: dict[str, Json]) -> dict[str, Json]:

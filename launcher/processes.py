@@ -8,23 +8,30 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import launcher
 
+LAUNCHER_PID = "LAUNCHER_PID"  # whoever has it ends itself where that process is gone
+LAUNCHER_TERMINAL = "LAUNCHER_TERMINAL"  # "1": what is written to stderr is seen on a terminal, through a launcher
 _PROC = Path("/proc")
 _SITE_FOLDERS = ("site-packages", "dist-packages")
 
 
-def make_child_environment() -> dict[str, str]:
-    """Ours, for a `python -m launcher.…`: a checkout that is not installed is found too."""
-    environment = dict(os.environ)
+def make_child_environment(inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """For a process that runs code of ours: a checkout that is not installed is found too."""
+    environment = dict(inherited)
     parent = Path(launcher.__file__).resolve().parent.parent
     if parent.name not in _SITE_FOLDERS:  # which must not come before the standard library
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(parent), environment.get("PYTHONPATH"))))
     return environment
+
+
+def make_dependent_environment() -> dict[str, str]:
+    """The same for one that must not outlive us: no orphan works on."""
+    return {**make_child_environment(), LAUNCHER_PID: str(os.getpid())}
 
 
 def find_processes(mark: str) -> tuple[int, ...]:

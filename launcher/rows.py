@@ -10,7 +10,7 @@ from pathlib import Path
 from launcher.errors import InputError
 from launcher.manifest.dataset import Dataset
 
-# Rows of the text-to-code data that the published experts train on: mean about 350 tokens with their schema (TARGETS).
+# Assumed where no row can be looked at: questions in words, a schema and a query, as the published experts have them.
 ASSUMED_MEAN_TOKENS = 350.0
 # Byte-level BPE on English, JSON and code: about 3.6 bytes a token.
 BYTES_PER_TOKEN = 3.6
@@ -75,16 +75,17 @@ def _sample_lines(file: Path) -> RowEstimate | None:
         if not file.is_file():
             return None
         with file.open("rb") as lines:
-            sizes = [len(line) for line in islice(lines, _SAMPLED_ROWS) if line.strip()]
-        file_bytes = file.stat().st_size
+            header = len(lines.readline()) if file.suffix == ".csv" else 0
+            sampled = [len(line) for line in islice(lines, _SAMPLED_ROWS) if line.strip()]
+            is_whole = lines.readline() == b""
+        file_bytes = file.stat().st_size - header
     except OSError as error:
         name = file.name if len(file.name) <= 60 else file.name[:57] + "..."
         raise InputError(f"the training rows in {name} cannot be read: {error.strerror}") from None
-    if not sizes:
+    if not sampled:
         return RowEstimate(num_rows=0, mean_tokens=0.0, basis=f"read from {file.name}: it is empty")
-    mean_bytes = sum(sizes) / len(sizes)
-    is_whole = len(sizes) < _SAMPLED_ROWS
-    num_rows = len(sizes) if is_whole else round(file_bytes / mean_bytes)
+    mean_bytes = sum(sampled) / len(sampled)
+    num_rows = len(sampled) if is_whole else round(file_bytes / mean_bytes)
     return RowEstimate(
         num_rows=num_rows,
         mean_tokens=mean_bytes / BYTES_PER_TOKEN,

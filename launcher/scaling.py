@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil, log2
 from typing import Literal
 
-from launcher.choices import ZERO_BUCKET_ELEMENTS, AdapterKind, Quantization, Strategy
+from launcher.choices import DTYPE_BYTES, NF4_BYTES, ZERO_BUCKET_ELEMENTS, AdapterKind, Quantization, Strategy
 from launcher.hardware import Hardware
 from launcher.speed import Workload
 from launcher.units import MIB
@@ -39,7 +39,7 @@ _NODE_NETWORK_GB_PER_SECOND = 3.0
 _DDP_BUCKET_BYTES = 25 * MIB
 
 # Bytes of one weight of a layer's matrices, as it is stored and so travels; None: as it is computed with.
-_STORED_BYTES: dict[Quantization, float | None] = {"none": None, "int8": 1.0, "int4": 4.127 / 8}
+_STORED_BYTES: dict[Quantization, float | None] = {"none": None, "int8": 1.0, "int4": NF4_BYTES}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +67,7 @@ class Exchange:
 
 def make_exchange(workload: Workload, num_trained: float) -> Exchange:
     """Quantisation touches the matrices of the layers; embeddings, head and norms travel as they are computed with."""
-    shape, compute = workload.shape, 4.0 if workload.compute_dtype == "fp32" else 2.0
+    shape, compute = workload.shape, float(DTYPE_BYTES[workload.compute_dtype])
     matrices = sum(linear.in_features * linear.out_features for linear in shape.linears)
     stored = _STORED_BYTES[workload.quantization]
     layer = shape.layer_parameters * compute if stored is None else matrices * stored

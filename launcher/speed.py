@@ -1,8 +1,8 @@
 """Estimates step time from shapes and a GPU's data sheet: matrix products, memory traffic, the host.
 
 A two-term roofline: products run at a share of the GPU's peak, everything element-wise at a share of its memory
-bandwidth. The few coefficients are fitted to runs on one H200 (benchmarks/results/memory_h200.json, same file as the
-memory model's); on other GPUs the result is scaled by their data sheets, and the plan says so.
+bandwidth. The few coefficients are fitted to runs on one H200 (benchmarks/results/speed_h200.json); on other GPUs the
+result is scaled by their data sheets, and the plan says so.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ _PRODUCT_EFFICIENCY = 0.80
 _BANDWIDTH_EFFICIENCY = 0.8
 # Bytes moved per token, layer and feature (in + out of every matrix), forward and backward, in 16-bit precision.
 _TRAFFIC_COMPILED = 31.0
+_TRAFFIC_JOINED = 24.0  # halves of layers are one operation each; 22 to 24 with FlashAttention 4
 _TRAFFIC_EAGER = 84.0
-# DoRA normalises each adapted matrix every step and touches its output twice more.
+# DoRA measures the rows of each adapted matrix every step and scales its output.
 _DORA_TRAFFIC = 1.25
+_DORA_TRAFFIC_JOINED = 1.13
 # Dequantising NF4 before every product: forward, backward, and again when recomputing.
 _QUANTIZED_TRAFFIC = 1.08
 # Host time to launch one layer's kernels, forward and backward: the floor of a micro-step whatever its size.
 _HOST_SECONDS_PER_LAYER_COMPILED = 0.0048
+_HOST_SECONDS_PER_LAYER_JOINED = 0.0038  # or less: measured beside other work
 _HOST_SECONDS_PER_LAYER_EAGER = 0.0088
 # DoRA and quantised matrices launch more kernels a layer, a model without an adapter fewer.
 _HOST_EXTRA = 1.35
@@ -57,6 +60,8 @@ class Workload:
     compiled: bool
     checkpointing: Checkpointing
     document_tokens: float  # mean length over which attention reaches
+    repeats_base: bool = False  # DoRA with dropout multiplies by each of the base's matrices twice
+    joined: bool = False  # halves of layers are one operation each, where they are compiled (memory.joins_mlp)
 
 
 def flops_per_token(workload: Workload, trained_share: float = 1.0) -> float:
@@ -66,11 +71,20 @@ def flops_per_token(workload: Workload, trained_share: float = 1.0) -> float:
     counted either; nor are an adapter's own products: 2.5 % of a 0.6B base at rank 16, 0.9 % of an 8B one.
     """
     shape = workload.shape
-    multiplier = 6 if workload.adapter == "full" else 4
-    products: float = shape.num_layers * sum(linear.in_features * linear.out_features for linear in shape.linears)
-    products += trained_share * shape.vocab_size * shape.hidden_size
+    head = _flops_per_weight(workload) * trained_share * shape.vocab_size * shape.hidden_size
     attention = 6 * shape.num_layers * shape.num_heads * shape.head_dim * workload.document_tokens
-    return multiplier * products + attention
+    return _layer_flops(workload) + head + attention
+
+
+def _flops_per_weight(workload: Workload) -> int:
+    return 6 if workload.adapter == "full" else 4
+
+
+def _layer_flops(workload: Workload) -> float:
+    """Of the matrices of all layers, for a token."""
+    shape = workload.shape
+    weights = shape.num_layers * sum(linear.in_features * linear.out_features for linear in shape.linears)
+    return float(_flops_per_weight(workload) * weights)
 
 
 def seconds_per_token(gpu: Gpu, workload: Workload) -> float | None:
@@ -80,7 +94,8 @@ def seconds_per_token(gpu: Gpu, workload: Workload) -> float | None:
         return None
     recomputed = _RECOMPUTED[workload.checkpointing]
     forward_share = 1 / 3 if workload.adapter == "full" else 1 / 2
-    products = flops_per_token(workload) * (1 + recomputed * forward_share) / (peak * TERA * _PRODUCT_EFFICIENCY)
+    flops = flops_per_token(workload) + (_layer_flops(workload) if workload.repeats_base else 0.0)
+    products = flops * (1 + recomputed * forward_share) / (peak * TERA * _PRODUCT_EFFICIENCY)
     traffic = _traffic_bytes(workload) * (1 + recomputed / 3)
     return products + traffic / (gpu.memory_gb_per_second * 1e9 * _BANDWIDTH_EFFICIENCY)
 
@@ -88,6 +103,8 @@ def seconds_per_token(gpu: Gpu, workload: Workload) -> float | None:
 def host_seconds(workload: Workload) -> float:
     """The least that a micro-step takes, because the host has to launch it."""
     per_layer = _HOST_SECONDS_PER_LAYER_COMPILED if workload.compiled else _HOST_SECONDS_PER_LAYER_EAGER
+    if _is_joined(workload):
+        per_layer = _HOST_SECONDS_PER_LAYER_JOINED
     extra = _HOST_EXTRA if workload.adapter == "dora" or workload.quantization != "none" else 1.0
     if workload.adapter == "full":
         extra = _HOST_FULL
@@ -98,13 +115,18 @@ def host_seconds(workload: Workload) -> float:
     return workload.shape.num_layers * per_layer * extra
 
 
+def _is_joined(workload: Workload) -> bool:
+    return workload.joined and workload.compiled and workload.checkpointing != "selective"
+
+
 def _traffic_bytes(workload: Workload) -> float:
     features = sum(linear.in_features + linear.out_features for linear in workload.shape.linears)
-    per_feature = _TRAFFIC_COMPILED if workload.compiled else _TRAFFIC_EAGER
+    is_joined = _is_joined(workload)
+    per_feature = _TRAFFIC_JOINED if is_joined else _TRAFFIC_COMPILED if workload.compiled else _TRAFFIC_EAGER
     if workload.compute_dtype == "fp32":
         per_feature *= 2
     if workload.adapter == "dora":
-        per_feature *= _DORA_TRAFFIC
+        per_feature *= _DORA_TRAFFIC_JOINED if is_joined else _DORA_TRAFFIC
     if workload.quantization != "none":
         per_feature *= _QUANTIZED_TRAFFIC
     return features * per_feature * workload.shape.num_layers
@@ -124,7 +146,8 @@ def offload_seconds(offload: Offload, num_micro_steps: int, weight_bytes: float,
     """Of one step: state in CPU memory crosses the GPU's PCIe link, and little of that is hidden. Never measured."""
     if offload == "none":
         return 0.0
-    # Gradients, in 16 bits, go to the CPU and are added up there after every micro-step; weights come back once.
+    # Four bytes a trained parameter for every micro-step: its one sum in FP32, or, as DeepSpeed adds up on the GPU, the
+    # sum so far in 16 bits there and back. Weights come back once, in 16 bits.
     moved = gradient_bytes * num_micro_steps + gradient_bytes / 2
     if offload == "optimizer_and_parameters":
         moved += 2 * weight_bytes * num_micro_steps

@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from launcher.processes import find_listeners, find_processes, send_signal
+from launcher.processes import LAUNCHER_PID, find_listeners, find_processes, send_signal
 from launcher.relay import Relay
 
-LAUNCHER_PID = "LAUNCHER_PID"  # the training ends itself where this process is gone
 _MARK = "LAUNCHER_MARK"  # all processes of a run have it; a process id is not unique across containers
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)

@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING
 # accelerate puts this file's folder first on sys.path, where our module names could capture other packages' imports.
 # The package's parent is what belongs there.
 sys.path[0] = str(Path(__file__).resolve().parent.parent)
-# Threads that wait shall soon sleep, not spin for long: where others use the cores too, spinning made a step ten times
-# longer. Sleeping at once would cost a fifth on quiet cores.
-os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 from launcher.arguments import (  # noqa: E402
     add_guard_arguments,
@@ -37,8 +34,9 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from launcher.training.quiet import hide_secrets, silence_libraries
+    from launcher.training.quiet import calm_threads, hide_secrets, silence_libraries
 
+    calm_threads()
     hide_secrets()
     arguments = make_parser().parse_args(argv)
     chronicle: Chronicle | None = None
@@ -67,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_out_of_memory(error):
             from launcher.training.descending import explain_full_card
 
-            return tell(chronicle, "failed", int(ExitCode.DOES_NOT_FIT), explain_full_card(error, plan))
+            lowest, _ = read_plan(paths.plan)  # rungs may have been taken since
+            return tell(chronicle, "failed", int(ExitCode.DOES_NOT_FIT), explain_full_card(error, lowest))
         if is_lost_rank(error):
             return tell(chronicle, "failed", int(ExitCode.RUN_FAILED), f"another rank was lost: {first_line(error)}")
         if is_lost_worker(error):
@@ -167,7 +166,8 @@ def train_planned(plan: Plan, paths: RunPaths, chronicle: Chronicle, options: Re
         from launcher.calibration import remember_run
 
         learnt = remember_run(paths)
-        say(f"measured {learnt}" if learnt else "")
+        if learnt:
+            say(f"measured {learnt}")
     say(f"adapter  {paths.adapter}\nmetrics  {paths.metrics}\nrecord   {paths.outcome}\nreport   {paths.report}")
     return int(ExitCode.DONE)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.errors import ExitCode, LauncherError, Problem
-from launcher.processes import make_child_environment
+from launcher.processes import make_dependent_environment
 from launcher.values import Frozen
 
 _SECONDS_TO_END = 20.0
@@ -58,7 +58,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**make_child_environment(), "LAUNCHER_PID": str(os.getpid())},  # no orphan works on
+                env=make_dependent_environment(),
                 start_new_session=True,  # its workers end with it
             )
         self._rest = b""

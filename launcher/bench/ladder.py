@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -17,11 +16,11 @@ from launcher.bench.values import Said, Timing
 from launcher.errors import ExitCode
 from launcher.plan.model import Plan
 from launcher.values import Frozen
+from launcher.versions import find_package_versions
 
 _MODULE = "launcher.training.bench.rung"
 RECORD_FILE = "rungs.jsonl"
-_CODE = ("training", "corpus")  # what a step runs
-_PACKAGES = ("torch", "transformers", "peft", "accelerate")
+_CODE = ("training", "corpus", "memory", "bench")  # what a step runs, and what says how it is measured
 
 # Of a specification: what changes from one look at the machine to the next, and changes no step.
 _OF_PLAN: dict[str, bool | set[str]] = dict.fromkeys(("decisions", "notes", "memory", "speed", "ladder"), True)
@@ -118,16 +117,9 @@ def _fingerprint(spec: RungSpec, climb: Climb, before: Sequence[RungRecord], sof
     return hashlib.sha256(f"{spec.model_dump_json(exclude=_PASSING)}\n{software}\n{again}".encode()).hexdigest()[:24]
 
 
-def _find_version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
-
-
 def _find_software() -> str:
     """A ladder that is taken up again with other code, or other libraries, begins anew."""
-    digest = hashlib.sha256("".join(f"{name} {_find_version(name)}\n" for name in _PACKAGES).encode())
+    digest = hashlib.sha256("".join(f"{name} {found}\n" for name, found in find_package_versions().items()).encode())
     package = Path(launcher.__file__).parent
     for folder in _CODE:
         for file in sorted((package / folder).rglob("*.py")):

@@ -38,6 +38,7 @@ class GridCase(Frozen):
     checkpointing: Checkpointing = "none"
     compiled: bool = False
     compile_backend: str | None = None
+    graphed: bool = False  # a micro-step as one CUDA graph
     accumulation: int = 1  # set in the plan, likewise
     loss_kernel: LossKernel | None = None  # set in the plan; None: as planned
     dropout: float = 0.0
@@ -54,7 +55,7 @@ class GridCase(Frozen):
             self.kind,
             f"{self.micro_batch_size}x{self.sequence_length}",
             self.checkpointing,
-            "compiled" if self.compiled else "eager",
+            "graphed" if self.graphed else "compiled" if self.compiled else "eager",
             *([f"by{self.accumulation}"] if self.accumulation > 1 else []),
             *([self.loss_kernel] if self.loss_kernel else []),
             *([f"dropout{self.dropout:g}"] if self.dropout else []),
@@ -97,10 +98,12 @@ def _small_eager() -> Iterator[GridCase]:
     yield from _cases("0.6B", "full", "4x2048", "selective")
     yield from _cases("0.6B", "full", "8x2048", "full")
     (lora,) = _cases("0.6B", "lora", "4x2048")
+    (dora,) = _cases("0.6B", "dora", "4x2048")
     (full,) = _cases("0.6B", "full", "2x2048")
     yield _changed(lora, loss_kernel="chunked")
     yield _changed(lora, loss_kernel="full_logits")
     yield _changed(lora, dropout=0.1)
+    yield _changed(dora, dropout=0.1)
     yield _changed(full, loss_kernel="full_logits")
     yield _changed(full, accumulation=2)
     yield _changed(full, optimizer="adamw_bnb_8bit")
@@ -115,11 +118,18 @@ def _small_compiled() -> Iterator[GridCase]:
     yield from _cases("0.6B", "full", "4x2048", "selective", compiled=True)
     yield from _cases("0.6B", "lora", "16x512 1x8192 16x2048", compiled=True)
     (lora,) = _cases("0.6B", "lora", "4x2048", compiled=True)
+    (dora,) = _cases("0.6B", "dora", "4x2048", compiled=True)
     (full,) = _cases("0.6B", "full", "4x2048", compiled=True)
+    yield _changed(dora, dropout=0.1)
+    yield _changed(dora, dropout=0.1, checkpointing="full")
     yield _changed(lora, accumulation=2)
     yield _changed(lora, loss_kernel="full_logits")
     yield _changed(lora, dropout=0.1)
     yield _changed(full, accumulation=2)
+    for kind in kinds:
+        for case in _cases("0.6B", kind, "2x2048", compiled=True):
+            yield _changed(case, graphed=True)
+    yield _changed(lora, graphed=True, micro_batch_size=8)
 
 
 def _larger() -> Iterator[GridCase]:

@@ -97,8 +97,8 @@ def make_progress(cases: Sequence[GridCase], seen: Sequence[GridRow], pending: S
 
 def expect_seconds(case: GridCase, seen: Sequence[GridRow]) -> float:
     """The longest of its base, compiled as it is; where there is none, a guess."""
-    way = "-compiled" if case.compiled else "-eager"
-    alike = [row.case_seconds for row in seen if row.model == case.base and way in row.case]
+    ways = ("-compiled", "-graphed") if case.compiled else ("-eager",)
+    alike = [row.case_seconds for row in seen if row.model == case.base and any(way in row.case for way in ways)]
     known = [seconds for seconds in alike if seconds is not None]
     if known:
         return _MARGIN * max(known)

@@ -1,7 +1,7 @@
 """A case of the memory grid as a plan: a manifest of random documents, planned as any other is.
 
-Two things that no manifest decides are set in the plan afterwards: how a batch is split, and the kernel of the loss.
-The prediction is then made anew, by the estimator that the planner has.
+What no manifest decides is set in the plan afterwards: how a batch is split, and the kernel of the loss. The prediction
+is then made anew, by the estimator that the planner has; speed, where the split is another one, and rungs are left out.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _write_manifest(case: GridCase, folder: Path, num_steps: int) -> Path:
         "loss_on": "all",
         "gradient_checkpointing": _CHECKPOINTING[case.checkpointing],
         "torch_compile": case.compiled,
-        "torch_compile_mode": "default",  # no CUDA graphs: a step that is replayed allocates nothing to be counted
+        "torch_compile_mode": "reduce-overhead" if case.graphed else "default",  # with and without CUDA graphs
         **({} if case.compile_backend is None else {"torch_compile_backend": case.compile_backend}),
         "dataloader_num_workers": 0,  # random packs are made in no time, starting workers takes some
         "evaluation_strategy": "no",

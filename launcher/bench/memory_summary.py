@@ -47,9 +47,7 @@ def is_held_out(row: GridRow) -> bool:
 
 def measure_miss(row: GridRow, shape: ModelShape) -> Miss:
     """Of the estimator as it is now."""
-    estimate = estimate_memory(shape, row.make_recipe())
-    predicted = sum(term.num_bytes for term in estimate.terms if term.name != "context")
-    return _miss(row, predicted)
+    return _miss(row, estimate_memory(shape, row.make_recipe()).allocated_bytes)
 
 
 def _miss(row: GridRow, predicted: int) -> Miss:

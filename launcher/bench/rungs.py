@@ -15,7 +15,7 @@ from launcher.plan.model import Plan
 from launcher.values import Frozen
 
 SMALL_MICRO_BATCH = 2  # rows: what manifests asked for where memory was not predicted
-_WITHOUT_BORDERS = ("sdpa", "eager")  # attention that has to be told of documents by a mask
+_WITHOUT_BORDERS = ("sdpa", "eager")  # attention that takes documents in groups of like length, not end to end
 
 
 class Setup(Frozen):

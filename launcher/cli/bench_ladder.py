@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.arguments import add_request_arguments, make_request, positive
-from launcher.cli.bench_vary import prepare_side, say, warn_of_load, work_folder
-from launcher.cli.output import reader_may_leave
+from launcher.cli.bench_vary import prepare_side, tell, warn_of_load, work_folder
 from launcher.errors import ExitCode, InputError, escape
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=90,
         metavar="N",
-        help="a slow rung times fewer steps: none after so long, but two (default 90)",
+        help="time no more steps after so long, and cut those of which two would take longer (default 90)",
     )
     ladder.add_argument(
         "--limit", type=positive, default=600, metavar="SECONDS", help="longest a rung may take, its start too (600)"
@@ -64,14 +63,13 @@ def run(arguments: argparse.Namespace) -> int:
         limit_seconds=arguments.limit,
     )
     with work_folder(arguments.out or f"bench/ladder-{plan.expert}") as folder:
-        records = climb_ladder(plan, store, climbs, effort, folder, say)
+        records = climb_ladder(plan, store, climbs, effort, folder, tell)
         ladder = make_ladder(plan, records, arguments.warm, arguments.steps, notes)
         _write(ladder, folder)
-    with reader_may_leave():
-        if arguments.json:
-            print(ladder.model_dump_json(indent=2))
-        else:
-            _print(ladder, folder)
+    if arguments.json:
+        print(ladder.model_dump_json(indent=2))
+    else:
+        _print(ladder, folder)
     is_whole = any(record.key == "launcher" and record.status == "measured" for record in records)
     return ExitCode.DONE if is_whole else ExitCode.RUN_FAILED
 

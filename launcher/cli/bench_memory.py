@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.output import reader_may_leave
-from launcher.cli.tables import print_table
-from launcher.errors import ExitCode, InputError, LauncherError
-from launcher.gpus import find_gpu
+from launcher.errors import ExitCode, InputError, LauncherError, say
 
 if TYPE_CHECKING:
     from launcher.bench.memory_cases import GridCase
@@ -64,13 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from launcher.gpus import find_gpu
+
     if (arguments.collect is None) != (arguments.into is None):
         raise InputError("--collect ROWS and --into FILE belong together")
     if arguments.gpu is not None and not arguments.list:
         raise InputError("--gpu is for --list: memory is measured on the GPU that is here")
     if arguments.list:
         if arguments.gpu is not None:
-            find_gpu(arguments.gpu)  # one that nobody knows is a mistake, not 76 cases that are left out
+            find_gpu(arguments.gpu)  # one that nobody knows is a mistake, not a grid without cases
         return _list(arguments)
     if arguments.collect is not None:
         _collect(Path(arguments.collect), Path(arguments.into))
@@ -87,7 +85,7 @@ def _measure(arguments: argparse.Namespace) -> int:
 
     cases = _select(arguments)
     _check_gpu(cases)
-    progress = run_grid(cases, Path(arguments.out), arguments.minutes, _say, again=arguments.again)
+    progress = run_grid(cases, Path(arguments.out), arguments.minutes, say, again=arguments.again)
     print(_describe(progress, len(cases)))
     if progress.num_left:
         return ExitCode.PREEMPTED
@@ -123,6 +121,7 @@ def _describe(progress: Progress, num_cases: int) -> str:
 def _list(arguments: argparse.Namespace) -> int:
     from launcher.bench.memory_grid import expect_seconds
     from launcher.bench.memory_rows import load_rows
+    from launcher.cli.tables import print_table
 
     cases = _select(arguments)
     rows = load_rows(Path(arguments.out)) if arguments.out is not None else ()
@@ -133,9 +132,8 @@ def _list(arguments: argparse.Namespace) -> int:
         expected = expect_seconds(case, rows) if row is None else 0.0
         seconds += expected
         shown.append((case.name, _predict(case, arguments.gpu), _state(row), f"{expected:.0f} s" if expected else ""))
-    with reader_may_leave():
-        print_table(("case", "predicted", "state", "takes"), shown, styles=("cyan", "bold", "", "dim"))
-        print(f"{len(cases)} cases; those to do take about {seconds / 60:.0f} min, a guess until some are measured")
+    print_table(("case", "predicted", "state", "takes"), shown, styles=("cyan", "bold", "", "dim"))
+    print(f"{len(cases)} cases; those to do take about {seconds / 60:.0f} min, a guess until some are measured")
     return ExitCode.DONE
 
 
@@ -170,29 +168,29 @@ def _collect(rows: Path, into: Path) -> None:
         raise InputError(f"{rows} is no file")
     table = make_table(load_rows(rows))
     write_table(into, table)
-    _say(f"{len(table.records)} configurations in {into}")
+    say(f"{len(table.records)} configurations in {into}")
 
 
 def _sum_up(arguments: argparse.Namespace, other: str | None) -> int:
     from launcher.bench.memory_rows import load_table
     from launcher.bench.memory_summary import find_miscounted, make_summaries
+    from launcher.cli.tables import print_table
 
     table = load_table(Path(arguments.table or other or ""))
     summaries = make_summaries(table)
-    with reader_may_leave():
-        print(_head(table))
-        if summaries:
-            print_table(
-                ("part", "predicted", "configurations", "median", "95 % within", "worst over", "worst under"),
-                [_make_row(summary) for summary in summaries],
-                styles=("cyan", "", "bold", "bold", "bold", "", ""),
-            )
-        else:
-            print("no memory was measured: there was no GPU")
-        for case, why in table.left_out.items():
-            print(f"left out: {case}: {why}")
-        for told in find_miscounted(table):
-            print(f"warning: {told}")
+    print(_head(table))
+    if summaries:
+        print_table(
+            ("part", "predicted", "configurations", "median", "95 % within", "worst over", "worst under"),
+            [_make_row(summary) for summary in summaries],
+            styles=("cyan", "", "bold", "bold", "bold", "", ""),
+        )
+    else:
+        print("no memory was measured: there was no GPU")
+    for case, why in table.left_out.items():
+        print(f"left out: {case}: {why}")
+    for told in find_miscounted(table):
+        print(f"warning: {told}")
     return ExitCode.DONE
 
 
@@ -222,7 +220,3 @@ def _minutes(text: str) -> float:
     if not number > 0:
         raise argparse.ArgumentTypeError(f"{text[:60]!r} is not a number of minutes above 0")
     return number
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

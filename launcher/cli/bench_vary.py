@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.arguments import add_request_arguments, make_request, positive
-from launcher.cli.output import reader_may_leave
-from launcher.errors import ExitCode, InputError, escape
+from launcher.errors import ExitCode, InputError, escape, say
 
 if TYPE_CHECKING:
     from launcher.bench.order import Course
@@ -73,19 +71,17 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     is_kept = not arguments.fresh and fit_together(sides)
     if not arguments.json:
-        with reader_may_leave():
-            _print_start(sides, course, arguments.repeats, is_kept)
+        _print_start(sides, course, arguments.repeats, is_kept)
     effort = Effort(repeats=arguments.repeats, course=course, limit_seconds=arguments.limit)
     with work_folder(arguments.out) as folder:
-        measured = measure_sides(sides, stores, effort, folder / "logs", is_kept=is_kept, tell=say)
+        measured = measure_sides(sides, stores, effort, folder / "logs", is_kept=is_kept, tell=tell)
         result = make_result(variation, sides, measured, effort, notes)
         if arguments.out is not None:
             _write(result, folder)
-    with reader_may_leave():
-        if arguments.json:
-            print(result.model_dump_json(indent=2))
-        else:
-            _print_result(result, arguments.out)
+    if arguments.json:
+        print(result.model_dump_json(indent=2))
+    else:
+        _print_result(result, arguments.out)
     return ExitCode.DONE
 
 
@@ -163,5 +159,5 @@ def _print_result(result: BenchResult, out: str | None) -> None:
         print(f"kept in {escape(out)}/: result.json, report.md, logs")
 
 
-def say(text: str) -> None:
-    print(escape(text), file=sys.stderr, flush=True)
+def tell(text: str) -> None:
+    say(escape(text))

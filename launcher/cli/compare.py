@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.finding import add_runs_dir, find_run, list_runs
+from launcher.cli.finding import add_runs_dir, find_run, list_runs, name_expert
 from launcher.errors import ExitCode, InputError, LauncherError, escape
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def _load_found(arguments: argparse.Namespace, runs_dir: Path, skipped: list[Ski
     from launcher.compare.model import Skipped
 
     num_left = arguments.last
+    wanted = None if arguments.expert is None else name_expert(arguments.expert)
     for paths in list_runs(runs_dir):
         if num_left == 0:
             return
@@ -106,7 +107,7 @@ def _load_found(arguments: argparse.Namespace, runs_dir: Path, skipped: list[Ski
         except LauncherError as error:
             skipped.append(Skipped(place=str(paths.root), why=error.title))
             continue
-        if arguments.expert is None or facts.traits.expert == arguments.expert:
+        if wanted is None or facts.traits.expert == wanted:
             num_left = None if num_left is None else num_left - 1
             yield facts
 

@@ -72,9 +72,11 @@ def _bash_values(values: Values) -> str:
         "words": f"-W {_quote(' '.join(values.words))}",
         "file": "-f",
         "folder": "-d",
-        "expert": '-f -W "$(_launcher_experts | sort -u)"',
         "run": '-d -W "$(_launcher_runs)"',
     }
+    if values.kind == "expert":  # by name, or a folder or a manifest
+        names = 'compgen -d -W "$(_launcher_experts | sort -u)" -- "$cur"'
+        return f"""COMPREPLY=($({names}) $(compgen -f -X '!*.json' -- "$cur"))"""
     return f'COMPREPLY=($(compgen {made[values.kind]} -- "$cur"))' if values.kind in made else ":"
 
 

@@ -75,6 +75,10 @@ def _find_positional(actions: Sequence[argparse.Action]) -> Values:
 def _find_values(action: argparse.Action) -> Values:
     if action.choices is not None:
         return Values(kind="words", words=tuple(map(str, action.choices)))
+    if action.dest == "gpu":
+        from launcher.gpus import GPUS
+
+        return Values(kind="words", words=tuple(GPUS))
     if action.dest == "name" and action.metavar == "EXPERT":  # of a new one, there is no name yet
         return Values(kind="anything")
     return Values(kind=_KINDS.get(str(action.metavar), "anything"))

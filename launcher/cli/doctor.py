@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from launcher.cli.finding import add_runs_dir, find_run
-from launcher.errors import ExitCode
+from launcher.errors import ExitCode, say
 
 HELP = "look for what is wrong: with this machine, with an expert's plan on it, with a run"
 
@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
-    from launcher.cli.torch_verbs import make_environment
     from launcher.doctor.examine import Examination, examine
     from launcher.inputs import Request
+    from launcher.processes import make_dependent_environment
 
     request = None
     if arguments.expert is not None:
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             run=paths,
             runs_dir=Path(arguments.runs_dir) if paths is None else paths.root.parent,
             is_quick=arguments.quick,
-            environment=make_environment(),
+            environment=make_dependent_environment(),
         ),
         _say,
     )
@@ -57,4 +57,4 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 def _say(text: str) -> None:
     """Only to somebody who waits for it."""
     if sys.stderr.isatty():
-        print(text, file=sys.stderr, flush=True)
+        say(text)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.errors import InputError, Problem
 
+_PREFIX = "LAUNCHER_"
 # Flags that people give again and again. Whatever says what is trained or where it runs stays on the command line,
 # where it is seen: a forgotten variable shall not train something else.
 FLAGS: Mapping[str, str] = {
@@ -24,12 +25,21 @@ FLAGS: Mapping[str, str] = {
     "--account": "of Slurm",
     "--time-limit": "of Slurm",
 }
+# Not of a flag. Those of the tests, and of processes that talk to each other, are never misspelt by hand.
+OTHERS = (
+    "LAUNCHER_DATA_DIR",
+    "LAUNCHER_MODELS_DIR",
+    "LAUNCHER_CACHE_DIR",
+    "LAUNCHER_CALIBRATION",
+    "LAUNCHER_HARDWARE",
+    "LAUNCHER_NODE_DIR",
+)
 # A run that is taken up again is what it was: only these are about the call, not about the run.
 _OF_THE_CALL = frozenset({"--runs-dir", "--max-restarts", "--join-timeout", "--partition", "--account", "--time-limit"})
 
 
 def name_variable(flag: str) -> str:
-    return f"LAUNCHER_{flag.removeprefix('--').replace('-', '_').upper()}"
+    return f"{_PREFIX}{flag.removeprefix('--').replace('-', '_').upper()}"
 
 
 def apply_environment(parser: argparse.ArgumentParser, words: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -47,6 +57,19 @@ def apply_environment(parser: argparse.ArgumentParser, words: Sequence[str], env
             problems.append(Problem(where=name_variable(flag), what=str(error)))
     if problems:
         raise InputError("the environment has a default that its flag does not take", tuple(problems))
+
+
+def find_misspelt(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Variables that nothing reads, and what may have been meant."""
+    known = {name.removeprefix(_PREFIX) for name in (*OTHERS, *map(name_variable, FLAGS))}
+    strangers = [name for name in environ if name.startswith(_PREFIX) and name.removeprefix(_PREFIX) not in known]
+    if not strangers:
+        return
+    from launcher.manifest.spelling import closest
+
+    for name in strangers:
+        if (meant := closest(name.removeprefix(_PREFIX), known)) is not None:
+            yield name, f"{_PREFIX}{meant}"
 
 
 def _find_actions(parser: argparse.ArgumentParser, words: Sequence[str]) -> Iterator[argparse.Action]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.arguments import positive
-from launcher.cli.finding import add_runs_dir, find_run, list_runs
-from launcher.errors import ExitCode, InputError
+from launcher.cli.finding import add_runs_dir, find_run, list_runs, name_expert
+from launcher.errors import ExitCode, InputError, say
 
 if TYPE_CHECKING:
     from launcher.paths import RunPaths
@@ -88,10 +88,16 @@ def _evaluate(arguments: argparse.Namespace) -> tuple[int, EvalResult | None]:
 def _keep(result: EvalResult, arguments: argparse.Namespace, paths: RunPaths | None) -> None:
     """In the run's directory, where a later gate finds it; and where the user wants it."""
     from launcher.paths import write_text_atomically
+    from launcher.quality.results import load_result
 
     text = result.model_dump_json(indent=1) + "\n"
     if paths is not None:
-        write_text_atomically(paths.evaluation, text)
+        before = load_result(paths.evaluation) if paths.evaluation.is_file() else None
+        if before is None or before.split != result.split or len(before.answers) <= len(result.answers):
+            write_text_atomically(paths.evaluation, text)
+        else:
+            told = f"{len(before.answers):,} answers, these are {len(result.answers):,}"
+            say(f"note: the earlier evaluation in {paths.evaluation} stays: it has {told}; -o FILE keeps these")
     if arguments.output:
         write_text_atomically(Path(arguments.output), text)
 
@@ -99,8 +105,15 @@ def _keep(result: EvalResult, arguments: argparse.Namespace, paths: RunPaths | N
 def _find_subject(arguments: argparse.Namespace) -> RunPaths | None:
     """The run whose expert is asked; None: an adapter or a base."""
     runs_dir = Path(arguments.runs_dir)
+    wanted = None if arguments.expert is None else name_expert(arguments.expert)
     if arguments.run is not None:
-        return find_run(arguments.run, runs_dir)
+        paths = find_run(arguments.run, runs_dir)
+        trained = _expert_of(paths)
+        if wanted is not None and trained not in (None, wanted):
+            raise InputError(
+                f"{paths.root} is a run of {trained}, not of {wanted}", hint="leave the expert out, or name another run"
+            )
+        return paths
     if arguments.expert is None:
         raise InputError("neither an expert nor a run is named", hint="launcher eval neo4j, or launcher eval --run RUN")
     if arguments.adapter or arguments.base:
@@ -109,10 +122,10 @@ def _find_subject(arguments: argparse.Namespace) -> RunPaths | None:
 
     for paths in list_runs(runs_dir):
         outcome = load_outcome(paths.outcome)
-        if outcome is not None and outcome.status == "done" and _expert_of(paths) == arguments.expert:
+        if outcome is not None and outcome.status == "done" and _expert_of(paths) == wanted:
             return paths
     raise InputError(
-        f"no run of {arguments.expert} in {runs_dir} is done",
+        f"no run of {wanted} in {runs_dir} is done",
         hint="--run RUN names one, --adapter DIR an adapter from elsewhere, --base asks the base alone",
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from launcher.errors import InputError, Problem
+from launcher.errors import InputError, ManifestError, Problem
 from launcher.paths import RunPaths
 
 _SHOWN_RUNS = 5
@@ -18,6 +18,17 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_runs_dir(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--runs-dir", metavar="DIR", default="runs", help="where run directories lie (default: runs)")
+
+
+def name_expert(given: str) -> str:
+    """As its runs call it, whether it is given by name, folder or file; by its name where it is no longer here."""
+    from launcher.manifest.load import load_manifest
+    from launcher.manifest.locate import find_manifest
+
+    try:
+        return load_manifest(find_manifest(given)).manifest.expert
+    except ManifestError:
+        return given
 
 
 def find_run(name: str, runs_dir: Path) -> RunPaths:

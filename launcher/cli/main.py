@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from launcher import __version__
 from launcher.cli import (
@@ -32,9 +32,9 @@ from launcher.cli import (
     train,
     validate,
 )
-from launcher.cli.environment import apply_environment
-from launcher.cli.output import drop_output
-from launcher.errors import ExitCode, LauncherError
+from launcher.cli.environment import apply_environment, find_misspelt
+from launcher.cli.output import drop_output, lasting_streams
+from launcher.errors import ExitCode, InputError, LauncherError, say
 from launcher.redaction import redact_tree
 
 _VERBS = {
@@ -69,10 +69,24 @@ LAUNCHER_<FLAG> sets the default of a flag (LAUNCHER_RUNS_DIR, LAUNCHER_PROFILE,
 """
 
 
+# What a file system or its owner forbids: no bug of ours, wherever it shows.
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
+class _UsageError(SystemExit):
+    """As argparse ends, with what it said."""
+
+    def __init__(self, words: str, program: str) -> None:
+        super().__init__(int(ExitCode.WRONG_INPUT))
+        self.error = InputError(f"{program}: {words}", hint=f"{program} --help lists what it takes")
+
+
 class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """In place of a usage message as long as the verb has flags."""
+        raise _UsageError(message, self.prog)
+
     def _print_message(self, message: str, file: Any = None) -> None:
         """argparse passes over a stream that cannot be written."""
         if message:
@@ -98,16 +112,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not _has_streams():
         return int(ExitCode.WRONG_INPUT)
     try:
-        code = _run(argv)
-        sys.stdout.flush()
+        with lasting_streams():
+            code = _run(argv)
+            sys.stdout.flush()
         return code
-    except BrokenPipeError:  # the reader (head, less) went away: not an error
-        drop_output()
-        return int(ExitCode.DONE)
     except OSError as error:
+        if error.filename is not None and error.errno in _FORBIDDEN:
+            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+            return int(ExitCode.WRONG_INPUT)
         if error.filename is not None or error.errno not in _OUTPUT_ERRORS:  # not of a stream: our bug
             raise
-        drop_output()
+        drop_output(sys.stdout)
         print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
         return int(ExitCode.WRONG_INPUT)
     except KeyboardInterrupt:
@@ -119,26 +134,33 @@ def _run(argv: Sequence[str] | None) -> int:
     words = bench.complete(sys.argv[1:] if argv is None else argv)
     parser = make_parser()
     try:
+        for name, meant in find_misspelt(os.environ):
+            say(f"warning: nothing reads the variable {name}; did you mean {meant}?")
         apply_environment(parser, words, os.environ)
         arguments = parser.parse_args(words)
     except LauncherError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return int(error.exit_code)
+        return _refuse(error, words[:1], is_json="--json" in words)
+    except _UsageError as end:
+        return _refuse(end.error, words[:1], is_json="--json" in words)
     except SystemExit as end:  # after --help or a usage message, which may still lie in a buffer
         return end.code if isinstance(end.code, int) else int(ExitCode.WRONG_INPUT)
     try:
         return int(_VERBS[arguments.verb].run(arguments))
     except LauncherError as error:
-        if getattr(arguments, "json", False):
-            _print_json(arguments.verb, error)
-        sys.stdout.flush()
-        print(f"error: {error}", file=sys.stderr)
-        return int(error.exit_code)
+        return _refuse(error, [arguments.verb], is_json=getattr(arguments, "json", False))
 
 
-def _print_json(verb: str, error: LauncherError) -> None:
+def _refuse(error: LauncherError, verb: Sequence[str], *, is_json: bool) -> int:
+    if is_json:
+        _print_json(verb, error)
+    sys.stdout.flush()
+    print(f"error: {error}", file=sys.stderr)
+    return int(error.exit_code)
+
+
+def _print_json(verb: Sequence[str], error: LauncherError) -> None:
     """For programs, which read stdout: the same as people read on stderr."""
-    verdict = {"valid": False} if verb == "validate" else {}
+    verdict = {"valid": False} if list(verb) == ["validate"] else {}
     problems = [{"where": problem.where, "what": problem.what} for problem in error.problems]
     told = {**verdict, "error": error.title, "problems": problems, "hint": error.hint}
     json.dump(redact_tree(told), sys.stdout, indent=2)

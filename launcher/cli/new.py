@@ -47,9 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> ExitCode:
     try:
+        from launcher.new_expert.guesses import GivenFields
         from launcher.new_expert.making import make_new_expert
         from launcher.new_expert.proposal import Wishes
-        from launcher.new_expert.roles import GivenFields
     except ModuleNotFoundError as error:
         raise InputError(
             f"looking at rows needs the package {error.name}", hint="pip install 'expert-launcher[data]'"
@@ -68,14 +68,14 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         base=arguments.base,
         template=arguments.template,
         task=arguments.task,
-        validation=_path(arguments.validation),
-        test=_path(arguments.test),
+        validation=_path("--validation", arguments.validation),
+        test=_path("--test", arguments.test),
     )
     made = make_new_expert(
         arguments.name,
         Path(arguments.data),
         wishes,
-        into=_path(arguments.into),
+        into=_path("--into", arguments.into),
         data_format=arguments.format,
         with_sample=not arguments.no_sample,
         force=arguments.force,
@@ -90,7 +90,9 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     return ExitCode.DONE
 
 
-def _path(text: str | None) -> Path | None:
+def _path(flag: str, text: str | None) -> Path | None:
+    if text is not None and not text.strip():
+        raise InputError(f"{flag}: an empty name is no place", hint=f"leave {flag} out, or name one")
     return None if text is None else Path(text)
 
 
@@ -108,6 +110,8 @@ def _print_json(made: NewExpert) -> None:
             "row": mask.row,
             "tokens": mask.num_tokens,
             "trained": mask.num_trained,
+            "template": mask.template,
+            "notes": list(mask.notes),
             "segments": [segment.model_dump() for segment in mask.segments],
         },
         "plan": None if made.plan is None else made.plan.plan.model_dump(mode="json"),

@@ -7,6 +7,7 @@ import time
 from types import TracebackType
 
 from launcher.cli.tables import format_bar
+from launcher.errors import say
 
 _EVERY_SECONDS = 0.2
 _BAR_WIDTH = 20
@@ -30,7 +31,7 @@ class RowProgress:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
     def report(self, message: str) -> None:
-        print(message, file=sys.stderr, flush=True)
+        say(message)
 
     def advance(self, rows: int) -> None:
         self._rows += rows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,8 +13,7 @@ from typing import TYPE_CHECKING
 from launcher.arguments import positive
 from launcher.cli.eval import DEFAULT_DROP, share
 from launcher.cli.finding import add_runs_dir
-from launcher.cli.output import reader_may_leave
-from launcher.errors import ExitCode, InputError
+from launcher.errors import ExitCode, InputError, say
 
 if TYPE_CHECKING:
     from launcher.corpus.audit import Audit
@@ -65,14 +63,13 @@ def run(arguments: argparse.Namespace) -> int:
     pair = plan_pair(request, _prepare)
     load = _warn_of_load(pair)
     if not arguments.json:
-        with reader_may_leave():
-            print_pair(pair)
+        print_pair(pair)
     stem = make_run_id(pair.new.plan.expert, "regression", datetime.now(UTC))
     runs_dir = Path(arguments.runs_dir)
     old, new = (name_run(runs_dir, f"{stem}-{side.name}") for side in (pair.old, pair.new))
     cpu_seconds = []
     for side, paths in ((pair.old, old), (pair.new, new)):
-        _say(f"training {paths.run_id}")
+        say(f"training {paths.run_id}")
         cpu_seconds.append(train(side.request, paths))
     for paths in (old, new):
         evaluate(paths, _make_eval_words(arguments))
@@ -107,8 +104,7 @@ def judge(
     results = load_result(old.evaluation), load_result(new.evaluation)
     verdict = make_verdict(records, results, max_drop, cost.cpu_seconds)
     show = print_json if is_json else print_verdict
-    with reader_may_leave():
-        show(pair, verdict, (old, new), (*pair.notes, *cost.notes, *verdict.notes))
+    show(pair, verdict, (old, new), (*pair.notes, *cost.notes, *verdict.notes))
     return ExitCode.DONE if verdict.gate.is_open else ExitCode.QUALITY_GATE
 
 
@@ -146,7 +142,3 @@ def _warn_of_load(pair: Pair) -> tuple[str, ...]:
 def _make_eval_words(arguments: argparse.Namespace) -> list[str]:
     given = {"rows": arguments.rows, "max-new-tokens": arguments.max_new_tokens}
     return [f"--{name}={value}" for name, value in given.items() if value is not None]
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from launcher.arguments import add_request_arguments, make_request, positive
 from launcher.cli.finding import add_runs_dir
-from launcher.cli.output import reader_may_leave
 from launcher.cli.train import make_console, prepare
 from launcher.errors import ExitCode, escape
 
@@ -40,16 +39,14 @@ def run(arguments: argparse.Namespace) -> int:
     plan = rehearsal.planned.plan
     check_packages(plan)
     if not arguments.json:
-        with reader_may_leave():
-            _print_start(rehearsal)
+        _print_start(rehearsal)
     prepare(rehearsal.planned)
     paths = write_rehearsal(rehearsal, Path(arguments.runs_dir))
     outcome = start_run(plan, paths, make_console(arguments.json), nodes=make_nodes(plan))
-    with reader_may_leave():
-        if arguments.json:
-            _print_json(rehearsal, paths, outcome)
-        else:
-            print(f"{_format_verdict(rehearsal, paths, outcome)}\nrun directory: {paths.root}")
+    if arguments.json:
+        _print_json(rehearsal, paths, outcome)
+    else:
+        print(f"{_format_verdict(rehearsal, paths, outcome)}\nrun directory: {paths.root}")
     return ExitCode.RUN_FAILED if outcome.exit_code is None else outcome.exit_code
 
 

@@ -27,9 +27,11 @@ def print_new_expert(made: NewExpert) -> None:
     mask = proposal.mask
     share = format_percent(mask.num_trained / max(1, mask.num_tokens))
     print(
-        f"\nRow {mask.row}, and what of it is trained (|): {mask.num_trained:,} of {mask.num_tokens:,} tokens "
-        f"({share}) by the tokenizer of {escape(mask.tokenizer)}"
+        f"\nRow {mask.row} in {mask.template}, and what of it is trained (|): {mask.num_trained:,} of "
+        f"{mask.num_tokens:,} tokens ({share}) by the tokenizer of {escape(mask.tokenizer)}"
     )
+    for note in mask.notes:
+        print(f"({escape(note)})")
     print_segments(mask.segments)
     if made.plan is not None:
         _print_plan(made.plan.plan)
@@ -59,6 +61,6 @@ def _print_end(made: NewExpert) -> None:
     names = ", ".join(str(file.relative_to(made.folder)) for file in made.files)
     print(f"\nWritten to {escape(str(made.folder))}/: {names}. Loaded and planned: it is valid.")
     if len(made.files) > 1:
-        print("(sample/ holds rows of yours: the smoke profile trains on them where there is no GPU.)")
+        print("(sample/ holds rows of yours: the smoke profile trains and evaluates on them where there is no GPU.)")
     print(f"Next:  launcher train {called}")
     print(f"       launcher plan {called} --gpu rtx4090    # every decision, on any card of the catalogue")

@@ -19,16 +19,10 @@ _LEAST_WIDTH = 60
 _FULL_BLOCK = "█"
 
 
-class _Output(Console):
-    def on_broken_pipe(self) -> None:
-        """rich would end the process with code 1; a reader that went away (head, less) is not an error."""
-        raise BrokenPipeError
-
-
 def make_console() -> Console:
     """Writes to stdout. Wide enough to read when the output is a file."""
     # Both sizes are given: rich would read COLUMNS and LINES itself, and stumbles over digits such as "²".
-    return _Output(highlight=False, width=max(_LEAST_WIDTH, _find_width()), height=25)
+    return Console(highlight=False, width=max(_LEAST_WIDTH, _find_width()), height=25)
 
 
 def _find_width() -> int:

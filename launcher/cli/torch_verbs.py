@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
 
-from launcher.processes import make_child_environment
+from launcher.processes import make_dependent_environment
 
 _SECONDS_TO_CLEAN_UP = 30.0
 
@@ -17,7 +16,7 @@ def run_module(module: str, arguments: Sequence[str]) -> int:
     # -P: files in the working directory must not stand in for packages of the same name.
     command = [sys.executable, "-P", "-m", module, *arguments]
     sys.stdout.flush()
-    process = subprocess.Popen(command, env=make_environment())
+    process = subprocess.Popen(command, env=make_dependent_environment())
     try:
         code = process.wait()
     except KeyboardInterrupt:  # a terminal sends it to both: the other one cleans up after itself
@@ -31,7 +30,3 @@ def _wait_to_end(process: subprocess.Popen[bytes]) -> int:
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         process.kill()
         return process.wait()
-
-
-def make_environment() -> dict[str, str]:
-    return {**make_child_environment(), "LAUNCHER_PID": str(os.getpid())}  # no orphan works on

@@ -19,8 +19,7 @@ from launcher.arguments import (
 )
 from launcher.cli.finding import add_runs_dir
 from launcher.cli.many_nodes import make_node, make_slurm_options
-from launcher.cli.output import reader_may_leave
-from launcher.errors import ExitCode, InputError, Problem
+from launcher.errors import ExitCode, InputError, Problem, say
 
 if TYPE_CHECKING:
     from launcher.corpus.prepare import Prepared
@@ -102,11 +101,10 @@ def submit(arguments: argparse.Namespace, paths: RunPaths) -> int:
     from launcher.submit import submit_job
 
     job = submit_job(paths)
-    with reader_may_leave():
-        if arguments.json:
-            _print_json(paths, None, {"job_id": job})
-        else:
-            print(f"submitted job {job}; its log: {paths.logs}/slurm-{job}.log\nrun directory: {paths.root}")
+    if arguments.json:
+        _print_json(paths, None, {"job_id": job})
+    else:
+        print(f"submitted job {job}; its log: {paths.logs}/slurm-{job}.log\nrun directory: {paths.root}")
     return ExitCode.DONE
 
 
@@ -127,11 +125,10 @@ def _train(arguments: argparse.Namespace, planned: PlannedRun, node: Node | None
 
 
 def finish(arguments: argparse.Namespace, paths: RunPaths, outcome: Outcome) -> int:
-    with reader_may_leave():
-        if arguments.json:
-            _print_json(paths, outcome)
-        else:
-            print(f"run directory: {paths.root}")
+    if arguments.json:
+        _print_json(paths, outcome)
+    else:
+        print(f"run directory: {paths.root}")
     return ExitCode.RUN_FAILED if outcome.exit_code is None else outcome.exit_code
 
 
@@ -160,7 +157,7 @@ def _make_directory(arguments: argparse.Namespace, planned: PlannedRun, node: No
     if node is None:
         return write_run(planned, runs_dir, arguments.run_id)
     if node.rank > 0:
-        print(f"waiting for node 0 at {node.address}", file=sys.stderr, flush=True)
+        say(f"waiting for node 0 at {node.address}")
         wait_for_head(node)
     return join_run(planned, runs_dir, arguments.run_id, node)
 
@@ -169,9 +166,8 @@ def show(arguments: argparse.Namespace, planned: PlannedRun) -> None:
     from launcher.cli.show_plan import print_plan
 
     if not arguments.json:
-        with reader_may_leave():
-            print_plan(planned.plan)
-            print()
+        print_plan(planned.plan)
+        print()
 
 
 def prepare(planned: PlannedRun) -> Prepared:

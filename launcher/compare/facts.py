@@ -88,7 +88,6 @@ class RunFacts:
     started_at: str | None = None
     steps_done: int = 0
     num_steps: int | None = None
-    num_attempts: int = 1
     attempt_seconds: float | None = None  # of all attempts that have an end
     rungs: tuple[str, ...] = ()
     goodput: Mapping[str, float] = field(default_factory=dict)  # at the end
@@ -128,7 +127,6 @@ def make_facts(record: RunRecord, evaluations: RunEvaluations) -> RunFacts:
         started_at=None if outcome is None else outcome.started_at,
         steps_done=last_step if outcome is None else max(last_step, outcome.steps_done),
         num_steps=plan.schedule.num_steps if outcome is None or outcome.num_steps is None else outcome.num_steps,
-        num_attempts=1 if outcome is None else max(1, len(outcome.attempts)),
         attempt_seconds=None if outcome is None else _add_up_attempts(outcome),
         rungs=() if outcome is None else outcome.rungs,
         goodput={} if outcome is None else outcome.goodput,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from launcher.corpus.documents import Document
 from launcher.corpus.pack import Packing
@@ -14,6 +15,8 @@ from launcher.corpus.spool import Spool
 from launcher.values import Frozen
 
 _HISTOGRAM_BINS = 12
+
+Hashes = npt.NDArray[np.uint64]
 
 
 class SampleSegment(Frozen):
@@ -32,6 +35,7 @@ class SplitAudit(Frozen):
     num_cut_tokens: int
     num_untrained: int  # documents dropped because nothing in them would be trained
     num_duplicates: int
+    num_known: int  # documents of a held-out split whose prompt a training document has, too
     num_ends_trained: int
     histogram: tuple[tuple[int, int], ...]  # (upper end in tokens, documents)
     mean_length: float
@@ -67,8 +71,9 @@ class Audit(Frozen):
 
 
 def make_split_audit(
-    num_rows: int, rejections: Rejections, spool: Spool, packing: Packing, capacity: int
+    num_rows: int, rejections: Rejections, spool: Spool, packing: Packing, capacity: int, known: Hashes | None = None
 ) -> SplitAudit:
+    """`known`: the prompts of the training documents, for a split that is held out."""
     lengths = spool.lengths
     return SplitAudit(
         num_rows=num_rows,
@@ -81,6 +86,7 @@ def make_split_audit(
         num_cut_tokens=spool.num_cut_tokens,
         num_untrained=spool.num_untrained,
         num_duplicates=spool.num_duplicates,
+        num_known=0 if known is None else int(np.isin(spool.prompt_hashes, known).sum()),
         num_ends_trained=spool.num_ends_trained,
         histogram=_make_histogram(lengths, capacity),
         mean_length=float(lengths.mean()) if len(lengths) else 0.0,
@@ -117,4 +123,8 @@ def make_notes(splits: Mapping[str, SplitAudit]) -> tuple[str, ...]:
             notes.append(f"{name}: {split.num_cut:,} documents are longer than a sequence and were cut")
         if split.num_duplicates:
             notes.append(f"{name}: {split.num_duplicates:,} documents are exact duplicates of others")
+        if split.num_known:
+            known = f"{split.num_known:,} of {split.num_documents:,} documents"
+            useless = "; it cannot tell what was learnt" if 2 * split.num_known > split.num_documents else ""
+            notes.append(f"{name}: {known} ask what training documents ask, too{useless}")
     return tuple(notes)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from launcher.corpus.audit import Audit, SplitAudit, make_notes, make_sample, make_split_audit
+from launcher.corpus.audit import Audit, Hashes, SplitAudit, make_notes, make_sample, make_split_audit
 from launcher.corpus.conversations import RowReader, find_task_field, make_row_reader
 from launcher.corpus.documents import Document, DocumentMaker
 from launcher.corpus.pack import Packing, pack_singly, pack_tightest
@@ -27,6 +27,7 @@ from launcher.paths import write_text_atomically
 # Cut from the training rows where no validation file is given: what the published trainer cut.
 _VALIDATION_SHARE = 0.1
 PEEKED_ROWS = 200
+_MOST_PEEKED_ROWS = 20_000  # until a field that the manifest names is met: a context may be rare
 # Half of the rows unusable is no data set with flaws, it is a mistake in how it is read.
 _MOST_BAD_ROWS = 0.5
 
@@ -45,12 +46,14 @@ class _Reading:
 def build_splits(wanted: Preparation, scratch: Path, advance: Advance) -> None:
     splits: dict[str, SplitAudit] = {}
     sample: Document | None = None
+    known: Hashes | None = None
     for name, sources in (("train", wanted.train), ("validation", wanted.validation), ("test", wanted.test)):
         if not sources:
             continue
-        made, first = _make_split(wanted, scratch, name, sources, advance)
+        made, first, prompts = _make_split(wanted, scratch, name, sources, advance, known)
         splits |= made
         sample = sample or first
+        known = prompts if name == "train" else known
     audit = Audit(
         template=wanted.template.name,
         loss_on="all" if wanted.trains_all else "completion",
@@ -63,18 +66,27 @@ def build_splits(wanted: Preparation, scratch: Path, advance: Advance) -> None:
 
 
 def _make_split(
-    wanted: Preparation, scratch: Path, name: str, sources: Sequence[WeightedSource], advance: Advance
-) -> tuple[dict[str, SplitAudit], Document | None]:
-    """The split itself, and the validation part that is cut from it where none is given."""
+    wanted: Preparation,
+    scratch: Path,
+    name: str,
+    sources: Sequence[WeightedSource],
+    advance: Advance,
+    known: Hashes | None,
+) -> tuple[dict[str, SplitAudit], Document | None, Hashes]:
+    """The split itself, and the validation part that is cut from it where none is given; and its prompts.
+
+    `known`: those of the training documents.
+    """
     end = wanted.tokenizer.backend.token_to_id(wanted.template.end_token)
     assert end is not None, "make_template checks that"
     names = (name, "validation") if name == "train" and wanted.cuts_validation else (name,)
     with ExitStack() as stack:
         readings = {part: _Reading(stack.enter_context(Spool(scratch, part, end))) for part in names}
         first = _fill(wanted, readings, sources, advance)
-        audits = {part: _finish(wanted, scratch, part, reading) for part, reading in readings.items()}
+        audits = {part: _finish(wanted, scratch, part, reading, known) for part, reading in readings.items()}
+        prompts = readings[name].spool.prompt_hashes
     _check_split(name, audits, sources)
-    return audits, first
+    return audits, first, prompts
 
 
 def _fill(
@@ -111,7 +123,7 @@ def _divide(batch: TokenBatch, main: _Reading, held_out: _Reading) -> None:
 
 def _read_documents(wanted: Preparation, weighted: WeightedSource, main: _Reading) -> Iterator[Document]:
     rows = iter(weighted.source.read())
-    peeked = list(islice(rows, PEEKED_ROWS))
+    peeked = _peek(rows, {name for name in wanted.data.field_mapping.model_dump().values() if isinstance(name, str)})
     maker = DocumentMaker(
         reader=make_source_reader(wanted, weighted.source, peeked),
         template=wanted.template,
@@ -126,6 +138,22 @@ def _read_documents(wanted: Preparation, weighted: WeightedSource, main: _Readin
             yield document  # by the low bits: the high ones cut the validation part
 
 
+def _peek(rows: Iterator[Row | BadRow], named: set[str]) -> list[Row | BadRow]:
+    peeked = list(islice(rows, PEEKED_ROWS))
+    missing = named - _list_fields(peeked)
+    while missing and len(peeked) < _MOST_PEEKED_ROWS:
+        more = list(islice(rows, PEEKED_ROWS))
+        if not more:
+            break
+        missing -= _list_fields(more)
+        peeked += more
+    return peeked
+
+
+def _list_fields(rows: Sequence[Row | BadRow]) -> set[str]:
+    return {name for row in rows if isinstance(row, Row) for name in row.fields}
+
+
 def make_source_reader(wanted: Preparation, source: Source, peeked: Sequence[Row | BadRow]) -> RowReader:
     rows = [row for row in peeked if isinstance(row, Row)]
     fields = list(dict.fromkeys(name for row in rows for name in row.fields))
@@ -138,10 +166,10 @@ def make_source_reader(wanted: Preparation, source: Source, peeked: Sequence[Row
             problems,
             hint="one JSON object a line",
         )
-    return make_row_reader(wanted.data.field_mapping, fields, find_task_field(rows))
+    return make_row_reader(wanted.data.field_mapping, fields, find_task_field(rows), source.name)
 
 
-def _finish(wanted: Preparation, scratch: Path, name: str, reading: _Reading) -> SplitAudit:
+def _finish(wanted: Preparation, scratch: Path, name: str, reading: _Reading, known: Hashes | None) -> SplitAudit:
     spool = reading.spool
     lengths = spool.lengths
     packing: Packing = (
@@ -149,7 +177,7 @@ def _finish(wanted: Preparation, scratch: Path, name: str, reading: _Reading) ->
     )
     write_packs(scratch / f"{name}.arrow", spool, packing)
     spool.remove()
-    return make_split_audit(reading.num_rows, reading.rejections, spool, packing, wanted.capacity)
+    return make_split_audit(reading.num_rows, reading.rejections, spool, packing, wanted.capacity, known)
 
 
 def _check_split(name: str, audits: Mapping[str, SplitAudit], sources: Sequence[WeightedSource]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from launcher.corpus.rows import BadRow, Json, Row
 from launcher.errors import InputError, Problem
@@ -59,7 +61,9 @@ class RowReader:
             if self.text is not None:
                 return TemplatedText(_text_of(row.fields, self.text))
             if self.messages is not None:
-                return _read_messages(row.fields, self.messages)
+                messages = _read_messages(row.fields.get(self.messages), self.messages)
+                _check_answered(messages, self.messages)
+                return Conversation(_with_system(messages, _optional_text(row.fields, self.system)))
             if self.task is not None:
                 return self._read_task(row.fields, self.task)
             return self._read_turn(row.fields)
@@ -69,12 +73,9 @@ class RowReader:
     def _read_turn(self, fields: Mapping[str, Json]) -> Conversation:
         assert self.question is not None
         assert self.answer is not None
-        system = _optional_text(fields, self.system)
-        context = _optional_text(fields, self.context)
-        question = Message("user", _text_of(fields, self.question), context)
-        answer = Message("assistant", _text_of(fields, self.answer))
-        before = (Message("system", system),) if system else ()
-        return Conversation((*before, question, answer))
+        asked = _read_asked(fields, self.question, _optional_text(fields, self.context))
+        answered = _read_answered(fields, self.answer)
+        return Conversation(_with_system((*asked, *answered), _optional_text(fields, self.system)))
 
     def _read_task(self, fields: Mapping[str, Json], name: str) -> Conversation:
         given = fields.get(name)
@@ -91,10 +92,13 @@ class _UnusableError(Exception):
     """A row cannot be used; the message is the reason under which it is counted."""
 
 
-def make_row_reader(mapping: FieldMapping, fields: Sequence[str], task: str | None = None) -> RowReader:
+def make_row_reader(
+    mapping: FieldMapping, fields: Sequence[str], task: str | None = None, source: str = "the rows"
+) -> RowReader:
     """Checks the mapping against the fields that rows really have; without one, looks for the usual names.
 
-    `task` is the field that holds an object with an instruction, where the rows are of that form.
+    `task` is the field that holds an object with an instruction, where the rows are of that form; `source` is the
+    file's name, for messages.
     """
     if mapping.text or mapping.messages or mapping.instruction or mapping.answer:
         reader = RowReader(
@@ -105,12 +109,12 @@ def make_row_reader(mapping: FieldMapping, fields: Sequence[str], task: str | No
             context=mapping.input,
             answer=mapping.answer,
         )
-        _check_fields(reader, fields)
+        _check_fields(reader, fields, source)
         return reader
     answer = _first(_TASK_ANSWER_FIELDS, fields)
     if task is not None and answer is not None:
         return RowReader(task=task, answer=answer)
-    return _guess_reader(fields)
+    return _guess_reader(fields, source)
 
 
 def find_task_field(rows: Iterable[Row]) -> str | None:
@@ -119,7 +123,7 @@ def find_task_field(rows: Iterable[Row]) -> str | None:
     return "input" if is_task else None
 
 
-def _check_fields(reader: RowReader, fields: Sequence[str]) -> None:
+def _check_fields(reader: RowReader, fields: Sequence[str], source: str) -> None:
     problems = []
     for role in ("text", "messages", "system", "question", "context", "answer"):
         name = getattr(reader, role)
@@ -134,11 +138,13 @@ def _check_fields(reader: RowReader, fields: Sequence[str]) -> None:
         )
     if problems:
         raise InputError(
-            "the field mapping does not fit the rows", tuple(problems), hint=f"rows have: {', '.join(fields)}"
+            f"{source}: the field mapping does not fit the rows",
+            tuple(problems),
+            hint=f"rows have: {', '.join(fields)}",
         )
 
 
-def _guess_reader(fields: Sequence[str]) -> RowReader:
+def _guess_reader(fields: Sequence[str], source: str) -> RowReader:
     if "text" in fields:
         return RowReader(text="text")
     for name in ("messages", "conversations"):
@@ -147,7 +153,7 @@ def _guess_reader(fields: Sequence[str]) -> RowReader:
     question, answer = _first(_QUESTION_FIELDS, fields), _first(_ANSWER_FIELDS, fields)
     if question is None or answer is None:
         raise InputError(
-            "the rows have none of the usual fields (text, messages, instruction and response)",
+            f"{source}: the rows have none of the usual fields (text, messages, instruction and response)",
             hint=f"say which is which in training.dataset.field_mapping; rows have: {', '.join(fields)}",
         )
     system = "system" if "system" in fields else None
@@ -167,12 +173,13 @@ def _text_of(fields: Mapping[str, Json], name: str) -> str:
 
 def _optional_text(fields: Mapping[str, Json], name: str | None) -> str:
     value = fields.get(name) if name is not None else None
-    if value is None:
+    if value is None or (isinstance(value, float) and math.isnan(value)):  # how tables write that there is nothing
         return ""
-    if isinstance(value, dict | list):  # JSON inside JSON: an answer that is an object, a schema that is a list
+    # As JSON writes them: an answer that is an object, a number or true, a schema that is a list.
+    if isinstance(value, dict | list | int | float):
         value = json.dumps(value, ensure_ascii=False, default=str)  # Parquet has dates
     if not isinstance(value, str):
-        raise _UnusableError(f"{name} is {_kind(value)}, not text")
+        raise _UnusableError(f"{name} is of type {type(value).__name__}, not text")
     if not value.isascii() and _has_lone_surrogate(value):
         raise _UnusableError("a lone surrogate: not a character")
     return value
@@ -186,20 +193,61 @@ def _has_lone_surrogate(text: str) -> bool:
     return False
 
 
-def _kind(value: object) -> str:
-    if isinstance(value, bool):
-        return "true or false"
-    return "a number" if isinstance(value, int | float) else f"of type {type(value).__name__}"
+def _read_asked(fields: Mapping[str, Json], name: str, context: str) -> tuple[Message, ...]:
+    """A text is what the user says; a list of messages is a chat up to the answer."""
+    value = fields.get(name)
+    if not is_chat(value):
+        return (Message("user", _text_of(fields, name), context),)
+    messages = _read_messages(value, name)
+    last = messages[-1]
+    return (*messages[:-1], Message(last.role, last.content, context)) if context else messages
 
 
-def _read_messages(fields: Mapping[str, Json], name: str) -> Conversation:
-    turns = fields.get(name)
+def _read_answered(fields: Mapping[str, Json], name: str) -> tuple[Message, ...]:
+    value = fields.get(name)
+    if not is_chat(value) or role_of(value[0]) != "assistant":  # another list is an answer in JSON
+        return (Message("assistant", _text_of(fields, name)),)
+    return _read_messages(value, name)
+
+
+def _with_system(messages: tuple[Message, ...], system: str) -> tuple[Message, ...]:
+    """What a field of its own says stands first; messages that say it already stay as they are."""
+    own = next((message.content for message in messages if message.role == "system"), None)
+    if not system or own == system:
+        return messages
+    if own is not None:
+        raise _UnusableError("two system messages: among the messages, and in a field of its own")
+    return (Message("system", system), *messages)
+
+
+def is_chat(value: Json) -> TypeGuard[list[Json]]:
+    """Whether a list is meant as messages, whatever the roles are called."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(turn, dict) and ("role" in turn or "from" in turn) for turn in value)
+        and any(key in turn for turn in value if isinstance(turn, dict) for key in ("content", "value", "tool_calls"))
+    )
+
+
+def role_of(turn: Json) -> Json:
+    """By its usual name: system, user, assistant or tool; as it is where it is unknown."""
+    role = turn.get("role", turn.get("from")) if isinstance(turn, dict) else None
+    return _ROLE_ALIASES.get(role, role) if isinstance(role, str) else role
+
+
+def _read_messages(turns: Json, name: str) -> tuple[Message, ...]:
     if not isinstance(turns, list) or not turns:
         raise _UnusableError(f"{name} is not a list of messages")
     messages = tuple(_read_message(turn) for turn in turns if not _is_empty_system(turn))
+    if not messages:
+        raise _UnusableError(f"{name} is empty")
+    return messages
+
+
+def _check_answered(messages: tuple[Message, ...], name: str) -> None:
     if not any(message.role == "assistant" for message in messages):
         raise _UnusableError(f"{name} has no answer of the assistant")
-    return Conversation(messages)
 
 
 def _is_empty_system(turn: Json) -> bool:
@@ -214,15 +262,18 @@ def _is_empty_system(turn: Json) -> bool:
 def _read_message(turn: Json) -> Message:
     if not isinstance(turn, dict):
         raise _UnusableError("a message is not an object")
-    role = turn.get("role", turn.get("from"))
-    role = _ROLE_ALIASES.get(role, role) if isinstance(role, str) else role
+    role = role_of(turn)
     if role not in ROLES:
         raise _UnusableError(f"a message of an unknown role: {ascii(role)[:40]}")
     name = "content" if "content" in turn else "value"
     content = turn.get(name)
     if isinstance(content, list):  # parts, as chat interfaces write them
-        turn = {name: _join_parts(content)}
-    return Message(str(role), _text_of(turn, name))
+        content = _join_parts(content)
+    text = _optional_text({name: content}, name)
+    if not text.strip():
+        calls = "tool calls, and " if turn.get("tool_calls") else ""
+        raise _UnusableError(f"a message of the {role} has {calls}no text")
+    return Message(str(role), text)
 
 
 def _join_parts(parts: list[Json]) -> str:

@@ -140,18 +140,19 @@ def remove_entries(entries: Iterable[StoreEntry]) -> int:
     return freed
 
 
-def move_store(entry: StoreEntry, data_dir: Path) -> Path:
-    """Copy, check every byte, then remove the old one: a store is whole at one place or the other."""
+def move_store(entry: StoreEntry, old_dir: Path, data_dir: Path) -> Path:
+    """Copy, check every byte, then remove the old one: a store is whole at one place or the other. It lies as it lay
+    in the old folder of all data: manifests may say where."""
     manifest = load_store_manifest(entry.folder)
     if manifest is None:
         raise InputError(f"{entry.folder} is no store")
-    root = data_dir / "datasets_optimized" / manifest.expert
+    root = data_dir / os.path.relpath(entry.folder.parent, old_dir)
     target = store_folder(root, manifest.key)
     if target.exists():
         raise InputError(f"{target} exists already", hint="`launcher data --prune` deletes what is not needed")
-    root.mkdir(parents=True, exist_ok=True)
     scratch = root / f".{target.name}.making-{os.getpid()}"
     try:
+        root.mkdir(parents=True, exist_ok=True)
         shutil.copytree(entry.folder, scratch)
         damage = damage_of(scratch)
         if damage is not None:

@@ -15,12 +15,14 @@ from launcher.corpus.sources import HubSource, Source, make_file_source
 from launcher.corpus.store import check_inside
 from launcher.corpus.templates import Template
 from launcher.corpus.tokenizer import BaseTokenizer
+from launcher.errors import InputError
 from launcher.plan.model import DataPlan, Plan
+from launcher.rows import SAMPLE_TRAIN
 
 DATA_DIR_VARIABLE = "LAUNCHER_DATA_DIR"
 DEFAULT_FOLDER = "datasets_optimized"
-# Of how rows are read, rendered and masked: a change that makes other tokens or masks raises it.
-RULES_VERSION = 1
+# Of how rows are read, rendered, masked and counted: a change that makes other tokens, masks or audits raises it.
+RULES_VERSION = 3
 
 Split = Literal["train", "validation", "test"]
 
@@ -72,6 +74,11 @@ class Preparation:
 def make_preparation(plan: Plan, folder: Path, tokenizer: BaseTokenizer) -> Preparation:
     """`folder` is the manifest's: relative paths of data start there."""
     data = plan.data
+    if plan.profile == "smoke" and data.path == SAMPLE_TRAIN and not (folder / SAMPLE_TRAIN).is_file():
+        raise InputError(
+            f"{folder / SAMPLE_TRAIN}: no such file; the smoke profile trains on the sample beside a manifest",
+            hint="put a few hundred rows there, one JSON object a line; --profile full takes the manifest's dataset",
+        )
     validation = _find_sources(data, folder, "validation")
     cuts_validation = not validation and _evaluates(plan)
     return Preparation(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from launcher.corpus.rows import BadRow, Json, Row
 from launcher.errors import InputError, first_line
+from launcher.manifest.reading import MAX_DEPTH, is_too_deep
 from launcher.manifest.spelling import closest
 
 Format = Literal["jsonl", "json", "csv", "parquet"]
@@ -24,6 +27,20 @@ _SUFFIXES: dict[str, Format] = {
     ".parquet": "parquet",
 }
 _UTF8_BOM = b"\xef\xbb\xbf"
+_UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
+TOO_DEEP = f"nested too deeply (more than {MAX_DEPTH} levels)"
+# What people name instead, and what makes rows of it.
+_OTHER_SUFFIXES = {
+    ".gz": "it is compressed: gunzip -k {file}",
+    ".bz2": "it is compressed: bunzip2 -k {file}",
+    ".xz": "it is compressed: unxz -k {file}",
+    ".zst": "it is compressed: unzstd {file}",
+    ".zip": "it is compressed: unzip {file}",
+    ".tsv": "its cells are separated by tabs: save it with commas between them, as .csv",
+    ".xlsx": "it is a spreadsheet: save it as CSV in UTF-8",
+    ".xls": "it is a spreadsheet: save it as CSV in UTF-8",
+    ".ods": "it is a spreadsheet: save it as CSV in UTF-8",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,15 +52,16 @@ class FileSource:
     def name(self) -> str:
         return self.path.name
 
-    def read(self) -> Iterator[Row | BadRow]:
-        readers: dict[Format, Callable[[Path], Iterator[Row | BadRow]]] = {
-            "jsonl": _read_jsonl,
-            "json": _read_json,
-            "csv": _read_csv,
-            "parquet": _read_parquet,
+    def read(self, repeated: Counter[str] | None = None) -> Iterator[Row | BadRow]:
+        """`repeated` counts keys that stand twice in an object, of which JSON keeps the last; it takes longer."""
+        readers: dict[Format, Callable[[], Iterator[Row | BadRow]]] = {
+            "jsonl": lambda: _read_jsonl(self.path, repeated),
+            "json": lambda: _read_json(self.path, repeated),
+            "csv": lambda: _read_csv(self.path),
+            "parquet": lambda: _read_parquet(self.path),
         }
         try:
-            yield from readers[self.format](self.path)
+            yield from readers[self.format]()
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read: {error.strerror or error}") from None
 
@@ -104,16 +122,43 @@ Source = FileSource | HubSource
 
 def make_file_source(path: Path, wanted: str | None) -> FileSource:
     """A local file by its path; the format from the manifest, or from the name."""
-    if path.is_dir():
-        raise InputError(f"{path} is a directory; name a file in it: {', '.join(_data_files(path)) or 'it has none'}")
-    if not path.is_file():
-        raise _missing(path)
-    by_name = _SUFFIXES.get(path.suffix.lower()) if wanted in (None, "huggingface") else None
+    try:
+        if path.is_dir():
+            inside = ", ".join(_data_files(path)) or "it has none"
+            raise InputError(f"{path} is a directory; name a file in it: {inside}")
+        if not path.exists():
+            raise _missing(path)
+        if not path.is_file():
+            raise InputError(
+                f"{path}: not a regular file", hint="rows are read more than once: save them to a file, and name that"
+            )
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    by_name = format_by_name(path) if wanted in (None, "huggingface") else None
     format_ = by_name or next((known for known in _SUFFIXES.values() if known == wanted), None)
     if format_ is None:
         known = ", ".join(sorted(set(_SUFFIXES.values())))
-        raise InputError(f"{path}: unknown format", hint=f"say it: training.dataset.format is one of {known}")
+        other = _OTHER_SUFFIXES.get(path.suffix.lower(), f"say it: training.dataset.format is one of {known}")
+        raise InputError(f"{path}: unknown format", hint=other.format(file=shlex.quote(str(path))))
     return FileSource(path=path, format=format_)
+
+
+def format_by_name(path: Path) -> Format | None:
+    return _SUFFIXES.get(path.suffix.lower())
+
+
+def hint_encoding(path: Path) -> str:
+    """How a file that is not UTF-8 becomes it; what it is, as far as its first bytes tell."""
+    with path.open("rb") as file:
+        head = file.read(100)
+    is_utf16 = head.startswith(_UTF16_BOMS) or max(head[::2].count(0), head[1::2].count(0)) > len(head) // 4
+    if not is_utf16 and any(byte < 32 and byte not in b"\t\r\n" for byte in head):
+        return "it is no text at all: is it the right file?"
+    name = "UTF-16" if is_utf16 else "ISO-8859-1"
+    guess = "" if is_utf16 else ", where it is Latin-1"
+    given = shlex.quote(str(path))
+    made = shlex.quote(str(path.with_stem(f"{path.stem}_utf8")))
+    return f"save the file as UTF-8: iconv -f {name} -t UTF-8 {given} > {made}{guess}"
 
 
 def _missing(path: Path) -> InputError:
@@ -129,41 +174,70 @@ def _data_files(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.iterdir() if file.suffix.lower() in _SUFFIXES)[:20]
 
 
-def _read_jsonl(path: Path) -> Iterator[Row | BadRow]:
+def _read_jsonl(path: Path, repeated: Counter[str] | None) -> Iterator[Row | BadRow]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             raw = line.removeprefix(_UTF8_BOM) if number == 1 else line
             if raw.strip():
-                yield _parse_line(raw, number)
+                yield _parse_line(raw, number, repeated)
 
 
-def _parse_line(raw: bytes, number: int) -> Row | BadRow:
+def _parse_line(raw: bytes, number: int, repeated: Counter[str] | None) -> Row | BadRow:
     try:
-        fields: Json = json.loads(raw)
+        fields = _parse(raw, repeated)
     except UnicodeDecodeError:
         return BadRow(number=number, reason="not UTF-8")
-    except (ValueError, RecursionError) as error:
-        return BadRow(
-            number=number, reason=f"broken JSON: {error.msg if isinstance(error, json.JSONDecodeError) else error}"
-        )
+    except RecursionError:
+        return BadRow(number=number, reason=TOO_DEEP)
+    except ValueError as error:
+        return BadRow(number=number, reason=f"broken JSON: {_tell_json(error)}")
+    return _make_row(fields, number, raw)
+
+
+def _parse(raw: bytes, repeated: Counter[str] | None) -> Json:
+    def count_repeated(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+        made = dict(pairs)
+        if repeated is not None and len(made) < len(pairs):
+            repeated.update(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        return made
+
+    tree: Json = json.loads(raw) if repeated is None else json.loads(raw, object_pairs_hook=count_repeated)
+    return tree
+
+
+def _tell_json(error: ValueError) -> str:
+    """Python says `Invalid control character at`, and then where; the line is told with the row."""
+    if not isinstance(error, json.JSONDecodeError):
+        return "a number of too many digits"
+    told = error.msg.removesuffix(" at").removesuffix(" starting")
+    return told + (" (a line break in a string is written \\n)" if "control character" in told else "")
+
+
+def _make_row(fields: Json, number: int, raw: bytes = b"") -> Row | BadRow:
     if not isinstance(fields, dict):
         return BadRow(number=number, reason="not an object")
+    # Few rows hold more than texts, and fewer so many brackets: only those are measured.
+    if any(isinstance(value, dict | list) for value in fields.values()):
+        may_be_deep = not raw or raw.count(b"[") + raw.count(b"{") > MAX_DEPTH
+        if may_be_deep and is_too_deep(fields):
+            return BadRow(number=number, reason=TOO_DEEP)
     return Row(number=number, fields=fields)
 
 
-def _read_json(path: Path) -> Iterator[Row | BadRow]:
+def _read_json(path: Path, repeated: Counter[str] | None) -> Iterator[Row | BadRow]:
     """A list of objects. It is read whole: JSON has no lines to stop at."""
     try:
-        rows: Json = json.loads(path.read_bytes().removeprefix(_UTF8_BOM))
+        rows = _parse(path.read_bytes().removeprefix(_UTF8_BOM), repeated)
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8", hint=hint_encoding(path)) from None
+    except RecursionError:
+        raise InputError(f"{path}: {TOO_DEEP}", hint="rows hold texts, and little else: flatten them") from None
     except ValueError as error:
         raise InputError(f"{path}: broken JSON: {error}", hint="one object a line is .jsonl") from None
     if not isinstance(rows, list):
         raise InputError(f"{path}: holds no list of rows", hint="[{...}, {...}], or one object a line in a .jsonl file")
     for number, fields in enumerate(rows, 1):
-        if isinstance(fields, dict):
-            yield Row(number=number, fields=fields)
-        else:
-            yield BadRow(number=number, reason="not an object")
+        yield _make_row(fields, number)
 
 
 def _read_csv(path: Path) -> Iterator[Row | BadRow]:
@@ -171,15 +245,25 @@ def _read_csv(path: Path) -> Iterator[Row | BadRow]:
     with path.open(encoding="utf-8-sig", errors="strict", newline="") as file:
         reader = csv.DictReader(file)
         try:
+            _check_names(path, reader.fieldnames or ())
             for fields in reader:
                 if None in fields or None in fields.values():
                     yield BadRow(number=reader.line_num, reason="more or fewer cells than the header")
                 else:
                     yield Row(number=reader.line_num, fields=fields)
         except UnicodeDecodeError as error:
-            raise InputError(f"{path}: not UTF-8 ({error.reason})", hint="save the file as UTF-8") from None
+            raise InputError(f"{path}: not UTF-8 ({error.reason})", hint=hint_encoding(path)) from None
         except csv.Error as error:
             raise InputError(f"{path}, line {reader.line_num}: broken CSV: {error}") from None
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    """Of two columns of one name a row could keep only the last. Spreadsheets leave many without one, at the end."""
+    twice = [name for name, count in Counter(names).items() if name and count > 1]
+    if twice:
+        raise InputError(
+            f"{path}: two columns are called {', '.join(map(repr, twice[:5]))}", hint="give each a name of its own"
+        )
 
 
 def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
@@ -188,7 +272,9 @@ def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
 
     number = 0
     try:
-        for batch in parquet.ParquetFile(path).iter_batches(batch_size=1024):
+        file = parquet.ParquetFile(path)
+        _check_names(path, file.schema_arrow.names)
+        for batch in file.iter_batches(batch_size=1024):
             for fields in batch.to_pylist():
                 number += 1
                 yield Row(number=number, fields=fields)

@@ -28,6 +28,7 @@ class Spool:
         self._rows: list[npt.NDArray[np.int64]] = []
         self._trained: list[npt.NDArray[np.int32]] = []
         self._hashes: list[npt.NDArray[np.uint64]] = []
+        self._prompt_hashes: list[npt.NDArray[np.uint64]] = []
         self.num_cut = 0
         self.num_cut_tokens = 0
         self.num_untrained = 0  # documents left out: nothing in them would be trained
@@ -55,6 +56,7 @@ class Spool:
         self._mask.write(kept.trained.data)
         self._lengths.append(kept.lengths)
         self._rows.append(kept.rows)
+        self._prompt_hashes.append(kept.prompt_hashes)
         self._trained.append(trained[is_kept].astype(np.int32))
         self._note_documents(kept.input_ids, kept.trained, kept.lengths)
 
@@ -83,6 +85,10 @@ class Spool:
     @property
     def trained(self) -> npt.NDArray[np.int32]:
         return _joined(self._trained, np.int32)
+
+    @property
+    def prompt_hashes(self) -> npt.NDArray[np.uint64]:
+        return _joined(self._prompt_hashes, np.uint64)
 
     @property
     def num_duplicates(self) -> int:

@@ -11,11 +11,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from launcher.bases import TINY_BASE_NAME, find_config
-from launcher.errors import InputError
+from launcher.bases import TINY_BASE_FOLDER, TINY_BASE_NAME, find_config
+from launcher.errors import InputError, first_line
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
-_TINY_FOLDER = Path(__file__).resolve().parent.parent / "tiny"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +85,12 @@ def load_tokenizer(base: str, search: tuple[Path, ...], *, any_will_do: bool = F
     `any_will_do`, where weights are random and only speed is measured: the embedded one instead of the hub.
     """
     if base == TINY_BASE_NAME:
-        return BaseTokenizer(folder=_TINY_FOLDER)
+        return BaseTokenizer(folder=TINY_BASE_FOLDER)
     config = find_config(base, search)
     if config is not None and (config.parent / "tokenizer.json").is_file():
         return BaseTokenizer(folder=config.parent)
     if any_will_do:
-        return BaseTokenizer(folder=_TINY_FOLDER)
+        return BaseTokenizer(folder=TINY_BASE_FOLDER)
     return BaseTokenizer(folder=_download(base, config))
 
 
@@ -101,12 +100,11 @@ def _download(base: str, config: Path | None) -> Path:
     try:
         return Path(snapshot_download(base, allow_patterns=["tokenizer*", "*.jinja", "special_tokens_map.json"]))
     except Exception as error:  # the hub's client raises whatever its network layer raises
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
         where = (
             f"{config.parent} has no tokenizer.json" if config is not None else "no local folder of that name was found"
         )
         raise InputError(
             f"{base}: its tokenizer is not on this machine ({where}), and the hub cannot be reached",
             hint="point base_models[0].name or LAUNCHER_MODELS_DIR to a folder with tokenizer.json, or prepare where "
-            f"there is a network; the hub's client says: {reason}",
+            f"there is a network; the hub's client says: {first_line(error)}",
         ) from None

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 from launcher import metrics
 from launcher.dashboard.model import Bars, Comparer, Dashboard, Lines, Number, Panel, RunTable, Section
 from launcher.metrics import LOST_SECONDS, METRICS_BY_NAME
@@ -15,13 +12,7 @@ _SMOOTHING = 0.6
 TASK_METRICS = r"^eval/([^l]|l[^o]|lo[^s]|los[^s]|loss.).*$"
 # What each of our judges measures an expert by; a run has one of them.
 MAIN_CHECKS = tuple(f"{metrics.EVAL_PREFIX}{name}" for name in ("matches", "behaves", "result", "equal", "right"))
-# Metric -> why no panel shows it.
-LEFT_OUT: Mapping[str, str] = MappingProxyType(
-    {
-        metrics.SAMPLES_PER_SECOND: "rows differ in length: tokens a second tell more",
-        metrics.STEPS_PER_SECOND: "the inverse of a step's seconds",
-    }
-)
+# No panel shows samples a second, since rows differ in length, nor steps a second, the inverse of a step's seconds.
 
 
 def _line(name: str, *, smoothing: float = 0.0, has_log_scale: bool = False) -> Lines:

@@ -17,8 +17,8 @@ from launcher.doctor.asking import Answer, ask_program
 from launcher.errors import LauncherError
 from launcher.hardware import Gpu
 from launcher.probe import GpuReading, make_common_gpu, parse_nvidia_smi, select_visible
+from launcher.processes import LAUNCHER_PID
 from launcher.redaction import BLOT, is_secret_name, redact_text
-from launcher.supervise import LAUNCHER_PID
 
 _SECONDS = 15.0  # without its persistence daemon the driver takes seconds to wake up eight GPUs
 _FORMAT = "--format=csv,noheader,nounits"

@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 
 from launcher import metrics
 from launcher.doctor.findings import Finding
-from launcher.doctor.series import judged_steps, median_of, values_of
+from launcher.doctor.series import judged_steps, median_of
 from launcher.doctor.words import again, evaluate_every, resume, save_every, tell
 from launcher.locking import is_locked
-from launcher.metrics import LOST_SECONDS, METRICS_BY_NAME
+from launcher.metrics import LOST_SECONDS, METRICS_BY_NAME, find_values
 from launcher.paths import RunPaths
 from launcher.record import Outcome, RunRecord, load_record
 from launcher.units import format_duration, format_percent
@@ -110,8 +110,8 @@ def _judge_running(facts: RunFacts, done: str) -> Finding:
                 "status", "problem", found, "it hangs before its first step", f"tail {record.paths.console_log}"
             )
         return tell("status", "ok", "it starts")
-    evaluation = max(values_of(record.evaluations, metrics.EVAL_SECONDS), default=0.0)
-    evaluation += max(values_of(record.rows, metrics.TASK_SECONDS), default=0.0)
+    evaluation = max(find_values(record.evaluations, metrics.EVAL_SECONDS), default=0.0)
+    evaluation += max(find_values(record.rows, metrics.TASK_SECONDS), default=0.0)
     patience = max(_STUCK_SECONDS, _STUCK_STEPS * usual + 2 * evaluation)
     if facts.idle_seconds > patience:
         return tell(
@@ -161,7 +161,7 @@ def _find_goodput(record: RunRecord) -> Mapping[str, float]:
 
 def _judge_goodput(record: RunRecord, goodput: Mapping[str, float]) -> Iterator[Finding]:
     share = goodput.get(metrics.GOODPUT)
-    seconds = goodput.get(metrics.TOTAL_SECONDS) or sum(values_of(record.steps, metrics.STEP_SECONDS))
+    seconds = goodput.get(metrics.TOTAL_SECONDS) or sum(find_values(record.steps, metrics.STEP_SECONDS))
     if share is None or seconds < _LONG_RUN_SECONDS or share >= _LOW_GOODPUT:
         return
     losses = sorted(((goodput.get(name, 0.0), name) for name in LOST_SECONDS), reverse=True)

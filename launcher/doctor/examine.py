@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +20,12 @@ from launcher.doctor.login import judge_login, probe_own_login
 from launcher.doctor.pace import judge_pace
 from launcher.doctor.packages import judge_packages, probe_packages_deeply
 from launcher.doctor.pressure import judge_pressure
-from launcher.doctor.series import judged_steps, median_of, values_of
+from launcher.doctor.series import judged_steps, median_of
 from launcher.doctor.words import tell
 from launcher.errors import DoesNotFitError, InputError, LauncherError, ManifestError
 from launcher.inputs import PlannedRun, Request, plan_request
+from launcher.metrics import find_values
+from launcher.own_hardware import load_own_hardware
 from launcher.paths import RunPaths
 from launcher.plan import Plan
 
@@ -60,10 +62,27 @@ def examine(examination: Examination, say: Callable[[str], None]) -> Report:
     is_wsl = host.exception() is None and host.result().is_wsl
     findings += _judged("GPU", "GPU", lambda: judge_cards(seen_cards, is_wsl=is_wsl))
     findings += _judged("machine", "machine", lambda: judge_host(host.result(), len(seen_cards.readings)))
+    findings += _judge_own_hardware()
     findings += _judged("disks", "disks", lambda: judge_places(places.result()))
     findings += _judged("W&B", "login", lambda: [judge_login(login.result(), plan.wandb.mode if plan else None)])
     findings += _examine_packages(examination, run, seen_cards, plan, say)
     return make_report(findings)
+
+
+def _judge_own_hardware() -> Iterator[Finding]:
+    try:
+        load_own_hardware()
+    except InputError as error:
+        found = "; ".join((error.title, *map(str, error.problems)))
+        why = "every plan on this machine is refused"
+        yield Finding(
+            family="machine",
+            subject="hardware.json",
+            status="problem",
+            found=found,
+            matters=why,
+            next_step=error.hint,
+        )
 
 
 def _judged(family: Family, subject: str, judge: Callable[[], Iterable[Finding]]) -> list[Finding]:
@@ -105,8 +124,8 @@ def judge_run(facts: RunFacts) -> list[Finding]:
 
 def _praise(facts: RunFacts) -> str:
     record = facts.record
-    losses = values_of(record.steps, metrics.TRAIN_LOSS)
-    held_out = values_of(record.evaluations, metrics.EVAL_LOSS)
+    losses = find_values(record.steps, metrics.TRAIN_LOSS)
+    held_out = find_values(record.evaluations, metrics.EVAL_LOSS)
     seconds = median_of(judged_steps(record), metrics.STEP_SECONDS)
     parts = [
         f"{len(record.steps):,} steps",

@@ -76,8 +76,10 @@ def _find_room(folder: Path) -> int | None:
 
 
 def _find_weights(plan: Plan, folders: tuple[Path, ...]) -> tuple[WeightsState, str]:
-    if plan.base.name == TINY_BASE_NAME or plan.random_weights:
+    if plan.random_weights:
         return "drawn", plan.base.name
+    if plan.base.name == TINY_BASE_NAME:
+        return "here", "the package"
     config = find_config(plan.base.name, folders)
     if config is None:
         return "to download", plan.base.name
@@ -89,10 +91,12 @@ def _find_weights(plan: Plan, folders: tuple[Path, ...]) -> tuple[WeightsState, 
 def _count_rows(planned: PlannedRun) -> RowFacts:
     dataset, folder = planned.loaded.manifest.training.dataset, planned.loaded.folder
     is_smoke = planned.plan.profile == "smoke"
-    name = SAMPLE_TRAIN if is_smoke else dataset.path
+    name = planned.plan.data.path
     stated = None if is_smoke else dataset.stated_train_rows
     file = folder / name if name else None
     if file is None or not file.is_file() or file.suffix not in (".jsonl", ".csv"):
+        if is_smoke and name == SAMPLE_TRAIN:
+            return RowFacts(file=str(file), num_rows=0, is_counted=True, stated=None)
         return _count_prepared(planned.plan, stated)
     if file.stat().st_size > _COUNTED_BYTES:
         estimate = probe_rows(dataset, folder)

@@ -8,9 +8,9 @@ from statistics import median
 
 from launcher import metrics
 from launcher.doctor.findings import Finding, Status
-from launcher.doctor.series import parts_of, values_of
+from launcher.doctor.series import parts_of
 from launcher.doctor.words import anew, tell
-from launcher.metrics import StepMetrics
+from launcher.metrics import StepMetrics, find_values
 from launcher.plan.model import Plan
 from launcher.record import RunRecord
 
@@ -102,7 +102,7 @@ def _judge_jumps(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Fi
 
 
 def _judge_course(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Finding]:
-    losses = values_of(steps, metrics.TRAIN_LOSS)
+    losses = find_values(steps, metrics.TRAIN_LOSS)
     if len(losses) < _TREND_STEPS:
         return
     parts = [median(part) for part in parts_of(losses, 3)]
@@ -128,7 +128,7 @@ def _judge_course(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[F
 
 
 def _judge_evaluations(record: RunRecord) -> Iterator[Finding]:
-    held_out = values_of(record.evaluations, metrics.EVAL_LOSS)
+    held_out = find_values(record.evaluations, metrics.EVAL_LOSS)
     is_done = record.outcome is not None and record.outcome.status == "done"
     if not held_out:
         if is_done and len(record.steps) >= _EVALUATED_STEPS:

@@ -19,10 +19,9 @@ from launcher.doctor.series import (
     lost_share,
     median_of,
     recent_steps,
-    values_of,
 )
 from launcher.doctor.words import again, evaluate_every, save_every, tell
-from launcher.metrics import StepMetrics
+from launcher.metrics import StepMetrics, find_values
 from launcher.plan.model import Plan
 from launcher.record import RunRecord
 from launcher.units import format_count, format_percent
@@ -134,7 +133,7 @@ def _judge_speed(record: RunRecord, steps: Sequence[StepMetrics], holdups: Seque
 
 
 def _judge_data(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Finding]:
-    shares = values_of(steps, metrics.DATA_WAIT_SHARE)
+    shares = find_values(steps, metrics.DATA_WAIT_SHARE)
     slack = 0.0
     if not shares:
         pairs = ((step.get(metrics.DATA_WAIT_SECONDS), step.get(metrics.STEP_SECONDS)) for step in steps)
@@ -318,13 +317,13 @@ def _explain_period(record: RunRecord, period: int) -> tuple[str, str]:
 
 def _judge_trend(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Finding]:
     """Only on a GPU: a CPU is shared, and its speed comes and goes."""
-    rates = values_of(steps, metrics.TOKENS_PER_SECOND)
+    rates = find_values(steps, metrics.TOKENS_PER_SECOND)
     if record.plan.hardware.gpu is None or len(rates) < _TREND_STEPS:
         return
     ratio = compare_ends(rates, 3)
     if ratio >= _FALLS:
         return
-    heat = values_of(steps, metrics.GPU_TEMPERATURE)
+    heat = find_values(steps, metrics.GPU_TEMPERATURE)
     hottest = max(heat[-max(1, len(heat) // 3) :], default=0.0)
     found = f"the last third of the run is {format_percent(1 - ratio)} slower than the first"
     if hottest >= _HOT:

@@ -23,7 +23,21 @@ LIMIT_SECONDS = 240.0
 _GOOD_SHARE, _BAD_SHARE = 0.65, 0.45
 _SLOW_COPIES = 6.0  # GB/s: half of what eight lanes of PCIe 4 carry
 _INSTALL = "pip install 'expert-launcher[train]'"
-_OPTIONAL = frozenset({"bitsandbytes", "deepspeed", "flash_attn", "flash_attn.cute", "flash_attn_interface"})
+# Checks of what only some plans need: the package that brings it, and how to get it.
+_OPTIONAL = {
+    "bitsandbytes": ("bitsandbytes", "pip install 'expert-launcher[cuda]'"),
+    "deepspeed": ("deepspeed", "pip install 'expert-launcher[train]'"),
+    "flash_attn": (
+        "flash-attn",
+        "pip install flash-attn --no-build-isolation, or training.config.attention=auto",
+    ),
+    "flash_attn_interface": (
+        "flash-attn-3",
+        "build it from github.com/Dao-AILab/flash-attention, or training.config.attention=auto",
+    ),
+    "flash_attn.cute": ("flash-attn-4", "pip install 'expert-launcher[hopper]'"),
+    "fused loss": ("triton", "pip install triton"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,10 +125,8 @@ def _judge_missing(check: Check, plan: Plan | None) -> Finding:
     if check.name not in _OPTIONAL:
         return _tell(check, "problem", check.detail, "no training starts without it", _INSTALL)
     if needs := _needed_for(check.name, plan):
-        extra = "train" if check.name == "deepspeed" else "cuda"
-        return _tell(
-            check, "problem", check.detail, f"the plan needs it: {needs}", f"pip install 'expert-launcher[{extra}]'"
-        )
+        _, remedy = _OPTIONAL[check.name]
+        return _tell(check, "problem", check.detail, f"the plan needs it: {needs}", remedy)
     return _tell(check, "ok", "not installed; nothing here needs it")
 
 
@@ -131,11 +143,12 @@ def _mend(check: Check) -> str:
     remedies = {
         "torch": "install the build of torch for this driver: see pytorch.org/get-started",
         "attention: varlen": "--set training.config.attention=sdpa",
+        "attention: triton": "--set training.config.attention=varlen",
         "torch.compile": "apt install build-essential python3-dev, or --set training.config.torch_compile=false",
         "TF32": "unset NVIDIA_TF32_OVERRIDE",
     }
     if check.name in _OPTIONAL:
-        return f"pip install --force-reinstall {check.name.replace('_', '-')}"
+        return f"pip install --force-reinstall {_OPTIONAL[check.name][0]}"
     return remedies.get(check.name, f"python -m {EXAMINATION} shows all that it says")
 
 
@@ -151,6 +164,7 @@ def _needed_for(name: str, plan: Plan | None) -> str:
         "flash_attn": ((plan.attention.backend == "flash_attention_2", "attention"),),
         "flash_attn_interface": ((plan.attention.backend == "flash_attention_3", "attention"),),
         "flash_attn.cute": ((plan.attention.backend == "flash_attention_4", "attention"),),
+        "fused loss": ((plan.loss_kernel == "fused", "the loss"),),
     }
     return " and ".join(words for applies, words in uses.get(name, ()) if applies)
 

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 from launcher import metrics
 from launcher.doctor.findings import Finding
-from launcher.doctor.series import ENOUGH_STEPS, compare_ends, judged_steps, values_of
+from launcher.doctor.series import ENOUGH_STEPS, compare_ends, judged_steps
 from launcher.doctor.words import again, tell
-from launcher.metrics import StepMetrics
+from launcher.metrics import StepMetrics, find_values
 from launcher.record import RunRecord
 from launcher.units import bytes_to_gib, format_gib, format_percent
 
@@ -26,7 +26,7 @@ def judge_pressure(record: RunRecord) -> Iterator[Finding]:
     if gpu is None or not steps:
         return
     card = bytes_to_gib(gpu.memory_bytes)
-    reserved = max(values_of(steps, metrics.PEAK_RESERVED_GIB), default=0.0)
+    reserved = max(find_values(steps, metrics.PEAK_RESERVED_GIB), default=0.0)
     if _spills(steps, reserved, card):
         yield _tell_spill(reserved, card)
         return
@@ -37,7 +37,7 @@ def judge_pressure(record: RunRecord) -> Iterator[Finding]:
 def _spills(steps: Sequence[StepMetrics], reserved: float, card: float) -> bool:
     if reserved > card:
         return True
-    rates = values_of(steps, metrics.TOKENS_PER_SECOND)
+    rates = find_values(steps, metrics.TOKENS_PER_SECOND)
     return reserved > _CLOSE * card and len(rates) >= 3 * ENOUGH_STEPS and compare_ends(rates, 3) < _COLLAPSED
 
 
@@ -54,7 +54,7 @@ def _tell_spill(reserved: float, card: float) -> Finding:
 
 
 def _judge_retries(record: RunRecord, steps: Sequence[StepMetrics], reserved: float, card: float) -> Iterator[Finding]:
-    retries = values_of(steps, metrics.ALLOC_RETRIES)
+    retries = find_values(steps, metrics.ALLOC_RETRIES)
     grew = sum(later > earlier for earlier, later in pairwise(retries))
     if not grew:
         return
@@ -85,7 +85,7 @@ def _next_rung(record: RunRecord) -> str:
 
 
 def _judge_prediction(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Finding]:
-    errors = values_of(steps, metrics.PREDICTION_ERROR)
+    errors = find_values(steps, metrics.PREDICTION_ERROR)
     if not errors:
         pairs = ((step.get(metrics.PREDICTED_GIB), step.get(metrics.PEAK_ALLOCATED_GIB)) for step in steps)
         errors = [predicted / peak - 1 for predicted, peak in pairs if predicted is not None and peak]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from statistics import median
 
-from launcher.metrics import STEP_SECONDS, TOKENS_PER_SECOND, StepMetrics
+from launcher.metrics import STEP_SECONDS, TOKENS_PER_SECOND, StepMetrics, find_values
 from launcher.record import RunRecord
 
 # The first steps of a process compile, fill caches and raise clocks.
@@ -37,20 +36,14 @@ def recent_steps(record: RunRecord) -> tuple[StepMetrics, ...]:
     return (last if len(last) >= ENOUGH_STEPS else steps)[-_MOST_STEPS:]
 
 
-def values_of(steps: Sequence[StepMetrics], name: str) -> list[float]:
-    """Of the steps that tell it; what is no number is left out."""
-    found = (step.get(name) for step in steps)
-    return [value for value in found if value is not None and math.isfinite(value)]
-
-
 def median_of(steps: Sequence[StepMetrics], name: str) -> float | None:
-    values = values_of(steps, name)
+    values = find_values(steps, name)
     return median(values) if values else None
 
 
 def usual_of(steps: Sequence[StepMetrics], name: str, *, is_low_good: bool) -> float | None:
     """What the better third reaches: where every second step is slow, the median would call that usual."""
-    values = sorted(values_of(steps, name), reverse=not is_low_good)
+    values = sorted(find_values(steps, name), reverse=not is_low_good)
     return values[len(values) // 3] if values else None
 
 
@@ -71,10 +64,10 @@ def find_slow_steps(steps: Sequence[StepMetrics], times: float = _SLOW) -> list[
 def lost_share(steps: Sequence[StepMetrics], slow: Sequence[StepMetrics]) -> float:
     """Of all seconds of the steps, what the slow ones took longer than usual."""
     seconds = usual_of(steps, STEP_SECONDS, is_low_good=True)
-    total = sum(values_of(steps, STEP_SECONDS))
+    total = sum(find_values(steps, STEP_SECONDS))
     if not seconds or not total:
         return 0.0
-    return sum(value - seconds for value in values_of(slow, STEP_SECONDS)) / total
+    return sum(value - seconds for value in find_values(slow, STEP_SECONDS)) / total
 
 
 def find_period(numbers: Sequence[int], slow: Collection[int]) -> int | None:

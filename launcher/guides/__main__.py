@@ -1,4 +1,4 @@
-"""Writes docs/CLI.md, docs/EXPERT_FORMAT.md and docs/images/plan.svg, or says whether they are what the code says."""
+"""Writes CLI.md, EXPERT_FORMAT.md, gpus.md and images/plan.svg in docs/, or tells which are not what the code says."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from launcher.guides.cards import render_cards
 from launcher.guides.command_line import render_command_line
 from launcher.guides.manifest_format import render_manifest_format
 from launcher.guides.plan_picture import render_plan_picture
@@ -15,6 +16,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES: dict[str, Callable[[], str]] = {
     "CLI.md": render_command_line,
     "EXPERT_FORMAT.md": render_manifest_format,
+    "gpus.md": render_cards,
     "images/plan.svg": render_plan_picture,
 }
 

@@ -35,7 +35,7 @@ VARIABLES: Mapping[str, str] = {
     "`WANDB_BASE_URL` count too",
     "HF_HOME": "the Hugging Face cache; `HF_HUB_CACHE`, `HF_DATASETS_CACHE`, `HF_TOKEN` and `HF_HUB_OFFLINE` count too",
     "CUDA_VISIBLE_DEVICES": "the GPUs that are planned for and used; empty: none",
-    "NO_COLOR": "no colours; `COLUMNS` sets the width of tables",
+    "NO_COLOR": "no colours; `COLUMNS` sets the width of tables, from 60 on",
 }
 _HEAD = """# The command line
 
@@ -139,6 +139,8 @@ def _render_verb(verb: _Verb, shared: Mapping[str, list[argparse.Action]]) -> st
         lines.append(f"Also the flags of {', '.join(links)}.\n")
     elif not groups:
         lines.append("No arguments.\n")
+    if verb.parser.epilog:
+        lines.append(f"```text\n{verb.parser.epilog.strip()}\n```\n")
     return "\n".join(lines)
 
 

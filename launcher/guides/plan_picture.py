@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
-import tempfile
 import textwrap
 from collections.abc import Iterator
-from unittest.mock import patch
 from xml.sax.saxutils import escape
 
 from launcher.cli.main import main
+from launcher.guides.environment import plain_environment
 
 COMMAND = "launcher plan neo4j --gpu rtx4090 --price 0.40/h"
 _COLUMNS = 132
@@ -36,13 +34,9 @@ def render_plan_picture() -> str:
 
 
 def _print_plan() -> str:
-    """What this machine has learnt, and what its user wants, must not show."""
     printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    with tempfile.TemporaryDirectory() as folder:
-        plain = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")}
-        told = {"LAUNCHER_CACHE_DIR": folder, "LAUNCHER_HARDWARE": "off", "COLUMNS": str(_COLUMNS), "NO_COLOR": "1"}
-        with patch.dict(os.environ, plain | told, clear=True), contextlib.redirect_stdout(printed):
-            assert main(COMMAND.split()[1:]) == 0
+    with plain_environment(COLUMNS=str(_COLUMNS), NO_COLOR="1"), contextlib.redirect_stdout(printed):
+        assert main(COMMAND.split()[1:]) == 0
     printed.seek(0)
     return printed.read()
 

@@ -181,7 +181,7 @@ class TrainingConfig(Strict):
     metric_for_best_model: str = "eval_loss"
     """Only eval_loss (or loss)."""
     greater_is_better: bool = False
-    """Of that metric."""
+    """Only false: of losses the smaller one is better."""
     early_stopping_patience: PositiveSteps | None = None
     """Stop after so many evaluations without a better one."""
     early_stopping_threshold: Annotated[float, Field(ge=0)] = 0.0
@@ -304,6 +304,8 @@ def _cadence_problems(config: TrainingConfig) -> list[str]:
             problems.append(f"{name}_epochs: no meaning where the strategy is {cadence}; remove it, or use epoch")
     if config.metric_for_best_model not in ("eval_loss", "loss"):
         problems.append(f"metric_for_best_model: only eval_loss picks a checkpoint, not {config.metric_for_best_model}")
+    if config.greater_is_better:
+        problems.append("greater_is_better: the smaller loss is the better one; remove it, or say false")
     if config.evaluation_strategy == "no" and config.early_stopping_patience is not None:
         problems.append("early_stopping_patience: needs an evaluation, but evaluation_strategy is no")
     return problems

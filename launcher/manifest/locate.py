@@ -27,13 +27,17 @@ def find_manifest(name: str) -> Path:
     """An expert by name, or a manifest by path."""
     if not name.strip():
         raise ManifestError("an empty name is no expert", hint=_hint(known_experts()))
-    if name.endswith(".json") or "/" in name or "\\" in name or _is_dir(Path(name)):
-        path = Path(name)
-        return path / "manifest.json" if _is_file(path / "manifest.json") else path
+    given = Path(name)
+    if _is_dir(given) and _is_file(given / "manifest.json"):
+        return given / "manifest.json"
+    if name.endswith(".json") or "/" in name or "\\" in name:
+        return given
     for folder in expert_folders():
         path = folder / name / "manifest.json"
         if _is_file(path):
             return path
+    if _is_dir(given):
+        return given
     known = known_experts()
     meant = closest(name, known)
     raise ManifestError(

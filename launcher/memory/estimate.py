@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from launcher.choices import DEEPSPEED_STRATEGIES, SHARDED_STRATEGIES, Strategy
-from launcher.memory.recipe import Recipe, joins_products
+from launcher.memory.recipe import Recipe, count_loss_chunk, joins_products
 from launcher.memory.static import estimate_static
 from launcher.memory.step import estimate_step
 from launcher.shapes import ModelShape
@@ -14,6 +15,7 @@ from launcher.units import MIB
 from launcher.values import Frozen
 
 _CUBLAS_BYTES = 64 * MIB  # two handles, forward and backward; the same in every measurement
+_GRAPH_BYTES = 120 * MIB  # the same again for two more streams, a batch; 113 to 125 MiB measured
 CONTEXT_BYTES = 768 * MIB  # CUDA context and loaded kernels, 751 to 763 MiB measured
 
 
@@ -36,6 +38,15 @@ class MemoryEstimate:
     def total_bytes(self) -> int:
         return sum(term.num_bytes for term in self.terms)
 
+    @property
+    def allocated_bytes(self) -> int:
+        return count_allocated(self.terms)
+
+
+def count_allocated(terms: Iterable[MemoryTerm]) -> int:
+    """What torch's allocator counts: all but the CUDA context."""
+    return sum(term.num_bytes for term in terms if term.name != "context")
+
 
 def estimate_memory(shape: ModelShape, recipe: Recipe) -> MemoryEstimate:
     """Peak bytes of one rank in a steady training step: what torch allocates, and the CUDA context.
@@ -50,6 +61,7 @@ def estimate_memory(shape: ModelShape, recipe: Recipe) -> MemoryEstimate:
         kept = gradients / 2 if recipe.strategy == "ddp" else 0.0  # buckets stay
         gradients = kept + max(0.0, gradients - kept - activations - loss)
     workspace = transient + static.working_set + (_CUBLAS_BYTES if recipe.on_gpu else 0)
+    workspace += _GRAPH_BYTES if recipe.graphed else 0
     approximate = "" if recipe.on_gpu else "; calibrated on GPUs, approximate on a CPU"
     sizes = (
         ("weights", static.weights, _describe_weights(recipe)),
@@ -57,7 +69,7 @@ def estimate_memory(shape: ModelShape, recipe: Recipe) -> MemoryEstimate:
         ("gradients", gradients, "of the trainable parameters" + _describe_gradients(recipe)),
         ("optimizer", static.optimizer, _describe_optimizer(recipe)),
         ("activations", activations, f"checkpointing {recipe.checkpointing}{approximate}"),
-        ("loss", loss, f"{recipe.loss_kernel} over {recipe.micro_batch_size * recipe.sequence_length} positions"),
+        ("loss", loss, _describe_loss(shape, recipe)),
         ("workspace", workspace, "one layer's backward pass, library buffers, gathered and dequantised weights"),
         ("context", CONTEXT_BYTES if recipe.on_gpu else 0, "CUDA context and kernels" if recipe.on_gpu else "no GPU"),
     )
@@ -96,3 +108,10 @@ def _describe_gradients(recipe: Recipe) -> str:
 
 def _describe_shards(recipe: Recipe, strategies: frozenset[Strategy]) -> str:
     return f", 1/{recipe.num_ranks} of them" if recipe.strategy in strategies and recipe.num_ranks > 1 else ""
+
+
+def _describe_loss(shape: ModelShape, recipe: Recipe) -> str:
+    positions = recipe.micro_batch_size * recipe.sequence_length
+    if recipe.loss_kernel == "full_logits":
+        return f"all logits of {positions:,} positions"
+    return f"{recipe.loss_kernel}, {min(positions, count_loss_chunk(shape.vocab_size)):,} positions at a time"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from launcher.choices import (
     DEEPSPEED_STRATEGIES,
+    DTYPE_BYTES,
     AdapterKind,
     AttentionBackend,
     Checkpointing,
@@ -21,14 +22,10 @@ from launcher.shapes import Linear, ModelShape
 _CHUNK_LOGITS = 160_000_000  # that the loss holds at a time: 1,024 positions of 152k tokens were fastest on an H200
 _CHUNK_POSITIONS = (256, 8_192)
 SELECTIVE_MIN_INNER = 512  # selective checkpointing keeps products of at least this inner size: no LoRA's second one
-SHARED_INPUTS = {
-    "q_proj": "attention",
-    "k_proj": "attention",
-    "v_proj": "attention",
-    "gate_proj": "mlp",
-    "up_proj": "mlp",
-}
-DTYPE_BYTES: dict[Dtype, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
+# Matrices that get the same input, by the names of Llama and its relatives.
+SHARED_INPUTS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+JOINED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # whose layers were read: training/joined.py
+_ALIGNED = 8  # numbers of 16 bits: rows then begin where tensor cores can load them; what is filled up is zero
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +44,6 @@ class Recipe:
     compiled: bool
     loss_kernel: LossKernel
     attention: AttentionBackend
-    packed: bool  # rows lie end to end in one line, as the training lays them; False: padded, as some were measured
     sequence_length: int
     micro_batch_size: int
     strategy: Strategy
@@ -56,6 +52,8 @@ class Recipe:
     on_gpu: bool
     adapter_dropout: float = 0.0  # anything above 0 keeps masks and copies of the adapters' inputs
     accumulates_gradients: bool = True  # several micro-batches a step: gradients live beside activations
+    graphed: bool = False  # a micro-step is one CUDA graph
+    has_kernels: bool = True  # our Triton kernels run there, or it is a CPU
 
 
 def count_loss_chunk(vocab_size: int) -> int:
@@ -108,8 +106,30 @@ def joins_products(recipe: Recipe) -> bool:
     """The adapter's share rides along in the base's products (training/products.py); PEFT's own way otherwise."""
     if recipe.adapter not in ("lora", "dora") or recipe.quantization != "none":
         return False
-    is_whole = recipe.strategy in ("single", "ddp") and recipe.base_dtype == recipe.compute_dtype
-    return is_whole and not (recipe.adapter == "dora" and recipe.adapter_dropout > 0)
+    return recipe.strategy in ("single", "ddp") and recipe.base_dtype == recipe.compute_dtype
+
+
+def joins_mlp(shape: ModelShape, recipe: Recipe) -> bool:
+    """The MLP is one operation (training/joined.py), which computes again what its gate let through."""
+    if not joins_products(recipe) or recipe.adapter_dropout > 0 or not recipe.has_kernels:
+        return False
+    if not recipe.compiled or recipe.checkpointing == "selective" or shape.model_type not in JOINED_FAMILIES:
+        return False
+    parts = {linear.name: linear for linear in find_targets(shape, recipe.target_modules)}
+    return all(name in parts and not parts[name].has_bias for name in ("gate_proj", "up_proj", "down_proj"))
+
+
+def count_block_ranks(rank: int, num_matrices: int) -> int:
+    """Rows and columns that a block of matrices has for their adapters (training/products.py)."""
+    return -(-rank * num_matrices // _ALIGNED) * _ALIGNED
+
+
+def count_ranks(shape: ModelShape, recipe: Recipe) -> int:
+    """Of all adapters of a layer, as their products are laid out."""
+    rank = recipe.rank or 0
+    if joins_products(recipe):
+        return sum(count_block_ranks(rank, len(group)) for group in group_targets(shape, recipe))
+    return rank * len(find_targets(shape, recipe.target_modules))
 
 
 def has_input_copies(recipe: Recipe) -> bool:
@@ -119,9 +139,14 @@ def has_input_copies(recipe: Recipe) -> bool:
     return is_mixed(recipe) and recipe.adapter in ("lora", "dora") and recipe.quantization == "none"
 
 
+def name_input(matrix: str) -> str:
+    """By the first of the matrices that share it."""
+    return next((names[0] for names in SHARED_INPUTS if matrix in names), matrix)
+
+
 def group_targets(shape: ModelShape, recipe: Recipe) -> list[list[Linear]]:
     """Adapted matrices by the input that they share."""
     groups: dict[str, list[Linear]] = {}
     for linear in find_targets(shape, recipe.target_modules):
-        groups.setdefault(SHARED_INPUTS.get(linear.name, linear.name), []).append(linear)
+        groups.setdefault(name_input(linear.name), []).append(linear)
     return list(groups.values())

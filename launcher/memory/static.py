@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from launcher.choices import DEEPSPEED_STRATEGIES, SHARDED_STRATEGIES, ZERO_BUCKET_ELEMENTS, ZERO_LIVE_ELEMENTS
-from launcher.memory.recipe import (
+from launcher.choices import (
+    DEEPSPEED_STRATEGIES,
     DTYPE_BYTES,
+    NF4_BYTES,
+    SHARDED_STRATEGIES,
+    ZERO_BUCKET_ELEMENTS,
+    ZERO_LIVE_ELEMENTS,
+)
+from launcher.memory.recipe import (
     Recipe,
+    count_block_ranks,
     count_trainable,
     find_targets,
     group_targets,
@@ -18,7 +25,6 @@ from launcher.memory.recipe import (
 )
 from launcher.shapes import ModelShape
 
-_NF4_BITS_PER_PARAMETER = 4.127  # 4 bits, one 8-bit scale per 64, one fp32 per 256 scales (QLoRA, section 3)
 _BNB_BLOCK = 256  # parameters per fp32 scale of each 8-bit moment
 
 
@@ -73,7 +79,7 @@ def _count_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
         return float(shape.num_parameters * base)
     rest = (shape.num_parameters - linears) * base
     if recipe.quantization == "int4":
-        return rest + linears * _NF4_BITS_PER_PARAMETER / 8
+        return rest + linears * NF4_BYTES
     rows = shape.num_layers * sum(linear.out_features for linear in shape.linears)
     return float(rest + linears + 4 * rows)
 
@@ -110,7 +116,7 @@ def _count_gathered_bytes(shape: ModelShape, recipe: Recipe) -> float:
     compute = DTYPE_BYTES[recipe.compute_dtype]
     layer = shape.layer_parameters * compute
     if recipe.quantization == "int4":
-        layer = math.ceil(shape.layer_parameters * _NF4_BITS_PER_PARAMETER / 8)
+        layer = math.ceil(shape.layer_parameters * NF4_BYTES)
     gathered = max(2 * layer, (shape.embedding_parameters + shape.head_parameters) * compute)
     if recipe.strategy == "zero3":  # gathers ahead until so many parameters are alive
         gathered = max(gathered, min(shape.num_parameters, ZERO_LIVE_ELEMENTS) * layer // shape.layer_parameters)
@@ -150,7 +156,7 @@ def _count_border_bytes(shape: ModelShape, recipe: Recipe) -> int:
         return 0
     elements = 0
     for group in group_targets(shape, recipe):
-        ranks = (recipe.rank or 0) * len(group)
+        ranks = count_block_ranks(recipe.rank or 0, len(group))
         inputs, outputs = group[0].in_features, sum(linear.out_features for linear in group)
         elements += (inputs + ranks) * (outputs + ranks) - inputs * outputs
     return elements * DTYPE_BYTES[recipe.compute_dtype] * shape.num_layers

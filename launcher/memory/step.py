@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from launcher.choices import SHARDED_STRATEGIES
+from launcher.choices import DTYPE_BYTES, SHARDED_STRATEGIES
 from launcher.memory.recipe import (
-    DTYPE_BYTES,
     SELECTIVE_MIN_INNER,
-    SHARED_INPUTS,
     Recipe,
     count_loss_chunk,
+    count_ranks,
     find_targets,
     group_targets,
     has_input_copies,
     is_mixed_full,
+    joins_mlp,
     joins_products,
+    name_input,
 )
 from launcher.shapes import ModelShape
 
@@ -30,15 +31,18 @@ _BACKWARD_BYTES_PER_INTERMEDIATE = {  # a token's gradients alive inside one MLP
     "full": {False: 6.0, True: 3.0},
 }
 # Checkpointed: a token's share of a layer that is gone at the peak (compiled: rests on one measurement).
-_FREED_BYTES_PER_INTERMEDIATE = {False: 3.5, True: 5.5}
+_FREED_BYTES_PER_INTERMEDIATE = {False: 3.5, True: 2.5}
 _DORA_BYTES_PER_WEIGHT = {False: 15.0, True: 2.0}  # the largest adapted matrix, built anew in fp32
 
 # Counted, or measured alike everywhere.
 _BYTES_PER_LOGIT = 12  # log-softmax kept in fp32, its gradient, the logits' gradient: three fp32
-_BYTES_PER_CHUNKED_LOGIT = 16  # the same, and the gradient of the chunk before
-_TRAINED_HEAD_BYTES = 6.4  # for each weight of the head, beside its copy and its gradient in the compute dtype
+_BYTES_PER_CHUNKED_LOGIT = 14  # the same, and the logits themselves
+_TRAINED_HEAD_BYTES = 4.4  # for each weight of the head, beside its copy and its gradient in the compute dtype
 # Compiled, fp32 weights: part of the residual stream is kept in fp32 (one measured size).
 _MIXED_FULL_BYTES_PER_HIDDEN = 3
+# DoRA with dropout: beside the gradient of an output, what of it goes through the scaled product. Counted.
+_DROPPED_DORA_BYTES_PER_INTERMEDIATE = 4.0
+_FILLED = 1.5  # lengths rounded up to a power of two, on average; counted, never measured
 _INT8_BYTES_PER_INPUT = 1.3  # quantised copies of inputs: solved from two measurements, a rough guide
 _INT8_BYTES_PER_WEIGHT = 0.5  # of all layers: likewise
 
@@ -51,6 +55,8 @@ def estimate_step(shape: ModelShape, recipe: Recipe) -> tuple[float, float, floa
     rotary = tokens * 2 * compute * shape.head_dim
     kept, recomputed = _count_activation_bytes(shape, recipe, tokens)
     backward = _BACKWARD_BYTES_PER_INTERMEDIATE[_name_family(recipe)][recipe.compiled]
+    if joins_products(recipe) and recipe.adapter == "dora" and recipe.adapter_dropout > 0:
+        backward += _DROPPED_DORA_BYTES_PER_INTERMEDIATE
     transient = tokens * backward * compute / 2 * shape.intermediate_size
     transient += _count_rebuilt_weight_bytes(shape, recipe)
     # the loss is done when the first layer is recomputed and goes backward: only the larger of the two counts
@@ -88,9 +94,8 @@ def _count_loss_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
     logits = min(tokens, chunk) * shape.vocab_size
     if recipe.loss_kernel == "chunked":
         return float(copies + logits * _BYTES_PER_CHUNKED_LOGIT)
-    # fused: gradients take the place of a chunk's logits, and live until the next chunk's logits are there
-    held = float(logits * DTYPE_BYTES[recipe.compute_dtype] * (2 if tokens > chunk else 1))
-    if recipe.adapter == "full":  # the head's gradient in fp32, and the same once more, scaled
+    held = float(logits * DTYPE_BYTES[recipe.compute_dtype])  # fused: gradients take the place of a chunk's logits
+    if recipe.adapter == "full":  # the head's gradient in fp32
         held = max(held, _TRAINED_HEAD_BYTES * shape.vocab_size * shape.hidden_size)
     return float(copies + held)
 
@@ -100,7 +105,7 @@ def _count_activation_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> t
 
     Checkpointing is never dearer than doing without, nor full than selective: the minima matter for one or two layers.
     """
-    layer = tokens * _count_layer_bytes(shape, recipe) + _count_square_bytes(shape, recipe)
+    layer = tokens * _count_layer_bytes(shape, recipe) + _count_score_bytes(shape, recipe)
     layer += _count_saved_weight_bytes(shape, recipe)
     none = shape.num_layers * layer
     if recipe.checkpointing == "none":
@@ -138,11 +143,14 @@ def _count_layer_bytes(shape: ModelShape, recipe: Recipe) -> float:
     return norms + attention + mlp + small + _count_input_bytes(shape, recipe) + _count_variant_bytes(shape, recipe)
 
 
-def _count_backend_bytes(recipe: Recipe, query: int, key: int) -> int:
-    """SDPA and eager attention repeat keys and values for every query head and copy the output."""
+def _count_backend_bytes(recipe: Recipe, query: int, key: int) -> float:
+    """SDPA and eager attention copy documents into groups of like length, filled up, with keys and values repeated for
+    every query head; and their output back."""
     if recipe.attention not in ("sdpa", "eager"):
-        return 0
-    return DTYPE_BYTES[recipe.compute_dtype] * (3 * query - 2 * key)
+        return 0.0
+    filled = max(_FILLED, _round_up(recipe.sequence_length) / recipe.sequence_length)
+    grouped = filled * 4 * query + query
+    return DTYPE_BYTES[recipe.compute_dtype] * (grouped - (2 * query + 2 * key))
 
 
 def _count_input_bytes(shape: ModelShape, recipe: Recipe) -> float:
@@ -151,7 +159,7 @@ def _count_input_bytes(shape: ModelShape, recipe: Recipe) -> float:
         return 0.0
     compute = DTYPE_BYTES[recipe.compute_dtype]
     targets = shape.linears if recipe.adapter == "full" else find_targets(shape, recipe.target_modules)
-    ranks = compute * (recipe.rank or 0) * len(targets)
+    ranks = compute * count_ranks(shape, recipe)
     has_copies = has_input_copies(recipe)
     total = sum(linear.in_features for linear in targets)
     if recipe.adapter_dropout > 0 and joins_products(recipe):  # what was dropped from, and where, once an input
@@ -163,9 +171,11 @@ def _count_input_bytes(shape: ModelShape, recipe: Recipe) -> float:
         return total * compute + ranks
     if is_mixed_full(recipe) and not recipe.compiled:  # fp32 norms: every matrix behind one casts for itself
         return compute * sum(linear.in_features for linear in targets if linear.name != "o_proj")
-    inputs = {SHARED_INPUTS.get(linear.name, linear.name): linear.in_features for linear in targets}
+    inputs = {name_input(linear.name): linear.in_features for linear in targets}
     if not has_copies:
         inputs.pop("o_proj", None)  # the attention's output, saved already
+    if joins_mlp(shape, recipe):
+        inputs.pop("down_proj")
     return compute * sum(inputs.values()) + ranks
 
 
@@ -184,24 +194,28 @@ def _count_variant_bytes(shape: ModelShape, recipe: Recipe) -> float:
 
 
 def _count_scaled_bytes(shape: ModelShape, recipe: Recipe) -> float:
-    """Results before DoRA scaled them. The compiler scales again what it has before scaling."""
+    """Results before DoRA scaled them. The compiler scales again what it has before scaling; with dropout the base's
+    share is added to that, and the sum is kept as well."""
     compute, query = DTYPE_BYTES[recipe.compute_dtype], shape.num_heads * shape.head_dim
     targets = find_targets(shape, recipe.target_modules)
     results = sum(linear.out_features for linear in targets)
-    if joins_products(recipe) and recipe.compiled:
-        return compute * sum(linear.out_features for linear in targets if linear.name in ("v_proj", "o_proj"))
-    if recipe.compiled:
-        return float(compute * (results + query))
-    return float((1 if joins_products(recipe) else 2) * compute * results)
+    if joins_products(recipe) and recipe.compiled and recipe.adapter_dropout == 0:
+        # Queries and keys are kept as they were before they were scaled; where a norm follows, it has counted them.
+        has_head_norms = shape.norm_parameters_per_layer % shape.hidden_size != 0
+        kept = ("v_proj", "o_proj") if has_head_norms else ("q_proj", "k_proj", "v_proj", "o_proj")
+        return compute * sum(linear.out_features for linear in targets if linear.name in kept)
+    if joins_products(recipe):
+        return float(compute * results)
+    return float(compute * (results + query) if recipe.compiled else 2 * compute * results)
 
 
 def _count_saved_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
-    """Copies of a layer's weights that its backward pass needs: DoRA with dropout multiplies by a cast weight."""
+    """Copies of a layer's weights that its backward pass needs: with dropout PEFT's DoRA multiplies by a cast one."""
     targets = find_targets(shape, recipe.target_modules)
     num_weights = sum(linear.in_features * linear.out_features for linear in targets)
     if recipe.quantization == "int8":
         return _INT8_BYTES_PER_WEIGHT * num_weights
-    if recipe.adapter == "dora" and recipe.adapter_dropout > 0:
+    if recipe.adapter == "dora" and recipe.adapter_dropout > 0 and not joins_products(recipe):
         return float(DTYPE_BYTES[recipe.compute_dtype] * num_weights)
     return 0.0
 
@@ -223,18 +237,14 @@ def _count_kept_bytes(shape: ModelShape, recipe: Recipe) -> tuple[float, float, 
     return boundary, products, reused
 
 
-def _count_scores(shape: ModelShape, recipe: Recipe) -> int:
-    """Attention weights of one layer: packed rows are one long row."""
-    length = recipe.sequence_length * (recipe.micro_batch_size if recipe.packed else 1)
-    rows = 1 if recipe.packed else recipe.micro_batch_size
-    return shape.num_heads * rows * length * length
+def _count_score_bytes(shape: ModelShape, recipe: Recipe) -> float:
+    """Saved per layer by eager attention: weights of documents, all of full length at worst, in two dtypes."""
+    if recipe.attention != "eager":
+        return 0.0
+    scores = recipe.micro_batch_size * shape.num_heads * _round_up(recipe.sequence_length) ** 2
+    return float(scores * (4 + DTYPE_BYTES[recipe.compute_dtype]))
 
 
-def _count_square_bytes(shape: ModelShape, recipe: Recipe) -> float:
-    """Saved per layer by backends that know no documents: the weights in fp32 and the compute dtype, or SDPA's mask."""
-    if recipe.attention == "eager":
-        return float(_count_scores(shape, recipe) * (4 + DTYPE_BYTES[recipe.compute_dtype]))
-    if recipe.attention == "sdpa":
-        mask = _count_scores(shape, recipe) // shape.num_heads
-        return float(mask if recipe.packed else mask * 3 / shape.num_layers)  # a padded batch shares one mask
-    return 0.0
+def _round_up(length: int) -> int:
+    """As training/grouped.py does."""
+    return 1 << max(5, (length - 1).bit_length())

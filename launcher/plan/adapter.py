@@ -71,16 +71,16 @@ def _decide_dropout(situation: Situation) -> tuple[float, list[Decision]]:
                 hint="remove it, or use lora or dora",
             )
         return 0.0, []
-    if config.dropout is not None:
-        return config.dropout, [asked("adapter dropout", f"{config.dropout:g}", "training.config.dropout")]
     published = next((a.dropout for a in situation.entry.adapters if a.dropout is not None), None)
-    if published is not None:
-        return published, [
-            asked("adapter dropout", f"{published:g}", "base_models[0].adapters, not in training.config")
-        ]
-    return DEFAULT_DROPOUT, [
-        decided("adapter dropout", f"{DEFAULT_DROPOUT:g}", "not given: what the published trainer used")
-    ]
+    if config.dropout is not None:
+        value, decide, reason = config.dropout, asked, "training.config.dropout"
+    elif published is not None:
+        value, decide, reason = published, asked, "base_models[0].adapters, not in training.config"
+    else:
+        value, decide, reason = DEFAULT_DROPOUT, decided, "not given: what the published trainer used"
+    if value and config.adapter_type == "dora":
+        reason += "; for it DoRA multiplies by each of the base's matrices twice"
+    return value, [decide("adapter dropout", f"{value:g}", reason)]
 
 
 def _disagreement(situation: Situation) -> str:

@@ -148,5 +148,7 @@ def _larger_gpu(sizing: Sizing, candidates: tuple[Candidate, ...]) -> Gpu | None
 
 
 def on_hardware(sizing: Sizing, hardware: Hardware) -> Sizing:
+    """What is remembered to have failed holds for the same cards."""
     recipe = replace(sizing.recipe, num_ranks=hardware.num_ranks)
-    return replace(sizing, hardware=hardware, recipe=recipe, budget=make_budget(hardware))
+    failed = sizing.budget.failed_bytes if hardware.gpu == sizing.hardware.gpu else None
+    return replace(sizing, hardware=hardware, recipe=recipe, budget=replace(make_budget(hardware), failed_bytes=failed))

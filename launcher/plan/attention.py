@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.choices import AttentionBackend
+from launcher.choices import OWN_GROUP, OWN_HEAD_SIZES, AttentionBackend, Dtype
 from launcher.errors import InputError
 from launcher.hardware import Gpu, Hardware
 from launcher.plan.model import AttentionPlan, Decision
@@ -12,9 +12,10 @@ TITLES: dict[AttentionBackend, str] = {
     "flash_attention_4": "FlashAttention 4 (flash-attn-4 package)",
     "flash_attention_3": "FlashAttention 3 (flash-attn package)",
     "flash_attention_2": "FlashAttention 2 (flash-attn package)",
+    "triton": "our own kernels, in Triton",
     "varlen": "variable-length FlashAttention inside torch",
     "flex": "FlexAttention with a document mask",
-    "sdpa": "SDPA with a document mask",
+    "sdpa": "SDPA, documents in groups of like length",
     "eager": "eager, the whole matrix of scores",
 }
 
@@ -23,11 +24,11 @@ PACKAGE_BACKENDS: frozenset[AttentionBackend] = frozenset(
 )
 
 
-def decide_attention(situation: Situation) -> tuple[AttentionPlan, Decision]:
+def decide_attention(situation: Situation, dtype: Dtype) -> tuple[AttentionPlan, Decision]:
     config = situation.config
-    ladder = make_ladder(situation)
+    ladder = make_ladder(situation, dtype)
     if config.attention != "auto":
-        _check_able(situation, config.attention, ladder)
+        _check_able(situation, config.attention, ladder, dtype)
         rest = ladder[ladder.index(config.attention) + 1 :]
         plan = AttentionPlan(backend=config.attention, fallbacks=())
         return plan, asked(
@@ -36,22 +37,30 @@ def decide_attention(situation: Situation) -> tuple[AttentionPlan, Decision]:
             "attention in the manifest" + ("" if rest or config.attention == "eager" else "; the last that is able"),
         )
     plan = AttentionPlan(backend=ladder[0], fallbacks=ladder[1:])
-    return plan, _explain(situation, ladder[0])
+    return plan, _explain(situation, ladder[0], dtype)
 
 
-def make_ladder(situation: Situation) -> tuple[AttentionBackend, ...]:
+def make_ladder(situation: Situation, dtype: Dtype) -> tuple[AttentionBackend, ...]:
     """Able backends, fastest first."""
     config, gpu = situation.config, situation.gpu
-    if gpu is None:
+    if gpu is None or dtype == "fp32":  # flash kernels compute in 16 bits: what FP32 was asked for would be lost there
         return ("sdpa", "eager") if not _has_softcap(situation) else ("eager",)
     ladder: list[AttentionBackend] = []
     if config.flash_attention_2 is not False:
         ladder += _package_rungs(gpu, situation.hardware)
+    own: list[AttentionBackend] = ["triton"] if _fits_own_kernels(situation, gpu) else []
     if _has_softcap(situation):
-        return (*ladder, "eager")
+        return (*ladder, *own, "eager")
     if gpu.has_flash_attention:
-        ladder += ["varlen", "flex"]
+        ladder += ["varlen", *own, "flex"]
     return (*ladder, "sdpa", "eager")
+
+
+def _fits_own_kernels(situation: Situation, gpu: Gpu) -> bool:
+    base = situation.base
+    return (
+        gpu.has_own_attention and base.head_dim in OWN_HEAD_SIZES and base.num_heads // base.num_kv_heads <= OWN_GROUP
+    )
 
 
 def _package_rungs(gpu: Gpu, hardware: Hardware) -> list[AttentionBackend]:
@@ -70,10 +79,12 @@ def _has_softcap(situation: Situation) -> bool:
     return situation.base.model_type == "gemma2"
 
 
-def _explain(situation: Situation, backend: AttentionBackend) -> Decision:
+def _explain(situation: Situation, backend: AttentionBackend, dtype: Dtype) -> Decision:
     config, gpu = situation.config, situation.gpu
     if gpu is None:
         return forced("attention", TITLES[backend], "no GPU: flash kernels need one")
+    if dtype == "fp32":
+        return forced("attention", TITLES[backend], "FP32: flash kernels compute in 16 bits")
     if backend in PACKAGE_BACKENDS:
         return decided("attention", TITLES[backend], "installed, and this GPU can run it")
     if _has_softcap(situation):
@@ -91,14 +102,22 @@ def _explain(situation: Situation, backend: AttentionBackend) -> Decision:
     return decided("attention", TITLES[backend], f"{why}no package to build; {apart}")
 
 
-def _check_able(situation: Situation, wanted: AttentionBackend, ladder: tuple[AttentionBackend, ...]) -> None:
+def _check_able(
+    situation: Situation, wanted: AttentionBackend, ladder: tuple[AttentionBackend, ...], dtype: Dtype
+) -> None:
     if wanted in ladder:
         return
+    if dtype == "fp32" and situation.gpu is not None:
+        raise InputError(
+            f"training.config.attention: {wanted} computes in 16 bits, and FP32 is asked for",
+            hint=f'use "auto", or one of: {", ".join(ladder)}; or leave the precision to the plan',
+        )
     where = situation.gpu.title if situation.gpu else "a machine without a GPU"
     reasons: dict[AttentionBackend, str] = {
         "flash_attention_4": "it needs a Hopper or Blackwell GPU and the package flash-attn-4, installed",
         "flash_attention_3": "it needs a Hopper GPU and the package flash_attn_interface, installed",
         "flash_attention_2": "it needs compute capability 8.0 and the package flash_attn, installed",
+        "triton": "it needs a Hopper GPU, Triton, and heads of 64 or 128 features",
         "varlen": "it needs compute capability 8.0",
         "flex": "it needs compute capability 8.0",
     }

@@ -39,7 +39,7 @@ def decide_basics(situation: Situation) -> Basics:
     precision, precision_decisions = decide_precision(situation)
     adapter, adapter_decisions = decide_adapter(situation)
     quantization, quantization_decision = decide_quantization(situation)
-    attention, attention_decision = decide_attention(situation)
+    attention, attention_decision = decide_attention(situation, precision.compute_dtype)
     loss_kernel, loss_decisions = _decide_loss(situation)
     optimizer, optimizer_decisions = decide_optimizer(situation)
     return Basics(

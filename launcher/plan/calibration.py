@@ -158,7 +158,7 @@ def correct_memory(shape: ModelShape, recipe: Recipe, plain: MemoryEstimate, kno
     """With one more term; the same where this machine's runs say nothing."""
     if not known.runs:
         return plain
-    allocated = count_allocated(plain)
+    allocated = plain.allocated_bytes
     correction = find_memory_correction(known, name_family(shape, recipe), allocated)
     if correction is None or correction.factor == 1.0:
         return plain
@@ -166,10 +166,6 @@ def correct_memory(shape: ModelShape, recipe: Recipe, plain: MemoryEstimate, kno
     note = f"{_percent(correction.factor)} by {_runs(correction.num_runs)}"
     term = MemoryTerm(name=CALIBRATION_TERM, num_bytes=num_bytes, note=note)
     return MemoryEstimate(terms=(*plain.terms, term), host_bytes=plain.host_bytes)
-
-
-def count_allocated(plain: MemoryEstimate) -> int:
-    return sum(term.num_bytes for term in plain.terms if term.name != "context")
 
 
 def explain_memory(correction: Correction) -> Decision:

@@ -11,7 +11,7 @@ DEFAULT_WANDB_PROJECT = "expert-launcher"
 
 def make_data_plan(situation: Situation) -> DataPlan:
     dataset = situation.manifest.training.dataset
-    if situation.is_smoke:
+    if situation.is_smoke and situation.options.takes_sample:
         sample = {"path": SAMPLE_TRAIN, "validation_path": SAMPLE_VALIDATION, "test_path": SAMPLE_TEST}
         dataset = dataset.model_copy(
             update={**sample, "type": "single", "format": "jsonl", "revision": None, "tasks": None}

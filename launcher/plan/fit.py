@@ -1,9 +1,9 @@
 """Finds what fits: strategy, offload, checkpointing and micro-batch, together.
 
 Where each rank holds the whole model the choice walks a staircase: recomputation is given up first, at a small
-micro-batch, and only then does the micro-batch grow. So more memory never means more checkpointing or a smaller
-micro-batch. Where weights are gathered or fetched for every micro-step, fewer and larger micro-steps may be worth
-recomputing: there the fastest combination is searched.
+micro-batch, and only then does the micro-batch grow. So more memory never means more checkpointing, nor a smaller
+micro-batch, but where that leaves room for a CUDA graph. Where weights are gathered or fetched for every micro-step,
+fewer and larger micro-steps may be worth recomputing: there the fastest combination is searched.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from launcher.choices import SHARDED_STRATEGIES, Checkpointing, Offload, Strategy
-from launcher.memory import MemoryEstimate, Recipe, estimate_memory
+from launcher.memory import MemoryEstimate, Recipe, estimate_memory, joins_mlp
 from launcher.plan.calibration import correct_memory
 from launcher.plan.sizing import Sizing
 from launcher.scaling import StepTime, estimate_step, make_collectives, make_exchange
-from launcher.speed import MICRO_STEP_SECONDS, host_seconds, offload_seconds, seconds_per_token
+from launcher.speed import MICRO_STEP_SECONDS, Workload, host_seconds, offload_seconds, seconds_per_token
 
 # Below this a micro-batch leaves most GPUs idle; recomputation is dropped before the micro-batch grows beyond it.
 _SMALL_MICRO_BATCH_TOKENS = 2048
@@ -24,11 +24,11 @@ _SMALL_MICRO_BATCH_TOKENS = 2048
 _WORTH_SHARDING = 1.2
 # Micro-batches that are tried: all small ones, then ever larger steps.
 _TRIED_SIZES = 512
-# Where the GPU's peak is unknown, any rate serves to compare ways to split the same work.
 # Of the card, that a run with a CUDA graph may take: an evaluation needs room beside it (two chunks of logits and one
 # layer: 0.8 to 1 GiB for a 0.6B model; reasoned, not measured).
 _MOST_OF_CARD = 0.85
 _NEARLY = 1.3  # of the time to launch a micro-step: hosts differ, and what they do besides varies
+# Where the GPU's peak is unknown, any rate serves to compare ways to split the same work.
 _ANY_SECONDS_PER_TOKEN = 1e-4
 
 
@@ -52,17 +52,19 @@ def is_captured(sizing: Sizing, layout: Layout) -> bool:
     """Launched as one CUDA graph: where there is room beside the memory that it keeps for itself."""
     if not sizing.may_capture or layout.strategy != "single" or layout.offload != "none":
         return False
-    whole = estimate_memory(sizing.shape, _make_recipe(sizing, layout, accumulates=True)).total_bytes
-    return whole <= _MOST_OF_CARD * min(sizing.budget.card_bytes, sizing.budget.free_bytes)
+    recipe = _make_recipe(sizing, layout, accumulates=True, graphed=True)
+    memory = correct_memory(sizing.shape, recipe, estimate_memory(sizing.shape, recipe), sizing.calibration)
+    return memory.total_bytes <= _MOST_OF_CARD * min(sizing.budget.card_bytes, sizing.budget.free_bytes)
 
 
 def make_recipe(sizing: Sizing, layout: Layout, *, cautious: bool = False) -> Recipe:
     """A graph adds to gradients that live beside all activations, however many micro-batches a step has."""
-    accumulates = cautious or accumulation_steps(sizing, layout) > 1 or is_captured(sizing, layout)
-    return _make_recipe(sizing, layout, accumulates=accumulates)
+    graphed = is_captured(sizing, layout)
+    accumulates = cautious or accumulation_steps(sizing, layout) > 1 or graphed
+    return _make_recipe(sizing, layout, accumulates=accumulates, graphed=graphed)
 
 
-def _make_recipe(sizing: Sizing, layout: Layout, *, accumulates: bool) -> Recipe:
+def _make_recipe(sizing: Sizing, layout: Layout, *, accumulates: bool, graphed: bool) -> Recipe:
     return replace(
         sizing.recipe,
         strategy=layout.strategy,
@@ -70,6 +72,7 @@ def _make_recipe(sizing: Sizing, layout: Layout, *, accumulates: bool) -> Recipe
         checkpointing=layout.checkpointing,
         micro_batch_size=layout.micro_batch_size,
         accumulates_gradients=accumulates,
+        graphed=graphed,
     )
 
 
@@ -176,8 +179,14 @@ def estimate_time(sizing: Sizing, layout: Layout) -> StepTime:
     )
 
 
+def _make_workload(sizing: Sizing, layout: Layout) -> Workload:
+    recipe = replace(sizing.recipe, strategy=layout.strategy, checkpointing=layout.checkpointing)
+    joined = joins_mlp(sizing.shape, recipe)
+    return replace(sizing.workload, checkpointing=layout.checkpointing, joined=joined)
+
+
 def _micro_step_seconds(sizing: Sizing, layout: Layout) -> float:
-    workload, gpu = replace(sizing.workload, checkpointing=layout.checkpointing), sizing.hardware.gpu
+    workload, gpu = _make_workload(sizing, layout), sizing.hardware.gpu
     tokens = layout.micro_batch_size * sizing.slot_tokens
     if gpu is None:
         return tokens * _ANY_SECONDS_PER_TOKEN  # a CPU gains nothing from larger micro-batches
@@ -188,12 +197,11 @@ def _micro_step_seconds(sizing: Sizing, layout: Layout) -> float:
 
 def _compute_seconds(sizing: Sizing, layout: Layout) -> float:
     """Of one micro-step on a GPU that is kept busy."""
-    workload, gpu = replace(sizing.workload, checkpointing=layout.checkpointing), sizing.hardware.gpu
+    workload, gpu = _make_workload(sizing, layout), sizing.hardware.gpu
     per_token = None if gpu is None else seconds_per_token(gpu, workload)
     return layout.micro_batch_size * sizing.slot_tokens * (_ANY_SECONDS_PER_TOKEN if per_token is None else per_token)
 
 
 def is_launch_bound(sizing: Sizing, layout: Layout) -> bool:
     """The host takes longer to launch a micro-step, or nearly, than the GPU to run it."""
-    workload = replace(sizing.workload, checkpointing=layout.checkpointing)
-    return _compute_seconds(sizing, layout) < _NEARLY * host_seconds(workload)
+    return _compute_seconds(sizing, layout) < _NEARLY * host_seconds(_make_workload(sizing, layout))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from launcher.choices import SHARDED_STRATEGIES
 from launcher.memory import MemoryTerm
 from launcher.plan.fit import Layout, accumulation_steps, estimate, fits_host
-from launcher.plan.model import Decision, Plan, Rung
+from launcher.plan.model import CompilePlan, Decision, Plan, Rung
 from launcher.plan.sizing import LEVELS, Sizing
 from launcher.plan.strategy import TITLES, Candidate
 
@@ -72,6 +73,7 @@ def take_rung(plan: Plan) -> Plan | None:
         update={
             "batch": batch.model_copy(update=changed),
             "checkpointing": rung.checkpointing,
+            "compile": _compile_for(plan, rung),
             **(_for_partitions(plan) if rung.strategy == "zero3" else {}),
             "strategy": rung.strategy,
             "offload": rung.offload,
@@ -81,6 +83,13 @@ def take_rung(plan: Plan) -> Plan | None:
             "decisions": (*plan.decisions, decision),
         }
     )
+
+
+def _compile_for(plan: Plan, rung: Rung) -> CompilePlan | None:
+    """Layers that are checkpointed or gathered one by one are compiled so."""
+    if plan.compile is None or (rung.checkpointing == "none" and rung.strategy not in SHARDED_STRATEGIES):
+        return plan.compile
+    return plan.compile.model_copy(update={"scope": "layer"})
 
 
 def _for_partitions(plan: Plan) -> dict[str, object]:

@@ -14,7 +14,6 @@ from launcher.plan.advice import does_not_fit
 from launcher.plan.basics import Basics, decide_basics
 from launcher.plan.batch import explain_batch, make_batch_plan
 from launcher.plan.calibration import (
-    count_allocated,
     explain_memory,
     explain_speed,
     find_memory_correction,
@@ -194,7 +193,7 @@ def _make_memory_plan(sizing: Sizing, layout: Layout) -> MemoryPlan:
 def _explain_calibration(situation: Situation, sizing: Sizing, layout: Layout, *, captures: bool) -> list[Decision]:
     """What finished runs of this machine have changed."""
     recipe = make_recipe(sizing, layout)
-    allocated = count_allocated(estimate_memory(sizing.shape, recipe))
+    allocated = estimate_memory(sizing.shape, recipe).allocated_bytes
     memory = find_memory_correction(sizing.calibration, name_family(sizing.shape, recipe), allocated)
     speed, is_estimated = find_speed(situation, sizing, layout, captures=captures)
     found = [] if memory is None else [explain_memory(memory)]

@@ -19,7 +19,7 @@ from launcher.choices import (
 )
 from launcher.hardware import Hardware
 from launcher.manifest.dataset import FieldMapping, Task
-from launcher.memory import MemoryTerm
+from launcher.memory import MemoryTerm, count_allocated
 from launcher.shapes import ModelShape
 from launcher.values import Frozen
 
@@ -57,6 +57,11 @@ class AdapterPlan(Frozen):
     target_modules: tuple[str, ...]
     feedforward_modules: tuple[str, ...]
     trainable_parameters: int
+
+    @property
+    def repeats_base(self) -> bool:
+        """DoRA's dropout acts on what the base does, too: each of its matrices is multiplied by twice."""
+        return self.kind == "dora" and self.dropout > 0
 
 
 class QuantizationPlan(Frozen):
@@ -161,8 +166,6 @@ class SchedulePlan(Frozen):
     evaluate_every_epochs: float | None
     logging_steps: int
     load_best_model_at_end: bool
-    metric_for_best_model: str
-    greater_is_better: bool
     early_stopping_patience: int | None
     early_stopping_threshold: float
     seed: int
@@ -183,13 +186,7 @@ class MemoryPlan(Frozen):
 
     @property
     def allocated_bytes(self) -> int:
-        """What torch's allocator counts: all but the CUDA context."""
-        return sum(term.num_bytes for term in self.terms if term.name != "context")
-
-    @property
-    def uncalibrated_bytes(self) -> int:
-        """Of those, what was estimated before this machine's own runs were asked."""
-        return sum(term.num_bytes for term in self.terms if term.name not in ("context", CALIBRATION_TERM))
+        return count_allocated(self.terms)
 
     @property
     def activation_bytes(self) -> int:

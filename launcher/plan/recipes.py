@@ -1,9 +1,10 @@
-"""A plan's memory recipe, read back from the plan: what its estimate was made from, at the sizes that were chosen."""
+"""What a plan's estimates of memory and speed are made from, read back from the plan, at the sizes that were chosen."""
 
 from __future__ import annotations
 
-from launcher.memory import MemoryEstimate, Recipe, estimate_memory
+from launcher.memory import MemoryEstimate, Recipe, estimate_memory, joins_mlp
 from launcher.plan.model import Plan
+from launcher.speed import Workload
 
 
 def recipe_of(plan: Plan) -> Recipe:
@@ -21,15 +22,31 @@ def recipe_of(plan: Plan) -> Recipe:
         compiled=plan.compile is not None,
         loss_kernel=plan.loss_kernel,
         attention=plan.attention.backend,
-        packed=True,  # rows lie end to end, packed or not; at worst all are of full length
         sequence_length=plan.batch.sequence_length,
         micro_batch_size=plan.batch.micro_batch_size,
         # a graph's gradients live beside all activations, as where they accumulate
         accumulates_gradients=plan.batch.gradient_accumulation_steps > 1 or plan.cuda_graph,
+        graphed=plan.cuda_graph,
         strategy=plan.strategy,
         offload=plan.offload,
         num_ranks=plan.batch.num_ranks,
         on_gpu=plan.hardware.gpu is not None,
+        has_kernels=plan.hardware.gpu is None or plan.hardware.gpu.has_kernels,
+    )
+
+
+def workload_of(plan: Plan, document_tokens: float) -> Workload:
+    """`document_tokens`: over which attention reaches, on average; only the data can tell."""
+    return Workload(
+        shape=plan.base,
+        adapter=plan.adapter.kind,
+        quantization=plan.quantization_kind,
+        compute_dtype=plan.precision.compute_dtype,
+        compiled=plan.compile is not None,
+        checkpointing=plan.checkpointing,
+        document_tokens=document_tokens,
+        repeats_base=plan.adapter.repeats_base,
+        joined=joins_mlp(plan.base, recipe_of(plan)),
     )
 
 

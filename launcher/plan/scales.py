@@ -9,10 +9,12 @@ from launcher.hardware import Hardware
 from launcher.memory import count_trainable
 from launcher.plan.advice import on_hardware, whole_candidates
 from launcher.plan.basics import Basics
+from launcher.plan.compiling import decide_compile
 from launcher.plan.fit import Layout, accumulation_steps, best_layout, estimate_time, step_seconds
 from launcher.plan.model import ScalePoint, ScalingPlan, SpeedPlan
+from launcher.plan.schedule import estimate_length
 from launcher.plan.situation import Situation
-from launcher.plan.sizing import Sizing
+from launcher.plan.sizing import Sizing, make_workload
 from launcher.plan.strategy import Candidate, make_candidates
 from launcher.scaling import INTERFERENCE, LINK_EFFICIENCY, OVERLAP, STRAGGLING, Link, find_link
 
@@ -34,11 +36,11 @@ def make_scaling_plan(
         return None
     seconds = step_seconds(sizing, layout)
     step_tokens, taught = estimated * seconds, speed.tokens_per_second / estimated
+    compiles = _would_compile(situation, basics, sizing)
     points: list[ScalePoint] = []
     for smaller in _count_up(hardware):
         is_asked = smaller == hardware
-        sized = sizing if is_asked else on_hardware(sizing, smaller)
-        found = layout if is_asked else best_layout(sized, _candidates(situation, basics, smaller))
+        sized, found = (sizing, layout) if is_asked else _size(situation, basics, sizing, smaller, compiles)
         if found is not None:
             points.append(_make_point(sized, found, step_tokens, taught))
     first = next((point for point in points if point.offload == "none"), points[0])
@@ -48,6 +50,34 @@ def make_scaling_plan(
         reference_ranks=first.num_ranks,
         verdict=_judge(sizing, layout, shared[-1], first.num_ranks, link),
         assumptions=tuple(_assume(link)),
+    )
+
+
+def _would_compile(situation: Situation, basics: Basics, sizing: Sizing) -> bool:
+    """Before a strategy forbids it."""
+    length = estimate_length(situation).num_steps
+    workload = make_workload(situation, basics)
+    return sizing.workload.compiled or decide_compile(situation, workload, length, captures=False).is_on
+
+
+def _size(
+    situation: Situation, basics: Basics, sizing: Sizing, hardware: Hardware, compiles: bool
+) -> tuple[Sizing, Layout | None]:
+    """As a plan for this hardware: compiled, unless that leads to ZeRO-3."""
+    candidates = _candidates(situation, basics, hardware)
+    sized = _compiled(on_hardware(sizing, hardware), compiles)
+    found = best_layout(sized, candidates)
+    if found is not None and found.strategy == "zero3" and situation.config.torch_compile is not True:
+        sized = _compiled(sized, False)
+        found = best_layout(sized, candidates)
+    return sized, found
+
+
+def _compiled(sizing: Sizing, compiles: bool) -> Sizing:
+    return replace(
+        sizing,
+        recipe=replace(sizing.recipe, compiled=compiles),
+        workload=replace(sizing.workload, compiled=compiles),
     )
 
 
@@ -160,7 +190,7 @@ def _find_ways(sizing: Sizing, layout: Layout) -> Iterator[str]:
             recipe=replace(recipe, quantization="int4"),
             workload=replace(workload, quantization="int4"),
         )
-        if (factor := gain(small, whole_candidates(small))) >= _WORTH_NAMING:
+        if (factor := gain(small, (("ddp", "none"),))) >= _WORTH_NAMING:
             yield f"base_models[0].quantization int4, with which nothing is gathered, {factor:.1f} times"
     longer = [level for level in sizing.levels if level == "full" and layout.checkpointing != "full"]
     if longer and layout.strategy in ("fsdp2", "zero3"):

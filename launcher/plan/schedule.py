@@ -11,7 +11,8 @@ from launcher.plan.model import Decision, SchedulePlan
 from launcher.plan.situation import Situation, asked, decided
 from launcher.units import format_duration
 
-# Best-fit-decreasing over a whole split leaves at most 0.2 % of the positions empty (TARGETS).
+# Packing a whole split leaves at most 0.2 % of the positions empty, where rows are short against a sequence
+# (corpus/pack.py).
 PACKING_EFFICIENCY = 0.998
 # What a crash may cost when nobody said how often to save.
 _LOSE_AT_MOST_SECONDS = 30 * 60
@@ -61,8 +62,6 @@ def decide_schedule(
         evaluate_every_epochs=evaluating.epochs,
         logging_steps=config.logging_steps,
         load_best_model_at_end=loads_best(config),
-        metric_for_best_model=config.metric_for_best_model,
-        greater_is_better=config.greater_is_better,
         early_stopping_patience=config.early_stopping_patience,
         early_stopping_threshold=config.early_stopping_threshold,
         seed=config.seed,

@@ -33,6 +33,7 @@ class PlanOptions:
     calibration: Calibration = NOTHING_LEARNT  # what finished runs of this machine have taught
     manifest_folder: str = ""
     given_keys: frozenset[str] = frozenset()  # of the manifest, dotted, that the command line set
+    takes_sample: bool = True  # the smoke profile: rows of the sample beside the manifest, not the manifest's own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

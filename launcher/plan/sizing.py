@@ -7,7 +7,7 @@ from math import ceil
 
 from launcher.choices import UNPACKED_SIZES, UNRECORDABLE_ATTENTION, Checkpointing
 from launcher.hardware import Hardware
-from launcher.memory import Recipe
+from launcher.memory import Recipe, joins_mlp
 from launcher.plan.basics import Basics
 from launcher.plan.calibration import Calibration
 from launcher.plan.situation import Situation
@@ -19,7 +19,6 @@ LEVELS: tuple[Checkpointing, ...] = ("none", "selective", "full")
 # Fragmentation, the driver's own share, and what the prediction may be wrong by.
 _GPU_HEADROOM = 0.08
 CPU_HEADROOM = 0.25
-# A micro-batch of rows that are not packed is filled up to the next eighth of its largest size: few shapes to compile.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +84,8 @@ def make_workload(situation: Situation, basics: Basics) -> Workload:
         compiled=True,
         checkpointing="none",
         document_tokens=min(situation.rows.mean_tokens, situation.config.max_seq_length),
+        repeats_base=basics.adapter.repeats_base,
+        joined=joins_mlp(situation.base, _make_recipe(situation, basics, compiled=True)),
     )
 
 
@@ -151,11 +152,11 @@ def _make_recipe(situation: Situation, basics: Basics, compiled: bool) -> Recipe
         compiled=compiled,
         loss_kernel=basics.loss_kernel,
         attention=basics.attention.backend,
-        packed=True,  # rows lie end to end, packed or not; at worst all are of full length
         sequence_length=situation.config.max_seq_length,
         micro_batch_size=1,
         strategy="single",
         offload="none",
         num_ranks=situation.num_ranks,
         on_gpu=situation.gpu is not None,
+        has_kernels=situation.gpu is None or situation.gpu.has_kernels,
     )

@@ -12,7 +12,7 @@ from launcher.plan.model import SpeedPlan
 from launcher.plan.schedule import PACKING_EFFICIENCY, Length
 from launcher.plan.situation import Situation
 from launcher.plan.sizing import Sizing
-from launcher.speed import flops_per_token, seconds_per_token
+from launcher.speed import flops_per_token, peak_tflops, seconds_per_token
 from launcher.units import TERA
 
 # What the speed model is fitted to.
@@ -51,7 +51,7 @@ def make_speed_plan(
     start = COMPILE_SECONDS if workload.compiled else 0.0
     total = None if length.num_steps is None else start + seconds * length.num_steps
     price = situation.options.price_per_gpu_hour
-    peak = None if gpu is None else gpu.bf16_tflops or gpu.fp16_tflops
+    peak = None if gpu is None else peak_tflops(gpu, workload.compute_dtype)
     mfu = flops_per_token(workload) * tokens / seconds / (peak * TERA * situation.num_ranks) if peak else None
     return SpeedPlan(
         tokens_per_second=tokens / seconds,

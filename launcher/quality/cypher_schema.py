@@ -18,11 +18,6 @@ class GraphSchema:
     relationships: Mapping[str, Mapping[str, str]]
     links: frozenset[tuple[str, str, str]]  # label, type, label: in the direction of the arrow
 
-    def ends(self, kind: str) -> tuple[frozenset[str], frozenset[str]]:
-        """Labels that a type leaves from, and those that it leads to."""
-        joined = [link for link in self.links if link[1] == kind]
-        return frozenset(link[0] for link in joined), frozenset(link[2] for link in joined)
-
 
 _NAME = r"(?:`([^`]+)`|([\w ./-]+?))"
 _LINK = re.compile(rf"\(\s*:\s*{_NAME}\s*\)\s*-\s*\[\s*:\s*{_NAME}\s*\]\s*->\s*\(\s*:\s*{_NAME}\s*\)")

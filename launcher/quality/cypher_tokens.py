@@ -128,20 +128,6 @@ def strip_end(tokens: Sequence[Token]) -> list[Token]:
     return stripped
 
 
-def render_tokens(tokens: Sequence[Token]) -> str:
-    """Cypher again, one space between tokens, and none inside an arrow or a name with dots."""
-    text = ""
-    for index, token in enumerate(tokens):
-        glued = index > 0 and (
-            (token.is_mark("-", ">") and tokens[index - 1].is_mark("-", "<", "]"))
-            or token.is_mark(".")
-            or tokens[index - 1].is_mark(".")
-            or (token.is_mark("[", "(") and tokens[index - 1].is_mark("-"))
-        )
-        text += ("" if glued or not text else " ") + render_token(token)
-    return text
-
-
 def render_token(token: Token) -> str:
     if token.kind is Kind.STRING:
         escaped = token.text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r")

@@ -36,11 +36,6 @@ class Verdict:
     checks: Mapping[str, bool | None]
     reason: str = ""  # why the first check that failed did, or why one could not tell, in a sentence for people
 
-    @property
-    def passes_all(self) -> bool:
-        """Stricter than right: an answer in other words than the reference's may fail to be equal to it."""
-        return not any(passed is False for passed in self.checks.values())
-
 
 class Judge(Protocol):
     """Answers are hostile input: a judge bounds time and memory, touches nothing outside a scratch folder, and never

@@ -13,6 +13,8 @@ from launcher.quality.judging import Check, Verdict
 from launcher.quality.scores import Change, make_change, make_rate
 from launcher.values import Frozen
 
+_SHARED = 0.5  # of the rows asked now, that an earlier evaluation must have asked too
+
 
 class CheckResult(Frozen):
     name: str
@@ -104,6 +106,11 @@ def compare_results(before: EvalResult, now: EvalResult) -> tuple[Change, tuple[
     shared = sorted(old.keys() & new.keys())
     if not shared:
         raise InputError("the two evaluations have no row in common", hint="evaluate both on the same split")
+    if len(shared) < _SHARED * len(new):
+        raise InputError(
+            f"the two evaluations have only {len(shared)} rows in common, of {len(old)} before and {len(new)} now",
+            hint="evaluate both on the same rows: the same split, and --rows alike",
+        )
     warnings = []
     if len(shared) < max(len(old), len(new)):
         warnings.append(f"{len(shared)} rows in common, of {len(old)} before and {len(new)} now")

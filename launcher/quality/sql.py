@@ -12,7 +12,7 @@ from importlib.metadata import version
 from launcher.errors import InputError, escape
 from launcher.quality.judging import MAX_ANSWER_CHARACTERS, Check, Closing, Question, Verdict
 from launcher.quality.sql_process import JudgingProcess
-from launcher.quality.sql_ruling import Ruling, fail
+from launcher.quality.sql_ruling import Ruling
 from launcher.quality.sql_worker import Request
 
 _MAX_REASON = 240
@@ -39,12 +39,12 @@ class SqlJudge(Closing):
 
     def _judge_one(self, question: Question, answer: str) -> Verdict:
         unread = _reject_unread(answer)
-        if unread:
-            return _make_verdict(fail(f"it does not parse: {unread}"))
         if _is_no_text(question.context) or _is_no_text(question.reference):
             return _make_verdict(Ruling(reason="not judged: the row holds characters that no text has"))
-        request = Request(context=question.context, reference=question.reference, answer=answer)
-        return _make_verdict(self._process.ask(request))
+        given = "" if unread else answer  # the row still says which checks it has
+        ruling = self._process.ask(Request(context=question.context, reference=question.reference, answer=given))
+        reason = f"it does not parse: {unread}" if unread and ruling.parses is False else ruling.reason
+        return _make_verdict(ruling.model_copy(update={"reason": reason}))
 
 
 def _reject_unread(answer: str) -> str:

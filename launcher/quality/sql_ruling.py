@@ -71,6 +71,13 @@ def _is_read_by_sqlite(sql: str) -> bool:
     return True
 
 
+def within_reach(question: Question, ruling: Ruling) -> Ruling:
+    """Whether a row can be judged does not depend on the answer: else only wrong ones would count."""
+    if question.why_not_run or not question.reference_is_query:
+        return ruling.model_copy(update={"executes": None, "result": None})
+    return ruling.model_copy(update={"result": None}) if question.why_not_compared else ruling
+
+
 def rule(question: Question, answer: Answer) -> Ruling:
     """The answer parses; the rest of the checks."""
     refused = _refuse(question, answer)

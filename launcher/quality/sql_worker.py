@@ -14,7 +14,7 @@ from collections import OrderedDict
 
 from launcher.quality.sql_question import Question
 from launcher.quality.sql_reading import NotReadableError
-from launcher.quality.sql_ruling import Answer, Ruling, fail, rule
+from launcher.quality.sql_ruling import Answer, Ruling, fail, rule, within_reach
 from launcher.values import Frozen
 
 MEMORY_BYTES = 768 * 2**20  # of address space: Python, sqlglot and SQLite take about 150 MiB
@@ -61,6 +61,10 @@ def _judge(request: Request, kept: OrderedDict[tuple[str, str], Question]) -> Ru
         return Ruling(reason=f"not judged: the row's tables and reference: {type(error).__name__}: {error}")
     _write(PREPARED)
     _allow_seconds()
+    return within_reach(question, _rule(request, question))
+
+
+def _rule(request: Request, question: Question) -> Ruling:
     try:
         answer = Answer(request.answer, question)
     except NotReadableError as error:

@@ -10,7 +10,7 @@ from datetime import datetime
 from itertools import pairwise
 
 from launcher import metrics
-from launcher.metrics import METRICS_BY_NAME, StepMetrics, is_task_metric
+from launcher.metrics import METRICS_BY_NAME, StepMetrics, find_values, is_task_metric
 from launcher.record import RunRecord
 from launcher.units import format_duration, format_percent
 
@@ -28,12 +28,6 @@ class Course:
     best: float
     best_step: int
     values: tuple[float, ...]
-
-
-def find_values(rows: Iterable[StepMetrics], name: str) -> list[float]:
-    """Those that are numbers, in order."""
-    found = (row.get(name) for row in rows)
-    return [value for value in found if value is not None and math.isfinite(value)]
 
 
 def find_median(rows: Iterable[StepMetrics], name: str) -> float | None:

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 from launcher.errors import escape
 from launcher.evaluations import Evaluation, RunEvaluations
-from launcher.metrics import EVAL_PREFIX
+from launcher.metrics import EVAL_PREFIX, find_values
 from launcher.prose import code, fenced, inline, one_line, table
 from launcher.quality.results import AnswerResult, CheckResult, EvalResult
 from launcher.quality.scores import Change
 from launcher.record import RunRecord
-from launcher.report.figures import draw_sparkline, find_last_task_metrics, find_values
+from launcher.report.figures import draw_sparkline, find_last_task_metrics
 from launcher.units import format_percent
 
 _WORST = 3

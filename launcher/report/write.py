@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 
+from launcher.errors import say
 from launcher.paths import RunPaths, write_text_atomically
 from launcher.redaction import find_known_secrets, redact_text
 from launcher.report.facts import load_facts
@@ -21,4 +21,4 @@ def write_report(paths: RunPaths) -> None:
         write_text_atomically(paths.report, make_report(paths))
     except Exception as error:
         told = str(error).strip() or type(error).__name__
-        print(f"warning: no report was written: {told}", file=sys.stderr, flush=True)
+        say(f"warning: no report was written: {told}")

@@ -1,23 +1,19 @@
-"""Writes docs/gpus.md: what the plan makes of usual cards. `python -m launcher.gpu_guide [--check]`."""
+"""docs/gpus.md: what the plan makes of usual cards."""
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import DoesNotFitError
+from launcher.guides.environment import plain_environment
 from launcher.inputs import Request, plan_request
 from launcher.plan import Plan
 from launcher.plan.model import ScalePoint
 from launcher.units import format_count, format_gib
 
-ROOT = Path(__file__).resolve().parent.parent
-FILE = ROOT / "docs" / "gpus.md"
+ROOT = Path(__file__).resolve().parents[2]
 EXPERT = "experts/neo4j/manifest.json"
 SEVERAL = ("rtx4080super", "rtx4090", "a5000", "rtx5090", "a100", "h100")
 CARDS = ("rtx3060", "rtx4070", "rtx4080super", "rtx4090", "a5000", "rtx5090", "a100", "h100", "h200")
@@ -39,9 +35,9 @@ WORKS = (
 _HEAD = """# Cards
 
 What `launcher plan neo4j --gpu CARD` decides for usual cards: 48 sequences of 2,048 tokens a step, whatever the
-card. Made by `python -m launcher.gpu_guide`; `make check` holds it. Memory is predicted (118 measured
-configurations on an H200: median error 0.2 %, worst 2.5 %); speed is measured on an H200 and scaled by data sheet
-for every other card, so take it as a hint. None of the others was at hand.
+card. Made by `make docs`; `make check` holds it. Memory is predicted (79 configurations on an H200, before they
+ran: median error 0.3 %, worst 3.2 %); speed is measured on an H200 and scaled by data sheet for every other card, so
+take it as a hint. None of the others was at hand.
 """
 _SEVERAL = """## Several cards
 
@@ -70,24 +66,10 @@ _TAIL = """## When it does not go well
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m launcher.gpu_guide", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the file would change")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["LAUNCHER_CACHE_DIR"] = folder  # what this machine has learnt is not what all of them plan
-        os.environ["LAUNCHER_HARDWARE"] = "off"  # nor is what its user knows of it
-        text = render_guide()
-    if not parser.parse_args(arguments).check:
-        FILE.write_text(text, encoding="utf-8")
-        return 0
-    is_current = FILE.is_file() and FILE.read_text(encoding="utf-8") == text
-    if not is_current:
-        print("docs/gpus.md is not what the planner decides: python -m launcher.gpu_guide", file=sys.stderr)
-    return int(not is_current)
-
-
-def render_guide() -> str:
-    return "\n".join([_HEAD, *(_render_work(work) for work in WORKS), _SEVERAL + _render_several(), _TAIL])
+def render_cards() -> str:
+    with plain_environment():
+        works = [_render_work(work) for work in WORKS]
+        return "\n".join([_HEAD, *works, _SEVERAL + _render_several(), _TAIL])
 
 
 def _render_several() -> str:
@@ -156,7 +138,3 @@ def _render_plan(card: str, plan: Plan) -> str:
         "" if rate is None else format_count(rate),
     )
     return f"| {' | '.join(cells)} |"
-
-
-if __name__ == "__main__":
-    sys.exit(main())
