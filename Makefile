@@ -8,11 +8,14 @@ VENV ?= .venv
 
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# An NVIDIA GPU has metrics of its own, and 8-bit and 4-bit weights.
+comma := ,
+EXTRAS := train,dev$(if $(shell command -v nvidia-smi),$(comma)cuda)
 SETUP_FILES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help train plan prepare compare dashboard doctor eval regression bench ladder quality-tools test test-all test-gpu test-slurm torture check format \
-	configs gpus docs schema samples memory-grid clean
+	configs docs schema samples memory-grid clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,7 +61,7 @@ test-all: $(VENV)/.full  ## run the tests, the slow ones too: BF16, DoRA, offloa
 	@LAUNCHER_TEST_ALL=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-gpu: $(VENV)/.full  ## run the tests of what only a GPU can show
-	@LAUNCHER_TEST_GPU=1 $(BIN)/python -m pytest tests/training/test_clock.py tests/training/test_loss.py $(ARGS)
+	@LAUNCHER_TEST_GPU=1 $(BIN)/python -m pytest $(addprefix tests/training/test_,clock.py graphs.py joined.py loss.py own_attention.py products.py) $(ARGS)
 
 test-slurm: $(VENV)/.full  ## run the tests on a real Slurm of two virtual nodes (Debian, as root: installs it)
 	@command -v slurmctld > /dev/null || { apt-get update -qq && \
@@ -73,7 +76,6 @@ check: $(VENV)/.full  ## lint, formatting, types, generated files
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m launcher.render.presets --check
-	@$(BIN)/python -m launcher.gpu_guide --check
 	@$(BIN)/python -m launcher.guides --check
 	@$(BIN)/python -m experts.generator --check
 
@@ -84,10 +86,7 @@ format: $(VENV)/.full  ## rewrite the code in the house style
 configs: $(VENV)/.light  ## regenerate accelerate_configs/ and ds_configs/
 	@$(BIN)/python -m launcher.render.presets
 
-gpus: $(VENV)/.light  ## regenerate docs/gpus.md: the plan for usual cards
-	@$(BIN)/python -m launcher.gpu_guide
-
-docs: $(VENV)/.light  ## regenerate docs/CLI.md, docs/EXPERT_FORMAT.md and the picture of a plan
+docs: $(VENV)/.light  ## regenerate docs/CLI.md, EXPERT_FORMAT.md, gpus.md and the picture of a plan
 	@$(BIN)/python -m launcher.guides
 
 schema: $(VENV)/.light  ## regenerate experts/manifest.schema.json
@@ -118,7 +117,7 @@ $(VENV)/.light: $(SETUP_FILES) | $(BIN)/python
 $(VENV)/.full: $(SETUP_FILES) | $(BIN)/python
 	@echo "Setting up $(VENV) (training, tests)... this takes a few minutes, once"
 	@$(INSTALL) torch==2.13.0
-	@$(INSTALL) --editable '.[train,dev]'
+	@$(INSTALL) --editable '.[$(EXTRAS)]'
 	@touch $(VENV)/.light $@
 
 # The Neo4j analyser and the TypeScript compiler, as pinned; nothing of theirs is committed.

@@ -50,6 +50,7 @@ class MadeRun:
     tokens_per_second: float = 9_000.0
     mfu: float = 0.42
     evaluate_every: int = 10
+    least_memory: float = 0.9  # of what is predicted
     rungs: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=lambda: {"launcher": "0.1.0", "torch": "2.13.0"})
     has_goodput: bool = True  # False: as runs wrote it before goodput and the clock were recorded
@@ -134,7 +135,7 @@ def make_rows(made: MadeRun, plan: Plan) -> list[StepMetrics]:
     chance = random.Random(f"{made.run_id}-{made.seed}")
     tokens_a_step = plan.batch.global_batch_size * plan.batch.sequence_length * 0.97
     predicted = bytes_to_gib(plan.memory.allocated_bytes)
-    peak = predicted * (0.9 + 0.06 * chance.random())
+    peak = predicted * (made.least_memory + 0.06 * chance.random())
     rows, clock, lost_to_data, lost_to_evaluation = [], _START_SECONDS + _COMPILE_SECONDS, 0.0, 0.0
     if made.task_rates is not None:
         lost_to_evaluation, clock = _TASK_SECONDS, clock + _TASK_SECONDS

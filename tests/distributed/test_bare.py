@@ -26,10 +26,10 @@ def launch(bench: Bench, preset: str, manifest: Path, run_id: str) -> Ended:
     return bench.launch(Command(argv=argv, environment={}))
 
 
-SLOW_PRESETS = [pytest.param(name, marks=pytest.mark.slow) for name in ("ddp_2gpu", "zero2_2gpu")]
+SLOW_PRESETS = [pytest.param(name, marks=pytest.mark.slow) for name in ("ddp_2gpu", "zero2_2gpu", "zero3_2gpu")]
 
 
-@pytest.mark.parametrize("preset", ["fsdp2_2gpu", "zero3_2gpu", *SLOW_PRESETS])
+@pytest.mark.parametrize("preset", ["fsdp2_2gpu", *SLOW_PRESETS])
 def test_a_preset_trains_what_one_process_trains(bench: Bench, reference: Reference, preset: str) -> None:
     cell = Cell(strategy="ddp")
     ended = launch(bench, preset, bench.manifest(cell), f"bare-{preset}")

@@ -32,6 +32,7 @@ def pid_of(trained: Trained, rank: int) -> int:
     return trained.placement(rank)["pid"]
 
 
+@pytest.mark.slow
 def test_no_worker_outlives_a_killed_agent(bench: Bench) -> None:
     with training(bench, Cell(strategy="ddp", config=LONG)) as (child, trained):
         assert {pid_of(trained, 0), pid_of(trained, 1)} <= set(child.pids())
@@ -50,7 +51,7 @@ def test_a_killed_worker_ends_everything(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("strategy", "rank", "number"),
     [
-        pytest.param("fsdp2", 0, signal.SIGTERM, id="the first rank"),
+        pytest.param("fsdp2", 0, signal.SIGTERM, id="the first rank", marks=pytest.mark.slow),
         pytest.param("ddp", 1, signal.SIGUSR1, id="the second rank"),
     ],
 )

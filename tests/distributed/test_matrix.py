@@ -65,7 +65,11 @@ def name_cell(cell: Cell) -> str:
     return cell.name
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=name_cell)
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(cell, marks=pytest.mark.slow) if cell.strategy == "zero1" else cell for cell in CELLS],
+    ids=name_cell,
+)
 def test_the_same_training(bench: Bench, reference: Reference, begin: Begin, cell: Cell) -> None:
     ended, trained = bench.train(cell)
     assert ended.returncode == 0, ended.console

@@ -99,7 +99,8 @@ def test_another_commit_plan_and_data_on_the_second_node(bench: Bench, tmp_path:
     assert not list(tmp_path.rglob("*.arrow")), "nothing is prepared for nodes that do not go together"
 
 
-@pytest.mark.parametrize("backend", ["static", pytest.param("c10d", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_the_same_commit_on_both_nodes(bench: Bench, tmp_path: Path, backend: Any) -> None:
     """Under c10d the agents keep no store for their ranks: the first rank does."""
     script, commit = make_checkout(tmp_path / "one", "one")

@@ -25,7 +25,8 @@ def alone(bench: Bench) -> Trained:
     return bench.train_here(CELL.alone)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
 def test_ranks_answer_what_one_process_answers(bench: Bench, alone: Trained, strategy: Strategy) -> None:
     ended, trained = bench.train(replace(CELL, strategy=strategy))
     assert ended.returncode == 0, ended.console

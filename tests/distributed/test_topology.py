@@ -85,6 +85,7 @@ def test_one_process_in_place_of_two(bench: Bench) -> None:
     check_refused(ended, trained, "ranks: 1 were started, 2 were planned")
 
 
+@pytest.mark.slow
 def test_values_edited_in_deepspeeds_file(bench: Bench) -> None:
     def edit(_bench: Bench, paths: RunPaths) -> None:
         changes = {"gradient_accumulation_steps": 7, "gradient_clipping": 0.25, "train_batch_size": 14}

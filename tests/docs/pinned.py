@@ -17,7 +17,8 @@ WALK_THROUGH = (
     "launcher train shop --run-id first",
     "launcher report first",
     "launcher doctor --run first --quick",
-    'launcher ask first "How many products are there?" --input "CREATE TABLE products (id INTEGER, name TEXT)"',
+    'launcher ask first "List the name of products with price of at most 20." '
+    '--input "CREATE TABLE products (id INTEGER PRIMARY KEY, name TEXT NOT NULL, price REAL NOT NULL);"',
     "launcher eval shop --run first --rows 40",
     "launcher eval shop --base --rows 40 -o base.json",
     "launcher train shop --run-id second --set training.config.rank=4",

@@ -119,12 +119,15 @@ def check_mention(words: list[str]) -> None:
 
 
 def check_python(words: list[str]) -> None:
-    """A module that exists, or a script that knows the flags."""
+    """A module that exists, or a script that knows the flags, by itself or by what it imports from beside it."""
     if words[0] == "-m":
         assert "<" in words[1] or importlib.util.find_spec(words[1]) is not None
         return
     script = ROOT / words[0]
     text = script.read_text(encoding="utf-8")
+    beside = re.findall(r"^from (\w+) import", text, flags=re.MULTILINE)
+    files = [script.with_name(f"{name}.py") for name in beside]
+    text += "".join(file.read_text(encoding="utf-8") for file in files if file.exists())
     assert [flag for flag in words if flag.startswith("--") and f'"{flag}"' not in text] == []
 
 

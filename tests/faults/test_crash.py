@@ -36,7 +36,11 @@ NUM_LAUNCHERS = 4 if IS_TORTURE else 1
 MOST_KILLS_OF_A_RUN = 8
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero2"])
+# One engine of DeepSpeed's is killed by `make test-all`, and for half an hour by `make torture`.
+ZERO = pytest.param("zero2", marks=() if IS_TORTURE else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", ZERO])
 def test_killed_at_any_moment(
     bench: Bench, warm: Warm, undisturbed: Undisturbed, tally: Tally, strategy: Strategy
 ) -> None:

@@ -82,6 +82,7 @@ def of_run(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [finding for finding in findings if finding["family"] == "run" and finding["status"] != "ok"]
 
 
+@pytest.mark.slow
 def test_a_healthy_run_is_praised(place: Path) -> None:
     settings = [word for setting in (*SMALL, *UNEVALUATED) for word in ("--set", setting)]
     runs = ["--runs-dir", str(place / "runs"), "--run-id", "healthy"]
@@ -96,6 +97,7 @@ def test_a_healthy_run_is_praised(place: Path) -> None:
     assert re.search(r"loss \d+\.\d+ -> \d", praise["found"])
 
 
+@pytest.mark.slow
 def test_one_worker_on_a_heavy_loader_starves_the_training(place: Path) -> None:
     one = "training.config.dataloader_num_workers=1"
     paths = train(place, "starving", 12, one, **{LOADING_VARIABLE: "0.4"})

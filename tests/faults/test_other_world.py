@@ -54,7 +54,7 @@ def check_near(course: Course, undisturbed: Course) -> None:
 @pytest.mark.parametrize(
     "worlds",
     [
-        pytest.param([("ddp", 2), ("ddp", 1), ("fsdp2", 2), ("zero2", 2)], id="2-1-2"),
+        pytest.param([("ddp", 2), ("ddp", 1), ("fsdp2", 2), ("zero2", 2)], id="2-1-2", marks=pytest.mark.slow),
         pytest.param([("zero2", 2), ("fsdp2", 3), ("ddp", 2)], id="2-3-2", marks=pytest.mark.slow),
         pytest.param([("fsdp2", 2), ("zero3", 2), ("zero1", 2), ("fsdp2", 2)], id="engines", marks=pytest.mark.slow),
     ],

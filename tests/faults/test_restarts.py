@@ -69,6 +69,7 @@ def rung(micro_batch_size: int) -> Rung:
     )
 
 
+@pytest.mark.slow
 def test_one_rank_of_two_runs_out_of_memory(bench: Bench, whole: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second rank, which keeps no record: the others only see that it is gone."""
     monkeypatch.setenv("LAUNCHER_TEST_FULL", "1:256")

@@ -64,7 +64,7 @@ def test_hooks_and_make_check_agree() -> None:
     checks = {line.strip().removeprefix("@$(BIN)/") for line in recipe.split("\n")[1:]}
     hooks = {hook["entry"].removeprefix(".venv/bin/").replace(" --force-exclude", "") for hook in HOOKS}
     missing = {check for check in checks if check.removesuffix(" .") not in hooks}
-    assert missing == {"python -m launcher.gpu_guide --check", "python -m experts.generator --check"}
+    assert missing == {"python -m experts.generator --check"}
 
 
 def test_extras_name_what_is_pinned() -> None:

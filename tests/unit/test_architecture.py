@@ -17,7 +17,7 @@ PACKAGE = ROOT / "launcher"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Entry of launcher/ -> the entries that it may import. Whatever is not named here is free for all below it.
-FOUNDATION = {"__init__", "errors", "redaction", "units", "values", "choices"}
+FOUNDATION = {"__init__", "errors", "redaction", "units", "values", "choices", "versions"}
 MAY_USE: dict[str, set[str]] = {
     "__init__": set(),
     "__main__": {"cli"},
@@ -26,6 +26,7 @@ MAY_USE: dict[str, set[str]] = {
     "units": set(),
     "values": set(),
     "choices": set(),
+    "versions": set(),
     "paths": FOUNDATION,
     "manifest": FOUNDATION,
     "hardware": FOUNDATION,
@@ -44,8 +45,7 @@ MAY_USE: dict[str, set[str]] = {
     | {"started", "manifest", "hardware", "gpus", "probe", "bases", "shapes", "rows", "plan"}
     | {"calibration", "experience", "own_hardware"},
     "render": FOUNDATION | {"plan", "paths", "hardware", "shapes"},
-    "gpu_guide": FOUNDATION | {"inputs", "plan"},
-    "guides": FOUNDATION | {"cli", "manifest"},
+    "guides": FOUNDATION | {"cli", "inputs", "manifest", "plan"},
     "record": FOUNDATION | {"paths", "metrics", "plan"},
     "quality": FOUNDATION | {"manifest"},
     "regression": FOUNDATION | {"corpus", "inputs", "metrics", "paths", "plan", "processes", "quality", "record"},
@@ -54,8 +54,8 @@ MAY_USE: dict[str, set[str]] = {
     "compare": FOUNDATION | {"evaluations", "metrics", "paths", "plan", "prose", "quality", "record", "tracking"},
     "checkpoints": FOUNDATION | {"paths"},
     "locking": FOUNDATION | {"paths"},
-    "experience": FOUNDATION | {"paths", "plan"},
-    "calibration": FOUNDATION | {"experience", "hardware", "metrics", "paths", "plan", "record"},
+    "experience": FOUNDATION | {"locking", "paths", "plan"},
+    "calibration": FOUNDATION | {"experience", "hardware", "locking", "metrics", "paths", "plan", "record"},
     "runs": FOUNDATION | {"paths", "inputs", "hardware", "manifest", "record"},
     "processes": FOUNDATION,
     "relay": FOUNDATION,
@@ -65,18 +65,18 @@ MAY_USE: dict[str, set[str]] = {
     "ending": FOUNDATION | {"nodes", "paths", "record", "supervise"},
     "launch": FOUNDATION
     | {"render", "paths", "plan", "inputs", "hardware", "probe", "record", "runs", "relay", "supervise", "ending"}
-    | {"agents", "nodes", "report"},
+    | {"agents", "nodes", "processes", "report"},
     "resume": FOUNDATION | {"checkpoints", "inputs", "launch", "paths", "plan", "record", "render", "runs"},
     "attempts": FOUNDATION | {"experience", "inputs", "launch", "nodes", "paths", "plan", "record", "relay"},
     "submit": FOUNDATION | {"paths"},
     "rehearsal": FOUNDATION | {"inputs", "launch", "metrics", "nodes", "paths", "plan", "probe", "render", "runs"},
-    "corpus": FOUNDATION | {"manifest", "paths", "bases", "plan"},
+    "corpus": FOUNDATION | {"manifest", "paths", "bases", "plan", "rows"},
     "preparing": FOUNDATION | {"corpus", "inputs", "manifest"},
     "new_expert": FOUNDATION | {"bases", "corpus", "inputs", "manifest", "paths", "plan", "quality", "rows", "shapes"},
     "examination": FOUNDATION,
     "doctor": FOUNDATION
     | {"bases", "corpus", "examination", "hardware", "inputs", "locking", "metrics", "paths", "plan", "probe"}
-    | {"record", "rows", "supervise", "tracking"},
+    | {"own_hardware", "processes", "record", "rows", "tracking"},
     "bench": FOUNDATION
     | {"bases", "compare", "corpus", "hardware", "inputs", "manifest", "memory", "metrics", "paths", "plan"}
     | {"processes", "prose", "shapes"},

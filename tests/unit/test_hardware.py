@@ -81,11 +81,6 @@ def test_counts_are_taken_exactly_within_their_limits(key: str, gpus: int, nodes
         assert Hardware.model_validate_json(hardware.model_dump_json()) == hardware
 
 
-@pytest.mark.parametrize(("key", "has_fp8"), [("a100", False), ("rtx4090", True), ("h100", True), ("t4", False)])
-def test_fp8_came_with_ada(key: str, has_fp8: bool) -> None:
-    assert GPUS[key].has_fp8 is has_fp8
-
-
 def test_only_hopper_has_flash_attention_3() -> None:
     assert {key for key, gpu in GPUS.items() if gpu.has_flash_attention_3} == {"h100", "h100-pcie", "h200"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from launcher.errors import InputError
 from launcher.inputs import Request, plan_request
 from launcher.plan import Plan
-from tests.conftest import WriteManifest
+from tests.conftest import Tree, WriteManifest
 
 TWO_H100 = "".join(
     f"{index}, GPU-{index}{index}aa0000-1111-2222-3333-44445555666{index}, NVIDIA H100 80GB HBM3, 81559, 81000, 9.0, "
@@ -126,3 +127,17 @@ def test_a_folder_whose_name_is_not_text(tmp_path: Path, write_manifest: WriteMa
     shutil.copy(write_manifest(), folder)
     with pytest.raises(InputError, match="a name that is not UTF-8"):
         plan_request(Request(expert=str(folder / "manifest.json"), gpu="h100"))
+
+
+def test_without_a_sample_the_smoke_profile_takes_the_rows_that_are_here(tmp_path: Path, neo4j_tree: Tree) -> None:
+    neo4j_tree["training"]["dataset"] = {"path": "rows.jsonl"}
+    (tmp_path / "manifest.json").write_text(json.dumps(neo4j_tree))
+    request = Request(expert=str(tmp_path / "manifest.json"), profile="smoke")
+    missing = plan_request(request).plan
+    assert missing.data.path == "sample/train.jsonl"
+    (tmp_path / "rows.jsonl").write_text('{"instruction": "a", "response": "b"}\n' * 30)
+    found = plan_request(request).plan
+    assert (found.data.path, found.data.num_rows, found.data.validation_path) == ("rows.jsonl", 30, None)
+    (tmp_path / "sample").mkdir()
+    (tmp_path / "sample/train.jsonl").write_text('{"instruction": "a", "response": "b"}\n' * 7)
+    assert plan_request(request).plan.data.num_rows == 7

@@ -42,3 +42,10 @@ def test_a_run_that_is_being_trained(tmp_path: Path, monkeypatch: pytest.MonkeyP
         holder.kill()
     assert is_locked(RunPaths(tmp_path)) is False
     check_unlocked(RunPaths(tmp_path))
+
+
+def test_a_run_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()  # as good as no rights, and root too meets it
+    with pytest.raises(InputError, match="this run cannot be written to: Is a directory") as caught:
+        check_unlocked(RunPaths(tmp_path))
+    assert "owner and rights" in caught.value.hint

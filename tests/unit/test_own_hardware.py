@@ -166,3 +166,15 @@ def test_the_example_in_the_docs_is_right(say: Say) -> None:
     text = (ROOT / "docs/CLI.md").read_text(encoding="utf-8").partition("## Your hardware")[2]
     say(text.partition("```json")[2].partition("```")[0])
     assert find_named_gpu(load_own_hardware(), "rtx4070laptop").memory_mib == 8188
+
+
+def test_a_key_stands_once_and_a_capability_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "hardware.json"
+    monkeypatch.setenv(HARDWARE_VARIABLE, str(file))
+    for text, words in (
+        ('{"price_per_gpu_hour": 1, "price_per_gpu_hour": 2}', "'price_per_gpu_hour' stands twice"),
+        (json.dumps({"gpus": {"mine": {**LAPTOP, "compute_capability": "99.9"}}}), "1 problem"),
+    ):
+        file.write_text(text)
+        with pytest.raises(InputError, match=words):
+            load_own_hardware()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 pytest.importorskip("torch", reason="pip install 'expert-launcher[train]'")
 
 from launcher.training.profile_summary import Cost, Span, describe_waiting, find_kind, render_summary, sum_up
+from tests.conftest import ROOT
 
 
 def span(start: float, end: float) -> Span:
@@ -20,12 +23,25 @@ def test_kernels_that_overlap_count_once() -> None:
     assert "waited for 30.0 % of it: the host is the limit" in describe_waiting(summary)
 
 
+def test_waiting_is_told_of_steps_that_nobody_traced() -> None:
+    """Tracing made two steps of 0.5 s last 1.2 s between kernels; these took 0.96 s in all."""
+    spans = [span(10.0, 10.48), span(10.7, 11.18), span(11.18, 11.2)]
+    summary = sum_up(7, 8, 9.0, [Cost(name="x", seconds=0.98, count=3)], spans, [9.0, 0.5, 0.5, 0.5])
+    assert summary.seconds == pytest.approx(1.2)
+    assert summary.waiting_share == pytest.approx(0.02)
+    words = "Untraced steps took 500.0 ms, of which the GPU waited for 2.0 %: it is the limit"
+    assert words in describe_waiting(summary)
+    alone = sum_up(7, 8, 9.0, [Cost(name="x", seconds=0.98, count=3)], spans)
+    assert alone.waiting_share == pytest.approx(0.22 / 1.2)
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
         ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", "matrix products"),
         ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", "attention"),
-        ("_replace_logits", "loss"),
+        ("_differentiate", "loss"),
+        ("_turn_back", "fused pointwise"),
         ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
         ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "communication"),
         ("Memcpy HtoD (Pinned -> Device)", "copies"),
@@ -38,9 +54,16 @@ def test_kinds(name: str, kind: str) -> None:
     assert find_kind(name) == kind
 
 
+def test_every_kernel_of_ours_has_a_kind() -> None:
+    files = [*(ROOT / "launcher/training").glob("*kernel*.py"), ROOT / "launcher/training/attention_tiles.py"]
+    launched = {name for file in files for name in re.findall(r"(\w+)\[(?:\(.+\)|grid)\]\(", file.read_text())}
+    assert len(launched) >= 13
+    assert {name for name in launched if find_kind(name) == "others"} == set()
+
+
 def test_the_costliest_come_first_by_step() -> None:
     costs = [Cost(name=f"gemm_{index}", seconds=index / 100, count=4) for index in range(1, 14)]
-    text = render_summary(sum_up(3, 4, 1.0, costs, [span(0.0, 0.99)]))
+    text = render_summary(sum_up(3, 4, 9.0, costs, [span(0.0, 0.99), span(0.99, 1.0)]))
     rows = [line for line in text.splitlines() if line.startswith("| `gemm_")]
     assert len(rows) == 10
     assert rows[0] == "| `gemm_13` | 65.00 | 14.3 % | 2 |"

@@ -246,6 +246,7 @@ def start(folder: Path, pretended: str, *flags: str) -> subprocess.CompletedProc
     )
 
 
+@pytest.mark.slow
 def test_two_nodes_are_rehearsed_for_real(tmp_path: Path) -> None:
     offload = ("--set", "training.config.offload=optimizer")
     result = start(tmp_path, "", "--nodes", "2", "--strategy", "zero2", "--steps", "2", "--json", *offload)

@@ -26,11 +26,28 @@ def test_a_local_file_is_counted(tmp_path: Path) -> None:
     assert rows.basis == "read from train.jsonl: 25 rows of 360 bytes"
 
 
+def test_the_first_line_of_a_csv_is_no_row(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("question,answer\n" + "a,b\n" * 25)
+    assert probe_rows(Dataset(path="train.csv"), tmp_path).num_rows == 25
+    (tmp_path / "train.csv").write_text("question,answer" + "x" * 1000 + "\n" + "a,b\n" * 50_000)
+    assert probe_rows(Dataset(path="train.csv"), tmp_path).num_rows == 50_000
+
+
 def test_a_large_file_is_sampled(tmp_path: Path) -> None:
     write_rows(tmp_path / "train.jsonl", 50_000, 100)
     rows = probe_rows(Dataset(path="train.jsonl"), tmp_path)
     assert rows.num_rows == 50_000
     assert "about 50,000 rows" in rows.basis
+
+
+def test_empty_lines_do_not_make_a_large_file_small(tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text('{"a": 1}\n\n' + '{"a": 1}\n' * 50_000)
+    assert probe_rows(Dataset(path="train.jsonl"), tmp_path).num_rows == pytest.approx(50_001, rel=1e-3)
+    file.write_text('{"a": 1}\n' * 2_000)
+    rows = probe_rows(Dataset(path="train.jsonl"), tmp_path)
+    assert rows.num_rows == 2_000
+    assert "about" not in rows.basis, "all of it was read"
 
 
 def test_an_empty_file_has_no_rows(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def test_a_base_that_is_nowhere_is_told_with_the_places(tmp_path: Path) -> None:
     assert "its tokenizer is not on this machine" in outcome.error
 
 
+@pytest.mark.slow
 def test_a_bare_launch_plans_trains_and_leaves_a_whole_run(tmp_path: Path) -> None:
     """As a user starts it: accelerate, our script, a manifest."""
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1", "--num_machines", "1"]

@@ -29,6 +29,7 @@ ASKED = [
     ("launcher report mine-", {"mine-1"}),
     ("launcher completion z", {"zsh"}),
     ("launcher validate --se", {"--set"}),
+    ("launcher plan mine --gpu rtx4080s", {"rtx4080super"}),
 ]
 
 

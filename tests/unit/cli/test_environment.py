@@ -8,9 +8,10 @@ import json
 import pytest
 
 from launcher.cli.completion_words import list_verbs
-from launcher.cli.environment import FLAGS, apply_environment, name_variable
+from launcher.cli.environment import FLAGS, OTHERS, apply_environment, find_misspelt, name_variable
 from launcher.cli.main import main, make_parser
 from launcher.errors import ExitCode, InputError
+from launcher.guides.command_line import VARIABLES
 from tests.conftest import ROOT
 
 # Verbs that print a file format of their own, or none: JSON would be a second one.
@@ -113,3 +114,22 @@ def test_help_and_docs_know_every_exit_code() -> None:
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("expert-launcher 0.")
+
+
+def test_a_misspelt_variable_is_told() -> None:
+    fine = ("LAUNCHER_RUNS_DIR", "LAUNCHER_PID", "LAUNCHER_TERMINAL", "LAUNCHER_TEST_ALL", "LAUNCHER_TSC", "RUNDIR")
+    environ = {"LAUNCHER_RUNDIR": "x", **dict.fromkeys(fine, "y")}
+    assert list(find_misspelt(environ)) == [("LAUNCHER_RUNDIR", "LAUNCHER_RUNS_DIR")]
+
+
+def test_variables_that_are_no_flags_are_documented() -> None:
+    assert {name for name in VARIABLES if name.startswith("LAUNCHER_")} == set(OTHERS)
+
+
+@pytest.mark.parametrize("words", [["plan", "--json"], ["plan", "neo4j", "--json", "--gpus", "0"]])
+def test_a_wrong_flag_is_json_too(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    told = capsys.readouterr()
+    assert json.loads(told.out)["hint"] == "launcher plan --help lists what it takes"
+    assert told.err.startswith("error: launcher plan: ")
+    assert "usage:" not in told.err

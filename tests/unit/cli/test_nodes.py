@@ -309,6 +309,7 @@ def find_agent(launcher: int) -> int:
     return int(children[0])
 
 
+@pytest.mark.slow
 def test_a_killed_agent_ends_both_nodes(nodes: Nodes) -> None:
     """On a directory that they share."""
     head, other = nodes.start(0, "--max-steps", "2000"), nodes.start(1, "--max-steps", "2000")

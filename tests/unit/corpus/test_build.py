@@ -97,9 +97,8 @@ def test_all_kinds_of_bad_rows_at_once(expert: Path, base: Path) -> None:
         b'{"question": "q", "schema": "s", "cypher": "\xed\xa0\x80"}',
     ]
     split = audit_of_lines(expert.parent, base, b"\n".join(lines)).splits["train"]
-    assert split.num_documents == 14
+    assert split.num_documents == 15
     assert split.rejected_places == {
-        "cypher is a number, not text": (14,),
         "cypher is empty": (15,),
         "a lone surrogate: not a character": (17, 21),
         "not UTF-8": (18,),
@@ -130,11 +129,11 @@ def test_nothing_to_train_at_all_is_an_error(expert: Path, base: Path) -> None:
 
 
 def test_zero_usable_rows_list_the_reasons(expert: Path, base: Path) -> None:
-    rows: list[object] = [{"question": "q", "schema": "s", "cypher": value} for value in ("", 1, 2, None)]
+    rows: list[object] = [{"question": "q", "schema": "s", "cypher": value} for value in ("", "\ud800", "\udfff", None)]
     with pytest.raises(InputError, match=r"train\.jsonl: no row of the train split can be trained on") as caught:
         prepare_rows(expert.parent, base, rows)
     assert "2 rows: cypher is empty (lines 1, 4)" in str(caught.value)
-    assert "2 rows: cypher is a number, not text (lines 2, 3)" in str(caught.value)
+    assert "2 rows: a lone surrogate: not a character (lines 2, 3)" in str(caught.value)
 
 
 def test_nothing_but_broken_lines_are_listed_with_their_lines(expert: Path, base: Path) -> None:
@@ -192,6 +191,18 @@ def test_a_cut_validation_part_never_shares_a_prompt_with_training(
         splits = store.audit.splits
         assert splits["train"].num_rows == splits["train"].num_documents
         assert splits["validation"].num_rows == splits["validation"].num_documents == 3 * len(prompts["validation"])
+
+
+def test_held_out_rows_that_ask_what_training_rows_ask_are_told(tmp_path: Path, base: Path) -> None:
+    write_jsonl(tmp_path / "train.jsonl", make_rows(40))
+    others = [row | {"cypher": "RETURN 1"} for row in make_rows(40)]  # another answer is the same question
+    write_jsonl(tmp_path / "valid.jsonl", [*others[:3], *make_rows(20, first=100)])
+    write_jsonl(tmp_path / "test.jsonl", [*others[:9], *make_rows(8, first=200)])
+    manifest = write_expert(tmp_path, {"validation_path": "valid.jsonl", "test_path": "test.jsonl"}, **EVALUATES)
+    audit = prepare_quietly(wanted_of(manifest, base)).store.audit
+    assert [audit.splits[name].num_known for name in ("train", "validation", "test")] == [0, 3, 9]
+    assert "validation: 3 of 23 documents ask what training documents ask, too" in audit.notes
+    assert "test: 9 of 17 documents ask what training documents ask, too; it cannot tell what was learnt" in audit.notes
 
 
 def test_the_cut_depends_on_content_and_not_on_order(expert: Path, base: Path, tokenizer: BaseTokenizer) -> None:
@@ -272,3 +283,12 @@ def test_real_data(tmp_path: Path, base: Path, file: str, mapping: dict[str, str
     assert split.num_documents >= 0.8 * len(lines), "schemas are long, and this tokenizer is small"
     assert split.num_ends_trained >= 0.9 * split.num_documents
     assert 0 < split.trained_share < 1
+
+
+def test_a_named_field_may_first_come_late(tmp_path: Path, base: Path) -> None:
+    """A context that few rows have; and all that were looked at for it are read."""
+    rows: list[object] = [{key: value for key, value in row.items() if key != "schema"} for row in make_rows(700)]
+    rows[650] = make_rows(700)[650]
+    assert prepare_rows(tmp_path, base, rows).audit.splits["train"].num_rows == 700
+    with pytest.raises(InputError, match="rows have no field 'schema'"):
+        prepare_rows(tmp_path, base, rows[:600])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from typing import Any
 
 import pytest
@@ -59,16 +60,50 @@ def test_objects_become_json() -> None:
         ({"q": "x"}, "no field a"),
         ({"q": "x", "a": None}, "a is empty"),
         ({"q": "x", "a": " \n\t"}, "a is empty"),
-        ({"q": "x", "a": 42}, "a is a number, not text"),
-        ({"q": "x", "a": True}, "a is true or false, not text"),
+        ({"q": "x", "a": float("nan")}, "a is empty"),
         ({"q": "x", "a": b"42"}, "a is of type bytes, not text"),
-        ({"q": 1.5, "a": "x"}, "q is a number, not text"),
         ({"q": "x", "a": "bad \ud800"}, "a lone surrogate: not a character"),
         ({"q": "x", "a": {"deep": ["bad \udfff"]}}, "a lone surrogate: not a character"),
     ],
 )
 def test_unusable_rows_say_why(fields: dict[str, Any], expected: str) -> None:
     assert reason(TURN, **fields) == expected
+
+
+def test_numbers_and_flags_are_written_as_json_writes_them() -> None:
+    for value, text in ((42, "42"), (1.5, "1.5"), (True, "true"), (False, "false"), (0, "0")):
+        assert read(TURN, q="x", a=value).messages[-1].content == text
+    assert read(TURN, q=7, a="x").messages[0].content == "7"
+
+
+def test_messages_and_a_system_prompt_in_a_field_of_its_own() -> None:
+    reader = RowReader(messages="messages", system="system")
+    chat = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
+    spoken = (Message("user", "u"), Message("assistant", "a"))
+    own = [{"role": "system", "content": "s"}]
+    assert read(reader, system="s", messages=chat) == Conversation((Message("system", "s"), *spoken))
+    assert read(reader, system="s", messages=own + chat) == Conversation((Message("system", "s"), *spoken))
+    assert read(reader, system="", messages=own + chat) == Conversation((Message("system", "s"), *spoken))
+    assert read(reader, messages=chat) == Conversation(spoken)
+    assert reason(reader, system="other", messages=own + chat).startswith("two system messages")
+
+
+def test_a_chat_that_asks_and_one_that_answers_are_one() -> None:
+    """As TRL has them; the context goes with the last that was asked."""
+    asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    answered = [{"role": "assistant", "content": "a"}]
+    expected = Conversation((Message("system", "s"), Message("user", "u", "c"), Message("assistant", "a")))
+    assert read(TURN, q=asked, schema="c", a=answered) == expected
+    assert read(TURN, q=asked, schema="c", a="a") == expected
+    assert reason(TURN, q=asked, a=[{"role": "assistant", "content": None}]) == "a message of the assistant has no text"
+    assert reason(TURN, q=[{"role": "agent", "content": "u"}], a="a") == "a message of an unknown role: 'agent'"
+
+
+@pytest.mark.parametrize(
+    "answer", [[{"role": "admin", "name": "Ada"}], [{"from": 1, "to": 2}], [{"role": "user", "content": "x"}], []]
+)
+def test_lists_that_are_no_answer_of_the_assistant_stay_json(answer: list[Any]) -> None:
+    assert read(TURN, q="x", a=answer).messages[-1].content == json.dumps(answer)
 
 
 def test_text() -> None:
@@ -125,8 +160,14 @@ def test_parts_of_text_are_joined() -> None:
         ([], "messages is not a list of messages"),
         (["hello"], "a message is not an object"),
         ([{"role": "user", "content": "u"}], "messages has no answer of the assistant"),
-        ([{"role": "assistant", "content": None}], "content is empty"),
-        ([{"role": "assistant"}], "no field value"),
+        ([{"role": "assistant", "content": None}], "a message of the assistant has no text"),
+        ([{"role": "assistant"}], "a message of the assistant has no text"),
+        ([{"role": "user", "content": " "}], "a message of the user has no text"),
+        (
+            [{"role": "assistant", "content": None, "tool_calls": [{}]}],
+            "a message of the assistant has tool calls, and no text",
+        ),
+        ([{"role": "system", "content": ""}], "messages is empty"),
         ([{"role": "narrator", "content": "x"}], "a message of an unknown role: 'narrator'"),
         ([{"role": "\ud800\x1b[2J", "content": "x"}], r"a message of an unknown role: '\ud800\x1b[2J'"),
         ([{"content": "x"}], "a message of an unknown role: None"),
@@ -140,8 +181,9 @@ def test_unusable_messages_say_why(messages: Any, expected: str) -> None:
 def test_a_wrong_field_name_gets_a_suggestion() -> None:
     mapping = FieldMapping(instruction="questoin", input="shema", response="cypher")
     with pytest.raises(InputError, match="the field mapping does not fit the rows") as caught:
-        make_row_reader(mapping, ["question", "schema", "cypher"])
+        make_row_reader(mapping, ["question", "schema", "cypher"], source="train.jsonl")
     message = str(caught.value)
+    assert message.startswith("train.jsonl: the field mapping")
     assert "field_mapping (question): rows have no field 'questoin'; did you mean 'question'?" in message
     assert "field_mapping (context): rows have no field 'shema'; did you mean 'schema'?" in message
     assert "hint: rows have: question, schema, cypher" in message

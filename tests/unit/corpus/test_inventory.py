@@ -72,16 +72,22 @@ def entry_of(folder: Path) -> StoreEntry:
 
 
 def test_moving_keeps_a_whole_store_at_one_place_or_the_other(tmp_path: Path) -> None:
-    root, disk = tmp_path / "here", tmp_path / "fast"
+    """At the same place below the folder of all data: a manifest may name its own."""
+    old, disk = tmp_path / "here", tmp_path / "fast"
+    root = old / "cache/of/neo4j"
     key = make_store(root)
-    target = move_store(entry_of(store_folder(root, key)), disk)
-    assert target == disk / "datasets_optimized/neo4j" / key[:16]
+    target = move_store(entry_of(store_folder(root, key)), old, disk)
+    assert target == disk / "cache/of/neo4j" / key[:16]
     assert damage_of(target) is None
     assert not store_folder(root, key).exists()
     make_store(root)
     with pytest.raises(InputError, match="exists already"):
-        move_store(entry_of(store_folder(root, key)), disk)
+        move_store(entry_of(store_folder(root, key)), old, disk)
     assert damage_of(store_folder(root, key)) is None
+    disk_file = tmp_path / "file"
+    disk_file.write_text("no folder")
+    with pytest.raises(InputError, match="cannot be moved to"):
+        move_store(entry_of(store_folder(root, key)), old, disk_file)
 
 
 def test_a_damaged_store_is_not_moved(tmp_path: Path) -> None:
@@ -89,10 +95,10 @@ def test_a_damaged_store_is_not_moved(tmp_path: Path) -> None:
     folder = store_folder(root, make_store(root))
     (folder / "audit.json").write_text("other")
     with pytest.raises(InputError, match=r"the copy .* is damaged") as caught:
-        move_store(entry_of(folder), disk)
+        move_store(entry_of(folder), root.parent, disk)
     assert caught.value.hint == "the original was not touched"
     assert folder.is_dir()
-    assert list((disk / "datasets_optimized/neo4j").iterdir()) == []
+    assert list((disk / root.name).iterdir()) == []
 
 
 def test_caches_are_where_the_environment_says(tmp_path: Path) -> None:
@@ -173,6 +179,10 @@ def test_the_command_lists_asks_and_prunes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert not (root / ".0123.making-9").exists()
     assert damage_of(store_folder(root, key)) is None
+    (root / ".4567.making-9").mkdir()
+    told = json.loads(launcher_data(tmp_path, "--prune", "--yes", "--json").stdout)
+    assert told["deleted"] == [str(root / ".4567.making-9")]
+    assert not (root / ".4567.making-9").exists()
     moved = launcher_data(tmp_path, "--move-to", str(tmp_path / "fast"), "--yes")
     assert moved.returncode == 0, moved.stderr
     assert f"export LAUNCHER_DATA_DIR={tmp_path / 'fast'}" in moved.stdout

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -51,7 +52,7 @@ def test_one_bad_line_in_the_middle_is_told_with_its_number(tmp_path: Path) -> N
 def test_a_file_cut_off_in_its_last_line(tmp_path: Path) -> None:
     rows = read(write(tmp_path, "x.jsonl", '{"a": 1}\n{"a": "cut o'))
     assert good(rows) == [(1, {"a": 1})]
-    assert bad(rows) == [(2, "broken JSON: Unterminated string starting at")]
+    assert bad(rows) == [(2, "broken JSON: Unterminated string")]
 
 
 def test_a_line_of_five_megabytes(tmp_path: Path) -> None:
@@ -77,9 +78,44 @@ def test_lines_that_are_no_objects(tmp_path: Path, line: str) -> None:
 
 
 def test_a_line_nested_beyond_reason(tmp_path: Path) -> None:
-    [(number, reason)] = bad(read(write(tmp_path, "x.jsonl", "[" * 200_000 + "\n")))
-    assert number == 1
-    assert "recursion" in reason
+    """Whether Python can read it or not: what is written of it would break the next."""
+    for depth in (200, 200_000):
+        line = '{"a": ' + "[" * depth + "]" * depth + "}"
+        rows = read(write(tmp_path, "x.jsonl", '{"a": 1}\n' + line + "\n"))
+        assert good(rows) == [(1, {"a": 1})]
+        assert bad(rows) == [(2, "nested too deeply (more than 100 levels)")]
+
+
+def test_brackets_in_texts_are_no_nesting(tmp_path: Path) -> None:
+    text = "[{" * 500
+    assert good(read(write(tmp_path, "x.jsonl", json.dumps({"a": text})))) == [(1, {"a": text})]
+
+
+def test_a_json_list_nested_beyond_reason(tmp_path: Path) -> None:
+    deep = "[" * 200 + "]" * 200
+    assert bad(read(write(tmp_path, "x.json", f'[{{"a": {deep}}}]'))) == [
+        (1, "nested too deeply (more than 100 levels)")
+    ]
+    with pytest.raises(InputError, match=r"x\.json: nested too deeply"):
+        read(write(tmp_path, "x.json", "[" * 200_000))
+
+
+def test_a_line_break_in_a_string_is_told_whole(tmp_path: Path) -> None:
+    [(_, reason)] = bad(read(write(tmp_path, "x.jsonl", '{"a": "one\ttab"}\n')))
+    assert reason == "broken JSON: Invalid control character (a line break in a string is written \\n)"
+
+
+def test_a_number_of_too_many_digits_is_a_bad_row(tmp_path: Path) -> None:
+    rows = read(write(tmp_path, "x.jsonl", f'{{"a": {"9" * 5000}}}\n'))
+    assert bad(rows) == [(1, "broken JSON: a number of too many digits")]
+
+
+def test_keys_that_stand_twice_are_counted_where_it_is_asked_for(tmp_path: Path) -> None:
+    content = '{"a": 1, "a": 2, "b": {"c": 1, "c": 2}}\n{"a": 1}\n{"a": 3, "a": 4}\n'
+    repeated: Counter[str] = Counter()
+    source = make_file_source(write(tmp_path, "x.jsonl", content), None)
+    assert list(source.read(repeated)) == list(source.read())
+    assert repeated == {"a": 2, "c": 1}
 
 
 def test_json_list(tmp_path: Path) -> None:
@@ -103,9 +139,29 @@ def test_csv_with_quoted_newlines_and_wrong_cells(tmp_path: Path) -> None:
     assert bad(rows) == [(4, "more or fewer cells than the header"), (5, "more or fewer cells than the header")]
 
 
-def test_csv_that_is_not_utf8(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"x\.csv: not UTF-8 .*\nhint: save the file as UTF-8"):
-        read(write(tmp_path, "x.csv", b"q,a\n\xe4,\xf6\n"))
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        (b"q,a\n\xe4,\xf6\n", "save the file as UTF-8: iconv -f ISO-8859-1 -t UTF-8 "),
+        ("q,a\nä,ö\n".encode("utf-16"), "save the file as UTF-8: iconv -f UTF-16 -t UTF-8 "),
+        ("q,a\nä,ö\n".encode("utf-16-be").replace(b"\0q", b"\0q\xff"), "save the file as UTF-8: iconv -f UTF-16"),
+        (b"q\x01\x02,a\n\xe4,\xf6\n", "it is no text at all"),
+    ],
+)
+def test_csv_that_is_not_utf8(tmp_path: Path, content: bytes, hint: str) -> None:
+    with pytest.raises(InputError, match=r"x\.csv: not UTF-8 ") as caught:
+        read(write(tmp_path, "x.csv", content))
+    assert caught.value.hint.startswith(hint)
+
+
+def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="two columns are called 'q'"):
+        read(write(tmp_path, "x.csv", "q,q,a\n1,2,3\n"))
+    assert good(read(write(tmp_path, "y.csv", "q,a,,\n1,2,,\n"))) == [(2, {"q": "1", "a": "2", "": ""})]
+    table = pa.Table.from_arrays([pa.array(["1"]), pa.array(["2"])], names=["q", "q"])
+    parquet.write_table(table, tmp_path / "x.parquet")
+    with pytest.raises(InputError, match="two columns are called 'q'"):
+        read(tmp_path / "x.parquet")
 
 
 def test_csv_with_a_long_cell(tmp_path: Path) -> None:
@@ -131,6 +187,22 @@ def test_an_unknown_suffix_is_asked_about(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="unknown format") as caught:
         read(write(tmp_path, "rows.txt", "x"))
     assert caught.value.hint == "say it: training.dataset.format is one of csv, json, jsonl, parquet"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("x.jsonl.gz", "gunzip -k"), ("x.tsv", "separated by tabs"), ("x.xlsx", "save it as CSV")],
+)
+def test_a_suffix_that_is_known_to_be_none_is_told(tmp_path: Path, name: str, hint: str) -> None:
+    with pytest.raises(InputError, match="unknown format") as caught:
+        read(write(tmp_path, name, "x"))
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(("path", "words"), [("/dev/null", "not a regular file"), ("a" * 300, "cannot be read")])
+def test_what_is_no_file_is_refused(path: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        read(Path(path))
 
 
 def test_a_missing_file_gets_a_suggestion(tmp_path: Path) -> None:

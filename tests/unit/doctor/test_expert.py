@@ -15,7 +15,7 @@ from launcher.doctor.findings import Finding
 from launcher.inputs import Request, plan_request
 from launcher.plan import Plan
 from launcher.units import GIB
-from tests.conftest import WriteManifest
+from tests.conftest import Tree, WriteManifest
 from tests.unit.doctor.made import named, only, plan_for
 
 ROWS = RowFacts(file="train.jsonl", num_rows=35_000, is_counted=True, stated=35_946)
@@ -175,3 +175,13 @@ def test_rows_and_weights_are_looked_for(tmp_path: Path, write_manifest: WriteMa
     assert probe_expert(planned, tmp_path, {}).weights == "here"
     (tmp_path / "rows.jsonl").rename(tmp_path / "rows.parquet")
     assert probe_expert(planned, tmp_path, {}).rows.file is None
+
+
+def test_a_smoke_run_without_a_sample_or_rows_is_a_problem(tmp_path: Path, neo4j_tree: Tree) -> None:
+    neo4j_tree["training"]["dataset"] = {"path": "rows.jsonl"}
+    (tmp_path / "manifest.json").write_text(json.dumps(neo4j_tree))
+    planned = plan_request(Request(expert=str(tmp_path / "manifest.json"), profile="smoke"))
+    findings = {one.subject: one for one in judge_expert(probe_expert(planned, tmp_path / "runs"))}
+    assert findings["rows"].status == "problem"
+    assert "sample/train.jsonl" in findings["rows"].found
+    assert findings["base"].found == "launcher/tiny in the package"

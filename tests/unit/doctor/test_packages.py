@@ -105,6 +105,7 @@ def test_what_is_missing_matters_where_the_plan_needs_it() -> None:
         ("flash_attn_interface", {"attention": "flash_attention_3"}, "attention"),
         ("flash_attn.cute", {"attention": "flash_attention_4"}, "attention"),
         ("deepspeed", {"strategy": "zero2", "offload": "optimizer"}, "zero2 and offloading"),
+        ("fused loss", {"loss_kernel": "fused"}, "the loss"),
     ],
 )
 def test_packages_are_missed_by_the_plans_that_use_them(name: str, changes: dict[str, str], why: str) -> None:
@@ -115,6 +116,17 @@ def test_packages_are_missed_by_the_plans_that_use_them(name: str, changes: dict
     if "attention" in changes:
         update["attention"] = plain.attention.model_copy(update={"backend": changes["attention"]})
     assert only(judge(missing, plan=plain.model_copy(update=update))).matters == f"the plan needs it: {why}"
+
+
+def test_the_way_out_names_what_can_be_installed() -> None:
+    plan = plan_for("h100")
+    plan = plan.model_copy(update={"attention": plan.attention.model_copy(update={"backend": "flash_attention_4"})})
+    missing = Check(name="flash_attn.cute", status="missing", detail="flash_attn.cute is not installed")
+    assert only(judge(missing, plan=plan)).next_step == "pip install 'expert-launcher[hopper]'"
+    broken = Check(name="flash_attn.cute", status="fails", detail="ImportError: no cutlass")
+    assert only(judge(broken, plan=plan)).next_step == "pip install --force-reinstall flash-attn-4"
+    old = plan_for("rtx4090").model_copy(update={"loss_kernel": "chunked"})
+    assert only(judge(Check(name="fused loss", status="fails", detail="no kernel"), plan=old)).status == "note"
 
 
 def test_what_every_training_needs() -> None:

@@ -61,6 +61,7 @@ WRONG_VALUES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
         (),
         "training.config.metric_for_best_model: only eval_loss picks a checkpoint, not eval_accuracy",
     ),
+    ({CONFIG + "greater_is_better": True}, (), "training.config.greater_is_better: the smaller loss is the better one"),
     ({CONFIG + "adapter_type": "ia3"}, (), "training.config.rank: no meaning for adapter_type ia3; remove it"),
     ({CONFIG + "adapter_type": "full"}, (), "training.config.target_modules: no meaning for adapter_type full"),
     ({CONFIG + "target_modules": []}, (), "training.config.target_modules: missing or empty, adapter_type lora needs"),
@@ -299,3 +300,16 @@ def test_unknown_expert_is_suggested() -> None:
     with pytest.raises(ManifestError, match=r"no expert called 'noe4j'; did you mean neo4j\?") as caught:
         find_manifest("noe4j")
     assert "known experts: json, neo4j, sql, typescript" in str(caught.value)
+
+
+def test_a_folder_of_the_same_name_hides_no_expert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of rows, say, that somebody has there."""
+    known = find_manifest("neo4j").resolve()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "neo4j").mkdir()
+    assert find_manifest("neo4j").resolve() == known
+    (tmp_path / "neo4j" / "manifest.json").write_text("{}")
+    assert find_manifest("neo4j") == Path("neo4j/manifest.json")
+    (tmp_path / "rows").mkdir()
+    with pytest.raises(ManifestError, match="rows"):
+        load_manifest(find_manifest("rows"))

@@ -21,7 +21,6 @@ from launcher.plan.calibration import (
     Family,
     Seen,
     correct_memory,
-    count_allocated,
     find_measured_speed,
     find_memory_correction,
     find_speed_correction,
@@ -29,7 +28,7 @@ from launcher.plan.calibration import (
     name_family,
 )
 from launcher.plan.model import CALIBRATION_TERM
-from launcher.plan.recipes import estimate_plan, recipe_of
+from launcher.plan.recipes import estimate_plan, recipe_of, workload_of
 from launcher.rows import probe_rows
 from launcher.shapes import load_shape
 from launcher.units import GIB
@@ -175,6 +174,15 @@ def test_the_recipe_of_a_sharded_plan() -> None:
     assert estimate_plan(plan).terms == plan.memory.terms
 
 
+def test_the_workload_of_a_plan_is_what_it_computes() -> None:
+    plan = plan_for(gpu="h200")
+    work = workload_of(plan, 350.0)
+    assert (work.shape, work.adapter, work.compute_dtype) == (plan.base, "lora", "bf16")
+    assert (work.compiled, work.joined, work.document_tokens) == (True, True, 350.0)
+    eager = workload_of(plan.model_copy(update={"compile": None}), 350.0)
+    assert (eager.compiled, eager.joined) == (False, False)
+
+
 # --------------------------------------------------------------------------------------------------------- whole plans
 
 
@@ -182,7 +190,7 @@ def seen_of(plan: Plan, number: int, memory: float | None = None, speed: float |
     """As if a run of this plan had been made."""
     estimated = plan.speed.estimated_tokens_per_second
     assert estimated is not None
-    allocated = count_allocated(estimate_plan(plan))
+    allocated = estimate_plan(plan).allocated_bytes
     return make_seen(
         number,
         family=name_family(plan.base, recipe_of(plan)),
@@ -203,7 +211,7 @@ def test_a_plan_is_raised_and_says_so() -> None:
     plain = plan_for(gpu="h200")
     known = make_calibration([seen_of(plain, 1, memory=1.018), *(seen_of(plain, n, memory=1.0) for n in (2, 3, 4))])
     plan = plan_for(gpu="h200", calibration=known)
-    assert plan.memory.uncalibrated_bytes == plain.memory.allocated_bytes
+    assert plan.memory.terms[:-1] == plain.memory.terms
     assert plan.memory.allocated_bytes == pytest.approx(1.018 * plain.memory.allocated_bytes, rel=1e-6)
     assert decision(plan, "memory estimate").startswith(
         "+1.8 % by 4 runs of this machine: runs like this one took 100.0"
@@ -219,7 +227,7 @@ def test_a_raise_can_cost_a_micro_batch() -> None:
     known = make_calibration([seen_of(plain, 1, memory=1.6)])
     plan = plan_for(gpu="rtx4090", calibration=known)
     assert plan.memory.total_bytes <= plan.memory.usable_bytes
-    assert plan.memory.uncalibrated_bytes < plain.memory.uncalibrated_bytes
+    assert estimate_plan(plan).allocated_bytes < plain.memory.allocated_bytes
     assert plan.batch.global_batch_size == plain.batch.global_batch_size
 
 

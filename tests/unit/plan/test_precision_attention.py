@@ -99,6 +99,18 @@ def test_a_base_with_capped_scores_gets_eager() -> None:
     assert "caps its attention scores" in decision(plan, "attention")
 
 
+def test_our_own_kernels_are_for_hopper_and_heads_that_fit_their_tiles() -> None:
+    assert "triton" in plan_for(gpu="h200").attention.fallbacks
+    assert "triton" not in plan_for(gpu="rtx4090").attention.fallbacks
+    assert plan_for(gpu="h200", config={"attention": "triton"}).attention.backend == "triton"
+    with pytest.raises(InputError, match="triton cannot run on GeForce RTX 4090: it needs a Hopper GPU"):
+        plan_for(config={"attention": "triton"})
+    with pytest.raises(InputError, match=r"triton cannot run on H200.*: it needs .*, and heads of 64 or 128"):
+        plan_for(gpu="h200", base="google/gemma-2-2b", config={"attention": "triton"})
+    capped = plan_for(gpu="h200", base="google/gemma-2-27b", config={"batch_size": 1})
+    assert (capped.attention.backend, capped.attention.fallbacks) == ("triton", ("eager",))
+
+
 def test_a_named_backend_is_taken_or_refused() -> None:
     assert plan_for(config={"attention": "flex"}).attention.backend == "flex"
     with pytest.raises(InputError, match=r"varlen cannot run on Tesla T4: it needs compute capability 8.0") as caught:
@@ -129,3 +141,12 @@ def test_4_bit_weights_are_stored_in_a_dtype_that_the_gpu_has() -> None:
     assert plan.strategy == "zero3"
     assert plan.quantization is not None
     assert plan.quantization.storage_dtype == plan.precision.compute_dtype == "fp16"
+
+
+def test_fp32_is_not_given_to_kernels_of_16_bits() -> None:
+    plan = plan_for(gpu="h200", config={"bf16": False, "fp16": False})
+    assert plan.precision.compute_dtype == "fp32"
+    assert (plan.attention.backend, plan.attention.fallbacks) == ("sdpa", ("eager",))
+    assert "flash kernels compute in 16 bits" in decision(plan, "attention")
+    with pytest.raises(InputError, match="varlen computes in 16 bits, and FP32 is asked for"):
+        plan_for(gpu="h200", config={"bf16": False, "fp16": False, "attention": "varlen"})

@@ -93,3 +93,12 @@ def test_the_table_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert "assumed: no run on more than one GPU was measured by us" in text
     print_plan(plan_for(gpu="rtx4090"))
     assert "On paper" not in capsys.readouterr().out
+
+
+def test_rows_compile_as_plans_for_them_would() -> None:
+    """One card offloads under ZeRO-3, which is not compiled; eight shard without it, and are."""
+    asked = plan_for(gpu="rtx4080super", gpus=8, base="Qwen/Qwen3-8B")
+    alone = plan_for(gpu="rtx4080super", base="Qwen/Qwen3-8B")
+    assert (alone.strategy, alone.compile, asked.compile is not None) == ("zero3", None, True)
+    assert asked.speed.scaling is not None
+    assert alone.speed.tokens_per_second == pytest.approx(asked.speed.scaling.points[0].tokens_per_second)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from launcher.quality.cypher_patterns import find_chains
 from launcher.quality.cypher_schema import GraphSchema
-from launcher.quality.cypher_tokens import Kind, Token, match_brackets, render_tokens, split_tokens, token_at
+from launcher.quality.cypher_tokens import Kind, Token, match_brackets, render_token, split_tokens, token_at
 
 
 def same_meaning(query: str) -> Iterator[str]:
@@ -156,3 +156,17 @@ def _is_first_name(tokens: tuple[Token, ...], index: int, names: tuple[str, ...]
 
 def _with(tokens: tuple[Token, ...], index: int, name: str) -> str:
     return render_tokens([*tokens[:index], Token(Kind.NAME, name), *tokens[index + 1 :]])
+
+
+def render_tokens(tokens: Sequence[Token]) -> str:
+    """Cypher again, one space between tokens, and none inside an arrow or a name with dots."""
+    text = ""
+    for index, token in enumerate(tokens):
+        glued = index > 0 and (
+            (token.is_mark("-", ">") and tokens[index - 1].is_mark("-", "<", "]"))
+            or token.is_mark(".")
+            or tokens[index - 1].is_mark(".")
+            or (token.is_mark("[", "(") and tokens[index - 1].is_mark("-"))
+        )
+        text += ("" if glued or not text else " ") + render_token(token)
+    return text

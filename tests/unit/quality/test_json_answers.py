@@ -15,6 +15,7 @@ from launcher.quality.json_answers import JsonJudge
 from launcher.quality.json_repairs import find_broken
 from launcher.quality.judging import Question, Verdict
 from tests.conftest import ROOT, SHARED
+from tests.unit.quality.verdicts import passes_all
 
 pytest.importorskip("jsonschema_rs")
 SCHEMA = """{"type": "object", "properties": {"name": {"type": "string"}, "count": {"type": "integer", "minimum": 0},
@@ -43,7 +44,7 @@ def sample(*names: str) -> list[Question]:
 def test_every_reference_of_the_sample_passes_every_check(judge: JsonJudge) -> None:
     questions = sample("train", "validation", "test")
     verdicts = judge.judge(questions, [question.reference for question in questions])
-    assert [one for one in verdicts if not one.passes_all or one.reason] == []
+    assert [one for one in verdicts if not passes_all(one) or one.reason] == []
     assert all(one.checks["schema"] and one.checks["equal"] for one in verdicts)
     repairs = [find_broken(question.instruction) is not None for question in questions]
     assert 250 < sum(repairs) < 500
@@ -59,7 +60,7 @@ def test_order_of_keys_spacing_spelling_and_one_fence_do_not_count(judge: JsonJu
         rng.shuffle(pairs)
         text = json.dumps(dict(pairs), indent=rng.choice((None, 1, 4)), ensure_ascii=rng.random() < 0.5)
         answers.append(rng.choice(("{}", "```json\n{}\n```", "\n```\n{}```\n", " \t\r\n{}\n")).replace("{}", text))
-    assert [one.reason for one in judge.judge(questions, answers) if not one.passes_all] == []
+    assert [one.reason for one in judge.judge(questions, answers) if not passes_all(one)] == []
 
 
 @pytest.mark.parametrize(
@@ -244,7 +245,7 @@ def test_real_answers_parse_without_a_false_alarm(judge: JsonJudge) -> None:
     questions = [Question(instruction=order, context="", reference=answer) for order, answer in pairs]
     verdicts = judge.judge(questions, [question.reference for question in questions])
     assert len(verdicts) == 1995
-    assert [one for one in verdicts if not one.passes_all] == []
+    assert [one for one in verdicts if not passes_all(one)] == []
     assert (
         sum(one.checks["kept"] is not None for one in verdicts) == sum("Fix this" in order for order, _ in pairs) > 800
     )

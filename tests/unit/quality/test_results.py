@@ -80,3 +80,13 @@ def test_what_is_no_result_is_told(tmp_path: Path) -> None:
         load_result(file)
     file.write_text(make_result({"a": True}).model_dump_json())
     assert load_result(file) == make_result({"a": True})
+
+
+def test_a_handful_of_rows_is_no_gate() -> None:
+    """A quick look before would otherwise open it."""
+    now = make_result({str(index): False for index in range(40)})
+    with pytest.raises(InputError, match="only 2 rows in common, of 2 before and 40 now"):
+        compare_results(make_result({"0": True, "1": True}), now)
+    change, warnings = compare_results(now, make_result({"0": True, "1": True}))
+    assert change.num_rows == 2
+    assert warnings == ("2 rows in common, of 40 before and 2 now",)

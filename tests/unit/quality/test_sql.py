@@ -10,6 +10,7 @@ import pytest
 from launcher.errors import InputError
 from launcher.quality.judging import Question, Verdict
 from launcher.quality.sql import SqlJudge
+from tests.unit.quality.verdicts import passes_all
 
 TABLES = """CREATE TABLE author (id INTEGER PRIMARY KEY, name TEXT NOT NULL, country TEXT, born INTEGER NOT NULL);
 CREATE TABLE book (id INTEGER PRIMARY KEY, title TEXT NOT NULL, price REAL NOT NULL, printed DATE NOT NULL,
@@ -67,7 +68,7 @@ GARBLED = (False, False, False)
 def test_the_same_question_in_other_words_is_right(judge: SqlJudge, reference: str, answer: str) -> None:
     verdict = ask(judge, reference, answer)
     assert checks(verdict) == RIGHT, verdict.reason
-    assert verdict.passes_all
+    assert passes_all(verdict)
     assert verdict.reason == ""
 
 
@@ -166,8 +167,6 @@ def test_without_tables_it_only_parses(judge: SqlJudge) -> None:
     verdict = ask(judge, "SELECT name FROM author", "SELECT anything FROM anywhere", context="")
     assert checks(verdict) == (True, None, None)
     assert verdict.reason == "not judged: the row has no CREATE TABLE to run it on"
-    assert checks(ask(judge, "SELECT name FROM author", "DROP TABLE author", context="")) == FAILS
-    assert checks(ask(judge, "SELECT name FROM author", "SELECT 1; SELECT 2", context="")) == FAILS
 
 
 @pytest.mark.parametrize(
@@ -185,7 +184,7 @@ def test_without_tables_it_only_parses(judge: SqlJudge) -> None:
 def test_what_cannot_be_judged_is_said(judge: SqlJudge, reference: str, why: str) -> None:
     verdict = ask(judge, reference, reference)
     assert verdict.checks["result"] is None
-    assert verdict.passes_all
+    assert passes_all(verdict)
     assert verdict.reason.startswith(f"not judged: {why}")
 
 
@@ -193,15 +192,15 @@ def test_a_reference_of_another_dialect_does_not_excuse_invented_names(judge: Sq
     reference = "SELECT DATE_TRUNC('year', printed) FROM book"
     assert checks(ask(judge, reference, "SELECT DATE_TRUNC('month', printed) FROM book")) == (True, None, None)
     assert checks(ask(judge, reference, "SELECT strftime('%Y', printed) FROM book")) == (True, True, None)
-    assert checks(ask(judge, reference, "SELECT publisher FROM book")) == FAILS
+    assert checks(ask(judge, reference, "SELECT publisher FROM book")) == (True, False, None)
 
 
 def test_a_reference_that_nobody_can_read_says_nothing_of_the_dialect(judge: SqlJudge) -> None:
     reference = "SELECT TOP 5 name FROM author"
     assert checks(ask(judge, reference, reference)) == (None, None, None)
     assert checks(ask(judge, reference, "SELECT name FROM author LIMIT 5")) == (True, True, None)
-    assert checks(ask(judge, reference, "SELECT nickname FROM author")) == FAILS
-    assert checks(ask(judge, reference, "")) == GARBLED
+    assert checks(ask(judge, reference, "SELECT nickname FROM author")) == (True, False, None)
+    assert checks(ask(judge, reference, "")) == (None, None, None), "nor can it be read"
 
 
 def test_a_reference_that_never_answers_the_same_still_has_wrong_answers(judge: SqlJudge) -> None:
@@ -291,3 +290,15 @@ def test_a_missing_package_is_an_error_with_the_way_out(monkeypatch: pytest.Monk
     with pytest.raises(InputError) as caught:
         SqlJudge()
     assert str(caught.value) == ("judging SQL needs the package apsw\nhint: pip install 'expert-launcher[quality]'")
+
+
+@pytest.mark.parametrize("answer", ["SELECT 1", "SELEC", "", "DROP TABLE author", "x" * 200_000])
+def test_what_a_row_cannot_tell_counts_for_no_answer(judge: SqlJudge, answer: str) -> None:
+    """Without tables nothing can be run: neither right nor wrong, whatever the answer is."""
+    assert checks(ask(judge, "SELECT name FROM author", answer, context=""))[1:] == (None, None)
+
+
+def test_a_reference_that_does_not_run_compares_nothing(judge: SqlJudge) -> None:
+    reference = "SELECT nosuch FROM author"
+    for answer in ("SELECT name FROM author", "SELECT other FROM author", "SELEC"):
+        assert checks(ask(judge, reference, answer))[2] is None

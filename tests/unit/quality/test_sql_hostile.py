@@ -12,6 +12,7 @@ from launcher.quality.judging import Question
 from launcher.quality.sql import SqlJudge
 from launcher.quality.sql_process import ANSWER_SECONDS
 from launcher.quality.sql_worker import MEMORY_BYTES
+from tests.unit.quality.verdicts import passes_all
 
 TABLES = (
     "CREATE TABLE t (id INTEGER PRIMARY KEY, name TEXT NOT NULL, x REAL);\n"
@@ -89,13 +90,13 @@ def judge() -> Iterator[SqlJudge]:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_answer_is_wrong_and_harmless(judge: SqlJudge, tmp_path: Path, name: str) -> None:
-    assert judge.judge([QUESTION], [GOLD])[0].passes_all
+    assert passes_all(judge.judge([QUESTION], [GOLD])[0])
     outside = tmp_path / "outside"
     begun = time.monotonic()
     verdict = judge.judge([QUESTION], [HOSTILE[name].replace("{outside}", str(outside))])[0]
     assert time.monotonic() - begun < SECONDS
     assert verdict.checks["result"] is False
-    assert not verdict.passes_all
+    assert not passes_all(verdict)
     assert verdict.reason.isprintable()
     assert verdict.reason
     assert len(verdict.reason) <= 240
@@ -141,7 +142,7 @@ def test_a_hostile_reference_is_nobodys_fault(judge: SqlJudge) -> None:
         verdict = judge.judge([Question(instruction="", context=TABLES, reference=sql)], [GOLD])[0]
         assert verdict.checks["result"] is None
         assert verdict.reason.startswith("not judged: the r")
-    assert judge.judge([QUESTION], [GOLD])[0].passes_all
+    assert passes_all(judge.judge([QUESTION], [GOLD])[0])
 
 
 def test_the_process_is_limited(judge: SqlJudge) -> None:
@@ -160,7 +161,7 @@ def test_the_process_is_limited(judge: SqlJudge) -> None:
 def test_the_process_knows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "hunter2-hunter2")
     with SqlJudge() as judge:
-        assert judge.judge([QUESTION], [GOLD])[0].passes_all
+        assert passes_all(judge.judge([QUESTION], [GOLD])[0])
         process = judge._process._process
         assert process is not None
         assert b"hunter2" not in Path(f"/proc/{process.pid}/environ").read_bytes()

@@ -17,6 +17,7 @@ def make_split(num_documents: int, num_packs: int, mean_length: float = 158.6) -
         num_cut_tokens=0,
         num_untrained=0,
         num_duplicates=0,
+        num_known=0,
         num_ends_trained=num_documents,
         histogram=(),
         mean_length=mean_length,
