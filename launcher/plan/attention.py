@@ -48,19 +48,26 @@ def make_ladder(situation: Situation, dtype: Dtype) -> tuple[AttentionBackend, .
     ladder: list[AttentionBackend] = []
     if config.flash_attention_2 is not False:
         ladder += _package_rungs(gpu, situation.hardware)
-    own: list[AttentionBackend] = ["triton"] if _fits_own_kernels(situation, gpu) else []
+    if gpu.has_flash_attention and not _has_softcap(situation):
+        ladder.append("varlen")
+    if _fits_own_kernels(situation, gpu):
+        ladder.insert(1 if _wants_torchs(situation) else 0, "triton")
     if _has_softcap(situation):
-        return (*ladder, *own, "eager")
+        return (*ladder, "eager")
     if gpu.has_flash_attention:
-        ladder += ["varlen", *own, "flex"]
+        ladder.append("flex")
     return (*ladder, "sdpa", "eager")
 
 
 def _fits_own_kernels(situation: Situation, gpu: Gpu) -> bool:
     base = situation.base
-    return (
-        gpu.has_own_attention and base.head_dim in OWN_HEAD_SIZES and base.num_heads // base.num_kv_heads <= OWN_GROUP
-    )
+    has_heads = base.head_dim in OWN_HEAD_SIZES and base.num_heads // base.num_kv_heads <= OWN_GROUP
+    return gpu.has_own_attention and has_heads and not situation.lacks("triton")
+
+
+def _wants_torchs(situation: Situation) -> bool:
+    config = situation.config
+    return bool(config.use_sdpa) and config.flash_attention_2 is False and not _has_softcap(situation)
 
 
 def _package_rungs(gpu: Gpu, hardware: Hardware) -> list[AttentionBackend]:
@@ -94,12 +101,13 @@ def _explain(situation: Situation, backend: AttentionBackend, dtype: Dtype) -> D
         return forced(
             "attention", TITLES[backend], f"{gpu.title} has compute capability {capability}; flash kernels need 8.0"
         )
-    if config.use_sdpa and config.flash_attention_2 is False:
+    if _wants_torchs(situation):
         reason = "use_sdpa in the manifest: the flash kernel of torch's SDPA, for rows that lie end to end"
         return asked("attention", TITLES[backend], reason)
     why = "flash_attention_2 in the manifest; " if config.flash_attention_2 else ""
+    best = "the fastest that was measured on this kind of GPU" if backend == "triton" else "no package to build"
     apart = "documents of a pack stay apart" if config.packing else "rows that lie end to end stay apart"
-    return decided("attention", TITLES[backend], f"{why}no package to build; {apart}")
+    return decided("attention", TITLES[backend], f"{why}{best}; {apart}")
 
 
 def _check_able(

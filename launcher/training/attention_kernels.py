@@ -22,12 +22,12 @@ def _cap(scores, scale, softcap, caps: tl.constexpr):  # type: ignore[no-untyped
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _slope(capped, softcap, caps: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of the cap."""
+def _pass_cap(delta, capped, softcap, caps: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Times the cap's slope."""
     if caps:
         ratio = capped / (softcap * 1.4426950408889634)
-        return 1.0 - ratio * ratio
-    return 1.0
+        delta = delta * (1.0 - ratio * ratio)
+    return delta
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -140,7 +140,7 @@ def _query_step(  # type: ignore[no-untyped-def]
     if masked:
         places = at + tl.arange(0, keys)
         shares = tl.where(_is_seen(places[None, :], tokens[:, None], lowest[:, None]), shares, 0.0)
-    delta = shares * (tl.dot(given, tl.trans(v)) - along[:, None]) * _slope(capped, softcap, caps)
+    delta = _pass_cap(shares * (tl.dot(given, tl.trans(v)) - along[:, None]), capped, softcap, caps)
     return tl.dot(delta.to(k.dtype), k, total)
 
 
@@ -210,7 +210,7 @@ def attend_back_keys(  # type: ignore[no-untyped-def]
         seen = _is_seen(places[:, None], tokens[None, :], lowest[None, :])
         shares = tl.where(seen, tl.exp2(capped - log_sum[None, :]), 0.0)
         value_total = tl.dot(shares.to(given.dtype), given, value_total)
-        delta = shares * (tl.dot(v, tl.trans(given)) - along[None, :]) * _slope(capped, softcap, caps)
+        delta = _pass_cap(shares * (tl.dot(v, tl.trans(given)) - along[None, :]), capped, softcap, caps)
         key_total = tl.dot(delta.to(q.dtype), q, key_total)
     start = (first.to(tl.int64) * num_kv_heads + kv_head) * size
     to = start + (tl.arange(0, keys)[:, None] * num_kv_heads * size + tl.arange(0, size)[None, :])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,9 +14,15 @@ from launcher.training.attention_tiles import Heads, Scores, Tile, Tiles, find_k
 
 # Found by benchmarks/attention.py on an H200.
 TILES: dict[int, Tiles] = {
-    64: Tiles(forward=Tile(128, 64, 8, 3), queries=Tile(128, 64, 8, 2), keys=Tile(64, 128, 8, 2)),
-    128: Tiles(forward=Tile(128, 64, 8, 3), queries=Tile(128, 64, 8, 2), keys=Tile(64, 128, 8, 2)),
+    64: Tiles(forward=Tile(64, 32, 4, 3), queries=Tile(64, 64, 4, 3), keys=Tile(64, 64, 4, 2)),
+    128: Tiles(forward=Tile(64, 32, 4, 3), queries=Tile(64, 64, 4, 3), keys=Tile(64, 64, 4, 2)),
 }
+OF_CAPPED = Tile(32, 64, 4, 3)  # the keys' tile of bases that cap their scores: a larger one has no room for the slope
+
+
+def choose_tiles(heads: Heads) -> Tiles:
+    tiles = TILES[heads.size]
+    return tiles if heads.scores.softcap is None else replace(tiles, keys=OF_CAPPED)
 
 
 @torch.library.custom_op("launcher::document_attention", mutates_args=())
@@ -31,7 +38,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     scores = Scores(scale=scale, softcap=softcap, window=window)
     heads = Heads(_laid_out(query), _laid_out(key), _laid_out(value), starts, ends, scores)
-    return attention_tiles.attend(heads, TILES[heads.size].forward)
+    return attention_tiles.attend(heads, choose_tiles(heads).forward)
 
 
 @_attend.register_fake
@@ -55,7 +62,7 @@ def _attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     scores = Scores(scale=scale, softcap=softcap, window=window)
     heads = Heads(_laid_out(query), _laid_out(key), _laid_out(value), starts, ends, scores)
-    grad, tiles = _laid_out(grad), TILES[heads.size]
+    grad, tiles = _laid_out(grad), choose_tiles(heads)
     of_queries, alongs = find_query_gradients(heads, out, grad, log_sums, tiles.queries)
     return of_queries, *find_key_gradients(heads, grad, log_sums, alongs, tiles.keys)
 

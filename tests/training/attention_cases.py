@@ -17,7 +17,7 @@ from launcher.training.attention_tiles import (
     find_query_gradients,
 )
 from launcher.training.batches import collate, make_shape
-from launcher.training.document_attention import TILES
+from launcher.training.document_attention import choose_tiles
 from launcher.training.grouped import attend_eager, describe_groups, in_groups
 from tests.training.builders import make_document, make_pack
 
@@ -46,9 +46,7 @@ def check_all(device: str) -> None:
 
 def check(device: str, lengths: tuple[int, ...], num_heads: int, num_kv_heads: int, scores: Scores) -> None:
     """BF16 on a GPU; the interpreter knows FP32 alone, and is exact to its rounding."""
-    tiles, size, dtype, allowed = SMALL, 16, torch.float32, 1e-6
-    if device == "cuda":
-        tiles, size, dtype, allowed = TILES[128], 128, torch.bfloat16, 1e-2
+    size, dtype, allowed = (128, torch.bfloat16, 1e-2) if device == "cuda" else (16, torch.float32, 1e-6)
     sizes = torch.tensor(lengths)
     ends = sizes.cumsum(0)
     starts, ends = (one.repeat_interleave(sizes).int().to(device) for one in (ends - sizes, ends))
@@ -58,6 +56,7 @@ def check(device: str, lengths: tuple[int, ...], num_heads: int, num_kv_heads: i
     wanted = attend_plainly(query.double(), key.double(), value.double(), starts, scores)
     wanted_grads = torch.autograd.grad(wanted, (query, key, value), given.double())
     heads = Heads(query.detach(), key.detach(), value.detach(), starts, ends, scores)
+    tiles = choose_tiles(heads) if device == "cuda" else SMALL
     out, grads = run(heads, given, tiles)
     for found, exact in zip((out, *grads), (wanted, *wanted_grads), strict=True):
         difference = float((found.double() - exact.double()).norm() / exact.double().norm())

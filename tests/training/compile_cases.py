@@ -26,7 +26,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from launcher.training import attention_tiles, block_kernels, layer_kernels, loss_kernel
-from launcher.training.document_attention import TILES
+from launcher.training.document_attention import choose_tiles
 
 # Bytes that a block of threads may have in shared memory (CUDA C++ Programming Guide, "Technical Specifications").
 SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
@@ -145,13 +145,18 @@ def call_loss() -> None:
 def call_attention() -> None:
     """Each must fit: what spills out of the registers is many times slower, and nobody would see it."""
     starts, ends = torch.zeros(NUM_TOKENS, dtype=torch.int32), torch.zeros(NUM_TOKENS, dtype=torch.int32)
-    for size, num_heads, num_kv_heads in ((128, 16, 8), (128, 14, 2), (64, 14, 2), (128, 8, 8)):
+    shapes = [(128, 16, 8), (128, 14, 2), (64, 14, 2), (128, 8, 8)]
+    for (size, num_heads, num_kv_heads), (softcap, window) in [
+        *((shape, (None, None)) for shape in shapes),
+        ((128, 32, 16), (50.0, 4096)),
+    ]:
         query, key = (draw(NUM_TOKENS, count, size, dtype=BF16) for count in (num_heads, num_kv_heads))
-        scores = attention_tiles.Scores(scale=size**-0.5)
+        scores = attention_tiles.Scores(scale=size**-0.5, softcap=softcap, window=window)
         heads = attention_tiles.Heads(query, key, key.clone(), starts, ends, scores)
-        out, log_sums = attention_tiles.attend(heads, TILES[size].forward)
-        _, alongs = attention_tiles.find_query_gradients(heads, out, query, log_sums, TILES[size].queries)
-        attention_tiles.find_key_gradients(heads, query, log_sums, alongs, TILES[size].keys)
+        tiles = choose_tiles(heads)
+        out, log_sums = attention_tiles.attend(heads, tiles.forward)
+        _, alongs = attention_tiles.find_query_gradients(heads, out, query, log_sums, tiles.queries)
+        attention_tiles.find_key_gradients(heads, query, log_sums, alongs, tiles.keys)
 
 
 def count_stack_bytes(binary: bytes) -> int:

@@ -64,8 +64,8 @@ def test_torchs_own_flash_attention_needs_no_package() -> None:
 @pytest.mark.parametrize(
     ("gpu", "packages", "backend"),
     [
-        ("h100", ("flash_attn", "flash_attn_interface"), "flash_attention_3"),
-        ("h100", ("flash_attn",), "flash_attention_2"),
+        ("b200", ("flash_attn", "flash_attn.cute"), "flash_attention_4"),
+        ("a100", ("flash_attn", "flash_attn_interface"), "flash_attention_2"),
         ("rtx4090", ("flash_attn", "flash_attn_interface"), "flash_attention_2"),
         ("t4", ("flash_attn",), "sdpa"),
     ],
@@ -100,9 +100,14 @@ def test_a_base_with_capped_scores_gets_eager() -> None:
 
 
 def test_our_own_kernels_are_for_hopper_and_heads_that_fit_their_tiles() -> None:
-    assert "triton" in plan_for(gpu="h200").attention.fallbacks
+    first = plan_for(gpu="h200")
+    assert (first.attention.backend, first.attention.fallbacks) == ("triton", ("varlen", "flex", "sdpa", "eager"))
+    assert "the fastest that was measured" in decision(first, "attention")
     assert "triton" not in plan_for(gpu="rtx4090").attention.fallbacks
-    assert plan_for(gpu="h200", config={"attention": "triton"}).attention.backend == "triton"
+    torchs = plan_for(gpu="h200", config={"use_sdpa": True, "flash_attention_2": False}).attention
+    assert (torchs.backend, torchs.fallbacks[0]) == ("varlen", "triton")
+    small_heads = plan_for(gpu="h200", base="Qwen/Qwen2.5-0.5B").attention
+    assert small_heads.backend == "triton"
     with pytest.raises(InputError, match="triton cannot run on GeForce RTX 4090: it needs a Hopper GPU"):
         plan_for(config={"attention": "triton"})
     with pytest.raises(InputError, match=r"triton cannot run on H200.*: it needs .*, and heads of 64 or 128"):
