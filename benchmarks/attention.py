@@ -42,10 +42,10 @@ SHAPES = {
 }
 NAMES: tuple[AttentionBackend, ...] = ("varlen", "flash_attention_4", "triton")
 # Four warps hold 64 rows of a product: of rows, or of keys where the keys' gradients are made.
-BY_ROWS = [(64, keys, 4, stages) for keys in (16, 32, 64, 128) for stages in (2, 3, 4, 5)]
-BY_ROWS += [(128, keys, 8, stages) for keys in (32, 64, 128) for stages in (2, 3)]
-BY_KEYS = [(rows, 64, 4, stages) for rows in (16, 32, 64) for stages in (2, 3, 4)]
-BY_KEYS += [(rows, 128, 8, stages) for rows in (32, 64, 128) for stages in (2, 3)]
+BY_ROWS = [(64, keys, 4, stages) for keys in (32, 64) for stages in (2, 3, 4)]
+BY_ROWS += [(128, 64, 8, stages) for stages in (2, 3)]
+BY_KEYS = [(rows, 64, 4, stages) for rows in (32, 64) for stages in (2, 3, 4)]
+BY_KEYS += [(64, 128, 8, stages) for stages in (2, 3)]
 TRIED = {"forward": BY_ROWS, "queries": BY_ROWS, "keys": BY_KEYS}
 REPEATS, CALLS = 7, 10
 
@@ -62,7 +62,7 @@ class Case:
 BACKEND_CASES = [Case(f"{shape} {name}", shape, name) for shape, name in product(SHAPES, NAMES)]
 TILE_CASES = [
     Case(f"{shape} {kernel} {'x'.join(map(str, tile))}", shape, "triton", kernel, tile)
-    for shape in ("0.6B-16", "8B-4", "0.5B-16")
+    for shape in ("0.5B-16", "0.6B-16", "8B-4")
     for kernel, tiles in TRIED.items()
     for tile in tiles
 ]
@@ -115,9 +115,15 @@ def record(call: Callable[[], Any]) -> Callable[[], Any]:
         for _ in range(2):
             call()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        call()
+    for is_last in (False, True):  # the first recording of a process may have to load a kernel, which none may
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                call()
+            break
+        except RuntimeError:
+            if is_last:
+                raise
     return graph.replay
 
 
