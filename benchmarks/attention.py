@@ -1,8 +1,8 @@
 """Attention over packed documents by itself, on a GPU: each backend, and the tiles of our own kernels.
 
 Heads of Qwen3 (0.6B: 16 that share 8 keys; 8B: 32 that share 8) and of Qwen2.5 (0.5B: 14 that share 2), documents of
-log-normal lengths (mean 350 tokens; short 100, long 1,200) in sequences of 2,048, BF16. Medians of graphs replayed. Each
-backend is held to plain attention in FP32 first, and asked whether it gives the same gradients twice.
+log-normal lengths (mean 350 tokens; short 100, long 1,200) in sequences of 2,048, BF16. Medians of graphs replayed.
+Each backend is held to plain attention in FP32 first, and asked whether it gives the same gradients twice.
 
     python benchmarks/attention.py measure --out attention.jsonl            # backends
     python benchmarks/attention.py measure --cases tiles --out tiles.jsonl  # tiles of our own
