@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher.errors import ExitCode, LauncherError, Problem
@@ -116,7 +116,12 @@ class Child:
 
 @contextlib.contextmanager
 def started(module: str, spec: Frozen, folder: Path, name: str) -> Iterator[Child]:
-    child = Child(module, spec, folder, name)
+    with ending(Child(module, spec, folder, name)) as child:
+        yield child
+
+
+@contextlib.contextmanager
+def ending(child: Child) -> Iterator[Child]:
     try:
         yield child
     except BaseException:
@@ -124,6 +129,33 @@ def started(module: str, spec: Frozen, folder: Path, name: str) -> Iterator[Chil
         raise
     finally:
         child.end()
+
+
+class Lineup:
+    """Children that measure one after the other. While one does, the next one starts and reads its libraries, which
+    takes as long as many measurements; it waits for a word before it touches the device."""
+
+    def __init__(self, module: str, folder: Path, specs: Sequence[tuple[str, Frozen]], *, ahead: bool) -> None:
+        self._module, self._folder, self._left, self._ahead = module, folder, deque(specs), ahead
+        self._ready: Child | None = None
+
+    def take(self) -> Child:
+        child, self._ready = self._ready or self._start(), None
+        if self._ahead and self._left:
+            self._ready = self._start()
+        return child
+
+    def _start(self) -> Child:
+        name, spec = self._left.popleft()
+        return Child(self._module, spec, self._folder, name)
+
+    def __enter__(self) -> Lineup:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._ready is not None:
+            self._ready.kill()
+            self._ready.end()
 
 
 def _read_tail(log: Path) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 import launcher
-from launcher.bench.children import ChildFailedError, ChildTooLongError, started
+from launcher.bench.children import Child, ChildFailedError, ChildTooLongError, Lineup, ending
 from launcher.bench.rungs import Climb, Setup, Stack
 from launcher.bench.values import Said, Timing
 from launcher.errors import ExitCode
@@ -20,6 +20,7 @@ from launcher.versions import find_package_versions
 
 _MODULE = "launcher.training.bench.rung"
 RECORD_FILE = "rungs.jsonl"
+_CORES_FOR_TWO = 8
 _CODE = ("training", "corpus", "memory", "bench")  # what a step runs, and what says how it is measured
 
 # Of a specification: what changes from one look at the machine to the next, and changes no step.
@@ -71,25 +72,36 @@ def climb_ladder(
     """In order. A rung that fails is a record too: the others are worth measuring all the same."""
     file = folder / RECORD_FILE
     known, software = _read_known(file), _find_software()
+    specs = {climb: _make_spec(plan, store, climb.setup, effort) for climb in climbs}
+    fingerprints = {climb: _fingerprint(specs[climb], climb, software) for climb in climbs}
+    wanted = {fingerprints[climb]: climb for climb in reversed(climbs) if not climb.missing}
+    due = [climb for climb in climbs if wanted.get(fingerprints[climb]) is climb and fingerprints[climb] not in known]
+    lineup = Lineup(
+        _MODULE, folder / "logs", [(f"{climb.stack}-{climb.key}", specs[climb]) for climb in due], ahead=_has_room(plan)
+    )
     records: list[RungRecord] = []
-    for place, climb in enumerate(climbs, 1):
-        if climb.missing:
-            records.append(_describe(climb, "not here", climb.missing))
-            continue
-        spec = _make_spec(plan, store, climb.setup, effort)
-        fingerprint = _fingerprint(spec, climb, records, software)
-        found = known.get(fingerprint)
-        where = f"{place} of {len(climbs)}, {climb.stack}: {climb.title}"
-        if found is not None:
-            tell(f"{where}: {format_outcome(found)} (kept)")
-            records.append(found.model_copy(update={"key": climb.key, "title": climb.title, "stack": climb.stack}))
-            continue
-        record = _measure(climb, spec, effort, folder / "logs", fingerprint)
-        _append(file, record)
-        tell(f"{where}: {format_outcome(record)}")
-        known[fingerprint] = record
-        records.append(record)
+    with lineup:
+        for place, climb in enumerate(climbs, 1):
+            if climb.missing:
+                records.append(_describe(climb, "not here", climb.missing))
+                continue
+            fingerprint, where = fingerprints[climb], f"{place} of {len(climbs)}, {climb.stack}: {climb.title}"
+            found = known.get(fingerprint)
+            if found is not None:
+                tell(f"{where}: {format_outcome(found)} (kept)")
+                records.append(found.model_copy(update={"key": climb.key, "title": climb.title, "stack": climb.stack}))
+                continue
+            record = _measure(climb, lineup.take(), effort, fingerprint)
+            _append(file, record)
+            tell(f"{where}: {format_outcome(record)}")
+            known[fingerprint] = record
+            records.append(record)
     return tuple(records)
+
+
+def _has_room(plan: Plan) -> bool:
+    """For a process that starts beside one that is measured: that one's work is on the GPU, and cores are left."""
+    return plan.hardware.gpu is not None and plan.hardware.cpu_cores_per_node >= _CORES_FOR_TWO
 
 
 def _append(file: Path, record: RungRecord) -> None:
@@ -111,9 +123,9 @@ def _make_spec(plan: Plan, store: Path, setup: Setup | None, effort: LadderEffor
     )
 
 
-def _fingerprint(spec: RungSpec, climb: Climb, before: Sequence[RungRecord], software: str) -> str:
+def _fingerprint(spec: RungSpec, climb: Climb, software: str) -> str:
     """Of all that a time depends on: plan, rung, code, libraries. `before, again` is asked for a second time."""
-    again = any(record.key == climb.key and record.stack != climb.stack for record in before) and climb.key == "before"
+    again = climb.key == "before" and climb.stack == "alone"
     return hashlib.sha256(f"{spec.model_dump_json(exclude=_PASSING)}\n{software}\n{again}".encode()).hexdigest()[:24]
 
 
@@ -140,10 +152,11 @@ def _read_known(file: Path) -> dict[str, RungRecord]:
     return known
 
 
-def _measure(climb: Climb, spec: RungSpec, effort: LadderEffort, logs: Path, fingerprint: str) -> RungRecord:
+def _measure(climb: Climb, child: Child, effort: LadderEffort, fingerprint: str) -> RungRecord:
     status: Status
     try:
-        with started(_MODULE, spec, logs, f"{climb.stack}-{climb.key}") as child:
+        with ending(child):
+            child.tell("go")
             timing = Said.model_validate_json(child.read(effort.limit_seconds)).timing
     except ChildTooLongError:
         return _describe(climb, "too long", f"not done after {effort.limit_seconds:.0f} s", fingerprint)

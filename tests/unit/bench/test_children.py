@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.bench.children import ChildFailedError, ChildTooLongError, started
+from launcher.bench.children import ChildFailedError, ChildTooLongError, Lineup, ending, started
 from launcher.errors import ExitCode
 from launcher.processes import is_alive
 from launcher.values import Frozen
@@ -47,3 +47,29 @@ def test_whoever_takes_too_long_is_ended(tmp_path: Path) -> None:
             child.read(1.0)
         assert time.monotonic() - began < PATIENCE_SECONDS
         assert not is_alive(child.pid)
+
+
+def test_the_next_one_starts_while_one_measures_and_none_is_left(tmp_path: Path) -> None:
+    specs = [(f"rung-{number}", Spec(number=number)) for number in range(3)]
+    with Lineup(MODULE, tmp_path, specs, ahead=True) as lineup:
+        with ending(lineup.take()) as first:
+            assert (tmp_path / "rung-1.log").exists()
+            assert not (tmp_path / "rung-2.log").exists()
+            first.tell("a")
+            assert first.read(PATIENCE_SECONDS) == 'a {"number":0}'
+        with ending(lineup.take()) as second:
+            second.tell("b")
+            assert second.read(PATIENCE_SECONDS) == 'b {"number":1}'
+        waiting = lineup._ready
+        assert waiting is not None
+        assert is_alive(waiting.pid)
+    assert not is_alive(waiting.pid)
+
+
+def test_where_cores_are_few_each_one_starts_alone(tmp_path: Path) -> None:
+    with Lineup(MODULE, tmp_path, [("rung-0", Spec(number=0)), ("rung-1", Spec(number=1))], ahead=False) as lineup:
+        with ending(lineup.take()):
+            assert not (tmp_path / "rung-1.log").exists()
+        with ending(lineup.take()) as second:
+            second.tell("b")
+            assert second.read(PATIENCE_SECONDS) == 'b {"number":1}'
