@@ -19,8 +19,8 @@ _PRODUCT_EFFICIENCY = 0.80
 # Share of the stated memory bandwidth that element-wise kernels reach.
 _BANDWIDTH_EFFICIENCY = 0.8
 # Bytes moved per token, layer and feature (in + out of every matrix), forward and backward, in 16-bit precision.
-_TRAFFIC_COMPILED = 31.0
-_TRAFFIC_JOINED = 24.0  # halves of layers are one operation each; 22 to 24 with FlashAttention 4
+_TRAFFIC_COMPILED = 30.0
+_TRAFFIC_JOINED = 20.5  # halves of layers are one operation each; 19 (0.6B) to 23 (8B) with our own attention
 _TRAFFIC_EAGER = 84.0
 # DoRA measures the rows of each adapted matrix every step and scales its output.
 _DORA_TRAFFIC = 1.25
@@ -29,7 +29,7 @@ _DORA_TRAFFIC_JOINED = 1.13
 _QUANTIZED_TRAFFIC = 1.08
 # Host time to launch one layer's kernels, forward and backward: the floor of a micro-step whatever its size.
 _HOST_SECONDS_PER_LAYER_COMPILED = 0.0048
-_HOST_SECONDS_PER_LAYER_JOINED = 0.0038  # or less: measured beside other work
+_HOST_SECONDS_PER_LAYER_JOINED = 0.0042
 _HOST_SECONDS_PER_LAYER_EAGER = 0.0088
 # DoRA and quantised matrices launch more kernels a layer, a model without an adapter fewer.
 _HOST_EXTRA = 1.35
@@ -38,9 +38,13 @@ _HOST_FULL = 0.68
 # asks for every operation whether its result is kept.
 _HOST_RECOMPUTED = 0.65
 _HOST_SELECTIVE_EAGER = 2.2
-# What any micro-step costs beside: batch copy, tails of kernels, its share of an update. 36.4 ms for 4,096 tokens and
-# 120.8 ms for 16,384, as CUDA graphs on an H200, leave 8 ms; without the update less.
-MICRO_STEP_SECONDS = 0.006
+# What any micro-step costs beside: batch copy, tails of kernels, its share of an update. 29.2 ms for 4,096 tokens, 108.1
+# for 16,384 and 214.6 for 32,768, as CUDA graphs on an H200, leave 2.7 ms.
+MICRO_STEP_SECONDS = 0.003
+# Of a micro-step, the forward pass: to launch it takes the host longer than the backward pass, to run it the GPU less.
+# So a GPU that takes longer on the whole may wait all the same: 190 ms in place of 161 for 12 x 2,048 tokens.
+_FORWARD_OF_LAUNCHING = 0.62
+_FORWARD_OF_COMPUTING = 0.35
 # Recomputed forward work, as a share of one forward pass.
 _RECOMPUTED: dict[Checkpointing, float] = {"none": 0.0, "selective": 0.04, "full": 1.0}
 # What a GPU reads from and writes to CPU memory: PCIe 4.0 x16, pinned, as DeepSpeed reaches it.
@@ -113,6 +117,12 @@ def host_seconds(workload: Workload) -> float:
     elif workload.checkpointing == "full":
         extra *= 1 + _HOST_RECOMPUTED
     return workload.shape.num_layers * per_layer * extra
+
+
+def launched_seconds(compute: float, launching: float) -> float:
+    """Of a micro-step that the host launches while the GPU computes."""
+    forward = max(_FORWARD_OF_COMPUTING * compute, _FORWARD_OF_LAUNCHING * launching)
+    return forward + max((1 - _FORWARD_OF_COMPUTING) * compute, (1 - _FORWARD_OF_LAUNCHING) * launching)
 
 
 def _is_joined(workload: Workload) -> bool:

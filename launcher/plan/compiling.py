@@ -11,7 +11,7 @@ from launcher.plan.fit import Layout
 from launcher.plan.model import CompilePlan, Decision
 from launcher.plan.situation import Situation, asked, decided, forced
 from launcher.plan.sizing import estimate_slot_tokens
-from launcher.speed import Workload, host_seconds, seconds_per_token
+from launcher.speed import Workload, host_seconds, launched_seconds, seconds_per_token
 from launcher.units import format_duration
 
 # 13 to 26 s measured on the host of an H200 (cold cache, one graph for all layers); hosts of consumer cards are slower.
@@ -63,7 +63,7 @@ def _saved_seconds(
     slots = ceil(situation.config.global_batch_size / situation.num_ranks)
     tokens = slots * estimate_slot_tokens(situation)
     eager, compiled = (
-        max(0.0 if captures else host_seconds(way), tokens * (seconds_per_token(gpu, way) or 0.0))
+        launched_seconds(tokens * (seconds_per_token(gpu, way) or 0.0), 0.0 if captures else host_seconds(way))
         for way in (replace(workload, compiled=False), replace(workload, compiled=True))
     )
     return (eager - compiled) * num_steps

@@ -16,7 +16,14 @@ from launcher.memory import MemoryEstimate, Recipe, estimate_memory, joins_mlp
 from launcher.plan.calibration import correct_memory
 from launcher.plan.sizing import Sizing
 from launcher.scaling import StepTime, estimate_step, make_collectives, make_exchange
-from launcher.speed import MICRO_STEP_SECONDS, Workload, host_seconds, offload_seconds, seconds_per_token
+from launcher.speed import (
+    MICRO_STEP_SECONDS,
+    Workload,
+    host_seconds,
+    launched_seconds,
+    offload_seconds,
+    seconds_per_token,
+)
 
 # Below this a micro-batch leaves most GPUs idle; recomputation is dropped before the micro-batch grows beyond it.
 _SMALL_MICRO_BATCH_TOKENS = 2048
@@ -192,7 +199,7 @@ def _micro_step_seconds(sizing: Sizing, layout: Layout) -> float:
         return tokens * _ANY_SECONDS_PER_TOKEN  # a CPU gains nothing from larger micro-batches
     compute = _compute_seconds(sizing, layout)
     launching = 0.0 if is_captured(sizing, layout) else host_seconds(workload)
-    return MICRO_STEP_SECONDS + max(compute, launching)
+    return MICRO_STEP_SECONDS + launched_seconds(compute, launching)
 
 
 def _compute_seconds(sizing: Sizing, layout: Layout) -> float:

@@ -46,10 +46,18 @@ def test_each_row_is_what_a_plan_for_it_says() -> None:
 
 
 def test_an_adapter_scales_nearly_by_itself() -> None:
-    scaling = scaling_of(plan_for(gpu="h100", gpus=8))
+    scaling = scaling_of(plan_for(gpu="h100", gpus=8, config={"batch_size": 128, "gradient_accumulation_steps": 1}))
     assert scaling.reference_ranks == 1
     assert 0.9 < scaling.points[-1].efficiency < 1.0
     assert "communication-bound" not in scaling.verdict
+
+
+def test_launching_limits_ranks_that_have_little_to_do() -> None:
+    """One GPU replays a graph; ranks that exchange launch their kernels one by one."""
+    scaling = scaling_of(plan_for(gpu="h100", gpus=8))
+    assert scaling.points[-1].efficiency < 0.8
+    assert scaling.points[-1].exposed_seconds < 1e-3
+    assert scaling.verdict.startswith("short of work: each GPU does")
 
 
 def test_a_slow_network_is_told_with_what_would_help() -> None:
