@@ -38,8 +38,8 @@ _HOST_FULL = 0.68
 # asks for every operation whether its result is kept.
 _HOST_RECOMPUTED = 0.65
 _HOST_SELECTIVE_EAGER = 2.2
-# What any micro-step costs beside: batch copy, tails of kernels, its share of an update. 29.2 ms for 4,096 tokens, 108.1
-# for 16,384 and 214.6 for 32,768, as CUDA graphs on an H200, leave 2.7 ms.
+# What any micro-step costs beside: batch copy, tails of kernels, its share of an update. 29.2 ms for 4,096 tokens,
+# 108.1 for 16,384 and 214.6 for 32,768, as CUDA graphs on an H200, leave 2.7 ms.
 MICRO_STEP_SECONDS = 0.003
 # Of a micro-step, the forward pass: to launch it takes the host longer than the backward pass, to run it the GPU less.
 # So a GPU that takes longer on the whole may wait all the same: 190 ms in place of 161 for 12 x 2,048 tokens.
