@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SPEED = "main small dropped low"
 LEAST_SECONDS = 60.0  # nothing is begun for less
 SAMPLE = "--set training.dataset.path=sample/train.jsonl --set training.dataset.format=jsonl"
-RANDOM = f"neo4j --profile full --random-weights {SAMPLE}"
+RANDOM = f"neo4j --profile full --random-weights {SAMPLE} --set training.config.torch_compile=true"
 ONE_STEP = "--set training.config.batch_size=24 --set training.config.gradient_accumulation_steps=1"
 TRACED = "--max-steps 24 --profile-steps 16:17 --wandb disabled --set evaluation.task_rows=0 --runs-dir {out}/runs"
 

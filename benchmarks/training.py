@@ -190,7 +190,7 @@ def build(case: Case, folder: Path) -> tuple[Run, Proof]:
 
 def measure_case(case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
-        began = time.perf_counter()
+        began, left = time.perf_counter(), count_left_gib()
         run, proof = build(case, Path(name))
         built = time.perf_counter() - began
         if torch.cuda.is_available():
@@ -200,7 +200,7 @@ def measure_case(case: Case) -> dict[str, Any]:
         rows = load_metrics(run.paths.metrics)
         return {
             **describe_plan(run.plan),
-            **summarise(rows),
+            **summarise(rows, left),
             "built_seconds": round(built, 1),
             "proof": dataclasses.asdict(proof),
             "graphs": counters["stats"]["unique_graphs"],
@@ -223,7 +223,12 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
     }
 
 
-def summarise(rows: list[metrics.StepMetrics]) -> dict[str, Any]:
+def count_left_gib() -> float:
+    """Of earlier cases, which would count as this one's: what libraries keep."""
+    return bytes_to_gib(torch.cuda.memory_allocated()) if torch.cuda.is_available() else 0.0
+
+
+def summarise(rows: list[metrics.StepMetrics], left_gib: float) -> dict[str, Any]:
     steady = rows[WARM_STEPS:] or rows[-1:]
     median = {name: statistics.median(row.values[name] for row in steady) for name in steady[0].values}
     peak = median.get(metrics.PEAK_ALLOCATED_GIB)
@@ -231,7 +236,8 @@ def summarise(rows: list[metrics.StepMetrics]) -> dict[str, Any]:
         "tokens_per_second": round(median[metrics.TOKENS_PER_SECOND]),
         "step_seconds": [round(row.values[metrics.STEP_SECONDS], 4) for row in steady],
         "mfu": median.get(metrics.DEVICE_MFU),
-        "peak_gib": None if peak is None else round(peak, 2),
+        "peak_gib": None if peak is None else round(peak - left_gib, 2),
+        "left_gib": round(left_gib, 2),
         "first_peak_gib": rows[WARM_STEPS - 2].get(metrics.PEAK_ALLOCATED_GIB),
         "data_wait_seconds": round(median[metrics.DATA_WAIT_SECONDS], 5),
         "first_loss": rows[0].values[metrics.TRAIN_LOSS],

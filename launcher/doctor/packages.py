@@ -35,7 +35,7 @@ _OPTIONAL = {
         "flash-attn-3",
         "build it from github.com/Dao-AILab/flash-attention, or training.config.attention=auto",
     ),
-    "flash_attn.cute": ("flash-attn-4", "pip install 'expert-launcher[hopper]'"),
+    "flash_attn.cute": ("flash-attn-4", "pip install 'expert-launcher[flash4]'"),
     "fused loss": ("triton", "pip install triton"),
 }
 

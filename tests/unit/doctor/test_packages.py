@@ -122,7 +122,7 @@ def test_the_way_out_names_what_can_be_installed() -> None:
     plan = plan_for("h100")
     plan = plan.model_copy(update={"attention": plan.attention.model_copy(update={"backend": "flash_attention_4"})})
     missing = Check(name="flash_attn.cute", status="missing", detail="flash_attn.cute is not installed")
-    assert only(judge(missing, plan=plan)).next_step == "pip install 'expert-launcher[hopper]'"
+    assert only(judge(missing, plan=plan)).next_step == "pip install 'expert-launcher[flash4]'"
     broken = Check(name="flash_attn.cute", status="fails", detail="ImportError: no cutlass")
     assert only(judge(broken, plan=plan)).next_step == "pip install --force-reinstall flash-attn-4"
     old = plan_for("rtx4090").model_copy(update={"loss_kernel": "chunked"})
