@@ -21,15 +21,20 @@ _BANDWIDTH_EFFICIENCY = 0.8
 # Bytes moved per token, layer and feature (in + out of every matrix), forward and backward, in 16-bit precision.
 _TRAFFIC_COMPILED = 30.0
 _TRAFFIC_JOINED = 20.5  # halves of layers are one operation each; 19 (0.6B) to 23 (8B) with our own attention
+_TRAFFIC_JOINED_EAGER = 27.0  # sums and the norms' way back by themselves: 24 are counted; not measured, so more
 _TRAFFIC_EAGER = 84.0
 # DoRA measures the rows of each adapted matrix every step and scales its output.
 _DORA_TRAFFIC = 1.25
 _DORA_TRAFFIC_JOINED = 1.13
+# Dropout inside joined halves: inputs behind it are written, read, and made again; DoRA adds a second product. Counted,
+# not measured.
+_DROPPED_TRAFFIC_JOINED = {False: 1.18, True: 1.35}
 # Dequantising NF4 before every product: forward, backward, and again when recomputing.
 _QUANTIZED_TRAFFIC = 1.08
 # Host time to launch one layer's kernels, forward and backward: the floor of a micro-step whatever its size.
 _HOST_SECONDS_PER_LAYER_COMPILED = 0.0048
 _HOST_SECONDS_PER_LAYER_JOINED = 0.0042
+_HOST_SECONDS_PER_LAYER_JOINED_EAGER = 0.0055  # not measured
 _HOST_SECONDS_PER_LAYER_EAGER = 0.0088
 # DoRA and quantised matrices launch more kernels a layer, a model without an adapter fewer.
 _HOST_EXTRA = 1.35
@@ -65,7 +70,8 @@ class Workload:
     checkpointing: Checkpointing
     document_tokens: float  # mean length over which attention reaches
     repeats_base: bool = False  # DoRA with dropout multiplies by each of the base's matrices twice
-    joined: bool = False  # halves of layers are one operation each, where they are compiled (memory.joins_mlp)
+    joined: bool = False  # halves of layers are one operation each (memory.joins_mlp)
+    drops: bool = False  # the adapter has dropout
 
 
 def flops_per_token(workload: Workload, trained_share: float = 1.0) -> float:
@@ -108,7 +114,7 @@ def host_seconds(workload: Workload) -> float:
     """The least that a micro-step takes, because the host has to launch it."""
     per_layer = _HOST_SECONDS_PER_LAYER_COMPILED if workload.compiled else _HOST_SECONDS_PER_LAYER_EAGER
     if _is_joined(workload):
-        per_layer = _HOST_SECONDS_PER_LAYER_JOINED
+        per_layer = _HOST_SECONDS_PER_LAYER_JOINED if workload.compiled else _HOST_SECONDS_PER_LAYER_JOINED_EAGER
     extra = _HOST_EXTRA if workload.adapter == "dora" or workload.quantization != "none" else 1.0
     if workload.adapter == "full":
         extra = _HOST_FULL
@@ -126,13 +132,16 @@ def launched_seconds(compute: float, launching: float) -> float:
 
 
 def _is_joined(workload: Workload) -> bool:
-    return workload.joined and workload.compiled and workload.checkpointing != "selective"
+    return workload.joined and workload.checkpointing != "selective"
 
 
 def _traffic_bytes(workload: Workload) -> float:
     features = sum(linear.in_features + linear.out_features for linear in workload.shape.linears)
     is_joined = _is_joined(workload)
-    per_feature = _TRAFFIC_JOINED if is_joined else _TRAFFIC_COMPILED if workload.compiled else _TRAFFIC_EAGER
+    per_feature = _TRAFFIC_COMPILED if workload.compiled else _TRAFFIC_EAGER
+    if is_joined:
+        per_feature = _TRAFFIC_JOINED if workload.compiled else _TRAFFIC_JOINED_EAGER
+        per_feature *= _DROPPED_TRAFFIC_JOINED[workload.repeats_base] if workload.drops else 1.0
     if workload.compute_dtype == "fp32":
         per_feature *= 2
     if workload.adapter == "dora":

@@ -3,6 +3,7 @@
 from launcher.memory.estimate import CONTEXT_BYTES, MemoryEstimate, MemoryTerm, count_allocated, estimate_memory
 from launcher.memory.recipe import (
     JOINED_FAMILIES,
+    JOINED_HEADS,
     SELECTIVE_MIN_INNER,
     SHARED_INPUTS,
     Recipe,
@@ -15,6 +16,7 @@ from launcher.memory.recipe import (
 __all__ = [
     "CONTEXT_BYTES",
     "JOINED_FAMILIES",
+    "JOINED_HEADS",
     "SELECTIVE_MIN_INNER",
     "SHARED_INPUTS",
     "MemoryEstimate",

@@ -24,7 +24,9 @@ _CHUNK_POSITIONS = (256, 8_192)
 SELECTIVE_MIN_INNER = 512  # selective checkpointing keeps products of at least this inner size: no LoRA's second one
 # Matrices that get the same input, by the names of Llama and its relatives.
 SHARED_INPUTS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-JOINED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # whose layers were read: training/joined.py
+# Whose layers were read: training/joined.py.
+JOINED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+JOINED_HEADS = ("llama", "qwen3")
 _ALIGNED = 8  # numbers of 16 bits: rows then begin where tensor cores can load them; what is filled up is zero
 
 
@@ -111,12 +113,21 @@ def joins_products(recipe: Recipe) -> bool:
 
 def joins_mlp(shape: ModelShape, recipe: Recipe) -> bool:
     """The MLP is one operation (training/joined.py), which computes again what its gate let through."""
-    if not joins_products(recipe) or recipe.adapter_dropout > 0 or not recipe.has_kernels:
+    return shape.model_type in JOINED_FAMILIES and _joins(shape, recipe, ("gate_proj", "up_proj", "down_proj"))
+
+
+def joins_heads(shape: ModelShape, recipe: Recipe) -> bool:
+    """Norm, products and rotation of queries, keys and values are one operation."""
+    return shape.model_type in JOINED_HEADS and _joins(shape, recipe, ("q_proj", "k_proj", "v_proj"))
+
+
+def _joins(shape: ModelShape, recipe: Recipe, names: tuple[str, ...]) -> bool:
+    if not joins_products(recipe) or not recipe.has_kernels or recipe.checkpointing == "selective":
         return False
-    if not recipe.compiled or recipe.checkpointing == "selective" or shape.model_type not in JOINED_FAMILIES:
+    if not recipe.on_gpu and not recipe.compiled:  # there are no kernels for CPUs: plain torch is faster
         return False
     parts = {linear.name: linear for linear in find_targets(shape, recipe.target_modules)}
-    return all(name in parts and not parts[name].has_bias for name in ("gate_proj", "up_proj", "down_proj"))
+    return all(name in parts and not parts[name].has_bias for name in names)
 
 
 def count_block_ranks(rank: int, num_matrices: int) -> int:

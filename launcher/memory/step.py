@@ -12,6 +12,7 @@ from launcher.memory.recipe import (
     group_targets,
     has_input_copies,
     is_mixed_full,
+    joins_heads,
     joins_mlp,
     joins_products,
     name_input,
@@ -54,7 +55,8 @@ def estimate_step(shape: ModelShape, recipe: Recipe) -> tuple[float, float, floa
     outside = tokens * (_OUTSIDE_BYTES_PER_HIDDEN[recipe.compiled] * compute / 2 * shape.hidden_size)
     rotary = tokens * 2 * compute * shape.head_dim
     kept, recomputed = _count_activation_bytes(shape, recipe, tokens)
-    backward = _BACKWARD_BYTES_PER_INTERMEDIATE[_name_family(recipe)][recipe.compiled]
+    fused = recipe.compiled or joins_mlp(shape, recipe)
+    backward = _BACKWARD_BYTES_PER_INTERMEDIATE[_name_family(recipe)][fused]
     if joins_products(recipe) and recipe.adapter == "dora" and recipe.adapter_dropout > 0:
         backward += _DROPPED_DORA_BYTES_PER_INTERMEDIATE
     transient = tokens * backward * compute / 2 * shape.intermediate_size
@@ -117,12 +119,14 @@ def _count_activation_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> t
         return (selective, recomputed) if recomputed > 0 else (none, 0.0)
     full = shape.num_layers * tokens * boundary
     if joins_products(recipe) and recipe.adapter == "lora":  # outputs of a block are freed before the next goes back
-        layer -= tokens * _FREED_BYTES_PER_INTERMEDIATE[recipe.compiled] * shape.intermediate_size
+        fused = recipe.compiled or joins_mlp(shape, recipe)
+        layer -= tokens * _FREED_BYTES_PER_INTERMEDIATE[fused] * shape.intermediate_size
     return full, max(0.0, min(none - full, layer))
 
 
 def _count_layer_bytes(shape: ModelShape, recipe: Recipe) -> float:
-    """Saved by one layer for one token. Eager saves an fp32 input per norm; the compiler recomputes norms and SiLU."""
+    """Saved by one layer for one token. Eager saves an fp32 input per norm; the compiler recomputes norms and SiLU, as
+    joined halves do."""
     compute = DTYPE_BYTES[recipe.compute_dtype]
     query, key = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     hidden, intermediate = shape.hidden_size, shape.intermediate_size
@@ -134,11 +138,13 @@ def _count_layer_bytes(shape: ModelShape, recipe: Recipe) -> float:
         norms += _MIXED_FULL_BYTES_PER_HIDDEN * hidden if is_mixed_full(recipe) else 0
         mlp = compute * intermediate * (2 if shape.gated_mlp else 1)
     else:
-        norms = 4 * (num_norms * hidden + (query + key if has_head_norms else 0))
+        of_heads, of_mlp = joins_heads(shape, recipe), joins_mlp(shape, recipe)
+        norms = 4 * num_norms * hidden - (4 - compute) * hidden * (of_heads + of_mlp)
+        norms += (compute if of_heads else 4) * (query + key) if has_head_norms else 0
         if recipe.adapter == "full":  # a trained norm also saves its normalised input
             norms += num_norms * hidden * (4 if is_mixed_full(recipe) else compute)
             norms += compute * (query + key) if has_head_norms else 0
-        mlp = compute * intermediate * (3 if shape.gated_mlp else 2)
+        mlp = compute * intermediate * (2 if of_mlp or not shape.gated_mlp else 3)
     small = 4 * (num_norms + shape.num_heads + shape.num_kv_heads)  # reciprocal roots
     return norms + attention + mlp + small + _count_input_bytes(shape, recipe) + _count_variant_bytes(shape, recipe)
 
@@ -162,8 +168,8 @@ def _count_input_bytes(shape: ModelShape, recipe: Recipe) -> float:
     ranks = compute * count_ranks(shape, recipe)
     has_copies = has_input_copies(recipe)
     total = sum(linear.in_features for linear in targets)
-    if recipe.adapter_dropout > 0 and joins_products(recipe):  # what was dropped from, and where, once an input
-        return (compute + 1) * sum(group[0].in_features for group in group_targets(shape, recipe)) + ranks
+    if recipe.adapter_dropout > 0 and joins_products(recipe):
+        return _count_dropped_bytes(shape, recipe) + ranks
     if recipe.adapter_dropout > 0 and recipe.adapter != "full":
         is_wide = recipe.compiled and recipe.adapter == "dora" and has_copies
         return total * (1 + (4 if is_wide else compute)) + ranks
@@ -177,6 +183,19 @@ def _count_input_bytes(shape: ModelShape, recipe: Recipe) -> float:
     if joins_mlp(shape, recipe):
         inputs.pop("down_proj")
     return compute * sum(inputs.values()) + ranks
+
+
+def _count_dropped_bytes(shape: ModelShape, recipe: Recipe) -> float:
+    """Once an input: what is left of it, and where. Joined halves know where by a seed, and let the MLP's middle go."""
+    compute, total = DTYPE_BYTES[recipe.compute_dtype], 0.0
+    for group in group_targets(shape, recipe):
+        name, size = group[0].name, group[0].in_features
+        is_joined = joins_heads(shape, recipe) if name == "q_proj" else joins_mlp(shape, recipe) and name != "o_proj"
+        if not is_joined:
+            total += (compute + 1) * size
+        elif name != "down_proj":
+            total += compute * size
+    return total
 
 
 def _count_variant_bytes(shape: ModelShape, recipe: Recipe) -> float:
@@ -199,11 +218,16 @@ def _count_scaled_bytes(shape: ModelShape, recipe: Recipe) -> float:
     compute, query = DTYPE_BYTES[recipe.compute_dtype], shape.num_heads * shape.head_dim
     targets = find_targets(shape, recipe.target_modules)
     results = sum(linear.out_features for linear in targets)
-    if joins_products(recipe) and recipe.compiled and recipe.adapter_dropout == 0:
+    is_joined = joins_mlp(shape, recipe)
+    if joins_products(recipe) and (is_joined or (recipe.compiled and recipe.adapter_dropout == 0)):
         # Queries and keys are kept as they were before they were scaled; where a norm follows, it has counted them.
         has_head_norms = shape.norm_parameters_per_layer % shape.hidden_size != 0
-        kept = ("v_proj", "o_proj") if has_head_norms else ("q_proj", "k_proj", "v_proj", "o_proj")
-        return compute * sum(linear.out_features for linear in targets if linear.name in kept)
+        kept = ["v_proj", "o_proj"] if has_head_norms else ["q_proj", "k_proj", "v_proj", "o_proj"]
+        if not recipe.compiled:  # the compiler scales again what it has
+            kept.append("down_proj")
+        if recipe.adapter_dropout > 0:  # the products that are added to the scaled ones
+            kept += ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"]
+        return compute * sum(linear.out_features * kept.count(linear.name) for linear in targets)
     if joins_products(recipe):
         return float(compute * results)
     return float(compute * (results + query) if recipe.compiled else 2 * compute * results)

@@ -15,7 +15,9 @@ from launcher.speed import Workload, host_seconds, launched_seconds, seconds_per
 from launcher.units import format_duration
 
 # 13 to 26 s measured on the host of an H200 (cold cache, one graph for all layers); hosts of consumer cards are slower.
-COMPILE_SECONDS = 30.0
+_COMPILE_SECONDS = 30.0
+# Joined halves leave the compiler little: 13 to 18 s, of which their own kernels, needed anyway, are about half.
+_JOINED_COMPILE_SECONDS = 15.0
 # All 28 layers of the 0.6B as one graph took 159 s there, and made micro-steps of 2 x 2,048 tokens 15 % shorter.
 MODEL_COMPILE_SECONDS_PER_LAYER = 5.5
 MODEL_SAVES = 0.15
@@ -47,11 +49,16 @@ def decide_compile(
     saved = _saved_seconds(situation, gpu, workload, num_steps, captures=captures)
     if saved is None:
         return _on(decided("torch.compile", "on", "fuses what is between the matrix products"))
-    if saved < COMPILE_SECONDS:
-        reason = f"saves {format_duration(saved)} in this short run, compiling takes {format_duration(COMPILE_SECONDS)}"
+    takes = compile_seconds(workload)
+    if saved < takes:
+        reason = f"saves {format_duration(saved)} in this short run, compiling takes {format_duration(takes)}"
         return _off(decided("torch.compile", "off", reason))
     reason = f"fuses what is between the matrix products: saves about {format_duration(saved)}"
     return _on(decided("torch.compile", "on", reason))
+
+
+def compile_seconds(workload: Workload) -> float:
+    return _JOINED_COMPILE_SECONDS if workload.joined else _COMPILE_SECONDS
 
 
 def _saved_seconds(

@@ -46,6 +46,7 @@ def workload_of(plan: Plan, document_tokens: float) -> Workload:
         checkpointing=plan.checkpointing,
         document_tokens=document_tokens,
         repeats_base=plan.adapter.repeats_base,
+        drops=plan.adapter.dropout > 0,
         joined=joins_mlp(plan.base, recipe_of(plan)),
     )
 

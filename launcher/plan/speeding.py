@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from launcher.choices import SHARDED_STRATEGIES
 from launcher.plan.calibration import Correction, find_measured_speed, find_speed_correction, name_family
-from launcher.plan.compiling import COMPILE_SECONDS
+from launcher.plan.compiling import compile_seconds
 from launcher.plan.fit import Layout, make_recipe, step_parts, step_seconds
 from launcher.plan.model import SpeedPlan
 from launcher.plan.schedule import PACKING_EFFICIENCY, Length
@@ -48,7 +48,7 @@ def make_speed_plan(
     else:
         return _unknown(situation)
     workload = replace(sizing.workload, checkpointing=layout.checkpointing)
-    start = COMPILE_SECONDS if workload.compiled else 0.0
+    start = compile_seconds(workload) if workload.compiled else 0.0
     total = None if length.num_steps is None else start + seconds * length.num_steps
     price = situation.options.price_per_gpu_hour
     peak = None if gpu is None else peak_tflops(gpu, workload.compute_dtype)

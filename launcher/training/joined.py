@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from launcher.memory import JOINED_FAMILIES
-from launcher.training.halves import BlockShape, Heads, Mlp
+from launcher.memory import JOINED_FAMILIES, JOINED_HEADS
+from launcher.training.dropping import draw_seeds
+from launcher.training.halves import BlockShape, Heads, Mlp, Seeds
 from launcher.training.products import Block, ProductLinear, is_by_the_library, normalise
 
 _FAMILIES = tuple(family.capitalize() for family in JOINED_FAMILIES)
 _LAYERS = tuple(f"{family}DecoderLayer" for family in _FAMILIES)
 _MLPS = tuple(f"{family}MLP" for family in _FAMILIES)
 _NORMS = tuple(f"{family}RMSNorm" for family in _FAMILIES)
-_ATTENTIONS = ("LlamaAttention", "Qwen3Attention")
+_ATTENTIONS = tuple(f"{family.capitalize()}Attention" for family in JOINED_HEADS)
 _HEAD_SIZES = (32, 64, 128, 256)  # a power of two: what Triton counts in
 
 
@@ -33,6 +34,14 @@ def _is_usable(member: Any) -> bool:
 
 def _shape_of(block: Block) -> BlockShape:
     return block.sizes, block.scale, block.rank
+
+
+def _draw(block: Block, count: int, device: torch.device) -> Seeds:
+    """For each input of a half that LoRA's dropout takes from."""
+    member = block.members[0]
+    if not block.dropout or not member.training:
+        return None, 0.0
+    return draw_seeds(member.lora_dropout["default"], count, device), block.dropout
 
 
 class _Deferred(nn.Module):
@@ -61,10 +70,11 @@ class _JoinedMlp(_Half):
         gates, down = mlp.gate_proj.launcher_block, mlp.down_proj.launcher_block
         before: Any = self.launcher_norm[0]
         with torch.autocast(x.device.type, enabled=False):
-            y: Tensor = Mlp.apply(
+            y, rest = Mlp.apply(
                 x.flatten(0, -2),
                 gates.scales(),
                 before.weight,
+                _draw(gates, 2, x.device),
                 before.variance_epsilon,
                 (gates.matrix, down.matrix),
                 (_shape_of(gates), _shape_of(down)),
@@ -73,7 +83,10 @@ class _JoinedMlp(_Half):
             )
             if down.lengths is not None:
                 y = normalise(y, down.members[0], down.lengths.of_rows)
-        return y.unflatten(0, x.shape[:-1])
+            if rest.numel():
+                y = y + rest
+        answer: Tensor = y.unflatten(0, x.shape[:-1])
+        return answer
 
 
 class _JoinedAttention(_Half):
@@ -116,6 +129,7 @@ class _JoinedAttention(_Half):
                 block.matrix,
                 norms,
                 tuple(angle.expand(*shape, size).reshape(-1, size) for angle in angles),
+                _draw(block, 1, hidden_states.device),
                 before.variance_epsilon,
                 (block.sizes[0] // size, block.sizes[1] // size),
                 _shape_of(block),
@@ -158,7 +172,10 @@ def _is_norm(module: Any) -> bool:
 def _is_mlp(module: Any) -> bool:
     if type(module).__name__ not in _MLPS or module.config.hidden_act != "silu":
         return False
-    return _is_block(module, "gate_proj", "up_proj") and _is_block(module, "down_proj")
+    if not _is_block(module, "gate_proj", "up_proj") or not _is_block(module, "down_proj"):
+        return False
+    gates, down = module.gate_proj.launcher_block, module.down_proj.launcher_block
+    return gates.dropout == down.dropout and (gates.lengths is None) == (down.lengths is None)
 
 
 def _is_attention(module: Any) -> bool:
@@ -171,9 +188,9 @@ def _is_attention(module: Any) -> bool:
 
 
 def _is_block(parent: Any, *names: str) -> bool:
-    """These matrices and no others lie in one block, without bias, and drop nothing."""
+    """These matrices and no others lie in one block, without bias."""
     members = [getattr(parent, name) for name in names]
     if not all(isinstance(member, ProductLinear) for member in members):
         return False
     block = members[0].launcher_block
-    return block.members == members and not block.dropout and all(one.base_layer.bias is None for one in members)
+    return block.members == members and all(one.base_layer.bias is None for one in members)

@@ -1,5 +1,8 @@
 """What a decoder layer does beside its products, as one pass over memory each: heads turned by their positions, behind
-their norm; the MLP's gate. And the same backward, straight into the tensor that the next product reads."""
+their norm; the MLP's gate. And the same backward, straight into the tensor that the next product reads.
+
+States are scaled where DoRA does so; where it drops, too, another product is added to them (`rest`).
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from torch import Tensor
 _ROWS = 32  # tokens of a program
 _COLUMNS = 128  # of the MLP's
 _WARPS = 4
-_COPIED = 512  # columns
 _SUMMED = 16, 8  # tokens at a time, and how often, where a program adds up over tokens
+
+Rests = tuple[Tensor, Tensor]  # what is added to the scaled states, and room for its gradient
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -36,9 +40,9 @@ def _load_norm(query_norm, key_norm, is_query, columns, half: tl.constexpr):  # 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _turn(  # type: ignore[no-untyped-def]
-    states, scales, query_norm, key_norm, cos, sin, query, key, value, num_tokens, num_columns, row_stride, eps,
+    states, rest, scales, query_norm, key_norm, cos, sin, query, key, value, num_tokens, num_columns, row_stride, eps,
     num_heads: tl.constexpr, num_kv_heads: tl.constexpr, half: tl.constexpr, rows: tl.constexpr,
-    norms: tl.constexpr, scaled: tl.constexpr,
+    norms: tl.constexpr, scaled: tl.constexpr, added: tl.constexpr,
 ):  # fmt: skip
     head, part = tl.program_id(0) % num_columns, tl.program_id(0) // num_columns
     tokens = part * rows + tl.arange(0, rows)
@@ -50,6 +54,10 @@ def _turn(  # type: ignore[no-untyped-def]
     if scaled:
         first *= tl.load(scales + at_head)[None, :]
         second *= tl.load(scales + at_head + half)[None, :]
+    if added:
+        more_first, more_second = _load_halves(rest + tokens * row_stride + at_head[None, :], mask, half)
+        first += more_first
+        second += more_second
     if head < num_heads + num_kv_heads:
         if norms:
             mean = (tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / (2 * half)
@@ -84,9 +92,10 @@ def _norm_back(first, second, x, y, eps, half: tl.constexpr):  # type: ignore[no
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _turn_back(  # type: ignore[no-untyped-def]
-    query_grad, key_grad, value_grad, states, scales, query_norm, key_norm, cos, sin, wide, sums, num_tokens,
-    num_columns, row_stride, wide_stride, eps, num_heads: tl.constexpr, num_kv_heads: tl.constexpr, half: tl.constexpr,
-    rows: tl.constexpr, steps: tl.constexpr, norms: tl.constexpr, scaled: tl.constexpr,
+    query_grad, key_grad, value_grad, states, rest, rest_grad, scales, query_norm, key_norm, cos, sin, wide, sums,
+    num_tokens, num_columns, row_stride, wide_stride, eps, num_heads: tl.constexpr, num_kv_heads: tl.constexpr,
+    half: tl.constexpr, rows: tl.constexpr, steps: tl.constexpr, norms: tl.constexpr, scaled: tl.constexpr,
+    added: tl.constexpr,
 ):  # fmt: skip
     """One head of some tokens, `rows` at a time."""
     head, part = tl.program_id(0) % num_columns, tl.program_id(0) // num_columns
@@ -121,8 +130,15 @@ def _turn_back(  # type: ignore[no-untyped-def]
                 x, y = of_first, of_second
                 if scaled:
                     x, y = x * first_scale, y * second_scale
+                if added:
+                    more_x, more_y = _load_halves(rest + tokens * row_stride + at_head[None, :], mask, half)
+                    x, y = x + more_x, y + more_y
                 first_norm, second_norm = _load_norm(query_norm, key_norm, head < num_heads, columns, half)
                 first, second = _norm_back(first * first_norm, second * second_norm, x, y, eps, half)
+        if added:
+            to_rest = rest_grad + tokens * row_stride + at_head[None, :]
+            tl.store(to_rest, first.to(wide.dtype.element_ty), mask=mask)
+            tl.store(to_rest + half, second.to(wide.dtype.element_ty), mask=mask)
         if scaled:
             first_sum += first * of_first
             second_sum += second * of_second
@@ -139,8 +155,8 @@ def _turn_back(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _gate(  # type: ignore[no-untyped-def]
-    states, scales, out, num_tokens, num_columns, width, row_stride, out_stride, rows: tl.constexpr,
-    block: tl.constexpr, scaled: tl.constexpr,
+    states, rest, scales, out, num_tokens, num_columns, width, row_stride, out_stride, rows: tl.constexpr,
+    block: tl.constexpr, scaled: tl.constexpr, added: tl.constexpr,
 ):  # fmt: skip
     column, part = tl.program_id(0) % num_columns, tl.program_id(0) // num_columns
     columns = column * block + tl.arange(0, block)
@@ -154,14 +170,18 @@ def _gate(  # type: ignore[no-untyped-def]
     if scaled:
         gate *= tl.load(scales + columns, mask=inside, other=0.0)[None, :]
         up *= tl.load(scales + width + columns, mask=inside, other=0.0)[None, :]
+    if added:
+        more = rest + tokens * row_stride + columns[None, :]
+        gate += tl.load(more, mask=mask, other=0.0).to(tl.float32)
+        up += tl.load(more + width, mask=mask, other=0.0).to(tl.float32)
     result = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(out + tokens * out_stride + columns[None, :], result.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _gate_back(  # type: ignore[no-untyped-def]
-    grad, states, scales, wide, sums, num_tokens, num_columns, width, row_stride, wide_stride, rows: tl.constexpr,
-    steps: tl.constexpr, block: tl.constexpr, scaled: tl.constexpr,
+    grad, states, rest, rest_grad, scales, wide, sums, num_tokens, num_columns, width, row_stride, wide_stride,
+    rows: tl.constexpr, steps: tl.constexpr, block: tl.constexpr, scaled: tl.constexpr, added: tl.constexpr,
 ):  # fmt: skip
     column, part = tl.program_id(0) % num_columns, tl.program_id(0) // num_columns
     columns = column * block + tl.arange(0, block)
@@ -182,11 +202,19 @@ def _gate_back(  # type: ignore[no-untyped-def]
             gate_scale = tl.load(scales + columns, mask=inside, other=0.0)[None, :]
             up_scale = tl.load(scales + width + columns, mask=inside, other=0.0)[None, :]
             gate, up = gate * gate_scale, up * up_scale
+        if added:
+            more = rest + tokens * row_stride + columns[None, :]
+            gate += tl.load(more, mask=mask, other=0.0).to(tl.float32)
+            up += tl.load(more + width, mask=mask, other=0.0).to(tl.float32)
         sigmoid = 1.0 / (1.0 + tl.exp(-gate))
         silu = gate * sigmoid
         tl.store(given, (silu * up).to(grad.dtype.element_ty), mask=mask)
         up_grad = delta * silu
         gate_grad = delta * up * (sigmoid + silu * (1.0 - sigmoid))
+        if added:
+            to_rest = rest_grad + tokens * row_stride + columns[None, :]
+            tl.store(to_rest, gate_grad.to(wide.dtype.element_ty), mask=mask)
+            tl.store(to_rest + width, up_grad.to(wide.dtype.element_ty), mask=mask)
         if scaled:
             gate_sum += gate_grad * plain_gate
             up_sum += up_grad * plain_up
@@ -200,46 +228,6 @@ def _gate_back(  # type: ignore[no-untyped-def]
         tl.store(to_sum + width, tl.sum(up_sum, axis=0), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _norm(x, weight, out, width, x_stride, out_stride, eps, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, block)
-    inside = columns < width
-    values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
-    inverse = 1.0 / tl.sqrt(tl.sum(values * values, axis=0) / width + eps)
-    result = values * inverse * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * out_stride + columns, result.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _copy(x, out, num_rows, num_columns, width, x_stride, out_stride, rows: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    column, part = tl.program_id(0) % num_columns, tl.program_id(0) // num_columns
-    columns = column * block + tl.arange(0, block)
-    tokens = part * rows + tl.arange(0, rows)
-    mask = (tokens < num_rows)[:, None] & (columns < width)[None, :]
-    tokens = tokens.to(tl.int64)[:, None]
-    values = tl.load(x + tokens * x_stride + columns[None, :], mask=mask)
-    tl.store(out + tokens * out_stride + columns[None, :], values, mask=mask)
-
-
-def norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """Into the first columns of `out`."""
-    width = x.shape[1]
-    block = triton.next_power_of_2(width)
-    _norm[(len(x),)](
-        x, weight, out, width, x.stride(0), out.stride(0), eps, block=block, num_warps=min(16, max(1, block // 512))
-    )
-
-
-def copy(x: Tensor, out: Tensor) -> None:
-    """Into the first columns of `out`; torch's own copy into part of a matrix takes twice as long."""
-    num_rows, width = x.shape
-    num_columns = triton.cdiv(width, _COPIED)
-    _copy[(num_columns * triton.cdiv(num_rows, 8),)](
-        x, out, num_rows, num_columns, width, x.stride(0), out.stride(0), rows=8, block=_COPIED, num_warps=_WARPS
-    )
-
-
 def turn(
     states: Tensor,
     scales: Tensor | None,
@@ -248,6 +236,7 @@ def turn(
     sin: Tensor,
     eps: float,
     outputs: tuple[Tensor, Tensor, Tensor | None],
+    rest: Tensor | None = None,
 ) -> None:
     query, key, value = outputs
     num_tokens, num_heads, size = query.shape
@@ -255,6 +244,7 @@ def turn(
     query_norm, key_norm = (cos, cos) if norms is None else norms  # never read then
     _turn[(count * triton.cdiv(num_tokens, _ROWS),)](
         states,
+        states if rest is None else rest,
         cos if scales is None else scales,
         query_norm,
         key_norm,
@@ -273,6 +263,7 @@ def turn(
         rows=_ROWS,
         norms=norms is not None,
         scaled=scales is not None,
+        added=rest is not None,
         num_warps=_WARPS,
     )
 
@@ -286,8 +277,10 @@ def turn_back(
     sin: Tensor,
     eps: float,
     wide: Tensor,
+    rests: Rests | None = None,
 ) -> Tensor | None:
     """Into `wide`; the gradient of the scales, where there are any."""
+    rest, rest_grad = (wide, wide) if rests is None else rests
     query_grad, key_grad, value_grad = grads
     num_tokens, num_heads, size = query_grad.shape
     rows, steps = _SUMMED if scales is not None else (_ROWS, 1)
@@ -300,6 +293,8 @@ def turn_back(
         key_grad,
         value_grad,
         states,
+        rest,
+        rest_grad,
         cos if scales is None else scales,
         query_norm,
         key_norm,
@@ -319,16 +314,18 @@ def turn_back(
         steps=steps,
         norms=norms is not None,
         scaled=scales is not None,
+        added=rests is not None,
         num_warps=_WARPS,
     )
     return None if sums is None else sums.sum(0)
 
 
-def gate(states: Tensor, scales: Tensor | None, out: Tensor) -> None:
+def gate(states: Tensor, scales: Tensor | None, out: Tensor, rest: Tensor | None = None) -> None:
     num_tokens, width = len(states), states.shape[1] // 2
     num_columns = triton.cdiv(width, _COLUMNS)
     _gate[(num_columns * triton.cdiv(num_tokens, _ROWS),)](
         states,
+        states if rest is None else rest,
         out if scales is None else scales,
         out,
         num_tokens,
@@ -339,12 +336,16 @@ def gate(states: Tensor, scales: Tensor | None, out: Tensor) -> None:
         rows=_ROWS,
         block=_COLUMNS,
         scaled=scales is not None,
+        added=rest is not None,
         num_warps=_WARPS,
     )
 
 
-def gate_back(grad: Tensor, states: Tensor, scales: Tensor | None, wide: Tensor) -> Tensor | None:
+def gate_back(
+    grad: Tensor, states: Tensor, scales: Tensor | None, wide: Tensor, rests: Rests | None = None
+) -> Tensor | None:
     """Into `wide`; what the gate let through takes the gradient's place. The gradient of the scales."""
+    rest, rest_grad = (wide, wide) if rests is None else rests
     num_tokens, width = len(states), states.shape[1] // 2
     rows, steps = _SUMMED if scales is not None else (_ROWS, 1)
     num_programs = triton.cdiv(num_tokens, rows * steps)
@@ -353,6 +354,8 @@ def gate_back(grad: Tensor, states: Tensor, scales: Tensor | None, wide: Tensor)
     _gate_back[(num_columns * num_programs,)](
         grad,
         states,
+        rest,
+        rest_grad,
         grad if scales is None else scales,
         wide,
         grad if sums is None else sums,
@@ -365,6 +368,7 @@ def gate_back(grad: Tensor, states: Tensor, scales: Tensor | None, wide: Tensor)
         steps=steps,
         block=_COLUMNS,
         scaled=scales is not None,
+        added=rests is not None,
         num_warps=_WARPS,
     )
     return None if sums is None else sums.sum(0)

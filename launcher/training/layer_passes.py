@@ -1,4 +1,5 @@
-"""The same passes as layer_kernels.py in plain torch, for devices without Triton; and the choice between the two."""
+"""The same passes as layer_kernels.py and row_kernels.py in plain torch, for devices without Triton; and the choice
+between the two."""
 
 from __future__ import annotations
 
@@ -6,9 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from launcher.training.dropping import Dropping, find_factors
 from launcher.training.kernels import kernels_run_on
 
 Norms = tuple[Tensor, Tensor]  # of queries and of keys
+Rests = tuple[Tensor, Tensor]  # what is added to the scaled states, and room for its gradient
 
 
 def keeps_states(scales: Tensor | None, norms: Norms | None) -> bool:
@@ -30,6 +33,7 @@ def turn(
     eps: float,
     num_heads: int,
     num_kv_heads: int,
+    rest: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """states [tokens, queries + keys + values] -> queries and keys behind norm and rotation, [tokens, heads, size].
 
@@ -42,9 +46,9 @@ def turn(
     if kernels_run_on(states.device):
         from launcher.training import layer_kernels
 
-        layer_kernels.turn(states, scales, norms, cos, sin, eps, (query, key, value))
+        layer_kernels.turn(states, scales, norms, cos, sin, eps, (query, key, value), rest)
         return query, key, value
-    heads = _heads(states, scales, size)
+    heads = _heads(states, scales, rest, size)
     query.copy_(_turn(heads[:, :num_heads], norms and norms[0], cos, sin, eps))
     key.copy_(_turn(heads[:, num_heads : num_heads + num_kv_heads], norms and norms[1], cos, sin, eps))
     if value is not None:
@@ -61,20 +65,23 @@ def turn_back(
     sin: Tensor,
     eps: float,
     wide: Tensor,
+    rests: Rests | None = None,
 ) -> Tensor | None:
     """Gradients of queries, keys and values -> of the states, into the first columns of `wide`; and of the scales."""
     if kernels_run_on(wide.device):
         from launcher.training import layer_kernels
 
-        return layer_kernels.turn_back(grads, states, scales, norms, cos, sin, eps, wide)
+        return layer_kernels.turn_back(grads, states, scales, norms, cos, sin, eps, wide, rests)
     query_grad, key_grad, value_grad = (grad.float() for grad in grads)
     num_heads, num_kv_heads = query_grad.shape[1], key_grad.shape[1]
     query_grad, key_grad = (_turn(grad, None, cos, -sin, eps) for grad in (query_grad, key_grad))
     if norms is not None:
-        heads = _heads(states, scales, cos.shape[1])
+        heads = _heads(states, scales, None if rests is None else rests[0], cos.shape[1])
         query_grad = norm_back(query_grad, heads[:, :num_heads], norms[0], eps)
         key_grad = norm_back(key_grad, heads[:, num_heads : num_heads + num_kv_heads], norms[1], eps)
     grad = torch.cat((query_grad, key_grad, value_grad), dim=1).flatten(1)
+    if rests is not None:
+        rests[1].copy_(grad)
     wide[:, : grad.shape[1]].copy_(_scaled(grad, scales))
     return None if scales is None else (grad * states.float()).sum(0)
 
@@ -82,44 +89,98 @@ def turn_back(
 def norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     """Into the first columns of `out`."""
     if kernels_run_on(out.device):
-        from launcher.training import layer_kernels
+        from launcher.training import row_kernels
 
-        layer_kernels.norm(x, weight, eps, out)
+        row_kernels.norm(x, weight, eps, out)
         return
     wide = x.float()
     out[:, : x.shape[1]].copy_(wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float())
 
 
+def norm_and_drop(
+    x: Tensor, weight: Tensor, eps: float, out: Tensor, side: Tensor, dropping: Dropping, *, splits: bool
+) -> None:
+    """What the norm makes of x into the first columns of `out`, and behind dropout into `side`. Split, behind dropout
+    into `out`, and what that lacks into `side`."""
+    if kernels_run_on(out.device):
+        from launcher.training import row_kernels
+
+        row_kernels.norm_and_drop(x, weight, eps, out, side, dropping, splits=splits)
+        return
+    norm(x, weight, eps, out)
+    drop(out[:, : x.shape[1]], side, dropping, splits=splits)
+
+
+def drop(x: Tensor, out: Tensor, dropping: Dropping, *, splits: bool = False) -> None:
+    """What stays of x into `out`. Split, into the place of x, and the rest into `out`."""
+    if kernels_run_on(out.device):
+        from launcher.training import row_kernels
+
+        row_kernels.drop(x, out, dropping, splits=splits)
+        return
+    dropped = x.float() * find_factors(x.shape, dropping)
+    out.copy_(x.float() - dropped if splits else dropped)
+    if splits:
+        x.copy_(dropped)
+
+
+def mix(grad: Tensor, dropped_grad: Tensor, dropping: Dropping, *, splits: bool = False) -> None:
+    """The gradient of what was dropped from, into `grad`: that of itself, or, split, of what `drop` set aside."""
+    if kernels_run_on(grad.device):
+        from launcher.training import row_kernels
+
+        row_kernels.mix(grad, dropped_grad, dropping, splits=splits)
+        return
+    straight, dropped = grad.float(), dropped_grad.float()
+    factors = find_factors(grad.shape, dropping)
+    grad.copy_(straight + (dropped - straight if splits else dropped) * factors)
+
+
+def pass_norm(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The gradient of x. Plain torch where it is compiled: the compiler joins it with the sum that follows."""
+    if not torch.compiler.is_compiling() and kernels_run_on(x.device):
+        from launcher.training import row_kernels
+
+        found = torch.empty_like(x)
+        row_kernels.norm_back(grad, x.contiguous(), weight, eps, found)
+        return found
+    return norm_back(grad.float(), x.float(), weight, eps).to(x.dtype)
+
+
 def copy(x: Tensor, out: Tensor) -> None:
     """Into the first columns of `out`."""
     if kernels_run_on(out.device):
-        from launcher.training import layer_kernels
+        from launcher.training import row_kernels
 
-        layer_kernels.copy(x, out)
+        row_kernels.copy(x, out)
         return
     out[:, : x.shape[1]].copy_(x)
 
 
-def gate(states: Tensor, scales: Tensor | None, out: Tensor) -> None:
+def gate(states: Tensor, scales: Tensor | None, out: Tensor, rest: Tensor | None = None) -> None:
     """states [tokens, gates + ups] -> SiLU of the gates times the ups, into the first columns of `out`."""
     if kernels_run_on(out.device):
         from launcher.training import layer_kernels
 
-        layer_kernels.gate(states, scales, out)
+        layer_kernels.gate(states, scales, out, rest)
         return
-    out[:, : states.shape[1] // 2].copy_(_gate(_scaled(states, scales)))
+    out[:, : states.shape[1] // 2].copy_(_gate(_scaled(states, scales, rest)))
 
 
-def gate_back(grad: Tensor, states: Tensor, scales: Tensor | None, wide: Tensor) -> Tensor | None:
+def gate_back(
+    grad: Tensor, states: Tensor, scales: Tensor | None, wide: Tensor, rests: Rests | None = None
+) -> Tensor | None:
     """The states' gradient goes into `wide`, what the gate let through into `grad`. That of the scales is returned."""
     if kernels_run_on(wide.device):
         from launcher.training import layer_kernels
 
-        return layer_kernels.gate_back(grad, states, scales, wide)
-    gates, ups = _scaled(states, scales).chunk(2, dim=1)
+        return layer_kernels.gate_back(grad, states, scales, wide, rests)
+    gates, ups = _scaled(states, scales, None if rests is None else rests[0]).chunk(2, dim=1)
     delta, sigmoid = grad.float(), torch.sigmoid(gates)
     through = gates * sigmoid
     found = torch.cat((delta * ups * (sigmoid + through * (1 - sigmoid)), delta * through), dim=1)
+    if rests is not None:
+        rests[1].copy_(found)
     wide[:, : states.shape[1]].copy_(_scaled(found, scales))
     grad.copy_(through * ups)
     return None if scales is None else (found * states.float()).sum(0)
@@ -146,12 +207,13 @@ def take_apart(downs: Tensor, ups: Tensor, sizes: list[int], scale: float, rank:
     return of_downs, of_ups.mul_(scale)
 
 
-def _heads(states: Tensor, scales: Tensor | None, size: int) -> Tensor:
-    return _scaled(states, scales).unflatten(1, (-1, size))
+def _heads(states: Tensor, scales: Tensor | None, rest: Tensor | None, size: int) -> Tensor:
+    return _scaled(states, scales, rest).unflatten(1, (-1, size))
 
 
-def _scaled(states: Tensor, scales: Tensor | None) -> Tensor:
-    return states.float() if scales is None else states.float() * scales
+def _scaled(states: Tensor, scales: Tensor | None, rest: Tensor | None = None) -> Tensor:
+    found = states.float() if scales is None else states.float() * scales
+    return found if rest is None else found + rest.float()
 
 
 def _turn(heads: Tensor, norm: Tensor | None, cos: Tensor, sin: Tensor, eps: float) -> Tensor:

@@ -113,9 +113,9 @@ class TrainedModel(nn.Module):
         if plan.strategy in ("single", "ddp"):  # others cut weights to pieces, which a block of several cannot be
             dtype = DTYPES[plan.precision.compute_dtype]
             self.products = lay_out_products(self.layers, dtype, compiled=plan.compile is not None)
-            is_whole = plan.compile is not None and plan.checkpointing != "selective"  # which keeps some products only
             device = self.base.device
-            if is_whole and (device.type == "cpu" or kernels_run_on(device)):
+            is_faster = kernels_run_on(device) or (device.type == "cpu" and plan.compile is not None)
+            if is_faster and plan.checkpointing != "selective":  # which keeps some products only
                 join_layers(self.layers)
         prepare_layers(self.layers, plan.checkpointing, plan.compile)
         if plan.compile is not None and plan.compile.scope == "model":

@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from launcher.choices import Dtype
 from launcher.corpus.packs import PackFile
-from launcher.errors import say
+from launcher.errors import first_line, say
 from launcher.plan.model import Plan
 from launcher.training.batches import PackedBatch
+from launcher.training.dropping import DropBySeed
 from launcher.training.layers import uncompiled
 from launcher.training.model import TrainedModel
 from launcher.training.products import Products, by_the_library, give_back
@@ -28,6 +29,7 @@ from launcher.training.proof import evaluating, lay_out, pick_documents, rounds_
 _ALLOWED: dict[Dtype, float] = {"fp32": 1e-3, "bf16": 0.25, "fp16": 0.1}
 _TOKENS = {"cpu": 64, "cuda": 512}  # that are looked at; on a GPU more than a tile of any kernel
 _SHARE = 0.25  # of the base's own weights that LoRA's product is made as large as
+_SEED = 1_234_567  # of dropout
 _ROWS = 64  # of a matrix, to see how large its numbers are
 
 
@@ -42,19 +44,28 @@ def prove_products(plan: Plan, module: TrainedModel, file: PackFile, device: tor
     while len(documents) > 1 and sum(len(one.input_ids) for one in documents) > tokens:
         documents.pop()
     batch = lay_out(documents, plan).to(device)
+    allowed = _ALLOWED[rounds_like(plan)]
     with _woken(module.products), evaluating(module), _dropping(module.products), uncompiled():
-        ours = _find_gradients(module, batch)
         with by_the_library():
             theirs = _find_gradients(module, batch)
-    difference = max(_difference(ours[kind], theirs[kind]) for kind in theirs)
-    allowed = _ALLOWED[rounds_like(plan)]
-    if difference <= allowed:  # false for not-a-number
-        return difference
+        try:
+            ours = _find_gradients(module, batch)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # such as a kernel that Triton cannot compile for this GPU
+            why = f"do not run here: {type(error).__name__}: {first_line(error)}"
+        else:
+            difference = max(_difference(ours[kind], theirs[kind]) for kind in theirs)
+            if difference <= allowed:  # false for not-a-number
+                return difference
+            why = (
+                f"have other gradients here than PEFT's: they differ by {difference:.1e}, and rounding explains "
+                f"{allowed:.0e}"
+            )
     give_back(module.products)
     say(
-        f"warning: our products of adapted matrices have other gradients here than PEFT's: they differ by "
-        f"{difference:.1e}, and rounding explains {allowed:.0e}. PEFT's own are used, which is slower and takes more "
-        "memory. Please report it, with the GPU and the versions"
+        f"warning: our products of adapted matrices {why}. PEFT's own are used, which is slower and takes more memory. "
+        "Please report it, with the GPU and the versions"
     )
     return None
 
@@ -102,27 +113,13 @@ def _woken(products: Products) -> Iterator[None]:
         products.refresh(anyway=True)
 
 
-class DropByPlace(nn.Module):
-    """Drops by a pattern that depends on the place alone: PEFT draws one for each matrix, and we one for each input."""
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return x
-        places = torch.arange(x.numel(), device=x.device) * 40_503 % 65_536
-        return x * (places >= self.p * 65_536).view(x.shape) / (1 - self.p)
-
-
 @contextmanager
 def _dropping(products: Products) -> Iterator[None]:
-    """Where the adapters drop: alike on both ways, and as if trained."""
+    """Where the adapters drop: alike on both ways, and as if trained. PEFT draws for each matrix, we for each input."""
     members = [member for block in products.blocks if block.dropout for member in block.members]
     kept = [(member, member.lora_dropout["default"], member.training) for member in members]
     for member, dropout, _ in kept:
-        member.lora_dropout["default"], member.training = DropByPlace(dropout.p), True
+        member.lora_dropout["default"], member.training = DropBySeed(dropout.p, _SEED), True
     try:
         yield
     finally:

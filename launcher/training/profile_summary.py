@@ -21,8 +21,13 @@ _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("matrix products", ("gemm", "addmm", "aten::mm", "aten::bmm", "cutlass", "cublas", "nvjet", "matmul", "linear")),
 )
 _OTHER = "others"
-# Of our own kernels: layer_kernels.py, block_kernels.py.
-_OURS = frozenset({"_turn", "_turn_back", "_gate", "_gate_back", "_norm", "_copy", "_fill", "_measure", "_take_apart"})
+_OURS = frozenset(
+    {
+        *("_turn", "_turn_back", "_gate", "_gate_back"),  # layer_kernels.py
+        *("_norm", "_norm_back", "_copy", "_drop", "_mix"),  # row_kernels.py
+        *("_fill", "_measure", "_take_apart"),  # block_kernels.py
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,8 @@ from tests.training.builders import moved_difference
 
 Begin = Callable[[Cell], dict[str, Tensor]]
 
-LOSS, NORM = 1e-4, 1e-4
+LOSS = 1e-4
+NORM = 3e-4  # ZeRO adds up one long row of numbers: on some CPUs 1e-4 of the sum is lost to rounding
 # By how far the weights have come. Adam's first steps are as long for a gradient of 1e-9 as for one of 1: where
 # rounding decides a sign, a weight goes the other way.
 MOVED = 5e-3

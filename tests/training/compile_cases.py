@@ -25,8 +25,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from launcher.training import attention_tiles, block_kernels, layer_kernels, loss_kernel
+from launcher.training import attention_tiles, block_kernels, layer_kernels, loss_kernel, row_kernels
 from launcher.training.document_attention import choose_tiles
+from launcher.training.dropping import Dropping
 
 # Bytes that a block of threads may have in shared memory (CUDA C++ Programming Guide, "Technical Specifications").
 SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
@@ -98,31 +99,40 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def call_layers() -> None:
     x, wide = draw(NUM_TOKENS, 1024, dtype=BF16), draw(NUM_TOKENS, 1072, dtype=BF16)
-    layer_kernels.norm(x, draw(1024, dtype=BF16), 1e-6, wide)
-    layer_kernels.norm(
+    row_kernels.norm(x, draw(1024, dtype=BF16), 1e-6, wide)
+    row_kernels.norm(
         draw(NUM_TOKENS, 4096, dtype=BF16), draw(4096, dtype=BF16), 1e-6, draw(NUM_TOKENS, 4144, dtype=BF16)
     )
-    layer_kernels.copy(x, wide)
+    row_kernels.copy(x, wide)
+    row_kernels.norm_back(x, x, draw(1024, dtype=BF16), 1e-6, x)
+    dropping = Dropping(torch.zeros(1, dtype=torch.int32), 0.1)
+    for splits in (False, True):
+        row_kernels.norm_and_drop(x, draw(1024, dtype=BF16), 1e-6, wide, x, dropping, splits=splits)
+        row_kernels.drop(wide[:, :1024], x, dropping, splits=splits)
+        row_kernels.mix(x, x, dropping, splits=splits)
     states = draw(NUM_TOKENS, 6144, dtype=BF16)
-    for scales in (None, draw(6144)):
-        layer_kernels.gate(states, scales, draw(NUM_TOKENS, 3088, dtype=BF16))
-        layer_kernels.gate_back(draw(NUM_TOKENS, 3072, dtype=BF16), states, scales, draw(NUM_TOKENS, 6176, dtype=BF16))
+    for scales, rest in ((None, None), (draw(6144), None), (draw(6144), states)):
+        layer_kernels.gate(states, scales, draw(NUM_TOKENS, 3088, dtype=BF16), rest)
+        out, grad = draw(NUM_TOKENS, 6176, dtype=BF16), draw(NUM_TOKENS, 3072, dtype=BF16)
+        layer_kernels.gate_back(grad, states, scales, out, None if rest is None else (rest, rest))
     for num_heads, num_kv_heads, size in ((16, 8, 128), (32, 8, 64)):
-        for scaled in (False, True):
+        for scaled, added in ((False, False), (True, False), (True, True)):
             for normed in (False, True):
-                call_heads(num_heads, num_kv_heads, size, scaled=scaled, normed=normed)
+                call_heads(num_heads, num_kv_heads, size, scaled=scaled, normed=normed, added=added)
 
 
-def call_heads(num_heads: int, num_kv_heads: int, size: int, *, scaled: bool, normed: bool) -> None:
+def call_heads(num_heads: int, num_kv_heads: int, size: int, *, scaled: bool, normed: bool, added: bool) -> None:
     count = num_heads + 2 * num_kv_heads
     states = draw(NUM_TOKENS, count * size, dtype=BF16)
     scales = draw(count * size) if scaled else None
     norms = (draw(size, dtype=BF16), draw(size, dtype=BF16)) if normed else None
     cos, sin = draw(NUM_TOKENS, size, dtype=BF16), draw(NUM_TOKENS, size, dtype=BF16)
     query, key, value = (draw(NUM_TOKENS, heads, size, dtype=BF16) for heads in (num_heads, num_kv_heads, num_kv_heads))
-    layer_kernels.turn(states, scales, norms, cos, sin, 1e-6, (query, key, value))
+    rest = states if added else None
+    layer_kernels.turn(states, scales, norms, cos, sin, 1e-6, (query, key, value), rest)
     wide = draw(NUM_TOKENS, count * size + 48, dtype=BF16)
-    layer_kernels.turn_back((query, key, value), states, scales, norms, cos, sin, 1e-6, wide)
+    rests = None if rest is None else (rest, rest)
+    layer_kernels.turn_back((query, key, value), states, scales, norms, cos, sin, 1e-6, wide, rests)
 
 
 def call_blocks() -> None:

@@ -14,7 +14,7 @@ from launcher.training import layer_passes
 from launcher.training.joined import join_layers
 from launcher.training.layers import prepare_layers
 from launcher.training.products import by_the_library
-from tests.training.test_products import SIZES, check_same, compute, find_layers, lay_out, make_model
+from tests.training.test_products import SIZES, check_same, compute, drop_alike, find_layers, lay_out, make_model
 from tests.training.triton_beside import needs_triton, run_with_triton
 
 KERNELS_AGREE = "tests/training/triton_cases.py"
@@ -35,8 +35,11 @@ def join(model: Any, halves: int) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
 @pytest.mark.parametrize("dora", [False, True])
-def test_loss_and_gradients_are_the_libraries(family: str, dora: bool) -> None:
-    model = make_model(dora=dora, family=family)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_loss_and_gradients_are_the_libraries(family: str, dora: bool, dropout: float) -> None:
+    model = make_model(dora=dora, family=family, dropout=dropout)
+    drop_alike(model)
+    model.train()
     theirs = compute(model)
     join(model, 2)
     check_same(compute(model), theirs)
@@ -45,21 +48,29 @@ def test_loss_and_gradients_are_the_libraries(family: str, dora: bool) -> None:
 
 
 @pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
-def test_compiled(dora: bool, checkpointing: Any) -> None:
-    model = make_model(dora=dora)
+def test_compiled(dora: bool, dropout: float, checkpointing: Any) -> None:
+    model = make_model(dora=dora, dropout=dropout)
+    drop_alike(model)
+    model.train()
     theirs = compute(model)
     join(model, 2)
     prepare_layers(find_layers(model), checkpointing, CompilePlan(scope="layer", backend="aot_eager", mode=None))
-    model.train()
     check_same(compute(model), theirs)
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 2  # the first layer's input needs no gradient
 
 
-def test_what_the_gate_let_through_is_not_kept() -> None:
-    """The residual stream, what the norm makes of it, gates and ups; and LoRA's columns."""
-    model = make_model()
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("dora", [False, True])
+def test_what_the_gate_let_through_is_not_kept(dora: bool, dropout: float) -> None:
+    """The residual stream, what the norm makes of it, gates and ups; and LoRA's columns. Of dropout two seeds.
+
+    DoRA: the answer before its scaling; and where it drops, what is added to gates and ups.
+    """
+    model = make_model(dora=dora, dropout=dropout)
+    model.train()
     join(model, 2)
     kept: dict[int, int] = {}
 
@@ -74,15 +85,20 @@ def test_what_the_gate_let_through_is_not_kept() -> None:
         out = layer.mlp(hidden)
     num_bytes = sum(size for address, size in kept.items() if address not in weights)
     ranks = 8 + 8  # two of rank 4, and one that is filled up
+    hidden_size, intermediate = SIZES["hidden_size"], SIZES["intermediate_size"]
+    wanted = 2 * hidden_size + 2 * intermediate + ranks
+    if dora:
+        wanted += hidden_size + (2 * intermediate if dropout else 0)
     assert out.shape == hidden.shape
-    assert num_bytes == 4 * 24 * (2 * SIZES["hidden_size"] + 2 * SIZES["intermediate_size"] + ranks)
+    rest = num_bytes - 4 * 24 * wanted
+    of_rows = 4 * (3 * hidden_size + 4 * intermediate)  # DoRA's scales of each output
+    assert 0 <= rest <= (of_rows if dora else 0) + (8 if dropout else 0)
 
 
 @pytest.mark.parametrize(
     ("options", "halves"),
     [
         ({"bias": True}, 1),  # of heads: the MLP has none
-        ({"dropout": 0.1}, 0),
         ({"targets": ["q_proj", "v_proj"]}, 0),
         ({"targets": ["q_proj", "k_proj", "v_proj", "gate_proj"]}, 1),
         ({"targets": ["gate_proj", "up_proj", "down_proj"]}, 1),

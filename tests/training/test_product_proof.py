@@ -36,8 +36,14 @@ def put_together(
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, JOINED, {**JOINED, "checkpointing": "full"}, {"adapter.dropout": 0.2}],
-    ids=["plain", "joined", "full", "dropout"],
+    [
+        {},
+        JOINED,
+        {**JOINED, "checkpointing": "full"},
+        {"adapter.dropout": 0.2},
+        {**JOINED, "adapter.dropout": 0.2},
+    ],
+    ids=["plain", "joined", "full", "dropout", "joined, dropout"],
 )
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 def test_ours_are_right_and_nothing_is_left_behind(
@@ -68,7 +74,14 @@ def _break_backward(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _break_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     own = layer_passes.take_apart
-    monkeypatch.setattr("launcher.training.halves.take_apart", lambda *given: _doubled_last(own(*given)))
+    monkeypatch.setattr("launcher.training.half_operations.take_apart", lambda *given: _doubled_last(own(*given)))
+
+
+def _break_by_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_given: Any) -> None:
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr("launcher.training.half_operations.take_apart", fail)
 
 
 def _break_dropping(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +91,18 @@ def _break_dropping(monkeypatch: pytest.MonkeyPatch) -> None:
         return own(block, 2 * x, dropped, lengths)
 
     monkeypatch.setattr(products.Block, "_multiply_dropped", multiply)
+
+
+def test_a_kernel_that_does_not_run_is_left_to_peft(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], plan: Plan, store: Store, tmp_path: Path
+) -> None:
+    _break_by_an_error(monkeypatch)
+    run, proof = put_together(plan, store, tmp_path, "lora", JOINED)
+    assert proof.products is None
+    told = capsys.readouterr().err
+    assert "our products of adapted matrices do not run here: RuntimeError: no kernel image is available" in told
+    assert not any(isinstance(one, ProductLinear) for one in run.engine.module.modules())
+    assert all(not one.any() for name, one in run.engine.module.named_parameters() if "lora_B" in name)
 
 
 def _doubled_last(found: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -18,8 +18,8 @@ from launcher.memory.static import estimate_static
 from launcher.plan.model import CompilePlan
 from launcher.shapes import make_shape
 from launcher.training import layers as layers_module
+from launcher.training.dropping import DropBySeed
 from launcher.training.layers import prepare_layers
-from launcher.training.product_proof import DropByPlace
 from launcher.training.products import ProductLinear, Products, by_the_library, lay_out_products
 
 SIZES: dict[str, Any] = {
@@ -57,11 +57,11 @@ def make_model(
     return model
 
 
-def drop_by_place(model: Any) -> None:
+def drop_alike(model: Any) -> None:
     """PEFT draws a mask for each matrix, we one for each input: now all are the same."""
     for module in model.modules():
         if isinstance(module, LoraLinear) and isinstance(module.lora_dropout["default"], nn.Dropout):
-            module.lora_dropout["default"] = DropByPlace(module.lora_dropout["default"].p)
+            module.lora_dropout["default"] = DropBySeed(module.lora_dropout["default"].p, 5)
 
 
 def find_layers(model: Any) -> list[nn.Module]:
@@ -139,7 +139,7 @@ def test_blocks_are_as_large_as_memory_is_planned_for_them(targets: list[str]) -
 def test_one_compiled_graph_serves_all_layers_but_the_first(dora: bool, dropout: float) -> None:
     """The first one's input needs no gradient."""
     model = make_model(dora=dora, dropout=dropout)
-    drop_by_place(model)
+    drop_alike(model)
     theirs = compute(model.train())
     lay_out(model, compiled=True)
     prepare_layers(find_layers(model), "none", CompilePlan(scope="layer", backend="aot_eager", mode=None))
@@ -211,7 +211,7 @@ def test_with_dropout_too_where_all_matrices_drop_alike(dora: bool, bias: bool) 
         for name, parameter in model.named_parameters():
             if "magnitude" in name:
                 parameter.data *= 1 + 0.2 * torch.rand_like(parameter)
-    drop_by_place(model)
+    drop_alike(model)
     theirs = compute(model.train())
     whole = compute(model.eval())
     assert float(theirs[0]) != pytest.approx(float(whole[0]), rel=1e-4), "nothing is dropped"

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from launcher.training import block_kernels, layer_kernels, layer_passes, loss_kernel
+from launcher.training import block_kernels, layer_kernels, layer_passes, loss_kernel, row_kernels
+from launcher.training.dropping import Dropping
 
 
 def check_all(device: str) -> None:
@@ -19,10 +20,12 @@ def check_all(device: str) -> None:
         check_parting(device, sizes, ranks)
     check_lengths(device, 12)
     check_lengths(device, 72)  # more than a tile
-    for scaled in (False, True):
-        check_gate(device, scaled)
+    for splits in (False, True):
+        check_dropping(device, splits)
+    for scaled, added in ((False, False), (True, False), (True, True)):
+        check_gate(device, scaled, added)
         for normed in (False, True):
-            check_heads(device, scaled, normed)
+            check_heads(device, scaled, normed, added)
     for softcap in (None, 5.0):
         check_loss(device, softcap)
 
@@ -32,10 +35,36 @@ def check_rows(device: str) -> None:
     wanted = torch.zeros(37, 208)
     found = wanted.clone().to(device)
     layer_passes.norm(x, weight, 1e-5, wanted)
-    layer_kernels.norm(x.to(device), weight.to(device), 1e-5, found)
+    row_kernels.norm(x.to(device), weight.to(device), 1e-5, found)
     same(found, wanted)
-    layer_kernels.copy(x.to(device), found)
+    row_kernels.copy(x.to(device), found)
     same(found[:, :200], x)
+    grad = torch.randn(37, 200)
+    found = torch.empty_like(x, device=device)
+    row_kernels.norm_back(grad.to(device), x.to(device), weight.to(device), 1e-5, found)
+    same(found, layer_passes.norm_back(grad, x, weight, 1e-5))
+
+
+def check_dropping(device: str, splits: bool) -> None:
+    """The same positions as torch's, to the last."""
+    x, weight = torch.randn(37, 600), torch.randn(600)
+    there, here = (Dropping(torch.tensor([7_654_321], dtype=torch.int32).to(to), 0.3) for to in ("cpu", device))
+    wanted, wanted_side = torch.zeros(37, 608), torch.zeros(37, 600)
+    found, side = wanted.clone().to(device), wanted_side.clone().to(device)
+    layer_passes.norm_and_drop(x, weight, 1e-5, wanted, wanted_side, there, splits=splits)
+    row_kernels.norm_and_drop(x.to(device), weight.to(device), 1e-5, found, side, here, splits=splits)
+    same(found, wanted)
+    same(side, wanted_side)
+    assert torch.equal(side.cpu() == 0, wanted_side == 0)
+    layer_passes.drop(wanted[:, :600], wanted_side, there, splits=splits)
+    row_kernels.drop(found[:, :600], side, here, splits=splits)
+    same(found, wanted)
+    same(side, wanted_side)
+    grad, dropped = torch.randn(37, 600), torch.randn(37, 600)
+    on_device = grad.clone().to(device)
+    row_kernels.mix(on_device, dropped.to(device), here, splits=splits)
+    layer_passes.mix(grad, dropped, there, splits=splits)
+    same(on_device, grad)
 
 
 def check_filling(device: str) -> None:
@@ -64,26 +93,28 @@ def check_lengths(device: str, ranks: int) -> None:
     same(found, (weight + ups @ downs).norm(dim=1).cpu())
 
 
-def check_gate(device: str, scaled: bool) -> None:
+def check_gate(device: str, scaled: bool, added: bool) -> None:
     num_tokens, width, ranks = 150, 200, 8
     states = torch.randn(num_tokens, 2 * width)
     scales = torch.rand(2 * width) + 0.5 if scaled else None
     wanted, found = torch.zeros(num_tokens, width + ranks), torch.zeros(num_tokens, width + ranks, device=device)
-    layer_passes.gate(states, scales, wanted)
-    layer_kernels.gate(states.to(device), _to(scales, device), found)
+    rest, on_rest = _make_rests(states, device) if added else (None, None)
+    layer_passes.gate(states, scales, wanted, rest and rest[0])
+    layer_kernels.gate(states.to(device), _to(scales, device), found, on_rest and on_rest[0])
     same(found, wanted)
     grad = torch.randn(num_tokens, width)
     on_device = grad.clone().to(device)
     wanted = torch.zeros(num_tokens, 2 * width + ranks)
     found = wanted.clone().to(device)
-    wanted_scales = layer_passes.gate_back(grad, states, scales, wanted)
-    found_scales = layer_kernels.gate_back(on_device, states.to(device), _to(scales, device), found)
+    wanted_scales = layer_passes.gate_back(grad, states, scales, wanted, rest)
+    found_scales = layer_kernels.gate_back(on_device, states.to(device), _to(scales, device), found, on_rest)
     same(found, wanted)
+    same(on_rest and on_rest[1], rest and rest[1])
     same(on_device, grad)
     same(found_scales, wanted_scales)
 
 
-def check_heads(device: str, scaled: bool, normed: bool) -> None:
+def check_heads(device: str, scaled: bool, normed: bool, added: bool) -> None:
     num_tokens, num_heads, num_kv_heads, size, ranks = 150, 4, 2, 32, 12
     count = num_heads + 2 * num_kv_heads
     states = torch.randn(num_tokens, count * size)
@@ -92,18 +123,20 @@ def check_heads(device: str, scaled: bool, normed: bool) -> None:
     angles = torch.rand(num_tokens, size // 2).repeat(1, 2) * 3
     cos, sin = angles.cos(), angles.sin()
     given = states.to(device), _to(scales, device), _pair(norms, device), cos.to(device), sin.to(device), 1e-5
-    wanted = layer_passes.turn(states, scales, norms, cos, sin, 1e-5, num_heads, num_kv_heads)
+    rest, on_rest = _make_rests(states, device) if added else (None, None)
+    wanted = layer_passes.turn(states, scales, norms, cos, sin, 1e-5, num_heads, num_kv_heads, rest and rest[0])
     found = tuple(None if one is None else torch.empty_like(one, device=device) for one in wanted)
-    layer_kernels.turn(*given, found)  # type: ignore[arg-type]
+    layer_kernels.turn(*given, found, on_rest and on_rest[0])  # type: ignore[arg-type]
     for ours, theirs in zip(found, wanted, strict=True):
         same(ours, theirs)
     shapes = (num_heads, num_kv_heads, num_kv_heads)
     grads = tuple(torch.randn(num_tokens, heads, size) for heads in shapes)
     wide = torch.zeros(num_tokens, count * size + ranks)
     on_device = wide.clone().to(device)
-    wanted_scales = layer_passes.turn_back(grads, states, scales, norms, cos, sin, 1e-5, wide)  # type: ignore[arg-type]
-    found_scales = layer_kernels.turn_back(tuple(grad.to(device) for grad in grads), *given, on_device)  # type: ignore[arg-type]
+    wanted_scales = layer_passes.turn_back(grads, states, scales, norms, cos, sin, 1e-5, wide, rest)  # type: ignore[arg-type]
+    found_scales = layer_kernels.turn_back(tuple(grad.to(device) for grad in grads), *given, on_device, on_rest)  # type: ignore[arg-type]
     same(on_device, wide)
+    same(on_rest and on_rest[1], rest and rest[1])
     same(found_scales, wanted_scales)
 
 
@@ -126,6 +159,12 @@ def same(found: Tensor | None, wanted: Tensor | None) -> None:
         return
     difference = float((found.cpu() - wanted).norm() / wanted.norm())
     assert difference < 1e-5, difference
+
+
+def _make_rests(states: Tensor, device: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """What is added, and room for its gradient; and both on the device."""
+    rest = torch.randn(states.shape)
+    return (rest, torch.zeros_like(rest)), (rest.to(device), torch.zeros_like(rest, device=device))
 
 
 def _to(tensor: Tensor | None, device: str) -> Tensor | None:

@@ -38,7 +38,11 @@ def workload(record: dict[str, Any]) -> Workload:
         compiled=recipe["compiled"],
         checkpointing=recipe["checkpointing"],
         document_tokens=DOCUMENT_TOKENS,
-        joined=recipe["adapter"] in ("lora", "dora") and recipe["quantization"] == "none" and not drops,
+        # What was not compiled, or dropped, was measured before such layers were joined.
+        joined=recipe["adapter"] in ("lora", "dora")
+        and recipe["quantization"] == "none"
+        and recipe["compiled"]
+        and not drops,
         repeats_base=recipe["adapter"] == "dora" and drops,
     )
 

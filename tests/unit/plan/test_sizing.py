@@ -43,6 +43,6 @@ def test_computed_tokens_of_a_sequence(config: dict[str, str], mean_tokens: floa
 @pytest.mark.parametrize("gpu", ["t4", "rtx4090", "h100"])
 def test_rows_that_are_not_packed_need_as_much_memory(gpu: str) -> None:
     """At worst all rows of a micro-batch are of full length. Only packed ones may be a CUDA graph."""
-    one = {"batch_size": 1, "gradient_accumulation_steps": 1, "torch_compile_mode": "default"}
+    one = {"batch_size": 1, "gradient_accumulation_steps": 1, "torch_compile": True, "torch_compile_mode": "default"}
     packed, loose = (plan_for(gpu=gpu, config={**one, "packing": packing}) for packing in (True, False))
     assert packed.memory == loose.memory

@@ -20,7 +20,7 @@ def pair_of(*, expert: str = "json", **asked: Any) -> Pair:
 
 
 def test_on_a_gpu_everything_is_as_it_was_by_hand() -> None:
-    pair = pair_of(gpu="h100")
+    pair = pair_of(gpu="rtx4090")
     told = {setting.name: (setting.old, setting.new) for setting in pair.changed}
     assert told == {
         "rows": ("one by one, 155 a step", "packed, 48 sequences of 2,048 tokens a step"),
