@@ -61,6 +61,7 @@ def run_nodes(
         return [child.wait(120) for child in (first, second)]
 
 
+@pytest.mark.slow
 def test_another_commit_plan_and_data_on_the_second_node(bench: Bench, tmp_path: Path) -> None:
     """All differences at once, on the first node's console; the second says one line, and both end alike."""
     checkouts = [make_checkout(tmp_path / name, name) for name in ("one", "other")]

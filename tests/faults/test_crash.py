@@ -40,7 +40,7 @@ MOST_KILLS_OF_A_RUN = 8
 ZERO = pytest.param("zero2", marks=() if IS_TORTURE else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", ZERO])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow), ZERO])
 def test_killed_at_any_moment(
     bench: Bench, warm: Warm, undisturbed: Undisturbed, tally: Tally, strategy: Strategy
 ) -> None:

@@ -85,6 +85,7 @@ def test_a_data_worker_that_is_stopped_is_named(bench: Bench) -> None:
     assert all(f"{pid} (stopped)" in outcome.error for pid in stopped)
 
 
+@pytest.mark.slow
 def test_a_data_worker_that_dies_is_named(bench: Bench) -> None:
     planned, paths = alone(bench)
     with bench.started(make_command(planned, paths), LAUNCHER_TEST_STEP_SECONDS="0.2") as child:

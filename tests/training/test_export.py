@@ -74,6 +74,7 @@ def left_beside(paths: RunPaths) -> list[str]:
     return [file.name for file in paths.root.iterdir() if "merged" in file.name]
 
 
+@pytest.mark.slow
 def test_the_merged_model_is_base_and_adapter_for_anybody(trained: Trained, tmp_path: Path) -> None:  # noqa: F811
     result = launcher(trained, "export", "a", "--out", str(tmp_path / "merged"))
     assert result.returncode == 0, result.stderr

@@ -279,6 +279,7 @@ def losses(paths: RunPaths) -> list[float]:
     return [loss for step in load_metrics(paths.metrics) if (loss := step.get(TRAIN_LOSS)) is not None]
 
 
+@pytest.mark.slow
 def test_two_nodes_train_as_one_process_does(tmp_path: Path, nodes: Nodes) -> None:
     """With a directory each, as where nothing is shared. Node 1 is early, and waits."""
     early = nodes.start(1, "--max-steps", "3", runs="runs1")
