@@ -54,6 +54,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunPaths, s
     return file, RunPaths(runs / "a"), result.stderr
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_kept(trained: tuple[Path, RunPaths, str]) -> None:
     file, paths, said = trained
     (entry,) = CalibrationFile.model_validate_json(file.read_text()).entries
@@ -65,6 +66,7 @@ def test_a_finished_run_is_kept(trained: tuple[Path, RunPaths, str]) -> None:
     assert f"tokens/s, kept for later plans in {file}" in said
 
 
+@pytest.mark.slow
 def test_the_next_plan_quotes_it(trained: tuple[Path, RunPaths, str]) -> None:
     file, _, _ = trained
     (entry,) = CalibrationFile.model_validate_json(file.read_text()).entries
@@ -75,6 +77,7 @@ def test_the_next_plan_quotes_it(trained: tuple[Path, RunPaths, str]) -> None:
     assert ask(file, "--ram", "16") == planned, "the same file, the same plan"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["flag", "off", "another machine"])
 def test_without_it_there_is_no_estimate_on_a_cpu(trained: tuple[Path, RunPaths, str], way: str) -> None:
     file, _, _ = trained
@@ -84,6 +87,7 @@ def test_without_it_there_is_no_estimate_on_a_cpu(trained: tuple[Path, RunPaths,
     assert (planned.speed.tokens_per_second is None) == (way != "another machine")
 
 
+@pytest.mark.slow
 def test_a_file_of_rubbish_stops_nobody(trained: tuple[Path, RunPaths, str], tmp_path: Path) -> None:
     file, _, _ = trained
     bad = tmp_path / "bad.json"
