@@ -23,6 +23,15 @@ def _find_factors(places, seed, threshold, factor):  # type: ignore[no-untyped-d
     return tl.where(found.to(tl.int32) >= threshold, factor, 0.0)
 
 
+@triton.jit
+def _find_piece(num_rows, num_columns, width, rows: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Of a matrix: this program's rows and columns, and which of them there are."""
+    columns = (tl.program_id(0) % num_columns) * block + tl.arange(0, block)
+    tokens = (tl.program_id(0) // num_columns) * rows + tl.arange(0, rows)
+    mask = (tokens < num_rows)[:, None] & (columns < width)[None, :]
+    return tokens.to(tl.int64)[:, None], columns[None, :], mask
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def _norm(  # type: ignore[no-untyped-def]
     x, weight, out, side, seed, width, x_stride, out_stride, eps, threshold, factor, block: tl.constexpr,
@@ -63,13 +72,9 @@ def _norm_back(grad, x, weight, out, width, eps, block: tl.constexpr):  # type: 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _copy(x, out, num_rows, num_columns, width, x_stride, out_stride, rows: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    column, part = tl.program_id(0) % num_columns, tl.program_id(0) // num_columns
-    columns = column * block + tl.arange(0, block)
-    tokens = part * rows + tl.arange(0, rows)
-    mask = (tokens < num_rows)[:, None] & (columns < width)[None, :]
-    tokens = tokens.to(tl.int64)[:, None]
-    values = tl.load(x + tokens * x_stride + columns[None, :], mask=mask)
-    tl.store(out + tokens * out_stride + columns[None, :], values, mask=mask)
+    tokens, columns, mask = _find_piece(num_rows, num_columns, width, rows, block)
+    values = tl.load(x + tokens * x_stride + columns, mask=mask)
+    tl.store(out + tokens * out_stride + columns, values, mask=mask)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -78,13 +83,9 @@ def _drop(  # type: ignore[no-untyped-def]
     splits: tl.constexpr,
 ):  # fmt: skip
     """What stays of x into `out`; or, split, in the place of x, and the rest into `out`."""
-    column, part = tl.program_id(0) % num_columns, tl.program_id(0) // num_columns
-    columns = column * block + tl.arange(0, block)
-    tokens = part * rows + tl.arange(0, rows)
-    mask = (tokens < num_rows)[:, None] & (columns < width)[None, :]
-    tokens = tokens.to(tl.int64)[:, None]
-    here = x + tokens * x_stride + columns[None, :]
-    places = tokens * width + columns[None, :]
+    tokens, columns, mask = _find_piece(num_rows, num_columns, width, rows, block)
+    here = x + tokens * x_stride + columns
+    places = tokens * width + columns
     values = tl.load(here, mask=mask, other=0.0).to(tl.float32)
     dropped = values * _find_factors(places, tl.load(seed), threshold, factor)
     aside = dropped
@@ -100,11 +101,8 @@ def _mix(  # type: ignore[no-untyped-def]
     splits: tl.constexpr,
 ):  # fmt: skip
     """Of the gradient of what was dropped from: x had a part in both, or, split, in one of them."""
-    column, part = tl.program_id(0) % num_columns, tl.program_id(0) // num_columns
-    columns = column * block + tl.arange(0, block)
-    tokens = part * rows + tl.arange(0, rows)
-    mask = (tokens < num_rows)[:, None] & (columns < width)[None, :]
-    places = tokens.to(tl.int64)[:, None] * width + columns[None, :]
+    tokens, columns, mask = _find_piece(num_rows, num_columns, width, rows, block)
+    places = tokens * width + columns
     straight = tl.load(grad + places, mask=mask, other=0.0).to(tl.float32)
     dropped = tl.load(dropped_grad + places, mask=mask, other=0.0).to(tl.float32)
     if splits:

@@ -105,6 +105,22 @@ def test_a_kernel_that_does_not_run_is_left_to_peft(
     assert all(not one.any() for name, one in run.engine.module.named_parameters() if "lora_B" in name)
 
 
+@pytest.mark.parametrize(("checkpointing", "is_joined"), [("none", True), ("full", True), ("selective", False)])
+def test_where_kernels_run_layers_are_joined_without_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path, checkpointing: str, is_joined: bool
+) -> None:
+    """As on a GPU; on a CPU that does not compile, layers stay as they are."""
+    monkeypatch.setattr("launcher.training.model.kernels_run_on", lambda _device: True)
+    changes = {"checkpointing": checkpointing, "adapter.dropout": 0.2}
+    run, proof = put_together(plan, store, tmp_path / "joined", "dora", changes)
+    assert proof.products is not None
+    assert proof.products < 1e-5
+    assert any(hasattr(one, "launcher_norm") for one in run.engine.module.modules()) == is_joined
+    monkeypatch.undo()
+    run, _ = put_together(plan, store, tmp_path / "plain", "dora", changes)
+    assert not any(hasattr(one, "launcher_norm") for one in run.engine.module.modules())
+
+
 def _doubled_last(found: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*found[:-1], 2 * found[-1])
 

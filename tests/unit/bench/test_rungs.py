@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.bench import ladder
-from launcher.bench.ladder import LadderEffort, climb_ladder
+from launcher.bench.ladder import LadderEffort, _has_room, climb_ladder
 from launcher.bench.rungs import BEFORE, Setup, make_climbs, make_rungs
 from launcher.cli.bench import complete
 from launcher.inputs import Request, plan_request
@@ -102,3 +102,9 @@ def test_an_expert_may_stand_where_a_part_could() -> None:
     assert complete(["bench", "--vary", "a=1,2", "neo4j"])[:2] == ["bench", "vary"]
     for words in (["bench"], ["bench", "ladder"], ["bench", "memory", "--list"], ["bench", "--help"], ["plan", "sql"]):
         assert complete(words) == words
+
+
+def test_the_next_rung_starts_ahead_where_a_gpu_computes_and_cores_are_left() -> None:
+    plan = make_plan()
+    few = plan.model_copy(update={"hardware": plan.hardware.model_copy(update={"cpu_cores_per_node": 4})})
+    assert [_has_room(one) for one in (plan, few, make_plan(None))] == [True, False, False]
