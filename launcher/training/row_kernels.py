@@ -23,7 +23,7 @@ def _find_factors(places, seed, threshold, factor):  # type: ignore[no-untyped-d
     return tl.where(found.to(tl.int32) >= threshold, factor, 0.0)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _find_piece(num_rows, num_columns, width, rows: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
     """Of a matrix: this program's rows and columns, and which of them there are."""
     columns = (tl.program_id(0) % num_columns) * block + tl.arange(0, block)
