@@ -28,6 +28,7 @@ _LINE_END = re.compile(rb"[\r\n]")
 _SAME_DIGIT = bytes.maketrans(b"123456789WF", b"000000000EE")
 
 _PARTIAL_LINE_SECONDS = 0.2
+_UNENDED_LINE_SECONDS = 2.0  # Python writes a line's end apart, and a busy machine may do something else in between
 _CHUNK_BYTES = 65536
 _TAIL_BYTES = 65536
 
@@ -130,6 +131,30 @@ class _Sink:
             self._stream.close()
 
 
+class _Lines:
+    """One stream's way into a log that two share: line by line, but for a line that waits for its end for long."""
+
+    def __init__(self, log: _Sink) -> None:
+        self._log = log
+        self._unended = b""
+
+    @property
+    def has_unended(self) -> bool:
+        return bool(self._unended)
+
+    def write(self, data: bytes) -> None:
+        data = self._unended + data
+        end = 1 + max(data.rfind(b"\n"), data.rfind(b"\r"))
+        self._log.write(data[:end])
+        self._unended = data[end:]
+        if len(self._unended) > _CHUNK_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        self._log.write(self._unended)
+        self._unended = b""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Console:
     """Where the child's two streams go. For a program that reads our stdout, both are our stderr."""
@@ -191,17 +216,19 @@ class Relay:
         self._log.close()
 
     def _pump_stdout(self, pipe: int) -> None:
-        while data := _read(pipe):
-            self._log.write(data)
+        log = _Lines(self._log)
+        while data := _read(pipe, log):
+            log.write(data)
             self._stdout.write(data)
 
     def _pump_stderr(self, pipe: int) -> None:
+        log = _Lines(self._log)
         while True:
-            if self._gate.has_partial and not select.select([pipe], [], [], _PARTIAL_LINE_SECONDS)[0]:
+            if self._gate.has_partial and not _comes(pipe, _PARTIAL_LINE_SECONDS):
                 with self._gate_lock:
                     self._stderr.write(self._gate.flush())
-            data = _read(pipe)
-            self._log.write(data)
+            data = _read(pipe, log)
+            log.write(data)
             with self._gate_lock:
                 self._tail = (self._tail + data)[-_TAIL_BYTES:]
                 self._stderr.write(self._gate.feed(data) if data else self._gate.flush())
@@ -209,8 +236,21 @@ class Relay:
                 return
 
 
-def _read(pipe: int) -> bytes:
+def _comes(pipe: int, seconds: float) -> bool:
     try:
-        return os.read(pipe, _CHUNK_BYTES)
-    except OSError:  # closed under a pump that was no longer waited for
-        return b""
+        return bool(select.select([pipe], [], [], seconds)[0])
+    except (OSError, ValueError):  # closed under a pump that was no longer waited for
+        return True
+
+
+def _read(pipe: int, log: _Lines) -> bytes:
+    """The next bytes, none at the end. Meanwhile the log gets a line whose end does not come."""
+    if log.has_unended and not _comes(pipe, _UNENDED_LINE_SECONDS):
+        log.flush()
+    try:
+        data = os.read(pipe, _CHUNK_BYTES)
+    except OSError:
+        data = b""
+    if not data:
+        log.flush()
+    return data

@@ -92,6 +92,30 @@ def test_a_partial_line_is_shown_after_a_moment(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_bytes() == b"T"
 
 
+def test_lines_of_two_streams_stay_whole_in_the_log(tmp_path: Path) -> None:
+    shown, log = io.BytesIO(), tmp_path / "log"
+    relay = Relay(Console(stdout=shown, stderr=shown), log)
+    out_reader, out_writer = os.pipe()
+    error_reader, error_writer = os.pipe()
+    with open(out_reader, "rb") as out, open(error_reader, "rb") as error:  # noqa: PTH123
+        relay.start(out, error)
+        for writer, piece, known in (
+            (out_writer, b"one line", b""),
+            (error_writer, b"another\nbar\rand", b"another\nbar\r"),
+            (out_writer, b"\n", b"another\nbar\rone line\n"),
+        ):
+            before = len(shown.getvalue())
+            os.write(writer, piece)
+            wait_until(lambda before=before, piece=piece: len(shown.getvalue()) == before + len(piece), seconds=5)
+            assert log.read_bytes() == known
+        wait_until(lambda: log.read_bytes().endswith(b"and"), seconds=10)  # an end that does not come
+        os.close(error_writer)
+        os.close(out_writer)
+        relay.finish(5)
+    relay.close()
+    assert log.read_bytes() == b"another\nbar\rone line\nand"
+
+
 def test_a_console_that_went_away_does_not_stop_the_pumps(tmp_path: Path) -> None:
     relay = Relay(Console(stdout=Broken(), stderr=Broken()), tmp_path / "log")
     out_reader, out_writer = os.pipe()
