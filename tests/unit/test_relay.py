@@ -93,7 +93,7 @@ def test_a_partial_line_is_shown_after_a_moment(tmp_path: Path) -> None:
 
 
 def test_lines_of_two_streams_stay_whole_in_the_log(tmp_path: Path) -> None:
-    shown, log = io.BytesIO(), tmp_path / "log"
+    shown, log, total = io.BytesIO(), tmp_path / "log", 0
     relay = Relay(Console(stdout=shown, stderr=shown), log)
     out_reader, out_writer = os.pipe()
     error_reader, error_writer = os.pipe()
@@ -104,9 +104,9 @@ def test_lines_of_two_streams_stay_whole_in_the_log(tmp_path: Path) -> None:
             (error_writer, b"another\nbar\rand", b"another\nbar\r"),
             (out_writer, b"\n", b"another\nbar\rone line\n"),
         ):
-            before = len(shown.getvalue())
             os.write(writer, piece)
-            wait_until(lambda before=before, piece=piece: len(shown.getvalue()) == before + len(piece), seconds=5)
+            total += len(piece)
+            wait_until(lambda: len(shown.getvalue()) == total, seconds=5)  # noqa: B023
             assert log.read_bytes() == known
         wait_until(lambda: log.read_bytes().endswith(b"and"), seconds=10)  # an end that does not come
         os.close(error_writer)
