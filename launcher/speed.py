@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.choices import AdapterKind, Checkpointing, Dtype, Offload, Quantization
+from launcher.choices import DTYPE_BYTES, NF4_BYTES, AdapterKind, Checkpointing, Dtype, Offload, Quantization
 from launcher.hardware import Gpu
 from launcher.shapes import ModelShape
 from launcher.units import TERA
@@ -29,7 +29,7 @@ _DORA_TRAFFIC_JOINED = 1.13
 # Dropout inside joined halves: inputs behind it are written, read, and made again; DoRA adds a second product. Counted,
 # not measured.
 _DROPPED_TRAFFIC_JOINED = {False: 1.18, True: 1.35}
-# Dequantising NF4 before every product: forward, backward, and again when recomputing.
+# By bitsandbytes, matrix by matrix. Blocks are unpacked by a kernel of ours instead: see unpacking_seconds.
 _QUANTIZED_TRAFFIC = 1.08
 # Host time to launch one layer's kernels, forward and backward: the floor of a micro-step whatever its size.
 _HOST_SECONDS_PER_LAYER_COMPILED = 0.0048
@@ -38,6 +38,7 @@ _HOST_SECONDS_PER_LAYER_JOINED_EAGER = 0.0055  # not measured
 _HOST_SECONDS_PER_LAYER_EAGER = 0.0088
 # DoRA and quantised matrices launch more kernels a layer, a model without an adapter fewer.
 _HOST_EXTRA = 1.35
+_HOST_UNPACKING = 1.15  # eight more launches a layer; not measured
 _HOST_FULL = 0.68
 # Of launching, what recomputing adds: a forward pass, and the bookkeeping around it. Eager, selective checkpointing
 # asks for every operation whether its result is kept.
@@ -115,7 +116,9 @@ def host_seconds(workload: Workload) -> float:
     per_layer = _HOST_SECONDS_PER_LAYER_COMPILED if workload.compiled else _HOST_SECONDS_PER_LAYER_EAGER
     if _is_joined(workload):
         per_layer = _HOST_SECONDS_PER_LAYER_JOINED if workload.compiled else _HOST_SECONDS_PER_LAYER_JOINED_EAGER
-    extra = _HOST_EXTRA if workload.adapter == "dora" or workload.quantization != "none" else 1.0
+    unpacks = _unpacks(workload)
+    extra = _HOST_EXTRA if workload.adapter == "dora" or (workload.quantization != "none" and not unpacks) else 1.0
+    extra *= _HOST_UNPACKING if unpacks else 1.0
     if workload.adapter == "full":
         extra = _HOST_FULL
     if workload.checkpointing == "selective" and not workload.compiled:
@@ -135,6 +138,21 @@ def _is_joined(workload: Workload) -> bool:
     return workload.joined and workload.checkpointing != "selective"
 
 
+def _unpacks(workload: Workload) -> bool:
+    return workload.quantization == "int4" and _is_joined(workload)
+
+
+def unpacking_seconds(gpu: Gpu, workload: Workload) -> float:
+    """Of a micro-step whatever its size: blocks of NF4 matrices are written whole, for each pass through a layer."""
+    if not _unpacks(workload):
+        return 0.0
+    shape = workload.shape
+    weights = shape.num_layers * sum(linear.in_features * linear.out_features for linear in shape.linears)
+    num_passes = 2 + _RECOMPUTED[workload.checkpointing]
+    moved = weights * num_passes * (NF4_BYTES + DTYPE_BYTES[workload.compute_dtype])
+    return moved / (gpu.memory_gb_per_second * 1e9 * _BANDWIDTH_EFFICIENCY)
+
+
 def _traffic_bytes(workload: Workload) -> float:
     features = sum(linear.in_features + linear.out_features for linear in workload.shape.linears)
     is_joined = _is_joined(workload)
@@ -146,7 +164,7 @@ def _traffic_bytes(workload: Workload) -> float:
         per_feature *= 2
     if workload.adapter == "dora":
         per_feature *= _DORA_TRAFFIC_JOINED if is_joined else _DORA_TRAFFIC
-    if workload.quantization != "none":
+    if workload.quantization != "none" and not _unpacks(workload):
         per_feature *= _QUANTIZED_TRAFFIC
     return features * per_feature * workload.shape.num_layers
 

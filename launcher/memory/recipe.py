@@ -106,33 +106,46 @@ def is_mixed_full(recipe: Recipe) -> bool:
 
 def joins_products(recipe: Recipe) -> bool:
     """The adapter's share rides along in the base's products (training/products.py); PEFT's own way otherwise."""
-    if recipe.adapter not in ("lora", "dora") or recipe.quantization != "none":
+    if recipe.adapter not in ("lora", "dora") or recipe.quantization == "int8":
+        return False
+    if recipe.quantization == "int4" and not recipe.has_kernels:  # that unpack the base into a block
         return False
     return recipe.strategy in ("single", "ddp") and recipe.base_dtype == recipe.compute_dtype
 
 
 def joins_mlp(shape: ModelShape, recipe: Recipe) -> bool:
     """The MLP is one operation (training/joined.py), which computes again what its gate let through."""
-    return shape.model_type in JOINED_FAMILIES and _joins(shape, recipe, ("gate_proj", "up_proj", "down_proj"))
+    return shape.model_type in JOINED_FAMILIES and _joins(shape, recipe, (("gate_proj", "up_proj"), ("down_proj",)))
 
 
 def joins_heads(shape: ModelShape, recipe: Recipe) -> bool:
     """Norm, products and rotation of queries, keys and values are one operation."""
-    return shape.model_type in JOINED_HEADS and _joins(shape, recipe, ("q_proj", "k_proj", "v_proj"))
+    return shape.model_type in JOINED_HEADS and _joins(shape, recipe, (("q_proj", "k_proj", "v_proj"),))
 
 
-def _joins(shape: ModelShape, recipe: Recipe, names: tuple[str, ...]) -> bool:
+def _joins(shape: ModelShape, recipe: Recipe, blocks: tuple[tuple[str, ...], ...]) -> bool:
+    """One matrix at least of each block is adapted; others are taken in."""
     if not joins_products(recipe) or not recipe.has_kernels or recipe.checkpointing == "selective":
         return False
     if not recipe.on_gpu and not recipe.compiled:  # there are no kernels for CPUs: plain torch is faster
         return False
-    parts = {linear.name: linear for linear in find_targets(shape, recipe.target_modules)}
-    return all(name in parts and not parts[name].has_bias for name in names)
+    parts = {linear.name: linear for linear in shape.linears}
+    return all(
+        all(name in parts and not parts[name].has_bias for name in names)
+        and any(name in recipe.target_modules for name in names)
+        for names in blocks
+    )
 
 
 def count_block_ranks(rank: int, num_matrices: int) -> int:
     """Rows and columns that a block of matrices has for their adapters (training/products.py)."""
     return -(-rank * num_matrices // _ALIGNED) * _ALIGNED
+
+
+def count_block_weights(group: list[Linear], recipe: Recipe) -> int:
+    """Of a block's matrix, the adapter's rows and columns included."""
+    ranks = count_block_ranks(recipe.rank or 0, len(group))
+    return (group[0].in_features + ranks) * (sum(linear.out_features for linear in group) + ranks)
 
 
 def count_ranks(shape: ModelShape, recipe: Recipe) -> int:
@@ -156,8 +169,17 @@ def name_input(matrix: str) -> str:
 
 
 def group_targets(shape: ModelShape, recipe: Recipe) -> list[list[Linear]]:
-    """Adapted matrices by the input that they share."""
+    """Adapted matrices by the input that they share, and those that joined halves take into their blocks."""
     groups: dict[str, list[Linear]] = {}
-    for linear in find_targets(shape, recipe.target_modules):
+    for linear in list_block_members(shape, recipe):
         groups.setdefault(name_input(linear.name), []).append(linear)
     return list(groups.values())
+
+
+def list_block_members(shape: ModelShape, recipe: Recipe) -> list[Linear]:
+    names = set(recipe.target_modules)
+    if joins_heads(shape, recipe):
+        names |= {"q_proj", "k_proj", "v_proj"}
+    if joins_mlp(shape, recipe):
+        names |= {"gate_proj", "up_proj"}
+    return [linear for linear in shape.linears if linear.name in names]

@@ -15,7 +15,7 @@ from launcher.choices import (
 )
 from launcher.memory.recipe import (
     Recipe,
-    count_block_ranks,
+    count_block_weights,
     count_trainable,
     find_targets,
     group_targets,
@@ -156,7 +156,6 @@ def _count_border_bytes(shape: ModelShape, recipe: Recipe) -> int:
         return 0
     elements = 0
     for group in group_targets(shape, recipe):
-        ranks = count_block_ranks(recipe.rank or 0, len(group))
-        inputs, outputs = group[0].in_features, sum(linear.out_features for linear in group)
-        elements += (inputs + ranks) * (outputs + ranks) - inputs * outputs
+        own = sum(linear.in_features * linear.out_features for linear in group)
+        elements += count_block_weights(group, recipe) - own
     return elements * DTYPE_BYTES[recipe.compute_dtype] * shape.num_layers

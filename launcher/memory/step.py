@@ -6,6 +6,7 @@ from launcher.choices import DTYPE_BYTES, SHARDED_STRATEGIES
 from launcher.memory.recipe import (
     SELECTIVE_MIN_INNER,
     Recipe,
+    count_block_weights,
     count_loss_chunk,
     count_ranks,
     find_targets,
@@ -15,6 +16,7 @@ from launcher.memory.recipe import (
     joins_heads,
     joins_mlp,
     joins_products,
+    list_block_members,
     name_input,
 )
 from launcher.shapes import ModelShape
@@ -75,13 +77,26 @@ def _name_family(recipe: Recipe) -> str:
 
 
 def _count_rebuilt_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
+    if joins_products(recipe):
+        return float(_count_unpacked_bytes(shape, recipe))
     largest = max(linear.in_features * linear.out_features for linear in shape.linears)
     rebuilt = 0.0
-    if recipe.adapter == "dora" and not joins_products(recipe):
+    if recipe.adapter == "dora":
         rebuilt += largest * _DORA_BYTES_PER_WEIGHT[recipe.compiled]
     if recipe.quantization != "none":
         rebuilt += largest * DTYPE_BYTES[recipe.compute_dtype]
     return rebuilt
+
+
+def _count_unpacked_bytes(shape: ModelShape, recipe: Recipe) -> int:
+    """A block of four-bit matrices, built whole for its products; a joined MLP has two of them at a time."""
+    if recipe.quantization != "int4":
+        return 0
+    sizes = {group[0].name: count_block_weights(group, recipe) for group in group_targets(shape, recipe)}
+    at_once = [*sizes.values(), max(linear.in_features * linear.out_features for linear in shape.linears)]
+    if joins_mlp(shape, recipe):
+        at_once.append(sizes["gate_proj"] + sizes["down_proj"])
+    return max(at_once) * DTYPE_BYTES[recipe.compute_dtype]
 
 
 def _count_loss_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
@@ -189,7 +204,7 @@ def _count_dropped_bytes(shape: ModelShape, recipe: Recipe) -> float:
     """Once an input: what is left of it, and where. Joined halves know where by a seed, and let the MLP's middle go."""
     compute, total = DTYPE_BYTES[recipe.compute_dtype], 0.0
     for group in group_targets(shape, recipe):
-        name, size = group[0].name, group[0].in_features
+        name, size = name_input(group[0].name), group[0].in_features
         is_joined = joins_heads(shape, recipe) if name == "q_proj" else joins_mlp(shape, recipe) and name != "o_proj"
         if not is_joined:
             total += (compute + 1) * size
@@ -227,7 +242,8 @@ def _count_scaled_bytes(shape: ModelShape, recipe: Recipe) -> float:
             kept.append("down_proj")
         if recipe.adapter_dropout > 0:  # the products that are added to the scaled ones
             kept += ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"]
-        return compute * sum(linear.out_features * kept.count(linear.name) for linear in targets)
+        members = list_block_members(shape, recipe)
+        return compute * sum(linear.out_features * kept.count(linear.name) for linear in members)
     if joins_products(recipe):
         return float(compute * results)
     return float(compute * (results + query) if recipe.compiled else 2 * compute * results)

@@ -23,6 +23,7 @@ from launcher.speed import (
     launched_seconds,
     offload_seconds,
     seconds_per_token,
+    unpacking_seconds,
 )
 
 # Below this a micro-batch leaves most GPUs idle; recomputation is dropped before the micro-batch grows beyond it.
@@ -205,8 +206,11 @@ def _micro_step_seconds(sizing: Sizing, layout: Layout) -> float:
 def _compute_seconds(sizing: Sizing, layout: Layout) -> float:
     """Of one micro-step on a GPU that is kept busy."""
     workload, gpu = _make_workload(sizing, layout), sizing.hardware.gpu
+    tokens = layout.micro_batch_size * sizing.slot_tokens
     per_token = None if gpu is None else seconds_per_token(gpu, workload)
-    return layout.micro_batch_size * sizing.slot_tokens * (_ANY_SECONDS_PER_TOKEN if per_token is None else per_token)
+    if gpu is None or per_token is None:
+        return tokens * _ANY_SECONDS_PER_TOKEN
+    return tokens * per_token + unpacking_seconds(gpu, workload)
 
 
 def is_launch_bound(sizing: Sizing, layout: Layout) -> bool:

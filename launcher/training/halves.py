@@ -9,14 +9,18 @@ from torch import Tensor
 
 from launcher.training.half_operations import heads, heads_back, mlp, mlp_back
 from launcher.training.layer_passes import copies_values, pass_norm
+from launcher.training.packed import Stored, build
 
-BlockShape = tuple[tuple[int, ...], float, int]  # sizes of its matrices, LoRA's scale and rank
+# Sizes of its matrices, which of them are adapted, LoRA's scale and rank.
+BlockShape = tuple[tuple[int, ...], tuple[int, ...], float, int]
 Seeds = tuple[Tensor | None, float]  # for each input that is dropped from, and the rate
 
 
-def _split(downs: Tensor, ups: Tensor, sizes: tuple[int, ...], rank: int) -> list[Tensor]:
+def _split(downs: Tensor, ups: Tensor, block: BlockShape) -> list[Tensor]:
     """Of each A, then of each B, as those of a block are given to the operations."""
-    return [*downs.split(rank), *ups.split(list(sizes))]
+    sizes, adapted, _scale, rank = block
+    of_downs, of_ups = downs.split(rank), ups.split(list(sizes))
+    return [*(of_downs[index] for index in adapted), *(of_ups[index] for index in adapted)]
 
 
 class Heads(torch.autograd.Function):
@@ -28,7 +32,7 @@ class Heads(torch.autograd.Function):
         residual: Tensor,
         scales: Tensor | None,
         norm_weight: Tensor,
-        matrix: Tensor,
+        stored: Stored,
         norms: tuple[Tensor, Tensor] | None,
         angles: tuple[Tensor, Tensor],
         dropping: Seeds,
@@ -40,26 +44,28 @@ class Heads(torch.autograd.Function):
         query_norm, key_norm = (None, None) if norms is None else norms
         seeds, rate = dropping
         wide, states, rest, query, key, value = heads(
-            residual, norm_weight, matrix, scales, query_norm, key_norm, *angles, seeds, rate, eps, *counts
+            residual, norm_weight, build(stored), scales, query_norm, key_norm, *angles, seeds, rate, eps, *counts
         )
         if not copies_values(scales, norms):
             value = states[:, -counts[1] * query.shape[2] :].unflatten(1, (counts[1], query.shape[2]))
         ctx.save_for_backward(
-            residual, norm_weight, wide, states, rest, matrix, scales, query_norm, key_norm, *angles, seeds
+            residual, norm_weight, wide, states, rest, scales, query_norm, key_norm, *angles, seeds, *stored
         )
         ctx.rate, ctx.eps, ctx.block, ctx.dtypes = rate, eps, block, tuple(tensor.dtype for tensor in trained)
         return query, key, value
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        given = (grad.contiguous() for grad in grads)
-        residual, norm_weight, *saved = ctx.saved_tensors
-        sizes, scale, rank = ctx.block
+        given = [grad.contiguous() for grad in grads]
+        residual, norm_weight, wide, states, rest, *more = ctx.saved_tensors
+        others, stored = more[:6], tuple(more[6:])
+        matrix = build(stored, given[0])
+        sizes, _adapted, scale, rank = ctx.block
         wants_input = ctx.needs_input_grad[0]
         x_grad, downs, ups, of_scales = heads_back(
-            *given, *saved, ctx.rate, ctx.eps, list(sizes), scale, rank, wants_input
+            *given, wide, states, rest, matrix, *others, ctx.rate, ctx.eps, list(sizes), scale, rank, wants_input
         )
-        trained = _split(downs, ups, sizes, rank)
+        trained = _split(downs, ups, ctx.block)
         return (
             pass_norm(x_grad, residual, norm_weight, ctx.eps) if wants_input else None,
             of_scales if ctx.needs_input_grad[1] else None,
@@ -79,26 +85,30 @@ class Mlp(torch.autograd.Function):
         norm_weight: Tensor,
         dropping: Seeds,
         eps: float,
-        matrices: tuple[Tensor, Tensor],
+        stored: tuple[Stored, Stored],
         blocks: tuple[BlockShape, BlockShape],
         *trained: Tensor,
     ) -> tuple[Tensor, Tensor]:
         seeds, rate = dropping
-        y, y_rest, wide, states, rest, narrow = mlp(residual, norm_weight, *matrices, scales, seeds, rate, eps)
-        ctx.save_for_backward(residual, norm_weight, wide, states, rest, narrow, *matrices, scales, seeds)
+        gates, down = (build(one) for one in stored)
+        y, y_rest, wide, states, rest, narrow = mlp(residual, norm_weight, gates, down, scales, seeds, rate, eps)
+        ctx.save_for_backward(residual, norm_weight, wide, states, rest, narrow, scales, seeds, *stored[0], *stored[1])
         ctx.rate, ctx.eps, ctx.blocks, ctx.dtypes = rate, eps, blocks, tuple(tensor.dtype for tensor in trained)
         return y, y_rest
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        residual, norm_weight, *saved = ctx.saved_tensors
-        (sizes, *first), (last_sizes, *second) = ctx.blocks
-        (scale, rank), (last_scale, last_rank) = first, second
-        given = (grad.contiguous() for grad in grads)
+        residual, norm_weight, wide, states, rest, narrow, scales, seeds, *stored = ctx.saved_tensors
+        (*_, scale, rank), (*_, last_scale, last_rank) = ctx.blocks
+        given = [grad.contiguous() for grad in grads]
+        half = len(stored) // 2
+        gates, down = (build(tuple(one), given[0]) for one in (stored[:half], stored[half:]))
         x_grad, downs, ups, last, up, of_scales = mlp_back(
-            *given, *saved, ctx.rate, [scale, last_scale], [rank, last_rank]
+            *given,
+            *(wide, states, rest, narrow, gates, down, scales, seeds),
+            *(ctx.rate, [scale, last_scale], [rank, last_rank]),
         )
-        trained = [*_split(downs, ups, sizes, rank), *_split(last, up, last_sizes, last_rank)]
+        trained = [*_split(downs, ups, ctx.blocks[0]), *_split(last, up, ctx.blocks[1])]
         return (
             pass_norm(x_grad, residual, norm_weight, ctx.eps),
             of_scales if ctx.needs_input_grad[1] else None,

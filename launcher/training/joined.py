@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from launcher.memory import JOINED_FAMILIES, JOINED_HEADS
+from launcher.training.blocks import Block
 from launcher.training.dropping import draw_seeds
 from launcher.training.halves import BlockShape, Heads, Mlp, Seeds
-from launcher.training.products import Block, ProductLinear, is_by_the_library, normalise
+from launcher.training.products import ProductLinear, is_by_the_library, normalise
 
 _FAMILIES = tuple(family.capitalize() for family in JOINED_FAMILIES)
 _LAYERS = tuple(f"{family}DecoderLayer" for family in _FAMILIES)
@@ -26,22 +27,15 @@ _ATTENTIONS = tuple(f"{family.capitalize()}Attention" for family in JOINED_HEADS
 _HEAD_SIZES = (32, 64, 128, 256)  # a power of two: what Triton counts in
 
 
-def _is_usable(member: Any) -> bool:
-    """Not behind `merge_and_unload`, which puts plain matrices in its place."""
-    is_adapted = isinstance(member, ProductLinear) and not (member.disable_adapters or member.merged)
-    return is_adapted and not is_by_the_library()
-
-
 def _shape_of(block: Block) -> BlockShape:
-    return block.sizes, block.scale, block.rank
+    return block.sizes, block.adapted, block.scale, block.rank
 
 
 def _draw(block: Block, count: int, device: torch.device) -> Seeds:
     """For each input of a half that LoRA's dropout takes from."""
-    member = block.members[0]
-    if not block.dropout or not member.training:
+    if not block.dropout or not block.lead.training:
         return None, 0.0
-    return draw_seeds(member.lora_dropout["default"], count, device), block.dropout
+    return draw_seeds(block.lead.lora_dropout["default"], count, device), block.dropout
 
 
 class _Deferred(nn.Module):
@@ -59,15 +53,25 @@ class _Half(nn.Module):
     """Comes before a family's class in the order of inheritance. The norm before it is its own to apply."""
 
     launcher_norm: tuple[_Deferred]  # in a tuple: it stays a part of the layer
+    launcher_leads: tuple[str, ...]  # of each block, the name of an adapted matrix
+
+    def _find_blocks(self) -> list[Block] | None:
+        """None: adapters are switched off or merged, or gone: `merge_and_unload` puts plain matrices in their place."""
+        leads: list[Any] = [getattr(self, name) for name in self.launcher_leads]
+        if is_by_the_library() or not all(isinstance(lead, ProductLinear) for lead in leads):
+            return None
+        if any(lead.disable_adapters or lead.merged for lead in leads):
+            return None
+        return [lead.launcher_block for lead in leads]
 
 
 class _JoinedMlp(_Half):
     def forward(self, x: Tensor) -> Tensor:
-        mlp: Any = self
-        if not _is_usable(mlp.gate_proj):
+        blocks = self._find_blocks()
+        if blocks is None:
             result: Tensor = super().forward(self.launcher_norm[0].by_the_family(x))
             return result
-        gates, down = mlp.gate_proj.launcher_block, mlp.down_proj.launcher_block
+        gates, down = blocks
         before: Any = self.launcher_norm[0]
         with torch.autocast(x.device.type, enabled=False):
             y, rest = Mlp.apply(
@@ -76,13 +80,13 @@ class _JoinedMlp(_Half):
                 before.weight,
                 _draw(gates, 2, x.device),
                 before.variance_epsilon,
-                (gates.matrix, down.matrix),
+                (gates.stored, down.stored),
                 (_shape_of(gates), _shape_of(down)),
                 *gates.adapters(),
                 *down.adapters(),
             )
             if down.lengths is not None:
-                y = normalise(y, down.members[0], down.lengths.of_rows)
+                y = normalise(y, down.lead, down.lengths.of_rows)
             if rest.numel():
                 y = y + rest
         answer: Tensor = y.unflatten(0, x.shape[:-1])
@@ -101,13 +105,14 @@ class _JoinedAttention(_Half):
         attention: Any = self
         kernel = attention.config._attn_implementation
         is_known = kernel in ALL_ATTENTION_FUNCTIONS and position_embeddings[0].shape[-1] == attention.head_dim
-        if past_key_values is not None or not is_known or not _is_usable(attention.q_proj):
+        blocks = self._find_blocks()
+        if past_key_values is not None or not is_known or blocks is None:
             normed = self.launcher_norm[0].by_the_family(hidden_states)
             result: tuple[Tensor, Tensor | None] = super().forward(
                 normed, position_embeddings, attention_mask, past_key_values, **more
             )
             return result
-        query, key, value = self._make_heads(hidden_states, position_embeddings)
+        query, key, value = self._make_heads(blocks[0], hidden_states, position_embeddings)
         if hasattr(attention, "sliding_window"):
             more["sliding_window"] = attention.sliding_window
         attend = ALL_ATTENTION_FUNCTIONS[kernel]
@@ -115,10 +120,9 @@ class _JoinedAttention(_Half):
         projected: Tensor = attention.o_proj(out.reshape(*hidden_states.shape[:-1], -1).contiguous())
         return projected, weights
 
-    def _make_heads(self, hidden_states: Tensor, angles: tuple[Tensor, Tensor]) -> Iterator[Tensor]:
+    def _make_heads(self, block: Block, hidden_states: Tensor, angles: tuple[Tensor, Tensor]) -> Iterator[Tensor]:
         attention: Any = self
         shape, size = hidden_states.shape[:-1], attention.head_dim
-        block = attention.q_proj.launcher_block
         before: Any = self.launcher_norm[0]
         norms = (attention.q_norm.weight, attention.k_norm.weight) if hasattr(attention, "q_norm") else None
         with torch.autocast(hidden_states.device.type, enabled=False):
@@ -126,7 +130,7 @@ class _JoinedAttention(_Half):
                 hidden_states.flatten(0, -2),
                 block.scales(),
                 before.weight,
-                block.matrix,
+                block.stored,
                 norms,
                 tuple(angle.expand(*shape, size).reshape(-1, size) for angle in angles),
                 _draw(block, 1, hidden_states.device),
@@ -144,25 +148,67 @@ def _mix(first: Any, second: Any) -> Any:
     return type(f"{first.__name__.strip('_')}{second.__name__}", (first, second), {})
 
 
+_BLOCKS: dict[Any, tuple[tuple[str, ...], ...]] = {
+    _JoinedAttention: (("q_proj", "k_proj", "v_proj"),),
+    _JoinedMlp: (("gate_proj", "up_proj"), ("down_proj",)),
+}
+
+
+def find_joinable(layers: list[nn.Module]) -> list[nn.Module]:
+    """Before lay_out_products: halves that can be joined if blocks take in what is not adapted."""
+    return [half for layer in layers for joined, half, _ in _list_halves(layer) if _are_adapted(half, joined)]
+
+
 def join_layers(layers: list[nn.Module]) -> int:
     """Behind lay_out_products. How many halves of layers are one operation now."""
     count = 0
     for layer in layers:
-        if type(layer).__name__ not in _LAYERS:
-            continue
-        decoder: Any = layer
-        halves = (
-            (_JoinedAttention, decoder.self_attn, decoder.input_layernorm, _is_attention),
-            (_JoinedMlp, decoder.mlp, decoder.post_attention_layernorm, _is_mlp),
-        )
-        for joined, half, before, is_joinable in halves:
-            if is_joinable(half) and _is_norm(before):
+        for joined, half, before in _list_halves(layer):
+            leads = _find_leads(half, joined)
+            if leads is not None:
                 half_kind, norm_kind = half.__class__, before.__class__
                 half.__class__ = _mix(joined, half_kind)
                 before.__class__ = _mix(_Deferred, norm_kind)
-                half.launcher_norm = (before,)
+                half.launcher_norm, half.launcher_leads = (before,), leads
                 count += 1
     return count
+
+
+def _list_halves(layer: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
+    """With the norm before it, where code and sizes are known."""
+    if type(layer).__name__ not in _LAYERS:
+        return
+    decoder: Any = layer
+    if _is_attention(decoder.self_attn) and _is_norm(decoder.input_layernorm):
+        yield _JoinedAttention, decoder.self_attn, decoder.input_layernorm
+    if _is_mlp(decoder.mlp) and _is_norm(decoder.post_attention_layernorm):
+        yield _JoinedMlp, decoder.mlp, decoder.post_attention_layernorm
+
+
+def _are_adapted(half: Any, joined: Any) -> bool:
+    """One at least of each block, which no matrix has a bias in."""
+    for names in _BLOCKS[joined]:
+        members = [getattr(half, name) for name in names]
+        bases = [getattr(member, "base_layer", member) for member in members]
+        if bases == members or any(base.bias is not None for base in bases):
+            return False
+    return True
+
+
+def _find_leads(half: Any, joined: Any) -> tuple[str, ...] | None:
+    """None: not all matrices lie in blocks, these and no others; or their blocks are not alike."""
+    if not _are_adapted(half, joined):
+        return None
+    leads = []
+    for names in _BLOCKS[joined]:
+        bases = [getattr(getattr(half, name), "base_layer", getattr(half, name)) for name in names]
+        own = [name for name in names if isinstance(getattr(half, name), ProductLinear)]
+        if not own or [one.base_layer for one in getattr(half, own[0]).launcher_block.members] != bases:
+            return None
+        leads.append(own[0])
+    blocks: list[Block] = [getattr(half, name).launcher_block for name in leads]
+    kinds = {(len(block.stored), block.dropout, block.lengths is None) for block in blocks}
+    return tuple(leads) if len(kinds) == 1 else None
 
 
 def _is_norm(module: Any) -> bool:
@@ -170,27 +216,11 @@ def _is_norm(module: Any) -> bool:
 
 
 def _is_mlp(module: Any) -> bool:
-    if type(module).__name__ not in _MLPS or module.config.hidden_act != "silu":
-        return False
-    if not _is_block(module, "gate_proj", "up_proj") or not _is_block(module, "down_proj"):
-        return False
-    gates, down = module.gate_proj.launcher_block, module.down_proj.launcher_block
-    return gates.dropout == down.dropout and (gates.lengths is None) == (down.lengths is None)
+    return type(module).__name__ in _MLPS and module.config.hidden_act == "silu"
 
 
 def _is_attention(module: Any) -> bool:
     if type(module).__name__ not in _ATTENTIONS or module.head_dim not in _HEAD_SIZES:
         return False
     norms = [getattr(module, name) for name in ("q_norm", "k_norm") if hasattr(module, name)]
-    if not all(_is_norm(one) and one.variance_epsilon == module.config.rms_norm_eps for one in norms):
-        return False
-    return _is_block(module, "q_proj", "k_proj", "v_proj")
-
-
-def _is_block(parent: Any, *names: str) -> bool:
-    """These matrices and no others lie in one block, without bias."""
-    members = [getattr(parent, name) for name in names]
-    if not all(isinstance(member, ProductLinear) for member in members):
-        return False
-    block = members[0].launcher_block
-    return block.members == members and all(one.base_layer.bias is None for one in members)
+    return all(_is_norm(one) and one.variance_epsilon == module.config.rms_norm_eps for one in norms)

@@ -14,7 +14,7 @@ from launcher.errors import InputError
 from launcher.plan.model import CompilePlan, Plan
 from launcher.training.attention import Backend
 from launcher.training.batches import PackedBatch
-from launcher.training.joined import join_layers
+from launcher.training.joined import find_joinable, join_layers
 from launcher.training.kernels import kernels_run_on
 from launcher.training.layers import compiled, prepare_layers
 from launcher.training.loading import DTYPES
@@ -111,11 +111,12 @@ class TrainedModel(nn.Module):
         if plan.strategy == "zero3":
             self._gather_by_layer()
         if plan.strategy in ("single", "ddp"):  # others cut weights to pieces, which a block of several cannot be
-            dtype = DTYPES[plan.precision.compute_dtype]
-            self.products = lay_out_products(self.layers, dtype, compiled=plan.compile is not None)
-            device = self.base.device
+            dtype, device = DTYPES[plan.precision.compute_dtype], self.base.device
             is_faster = kernels_run_on(device) or (device.type == "cpu" and plan.compile is not None)
-            if is_faster and plan.checkpointing != "selective":  # which keeps some products only
+            joins = is_faster and plan.checkpointing != "selective"  # which keeps some products only
+            filled = find_joinable(self.layers) if joins else []
+            self.products = lay_out_products(self.layers, dtype, compiled=plan.compile is not None, filled=filled)
+            if joins:
                 join_layers(self.layers)
         prepare_layers(self.layers, plan.checkpointing, plan.compile)
         if plan.compile is not None and plan.compile.scope == "model":

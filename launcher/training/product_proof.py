@@ -94,8 +94,10 @@ def _woken(products: Products) -> Iterator[None]:
     kept: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
         for block in products.blocks:
-            for member in block.members:
-                size = _spread(member.base_layer.weight[:_ROWS])
+            rows = block.matrix()[: block.num_out, : block.num_in].split(list(block.sizes))
+            sizes = [_spread(one[:_ROWS]) for one in rows]
+            del rows
+            for member, size in zip(block.trained, (sizes[index] for index in block.adapted), strict=True):
                 down, up = (getattr(member, name)["default"].weight for name in ("lora_A", "lora_B"))
                 spread = size * _SHARE / (block.scale * _spread(down) * len(down) ** 0.5)
                 kept.append((up, up.clone()))
@@ -116,7 +118,7 @@ def _woken(products: Products) -> Iterator[None]:
 @contextmanager
 def _dropping(products: Products) -> Iterator[None]:
     """Where the adapters drop: alike on both ways, and as if trained. PEFT draws for each matrix, we for each input."""
-    members = [member for block in products.blocks if block.dropout for member in block.members]
+    members = [member for block in products.blocks if block.dropout for member in block.trained]
     kept = [(member, member.lora_dropout["default"], member.training) for member in members]
     for member, dropout, _ in kept:
         member.lora_dropout["default"], member.training = DropBySeed(dropout.p, _SEED), True

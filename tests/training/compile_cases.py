@@ -25,7 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from launcher.training import attention_tiles, block_kernels, layer_kernels, loss_kernel, row_kernels
+from launcher.training import attention_tiles, block_kernels, layer_kernels, loss_kernel, packed_kernels, row_kernels
 from launcher.training.document_attention import choose_tiles
 from launcher.training.dropping import Dropping
 
@@ -143,6 +143,13 @@ def call_blocks() -> None:
         downs, ups = draw(3 * rank, 1024, dtype=BF16), draw(4096, 3 * rank, dtype=BF16)
         of_downs, of_ups = draw(3 * rank, 1024), draw(4096, rank)
         block_kernels.take_apart(downs, ups, [2048, 1024, 1024], 2.0, of_downs, of_ups)
+        num_codes, num_scales = 4096 * 1024 // 2, 4096 * 1024 // 64
+        packed_kernels.unpack_into(
+            draw(4096 + 3 * rank, 1024 + 3 * rank, dtype=BF16),
+            *(draw(num_codes, dtype=torch.uint8), draw(16), draw(num_scales, dtype=torch.uint8), draw(256)),
+            *(draw(num_scales // 256), draw(num_scales // 256)),
+            *(draw(4096, 3 * rank, dtype=BF16), draw(3 * rank, 1024 + 3 * rank, dtype=BF16)),
+        )
     # Its two products are torch's, which takes another dtype for the answer on a GPU alone.
     block_kernels.measure(draw(4096, 1024), draw(48, 1024), draw(4096, 48), draw(4096), draw(4096))
 

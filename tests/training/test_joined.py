@@ -11,12 +11,13 @@ from torch._dynamo.utils import counters
 
 from launcher.plan.model import CompilePlan
 from launcher.training import layer_passes
-from launcher.training.joined import join_layers
+from launcher.training.joined import find_joinable, join_layers
 from launcher.training.layers import prepare_layers
-from launcher.training.products import by_the_library
+from launcher.training.products import Products, by_the_library, give_back
 from tests.training.test_products import SIZES, check_same, compute, drop_alike, find_layers, lay_out, make_model
 from tests.training.triton_beside import needs_triton, run_with_triton
 
+FEW = [["q_proj", "v_proj", "up_proj", "down_proj"], ["k_proj", "gate_proj", "down_proj"]]
 KERNELS_AGREE = "tests/training/triton_cases.py"
 
 
@@ -28,9 +29,11 @@ def _fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def join(model: Any, halves: int) -> None:
-    lay_out(model, compiled=True)
-    assert join_layers(find_layers(model)) == halves * SIZES["num_hidden_layers"]
+def join(model: Any, halves: int) -> Products:
+    layers = find_layers(model)
+    products = lay_out(model, compiled=True, filled=find_joinable(layers))
+    assert join_layers(layers) == halves * SIZES["num_hidden_layers"]
+    return products
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
@@ -60,6 +63,42 @@ def test_compiled(dora: bool, dropout: float, checkpointing: Any) -> None:
     check_same(compute(model), theirs)
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 2  # the first layer's input needs no gradient
+
+
+@pytest.mark.parametrize(
+    "targets", [["q_proj", "v_proj", "up_proj", "down_proj"], ["k_proj", "gate_proj", "down_proj"]]
+)
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_matrices_without_an_adapter_join(targets: list[str], dora: bool, dropout: float, compiled: bool) -> None:
+    """As in every published manifest, which leave the gate out."""
+    model = make_model(dora=dora, dropout=dropout, targets=targets)
+    drop_alike(model)
+    model.train()
+    theirs = compute(model)
+    products = join(model, 2)
+    if compiled:
+        prepare_layers(find_layers(model), "none", CompilePlan(scope="layer", backend="aot_eager", mode=None))
+    check_same(compute(model), theirs)
+    assert not counters["graph_break"]
+    assert sum(len(block.members) for block in products.blocks) == 6 * SIZES["num_hidden_layers"]
+    with by_the_library():
+        check_same(compute(model), theirs)
+    give_back(products)
+    check_same(compute(model), theirs)
+
+
+def test_blocks_with_bare_matrices_serve_a_half_that_goes_by_the_family() -> None:
+    """As when it generates: what is not adapted multiplies by itself, and nothing is left behind."""
+    model = make_model(targets=["q_proj", "v_proj"]).eval()
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        theirs = model(input_ids=ids, use_cache=True)
+        products = join(model, 1)
+        ours = model(input_ids=ids, use_cache=True)
+    assert torch.allclose(ours.logits, theirs.logits, atol=1e-5)
+    assert all(block.given is None and block.outputs == () for block in products.blocks)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
@@ -99,7 +138,7 @@ def test_what_the_gate_let_through_is_not_kept(dora: bool, dropout: float) -> No
     ("options", "halves"),
     [
         ({"bias": True}, 1),  # of heads: the MLP has none
-        ({"targets": ["q_proj", "v_proj"]}, 0),
+        ({"targets": ["o_proj", "up_proj"]}, 0),
         ({"targets": ["q_proj", "k_proj", "v_proj", "gate_proj"]}, 1),
         ({"targets": ["gate_proj", "up_proj", "down_proj"]}, 1),
     ],

@@ -15,6 +15,7 @@ from launcher.paths import RunPaths
 from launcher.plan.model import CompilePlan, Plan
 from launcher.training import layer_passes, products
 from launcher.training.assembly import assemble
+from launcher.training.blocks import Block
 from launcher.training.products import ProductLinear
 from launcher.training.proof import Proof
 from launcher.training.run import Run
@@ -59,12 +60,12 @@ def test_ours_are_right_and_nothing_is_left_behind(
     assert block.dropout == (changes or {}).get("adapter.dropout", 0.0)
     assert type(block.members[0].lora_dropout["default"]) is (nn.Dropout if block.dropout else nn.Identity)
     num_in, num_out = block.members[0].in_features, sum(block.sizes)
-    assert not block.matrix[:num_out, num_in:].any(), "the blocks too are as they were"
+    assert not block.matrix()[:num_out, num_in:].any(), "the blocks too are as they were"
 
 
 def _break_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = products._list_copies
-    monkeypatch.setattr(products, "_list_copies", lambda block: [(one, to, 2 * by) for one, to, by in own(block)])
+    own = Block.copies
+    monkeypatch.setattr(Block, "copies", lambda block: [(one, to, 2 * by) for one, to, by in own(block)])
 
 
 def _break_backward(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,12 +86,12 @@ def _break_by_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _break_dropping(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = products.Block._multiply_dropped
+    own = products._multiply_dropped
 
-    def multiply(block: products.Block, x: torch.Tensor, dropped: torch.Tensor, lengths: Any) -> Any:
+    def multiply(block: Block, x: torch.Tensor, dropped: torch.Tensor, lengths: Any) -> Any:
         return own(block, 2 * x, dropped, lengths)
 
-    monkeypatch.setattr(products.Block, "_multiply_dropped", multiply)
+    monkeypatch.setattr(products, "_multiply_dropped", multiply)
 
 
 def test_a_kernel_that_does_not_run_is_left_to_peft(

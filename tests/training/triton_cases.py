@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from launcher.training import block_kernels, layer_kernels, layer_passes, loss_kernel, row_kernels
+from launcher.training import block_kernels, layer_kernels, layer_passes, loss_kernel, packed_kernels, row_kernels
 from launcher.training.dropping import Dropping
+from launcher.training.packed import unpack
 
 
 def check_all(device: str) -> None:
@@ -20,6 +21,10 @@ def check_all(device: str) -> None:
         check_parting(device, sizes, ranks)
     check_lengths(device, 12)
     check_lengths(device, 72)  # more than a tile
+    for num_in, num_out, ranks in ((128, 384, 8), (2048, 24, 48), (72, 512, 24)):
+        # interpreted, numbers are cut off to make them bf16
+        for dtype in (torch.float32, torch.float16, *([torch.bfloat16] if device == "cuda" else [])):
+            check_unpacking(device, num_in, num_out, ranks, dtype)
     for splits in (False, True):
         check_dropping(device, splits)
     for scaled, added in ((False, False), (True, False), (True, True)):
@@ -91,6 +96,25 @@ def check_lengths(device: str, ranks: int) -> None:
     found = torch.empty(70, device=device)
     block_kernels.measure(weight, downs, ups, weight.square().sum(1), found)
     same(found, (weight + ups @ downs).norm(dim=1).cpu())
+
+
+def check_unpacking(device: str, num_in: int, num_out: int, ranks: int, dtype: torch.dtype) -> None:
+    """To the bit: these are the base's weights."""
+    num_weights, group, outer_group = num_in * num_out, 64, 8
+    num_groups = num_weights // group
+    stored = (
+        torch.randint(0, 256, (num_weights // 2,), dtype=torch.uint8),
+        torch.randn(16),
+        torch.randint(0, 256, (num_groups,), dtype=torch.uint8),
+        torch.randn(256),
+        torch.randn(num_groups // outer_group),
+        torch.randn(num_groups // outer_group),
+        torch.randn(num_out, ranks).to(dtype),
+        torch.randn(ranks, num_in + ranks).to(dtype),
+    )
+    found = torch.empty(num_out + ranks, num_in + ranks, dtype=dtype, device=device)
+    packed_kernels.unpack_into(found, *(one.to(device) for one in stored))
+    assert torch.equal(found.cpu(), unpack(*stored, None))
 
 
 def check_gate(device: str, scaled: bool, added: bool) -> None:
