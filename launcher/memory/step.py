@@ -228,25 +228,33 @@ def _count_variant_bytes(shape: ModelShape, recipe: Recipe) -> float:
 
 
 def _count_scaled_bytes(shape: ModelShape, recipe: Recipe) -> float:
-    """Results before DoRA scaled them. The compiler scales again what it has before scaling; with dropout the base's
-    share is added to that, and the sum is kept as well."""
+    """Results before DoRA scaled them."""
     compute, query = DTYPE_BYTES[recipe.compute_dtype], shape.num_heads * shape.head_dim
-    targets = find_targets(shape, recipe.target_modules)
-    results = sum(linear.out_features for linear in targets)
-    is_joined = joins_mlp(shape, recipe)
-    if joins_products(recipe) and (is_joined or (recipe.compiled and recipe.adapter_dropout == 0)):
-        # Queries and keys are kept as they were before they were scaled; where a norm follows, it has counted them.
-        has_head_norms = shape.norm_parameters_per_layer % shape.hidden_size != 0
-        kept = ["v_proj", "o_proj"] if has_head_norms else ["q_proj", "k_proj", "v_proj", "o_proj"]
-        if not recipe.compiled:  # the compiler scales again what it has
-            kept.append("down_proj")
-        if recipe.adapter_dropout > 0:  # the products that are added to the scaled ones
-            kept += ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"]
-        members = list_block_members(shape, recipe)
-        return compute * sum(linear.out_features * kept.count(linear.name) for linear in members)
-    if joins_products(recipe):
-        return float(compute * results)
-    return float(compute * (results + query) if recipe.compiled else 2 * compute * results)
+    results = sum(linear.out_features for linear in find_targets(shape, recipe.target_modules))
+    if not joins_products(recipe):
+        return float(compute * (results + query) if recipe.compiled else 2 * compute * results)
+    # The compiler scales again what it has before scaling; with dropout the base's share is added to that, and the sum
+    # is kept as well.
+    rescales = recipe.compiled and recipe.adapter_dropout == 0
+    kept = ["o_proj", *_list_scaled_heads(shape, recipe, rescales)]
+    if joins_mlp(shape, recipe):
+        kept += [] if recipe.compiled else ["down_proj"]
+        kept += ["gate_proj", "up_proj"] if recipe.adapter_dropout > 0 else []
+    elif not rescales:
+        kept += ["gate_proj", "up_proj", "down_proj"]
+    members = list_block_members(shape, recipe)
+    return float(compute * sum(linear.out_features * kept.count(linear.name) for linear in members))
+
+
+def _list_scaled_heads(shape: ModelShape, recipe: Recipe, rescales: bool) -> list[str]:
+    """Joined, queries and keys are kept as they were before they were scaled; where a norm follows, it has counted
+    them. Values are kept as scaled, too; and of dropout the products that are added to the scaled ones."""
+    heads = ["q_proj", "k_proj", "v_proj"]
+    if not rescales and not joins_heads(shape, recipe):
+        return heads
+    has_head_norms = shape.norm_parameters_per_layer % shape.hidden_size != 0
+    kept = ["v_proj"] if has_head_norms else heads
+    return kept + (heads if recipe.adapter_dropout > 0 else [])
 
 
 def _count_saved_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:

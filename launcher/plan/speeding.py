@@ -12,7 +12,7 @@ from launcher.plan.model import SpeedPlan
 from launcher.plan.schedule import PACKING_EFFICIENCY, Length
 from launcher.plan.situation import Situation
 from launcher.plan.sizing import Sizing
-from launcher.speed import flops_per_token, peak_tflops, seconds_per_token
+from launcher.speed import Workload, flops_per_token, peak_tflops, seconds_per_token
 from launcher.units import TERA
 
 # What the speed model is fitted to.
@@ -61,7 +61,7 @@ def make_speed_plan(
         communication_fraction=exposed / seconds,
         price_per_gpu_hour=price,
         cost=None if price is None or total is None else price * situation.num_ranks * total / 3600,
-        confidence=_confidence(situation, layout, correction, is_estimated),
+        confidence=_confidence(situation, sizing.workload, layout, correction, is_estimated),
         estimated_tokens_per_second=None if plain is None else tokens / plain,
     )
 
@@ -88,13 +88,15 @@ def _unknown(situation: Situation) -> SpeedPlan:
     )
 
 
-def _confidence(situation: Situation, layout: Layout, correction: Correction | None, is_estimated: bool) -> str:
+def _confidence(
+    situation: Situation, workload: Workload, layout: Layout, correction: Correction | None, is_estimated: bool
+) -> str:
     """How sure the estimate is: what of it was measured, and what was not."""
     length = "" if situation.rows.is_measured else f"; the length of the run: {situation.rows.basis}"
     if correction is not None and (not is_estimated or correction.num_runs >= _RUNS_TO_TRUST):
         sure = _sureness_of_runs(correction)
     else:
-        sure = _sureness(situation, layout)
+        sure = _sureness(situation, workload, layout)
     return f"{sure}{length}; start-up, evaluation and checkpoints come on top"
 
 
@@ -105,12 +107,16 @@ def _sureness_of_runs(correction: Correction) -> str:
     return f"within about {100 * error:.0f} %: such runs were measured on this machine"
 
 
-def _sureness(situation: Situation, layout: Layout) -> str:
+def _sureness(situation: Situation, workload: Workload, layout: Layout) -> str:
+    joined = workload.joined and layout.checkpointing != "selective"
     assert situation.gpu is not None
     unmeasured = [
         words
         for applies, words in (
             (situation.gpu.key != _MEASURED_GPU, "this GPU (scaled from an H200 by data sheet)"),
+            (joined and not workload.compiled, "joined layers that are not compiled"),
+            (joined and workload.drops, "dropout in joined layers"),
+            (joined and workload.quantization == "int4", "joined layers over 4 bits"),
             (layout.offload != "none", "offloading"),
             (layout.strategy in SHARDED_STRATEGIES, "sharding"),
             (situation.num_ranks > 1, "links between GPUs"),

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from launcher.bench.memory_rows import load_table
 from launcher.bench.memory_summary import find_miscounted, is_held_out, measure_miss
 from launcher.choices import AdapterKind, AttentionBackend, Checkpointing, LossKernel, Quantization, Strategy
-from launcher.memory import MemoryEstimate, Recipe, count_block_ranks, count_trainable, estimate_memory
+from launcher.memory import MemoryEstimate, Recipe, count_block_ranks, count_trainable, estimate_memory, joins_mlp
+from launcher.memory.recipe import joins_heads
 from launcher.shapes import Linear, ModelShape, load_shape
 from tests.conftest import ROOT
 
@@ -328,6 +329,42 @@ def test_more_ranks_never_cost_more(shape: ModelShape, recipe: Recipe, num_ranks
     assert more <= fewer
     if recipe.strategy in ("fsdp2", "zero3"):
         assert more < fewer
+
+
+@pytest.mark.parametrize(
+    ("targets", "heads", "mlp"),
+    [
+        (SEVEN, True, True),
+        (tuple(name for name in SEVEN if name != "gate_proj"), True, True),  # as in every published manifest
+        (("q_proj", "v_proj"), True, False),
+        (("up_proj",), False, False),  # nothing of the MLP's second block
+        (("gate_proj", "down_proj"), False, True),
+    ],
+)
+def test_halves_are_joined_that_have_something_adapted_in_each_block(
+    targets: tuple[str, ...], heads: bool, mlp: bool
+) -> None:
+    recipe = dataclasses.replace(RECIPE, target_modules=targets)
+    shape = SHAPES["0.6B"]
+    assert (joins_heads(shape, recipe), joins_mlp(shape, recipe)) == (heads, mlp)
+    for apart in ({"has_kernels": False}, {"checkpointing": "selective"}, {"quantization": "int8"}):
+        other = dataclasses.replace(recipe, **apart)
+        assert not joins_heads(shape, other)
+        assert not joins_mlp(shape, other)
+
+
+def test_four_bit_blocks_are_built_one_at_a_time_or_two_of_a_joined_mlp() -> None:
+    """0.6B, rank 16: [W, sB; A, 0]."""
+    shape = SHAPES["0.6B"]
+    gates, down = (1024 + 32) * (6144 + 32) * 2, (3072 + 16) * (1024 + 16) * 2
+    cases: tuple[tuple[Checkpointing, int], ...] = (("none", gates + down), ("selective", gates))
+    for checkpointing, wanted in cases:
+        recipe = dataclasses.replace(RECIPE, checkpointing=checkpointing)
+        plain, packed = (
+            term(estimate_memory(shape, dataclasses.replace(recipe, quantization=kind)), "workspace")
+            for kind in ("none", "int4")
+        )
+        assert packed - plain == wanted
 
 
 # ------------------------------------------------------------------------------------------------------- PEFT's counts

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import pytest
 
+from launcher.choices import NF4_BYTES
 from launcher.gpus import GPUS, find_gpu
 from launcher.shapes import ModelShape
 from launcher.speed import (
@@ -18,6 +20,7 @@ from launcher.speed import (
     launched_seconds,
     offload_seconds,
     seconds_per_token,
+    unpacking_seconds,
 )
 from tests.conftest import ROOT
 
@@ -97,6 +100,21 @@ def test_recomputing_costs_time() -> None:
         return seconds_per_token(find_gpu("h200"), workload(record)) or 0.0
 
     assert seconds("none") < seconds("selective") < seconds("full") < 1.6 * seconds("none")
+
+
+def test_four_bit_blocks_are_unpacked_for_each_pass_whatever_the_size_of_the_batch() -> None:
+    record = next(record for record in TIMED if record["recipe"]["quantization"] == "int4")
+    gpu, apart = find_gpu("h200"), workload(record)
+    shape = apart.shape
+    weights = shape.num_layers * sum(linear.in_features * linear.out_features for linear in shape.linears)
+    joined = replace(apart, joined=True, checkpointing="none")
+    once = weights * (2 + NF4_BYTES) / (0.8 * gpu.memory_gb_per_second * 1e9)
+    assert unpacking_seconds(gpu, joined) == pytest.approx(2 * once)
+    assert unpacking_seconds(gpu, replace(joined, checkpointing="full")) == pytest.approx(3 * once)
+    for other in (apart, replace(joined, checkpointing="selective"), replace(joined, quantization="none")):
+        assert unpacking_seconds(gpu, other) == 0.0
+    plain = replace(joined, quantization="none")
+    assert seconds_per_token(gpu, joined) == seconds_per_token(gpu, plain)
 
 
 @pytest.mark.parametrize(

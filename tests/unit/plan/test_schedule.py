@@ -249,6 +249,12 @@ def test_how_sure_it_is() -> None:
     assert "such runs were measured on this GPU" in plan_for(gpu="h200").speed.confidence
     assert "never measured: this GPU (scaled from an H200" in plan_for(gpu="rtx4090").speed.confidence
     assert "links between GPUs" in plan_for(gpu="h100", gpus=2).speed.confidence
+    dropped = plan_for(gpu="h200", config={"dropout": 0.1}).speed.confidence
+    assert "never measured: dropout in joined layers;" in dropped
+    published = {"gradient_checkpointing": "selective", "torch_compile": False}
+    assert "such runs were measured on this GPU" in plan_for(gpu="h200", config=published).speed.confidence
+    alone = plan_for(gpu="h200", config={"torch_compile": False}).speed.confidence
+    assert "never measured: joined layers that are not compiled;" in alone
     assert plan_for(gpu=None).speed.tokens_per_second is None
 
 
