@@ -66,7 +66,7 @@ class Case:
 
 
 def qwen(size: str, rows: int, kind: str, **changes: Any) -> Case:
-    adapter = {"qlora": "lora", "full8bit": "full"}.get(kind, kind)
+    adapter = {"qlora": "lora", "qdora": "dora", "full8bit": "full"}.get(kind, kind)
     more = changes.pop("more", {})
     if kind == "full8bit":
         more = {**more, "optim": "adamw_bnb_8bit"}
@@ -75,7 +75,7 @@ def qwen(size: str, rows: int, kind: str, **changes: Any) -> Case:
         base=f"Qwen/Qwen3-{size}",
         micro_batch_size=rows,
         adapter=adapter,
-        quantization="int4" if kind == "qlora" else "none",
+        quantization="int4" if kind in ("qlora", "qdora") else "none",
         more=more,
         **changes,
     )
@@ -103,6 +103,30 @@ DROPPED = [
     qwen("0.6B", rows, kind, name=f"0.6B-{kind}-{rows}-dropout", more={"dropout": 0.1})
     for kind, rows in (("dora", 16), ("lora", 16), ("dora", 2))
 ]
+# One as it is: four bits, DoRA without the gate, dropout, recomputed, not compiled; and what each of that costs.
+PUBLISHED = [
+    qwen(
+        "0.6B",
+        24,
+        "qdora",
+        name=name,
+        sequence_length=1536,
+        compiles=compiles,
+        more={
+            "target_modules": [linear for linear in ALL_LINEARS if linear != "gate_proj"],
+            "dropout": dropout,
+            "gradient_checkpointing": recomputes,
+            "torch_compile_mode": "reduce-overhead",
+            "optim": "adamw_bnb_8bit",
+        },
+    )
+    for name, compiles, dropout, recomputes in (
+        ("published", False, 0.1, True),
+        ("published-compiled", True, 0.1, True),
+        ("published-kept", False, 0.1, False),
+        ("published-without-dropout", False, 0.0, True),
+    )
+]
 # As little memory as 16 x 2,048 can be trained in: others recompute and offload for it.
 LOW = [
     qwen("0.6B", 1, "lora"),
@@ -111,7 +135,15 @@ LOW = [
         for rows in (2, 4, 8)
     ),
 ]
-GROUPS = {"main": CASES, "small": SMALL, "dropped": DROPPED, "low": LOW, "backends": BACKENDS, "tiny": TINY}
+GROUPS = {
+    "main": CASES,
+    "small": SMALL,
+    "dropped": DROPPED,
+    "published": PUBLISHED,
+    "low": LOW,
+    "backends": BACKENDS,
+    "tiny": TINY,
+}
 
 
 def make_manifest(case: Case, folder: Path) -> Path:

@@ -16,7 +16,7 @@ from launcher.choices import Checkpointing, LossKernel, OptimizerName
 from launcher.errors import InputError
 from launcher.values import Frozen
 
-Kind = Literal["lora", "dora", "qlora", "full"]
+Kind = Literal["lora", "dora", "qlora", "qdora", "full"]  # qdora: DoRA over 4 bits, without the gate, as published
 
 BASES: dict[str, str] = {
     "0.6B": "Qwen/Qwen3-0.6B",
@@ -100,6 +100,10 @@ def _small_eager() -> Iterator[GridCase]:
     (lora,) = _cases("0.6B", "lora", "4x2048")
     (dora,) = _cases("0.6B", "dora", "4x2048")
     (full,) = _cases("0.6B", "full", "2x2048")
+    (published,) = _cases("0.6B", "qdora", "24x1536", "full")
+    yield _changed(published, dropout=0.1, optimizer="adamw_bnb_8bit")
+    yield _changed(published, dropout=0.1, checkpointing="none", micro_batch_size=8)
+    yield _changed(published, checkpointing="none", micro_batch_size=8)
     yield _changed(lora, loss_kernel="chunked")
     yield _changed(lora, loss_kernel="full_logits")
     yield _changed(lora, dropout=0.1)

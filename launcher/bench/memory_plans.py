@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from launcher.bench.memory_cases import ALL_BASES, GridCase
+from launcher.bench.memory_cases import ALL_BASES, GridCase, Kind
 from launcher.choices import AdapterKind, Checkpointing
 from launcher.errors import DoesNotFitError
 from launcher.inputs import PlannedRun, Request, plan_request
@@ -18,7 +18,8 @@ from launcher.plan.recipes import estimate_plan
 from launcher.units import format_gib
 
 MEAN_TOKENS = 350  # of a document; they move the time, hardly the memory
-_LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+_LINEARS = ["gate_proj", "q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"]
+_ADAPTERS: dict[Kind, AdapterKind] = {"lora": "lora", "dora": "dora", "qlora": "lora", "qdora": "dora", "full": "full"}
 _CHECKPOINTING: dict[Checkpointing, bool | str] = {"none": False, "selective": "selective", "full": True}
 
 
@@ -58,12 +59,12 @@ def _set_sizes(plan: Plan, case: GridCase) -> Plan:
 
 
 def _write_manifest(case: GridCase, folder: Path, num_steps: int) -> Path:
-    adapter: AdapterKind = "lora" if case.kind == "qlora" else case.kind
+    adapter = _ADAPTERS[case.kind]
     config = {
         "method": "sft",
         "adapter_type": adapter,
         **({} if adapter == "full" else {"rank": 16, "alpha": 32, "dropout": case.dropout}),
-        **({} if adapter == "full" else {"target_modules": _LINEARS}),
+        **({} if adapter == "full" else {"target_modules": _LINEARS[case.kind == "qdora" :]}),
         "epochs": 1.0,
         "max_steps": num_steps,
         "learning_rate": 1e-4,
@@ -81,7 +82,7 @@ def _write_manifest(case: GridCase, folder: Path, num_steps: int) -> Path:
         "save_strategy": "no",
         "optim": case.optimizer,
     }
-    base = {"name": ALL_BASES[case.base], "quantization": "int4" if case.kind == "qlora" else "none"}
+    base = {"name": ALL_BASES[case.base], "quantization": "int4" if case.kind in ("qlora", "qdora") else "none"}
     manifest = {
         "name": "expert-memory-grid",
         "version": "0.1.0",

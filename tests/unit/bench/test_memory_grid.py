@@ -57,8 +57,8 @@ def test_the_grid_covers_what_it_says() -> None:
     assert len(LARGE) >= 60
     assert len({case.name for case in GRID}) == len(GRID)
     assert {case.base for case in LARGE} == set(BASES)
-    assert {case.kind for case in LARGE} == {"lora", "dora", "qlora", "full"}
-    assert {case.sequence_length for case in LARGE} == {512, 1024, 2048, 4096, 8192}
+    assert {case.kind for case in LARGE} == {"lora", "dora", "qlora", "qdora", "full"}
+    assert {case.sequence_length for case in LARGE} == {512, 1024, 1536, 2048, 4096, 8192}
     assert {case.micro_batch_size for case in LARGE} >= {1, 2, 4, 8, 16}
     ways = {(case.kind, case.checkpointing, case.compiled) for case in LARGE}
     assert len(ways) >= 20, "of 24"
@@ -79,9 +79,9 @@ def test_plans_are_what_the_case_says(case: GridCase, tmp_path: Path) -> None:
     recipe = recipe_of(plan)
     assert (recipe.micro_batch_size, recipe.sequence_length) == (case.micro_batch_size, case.sequence_length)
     assert (recipe.checkpointing, recipe.compiled) == (case.checkpointing, case.compiled)
-    assert (plan.quantization_kind, recipe.adapter) == (
-        ("int4", "lora") if case.kind == "qlora" else ("none", case.kind)
-    )
+    over_four_bits = {"qlora": ("int4", "lora"), "qdora": ("int4", "dora")}
+    assert (plan.quantization_kind, recipe.adapter) == over_four_bits.get(case.kind, ("none", case.kind))
+    assert ("gate_proj" in recipe.target_modules) == (case.kind in ("lora", "dora", "qlora"))
     assert recipe.accumulates_gradients == (case.accumulation > 1 or case.graphed)
     assert recipe.optimizer == case.optimizer
     assert recipe.adapter_dropout == case.dropout
