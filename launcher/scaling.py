@@ -98,13 +98,18 @@ class Collective:
         return (2 if self.kind == "all-reduce" else 1) * self.num_bytes * (num_ranks - 1) / num_ranks
 
 
-def make_collectives(strategy: Strategy, exchange: Exchange) -> tuple[Collective, ...]:
-    """As they were counted: replicas exchange gradients once a step, shards gather weights for every micro-step."""
+def make_collectives(strategy: Strategy, exchange: Exchange, *, replays: bool = False) -> tuple[Collective, ...]:
+    """As they were counted: replicas exchange gradients once a step, shards gather weights for every micro-step.
+
+    Replicas that replay a graph do so in one message, behind it (training/exchange.py).
+    """
     layers = exchange.num_layers
     if strategy == "single":
         return ()
     if strategy == "ddp":
         size = exchange.reduced_bytes * exchange.num_trained
+        if replays:
+            return (_collective("all-reduce", "gradients", size, 1, "behind the step"),)
         count = max(1, ceil(size / _DDP_BUCKET_BYTES))
         return (_collective("all-reduce", "gradients", size, count, "last micro-step"),)
     if strategy == "fsdp2":  # the root's weights stay from the forward to the backward pass

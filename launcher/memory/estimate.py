@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from launcher.choices import DEEPSPEED_STRATEGIES, SHARDED_STRATEGIES, Strategy
-from launcher.memory.recipe import Recipe, count_loss_chunk, joins_products
+from launcher.memory.recipe import Recipe, count_loss_chunk, has_buckets, joins_products
 from launcher.memory.static import estimate_static
 from launcher.memory.step import estimate_step
 from launcher.shapes import ModelShape
@@ -58,7 +58,7 @@ def estimate_memory(shape: ModelShape, recipe: Recipe) -> MemoryEstimate:
     gradients = static.gradients
     if not recipe.accumulates_gradients:
         # one backward pass: gradients grow while activations shrink, so only the larger of the two is at the peak
-        kept = gradients / 2 if recipe.strategy == "ddp" else 0.0  # buckets stay
+        kept = gradients / 2 if has_buckets(recipe) else 0.0  # these stay
         gradients = kept + max(0.0, gradients - kept - activations - loss)
     workspace = transient + static.working_set + (_CUBLAS_BYTES if recipe.on_gpu else 0)
     workspace += _GRAPH_BYTES if recipe.graphed else 0
@@ -101,7 +101,7 @@ def _describe_optimizer(recipe: Recipe) -> str:
 def _describe_gradients(recipe: Recipe) -> str:
     if not recipe.accumulates_gradients:
         return ", where they exceed the activations they replace"
-    if recipe.strategy == "ddp":
+    if has_buckets(recipe):
         return ", and DDP's buckets"
     return _describe_shards(recipe, SHARDED_STRATEGIES | {"zero2"})
 

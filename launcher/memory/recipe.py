@@ -95,6 +95,11 @@ def trainable_bytes(recipe: Recipe) -> int:
     return DTYPE_BYTES[recipe.trainable_dtype]
 
 
+def has_buckets(recipe: Recipe) -> bool:
+    """DDP's, as large as all gradients. Replicas that replay a graph have none: they send gradients behind it."""
+    return recipe.strategy == "ddp" and not recipe.graphed
+
+
 def is_mixed(recipe: Recipe) -> bool:
     """Trained in more precision than computed: autocast casts on every use."""
     return trainable_bytes(recipe) > DTYPE_BYTES[recipe.compute_dtype]

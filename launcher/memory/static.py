@@ -19,6 +19,7 @@ from launcher.memory.recipe import (
     count_trainable,
     find_targets,
     group_targets,
+    has_buckets,
     is_mixed,
     joins_products,
     trainable_bytes,
@@ -50,8 +51,8 @@ def estimate_static(shape: ModelShape, recipe: Recipe) -> Static:
     adapter /= ranks if is_sharded else 1
     adapter += _count_border_bytes(shape, recipe)
     gradients = float(trainable * trainable_bytes(recipe))
-    if recipe.strategy == "ddp":
-        gradients *= 2  # its buckets
+    if has_buckets(recipe):
+        gradients *= 2
     elif is_sharded or recipe.strategy == "zero2":
         gradients /= ranks
     optimizer = _count_optimizer_bytes(shape, recipe, trainable) / (ranks if is_sharded or is_zero else 1)

@@ -57,8 +57,14 @@ def estimate(sizing: Sizing, layout: Layout, *, cautious: bool = False) -> Memor
 
 
 def is_captured(sizing: Sizing, layout: Layout) -> bool:
-    """Launched as one CUDA graph: where there is room beside the memory that it keeps for itself."""
-    if not sizing.may_capture or layout.strategy != "single" or layout.offload != "none":
+    """Launched as one CUDA graph: where there is room beside the memory that it keeps for itself.
+
+    Replicas then exchange gradients behind it: an adapter's, which are few. All of a base's travel while others are
+    computed.
+    """
+    if not sizing.may_capture or layout.offload != "none":
+        return False
+    if layout.strategy != "single" and (layout.strategy != "ddp" or sizing.recipe.adapter == "full"):
         return False
     recipe = _make_recipe(sizing, layout, accumulates=True, graphed=True)
     memory = correct_memory(sizing.shape, recipe, estimate_memory(sizing.shape, recipe), sizing.calibration)
@@ -179,7 +185,11 @@ def step_parts(sizing: Sizing, layout: Layout) -> tuple[float, float]:
 def estimate_time(sizing: Sizing, layout: Layout) -> StepTime:
     """Of one optimizer step, without what is offloaded."""
     return estimate_step(
-        make_collectives(layout.strategy, make_exchange(sizing.workload, sizing.num_trained)),
+        make_collectives(
+            layout.strategy,
+            make_exchange(sizing.workload, sizing.num_trained),
+            replays=is_captured(sizing, layout),
+        ),
         sizing.hardware,
         micro_step_seconds=_micro_step_seconds(sizing, layout),
         num_micro_steps=accumulation_steps(sizing, layout),

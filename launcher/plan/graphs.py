@@ -12,7 +12,8 @@ _NAME = "CUDA graph"
 
 
 def decide_graph(situation: Situation, basics: Basics, sizing: Sizing, layout: Layout) -> tuple[bool, list[Decision]]:
-    """For one GPU. Manifests ask for it as torch.compile's mode reduce-overhead, and against it by any other mode."""
+    """For one GPU, or replicas of an adapter. Manifests ask for it as torch.compile's mode reduce-overhead, and against
+    it by any other mode."""
     if situation.gpu is None:
         return False, []
     wanted = situation.config.torch_compile_mode
@@ -22,13 +23,15 @@ def decide_graph(situation: Situation, basics: Basics, sizing: Sizing, layout: L
     if wanted == "reduce-overhead":
         return True, [asked(_NAME, "on", "reduce-overhead in the manifest: the whole micro-step is one graph")]
     why = "no gaps between kernels"
+    if layout.strategy == "ddp":
+        why += "; the adapter's gradients are exchanged behind it"
     if is_launch_bound(sizing, layout):
         why = "micro-steps are so short that launching their kernels would be the limit"
     return True, [decided(_NAME, "on", why)]
 
 
 def _why_not(situation: Situation, basics: Basics, layout: Layout) -> str:
-    if layout.strategy != "single":
+    if layout.strategy != "single" and (layout.strategy != "ddp" or basics.adapter.kind == "full"):
         return f"{layout.strategy} exchanges between kernels"
     if layout.offload != "none":
         return "what is computed waits for the host"

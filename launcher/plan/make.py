@@ -30,7 +30,7 @@ from launcher.plan.notes import make_notes
 from launcher.plan.scales import make_scaling_plan
 from launcher.plan.schedule import decide_schedule, estimate_length
 from launcher.plan.situation import PlanOptions, Situation, asked, decided, given_by_user
-from launcher.plan.sizing import LEVELS, Sizing, make_sizing, make_workload, may_capture
+from launcher.plan.sizing import LEVELS, Sizing, likely_captured, make_sizing, make_workload
 from launcher.plan.smoke import make_smoke_sizes, restate
 from launcher.plan.speeding import find_speed, make_speed_plan
 from launcher.plan.strategy import Candidate, explain_strategy, make_candidates
@@ -52,7 +52,7 @@ def make_plan(
     _check_positions(situation)
     basics = decide_basics(situation)
     workload = make_workload(situation, basics)
-    captures = may_capture(situation, basics) and situation.num_ranks == 1
+    captures = likely_captured(situation, basics)
     compiling = decide_compile(situation, workload, estimate_length(situation).num_steps, captures=captures)
     sizing = make_sizing(situation, basics, replace(workload, compiled=compiling.is_on))
     candidates = make_candidates(situation, basics.quantization_kind, basics.optimizer.name)
@@ -136,6 +136,7 @@ def _assemble(
         loss_on=situation.config.loss_on,
         compile=compile_plan,
         cuda_graph=captures,
+        adds_up_behind=captures and layout.strategy == "ddp",
         checkpointing=layout.checkpointing,
         strategy=layout.strategy,
         offload=layout.offload,

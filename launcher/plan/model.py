@@ -305,6 +305,7 @@ class Plan(Frozen):
     loss_on: Literal["completion", "all"]
     compile: CompilePlan | None
     cuda_graph: bool  # a micro-step is launched as one
+    adds_up_behind: bool = False  # replicas' gradients, when a step's are complete, not while they are computed
     checkpointing: Checkpointing
     strategy: Strategy
     offload: Offload

@@ -14,7 +14,7 @@ from launcher.plan.fit import Layout, accumulation_steps, best_layout, estimate_
 from launcher.plan.model import ScalePoint, ScalingPlan, SpeedPlan
 from launcher.plan.schedule import estimate_length
 from launcher.plan.situation import Situation
-from launcher.plan.sizing import Sizing, make_workload
+from launcher.plan.sizing import Sizing, likely_captured, make_workload
 from launcher.plan.strategy import Candidate, make_candidates
 from launcher.scaling import INTERFERENCE, LINK_EFFICIENCY, OVERLAP, STRAGGLING, Link, find_link
 
@@ -57,7 +57,8 @@ def _would_compile(situation: Situation, basics: Basics, sizing: Sizing) -> bool
     """Before a strategy forbids it."""
     length = estimate_length(situation).num_steps
     workload = make_workload(situation, basics)
-    return sizing.workload.compiled or decide_compile(situation, workload, length, captures=False).is_on
+    captures = likely_captured(situation, basics)
+    return sizing.workload.compiled or decide_compile(situation, workload, length, captures=captures).is_on
 
 
 def _size(

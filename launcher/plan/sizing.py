@@ -107,9 +107,14 @@ def make_sizing(situation: Situation, basics: Basics, workload: Workload) -> Siz
 
 
 def may_capture(situation: Situation, basics: Basics) -> bool:
-    """Whether micro-steps of one process could be launched as a CUDA graph, if there is room."""
+    """Whether micro-steps of a process could be launched as a CUDA graph, if there is room."""
     is_asked = situation.config.torch_compile_mode in (None, "reduce-overhead")
     return situation.gpu is not None and is_asked and not why_not_captured(situation, basics)
+
+
+def likely_captured(situation: Situation, basics: Basics) -> bool:
+    """Before anything is sized."""
+    return may_capture(situation, basics) and (situation.num_ranks == 1 or basics.adapter.kind != "full")
 
 
 def why_not_captured(situation: Situation, basics: Basics) -> str:

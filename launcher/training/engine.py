@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from launcher.training.batches import PackedBatch
+from launcher.training.exchange import add_up_gradients
 from launcher.training.graphs import GraphedMicroSteps
 from launcher.training.model import TrainedModel
 from launcher.training.optim import innermost
@@ -36,6 +37,7 @@ class Engine:
     num_micro_batches: int  # a step
     reduces_always: bool  # gradients are too large to be held whole until the last micro-batch of a step
     graphs: GraphedMicroSteps | None  # None: kernels are launched one by one
+    adds_up_behind: bool  # ranks' gradients, not while they are computed
     scales_loss: bool  # FP16: steps whose scaled gradients overflow are passed over until the scale fits
 
     @property
@@ -75,6 +77,8 @@ class Engine:
     @property
     def _backward_scale(self) -> float:
         """Engines average gradients over ranks, and DeepSpeed over micro-steps too; here they shall be added."""
+        if self.adds_up_behind:
+            return 1.0
         return self.num_ranks * (self.num_micro_batches if self.is_deepspeed else 1)
 
     @contextmanager
@@ -91,6 +95,8 @@ class Engine:
     def update(self, loss: Tensor) -> tuple[Tensor, Tensor]:
         """One optimizer step with clipped gradients. The norm that they had, and whether the step was passed over,
         because the step's loss or the norm is no number: all ranks see the same. Both are still on the device."""
+        if self.adds_up_behind:
+            add_up_gradients(self.trained_parameters())
         limit = float("inf") if self.max_grad_norm is None else self.max_grad_norm
         norm = self._as_tensor(self.accelerator.clip_grad_norm_(self.trained_parameters(), limit))
         is_bad = ~torch.isfinite(norm + loss)

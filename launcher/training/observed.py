@@ -38,6 +38,8 @@ def observe(run: Run, proof: Proof | None, operations: Operations, compiled: str
         seen["products"] = (
             f"adapters inside the base's own, {blocks} blocks = PEFT's (gradients differ by {proof.products:.0e})"
         )
+    if engine.adds_up_behind:
+        seen["gradients"] = f"of {engine.num_ranks} replicas, added up behind each step"
     if engine.graphs is not None:
         seen["CUDA graph"] = "of a micro-step" if engine.graphs.is_active else "failed, kernels are launched one by one"
     if engine.device.type == "cuda":

@@ -22,6 +22,7 @@ from launcher.training.attention import BACKENDS, Backend, register
 from launcher.training.batches import Numbers, PackedBatch, Shape, make_shape
 from launcher.training.dealing import Hands, StepOrder
 from launcher.training.engine import Engine
+from launcher.training.exchange import share_weights
 from launcher.training.feeding import TrainingBatches
 from launcher.training.graphs import GraphedMicroSteps
 from launcher.training.loading import fingerprint_base, load_base
@@ -134,7 +135,12 @@ def _make_engine(plan: Plan, module: TrainedModel, accelerator: Accelerator, num
     module.prepare(plan)
     optimizer = build_optimizer(plan.optimizer, module)
     schedule = build_schedule(plan.schedule, optimizer, num_steps)
-    model, prepared = accelerator.prepare(module, optimizer)
+    adds_up_behind = plan.adds_up_behind and plan.strategy == "ddp"
+    if adds_up_behind:  # all that accelerate does but for DDP's hooks
+        model, prepared = accelerator.prepare_model(module, evaluation_mode=True), accelerator.prepare(optimizer)
+        share_weights([parameter for parameter in module.parameters() if parameter.requires_grad])
+    else:
+        model, prepared = accelerator.prepare(module, optimizer)
     if plan.strategy == "zero3":
         module.keep_head_at_hand()
     set_seed(plan.schedule.seed)  # what building drew depends on the engine; what training draws shall not
@@ -148,6 +154,7 @@ def _make_engine(plan: Plan, module: TrainedModel, accelerator: Accelerator, num
         num_micro_batches=plan.batch.gradient_accumulation_steps,
         reduces_always=plan.strategy == "fsdp2" and plan.adapter.kind == "full",
         graphs=_make_graphs(plan, module, model, accelerator),
+        adds_up_behind=adds_up_behind,
         scales_loss=plan.precision.loss_scaling,
     )
 
@@ -155,7 +162,7 @@ def _make_engine(plan: Plan, module: TrainedModel, accelerator: Accelerator, num
 def _make_graphs(
     plan: Plan, module: TrainedModel, model: nn.Module, accelerator: Accelerator
 ) -> GraphedMicroSteps | None:
-    if not plan.cuda_graph or plan.strategy != "single":
+    if not plan.cuda_graph or plan.strategy not in ("single", "ddp"):
         return None
 
     def micro_step(batch: PackedBatch, num_trained: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ class Cell:
     @property
     def alone(self) -> Cell:
         """The same training in one process: only what belongs to ranks is left out."""
-        kept = {name: value for name, value in self.changes.items() if name != "offload"}
+        kept = {name: value for name, value in self.changes.items() if name not in ("offload", "adds_up_behind")}
         return replace(self, strategy="single", ranks_per_node=1, nodes=1, changes=kept)
 
     @property

@@ -34,6 +34,8 @@ STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 CELLS = [Cell(strategy="single", ranks_per_node=1)] + [
     Cell(strategy=strategy, adapter=adapter) for adapter in ("lora", "full") for strategy in STRATEGIES
 ]
+# As replicas do that replay a graph. On a CPU nothing is recorded; all else is as there.
+BEHIND = Cell(strategy="ddp", changes={"adds_up_behind": True})
 DORA = [Cell(strategy=strategy, adapter="dora") for strategy in STRATEGIES]
 OFFLOADED = [
     Cell(strategy="zero2", changes={"offload": "optimizer"}),
@@ -74,6 +76,16 @@ def name_cell(cell: Cell) -> str:
 def test_the_same_training(bench: Bench, reference: Reference, begin: Begin, cell: Cell) -> None:
     ended, trained = bench.train(cell)
     assert ended.returncode == 0, ended.console
+    check_same(trained, reference(cell), begin(cell))
+    check_partial_steps(trained)
+    check_placement(cell, trained)
+
+
+def test_replicas_that_add_up_behind_a_step(bench: Bench, reference: Reference, begin: Begin) -> None:
+    cell = BEHIND
+    ended, trained = bench.train(cell)
+    assert ended.returncode == 0, ended.console
+    assert "behind" in trained.outcome.observed["gradients"]
     check_same(trained, reference(cell), begin(cell))
     check_partial_steps(trained)
     check_placement(cell, trained)

@@ -31,6 +31,7 @@ CELLS = [
     Cell(strategy="fsdp2", adapter="full"),
     Cell(strategy="zero3", adapter="full"),
     Cell(strategy="ddp"),
+    Cell(strategy="ddp", changes={"adds_up_behind": True}),
     Cell(strategy="zero1", adapter="full"),
     Cell(strategy="zero2"),
     Cell(strategy="zero3"),
@@ -49,7 +50,7 @@ SMALL = 1024  # bytes: losses, norms, flags and what DDP agrees on at its beginn
 
 
 def name_cell(cell: Cell) -> str:
-    more = "-checkpointed" if cell.config else "-bf16" if cell.changes else ""
+    more = "-checkpointed" if cell.config else "-bf16" if cell.changes == BF16 else "-behind" if cell.changes else ""
     return f"{cell.strategy}-{cell.adapter}{more}"
 
 

@@ -12,7 +12,7 @@ from launcher.plan import Plan
 from launcher.plan.ladder import take_rung
 from launcher.plan.recipes import estimate_plan
 from tests.conftest import WriteManifest
-from tests.unit.plan.conftest import decision, plan_for
+from tests.unit.plan.conftest import FULL_FINE_TUNING, decision, plan_for
 
 
 def plan_with_rows(write_manifest: WriteManifest, count: int, **more: object) -> Plan:
@@ -159,7 +159,7 @@ def test_short_micro_steps_are_one_cuda_graph() -> None:
     [
         ({"attention": "flex"}, {}, "attention by flex has another shape in each micro-batch"),
         ({"packing": False}, {}, "rows that are not packed have many shapes"),
-        ({}, {"gpus": 2}, "ddp exchanges between kernels"),
+        ({}, {"gpus": 2, "strategy": "fsdp2"}, "fsdp2 exchanges between kernels"),
     ],
 )
 def test_what_no_graph_can_hold(config: dict[str, object], options: dict[str, Any], why: str) -> None:
@@ -170,6 +170,20 @@ def test_what_no_graph_can_hold(config: dict[str, object], options: dict[str, An
     quiet = plan_for(gpu="h200", config=SMALL | config, **options)
     assert not quiet.cuda_graph
     assert "CUDA graph" not in {choice.name for choice in quiet.decisions}
+
+
+@pytest.mark.parametrize(("adapter", "replays"), [("lora", True), ("dora", True), ("full", False)])
+def test_replicas_replay_where_their_gradients_are_few(adapter: str, replays: bool) -> None:
+    """All of a base's travel while others are computed."""
+    overrides = FULL_FINE_TUNING if adapter == "full" else (f"training.config.adapter_type={adapter}",)
+    config = {"torch_compile_mode": "reduce-overhead"}
+    plan = plan_for(gpu="h200", gpus=2, config=config, overrides=overrides, strategy="ddp")
+    assert (plan.strategy, plan.cuda_graph, plan.adds_up_behind) == ("ddp", replays, replays)
+    wanted = "one graph" if replays else "ddp exchanges between kernels"
+    assert wanted in decision(plan, "CUDA graph")
+    if replays:  # without DDP's buckets
+        gradients = {term.name: term.num_bytes for term in plan.memory.terms}["gradients"]
+        assert gradients == 4 * plan.adapter.trainable_parameters
 
 
 def test_speed_counts_on_a_graph_only_where_there_is_one() -> None:
@@ -195,6 +209,7 @@ def test_rungs_that_leave_one_process_leave_the_graph() -> None:
     seen = set()
     while plan is not None:
         seen.add((plan.strategy == "single", plan.cuda_graph))
+        assert not plan.adds_up_behind
         plan = take_rung(plan)
     assert (True, True) in seen
     assert (False, True) not in seen
@@ -202,7 +217,9 @@ def test_rungs_that_leave_one_process_leave_the_graph() -> None:
 
 
 def test_rungs_that_checkpoint_or_shard_compile_by_layer() -> None:
-    plan: Plan | None = plan_for(gpu="h100", gpus=8, config={"max_seq_length": 512, "epochs": 40})
+    plan: Plan | None = plan_for(
+        gpu="h100", gpus=8, config={"max_seq_length": 512, "epochs": 40, "torch_compile_mode": "default"}
+    )
     assert plan is not None
     assert plan.compile is not None
     assert plan.compile.scope == "model"
