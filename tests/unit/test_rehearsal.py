@@ -59,6 +59,18 @@ def way(plan: Plan) -> tuple[str, ...]:
     return plan.strategy, plan.offload, plan.checkpointing, plan.adapter.kind
 
 
+def test_gradients_travel_as_on_the_cluster() -> None:
+    """Behind a graph, though nothing is recorded here; or beside what is computed, where the cluster has none."""
+    replayed, launched = (
+        rehearse(overrides=(f"training.config.torch_compile_mode={mode}",)) for mode in ("reduce-overhead", "default")
+    )
+    assert replayed.cluster.plan.strategy == launched.cluster.plan.strategy == "ddp"
+    assert replayed.planned.plan.adds_up_behind
+    assert not launched.planned.plan.adds_up_behind
+    assert "CUDA graph (off, there on)" in replayed.notes[-1]
+    assert "CUDA graph" not in launched.notes[-1]
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero1", "zero2", "zero3"])
 @pytest.mark.parametrize(("checkpointing", "level"), [("false", "none"), ("selective", "selective"), ("true", "full")])
 def test_the_clusters_way_is_rehearsed(strategy: Any, checkpointing: str, level: str) -> None:
