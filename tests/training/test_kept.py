@@ -15,16 +15,24 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from launcher.choices import Quantization
 from launcher.memory import Recipe
 from launcher.memory.step import _count_layer_bytes
 from launcher.shapes import make_shape
 from launcher.training.joined import find_joinable, join_layers
 from launcher.training.products import Products, lay_out_products
-from tests.training import test_packed
 from tests.training.test_products import ALL, find_layers
 
 # Norms of heads are told from others by their size.
-SIZES = {**test_packed.SIZES, "hidden_size": 256, "num_attention_heads": 8, "head_dim": 32, "intermediate_size": 320}
+SIZES: dict[str, Any] = {
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 320,
+    "vocab_size": 96,
+}
 NUM_TOKENS = 44  # no multiple of it is the size of anything else
 ALLOWED = 0.01  # a few numbers for each head and norm
 BF16 = torch.bfloat16
@@ -52,20 +60,9 @@ def _known_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "counted", _attend)
 
 
-def make_model(dora: bool, dropout: float, packed: bool, targets: list[str]) -> Any:
-    if packed:
-        model = test_packed.make_model(dora=dora, dropout=dropout, dtype=BF16, sizes=SIZES, targets=targets)
-    else:
-        lora = LoraConfig(r=4, lora_alpha=6, use_dora=dora, lora_dropout=dropout, target_modules=targets)
-        model = get_peft_model(AutoModelForCausalLM.from_config(Qwen3Config(**SIZES), dtype=BF16), lora)
-    for module in model.modules():
-        if hasattr(module, "lora_dropout") and dropout:
-            module.lora_dropout["default"] = nn.Dropout(dropout)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
-    model.get_base_model().config._attn_implementation = "counted"
-    return model.train()
+def make_model(dora: bool, dropout: float, targets: list[str]) -> Any:
+    lora = LoraConfig(r=4, lora_alpha=6, use_dora=dora, lora_dropout=dropout, target_modules=targets)
+    return get_peft_model(AutoModelForCausalLM.from_config(Qwen3Config(**SIZES), dtype=BF16), lora)
 
 
 def count_kept_bytes(model: Any, products: Products) -> float:
@@ -98,24 +95,25 @@ def _count_bytes(tensor: Tensor) -> float:
 
 
 @pytest.mark.parametrize("joins", [False, True])
-@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("targets", TARGETS, ids=["all", "published", "two"])
 @pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_layer_keeps_what_is_planned(
-    joins: bool, packed: bool, targets: list[str], dora: bool, dropout: float
-) -> None:
-    model = make_model(dora, dropout, packed, targets)
+def test_a_layer_keeps_what_is_planned(joins: bool, targets: list[str], dora: bool, dropout: float) -> None:
+    check_kept(make_model(dora, dropout, targets), targets, dropout, joins=joins, quantization="none")
+
+
+def check_kept(model: Any, targets: list[str], dropout: float, *, joins: bool, quantization: Quantization) -> None:
+    is_dora = prepare(model, dropout)
     layers = find_layers(model)
     products = lay_out_products(layers, BF16, filled=find_joinable(layers) if joins else ())
     products.refresh()
     if joins:
         assert join_layers(layers) == len(layers) * (1 if targets == TARGETS[2] else 2)
     recipe = Recipe(
-        adapter="dora" if dora else "lora",
+        adapter="dora" if is_dora else "lora",
         rank=4,
         target_modules=tuple(targets),
-        quantization="int4" if packed else "none",
+        quantization=quantization,
         compute_dtype="bf16",
         base_dtype="bf16",
         trainable_dtype="fp32",
@@ -134,3 +132,17 @@ def test_a_layer_keeps_what_is_planned(
     )
     planned = _count_layer_bytes(make_shape(model.config.to_dict(), "qwen3", "config"), recipe)
     assert count_kept_bytes(model, products) == pytest.approx(planned, rel=ALLOWED)
+
+
+def prepare(model: Any, dropout: float) -> bool:
+    """As it is trained. Whether it is DoRA."""
+    adapted = [module for module in model.modules() if hasattr(module, "lora_dropout")]
+    for module in adapted:
+        if dropout:
+            module.lora_dropout["default"] = nn.Dropout(dropout)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    model.get_base_model().config._attn_implementation = "counted"
+    model.train()
+    return bool(adapted[0].lora_variant)
