@@ -13,6 +13,7 @@ _LONGEST_NAME = 90
 # Parts of a kernel's or an operation's name, in the order in which they are looked for.
 _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("fused pointwise", ("triton_",)),
+    ("unpacking", ("_unpack", "dequantize")),  # of a base of 4 or 8 bits: packed_kernels.py, bitsandbytes
     ("attention", ("flash", "attention", "attn", "fmha", "attend")),
     ("loss", ("cross_entropy", "nll_loss", "log_softmax", "_sum_up", "_differentiate")),
     ("optimizer", ("adam", "multi_tensor", "foreach", "optimizer")),

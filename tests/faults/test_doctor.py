@@ -120,6 +120,7 @@ def test_a_pattern_of_slow_steps_is_named_with_its_period(place: Path) -> None:
     assert "nothing in the plan comes as often" in slow["matters"]
 
 
+@pytest.mark.slow
 def test_a_run_that_lives_is_told_from_one_that_was_killed(place: Path) -> None:
     paths, command = start(place, "killed", 200)
     process = subprocess.Popen(

@@ -116,6 +116,7 @@ def test_a_full_memory_goes_on_one_rung_lower(
         assert f"resuming after step {first - 1}" in console, "what was trained was not trained again"
 
 
+@pytest.mark.slow
 def test_what_is_told_in_the_end_is_of_the_last_rung(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -134,8 +134,10 @@ def test_blocks_are_as_large_as_memory_is_planned_for_them(targets: list[str]) -
     assert estimate_static(shape, recipe).adapter == 4 * (own + border)
 
 
-@pytest.mark.parametrize("dora", [False, True])
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("dora", "dropout"),
+    [(False, 0.0), (True, 0.3), *(pytest.param(*rest, marks=pytest.mark.slow) for rest in ((True, 0.0), (False, 0.3)))],
+)
 def test_one_compiled_graph_serves_all_layers_but_the_first(dora: bool, dropout: float) -> None:
     """The first one's input needs no gradient."""
     model = make_model(dora=dora, dropout=dropout)
