@@ -61,7 +61,7 @@ test-all: $(VENV)/.full  ## run the tests, the slow ones too: BF16, DoRA, offloa
 	@LAUNCHER_TEST_ALL=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-gpu: $(VENV)/.full  ## run the tests of what only a GPU can show
-	@LAUNCHER_TEST_GPU=1 $(BIN)/python -m pytest $(addprefix tests/training/test_,clock.py graphs.py joined.py loss.py own_attention.py products.py) $(ARGS)
+	@LAUNCHER_TEST_GPU=1 $(BIN)/python -m pytest $(addprefix tests/training/test_,clock.py graphs.py joined.py loss.py own_attention.py packed.py products.py) $(ARGS)
 
 test-slurm: $(VENV)/.full  ## run the tests on a real Slurm of two virtual nodes (Debian, as root: installs it)
 	@command -v slurmctld > /dev/null || { apt-get update -qq && \

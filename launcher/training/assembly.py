@@ -67,9 +67,10 @@ def _assemble(
     check_prepared(plan, run.engine)
     if vocab_size is not None:
         check_vocabulary(run, vocab_size)
+    # First: products that are wrong are left to PEFT, and nobody shall blame attention for them.
+    products = prove_products(plan, module, run.train.file, accelerator.device)
     proof = prove_attention(plan, module, run.engine.model, run.train.file, accelerator.device)
     prove_gradients(plan, backend, accelerator.device, find_variants(module))
-    products = prove_products(plan, module, run.train.file, accelerator.device)
     return run, replace(proof, products=products)
 
 

@@ -6,6 +6,7 @@ For a process of their own (test_packed.py): PEFT looks for bitsandbytes once, a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import bitsandbytes as bnb
@@ -16,19 +17,37 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
+from launcher.corpus.store import Store
 from launcher.memory import Recipe
 from launcher.memory.static import estimate_static
-from launcher.plan.model import CompilePlan
+from launcher.paths import RunPaths
+from launcher.plan.model import CompilePlan, Plan, QuantizationPlan
 from launcher.shapes import make_shape
+from launcher.training import packed
+from launcher.training.assembly import assemble
 from launcher.training.blocks import Block
 from launcher.training.joined import find_joinable, join_layers
 from launcher.training.layers import prepare_layers
-from launcher.training.packed import unpack
 from launcher.training.products import ProductLinear, Products, by_the_library, give_back, lay_out_products
+from launcher.training.proof import Proof
+from launcher.training.run import Run
+from launcher.training.starting import start
+from tests.training.builders import (
+    VOCABULARY,
+    adapt,
+    make_config,
+    moved_difference,
+    reset_accelerate,
+    train_recorded,
+    trained_weights,
+    vary,
+    write_base,
+)
 from tests.training.test_kept import SIZES as KEPT_SIZES
 from tests.training.test_kept import TARGETS, _known_attention, check_kept  # noqa: F401  # one of them a fixture
 from tests.training.test_products import ALL, check_same, compute, drop_alike, find_layers
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a GPU our kernel is held to bitsandbytes' own
 # 16,384 weights, the least that are scaled by themselves, or a multiple
 SIZES: dict[str, Any] = {
     "hidden_size": 128,
@@ -50,13 +69,13 @@ def _fresh_compiler() -> Iterator[None]:
 
 
 def quantise(linear: nn.Linear, *, nested: bool = True) -> nn.Module:
-    packed = bnb.nn.Linear4bit(
+    quantised = bnb.nn.Linear4bit(
         linear.in_features, linear.out_features, bias=False, compute_dtype=linear.weight.dtype, quant_type="nf4"
     )
-    packed.weight = bnb.nn.Params4bit(
-        linear.weight.data, requires_grad=False, quant_type="nf4", compress_statistics=nested, module=packed
+    quantised.weight = bnb.nn.Params4bit(
+        linear.weight.data, requires_grad=False, quant_type="nf4", compress_statistics=nested, module=quantised
     )
-    moved: nn.Module = packed.to("cpu")
+    moved: nn.Module = quantised.to("cpu")
     return moved
 
 
@@ -98,7 +117,7 @@ def lay_out(model: Any, dtype: torch.dtype = torch.float32, *, joins: bool = Fal
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_what_is_unpacked_is_bitsandbytes_to_the_bit(dtype: torch.dtype) -> None:
-    model = make_model(dtype=dtype)
+    model = make_model(dtype=dtype).to(DEVICE)
     layers = list(find_layers(model))
     theirs = {
         name: bnb.functional.dequantize_4bit(one.base_layer.weight.data, one.base_layer.weight.quant_state)
@@ -294,8 +313,8 @@ def test_what_is_packed_otherwise_stays_with_peft(options: dict[str, Any], num_t
 
 def test_the_operation_is_what_it_says_to_torch() -> None:
     block = lay_out(make_model()).blocks[0]
-    torch.library.opcheck(unpack, (*block.stored, None))
-    torch.library.opcheck(unpack, (*block.stored, torch.zeros(3)))
+    torch.library.opcheck(packed.unpack, (*block.stored, None))
+    torch.library.opcheck(packed.unpack, (*block.stored, torch.zeros(3)))
 
 
 @pytest.mark.parametrize("joins", [False, True])
@@ -306,3 +325,46 @@ def test_the_operation_is_what_it_says_to_torch() -> None:
 def test_a_layer_keeps_what_is_planned(joins: bool, targets: list[str], dora: bool, dropout: float) -> None:
     model = make_model(dora=dora, dropout=dropout, dtype=torch.bfloat16, sizes=KEPT_SIZES, targets=targets)
     check_kept(model, targets, dropout, joins=joins, quantization="int4")
+
+
+PUBLISHED = tuple(name for name in ALL if name != "gate_proj")
+FOUR_BITS = QuantizationPlan(kind="int4", storage_dtype="uint8", double_quantization=True)
+
+
+def build_run(plan: Plan, store: Store, root: Path) -> tuple[Run, Proof]:
+    """From the base's shape to a run that is proven, as any other is. No plan of a CPU would have four bits."""
+    base = write_base(root / "base", make_config(**{**SIZES, "vocab_size": VOCABULARY, "tie_word_embeddings": True}))
+    fixed = {"base.name": str(base), "random_weights": True, "quantization": FOUR_BITS, "schedule.max_steps": 4}
+    varied = vary(plan, {**fixed, **adapt("dora", target_modules=PUBLISHED)})
+    reset_accelerate()
+    return assemble(varied, RunPaths(root), store, (), start(varied))
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_training_is_pefts(
+    plan: Plan, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joins: bool
+) -> None:
+    monkeypatch.setattr("launcher.training.model.kernels_run_on", lambda _device: joins)  # as on a GPU
+    run, proof = build_run(plan, store, tmp_path / "ours")
+    assert proof.products is not None
+    assert 0 < proof.products < 1e-5
+    blocks = run.engine.module.products.blocks
+    assert {len(block.stored) for block in blocks} == {8}
+    assert sum(len(block.members) for block in blocks) == len(blocks) / 4 * (7 if joins else 6)
+    begin, losses = trained_weights(run), train_recorded(run).losses
+    other, _ = build_run(plan, store, tmp_path / "theirs")
+    give_back(other.engine.module.products)
+    assert train_recorded(other).losses == pytest.approx(losses, rel=1e-5)
+    assert moved_difference(trained_weights(run), trained_weights(other), begin) < 5e-3
+
+
+def test_wrong_ones_are_left_to_peft(
+    plan: Plan, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if a kernel took the second of two weights for the first."""
+    own = packed.unpack
+    monkeypatch.setattr(packed, "unpack", lambda codes, *rest: own((codes >> 4) | (codes << 4), *rest))
+    run, proof = build_run(plan, store, tmp_path)
+    assert proof.products is None
+    assert not run.engine.module.products.blocks
+    assert "PEFT's own are used" in capsys.readouterr().err

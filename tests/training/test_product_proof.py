@@ -78,11 +78,12 @@ def _break_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.training.half_operations.take_apart", lambda *given: _doubled_last(own(*given)))
 
 
-def _break_by_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_given: Any) -> None:
-        raise RuntimeError("no kernel image is available")
-
-    monkeypatch.setattr("launcher.training.half_operations.take_apart", fail)
+def _break_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which attention's proof would see, too, and take for attention's."""
+    own = layer_passes.gate
+    monkeypatch.setattr(
+        "launcher.training.half_operations.gate", lambda states, *given: own(states.roll(1, dims=0), *given)
+    )
 
 
 def _break_dropping(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,10 +95,19 @@ def _break_dropping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_multiply_dropped", multiply)
 
 
+@pytest.mark.parametrize("kernel", ["norm", "take_apart"], ids=["forward", "backward"])
 def test_a_kernel_that_does_not_run_is_left_to_peft(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], plan: Plan, store: Store, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    plan: Plan,
+    store: Store,
+    tmp_path: Path,
+    kernel: str,
 ) -> None:
-    _break_by_an_error(monkeypatch)
+    def fail(*_given: Any) -> None:
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(f"launcher.training.half_operations.{kernel}", fail)
     run, proof = put_together(plan, store, tmp_path, "lora", JOINED)
     assert proof.products is None
     told = capsys.readouterr().err
@@ -128,7 +138,13 @@ def _doubled_last(found: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize(
     ("sabotage", "changes"),
-    [(_break_copies, {}), (_break_copies, JOINED), (_break_backward, {}), (_break_joined, JOINED)],
+    [
+        (_break_copies, {}),
+        (_break_copies, JOINED),
+        (_break_backward, {}),
+        (_break_joined, JOINED),
+        (_break_forward, JOINED),
+    ],
 )
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 def test_wrong_ones_are_left_to_peft(
