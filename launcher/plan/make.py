@@ -25,10 +25,10 @@ from launcher.plan.fit import Layout, best_layout, estimate, fits, make_recipe
 from launcher.plan.graphs import decide_graph
 from launcher.plan.ladder import make_ladder
 from launcher.plan.loading import decide_loading
-from launcher.plan.model import Decision, MemoryPlan, Plan, QuantizationPlan
+from launcher.plan.model import Decision, MemoryPlan, Plan, QuantizationPlan, SpeedPlan
 from launcher.plan.notes import make_notes
 from launcher.plan.scales import make_scaling_plan
-from launcher.plan.schedule import decide_schedule, estimate_length
+from launcher.plan.schedule import Length, decide_schedule, estimate_length
 from launcher.plan.situation import PlanOptions, Situation, asked, decided, given_by_user
 from launcher.plan.sizing import LEVELS, Sizing, likely_captured, make_sizing, make_workload
 from launcher.plan.smoke import make_smoke_sizes, restate
@@ -98,8 +98,7 @@ def _assemble(
     compile_plan, compile_scope = make_compile_plan(
         situation, sizing.workload, layout, length.num_steps, captures=captures
     )
-    speed = make_speed_plan(situation, sizing, layout, length, captures=captures)
-    scaling = make_scaling_plan(situation, basics, sizing, layout, speed)
+    speed = _make_speed(situation, basics, sizing, layout, length, captures=captures)
     schedule, schedule_decisions = decide_schedule(situation, length, speed.seconds_per_step)
     tasks, tasks_decision = decide_tasks(situation, schedule, speed, layout)
     loader, loader_decisions = decide_loading(situation, length.num_steps)
@@ -150,11 +149,18 @@ def _assemble(
         tasks=tasks,
         profiled=situation.options.profiled,
         memory=_make_memory_plan(sizing, layout),
-        speed=speed.model_copy(update={"scaling": scaling}),
+        speed=speed,
         ladder=make_ladder(sizing, layout, candidates),
         decisions=restate(decisions, situation.replaced),
         notes=tuple(make_notes(situation, sizing, layout)),
     )
+
+
+def _make_speed(
+    situation: Situation, basics: Basics, sizing: Sizing, layout: Layout, length: Length, *, captures: bool
+) -> SpeedPlan:
+    speed = make_speed_plan(situation, sizing, layout, length, captures=captures)
+    return speed.model_copy(update={"scaling": make_scaling_plan(situation, basics, sizing, layout, speed)})
 
 
 def _check_positions(situation: Situation) -> None:

@@ -460,6 +460,7 @@ def test_a_run_without_a_step_is_a_page_all_the_same(chrome: Chrome, tmp_path: P
         assert len(page.find_all("#figures-table tbody tr")) == len(runs)
 
 
+@pytest.mark.slow
 def test_fifty_long_runs_stay_responsive(chrome: Chrome, tmp_path: Path) -> None:
     """Five different runs of 5,000 steps, each ten times under other names: reading is not what is measured here."""
     made = [MadeRun(run_id=f"run-{at}", num_steps=5_000, evaluate_every=100, last_loss=0.8 + at / 9) for at in range(5)]

@@ -34,6 +34,8 @@ STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 CELLS = [Cell(strategy="single", ranks_per_node=1)] + [
     Cell(strategy=strategy, adapter=adapter) for adapter in ("lora", "full") for strategy in STRATEGIES
 ]
+# DeepSpeed's stages differ in what they cut, LoRA or all of it: each is tried with the adapter, but for the first.
+RARER = [cell for cell in CELLS if cell.strategy == "zero1" or (cell.strategy, cell.adapter) == ("zero2", "full")]
 # As replicas do that replay a graph. On a CPU nothing is recorded; all else is as there.
 BEHIND = Cell(strategy="ddp", changes={"adds_up_behind": True})
 DORA = [Cell(strategy=strategy, adapter="dora") for strategy in STRATEGIES]
@@ -70,7 +72,7 @@ def name_cell(cell: Cell) -> str:
 
 @pytest.mark.parametrize(
     "cell",
-    [pytest.param(cell, marks=pytest.mark.slow) if cell.strategy == "zero1" else cell for cell in CELLS],
+    [pytest.param(cell, marks=pytest.mark.slow) if cell in RARER else cell for cell in CELLS],
     ids=name_cell,
 )
 def test_the_same_training(bench: Bench, reference: Reference, begin: Begin, cell: Cell) -> None:

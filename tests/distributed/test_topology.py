@@ -64,6 +64,7 @@ def test_ddp_in_place_of_fsdp2_with_too_few_ranks(bench: Bench) -> None:
     )
 
 
+@pytest.mark.slow
 def test_fsdp2_in_place_of_ddp(bench: Bench) -> None:
     """On CPU ranks accelerate runs DDP whatever its file says: what was asked for differs all the same."""
     ended, trained = launch_changed(bench, Cell(strategy="ddp"), write_files_of(Cell(strategy="fsdp2")))

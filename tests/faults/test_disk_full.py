@@ -101,6 +101,7 @@ def test_the_run_ends_and_goes_on_where_there_is_room(
     check_same(course.trained, expected)
 
 
+@pytest.mark.slow
 def test_a_run_may_go_on_without_a_checkpoint(disk: Disk, bench: Bench, warm: Warm, undisturbed: Undisturbed) -> None:
     """`--on-save-error continue`: told, and the next one is tried again."""
     cell = Cell(strategy="single", ranks_per_node=1, config={**CONFIG, "save_total_limit": 5})

@@ -135,7 +135,7 @@ def test_a_signal_in_the_last_steps_comes_too_late(bench: Bench, warm: Warm, und
 @pytest.mark.parametrize(
     "signals",
     [
-        pytest.param([TERM], id="SIGTERM"),
+        pytest.param([TERM], id="SIGTERM", marks=pytest.mark.slow),
         pytest.param([INT], id="SIGINT", marks=pytest.mark.slow),
         pytest.param([USR1], id="SIGUSR1", marks=pytest.mark.slow),
         pytest.param([TERM, TERM], id="twice", marks=pytest.mark.slow),

@@ -317,7 +317,7 @@ def test_the_operation_is_what_it_says_to_torch() -> None:
     torch.library.opcheck(packed.unpack, (*block.stored, torch.zeros(3)))
 
 
-@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize("joins", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("targets", TARGETS, ids=["all", "published", "two"])
 @pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

@@ -80,6 +80,7 @@ def test_mistakes_are_told(trained: Trained, arguments: tuple[str, ...], words: 
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_the_base_and_an_adapter_from_elsewhere(trained: Trained, tmp_path: Path) -> None:  # noqa: F811
     out = tmp_path / "base.json"
     base = launcher(trained, "eval", "neo4j", "--base", "--profile", "smoke", *ROWS, "-o", str(out))
