@@ -39,9 +39,7 @@ def poison(bench: Bench, cell: Cell, where: str) -> Trained:
     return Trained(paths)
 
 
-@pytest.mark.parametrize(
-    "strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow), pytest.param("zero2", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("strategy", [pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "fsdp2", "zero2")])
 def test_the_second_rank_is_poisoned(bench: Bench, alone: Trained, strategy: Strategy) -> None:
     trained = poison(bench, Cell(strategy=strategy, config=CONFIG, global_batch=4, micro_batch=2), "1:2")
     rows = [row for row in load_metrics(trained.paths.metrics) if metrics.TRAIN_LOSS in row.values]
