@@ -37,7 +37,7 @@ def unpack(
     if kernels_run_on(right.device):
         from launcher.training.packed_kernels import unpack_into
 
-        unpack_into(matrix, codes, levels, scales, scale_levels, outer_scales, means, right, below)
+        unpack_into(matrix, (codes, levels, scales, scale_levels, outer_scales, means, right, below))
         return matrix
     of_groups = scale_levels[scales.long()].view(len(outer_scales), -1) * outer_scales[:, None] + means[:, None]
     places = torch.stack((codes >> 4, codes & 15), dim=1).long()

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from launcher.training.packed import Stored
+
 _GROUPS = 32  # of weights that have one scale, for each program
 
 
@@ -61,31 +63,15 @@ def _unpack(  # type: ignore[no-untyped-def]
         tl.store(matrix + num_out.to(tl.int64) * stride + numbers, values, mask=known)
 
 
-def unpack_into(
-    matrix: Tensor,
-    codes: Tensor,
-    levels: Tensor,
-    scales: Tensor,
-    scale_levels: Tensor,
-    outer_scales: Tensor,
-    means: Tensor,
-    right: Tensor,
-    below: Tensor,
-) -> None:
+def unpack_into(matrix: Tensor, stored: Stored) -> None:
+    codes, _, scales, _, outer_scales, _, right, below = stored
     num_groups, num_right, num_below = scales.numel(), right.numel(), below.numel()
     num_out, ranks = right.shape
     group = 2 * codes.numel() // num_groups
     num_beside = triton.cdiv(num_right, _GROUPS * group) + triton.cdiv(num_below, _GROUPS * group)
     _unpack[(triton.cdiv(num_groups, _GROUPS) + num_beside,)](
         matrix,
-        codes,
-        levels,
-        scales,
-        scale_levels,
-        outer_scales,
-        means,
-        right,
-        below,
+        *stored,
         num_groups,
         num_right,
         num_below,

@@ -22,6 +22,7 @@ from launcher.corpus.spool import Spool
 from launcher.corpus.store import Store, publish
 from launcher.corpus.tokenise import TokenBatch
 from launcher.inputs import Request, plan_request
+from launcher.memory import Recipe
 from launcher.metrics import StepMetrics
 from launcher.paths import RunPaths
 from launcher.plan.model import Plan
@@ -202,6 +203,31 @@ def adapt(kind: str, **changes: Any) -> dict[str, Any]:
         **changes,
     }
     return {f"adapter.{key}": value for key, value in whole.items()}
+
+
+def make_recipe(targets: Sequence[str], **changes: Any) -> Recipe:
+    """LoRA of rank 4 in fp32 on a CPU, as far as it moves memory."""
+    values: dict[str, Any] = {
+        "adapter": "lora",
+        "rank": 4,
+        "target_modules": tuple(targets),
+        "quantization": "none",
+        "compute_dtype": "fp32",
+        "base_dtype": "fp32",
+        "trainable_dtype": "fp32",
+        "optimizer": "adamw_torch",
+        "checkpointing": "none",
+        "compiled": False,
+        "loss_kernel": "fused",
+        "attention": "sdpa",
+        "sequence_length": 24,
+        "micro_batch_size": 2,
+        "strategy": "single",
+        "offload": "none",
+        "num_ranks": 1,
+        "on_gpu": False,
+    }
+    return Recipe(**{**values, **changes})
 
 
 def reset_accelerate() -> None:

@@ -144,12 +144,12 @@ def call_blocks() -> None:
         of_downs, of_ups = draw(3 * rank, 1024), draw(4096, rank)
         block_kernels.take_apart(downs, ups, [2048, 1024, 1024], 2.0, of_downs, of_ups)
         num_codes, num_scales = 4096 * 1024 // 2, 4096 * 1024 // 64
-        packed_kernels.unpack_into(
-            draw(4096 + 3 * rank, 1024 + 3 * rank, dtype=BF16),
+        stored = (
             *(draw(num_codes, dtype=torch.uint8), draw(16), draw(num_scales, dtype=torch.uint8), draw(256)),
             *(draw(num_scales // 256), draw(num_scales // 256)),
             *(draw(4096, 3 * rank, dtype=BF16), draw(3 * rank, 1024 + 3 * rank, dtype=BF16)),
         )
+        packed_kernels.unpack_into(draw(4096 + 3 * rank, 1024 + 3 * rank, dtype=BF16), stored)
     # Its two products are torch's, which takes another dtype for the answer on a GPU alone.
     block_kernels.measure(draw(4096, 1024), draw(48, 1024), draw(4096, 48), draw(4096), draw(4096))
 

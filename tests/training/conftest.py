@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from launcher.corpus.store import Store
 from launcher.plan.model import Plan
@@ -26,6 +27,8 @@ def _one_thread() -> Iterator[None]:
 def _fresh_process_state() -> Iterator[None]:
     """accelerate and dynamo keep what they know for the whole process."""
     reset_accelerate()
+    torch._dynamo.reset()
+    counters.clear()
     yield
     reset_accelerate()
     torch._dynamo.reset()

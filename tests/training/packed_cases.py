@@ -5,7 +5,6 @@ For a process of their own (test_packed.py): PEFT looks for bitsandbytes once, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from launcher.corpus.store import Store
-from launcher.memory import Recipe
 from launcher.memory.static import estimate_static
 from launcher.paths import RunPaths
 from launcher.plan.model import CompilePlan, Plan, QuantizationPlan
@@ -36,6 +34,7 @@ from tests.training.builders import (
     VOCABULARY,
     adapt,
     make_config,
+    make_recipe,
     moved_difference,
     reset_accelerate,
     train_recorded,
@@ -58,14 +57,6 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 256,
     "vocab_size": 96,
 }
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def quantise(linear: nn.Linear, *, nested: bool = True) -> nn.Module:
@@ -270,26 +261,7 @@ def test_borders_are_as_large_as_memory_is_planned_for_them() -> None:
     blocks = lay_out(model).blocks
     own = sum(p.numel() for p in model.parameters() if p.requires_grad)
     borders = sum(one.numel() for block in blocks for one in block.stored[-2:])
-    recipe = Recipe(
-        adapter="lora",
-        rank=4,
-        target_modules=tuple(ALL),
-        quantization="int4",
-        compute_dtype="fp32",
-        base_dtype="fp32",
-        trainable_dtype="fp32",
-        optimizer="adamw_torch",
-        checkpointing="none",
-        compiled=True,
-        loss_kernel="fused",
-        attention="sdpa",
-        sequence_length=8,
-        micro_batch_size=1,
-        strategy="single",
-        offload="none",
-        num_ranks=1,
-        on_gpu=False,
-    )
+    recipe = make_recipe(ALL, quantization="int4")
     shape = make_shape(model.config.to_dict(), "qwen3", "config")
     assert estimate_static(shape, recipe).adapter == 4 * (own + borders)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,14 +18,6 @@ from tests.training.triton_beside import needs_triton, run_with_triton
 
 FEW = [["q_proj", "v_proj", "up_proj", "down_proj"], ["k_proj", "gate_proj", "down_proj"]]
 KERNELS_AGREE = "tests/training/triton_cases.py"
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def join(model: Any, halves: int) -> Products:

@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from launcher.choices import Quantization
-from launcher.memory import Recipe
 from launcher.memory.step import _count_layer_bytes
 from launcher.shapes import make_shape
 from launcher.training.joined import find_joinable, join_layers
 from launcher.training.products import Products, lay_out_products
+from tests.training.builders import make_recipe
 from tests.training.test_products import ALL, find_layers
 
 # Norms of heads are told from others by their size.
@@ -109,24 +109,15 @@ def check_kept(model: Any, targets: list[str], dropout: float, *, joins: bool, q
     products.refresh()
     if joins:
         assert join_layers(layers) == len(layers) * (1 if targets == TARGETS[2] else 2)
-    recipe = Recipe(
+    recipe = make_recipe(
+        targets,
         adapter="dora" if is_dora else "lora",
-        rank=4,
-        target_modules=tuple(targets),
         quantization=quantization,
         compute_dtype="bf16",
         base_dtype="bf16",
-        trainable_dtype="fp32",
-        optimizer="adamw_torch",
-        checkpointing="none",
-        compiled=False,
-        loss_kernel="fused",
         attention="varlen",
         sequence_length=NUM_TOKENS,
         micro_batch_size=1,
-        strategy="single",
-        offload="none",
-        num_ranks=1,
         on_gpu=joins,
         adapter_dropout=dropout,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 
@@ -21,7 +22,7 @@ BITSANDBYTES = os.environ.get("LAUNCHER_TEST_BITSANDBYTES")  # a folder that has
 def test_blocks_of_four_bits() -> None:
     path = os.pathsep.join([str(ROOT), *([BITSANDBYTES] if BITSANDBYTES else []), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/training/packed_cases.py"],
+        [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/training/packed_cases.py"],
         env={**os.environ, "PYTHONPATH": path, "PYTEST_ADDOPTS": "", "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,
@@ -29,4 +30,6 @@ def test_blocks_of_four_bits() -> None:
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stdout[-20_000:]
-    assert " passed" in done.stdout or "100%" in done.stdout
+    counted = re.search(r"(\d+) passed", done.stdout)
+    assert counted is not None, done.stdout[-2000:]
+    assert int(counted[1]) > 40, "most were skipped"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from launcher.memory import Recipe, count_trainable
+from launcher.memory import count_trainable
 from launcher.memory.static import estimate_static
 from launcher.plan.model import CompilePlan
 from launcher.shapes import make_shape
@@ -21,6 +20,7 @@ from launcher.training import layers as layers_module
 from launcher.training.dropping import DropBySeed
 from launcher.training.layers import prepare_layers
 from launcher.training.products import ProductLinear, Products, by_the_library, lay_out_products, multiply
+from tests.training.builders import make_recipe
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -34,14 +34,6 @@ SIZES: dict[str, Any] = {
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 IDS = torch.randint(0, 96, (2, 24), generator=torch.Generator().manual_seed(3))
 TOLERANCE = 5e-6  # of fp32 sums that are added up in another order
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def make_model(
@@ -109,26 +101,7 @@ def test_blocks_are_as_large_as_memory_is_planned_for_them(targets: list[str]) -
     own = sum(p.numel() for p in model.parameters() if p.requires_grad)
     blocks = lay_out(model).blocks
     border = sum(block.matrix().numel() - block.members[0].in_features * sum(block.sizes) for block in blocks)
-    recipe = Recipe(
-        adapter="lora",
-        rank=4,
-        target_modules=tuple(targets),
-        quantization="none",
-        compute_dtype="fp32",
-        base_dtype="fp32",
-        trainable_dtype="fp32",
-        optimizer="adamw_torch",
-        checkpointing="none",
-        compiled=False,
-        loss_kernel="fused",
-        attention="sdpa",
-        sequence_length=24,
-        micro_batch_size=2,
-        strategy="single",
-        offload="none",
-        num_ranks=1,
-        on_gpu=False,
-    )
+    recipe = make_recipe(targets)
     shape = make_shape(model.config.to_dict(), "qwen3", "config")
     assert count_trainable(shape, "lora", 4, tuple(targets)) == own
     assert estimate_static(shape, recipe).adapter == 4 * (own + border)

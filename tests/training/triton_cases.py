@@ -113,7 +113,7 @@ def check_unpacking(device: str, num_in: int, num_out: int, ranks: int, dtype: t
         torch.randn(ranks, num_in + ranks).to(dtype),
     )
     found = torch.empty(num_out + ranks, num_in + ranks, dtype=dtype, device=device)
-    packed_kernels.unpack_into(found, *(one.to(device) for one in stored))
+    packed_kernels.unpack_into(found, tuple(one.to(device) for one in stored))
     assert torch.equal(found.cpu(), unpack(*stored, None))
 
 
