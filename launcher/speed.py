@@ -7,6 +7,7 @@ result is scaled by their data sheets, and the plan says so.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from launcher.choices import DTYPE_BYTES, NF4_BYTES, AdapterKind, Checkpointing, Dtype, Offload, Quantization
@@ -70,7 +71,7 @@ class Workload:
     compiled: bool
     checkpointing: Checkpointing
     document_tokens: float  # mean length over which attention reaches
-    repeats_base: bool = False  # DoRA with dropout multiplies by each of the base's matrices twice
+    repeated: tuple[str, ...] = ()  # matrices that are multiplied by twice: DoRA's, with dropout
     joined: bool = False  # halves of layers are one operation each (memory.joins_mlp)
     drops: bool = False  # the adapter has dropout
 
@@ -91,10 +92,10 @@ def _flops_per_weight(workload: Workload) -> int:
     return 6 if workload.adapter == "full" else 4
 
 
-def _layer_flops(workload: Workload) -> float:
-    """Of the matrices of all layers, for a token."""
-    shape = workload.shape
-    weights = shape.num_layers * sum(linear.in_features * linear.out_features for linear in shape.linears)
+def _layer_flops(workload: Workload, names: Collection[str] | None = None) -> float:
+    """Of the matrices of all layers, or of some, for a token."""
+    linears = [linear for linear in workload.shape.linears if names is None or linear.name in names]
+    weights = workload.shape.num_layers * sum(linear.in_features * linear.out_features for linear in linears)
     return float(_flops_per_weight(workload) * weights)
 
 
@@ -105,7 +106,7 @@ def seconds_per_token(gpu: Gpu, workload: Workload) -> float | None:
         return None
     recomputed = _RECOMPUTED[workload.checkpointing]
     forward_share = 1 / 3 if workload.adapter == "full" else 1 / 2
-    flops = flops_per_token(workload) + (_layer_flops(workload) if workload.repeats_base else 0.0)
+    flops = flops_per_token(workload) + _layer_flops(workload, workload.repeated)
     products = flops * (1 + recomputed * forward_share) / (peak * TERA * _PRODUCT_EFFICIENCY)
     traffic = _traffic_bytes(workload) * (1 + recomputed / 3)
     return products + traffic / (gpu.memory_gb_per_second * 1e9 * _BANDWIDTH_EFFICIENCY)
@@ -159,7 +160,7 @@ def _traffic_bytes(workload: Workload) -> float:
     per_feature = _TRAFFIC_COMPILED if workload.compiled else _TRAFFIC_EAGER
     if is_joined:
         per_feature = _TRAFFIC_JOINED if workload.compiled else _TRAFFIC_JOINED_EAGER
-        per_feature *= _DROPPED_TRAFFIC_JOINED[workload.repeats_base] if workload.drops else 1.0
+        per_feature *= _DROPPED_TRAFFIC_JOINED[bool(workload.repeated)] if workload.drops else 1.0
     if workload.compute_dtype == "fp32":
         per_feature *= 2
     if workload.adapter == "dora":

@@ -43,8 +43,8 @@ _BYTES_PER_CHUNKED_LOGIT = 14  # the same, and the logits themselves
 _TRAINED_HEAD_BYTES = 4.4  # for each weight of the head, beside its copy and its gradient in the compute dtype
 # Compiled, fp32 weights: part of the residual stream is kept in fp32 (one measured size).
 _MIXED_FULL_BYTES_PER_HIDDEN = 3
-# DoRA with dropout: beside the gradient of an output, what of it goes through the scaled product. Counted.
-_DROPPED_DORA_BYTES_PER_INTERMEDIATE = 4.0
+# DoRA with dropout: beside the gradient of a gate or an up, what of it goes through the scaled product. Counted.
+_DROPPED_DORA_BYTES_PER_GATE = 2.0
 _FILLED = 1.5  # lengths rounded up to a power of two, on average; counted, never measured
 _INT8_BYTES_PER_INPUT = 1.3  # quantised copies of inputs: solved from two measurements, a rough guide
 _INT8_BYTES_PER_WEIGHT = 0.5  # of all layers: likewise
@@ -60,7 +60,7 @@ def estimate_step(shape: ModelShape, recipe: Recipe) -> tuple[float, float, floa
     fused = recipe.compiled or joins_mlp(shape, recipe)
     backward = _BACKWARD_BYTES_PER_INTERMEDIATE[_name_family(recipe)][fused]
     if joins_products(recipe) and recipe.adapter == "dora" and recipe.adapter_dropout > 0:
-        backward += _DROPPED_DORA_BYTES_PER_INTERMEDIATE
+        backward += _DROPPED_DORA_BYTES_PER_GATE * (len(_list_gates_with_rests(shape, recipe)) or 2)
     transient = tokens * backward * compute / 2 * shape.intermediate_size
     transient += _count_rebuilt_weight_bytes(shape, recipe)
     # the loss is done when the first layer is recomputed and goes backward: only the larger of the two counts
@@ -201,14 +201,14 @@ def _count_input_bytes(shape: ModelShape, recipe: Recipe) -> float:
 
 
 def _count_dropped_bytes(shape: ModelShape, recipe: Recipe) -> float:
-    """Once an input: what is left of it, and where. Joined halves know where by a seed, and let the MLP's middle go."""
+    """Once an input: what is left of it, and where. Joined halves know where by a seed."""
     compute, total = DTYPE_BYTES[recipe.compute_dtype], 0.0
     for group in group_targets(shape, recipe):
         name, size = name_input(group[0].name), group[0].in_features
-        is_joined = joins_heads(shape, recipe) if name == "q_proj" else joins_mlp(shape, recipe) and name != "o_proj"
+        is_joined = joins_heads(shape, recipe) if name in ("q_proj", "o_proj") else joins_mlp(shape, recipe)
         if not is_joined:
             total += (compute + 1) * size
-        elif name != "down_proj":
+        elif name not in ("o_proj", "down_proj"):  # the attention has kept the one, the gates make the other again
             total += compute * size
     return total
 
@@ -239,11 +239,19 @@ def _count_scaled_bytes(shape: ModelShape, recipe: Recipe) -> float:
     kept = ["o_proj", *_list_scaled_heads(shape, recipe, rescales)]
     if joins_mlp(shape, recipe):
         kept += [] if recipe.compiled else ["down_proj"]
-        kept += ["gate_proj", "up_proj"] if recipe.adapter_dropout > 0 else []
+        kept += _list_gates_with_rests(shape, recipe)
     elif not rescales:
         kept += ["gate_proj", "up_proj", "down_proj"]
     members = list_block_members(shape, recipe)
     return float(compute * sum(linear.out_features * kept.count(linear.name) for linear in members))
+
+
+def _list_gates_with_rests(shape: ModelShape, recipe: Recipe) -> list[str]:
+    """Where a joined MLP drops: the products that are added to the scaled ones. A gate without an adapter has none."""
+    if recipe.adapter_dropout == 0 or not joins_mlp(shape, recipe):
+        return []
+    targets = {linear.name for linear in find_targets(shape, recipe.target_modules)}
+    return ["gate_proj", "up_proj"] if "gate_proj" in targets else ["up_proj"]
 
 
 def _list_scaled_heads(shape: ModelShape, recipe: Recipe, rescales: bool) -> list[str]:

@@ -59,9 +59,9 @@ class AdapterPlan(Frozen):
     trainable_parameters: int
 
     @property
-    def repeats_base(self) -> bool:
-        """DoRA's dropout acts on what the base does, too: each of its matrices is multiplied by twice."""
-        return self.kind == "dora" and self.dropout > 0
+    def repeated_modules(self) -> tuple[str, ...]:
+        """DoRA's dropout acts on what the base does, too: each matrix that it adapts is multiplied by twice."""
+        return self.target_modules if self.kind == "dora" and self.dropout > 0 else ()
 
 
 class QuantizationPlan(Frozen):

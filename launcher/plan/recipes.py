@@ -45,7 +45,7 @@ def workload_of(plan: Plan, document_tokens: float) -> Workload:
         compiled=plan.compile is not None,
         checkpointing=plan.checkpointing,
         document_tokens=document_tokens,
-        repeats_base=plan.adapter.repeats_base,
+        repeated=plan.adapter.repeated_modules,
         drops=plan.adapter.dropout > 0,
         joined=joins_mlp(plan.base, recipe_of(plan)),
     )

@@ -84,7 +84,7 @@ def make_workload(situation: Situation, basics: Basics) -> Workload:
         compiled=True,
         checkpointing="none",
         document_tokens=min(situation.rows.mean_tokens, situation.config.max_seq_length),
-        repeats_base=basics.adapter.repeats_base,
+        repeated=basics.adapter.repeated_modules,
         drops=basics.adapter.dropout > 0,
         joined=joins_mlp(situation.base, _make_recipe(situation, basics, compiled=True)),
     )

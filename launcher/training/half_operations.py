@@ -5,6 +5,7 @@ columns beside it, and what can be computed again is not kept. Blocks are those 
 
 Behind LoRA's dropout an input x is d. LoRA: y = [x, dA'] [W, sB]'. DoRA drops from what the base does, too:
 y = c [d, dA'] [W, sB]' + (x - d) W', the second product being the `rest`. What was dropped is found again by its seed.
+A matrix without an adapter has no rest: it multiplies x.
 """
 
 from __future__ import annotations
@@ -42,9 +43,18 @@ def _dropping(seeds: Tensor | None, index: int, rate: float) -> Dropping | None:
 
 
 def _multiply(
-    residual: Tensor, norm_weight: Tensor, eps: float, matrix: Tensor, dropping: Dropping | None, splits: bool
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    matrix: Tensor,
+    dropping: Dropping | None,
+    splits: bool,
+    num_bare: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x is what a norm makes of the residual stream: [x, dA'], its product with [W, sB]', and the rest."""
+    """x is what a norm makes of the residual stream: [x, dA'], its product with [W, sB]', and the rest.
+
+    The first `num_bare` rows have no adapter, which matters only where DoRA drops.
+    """
     num_in = residual.shape[1]
     num_out = len(matrix) - (matrix.shape[1] - num_in)
     wide = matrix.new_empty(len(residual), matrix.shape[1])
@@ -54,10 +64,16 @@ def _multiply(
         torch.mm(x, downs, out=wide[:, num_in:])
         return wide, wide @ matrix[:num_out].t(), wide.new_empty(0)
     side = matrix.new_empty(len(residual), num_in)
-    norm_and_drop(residual, norm_weight, eps, wide, side, dropping, splits=splits)
+    whole = torch.empty_like(side) if num_bare else None
+    norm_and_drop(residual, norm_weight, eps, wide, side, dropping, splits=splits, whole=whole)
     torch.mm(x if splits else side, downs, out=wide[:, num_in:])
-    rest = side @ matrix[:num_out, :num_in].t() if splits else wide.new_empty(0)
-    return wide, wide @ matrix[:num_out].t(), rest
+    rest = side @ matrix[num_bare:num_out, :num_in].t() if splits else wide.new_empty(0)
+    if whole is None:
+        return wide, wide @ matrix[:num_out].t(), rest
+    states = matrix.new_empty(len(residual), num_out)
+    torch.mm(whole, matrix[:num_bare, :num_in].t(), out=states[:, :num_bare])
+    torch.mm(wide, matrix[num_bare:num_out].t(), out=states[:, num_bare:])
+    return wide, states, rest
 
 
 def _go_back(
@@ -75,23 +91,41 @@ def _go_back(
     """
     num_out = grad.shape[1] - (wide.shape[1] - num_in)
     given, narrow, x = grad[:, :num_out], grad[:, num_out:], wide[:, :num_in]
+    x_grad = grad.new_empty(0)
+    if dropping is not None and rest_grad is not None:
+        return _go_back_twice(grad, wide, matrix, num_in, dropping, rest_grad, wants_input)
     torch.mm(given, matrix[:num_out, num_in:], out=narrow)
     ups = given.t() @ wide[:, num_in:]
-    x_grad = grad.new_empty(0)
-    if dropping is None or rest_grad is not None:
-        downs = narrow.t() @ x
+    if dropping is None:
         if wants_input:
             x_grad = grad @ matrix[:, :num_in]
-        if wants_input and dropping is not None and rest_grad is not None:
-            dropped_grad, x_grad = x_grad, rest_grad @ matrix[:num_out, :num_in]
-            mix(x_grad, dropped_grad, dropping, splits=True)
-        return x_grad, downs, ups
+        return x_grad, narrow.t() @ x, ups
     dropped = torch.empty_like(x, memory_format=torch.contiguous_format)
     drop(x, dropped, dropping)
     downs = narrow.t() @ dropped
     if wants_input:
         x_grad = given @ matrix[:num_out, :num_in]
         mix(x_grad, torch.mm(narrow, matrix[num_out:, :num_in], out=dropped), dropping)
+    return x_grad, downs, ups
+
+
+def _go_back_twice(
+    grad: Tensor, wide: Tensor, matrix: Tensor, num_in: int, dropping: Dropping, rest_grad: Tensor, wants_input: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Where DoRA drops: a product for what was left, and one for the rest, which bare rows have no part in."""
+    num_out = grad.shape[1] - (wide.shape[1] - num_in)
+    num_bare = num_out - rest_grad.shape[1]
+    given, narrow = grad[:, num_bare:num_out], grad[:, num_out:]
+    torch.mm(given, matrix[num_bare:num_out, num_in:], out=narrow)
+    ups = grad.new_zeros(num_out, narrow.shape[1])
+    torch.mm(given.t(), wide[:, num_in:], out=ups[num_bare:])
+    downs = narrow.t() @ wide[:, :num_in]
+    if not wants_input:
+        return grad.new_empty(0), downs, ups
+    x_grad = rest_grad @ matrix[num_bare:num_out, :num_in]
+    mix(x_grad, grad[:, num_bare:] @ matrix[num_bare:, :num_in], dropping, splits=True)
+    if num_bare:
+        x_grad.addmm_(grad[:, :num_bare], matrix[:num_bare, :num_in])
     return x_grad, downs, ups
 
 
@@ -202,11 +236,13 @@ def mlp(
     seeds: Tensor | None,
     rate: float,
     eps: float,
+    bare_gate: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The answer and its rest; what is kept: the gates' input, their states and the rest, LoRA's part of down."""
     splits = seeds is not None and scales is not None
-    wide, states, rest = _multiply(residual, norm_weight, eps, gates, _dropping(seeds, 0, rate), splits)
-    num_in = states.shape[1] // 2
+    num_in = down.shape[1] - (len(down) - residual.shape[1])
+    num_bare = num_in if splits and bare_gate else 0
+    wide, states, rest = _multiply(residual, norm_weight, eps, gates, _dropping(seeds, 0, rate), splits, num_bare)
     num_out = len(down) - (down.shape[1] - num_in)
     through = states.new_empty(len(states), down.shape[1])
     gate(states, scales, through, rest if splits else None)
@@ -216,7 +252,7 @@ def mlp(
         torch.mm(x, downs, out=through[:, num_in:])
     else:
         side = states.new_empty(len(states), num_in)
-        drop(x, side, dropping, splits=splits)
+        drop(x, x if splits else side, dropping, side if splits else None)
         torch.mm(x if splits else side, downs, out=through[:, num_in:])
         y_rest = side @ down[:num_out, :num_in].t() if splits else y_rest
     return through @ down[:num_out].t(), y_rest, wide, states, rest, through[:, num_in:].contiguous()
@@ -229,14 +265,15 @@ def _(
     num_tokens, num_in = residual.shape
     states = gates.new_empty(num_tokens, len(gates) - (gates.shape[1] - num_in))
     ranks = down.shape[1] - states.shape[1] // 2
-    splits = more[0] is not None and scales is not None
+    splits, bare_gate = more[0] is not None and scales is not None, more[-1]
     y = gates.new_empty(num_tokens, len(down) - ranks)
+    num_rests = states.shape[1] // 2 if bare_gate else states.shape[1]
     return (
         y,
         torch.empty_like(y) if splits else gates.new_empty(0),
         gates.new_empty(num_tokens, gates.shape[1]),
         states,
-        torch.empty_like(states) if splits else gates.new_empty(0),
+        gates.new_empty(num_tokens, num_rests) if splits else gates.new_empty(0),
         gates.new_empty(num_tokens, ranks),
     )
 
@@ -306,3 +343,51 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         *_empty_pair(wide, [y_grad.shape[1]], ranks[1], middle),
         wide.new_empty(0) if scales is None else torch.empty_like(scales),
     )
+
+
+@torch.library.custom_op("launcher::last", mutates_args=())
+def last(x: Tensor, matrix: Tensor, seeds: Tensor, rate: float, splits: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The attention's output by the last matrix: the answer, its rest, and of the input LoRA's part, which is kept."""
+    num_in = x.shape[1]
+    num_out = len(matrix) - (matrix.shape[1] - num_in)
+    side, downs = torch.empty_like(x), matrix[num_out:, :num_in].t()
+    if splits:
+        wide = x.new_empty(len(x), matrix.shape[1])
+        drop(x, wide, Dropping(seeds, rate), side)
+        torch.mm(wide[:, :num_in], downs, out=wide[:, num_in:])
+        rest = side @ matrix[:num_out, :num_in].t()
+        return wide @ matrix[:num_out].t(), rest, wide[:, num_in:].contiguous()
+    drop(x, side, Dropping(seeds, rate))
+    narrow = side @ downs
+    return torch.addmm(x @ matrix[:num_out, :num_in].t(), narrow, matrix[:num_out, num_in:].t()), x.new_empty(0), narrow
+
+
+@last.register_fake
+def _(x: Tensor, matrix: Tensor, _seeds: Tensor, _rate: float, splits: bool) -> tuple[Tensor, Tensor, Tensor]:
+    ranks = matrix.shape[1] - x.shape[1]
+    y = x.new_empty(len(x), len(matrix) - ranks)
+    return y, torch.empty_like(y) if splits else x.new_empty(0), x.new_empty(len(x), ranks)
+
+
+@torch.library.custom_op("launcher::last_back", mutates_args=())
+def last_back(
+    y_grad: Tensor,
+    y_rest_grad: Tensor,
+    x: Tensor,
+    narrow: Tensor,
+    matrix: Tensor,
+    seeds: Tensor,
+    rate: float,
+    scale: float,
+    rank: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dropping, dropped = Dropping(seeds, rate), torch.empty_like(x)
+    x_grad, of_narrow = _find_through_grad(y_grad, y_rest_grad, matrix, x.shape[1], dropping)
+    drop(x, dropped, dropping)
+    down, up = take_apart(of_narrow.t() @ dropped, y_grad.t() @ narrow, [y_grad.shape[1]], scale, rank)
+    return x_grad, down, up
+
+
+@last_back.register_fake
+def _(y_grad: Tensor, _rest: Tensor, x: Tensor, *more: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(x), *_empty_pair(x, [y_grad.shape[1]], more[-1], x.shape[1])

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from launcher.training.half_operations import heads, heads_back, mlp, mlp_back
+from launcher.training.half_operations import heads, heads_back, last, last_back, mlp, mlp_back
 from launcher.training.layer_passes import copies_values, pass_norm
 from launcher.training.packed import Stored, build
 
@@ -91,7 +91,10 @@ class Mlp(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         seeds, rate = dropping
         gates, down = (build(one) for one in stored)
-        y, y_rest, wide, states, rest, narrow = mlp(residual, norm_weight, gates, down, scales, seeds, rate, eps)
+        bare_gate = 0 not in blocks[0][1]
+        y, y_rest, wide, states, rest, narrow = mlp(
+            residual, norm_weight, gates, down, scales, seeds, rate, eps, bare_gate
+        )
         ctx.save_for_backward(residual, norm_weight, wide, states, rest, narrow, scales, seeds, *stored[0], *stored[1])
         ctx.rate, ctx.eps, ctx.blocks, ctx.dtypes = rate, eps, blocks, tuple(tensor.dtype for tensor in trained)
         return y, y_rest
@@ -115,3 +118,31 @@ class Mlp(torch.autograd.Function):
             *[None] * 5,
             *(grad.to(dtype) for grad, dtype in zip(trained, ctx.dtypes, strict=True)),
         )
+
+
+class Last(torch.autograd.Function):
+    """The attention's output [tokens, in], from which an adapter drops -> the answer and its rest, as an Mlp's."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        dropping: tuple[Tensor, float],
+        stored: Stored,
+        block: BlockShape,
+        splits: bool,
+        *trained: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        y, y_rest, narrow = last(x, build(stored), *dropping, splits)
+        ctx.save_for_backward(x, narrow, dropping[0], *stored)
+        ctx.rate, ctx.block, ctx.dtypes = dropping[1], block, tuple(tensor.dtype for tensor in trained)
+        return y, y_rest
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        x, narrow, seeds, *stored = ctx.saved_tensors
+        given = [grad.contiguous() for grad in grads]
+        *_, scale, rank = ctx.block
+        matrix = build(tuple(stored), given[0])
+        x_grad, *trained = last_back(*given, x, narrow, matrix, seeds, ctx.rate, scale, rank)
+        return x_grad, *[None] * 4, *(grad.to(dtype) for grad, dtype in zip(trained, ctx.dtypes, strict=True))

@@ -16,8 +16,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from launcher.memory import JOINED_FAMILIES, JOINED_HEADS
 from launcher.training.blocks import Block
 from launcher.training.dropping import draw_seeds
-from launcher.training.halves import BlockShape, Heads, Mlp, Seeds
-from launcher.training.products import ProductLinear, is_by_the_library, normalise
+from launcher.training.halves import BlockShape, Heads, Last, Mlp, Seeds
+from launcher.training.products import ProductLinear, is_by_the_library
+from launcher.training.scaling import normalise
 
 _FAMILIES = tuple(family.capitalize() for family in JOINED_FAMILIES)
 _LAYERS = tuple(f"{family}DecoderLayer" for family in _FAMILIES)
@@ -38,6 +39,21 @@ def _draw(block: Block, count: int, device: torch.device) -> Seeds:
     return draw_seeds(block.lead.lora_dropout["default"], count, device), block.dropout
 
 
+def _find_block(module: Any) -> Block | None:
+    """None: its adapter is switched off or merged, or gone: `merge_and_unload` puts plain matrices in their place."""
+    if is_by_the_library() or not isinstance(module, ProductLinear):
+        return None
+    adapted: Any = module
+    return None if adapted.disable_adapters or adapted.merged else module.launcher_block
+
+
+def _finish(block: Block, y: Tensor, rest: Tensor) -> Tensor:
+    """What the last matrix of a half gives: DoRA scales it."""
+    if block.lengths is None:
+        return y
+    return normalise(y, block.lead, block.lengths.of_rows, rest if rest.numel() else None)
+
+
 class _Deferred(nn.Module):
     """A norm that is left to the half of the layer behind it."""
 
@@ -56,13 +72,9 @@ class _Half(nn.Module):
     launcher_leads: tuple[str, ...]  # of each block, the name of an adapted matrix
 
     def _find_blocks(self) -> list[Block] | None:
-        """None: adapters are switched off or merged, or gone: `merge_and_unload` puts plain matrices in their place."""
-        leads: list[Any] = [getattr(self, name) for name in self.launcher_leads]
-        if is_by_the_library() or not all(isinstance(lead, ProductLinear) for lead in leads):
-            return None
-        if any(lead.disable_adapters or lead.merged for lead in leads):
-            return None
-        return [lead.launcher_block for lead in leads]
+        found = [_find_block(getattr(self, name)) for name in self.launcher_leads]
+        blocks = [block for block in found if block is not None]
+        return blocks if len(blocks) == len(found) else None
 
 
 class _JoinedMlp(_Half):
@@ -85,12 +97,8 @@ class _JoinedMlp(_Half):
                 *gates.adapters(),
                 *down.adapters(),
             )
-            if down.lengths is not None:
-                y = normalise(y, down.lead, down.lengths.of_rows)
-            if rest.numel():
-                y = y + rest
-        answer: Tensor = y.unflatten(0, x.shape[:-1])
-        return answer
+            answer = _finish(down, y, rest)
+        return answer.unflatten(0, x.shape[:-1])
 
 
 class _JoinedAttention(_Half):
@@ -117,8 +125,21 @@ class _JoinedAttention(_Half):
             more["sliding_window"] = attention.sliding_window
         attend = ALL_ATTENTION_FUNCTIONS[kernel]
         out, weights = attend(self, query, key, value, attention_mask, scaling=attention.scaling, **more)
-        projected: Tensor = attention.o_proj(out.reshape(*hidden_states.shape[:-1], -1).contiguous())
-        return projected, weights
+        return self._project(out.reshape(*hidden_states.shape[:-1], -1).contiguous()), weights
+
+    def _project(self, x: Tensor) -> Tensor:
+        attention: Any = self
+        block = _find_block(attention.o_proj)
+        seeds, rate = (None, 0.0) if block is None else _draw(block, 1, x.device)
+        if block is None or seeds is None or block.lead.base_layer.bias is not None:
+            plain: Tensor = attention.o_proj(x)
+            return plain
+        with torch.autocast(x.device.type, enabled=False):
+            flat = x.flatten(0, -2).to(block.dtype)
+            splits = block.lengths is not None
+            y, rest = Last.apply(flat, (seeds, rate), block.stored, _shape_of(block), splits, *block.adapters())
+            answer = _finish(block, y, rest)
+        return answer.unflatten(0, x.shape[:-1])
 
     def _make_heads(self, block: Block, hidden_states: Tensor, angles: tuple[Tensor, Tensor]) -> Iterator[Tensor]:
         attention: Any = self

@@ -155,9 +155,10 @@ def _turn_back(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _gate(  # type: ignore[no-untyped-def]
-    states, rest, scales, out, num_tokens, num_columns, width, row_stride, out_stride, rows: tl.constexpr,
+    states, rest, scales, out, num_tokens, num_columns, width, row_stride, rest_stride, out_stride, rows: tl.constexpr,
     block: tl.constexpr, scaled: tl.constexpr, added: tl.constexpr,
 ):  # fmt: skip
+    """`added`: to none of a token's two halves, to the ups, to both."""
     column, part = tl.program_id(0) % num_columns, tl.program_id(0) // num_columns
     columns = column * block + tl.arange(0, block)
     tokens = part * rows + tl.arange(0, rows)
@@ -171,17 +172,20 @@ def _gate(  # type: ignore[no-untyped-def]
         gate *= tl.load(scales + columns, mask=inside, other=0.0)[None, :]
         up *= tl.load(scales + width + columns, mask=inside, other=0.0)[None, :]
     if added:
-        more = rest + tokens * row_stride + columns[None, :]
-        gate += tl.load(more, mask=mask, other=0.0).to(tl.float32)
-        up += tl.load(more + width, mask=mask, other=0.0).to(tl.float32)
+        more = rest + tokens * rest_stride + columns[None, :]
+        if added == 2:
+            gate += tl.load(more, mask=mask, other=0.0).to(tl.float32)
+            more += width
+        up += tl.load(more, mask=mask, other=0.0).to(tl.float32)
     result = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(out + tokens * out_stride + columns[None, :], result.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _gate_back(  # type: ignore[no-untyped-def]
-    grad, states, rest, rest_grad, scales, wide, sums, num_tokens, num_columns, width, row_stride, wide_stride,
-    rows: tl.constexpr, steps: tl.constexpr, block: tl.constexpr, scaled: tl.constexpr, added: tl.constexpr,
+    grad, states, rest, rest_grad, scales, wide, sums, num_tokens, num_columns, width, row_stride, rest_stride,
+    wide_stride, rows: tl.constexpr, steps: tl.constexpr, block: tl.constexpr, scaled: tl.constexpr,
+    added: tl.constexpr,
 ):  # fmt: skip
     column, part = tl.program_id(0) % num_columns, tl.program_id(0) // num_columns
     columns = column * block + tl.arange(0, block)
@@ -203,18 +207,22 @@ def _gate_back(  # type: ignore[no-untyped-def]
             up_scale = tl.load(scales + width + columns, mask=inside, other=0.0)[None, :]
             gate, up = gate * gate_scale, up * up_scale
         if added:
-            more = rest + tokens * row_stride + columns[None, :]
-            gate += tl.load(more, mask=mask, other=0.0).to(tl.float32)
-            up += tl.load(more + width, mask=mask, other=0.0).to(tl.float32)
+            more = rest + tokens * rest_stride + columns[None, :]
+            if added == 2:
+                gate += tl.load(more, mask=mask, other=0.0).to(tl.float32)
+                more += width
+            up += tl.load(more, mask=mask, other=0.0).to(tl.float32)
         sigmoid = 1.0 / (1.0 + tl.exp(-gate))
         silu = gate * sigmoid
         tl.store(given, (silu * up).to(grad.dtype.element_ty), mask=mask)
         up_grad = delta * silu
         gate_grad = delta * up * (sigmoid + silu * (1.0 - sigmoid))
         if added:
-            to_rest = rest_grad + tokens * row_stride + columns[None, :]
-            tl.store(to_rest, gate_grad.to(wide.dtype.element_ty), mask=mask)
-            tl.store(to_rest + width, up_grad.to(wide.dtype.element_ty), mask=mask)
+            to_rest = rest_grad + tokens * rest_stride + columns[None, :]
+            if added == 2:
+                tl.store(to_rest, gate_grad.to(wide.dtype.element_ty), mask=mask)
+                to_rest += width
+            tl.store(to_rest, up_grad.to(wide.dtype.element_ty), mask=mask)
         if scaled:
             gate_sum += gate_grad * plain_gate
             up_sum += up_grad * plain_up
@@ -332,11 +340,12 @@ def gate(states: Tensor, scales: Tensor | None, out: Tensor, rest: Tensor | None
         num_columns,
         width,
         states.stride(0),
+        0 if rest is None else rest.stride(0),
         out.stride(0),
         rows=_ROWS,
         block=_COLUMNS,
         scaled=scales is not None,
-        added=rest is not None,
+        added=0 if rest is None else rest.shape[1] // width,
         num_warps=_WARPS,
     )
 
@@ -363,12 +372,13 @@ def gate_back(
         num_columns,
         width,
         states.stride(0),
+        rest.stride(0),
         wide.stride(0),
         rows=rows,
         steps=steps,
         block=_COLUMNS,
         scaled=scales is not None,
-        added=rests is not None,
+        added=0 if rests is None else rest.shape[1] // width,
         num_warps=_WARPS,
     )
     return None if sums is None else sums.sum(0)

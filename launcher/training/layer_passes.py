@@ -98,30 +98,41 @@ def norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
 
 
 def norm_and_drop(
-    x: Tensor, weight: Tensor, eps: float, out: Tensor, side: Tensor, dropping: Dropping, *, splits: bool
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    side: Tensor,
+    dropping: Dropping,
+    *,
+    splits: bool,
+    whole: Tensor | None = None,
 ) -> None:
     """What the norm makes of x into the first columns of `out`, and behind dropout into `side`. Split, behind dropout
-    into `out`, and what that lacks into `side`."""
+    into `out`, what that lacks into `side`, and where it is wanted the `whole`."""
     if kernels_run_on(out.device):
         from launcher.training import row_kernels
 
-        row_kernels.norm_and_drop(x, weight, eps, out, side, dropping, splits=splits)
+        row_kernels.norm_and_drop(x, weight, eps, out, side, dropping, splits=splits, whole=whole)
         return
     norm(x, weight, eps, out)
-    drop(out[:, : x.shape[1]], side, dropping, splits=splits)
+    given = out[:, : x.shape[1]]
+    if whole is not None:
+        whole.copy_(given)
+    drop(given, out if splits else side, dropping, side if splits else None)
 
 
-def drop(x: Tensor, out: Tensor, dropping: Dropping, *, splits: bool = False) -> None:
-    """What stays of x into `out`. Split, into the place of x, and the rest into `out`."""
+def drop(x: Tensor, out: Tensor, dropping: Dropping, rest: Tensor | None = None) -> None:
+    """What stays of x into the first columns of `out`, which may be x; what it lacks into `rest`."""
     if kernels_run_on(out.device):
         from launcher.training import row_kernels
 
-        row_kernels.drop(x, out, dropping, splits=splits)
+        row_kernels.drop(x, out, dropping, rest)
         return
     dropped = x.float() * find_factors(x.shape, dropping)
-    out.copy_(x.float() - dropped if splits else dropped)
-    if splits:
-        x.copy_(dropped)
+    if rest is not None:
+        rest.copy_(x.float() - dropped)
+    out[:, : x.shape[1]].copy_(dropped)
 
 
 def mix(grad: Tensor, dropped_grad: Tensor, dropping: Dropping, *, splits: bool = False) -> None:
@@ -158,7 +169,10 @@ def copy(x: Tensor, out: Tensor) -> None:
 
 
 def gate(states: Tensor, scales: Tensor | None, out: Tensor, rest: Tensor | None = None) -> None:
-    """states [tokens, gates + ups] -> SiLU of the gates times the ups, into the first columns of `out`."""
+    """states [tokens, gates + ups] -> SiLU of the gates times the ups, into the first columns of `out`.
+
+    What is added to the scaled states may be for the ups alone.
+    """
     if kernels_run_on(out.device):
         from launcher.training import layer_kernels
 
@@ -180,10 +194,32 @@ def gate_back(
     through = gates * sigmoid
     found = torch.cat((delta * ups * (sigmoid + through * (1 - sigmoid)), delta * through), dim=1)
     if rests is not None:
-        rests[1].copy_(found)
+        rests[1].copy_(found[:, -rests[1].shape[1] :])
     wide[:, : states.shape[1]].copy_(_scaled(found, scales))
     grad.copy_(through * ups)
     return None if scales is None else (found * states.float()).sum(0)
+
+
+def scale(y: Tensor, scales: Tensor, rest: Tensor | None, out: Tensor) -> None:
+    """Every column of y by its own number, and the rest behind that."""
+    if kernels_run_on(out.device):
+        from launcher.training import row_kernels
+
+        row_kernels.scale(y, scales, rest, out)
+        return
+    scaled = y.to(widened(y.dtype)) * scales
+    out.copy_(scaled if rest is None else scaled + rest)
+
+
+def scale_back(grad: Tensor, y: Tensor, scales: Tensor, out: Tensor) -> Tensor:
+    """The gradient of y goes into `out`; that of the scales is returned."""
+    if kernels_run_on(out.device):
+        from launcher.training import row_kernels
+
+        return row_kernels.scale_back(grad, y, scales, out)
+    given = grad.to(widened(grad.dtype))
+    out.copy_(given * scales)
+    return (given * y).sum(0)
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:
@@ -212,8 +248,11 @@ def _heads(states: Tensor, scales: Tensor | None, rest: Tensor | None, size: int
 
 
 def _scaled(states: Tensor, scales: Tensor | None, rest: Tensor | None = None) -> Tensor:
+    """The rest may be that of the last columns alone."""
     found = states.float() if scales is None else states.float() * scales
-    return found if rest is None else found + rest.float()
+    if rest is not None:
+        found = torch.cat((found[:, : -rest.shape[1]], found[:, -rest.shape[1] :] + rest.float()), dim=1)
+    return found
 
 
 def _turn(heads: Tensor, norm: Tensor | None, cos: Tensor, sin: Tensor, eps: float) -> Tensor:

@@ -23,7 +23,7 @@ def build_optimizer(plan: OptimizerPlan, model: nn.Module) -> Optimizer:
     if plan.name == "sgd":
         return torch.optim.SGD(groups, lr=plan.learning_rate, fused=True)
     if plan.name == "adamw_bnb_8bit":
-        from bitsandbytes.optim import AdamW8bit
+        from launcher.training.eight_bits import AdamW8bit
 
         optimizer: Optimizer = AdamW8bit(groups, lr=plan.learning_rate, betas=plan.betas, eps=plan.epsilon)
         return optimizer

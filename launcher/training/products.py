@@ -20,6 +20,7 @@ from launcher.memory import SHARED_INPUTS
 from launcher.training.blocks import ADAPTER, Bare, Block, Lengths, is_storable, is_taken, likeness, make_block, measure
 from launcher.training.kernels import kernels_run_on
 from launcher.training.packed import Stored, build
+from launcher.training.scaling import normalise
 
 
 @torch.library.custom_op("launcher::product", mutates_args=())
@@ -135,26 +136,21 @@ def _multiply(block: Block, x: Tensor, dropped: Tensor | None) -> tuple[Tensor, 
     return outputs
 
 
-def _normalised(block: Block, outputs: tuple[Tensor, ...], lengths: Lengths) -> tuple[Tensor, ...]:
-    of_members = lengths.of_rows.split(list(block.sizes))
-    return tuple(
-        normalise(output, block.members[index], of_members[index]) if index in block.adapted else output
-        for index, output in enumerate(outputs)
-    )
+def _normalised(
+    block: Block, outputs: tuple[Tensor, ...], lengths: Lengths, rests: tuple[Tensor, ...] | None = None
+) -> tuple[Tensor, ...]:
+    of_members, scaled = lengths.of_rows.split(list(block.sizes)), list(outputs)
+    for index in block.adapted:
+        rest = None if rests is None else rests[index]
+        scaled[index] = normalise(outputs[index], block.members[index], of_members[index], rest)
+    return tuple(scaled)
 
 
 def _multiply_dropped(block: Block, x: Tensor, dropped: Tensor, lengths: Lengths) -> tuple[Tensor, ...]:
     """DoRA's dropout acts on what the base does, too. PEFT: Wx + (c - 1)Wd + c sBAd, where d is x behind dropout,
     and c what rows are scaled by. That is W(x - d) + c(W + sBA)d: two products, whose inputs add up to x."""
-    rest = _Base.apply(x - dropped, block.stored, block.num_out).split(list(block.sizes), dim=1)
-    scaled = _normalised(block, _multiply(block, dropped, None), lengths)
-    return tuple(one + other for one, other in zip(scaled, rest, strict=True))
-
-
-def normalise(output: Tensor, member: Any, lengths: Tensor) -> Tensor:
-    """DoRA: a trained length for each row, whatever W + sBA has; its norm is taken for a constant, as in the paper."""
-    magnitude: Tensor = member.lora_magnitude_vector[ADAPTER].weight
-    return (output * (magnitude / lengths)).to(output.dtype)
+    rests = _Base.apply(x - dropped, block.stored, block.num_out).split(list(block.sizes), dim=1)
+    return _normalised(block, _multiply(block, dropped, None), lengths, rests)
 
 
 class ProductLinear(nn.Module):

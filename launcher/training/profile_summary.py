@@ -25,7 +25,7 @@ _OTHER = "others"
 _OURS = frozenset(
     {
         *("_turn", "_turn_back", "_gate", "_gate_back"),  # layer_kernels.py
-        *("_norm", "_norm_back", "_copy", "_drop", "_mix"),  # row_kernels.py
+        *("_norm", "_norm_back", "_copy", "_drop", "_mix", "_scale", "_scale_back"),  # row_kernels.py
         *("_fill", "_measure", "_take_apart"),  # block_kernels.py
     }
 )

@@ -1,7 +1,9 @@
-"""Passes over rows of numbers: norms, forward and backward, copies, what an adapter's dropout does (dropping.py)."""
+"""Passes over rows of numbers, forward and backward: norms, copies, what an adapter's dropout does (dropping.py), and
+DoRA's scaling."""
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -9,7 +11,9 @@ from torch import Tensor
 from launcher.training.dropping import Dropping
 
 _COPIED = 512  # columns
+_SCALED = 128  # where they are added up
 _ROWS = 8  # at a time, where each number is looked at by itself
+_SUMMED = 16, 8  # tokens at a time, and how often, where a program adds up over tokens
 _WARPS = 4
 
 
@@ -34,10 +38,11 @@ def _find_piece(num_rows, num_columns, width, rows: tl.constexpr, block: tl.cons
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _norm(  # type: ignore[no-untyped-def]
-    x, weight, out, side, seed, width, x_stride, out_stride, eps, threshold, factor, block: tl.constexpr,
-    drops: tl.constexpr, splits: tl.constexpr,
+    x, weight, out, side, whole, seed, width, x_stride, out_stride, eps, threshold, factor, block: tl.constexpr,
+    drops: tl.constexpr, splits: tl.constexpr, keeps_whole: tl.constexpr,
 ):  # fmt: skip
-    """Dropping: the result into `out`, behind dropout into `side`. Split: behind dropout into `out`, the rest aside."""
+    """Dropping: the result into `out`, behind dropout into `side`. Split: behind dropout into `out`, the rest aside;
+    and, if wanted, the result itself into `whole`."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, block)
     inside = columns < width
@@ -49,6 +54,8 @@ def _norm(  # type: ignore[no-untyped-def]
         result = result.to(out.dtype.element_ty).to(tl.float32)
         dropped = result * _find_factors(row * width + columns, tl.load(seed), threshold, factor)
         aside = dropped
+        if keeps_whole:
+            tl.store(whole + row * width + columns, result.to(whole.dtype.element_ty), mask=inside)
         if splits:
             aside = result - dropped
             result = dropped
@@ -79,20 +86,17 @@ def _copy(x, out, num_rows, num_columns, width, x_stride, out_stride, rows: tl.c
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _drop(  # type: ignore[no-untyped-def]
-    x, out, seed, num_rows, num_columns, width, x_stride, threshold, factor, rows: tl.constexpr, block: tl.constexpr,
-    splits: tl.constexpr,
+    x, out, rest, seed, num_rows, num_columns, width, x_stride, out_stride, threshold, factor, rows: tl.constexpr,
+    block: tl.constexpr, splits: tl.constexpr,
 ):  # fmt: skip
-    """What stays of x into `out`; or, split, in the place of x, and the rest into `out`."""
+    """What stays of x into `out`, which may be x; split, what that lacks into `rest`."""
     tokens, columns, mask = _find_piece(num_rows, num_columns, width, rows, block)
-    here = x + tokens * x_stride + columns
     places = tokens * width + columns
-    values = tl.load(here, mask=mask, other=0.0).to(tl.float32)
+    values = tl.load(x + tokens * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
     dropped = values * _find_factors(places, tl.load(seed), threshold, factor)
-    aside = dropped
     if splits:
-        aside = values - dropped
-        tl.store(here, dropped.to(x.dtype.element_ty), mask=mask)
-    tl.store(out + places, aside.to(out.dtype.element_ty), mask=mask)
+        tl.store(rest + places, (values - dropped).to(rest.dtype.element_ty), mask=mask)
+    tl.store(out + tokens * out_stride + columns, dropped.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -111,19 +115,69 @@ def _mix(  # type: ignore[no-untyped-def]
     tl.store(grad + places, result.to(grad.dtype.element_ty), mask=mask)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _scale(  # type: ignore[no-untyped-def]
+    y, rest, scales, out, num_tokens, num_columns, width, row_stride, rest_stride, rows: tl.constexpr,
+    block: tl.constexpr, added: tl.constexpr,
+):  # fmt: skip
+    """Every column of y by its own number, and the rest behind that."""
+    tokens, columns, mask = _find_piece(num_tokens, num_columns, width, rows, block)
+    result = tl.load(y + tokens * row_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    result *= tl.load(scales + columns, mask=columns < width, other=0.0)
+    if added:
+        result += tl.load(rest + tokens * rest_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + tokens * width + columns, result.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _scale_back(  # type: ignore[no-untyped-def]
+    grad, y, scales, out, sums, num_tokens, num_columns, width, row_stride, grad_stride, rows: tl.constexpr,
+    steps: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    column, part = tl.program_id(0) % num_columns, tl.program_id(0) // num_columns
+    columns = column * block + tl.arange(0, block)
+    inside = columns < width
+    scale = tl.load(scales + columns, mask=inside, other=0.0)[None, :]
+    found = tl.zeros([rows, block], tl.float32)
+    for step in range(steps):
+        tokens = (part * steps + step) * rows + tl.arange(0, rows)
+        mask = (tokens < num_tokens)[:, None] & inside[None, :]
+        tokens = tokens.to(tl.int64)[:, None]
+        given = tl.load(grad + tokens * grad_stride + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        found += given * tl.load(y + tokens * row_stride + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        tl.store(out + tokens * width + columns[None, :], (given * scale).to(out.dtype.element_ty), mask=mask)
+    tl.store(sums + part.to(tl.int64) * width + columns, tl.sum(found, axis=0), mask=inside)
+
+
 def norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     """Into the first columns of `out`."""
-    _start_norm(x, weight, eps, out, None, None, splits=False)
+    _start_norm(x, weight, eps, out, None, None, None, splits=False)
 
 
 def norm_and_drop(
-    x: Tensor, weight: Tensor, eps: float, out: Tensor, side: Tensor, dropping: Dropping, *, splits: bool
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    side: Tensor,
+    dropping: Dropping,
+    *,
+    splits: bool,
+    whole: Tensor | None,
 ) -> None:
-    _start_norm(x, weight, eps, out, side, dropping, splits=splits)
+    _start_norm(x, weight, eps, out, side, whole, dropping, splits=splits)
 
 
 def _start_norm(
-    x: Tensor, weight: Tensor, eps: float, out: Tensor, side: Tensor | None, dropping: Dropping | None, *, splits: bool
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    side: Tensor | None,
+    whole: Tensor | None,
+    dropping: Dropping | None,
+    *,
+    splits: bool,
 ) -> None:
     width = x.shape[1]
     block = triton.next_power_of_2(width)
@@ -132,6 +186,7 @@ def _start_norm(
         weight,
         out,
         out if side is None else side,
+        out if whole is None else whole,
         out if dropping is None else dropping.seed,
         width,
         x.stride(0),
@@ -142,6 +197,7 @@ def _start_norm(
         block=block,
         drops=dropping is not None,
         splits=splits,
+        keeps_whole=whole is not None,
         num_warps=min(16, max(1, block // 512)),
     )
 
@@ -162,22 +218,24 @@ def copy(x: Tensor, out: Tensor) -> None:
     )
 
 
-def drop(x: Tensor, out: Tensor, dropping: Dropping, *, splits: bool) -> None:
+def drop(x: Tensor, out: Tensor, dropping: Dropping, rest: Tensor | None) -> None:
     num_rows, width = x.shape
     num_columns = triton.cdiv(width, _COPIED)
     _drop[(num_columns * triton.cdiv(num_rows, _ROWS),)](
         x,
         out,
+        out if rest is None else rest,
         dropping.seed,
         num_rows,
         num_columns,
         width,
         x.stride(0),
+        out.stride(0),
         dropping.threshold,
         1 / (1 - dropping.rate),
         rows=_ROWS,
         block=_COPIED,
-        splits=splits,
+        splits=rest is not None,
         num_warps=_WARPS,
     )
 
@@ -199,3 +257,47 @@ def mix(grad: Tensor, dropped_grad: Tensor, dropping: Dropping, *, splits: bool)
         splits=splits,
         num_warps=_WARPS,
     )
+
+
+def scale(y: Tensor, scales: Tensor, rest: Tensor | None, out: Tensor) -> None:
+    num_tokens, width = y.shape
+    num_columns = triton.cdiv(width, _COPIED)
+    _scale[(num_columns * triton.cdiv(num_tokens, _ROWS),)](
+        y,
+        y if rest is None else rest,
+        scales,
+        out,
+        num_tokens,
+        num_columns,
+        width,
+        y.stride(0),
+        0 if rest is None else rest.stride(0),
+        rows=_ROWS,
+        block=_COPIED,
+        added=rest is not None,
+        num_warps=_WARPS,
+    )
+
+
+def scale_back(grad: Tensor, y: Tensor, scales: Tensor, out: Tensor) -> Tensor:
+    num_tokens, width = y.shape
+    rows, steps = _SUMMED
+    num_programs, num_columns = triton.cdiv(num_tokens, rows * steps), triton.cdiv(width, _SCALED)
+    sums = torch.empty(num_programs, width, device=y.device)
+    _scale_back[(num_columns * num_programs,)](
+        grad,
+        y,
+        scales,
+        out,
+        sums,
+        num_tokens,
+        num_columns,
+        width,
+        y.stride(0),
+        grad.stride(0),
+        rows=rows,
+        steps=steps,
+        block=_SCALED,
+        num_warps=_WARPS,
+    )
+    return sums.sum(0)

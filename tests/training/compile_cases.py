@@ -107,11 +107,16 @@ def call_layers() -> None:
     row_kernels.norm_back(x, x, draw(1024, dtype=BF16), 1e-6, x)
     dropping = Dropping(torch.zeros(1, dtype=torch.int32), 0.1)
     for splits in (False, True):
-        row_kernels.norm_and_drop(x, draw(1024, dtype=BF16), 1e-6, wide, x, dropping, splits=splits)
-        row_kernels.drop(wide[:, :1024], x, dropping, splits=splits)
+        for whole in (None, x):
+            row_kernels.norm_and_drop(x, draw(1024, dtype=BF16), 1e-6, wide, x, dropping, splits=splits, whole=whole)
+        row_kernels.drop(wide[:, :1024], x, dropping, x if splits else None)
         row_kernels.mix(x, x, dropping, splits=splits)
     states = draw(NUM_TOKENS, 6144, dtype=BF16)
-    for scales, rest in ((None, None), (draw(6144), None), (draw(6144), states)):
+    for rest in (None, x):
+        row_kernels.scale(x, draw(1024), rest, x)
+    row_kernels.scale_back(x, x, draw(1024), x)
+    half = draw(NUM_TOKENS, 3072, dtype=BF16)
+    for scales, rest in ((None, None), (draw(6144), None), (draw(6144), half), (draw(6144), states)):
         layer_kernels.gate(states, scales, draw(NUM_TOKENS, 3088, dtype=BF16), rest)
         out, grad = draw(NUM_TOKENS, 6176, dtype=BF16), draw(NUM_TOKENS, 3072, dtype=BF16)
         layer_kernels.gate_back(grad, states, scales, out, None if rest is None else (rest, rest))

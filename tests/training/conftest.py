@@ -25,10 +25,11 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _fresh_process_state() -> Iterator[None]:
-    """accelerate and dynamo keep what they know for the whole process."""
+    """accelerate and dynamo keep what they know for the whole process; so does torch what a plan says of TF32."""
     reset_accelerate()
     torch._dynamo.reset()
     counters.clear()
+    torch.set_float32_matmul_precision("highest")
     yield
     reset_accelerate()
     torch._dynamo.reset()

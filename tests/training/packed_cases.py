@@ -5,6 +5,7 @@ For a process of their own (test_packed.py): PEFT looks for bitsandbytes once, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.optim import Optimizer
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from launcher.corpus.store import Store
@@ -21,7 +23,7 @@ from launcher.memory.static import estimate_static
 from launcher.paths import RunPaths
 from launcher.plan.model import CompilePlan, Plan, QuantizationPlan
 from launcher.shapes import make_shape
-from launcher.training import packed
+from launcher.training import eight_bits, packed
 from launcher.training.assembly import assemble
 from launcher.training.blocks import Block
 from launcher.training.joined import find_joinable, join_layers
@@ -299,6 +301,30 @@ def test_a_layer_keeps_what_is_planned(joins: bool, targets: list[str], dora: bo
     check_kept(model, targets, dropout, joins=joins, quantization="int4")
 
 
+def test_an_update_in_8_bits_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Theirs waits behind every tensor. To the bit the same comes of it."""
+    waits: list[Tensor] = []
+    monkeypatch.setattr(eight_bits.their_module, "sync_gpu", waits.append)
+    theirs = update_thrice(bnb.optim.AdamW8bit)
+    assert len(waits) == 6
+    ours = update_thrice(eight_bits.AdamW8bit)
+    assert len(waits) == 6
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+def update_thrice(kind: Callable[..., Optimizer]) -> list[Tensor]:
+    """One large enough for 8 bits, and one that is not."""
+    generator = torch.Generator().manual_seed(0)
+    weights = [nn.Parameter(torch.randn(size, generator=generator).to(DEVICE)) for size in ((128, 64), (16,))]
+    optimizer = kind(weights, lr=1e-2)
+    for _ in range(3):
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=generator).to(DEVICE)
+        optimizer.step()
+    assert [optimizer.state[weight]["state1"].dtype for weight in weights] == [torch.uint8, torch.float32]
+    return [weight.detach() for weight in weights]
+
+
 PUBLISHED = tuple(name for name in ALL if name != "gate_proj")
 FOUR_BITS = QuantizationPlan(kind="int4", storage_dtype="uint8", double_quantization=True)
 
@@ -319,15 +345,17 @@ def test_a_training_is_pefts(
     monkeypatch.setattr("launcher.training.model.kernels_run_on", lambda _device: joins)  # as on a GPU
     run, proof = build_run(plan, store, tmp_path / "ours")
     assert proof.products is not None
-    assert 0 < proof.products < 1e-5
+    rounding = 1e-5 if DEVICE == "cpu" else 0.1  # FP32; a plan for a GPU computes in BF16
+    assert 0 < proof.products < rounding
     blocks = run.engine.module.products.blocks
     assert {len(block.stored) for block in blocks} == {8}
     assert sum(len(block.members) for block in blocks) == len(blocks) / 4 * (7 if joins else 6)
     begin, losses = trained_weights(run), train_recorded(run).losses
     other, _ = build_run(plan, store, tmp_path / "theirs")
     give_back(other.engine.module.products)
-    assert train_recorded(other).losses == pytest.approx(losses, rel=1e-5)
-    assert moved_difference(trained_weights(run), trained_weights(other), begin) < 5e-3
+    assert train_recorded(other).losses == pytest.approx(losses, rel=min(rounding, 1e-3))
+    # AdamW moves a weight by its gradient's sign to begin with, even where the gradient is next to nothing.
+    assert moved_difference(trained_weights(run), trained_weights(other), begin) < (5e-3 if DEVICE == "cpu" else 0.3)
 
 
 def test_wrong_ones_are_left_to_peft(

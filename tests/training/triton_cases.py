@@ -27,8 +27,13 @@ def check_all(device: str) -> None:
             check_unpacking(device, num_in, num_out, ranks, dtype)
     for splits in (False, True):
         check_dropping(device, splits)
+    for added in (False, True):
+        check_scaling(device, added)
+    for halves in (1, 2):
+        check_gate(device, scaled=True, added=halves)
     for scaled, added in ((False, False), (True, False), (True, True)):
-        check_gate(device, scaled, added)
+        if not added:
+            check_gate(device, scaled)
         for normed in (False, True):
             check_heads(device, scaled, normed, added)
     for softcap in (None, 5.0):
@@ -56,15 +61,19 @@ def check_dropping(device: str, splits: bool) -> None:
     there, here = (Dropping(torch.tensor([7_654_321], dtype=torch.int32).to(to), 0.3) for to in ("cpu", device))
     wanted, wanted_side = torch.zeros(37, 608), torch.zeros(37, 600)
     found, side = wanted.clone().to(device), wanted_side.clone().to(device)
-    layer_passes.norm_and_drop(x, weight, 1e-5, wanted, wanted_side, there, splits=splits)
-    row_kernels.norm_and_drop(x.to(device), weight.to(device), 1e-5, found, side, here, splits=splits)
+    wanted_whole, whole = (torch.zeros(37, 600, device=to) if splits else None for to in ("cpu", device))
+    on_device = x.to(device)
+    layer_passes.norm_and_drop(x, weight, 1e-5, wanted, wanted_side, there, splits=splits, whole=wanted_whole)
+    row_kernels.norm_and_drop(on_device, weight.to(device), 1e-5, found, side, here, splits=splits, whole=whole)
     same(found, wanted)
     same(side, wanted_side)
+    same(whole, wanted_whole)
     assert torch.equal(side.cpu() == 0, wanted_side == 0)
-    layer_passes.drop(wanted[:, :600], wanted_side, there, splits=splits)
-    row_kernels.drop(found[:, :600], side, here, splits=splits)
-    same(found, wanted)
-    same(side, wanted_side)
+    for ours, theirs in ((on_device, x), (found[:, :600], wanted[:, :600])):  # the second in its own place
+        layer_passes.drop(theirs, wanted, there, wanted_side if splits else None)
+        row_kernels.drop(ours, found, here, side if splits else None)
+        same(found, wanted)
+        same(side, wanted_side)
     grad, dropped = torch.randn(37, 600), torch.randn(37, 600)
     on_device = grad.clone().to(device)
     row_kernels.mix(on_device, dropped.to(device), here, splits=splits)
@@ -117,12 +126,28 @@ def check_unpacking(device: str, num_in: int, num_out: int, ranks: int, dtype: t
     assert torch.equal(found.cpu(), unpack(*stored, None))
 
 
-def check_gate(device: str, scaled: bool, added: bool) -> None:
+def check_scaling(device: str, added: bool) -> None:
+    """Of a piece of a wider matrix."""
+    y, rest = torch.randn(150, 700)[:, 40:640], torch.randn(150, 600)
+    scales, grad = torch.rand(600) + 0.5, torch.randn(150, 600)
+    on_device, on_scales = y.to(device), scales.to(device)
+    wanted, found = torch.empty(150, 600), torch.empty(150, 600, device=device)
+    layer_passes.scale(y, scales, rest if added else None, wanted)
+    row_kernels.scale(on_device, on_scales, rest.to(device) if added else None, found)
+    same(found, wanted)
+    wanted_scales = layer_passes.scale_back(grad, y, scales, wanted)
+    found_scales = row_kernels.scale_back(grad.to(device), on_device, on_scales, found)
+    same(found, wanted)
+    same(found_scales, wanted_scales)
+
+
+def check_gate(device: str, scaled: bool, added: int = 0) -> None:
+    """`added`: to neither half, to the second, to both."""
     num_tokens, width, ranks = 150, 200, 8
     states = torch.randn(num_tokens, 2 * width)
     scales = torch.rand(2 * width) + 0.5 if scaled else None
     wanted, found = torch.zeros(num_tokens, width + ranks), torch.zeros(num_tokens, width + ranks, device=device)
-    rest, on_rest = _make_rests(states, device) if added else (None, None)
+    rest, on_rest = _make_rests(states[:, : added * width], device) if added else (None, None)
     layer_passes.gate(states, scales, wanted, rest and rest[0])
     layer_kernels.gate(states.to(device), _to(scales, device), found, on_rest and on_rest[0])
     same(found, wanted)

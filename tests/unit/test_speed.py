@@ -28,6 +28,7 @@ RESULTS = json.loads((ROOT / "benchmarks/results/speed_h200.json").read_text())
 SHAPES = {name: ModelShape.model_validate(shape) for name, shape in RESULTS["shapes"].items()}
 TIMED = [record for record in RESULTS["records"] if record["tokens_per_second"]]
 DOCUMENT_TOKENS = 350.0
+ALL_LINEARS = tuple(linear.name for linear in SHAPES["0.6B"].linears)
 
 
 def workload(record: dict[str, Any]) -> Workload:
@@ -46,7 +47,7 @@ def workload(record: dict[str, Any]) -> Workload:
         and recipe["quantization"] == "none"
         and recipe["compiled"]
         and not drops,
-        repeats_base=recipe["adapter"] == "dora" and drops,
+        repeated=ALL_LINEARS if recipe["adapter"] == "dora" and drops else (),
     )
 
 
