@@ -238,7 +238,7 @@ def _count_scaled_bytes(shape: ModelShape, recipe: Recipe) -> float:
     rescales = recipe.compiled and recipe.adapter_dropout == 0
     kept = ["o_proj", *_list_scaled_heads(shape, recipe, rescales)]
     if joins_mlp(shape, recipe):
-        kept += [] if recipe.compiled else ["down_proj"]
+        kept += [] if rescales else ["down_proj"]
         kept += _list_gates_with_rests(shape, recipe)
     elif not rescales:
         kept += ["gate_proj", "up_proj", "down_proj"]

@@ -108,15 +108,14 @@ def _sureness_of_runs(correction: Correction) -> str:
 
 
 def _sureness(situation: Situation, workload: Workload, layout: Layout) -> str:
-    joined = workload.joined and layout.checkpointing != "selective"
     assert situation.gpu is not None
     unmeasured = [
         words
         for applies, words in (
             (situation.gpu.key != _MEASURED_GPU, "this GPU (scaled from an H200 by data sheet)"),
-            (joined and not workload.compiled, "joined layers that are not compiled"),
-            (joined and workload.drops, "dropout in joined layers"),
-            (joined and workload.quantization == "int4", "joined layers over 4 bits"),
+            (workload.compute_dtype == "fp16", "FP16"),
+            (workload.quantization == "int8", "bases of 8 bits"),
+            (workload.adapter == "ia3", "IA3"),
             (layout.offload != "none", "offloading"),
             (layout.strategy in SHARDED_STRATEGIES, "sharding"),
             (situation.num_ranks > 1, "links between GPUs"),

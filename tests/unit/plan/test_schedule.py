@@ -266,12 +266,11 @@ def test_how_sure_it_is() -> None:
     assert "such runs were measured on this GPU" in plan_for(gpu="h200").speed.confidence
     assert "never measured: this GPU (scaled from an H200" in plan_for(gpu="rtx4090").speed.confidence
     assert "links between GPUs" in plan_for(gpu="h100", gpus=2).speed.confidence
-    dropped = plan_for(gpu="h200", config={"dropout": 0.1}).speed.confidence
-    assert "never measured: dropout in joined layers;" in dropped
-    published = {"gradient_checkpointing": "selective", "torch_compile": False}
+    published = {"dropout": 0.1, "gradient_checkpointing": True, "torch_compile": False, "adapter_type": "dora"}
     assert "such runs were measured on this GPU" in plan_for(gpu="h200", config=published).speed.confidence
-    alone = plan_for(gpu="h200", config={"torch_compile": False}).speed.confidence
-    assert "never measured: joined layers that are not compiled;" in alone
+    other = {"adapter_type": "ia3", "rank": None, "alpha": None}
+    assert "never measured: IA3;" in plan_for(gpu="h200", config=other).speed.confidence
+    assert "FP16" in plan_for(gpu="v100-32gb").speed.confidence
     assert plan_for(gpu=None).speed.tokens_per_second is None
 
 
