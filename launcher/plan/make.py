@@ -21,6 +21,7 @@ from launcher.plan.calibration import (
 )
 from launcher.plan.carried import make_data_plan, make_wandb_plan
 from launcher.plan.compiling import decide_compile, make_compile_plan, without_partitions
+from launcher.plan.costly import tell_costly
 from launcher.plan.fit import Layout, best_layout, estimate, fits, make_recipe
 from launcher.plan.graphs import decide_graph
 from launcher.plan.ladder import make_ladder
@@ -50,6 +51,12 @@ def make_plan(
 ) -> Plan:
     situation = _make_situation(manifest, hardware, base, rows, options or PlanOptions())
     _check_positions(situation)
+    plan = _make_plan(situation)
+    costly = tell_costly(situation, plan, lambda config: _make_plan(replace(situation, config=config)))
+    return plan if costly is None else plan.model_copy(update={"notes": (*plan.notes, costly)})
+
+
+def _make_plan(situation: Situation) -> Plan:
     basics = decide_basics(situation)
     workload = make_workload(situation, basics)
     captures = likely_captured(situation, basics)
