@@ -65,7 +65,25 @@ class TrainingBatches(Dataset[PackedBatch]):
         return self.hands.for_packs(left).num_micro_batches
 
 
-def feed(batches: TrainingBatches, plan: LoaderPlan, first_step: int = 0) -> Iterator[PackedBatch]:
+class Feed(Iterator[PackedBatch]):
+    """Micro-batches. Without workers nobody makes the next one meanwhile, but whoever has launched a micro-step has
+    time for it."""
+
+    def __init__(self, batches: Iterator[PackedBatch], *, is_made_here: bool) -> None:
+        self._batches, self._is_made_here = batches, is_made_here
+        self._next: PackedBatch | None = None
+
+    def __next__(self) -> PackedBatch:
+        made, self._next = self._next, None
+        return next(self._batches) if made is None else made
+
+    def prepare(self) -> None:
+        """The next one, if there is any, beside what the device does."""
+        if self._is_made_here and self._next is None:
+            self._next = next(self._batches, None)
+
+
+def feed(batches: TrainingBatches, plan: LoaderPlan, first_step: int = 0) -> Feed:
     """From a step on, to the end of the run."""
     loader: DataLoader[PackedBatch] = DataLoader(
         batches,
@@ -78,7 +96,7 @@ def feed(batches: TrainingBatches, plan: LoaderPlan, first_step: int = 0) -> Ite
         worker_init_fn=_leave_signals_to_the_training if plan.num_workers else None,
         generator=torch.Generator(),  # its seed for workers would else be drawn from the training's random numbers
     )
-    return iter(loader)
+    return Feed(iter(loader), is_made_here=plan.num_workers == 0)
 
 
 def _leave_signals_to_the_training(_worker: int) -> None:

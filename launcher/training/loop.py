@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from launcher.training.batches import PackedBatch
 from launcher.training.cadence import is_due
 from launcher.training.clock import Lap, StepClock
 from launcher.training.evaluation import Evaluator
-from launcher.training.feeding import feed
+from launcher.training.feeding import Feed, feed
 from launcher.training.measures import Measure
 from launcher.training.observers.base import Observer
 from launcher.training.position import Position, find_position
@@ -95,9 +93,7 @@ def _train_from(run: Run, observer: Observer, position: Position, readback: Read
         readback.tell_evaluation(position.step, last)
 
 
-def train_step(
-    run: Run, step: int, batches: Iterator[PackedBatch], clock: StepClock, *, asks_to_stop: bool = False
-) -> StepResult:
+def train_step(run: Run, step: int, batches: Feed, clock: StepClock, *, asks_to_stop: bool = False) -> StepResult:
     """All micro-batches, one update. Nothing in here waits for the device."""
     engine = run.engine
     packs = run.order.packs_of(step - 1)
@@ -110,6 +106,9 @@ def train_step(
             batch = next(batches)
         run.pulse.beat("training", step)
         total += engine.micro_step(batch.to(engine.device), num_trained, is_last=index == num_micro_batches - 1)
+        if engine.device.type == "cuda":  # a CPU has nothing beside: it would only be counted elsewhere
+            with clock.waiting():
+                batches.prepare()
     learning_rate = engine.learning_rate
     asked = torch.full((), float(asks_to_stop), device=engine.device)
     loss, num_asking = engine.add_up(torch.stack([total, asked])).unbind()

@@ -13,7 +13,7 @@ import torch
 from launcher.corpus.store import Store
 from launcher.plan.model import LoaderPlan, Plan
 from launcher.training.batches import PackedBatch
-from launcher.training.feeding import evaluation_batches, feed
+from launcher.training.feeding import Feed, evaluation_batches, feed
 from launcher.training.run import Run
 from tests.training.builders import build, split, vary
 
@@ -45,6 +45,27 @@ def test_workers_keep_the_order(run: Run) -> None:
     whole = list(feed(run.batches(), NO_WORKERS))
     made = list(feed(run.batches(), workers))
     assert all(same(ours, theirs) for ours, theirs in zip(made, whole, strict=True))
+
+
+def test_what_is_prepared_is_next(run: Run) -> None:
+    whole, batches = list(feed(run.batches(), NO_WORKERS)), feed(run.batches(), NO_WORKERS)
+    made = []
+    for _ in whole:
+        made.append(next(batches))
+        for _ in range(len(made) % 3):  # not at all, once, twice
+            batches.prepare()
+    assert all(same(ours, theirs) for ours, theirs in zip(made, whole, strict=True))
+    batches.prepare()  # there is none left
+    assert next(batches, None) is None
+
+
+def test_only_what_no_worker_makes_is_prepared() -> None:
+    """A worker makes it anyway, and who waited for it would wait where nobody counts it."""
+    for is_made_here in (True, False):
+        given = iter(range(3))
+        batches = Feed(given, is_made_here=is_made_here)  # type: ignore[arg-type]
+        batches.prepare()
+        assert next(given) == (1 if is_made_here else 0)
 
 
 def test_each_step_feeds_its_packs(run: Run) -> None:
