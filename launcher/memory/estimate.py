@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from launcher.choices import DEEPSPEED_STRATEGIES, SHARDED_STRATEGIES, Strategy
 from launcher.memory.recipe import Recipe, count_loss_chunk, has_buckets, joins_products
@@ -48,6 +49,7 @@ def count_allocated(terms: Iterable[MemoryTerm]) -> int:
     return sum(term.num_bytes for term in terms if term.name != "context")
 
 
+@lru_cache(maxsize=4096)  # a search for the best plan comes by the same ones again and again
 def estimate_memory(shape: ModelShape, recipe: Recipe) -> MemoryEstimate:
     """Peak bytes of one rank in a steady training step: what torch allocates, and the CUDA context.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from launcher import __version__
 from launcher.errors import ManifestError
@@ -51,12 +51,21 @@ def make_plan(
 ) -> Plan:
     situation = _make_situation(manifest, hardware, base, rows, options or PlanOptions())
     _check_positions(situation)
-    plan = _make_plan(situation)
-    costly = tell_costly(situation, plan, lambda config: _make_plan(replace(situation, config=config)))
-    return plan if costly is None else plan.model_copy(update={"notes": (*plan.notes, costly)})
+    return _assemble(situation, _choose(situation))
 
 
-def _make_plan(situation: Situation) -> Plan:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Choice:
+    """What all else follows from."""
+
+    basics: Basics
+    sizing: Sizing
+    candidates: tuple[Candidate, ...]
+    layout: Layout
+    compile_decision: Decision
+
+
+def _choose(situation: Situation) -> _Choice:
     basics = decide_basics(situation)
     workload = make_workload(situation, basics)
     captures = likely_captured(situation, basics)
@@ -70,7 +79,9 @@ def _make_plan(situation: Situation) -> Plan:
         layout = best_layout(sizing, candidates)
     if layout is None:
         raise does_not_fit(sizing, candidates)
-    return _assemble(situation, basics, sizing, candidates, layout, compiling.decision)
+    return _Choice(
+        basics=basics, sizing=sizing, candidates=candidates, layout=layout, compile_decision=compiling.decision
+    )
 
 
 def _make_situation(
@@ -91,14 +102,8 @@ def _make_situation(
     return replace(situation, config=sizes.config, replaced=sizes.replaced)
 
 
-def _assemble(
-    situation: Situation,
-    basics: Basics,
-    sizing: Sizing,
-    candidates: tuple[Candidate, ...],
-    layout: Layout,
-    compile_decision: Decision,
-) -> Plan:
+def _assemble(situation: Situation, choice: _Choice) -> Plan:
+    basics, sizing, layout, candidates = choice.basics, choice.sizing, choice.layout, choice.candidates
     length = estimate_length(situation)
     batch = make_batch_plan(situation, sizing, layout)
     captures, captures_decision = decide_graph(situation, basics, sizing, layout)
@@ -115,7 +120,7 @@ def _assemble(
         *explain_batch(situation, batch),
         explain_strategy(situation, layout.strategy, layout.offload, _first_fits(sizing, candidates)),
         _explain_checkpointing(situation, sizing, candidates, layout),
-        compile_decision,
+        choice.compile_decision,
         *compile_scope,
         *captures_decision,
         *loader_decisions,
@@ -159,8 +164,15 @@ def _assemble(
         speed=speed,
         ladder=make_ladder(sizing, layout, candidates),
         decisions=restate(decisions, situation.replaced),
-        notes=tuple(make_notes(situation, sizing, layout)),
+        notes=(*make_notes(situation, sizing, layout), *tell_costly(situation, speed, _find_speed)),
     )
+
+
+def _find_speed(situation: Situation) -> float | None:
+    """As a plan would state it, without the rest of the plan."""
+    choice, length = _choose(situation), estimate_length(situation)
+    captures, _ = decide_graph(situation, choice.basics, choice.sizing, choice.layout)
+    return make_speed_plan(situation, choice.sizing, choice.layout, length, captures=captures).tokens_per_second
 
 
 def _make_speed(
