@@ -79,7 +79,7 @@ def _decide_dropout(situation: Situation) -> tuple[float, list[Decision]]:
     else:
         value, decide, reason = DEFAULT_DROPOUT, decided, "not given: what the published trainer used"
     if value and config.adapter_type == "dora":
-        reason += "; for it DoRA multiplies by each of the base's matrices twice"
+        reason += "; for it DoRA multiplies twice by each matrix that it adapts"
     return value, [decide("adapter dropout", f"{value:g}", reason)]
 
 

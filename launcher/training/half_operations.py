@@ -89,11 +89,11 @@ def _go_back(
 
     Off it B is zero: dy is read once for all matrices, not once for each.
     """
+    if dropping is not None and rest_grad is not None:
+        return _go_back_twice(grad, wide, matrix, num_in, dropping, rest_grad, wants_input)
     num_out = grad.shape[1] - (wide.shape[1] - num_in)
     given, narrow, x = grad[:, :num_out], grad[:, num_out:], wide[:, :num_in]
     x_grad = grad.new_empty(0)
-    if dropping is not None and rest_grad is not None:
-        return _go_back_twice(grad, wide, matrix, num_in, dropping, rest_grad, wants_input)
     torch.mm(given, matrix[:num_out, num_in:], out=narrow)
     ups = given.t() @ wide[:, num_in:]
     if dropping is None:

@@ -139,6 +139,7 @@ def _multiply(block: Block, x: Tensor, dropped: Tensor | None) -> tuple[Tensor, 
 def _normalised(
     block: Block, outputs: tuple[Tensor, ...], lengths: Lengths, rests: tuple[Tensor, ...] | None = None
 ) -> tuple[Tensor, ...]:
+    """Adapted ones alone: a bare matrix multiplies by itself, and nobody takes what the block has of it."""
     of_members, scaled = lengths.of_rows.split(list(block.sizes)), list(outputs)
     for index in block.adapted:
         rest = None if rests is None else rests[index]

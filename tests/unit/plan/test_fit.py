@@ -289,7 +289,7 @@ def test_a_huge_batch_is_planned_at_once() -> None:
 def test_doras_dropout_multiplies_by_the_base_twice_and_the_plan_says_so() -> None:
     plain, dropping = (plan_for(gpu="h200", config={"adapter_type": "dora", "dropout": rate}) for rate in (0.0, 0.1))
     assert "twice" not in decision(plain, "adapter dropout")
-    assert "for it DoRA multiplies by each of the base's matrices twice" in decision(dropping, "adapter dropout")
+    assert "for it DoRA multiplies twice by each matrix that it adapts" in decision(dropping, "adapter dropout")
     fast, slow = (plan.speed.tokens_per_second for plan in (plain, dropping) if plan.speed is not None)
     assert fast is not None
     assert slow is not None
