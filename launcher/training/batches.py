@@ -37,7 +37,7 @@ class PackedBatch:
 
     def pin_memory(self) -> PackedBatch:
         """DataLoader calls this, by name."""
-        return self.map(lambda tensor: tensor.pin_memory())
+        return self.map(_pin)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> PackedBatch:
         return PackedBatch(
@@ -49,6 +49,13 @@ class PackedBatch:
             max_length=self.max_length,
             document_lengths=self.document_lengths,
         )
+
+
+def _pin(tensor: Tensor) -> Tensor:
+    """By numpy: from 32,769 numbers on torch wakes all its threads to copy them, and takes ten times as long."""
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    np.copyto(pinned.numpy(), tensor.numpy())
+    return pinned
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from launcher.choices import UNPACKED_SIZES
 from launcher.corpus.packs import Pack
@@ -162,3 +165,24 @@ def test_nearly_all_micro_batches_have_short_borders() -> None:
     packs = [make_pack([make_document(2, 1, 0)] * int(count)) for count in counts]
     sizes = [len(collate(packs[begin : begin + 4], shape).cu_seqlens) - 1 for begin in range(0, 200, 4)]
     assert sizes == [usual] * 49 + [most]
+
+
+def test_what_is_pinned_is_the_same_and_copied_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = make_pack([make_document(40_000, 39_000, seed=0)])
+    batch = collate([pack], make_shape(np.array([1]), 1, 40_000, is_packed=True))
+    empty, asked = torch.empty, []
+
+    def take_any(*arguments: Any, pin_memory: bool, **more: Any) -> Tensor:  # pinned is what only a GPU's driver can
+        asked.append(pin_memory)
+        return empty(*arguments, **more)
+
+    monkeypatch.setattr(torch, "empty", take_any)
+    with torch.profiler.profile() as profiled:
+        pinned = batch.pin_memory()
+    names = ("input_ids", "position_ids", "cu_seqlens", "trained_positions", "targets")
+    assert asked == [True] * len(names)
+    for name in names:
+        ours, theirs = getattr(pinned, name), getattr(batch, name)
+        assert torch.equal(ours, theirs)
+        assert ours.data_ptr() != theirs.data_ptr()
+    assert not [event.key for event in profiled.key_averages() if "copy" in event.key]
