@@ -5,7 +5,6 @@ For a process of their own (test_packed.py): PEFT looks for bitsandbytes once, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
-from torch.optim import Optimizer
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from launcher.corpus.store import Store
@@ -23,7 +21,7 @@ from launcher.memory.static import estimate_static
 from launcher.paths import RunPaths
 from launcher.plan.model import CompilePlan, Plan, QuantizationPlan
 from launcher.shapes import make_shape
-from launcher.training import eight_bits, packed
+from launcher.training import packed
 from launcher.training.assembly import assemble
 from launcher.training.blocks import Block
 from launcher.training.joined import find_joinable, join_layers
@@ -299,30 +297,6 @@ def test_the_operation_is_what_it_says_to_torch() -> None:
 def test_a_layer_keeps_what_is_planned(joins: bool, targets: list[str], dora: bool, dropout: float) -> None:
     model = make_model(dora=dora, dropout=dropout, dtype=torch.bfloat16, sizes=KEPT_SIZES, targets=targets)
     check_kept(model, targets, dropout, joins=joins, quantization="int4")
-
-
-def test_an_update_in_8_bits_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Theirs waits behind every tensor. To the bit the same comes of it."""
-    waits: list[Tensor] = []
-    monkeypatch.setattr(eight_bits.their_module, "sync_gpu", waits.append)
-    theirs = update_thrice(bnb.optim.AdamW8bit)
-    assert len(waits) == 6
-    ours = update_thrice(eight_bits.AdamW8bit)
-    assert len(waits) == 6
-    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
-
-
-def update_thrice(kind: Callable[..., Optimizer]) -> list[Tensor]:
-    """One large enough for 8 bits, and one that is not."""
-    generator = torch.Generator().manual_seed(0)
-    weights = [nn.Parameter(torch.randn(size, generator=generator).to(DEVICE)) for size in ((128, 64), (16,))]
-    optimizer = kind(weights, lr=1e-2)
-    for _ in range(3):
-        for weight in weights:
-            weight.grad = torch.randn(weight.shape, generator=generator).to(DEVICE)
-        optimizer.step()
-    assert [optimizer.state[weight]["state1"].dtype for weight in weights] == [torch.uint8, torch.float32]
-    return [weight.detach() for weight in weights]
 
 
 PUBLISHED = tuple(name for name in ALL if name != "gate_proj")

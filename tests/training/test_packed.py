@@ -1,4 +1,4 @@
-"""Bases of four bits a weight: packed_cases.py, in a process that sees bitsandbytes."""
+"""Bases of four bits a weight, optimizers of eight: in a process that sees bitsandbytes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import ROOT
 
+CASES = ("tests/training/packed_cases.py", "tests/training/eight_bit_cases.py")
 BITSANDBYTES = os.environ.get("LAUNCHER_TEST_BITSANDBYTES")  # a folder that has it, where the environment has not
 
 
@@ -19,10 +20,10 @@ BITSANDBYTES = os.environ.get("LAUNCHER_TEST_BITSANDBYTES")  # a folder that has
     BITSANDBYTES is None and importlib.util.find_spec("bitsandbytes") is None,
     reason="neither bitsandbytes nor LAUNCHER_TEST_BITSANDBYTES",
 )
-def test_blocks_of_four_bits() -> None:
+def test_with_bitsandbytes() -> None:
     path = os.pathsep.join([str(ROOT), *([BITSANDBYTES] if BITSANDBYTES else []), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/training/packed_cases.py"],
+        [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *CASES],
         env={**os.environ, "PYTHONPATH": path, "PYTEST_ADDOPTS": "", "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,

@@ -1,0 +1,100 @@
+"""AdamW with 8-bit state against bitsandbytes' own, to the bit. Run by test_packed.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import bitsandbytes as bnb
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from launcher.corpus.store import Store
+from launcher.plan.model import Plan
+from launcher.training import eight_bits
+from launcher.training.optim import innermost
+from tests.training.builders import adapt, build, train_recorded, trained_weights, vary
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+# Eight bits: eleven that are laid end to end, one that is no whole number of blocks. Four are too small for that.
+UPDATED = [(16, 256)] * 4 + [(512, 16)] * 4 + [(1024, 4)] * 3 + [(67, 67)] + [(256,), (100,), (64,), (7, 3)]
+
+
+@pytest.mark.parametrize("reloads", [False, True])
+def test_8_bit_updates_are_theirs_to_the_bit_in_few_launches(monkeypatch: pytest.MonkeyPatch, reloads: bool) -> None:
+    """Theirs are launched, and waited for, tensor by tensor."""
+    waits: list[Tensor] = []
+    monkeypatch.setattr(eight_bits.their_module, "sync_gpu", waits.append)
+    launches = count_launches(monkeypatch)
+    theirs = update_often(bnb.optim.AdamW8bit, reloads=reloads)
+    assert len(waits) == sum(launches) == 5 * len(UPDATED) - 1
+    waits.clear()
+    launches.clear()
+    ours = update_often(eight_bits.AdamW8bit, reloads=reloads)
+    assert not waits
+    # Two groups, of which one decays: each has its whole blocks, and those that are too small. One is by itself. In the
+    # third step a weight has no gradient, so that it is alone ever after: it has made a step less.
+    assert sum(launches) == 5 * 5 + 2
+    assert len(ours) == len(theirs) > 3 * len(UPDATED)
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+def count_launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    launches: list[int] = []
+    for name in ("optimizer_update_8bit_blockwise", "optimizer_update_32bit"):
+        own = getattr(eight_bits.their_module.F, name)
+
+        def counted(*arguments: Any, own: Any = own, **more: Any) -> None:
+            launches.append(1)
+            own(*arguments, **more)
+
+        monkeypatch.setattr(eight_bits.their_module.F, name, counted)
+    return launches
+
+
+def update_often(kind: Callable[..., Optimizer], *, reloads: bool) -> list[Tensor]:
+    """Weights and states. Five steps, the rate changes, one weight lacks a gradient once, a checkpoint in between."""
+    generator = torch.Generator().manual_seed(0)
+    weights = [nn.Parameter(torch.randn(size, generator=generator).to(DEVICE)) for size in UPDATED]
+    groups = [{"params": weights[::2], "weight_decay": 0.1}, {"params": weights[1::2], "weight_decay": 0.0}]
+    optimizer = kind(groups, lr=1e-2)
+    for step in range(5):
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=generator).to(DEVICE)
+        if step == 2:
+            weights[1].grad = None
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 / (1 + step)
+        optimizer.step()
+        if reloads and step == 3:
+            kept = deepcopy(optimizer.state_dict())
+            optimizer = kind(groups, lr=1e-2)
+            optimizer.load_state_dict(kept)
+    states = [optimizer.state[weight] for weight in weights]
+    assert [state["state1"].dtype for state in states] == [torch.uint8] * 12 + [torch.float32] * 4
+    names = ("state1", "state2", "absmax1", "absmax2")
+    kept_states = [state[name] for state in states for name in names if name in state]
+    return [*weights, *kept_states, *(torch.tensor(state["step"]) for state in states)]
+
+
+def test_a_training_ends_as_with_theirs(
+    plan: Plan, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixed = {"optimizer.name": "adamw_bnb_8bit", "schedule.max_steps": 4}
+    eight = vary(plan, {**fixed, **adapt("lora", rank=128)})  # most are large enough for 8 bits
+    run = build(eight, store, tmp_path / "ours")
+    assert isinstance(innermost(run.engine.optimizer), eight_bits.AdamW8bit)
+    ours = train_recorded(run)
+    states = innermost(run.engine.optimizer).state.values()
+    assert {state["state1"].dtype for state in states} == {torch.uint8, torch.float32}
+    monkeypatch.setattr(eight_bits, "AdamW8bit", bnb.optim.AdamW8bit)
+    other = build(eight, store, tmp_path / "theirs")
+    assert type(innermost(other.engine.optimizer)) is bnb.optim.AdamW8bit
+    assert train_recorded(other).losses == ours.losses
+    for name, weight in trained_weights(other).items():
+        assert torch.equal(trained_weights(run)[name], weight), name
