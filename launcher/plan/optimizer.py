@@ -41,10 +41,7 @@ def _decide_name(situation: Situation) -> tuple[OptimizerName, Decision]:
             hint="pip install 'expert-launcher[cuda]', or --set training.config.optim=adamw_torch_fused",
         )
     if wanted is not None:
-        many = (
-            "; one launch for each tensor, where adamw_torch_fused has one for all"
-            if wanted == "adamw_bnb_8bit"
-            else ""
-        )
-        return wanted, asked("optimizer", wanted, f"optim in the manifest{many}")
+        waits = "; a step waits until the host has seen its gradients, which adamw_torch_fused has no need of"
+        reason = f"optim in the manifest{waits if wanted == 'adamw_bnb_8bit' else ''}"
+        return wanted, asked("optimizer", wanted, reason)
     return "adamw_torch_fused", decided("optimizer", "adamw_torch_fused", "one kernel for all weights; same arithmetic")
