@@ -76,14 +76,12 @@ def test_an_agent_killed_while_its_ranks_start(bench: Bench, warm: Warm) -> None
     assert not course.paths.outcome.exists()
 
 
-def count_attempts(paths: RunPaths) -> int:
+def has_come_to(paths: RunPaths, step: int, attempt: int, before: int) -> bool:
+    """In this attempt, which tells where it began: the one before may have told of steps that it did not save."""
     outcome = load_outcome(paths.outcome)
-    return 0 if outcome is None else len(outcome.attempts)
-
-
-def has_come_to(paths: RunPaths, step: int, attempt: int) -> bool:
-    """In this attempt: the one before may have told of steps that it did not save."""
-    return count_attempts(paths) >= attempt and any(row.step >= step for row in step_rows(paths))
+    if outcome is None or len(outcome.attempts) < attempt or outcome.attempts[-1].from_step != before:
+        return False
+    return any(row.step >= step for row in step_rows(paths))
 
 
 @pytest.mark.slow
@@ -95,11 +93,11 @@ def test_a_killed_launcher(bench: Bench, warm: Warm, tally: Tally) -> None:
     assert warm.launch(undisturbed.command).returncode == 0
     course = plan_course(bench, make_request(manifest), "launcher-killed")
     flags = (*make_flags(manifest), "--resume", "launcher-killed")
-    for _ in range(NUM_LAUNCHERS):
+    for attempt in range(1, NUM_LAUNCHERS + 1):
         before = newest_step(course.paths)
-        wanted, attempt = before + dice.randint(1, 3), count_attempts(course.paths) + 1
+        wanted = before + dice.randint(1, 3)
         with bench.started(launcher_train(bench, *flags)) as child:
-            child.wait_until(partial(has_come_to, course.paths, wanted, attempt))
+            child.wait_until(partial(has_come_to, course.paths, wanted, attempt, before))
             os.kill(child.process.pid, signal.SIGKILL)
             child.wait_until(lambda: not child.pids(), seconds=20)
         check_nothing_lost(course.paths, before, has_begun=True)
