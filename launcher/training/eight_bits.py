@@ -23,8 +23,7 @@ __all__ = ["AdamW8bit", "their_module"]
 _BLOCK = 256  # numbers that share a scale
 _LARGEST = 1 << 20  # numbers of a tensor that is worth laying beside others
 _TOGETHER = 1 << 21  # at most: their weights and gradients are copied, 16 MiB
-_BY_NUMBER = ("state1", "state2")
-_BY_BLOCK = ("absmax1", "absmax2")
+_STATES = ("state1", "state2", "absmax1", "absmax2")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +81,7 @@ def _gradient(weight: Tensor) -> Tensor:
 
 def _join(states: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
     """All of a kind end to end. Each state becomes a piece of that: the next time nothing is copied."""
-    return {name: _join_named(states, name) for name in (*_BY_NUMBER, *_BY_BLOCK) if name in states[0]}
+    return {name: _join_named(states, name) for name in _STATES if name in states[0]}
 
 
 def _join_named(states: Sequence[dict[str, Any]], name: str) -> Tensor:

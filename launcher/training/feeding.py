@@ -66,11 +66,11 @@ class TrainingBatches(Dataset[PackedBatch]):
 
 
 class Feed(Iterator[PackedBatch]):
-    """Micro-batches. Without workers nobody makes the next one meanwhile, but whoever has launched a micro-step has
-    time for it."""
+    """Micro-batches. Without workers nobody makes the next one meanwhile, but whoever has launched a micro-step on a
+    device has time for it."""
 
-    def __init__(self, batches: Iterator[PackedBatch], *, is_made_here: bool) -> None:
-        self._batches, self._is_made_here = batches, is_made_here
+    def __init__(self, batches: Iterator[PackedBatch], *, prepares: bool) -> None:
+        self._batches, self._prepares = batches, prepares
         self._next: PackedBatch | None = None
 
     def __next__(self) -> PackedBatch:
@@ -79,12 +79,12 @@ class Feed(Iterator[PackedBatch]):
 
     def prepare(self) -> None:
         """The next one, if there is any, beside what the device does."""
-        if self._is_made_here and self._next is None:
+        if self._prepares and self._next is None:
             self._next = next(self._batches, None)
 
 
-def feed(batches: TrainingBatches, plan: LoaderPlan, first_step: int = 0) -> Feed:
-    """From a step on, to the end of the run."""
+def feed(batches: TrainingBatches, plan: LoaderPlan, first_step: int = 0, *, is_beside: bool = False) -> Feed:
+    """From a step on, to the end of the run. `is_beside`: what trains is not the CPU."""
     loader: DataLoader[PackedBatch] = DataLoader(
         batches,
         batch_size=None,
@@ -96,7 +96,7 @@ def feed(batches: TrainingBatches, plan: LoaderPlan, first_step: int = 0) -> Fee
         worker_init_fn=_leave_signals_to_the_training if plan.num_workers else None,
         generator=torch.Generator(),  # its seed for workers would else be drawn from the training's random numbers
     )
-    return Feed(iter(loader), is_made_here=plan.num_workers == 0)
+    return Feed(iter(loader), prepares=is_beside and plan.num_workers == 0)
 
 
 def _leave_signals_to_the_training(_worker: int) -> None:

@@ -130,8 +130,9 @@ class _JoinedAttention(_Half):
     def _project(self, x: Tensor) -> Tensor:
         attention: Any = self
         block = _find_block(attention.o_proj)
-        seeds, rate = (None, 0.0) if block is None else _draw(block, 1, x.device)
-        if block is None or seeds is None or block.lead.base_layer.bias is not None:
+        has_bias = block is not None and block.lead.base_layer.bias is not None
+        seeds, rate = (None, 0.0) if block is None or has_bias else _draw(block, 1, x.device)
+        if block is None or seeds is None:
             plain: Tensor = attention.o_proj(x)
             return plain
         with torch.autocast(x.device.type, enabled=False):

@@ -113,7 +113,7 @@ def norm_and_drop(
     if kernels_run_on(out.device):
         from launcher.training import row_kernels
 
-        row_kernels.norm_and_drop(x, weight, eps, out, side, dropping, splits=splits, whole=whole)
+        row_kernels.norm(x, weight, eps, out, dropping, side, whole, splits)
         return
     norm(x, weight, eps, out)
     given = out[:, : x.shape[1]]

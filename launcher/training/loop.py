@@ -59,7 +59,9 @@ def _train_from(run: Run, observer: Observer, position: Position, readback: Read
     base = evaluator.ask(0) if position.step == 0 else {}
     if base:  # what it can do already
         readback.tell_evaluation(0, base)
-    batches, clock = feed(run.batches(), run.plan.loader, position.step), StepClock(run.engine.device)
+    device = run.engine.device
+    batches = feed(run.batches(), run.plan.loader, position.step, is_beside=device.type != "cpu")
+    clock = StepClock(device)
     if position.owes_evaluation:
         position.owes_evaluation = False
         readback.tell_evaluation(position.step, evaluator.evaluate(position.step))
@@ -106,9 +108,8 @@ def train_step(run: Run, step: int, batches: Feed, clock: StepClock, *, asks_to_
             batch = next(batches)
         run.pulse.beat("training", step)
         total += engine.micro_step(batch.to(engine.device), num_trained, is_last=index == num_micro_batches - 1)
-        if engine.device.type == "cuda":  # a CPU has nothing beside: it would only be counted elsewhere
-            with clock.waiting():
-                batches.prepare()
+        with clock.waiting():
+            batches.prepare()
     learning_rate = engine.learning_rate
     asked = torch.full((), float(asks_to_stop), device=engine.device)
     loss, num_asking = engine.add_up(torch.stack([total, asked])).unbind()

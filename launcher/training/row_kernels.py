@@ -149,36 +149,17 @@ def _scale_back(  # type: ignore[no-untyped-def]
     tl.store(sums + part.to(tl.int64) * width + columns, tl.sum(found, axis=0), mask=inside)
 
 
-def norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """Into the first columns of `out`."""
-    _start_norm(x, weight, eps, out, None, None, None, splits=False)
-
-
-def norm_and_drop(
+def norm(
     x: Tensor,
     weight: Tensor,
     eps: float,
     out: Tensor,
-    side: Tensor,
-    dropping: Dropping,
-    *,
-    splits: bool,
-    whole: Tensor | None,
+    dropping: Dropping | None = None,
+    side: Tensor | None = None,
+    whole: Tensor | None = None,
+    splits: bool = False,
 ) -> None:
-    _start_norm(x, weight, eps, out, side, whole, dropping, splits=splits)
-
-
-def _start_norm(
-    x: Tensor,
-    weight: Tensor,
-    eps: float,
-    out: Tensor,
-    side: Tensor | None,
-    whole: Tensor | None,
-    dropping: Dropping | None,
-    *,
-    splits: bool,
-) -> None:
+    """Into the first columns of `out`; dropping, as layer_passes.norm_and_drop says."""
     width = x.shape[1]
     block = triton.next_power_of_2(width)
     _norm[(len(x),)](

@@ -108,7 +108,7 @@ def call_layers() -> None:
     dropping = Dropping(torch.zeros(1, dtype=torch.int32), 0.1)
     for splits in (False, True):
         for whole in (None, x):
-            row_kernels.norm_and_drop(x, draw(1024, dtype=BF16), 1e-6, wide, x, dropping, splits=splits, whole=whole)
+            row_kernels.norm(x, draw(1024, dtype=BF16), 1e-6, wide, dropping, x, whole, splits)
         row_kernels.drop(wide[:, :1024], x, dropping, x if splits else None)
         row_kernels.mix(x, x, dropping, splits=splits)
     states = draw(NUM_TOKENS, 6144, dtype=BF16)

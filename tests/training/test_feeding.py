@@ -13,7 +13,9 @@ import torch
 from launcher.corpus.store import Store
 from launcher.plan.model import LoaderPlan, Plan
 from launcher.training.batches import PackedBatch
+from launcher.training.clock import StepClock
 from launcher.training.feeding import Feed, evaluation_batches, feed
+from launcher.training.loop import train_step
 from launcher.training.run import Run
 from tests.training.builders import build, split, vary
 
@@ -48,7 +50,7 @@ def test_workers_keep_the_order(run: Run) -> None:
 
 
 def test_what_is_prepared_is_next(run: Run) -> None:
-    whole, batches = list(feed(run.batches(), NO_WORKERS)), feed(run.batches(), NO_WORKERS)
+    whole, batches = list(feed(run.batches(), NO_WORKERS)), feed(run.batches(), NO_WORKERS, is_beside=True)
     made = []
     for _ in whole:
         made.append(next(batches))
@@ -59,13 +61,19 @@ def test_what_is_prepared_is_next(run: Run) -> None:
     assert next(batches, None) is None
 
 
-def test_only_what_no_worker_makes_is_prepared() -> None:
-    """A worker makes it anyway, and who waited for it would wait where nobody counts it."""
-    for is_made_here in (True, False):
-        given = iter(range(3))
-        batches = Feed(given, is_made_here=is_made_here)  # type: ignore[arg-type]
-        batches.prepare()
-        assert next(given) == (1 if is_made_here else 0)
+@pytest.mark.parametrize("prepares", [True, False])
+def test_a_step_prepares_what_comes_next(run: Run, prepares: bool) -> None:
+    """A CPU would only do it elsewhere, a worker does it anyway."""
+    given = iter(feed(run.batches(), NO_WORKERS))
+    whole, in_step = list(feed(run.batches(), NO_WORKERS)), run.count_micro_batches(0)
+    train_step(run, 1, Feed(given, prepares=prepares), StepClock(run.engine.device))
+    assert same(next(given), whole[in_step + prepares])
+
+
+def test_only_what_no_worker_makes_is_prepared_and_only_beside_a_device(run: Run) -> None:
+    workers = LoaderPlan(num_workers=1, prefetch_factor=1, pin_memory=False, persistent_workers=False)
+    for plan, is_beside, prepares in ((NO_WORKERS, True, True), (NO_WORKERS, False, False), (workers, True, False)):
+        assert feed(run.batches(), plan, is_beside=is_beside)._prepares is prepares
 
 
 def test_each_step_feeds_its_packs(run: Run) -> None:

@@ -130,7 +130,8 @@ def _step(run: Run, spec: GridSpec) -> _Steps:
     on_gpu = run.engine.device.type == "cuda"
     if on_gpu:
         torch.cuda.empty_cache()  # what building took is not the steps': quantising holds a matrix unquantised
-    batches, clock = feed(run.batches(), run.plan.loader), StepClock(run.engine.device)
+    batches = feed(run.batches(), run.plan.loader, is_beside=on_gpu)
+    clock = StepClock(run.engine.device)
     began = time.perf_counter()
     _wait_for([train_step(run, step, batches, clock) for step in range(1, spec.warm_steps + 1)])
     warm_seconds = time.perf_counter() - began

@@ -7,8 +7,9 @@ import re
 import pytest
 
 from launcher.plan import Plan
-from tests.unit.plan.conftest import plan_for
+from tests.unit.plan.conftest import decision, plan_for
 
+OPTIMIZERS = ("adamw_bnb_8bit", "adamw_torch_fused")
 SLOW = {"gradient_checkpointing": True, "torch_compile": False}
 
 
@@ -53,3 +54,10 @@ def test_only_what_costs_is_named() -> None:
 def test_nothing_is_said(gpu: str | None, config: dict[str, object], profile: str) -> None:
     left = {"gradient_checkpointing": None, "torch_compile": None}
     assert find_note(plan_for(gpu=gpu, config={**left, **config}, profile=profile)) is None
+
+
+def test_an_8_bit_optimizer_is_told_to_wait() -> None:
+    told = {name: decision(plan_for(gpu="h200", config={"optim": name}), "optimizer") for name in OPTIMIZERS}
+    assert [name for name, words in told.items() if "waits until the host has seen its gradients" in words] == [
+        "adamw_bnb_8bit"
+    ]
