@@ -8,7 +8,7 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends build-essential python3 python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
 
-# Caches lie beside the runs, so that they outlive the container; torch wants a name for whoever it runs as.
+# Caches are next to the runs, so that they outlive the container; torch needs a user name.
 ENV PATH=/opt/venv/bin:$PATH \
     HOME=/workspace \
     LOGNAME=trainer

@@ -1,11 +1,11 @@
-"""Attention over packed documents by itself, on a GPU: each backend, and the tiles of our own kernels.
+"""Speed of attention over packed documents on a GPU: each backend, and tile sizes of our own kernels.
 
-Heads of Qwen3 (0.6B: 16 that share 8 keys; 8B: 32 that share 8) and of Qwen2.5 (0.5B: 14 that share 2), documents of
-log-normal lengths (mean 350 tokens; short 100, long 1,200) in sequences of 2,048, BF16. Medians of graphs replayed.
-Each backend is held to plain attention in FP32 first, and asked whether it gives the same gradients twice.
+Heads of Qwen3 (0.6B: 16 query and 8 KV heads; 8B: 32 and 8) and Qwen2.5 (0.5B: 14 and 2), documents of log-normal
+lengths (mean 350 tokens; short 100, long 1,200) in sequences of 2,048, BF16. Medians of replayed CUDA graphs. Each
+backend is first compared with plain FP32 attention, and run twice to check that its gradients are deterministic.
 
     python benchmarks/attention.py measure --out attention.jsonl            # backends
-    python benchmarks/attention.py measure --cases tiles --out tiles.jsonl  # tiles of our own
+    python benchmarks/attention.py measure --cases tiles --out tiles.jsonl  # tile sizes of our kernels
     python benchmarks/attention.py table attention.jsonl
 """
 
@@ -22,16 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pieces import add_row, iterate_left, read_rows, run_verbs  # type: ignore[import-not-found]  # beside this file
+from resumable_cases import add_row, iterate_unmeasured, read_rows, run_subcommands  # type: ignore[import-not-found]  # in this folder
 from torch import Tensor
 
-from launcher.choices import AttentionBackend
-from launcher.training.attention import BACKENDS, Backend
-from launcher.training.batches import PackedBatch, collate, make_shape
-from launcher.training.bench.documents import write_random_store
-from launcher.training.grouped import attend_eager, describe_groups, in_groups
+from launcher.bench.workers.documents import write_random_store
+from launcher.core.choices import AttentionBackend
+from launcher.training.data.collate import PackedBatch, choose_batch_shape, collate
+from launcher.training.model.attention import BACKENDS, Backend
+from launcher.training.model.padded_attention import attend_eager, build_group_metadata, make_grouped_kernel
 
-# Heads, key heads, features of a head, sequences, mean tokens of a document.
+# Query heads, KV heads, head_dim, sequences, mean tokens per document.
 SHAPES = {
     "0.6B-16": (16, 8, 128, 16, 350),
     "0.6B-2": (16, 8, 128, 2, 350),
@@ -41,12 +41,12 @@ SHAPES = {
     "0.5B-16": (14, 2, 64, 16, 350),
 }
 NAMES: tuple[AttentionBackend, ...] = ("varlen", "flash_attention_4", "triton")
-# Four warps hold 64 rows of a product: of rows, or of keys where the keys' gradients are made.
+# Four warps hold a tile of 64 rows: of queries, or of keys for dK/dV.
 BY_ROWS = [(64, keys, 4, stages) for keys in (32, 64) for stages in (2, 3, 4)]
 BY_ROWS += [(128, 64, 8, stages) for stages in (2, 3)]
 BY_KEYS = [(rows, 64, 4, stages) for rows in (32, 64) for stages in (2, 3, 4)]
 BY_KEYS += [(64, 128, 8, stages) for stages in (2, 3)]
-TRIED = {"forward": BY_ROWS, "queries": BY_ROWS, "keys": BY_KEYS}
+CANDIDATES = {"forward": BY_ROWS, "queries": BY_ROWS, "keys": BY_KEYS}
 REPEATS, CALLS = 7, 10
 
 
@@ -55,7 +55,7 @@ class Case:
     name: str
     shape: str
     backend: AttentionBackend
-    kernel: str = ""  # of our own, whose tile is tried
+    kernel: str = ""  # of our own, whose tile size is measured
     tile: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
@@ -63,7 +63,7 @@ BACKEND_CASES = [Case(f"{shape} {name}", shape, name) for shape, name in product
 TILE_CASES = [
     Case(f"{shape} {kernel} {'x'.join(map(str, tile))}", shape, "triton", kernel, tile)
     for shape in ("0.5B-16", "0.6B-16", "8B-4")
-    for kernel, tiles in TRIED.items()
+    for kernel, tiles in CANDIDATES.items()
     for tile in tiles
 ]
 
@@ -74,7 +74,7 @@ def make_batch(num_sequences: int, mean_tokens: int) -> PackedBatch:
             Path(folder), num_packs=num_sequences, sequence_length=2048, vocab_size=1000, mean_tokens=mean_tokens
         )
         file = store.open_split("train")
-        shape = make_shape(file.count("document_lengths"), num_sequences, 2048, is_packed=True)
+        shape = choose_batch_shape(file.count("document_lengths"), num_sequences, 2048, is_packed=True)
         return collate([file[index] for index in range(num_sequences)], shape)
 
 
@@ -98,7 +98,7 @@ def run(backend: Backend, documents: Any, heads: list[Tensor], grad: Tensor) -> 
 
 
 def time_call(call: Callable[[], Any]) -> float:
-    """Milliseconds."""
+    """Return milliseconds per call."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(CALLS):
@@ -109,13 +109,13 @@ def time_call(call: Callable[[], Any]) -> float:
 
 
 def record(call: Callable[[], Any]) -> Callable[[], Any]:
-    """As a CUDA graph, as training does it: launching costs nothing."""
+    """Capture a CUDA graph, as in training, so that launches cost nothing."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(2):
             call()
     torch.cuda.synchronize()
-    for is_last in (False, True):  # the first recording of a process may have to load a kernel, which none may
+    for is_last in (False, True):  # the first capture may fail because it has to load a kernel
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -130,43 +130,51 @@ def record(call: Callable[[], Any]) -> Callable[[], Any]:
 def measure_backend(case: Case) -> dict[str, Any]:
     batch, heads, grad = make_heads(case.shape)
     backend = BACKENDS[case.backend]
-    documents = backend.describe(batch)
+    documents = backend.build_metadata(batch)
     out, grads = run(backend, documents, heads, grad)
     _, again = run(backend, documents, heads, grad)
-    plain = Backend(kernel=in_groups(attend_eager), describe=describe_groups)
+    plain = Backend(kernel=make_grouped_kernel(attend_eager), build_metadata=build_group_metadata)
     wide = [head.detach().float().requires_grad_() for head in heads]
-    wanted, wanted_grads = run(plain, plain.describe(batch), wide, grad.float())
-    pairs = [(out, wanted), *zip(grads, wanted_grads, strict=True)]
+    expected, expected_grads = run(plain, plain.build_metadata(batch), wide, grad.float())
+    pairs = [(out, expected), *zip(grads, expected_grads, strict=True)]
     differences = [float((one.float() - other).norm() / other.norm()) for one, other in pairs]
-    del wanted, wanted_grads, wide, pairs
-    forward = record(lambda: backend.kernel(heads[0], heads[1], heads[2], documents, None, None, None))
-    both = record(lambda: run(backend, documents, heads, grad))
-    times = [(time_call(forward), time_call(both)) for _ in range(REPEATS)]
-    of_forward = statistics.median(one for one, _ in times)
+    del expected, expected_grads, wide, pairs
+    replay_forward = record(lambda: backend.kernel(heads[0], heads[1], heads[2], documents, None, None, None))
+    replay_both = record(lambda: run(backend, documents, heads, grad))
+    times = [(time_call(replay_forward), time_call(replay_both)) for _ in range(REPEATS)]
+    forward_ms = statistics.median(forward for forward, _ in times)
     return {
-        "forward_ms": of_forward,
-        "backward_ms": statistics.median(one for _, one in times) - of_forward,
+        "forward_ms": forward_ms,
+        "backward_ms": statistics.median(both for _, both in times) - forward_ms,
         "differences": differences,
         "same_twice": all(torch.equal(one, other) for one, other in zip(grads, again, strict=True)),
     }
 
 
 def measure_tile(case: Case) -> dict[str, Any]:
-    from launcher.training.attention_tiles import Heads, Scores, Tile, attend, find_key_gradients, find_query_gradients
-    from launcher.training.document_attention import TILES
+    from launcher.training.kernels.varlen_attention import (
+        TILES,
+        AttentionInputs,
+        ScoreOptions,
+        Tile,
+        compute_dkdv,
+        compute_dq,
+        compute_output,
+    )
 
     batch, tensors, grad = make_heads(case.shape)
-    documents = BACKENDS["triton"].describe(batch)
-    query, key, value = (one.detach().transpose(1, 2).flatten(0, 1) for one in tensors)
-    size = query.shape[-1]
-    heads = Heads(query, key, value, documents["starts"], documents["ends"], Scores(scale=size**-0.5))
-    given, tile, tiles = grad.flatten(0, 1), Tile(*case.tile), TILES[size]
-    out, log_sums = attend(heads, tiles.forward)
-    _, alongs = find_query_gradients(heads, out, given, log_sums, tiles.queries)
+    metadata = BACKENDS["triton"].build_metadata(batch)
+    q, k, v = (tensor.detach().transpose(1, 2).flatten(0, 1) for tensor in tensors)
+    head_dim = q.shape[-1]
+    options = ScoreOptions(sm_scale=head_dim**-0.5)
+    inputs = AttentionInputs(q, k, v, metadata["doc_starts"], metadata["doc_ends"], options)
+    do, tile, tiles = grad.flatten(0, 1), Tile(*case.tile), TILES[head_dim]
+    o, lse = compute_output(inputs, tiles.forward)
+    _, delta = compute_dq(inputs, o, do, lse, tiles.dq)
     calls: dict[str, Callable[[], Any]] = {
-        "forward": lambda: attend(heads, tile),
-        "queries": lambda: find_query_gradients(heads, out, given, log_sums, tile),
-        "keys": lambda: find_key_gradients(heads, given, log_sums, alongs, tile),
+        "forward": lambda: compute_output(inputs, tile),
+        "queries": lambda: compute_dq(inputs, o, do, lse, tile),
+        "keys": lambda: compute_dkdv(inputs, do, lse, delta, tile),
     }
     call = record(calls[case.kernel])
     return {"ms": statistics.median(time_call(call) for _ in range(REPEATS))}
@@ -174,12 +182,12 @@ def measure_tile(case: Case) -> dict[str, Any]:
 
 def measure(args: argparse.Namespace) -> None:
     if not torch.cuda.is_available():
-        sys.exit("it needs a GPU: none of these kernels runs elsewhere")
+        sys.exit("needs a GPU: these kernels do not run on a CPU")
     groups = {"backends": BACKEND_CASES, "tiles": TILE_CASES}
-    for case in iterate_left([case for name in args.cases for case in groups[name]], args.out, args.minutes):
+    for case in iterate_unmeasured([case for name in args.cases for case in groups[name]], args.out, args.minutes):
         try:
             row = measure_tile(case) if case.kernel else measure_backend(case)
-        except Exception as error:  # a tile that does not fit, a package that is not there
+        except Exception as error:  # a tile does not fit, or a package is missing
             row = {"missing": f"{type(error).__name__}: {error}"[:200]}
         torch.cuda.synchronize()
         row = {"case": case.name, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, **row}
@@ -201,4 +209,4 @@ def table(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run_verbs(__doc__, ["backends"], "backends, tiles", measure, table)
+    run_subcommands(__doc__, ["backends"], "backends, tiles", measure, table)

@@ -1,10 +1,9 @@
-"""The causes of slow training, reproduced and cured in one run on one GPU: a published manifest, as its trainer ran it
-and as the launcher runs it.
+"""Speed of a published manifest in its original training loop and in the launcher, on one GPU.
 
-"before" is the loop that trainings at 8 % GPU utilisation had: rows tokenised one by one in the main process, pairs of
-them padded to the longer one, gradient checkpointing, all logits, the loss read back every micro-step. Then the
-launcher: on the very same manifest; on the same with its execution keys (checkpointing, optimizer, workers) left to the
-plan; and with LoRA in place of DoRA. Qwen3-0.6B with random weights, the neo4j expert's sample, the tiny tokenizer.
+"before" is the original loop, with 8 % GPU utilization: rows tokenized one by one in the main process, padded pairs,
+gradient checkpointing, full logits, a host sync per micro-step. Then the launcher: with the same manifest; with its
+execution keys (checkpointing, optimizer, workers) left to the plan; and with LoRA instead of DoRA. Qwen3-0.6B with
+random weights, the neo4j expert's sample, the tiny tokenizer.
 
     python benchmarks/before_after.py --manifest PUBLISHED.json --out before_after.json
 """
@@ -22,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,20 +32,20 @@ from accelerate.state import AcceleratorState
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from launcher import metrics
-from launcher.bases import find_base
-from launcher.corpus.preparation import make_preparation
+from launcher.base_models.catalogue import lookup_base
+from launcher.core import metrics
+from launcher.core.metrics import load_metrics
+from launcher.core.run_paths import RunPaths
 from launcher.corpus.prepare import prepare
+from launcher.corpus.spec import make_preparation_spec
 from launcher.corpus.tokenizer import load_tokenizer
-from launcher.inputs import Request, base_folders, plan_request
-from launcher.metrics import load_metrics
-from launcher.paths import RunPaths
-from launcher.training.assembly import assemble
-from launcher.training.chronicle import find_versions
+from launcher.request.request import Request, base_folders, plan_request
+from launcher.training.build import build_run
+from launcher.training.engine.accelerator import build_accelerator
 from launcher.training.loop import train
-from launcher.training.measures import Measures, MemoryUse, Throughput
-from launcher.training.observers.facts import Facts
-from launcher.training.starting import start
+from launcher.training.monitoring.meters import MemoryMeter, Meters, ThroughputMeter
+from launcher.training.observers.metrics_writer import MetricsWriter
+from launcher.training.runtime.run_record import collect_versions
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = ROOT / "experts" / "neo4j" / "sample" / "train.jsonl"
@@ -59,11 +58,11 @@ EXECUTION_KEYS = (
     "torch_compile_mode",
     "fp16",
 )
-WARM = 3
+WARMUP_STEPS = 3
 
 
 @dataclass
-class Measured:
+class Measurement:
     name: str
     tokens_per_second: float
     gpu_utilization: float | None
@@ -73,7 +72,7 @@ class Measured:
 
 
 class Utilization:
-    """What nvidia-smi shows, sampled beside the loop."""
+    """GPU utilization reported by nvidia-smi, sampled in the background."""
 
     def __init__(self) -> None:
         self.samples: list[float] = []
@@ -103,21 +102,25 @@ class Utilization:
         return statistics.mean(self.samples) if self.samples else None
 
 
-def measure_before(config: dict[str, Any], rows: list[dict[str, str]], device: str, steps: int) -> Measured:
+def measure_before(config: dict[str, Any], rows: list[dict[str, str]], device: str, steps: int) -> Measurement:
     model = build_before(config, device)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = make_optimizer(config["optim"], parameters, device)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(ROOT / "launcher/tiny/tokenizer.json"), pad_token="<pad>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(ROOT / "launcher/base_models/tiny_base/tokenizer.json"), pad_token="<pad>"
+    )
     utilization, seconds, tokens = Utilization(), [], []
     pairs = iter(range(0, len(rows), config["batch_size"]))
     accumulation = config["gradient_accumulation_steps"]
-    for step in range(1 + steps):  # it compiles nothing: one step warms it up
-        began, seen = time.perf_counter(), 0
-        with utilization.sampled() if step else _nothing():
+    for step in range(1 + steps):  # nothing is compiled: one warm-up step is enough
+        began, num_tokens = time.perf_counter(), 0
+        with utilization.sampled() if step else nullcontext():
             for _ in range(accumulation):
-                at = next(pairs)
-                batch = tokenise_pair(rows[at : at + config["batch_size"]], tokenizer, config["max_seq_length"], device)
-                seen += int(batch["attention_mask"].sum())
+                row = next(pairs)
+                batch = tokenize_pair(
+                    rows[row : row + config["batch_size"]], tokenizer, config["max_seq_length"], device
+                )
+                num_tokens += int(batch["attention_mask"].sum())
                 with torch.autocast(device, dtype=torch.bfloat16):
                     loss = model(**batch).loss / accumulation
                 loss.backward()
@@ -125,14 +128,14 @@ def measure_before(config: dict[str, Any], rows: list[dict[str, str]], device: s
             optimizer.step()
             optimizer.zero_grad()
         seconds.append(time.perf_counter() - began)
-        tokens.append(seen)
+        tokens.append(num_tokens)
     rates = [count / taken for count, taken in zip(tokens[1:], seconds[1:], strict=True)]
-    what = f"pairs padded to the longer one, {config['adapter_type']}, checkpointing, {config['optim']}, all logits"
-    return Measured("before", statistics.median(rates), utilization.mean, peak_gib(), what, seconds[1:])
+    what = f"padded pairs, {config['adapter_type']}, checkpointing, {config['optim']}, full logits"
+    return Measurement("before", statistics.median(rates), utilization.mean, peak_gib(), what, seconds[1:])
 
 
 def build_before(config: dict[str, Any], device: str) -> Any:
-    known = find_base(BASE)
+    known = lookup_base(BASE)
     assert known is not None
     torch.manual_seed(0)
     config_of_base: Any = AutoConfig.for_model(**dict(known))  # type: ignore[arg-type]
@@ -160,37 +163,39 @@ def make_optimizer(name: str, parameters: list[Any], device: str) -> Any:
     return torch.optim.AdamW(parameters, lr=1e-4)
 
 
-def tokenise_pair(rows: list[dict[str, str]], tokenizer: Any, longest: int, device: str) -> dict[str, Any]:
+def tokenize_pair(rows: list[dict[str, str]], tokenizer: Any, longest: int, device: str) -> dict[str, Any]:
     texts = [f"{row['question']}\n{row['schema']}\n{row['cypher']}" for row in rows]
-    made = tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
-    labels = made["input_ids"].masked_fill(made["attention_mask"] == 0, -100)
+    encoded = tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
+    labels = encoded["input_ids"].masked_fill(encoded["attention_mask"] == 0, -100)
     return {
-        "input_ids": made["input_ids"].to(device),
-        "attention_mask": made["attention_mask"].to(device),
+        "input_ids": encoded["input_ids"].to(device),
+        "attention_mask": encoded["attention_mask"].to(device),
         "labels": labels.to(device),
     }
 
 
-def measure_launcher(name: str, manifest: dict[str, Any], what: str, steps: int) -> Measured:
+def measure_launcher(name: str, manifest: dict[str, Any], what: str, steps: int) -> Measurement:
     with tempfile.TemporaryDirectory() as folder_name:
         folder = Path(folder_name)
         path = folder / "manifest.json"
         path.write_text(json.dumps(manifest))
-        plan = plan_request(Request(expert=str(path), random_weights=True, profile="full", max_steps=WARM + steps)).plan
-        tokenizer = load_tokenizer(plan.base.name, base_folders(folder), any_will_do=True)
-        store = prepare(make_preparation(plan, folder, tokenizer), lambda _text: None, lambda _rows: None).store
-        run, _ = assemble(plan, RunPaths(folder), store, (), start(plan))
+        plan = plan_request(
+            Request(expert=str(path), random_weights=True, profile="full", max_steps=WARMUP_STEPS + steps)
+        ).plan
+        tokenizer = load_tokenizer(plan.base.name, base_folders(folder), allow_tiny_fallback=True)
+        store = prepare(make_preparation_spec(plan, folder, tokenizer), lambda _text: None, lambda _rows: None).store
+        run, _ = build_run(plan, RunPaths(folder), store, (), build_accelerator(plan))
         utilization = Utilization()
         reset_peak()
         with utilization.sampled():
-            train(run, Facts(), measure=Measures([Throughput(run), MemoryUse(run)]))
-        rows = load_metrics(run.paths.metrics)[WARM:]
-        split = f"{plan.batch.micro_batch_size} a micro-step x {plan.batch.gradient_accumulation_steps}"
+            train(run, MetricsWriter(), meter=Meters([ThroughputMeter(run), MemoryMeter(run)]))
+        rows = load_metrics(run.paths.metrics)[WARMUP_STEPS:]
+        split = f"{plan.batch.micro_batch_size} per micro-step x {plan.batch.gradient_accumulation_steps}"
         compiled = "not compiled" if plan.compile is None else f"compiled by {plan.compile.scope}"
-        return Measured(
+        return Measurement(
             name,
             statistics.median(row.values[metrics.TOKENS_PER_SECOND] for row in rows),
-            _later_half(utilization.samples),
+            _mean_of_last_quarter(utilization.samples),
             peak_gib(),
             f"{what}; {split}, {plan.attention.backend}, {plan.loss_kernel}, {compiled}, "
             f"checkpointing {plan.checkpointing}",
@@ -198,14 +203,14 @@ def measure_launcher(name: str, manifest: dict[str, Any], what: str, steps: int)
         )
 
 
-def _later_half(samples: list[float]) -> float | None:
-    """Behind compiling, which is not training."""
+def _mean_of_last_quarter(samples: list[float]) -> float | None:
+    """Return the mean of the last quarter, after compilation."""
     busy = samples[-max(1, len(samples) // 4) :]
     return statistics.mean(busy) if busy else None
 
 
 def make_manifests(published: dict[str, Any]) -> list[tuple[str, dict[str, Any], str]]:
-    """The published one with our rows and base; and what follows when the plan may decide more."""
+    """Return the published manifest with our rows and base, and variants with more left to the plan."""
     dataset = {
         "path": str(SAMPLE),
         "format": "jsonl",
@@ -243,43 +248,44 @@ def reset_peak() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def isolated(measure: Callable[[], Measured]) -> Measured:
+def run_isolated(measure: Callable[[], Measurement]) -> Measurement:
     torch._dynamo.reset()
     AcceleratorState._reset_state(reset_partial_state=True)
     reset_peak()
-    made = measure()
-    shown = {"tok/s": round(made.tokens_per_second), "util %": made.gpu_utilization, "GiB": round(made.peak_gib, 1)}
-    print(made.name, shown, file=sys.stderr, flush=True)
-    return made
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
+    measurement = measure()
+    shown = {
+        "tok/s": round(measurement.tokens_per_second),
+        "util %": measurement.gpu_utilization,
+        "GiB": round(measurement.peak_gib, 1),
+    }
+    print(measurement.name, shown, file=sys.stderr, flush=True)
+    return measurement
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--manifest", type=Path, required=True, help="a published manifest with DoRA or LoRA")
-    parser.add_argument("--steps", type=int, default=8, help="timed steps of each; `before` gets a third")
+    parser.add_argument(
+        "--steps", type=int, default=8, help="timed steps per measurement; a third of them for `before`"
+    )
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     published = json.loads(args.manifest.read_text())
     config = published["training"]["config"]
     rows = [json.loads(line) for line in SAMPLE.read_text().splitlines()]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    results = [isolated(lambda: measure_before(config, rows, device, max(2, args.steps // 3)))]
+    results = [run_isolated(lambda: measure_before(config, rows, device, max(2, args.steps // 3)))]
     for name, manifest, what in make_manifests(published):
-        results.append(isolated(partial(measure_launcher, name, manifest, what, args.steps)))
+        results.append(run_isolated(partial(measure_launcher, name, manifest, what, args.steps)))
     report = {
         "manifest": args.manifest.name,
         "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "versions": find_versions(),
+        "versions": collect_versions(),
         "results": [asdict(result) for result in results],
     }
     args.out.write_text(json.dumps(report, indent=1) + "\n")
-    print("| | tokens/s | against before | GPU utilisation | peak GiB |\n|---|---|---|---|---|")
+    print("| | tokens/s | relative to before | GPU utilization | peak GiB |\n|---|---|---|---|---|")
     for result in results:
         ratio = result.tokens_per_second / results[0].tokens_per_second
         busy = "" if result.gpu_utilization is None else f"{result.gpu_utilization:.0f} %"

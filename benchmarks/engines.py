@@ -1,9 +1,9 @@
-"""What each engine costs on one GPU: the same training through every kind of rendered file, against plain single-GPU.
+"""Cost of each distributed strategy on one GPU: the same training with every kind of config, compared with plain.
 
-Each case is a whole `launcher train`: plan, accelerate and DeepSpeed files, `accelerate launch`, training, a checkpoint
-on the way, an evaluation at the end. Qwen3-0.6B's shape with random weights, 16 x 2,048 tokens a step, generated text
-of log-normal lengths (mean 350 tokens), every token trained, compiled. The median of steady steps counts: without the
-first ones and those beside the checkpoint. A row of results a case, as JSON; one case that fails costs no other.
+Each case is a complete `launcher train`: plan, accelerate and DeepSpeed configs, `accelerate launch`, training, a
+checkpoint and a final evaluation. Qwen3-0.6B's shape with random weights, 16 x 2,048 tokens per step, synthetic text of
+log-normal lengths (mean 350 tokens), loss on all tokens, compiled. Reports the median of steady steps, without warm-up
+and those around the checkpoint. One row of JSON per case; a failed case does not affect the others.
 
     python benchmarks/engines.py measure --cases lora --out engines.jsonl
     python benchmarks/engines.py measure --cases full --out engines.jsonl --budget 570
@@ -32,20 +32,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from invented_rows import write_rows  # type: ignore[import-not-found]  # beside this file
+from synthetic_rows import write_rows  # type: ignore[import-not-found]  # in this folder
 
-from launcher import metrics
-from launcher.metrics import StepMetrics, load_metrics
-from launcher.paths import RunPaths
+from launcher.core import metrics
+from launcher.core.metrics import StepMetrics, load_metrics
+from launcher.core.processes import find_processes, send_signal
+from launcher.core.run_paths import RunPaths
+from launcher.core.units import bytes_to_gib
 from launcher.plan import Plan, load_plan
-from launcher.processes import find_processes, send_signal
-from launcher.record import load_outcome
-from launcher.units import bytes_to_gib
+from launcher.runs.record import load_outcome
 
 ROOT = Path(__file__).resolve().parent.parent
 ALL_LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-WARM_STEPS = 4  # the first compiles, and the optimizer makes its state
-SETTLING_STEPS = 2  # behind a checkpoint: caches are cold, and its files may still be on their way to the disk
+WARMUP_STEPS = 4  # the first compiles, and the optimizer allocates its state
+SETTLING_STEPS = 2  # after a checkpoint: caches are cold, and files may still be written
 TAIL_LINES = 40
 MARK = "LAUNCHER_BENCHMARK_MARK"
 
@@ -74,7 +74,7 @@ LARGE = Sizes(
     compiles=True,
 )
 SMALL = Sizes(
-    base=str(ROOT / "launcher/tiny"),  # as a folder like any other, so that its weights are drawn as the large one's
+    base=str(ROOT / "launcher/base_models/tiny_base"),  # as a local folder, so that its weights are random, too
     batch_size=2,
     sequence_length=256,
     mean_tokens=90,
@@ -95,11 +95,11 @@ class Case:
 
     @property
     def name(self) -> str:
-        moved = {"none": "", "optimizer": "-optimizer", "optimizer_and_parameters": "-parameters"}[self.offload]
-        return f"{'tiny-' if self.sizes.on_cpu else ''}{self.adapter}-{self.strategy}{moved}"
+        suffix = {"none": "", "optimizer": "-optimizer", "optimizer_and_parameters": "-parameters"}[self.offload]
+        return f"{'tiny-' if self.sizes.on_cpu else ''}{self.adapter}-{self.strategy}{suffix}"
 
     @property
-    def alone(self) -> Case:
+    def single(self) -> Case:
         return dataclasses.replace(self, strategy="single", offload="none")
 
 
@@ -140,7 +140,7 @@ def make_manifest(case: Case, folder: Path) -> Path:
         "max_seq_length": sizes.sequence_length,
         "packing": True,
         "loss_on": "all",
-        # Under ZeRO-3 every layer compiles by itself, for minutes: a plan leaves it off, and so does this.
+        # Under ZeRO-3 every layer is compiled separately, for minutes: plans disable it, too.
         "torch_compile": sizes.compiles and case.strategy != "zero3",
         "optim": "adamw_torch_fused",
         "dataloader_num_workers": 2,
@@ -168,15 +168,15 @@ def make_manifest(case: Case, folder: Path) -> Path:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
+class CommandResult:
     exit_code: int
     wall_seconds: float
-    was_cut: bool
+    timed_out: bool
     console: list[str]
 
 
-def start(words: list[str], work: Path, console: Path, limit_seconds: float) -> Ended:
-    """A verb of the launcher, as a user starts it; with all its processes gone at the end."""
+def start(words: list[str], work: Path, console: Path, limit_seconds: float) -> CommandResult:
+    """Run a launcher command as a user would, and kill all its processes at the end."""
     mark = uuid.uuid4().hex
     paths = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
     environment = {
@@ -186,7 +186,7 @@ def start(words: list[str], work: Path, console: Path, limit_seconds: float) -> 
         "PYTHONUNBUFFERED": "1",
         MARK: mark,
     }
-    began, was_cut = time.monotonic(), False
+    began, timed_out = time.monotonic(), False
     with console.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "launcher", *words],
@@ -200,7 +200,7 @@ def start(words: list[str], work: Path, console: Path, limit_seconds: float) -> 
         try:
             process.wait(limit_seconds)
         except subprocess.TimeoutExpired:
-            was_cut = True
+            timed_out = True
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(20)
@@ -209,7 +209,7 @@ def start(words: list[str], work: Path, console: Path, limit_seconds: float) -> 
             process.wait()
     seconds = time.monotonic() - began
     lines = console.read_text(encoding="utf-8", errors="replace").splitlines()
-    return Ended(exit_code=process.returncode, wall_seconds=seconds, was_cut=was_cut, console=lines)
+    return CommandResult(exit_code=process.returncode, wall_seconds=seconds, timed_out=timed_out, console=lines)
 
 
 def list_words(case: Case, manifest: Path, overrides: list[str]) -> list[str]:
@@ -222,35 +222,35 @@ def list_words(case: Case, manifest: Path, overrides: list[str]) -> list[str]:
 
 
 def measure_case(case: Case, work: Path, overrides: list[str], limit_seconds: float) -> dict[str, Any]:
-    folder, paths = find_folder(case, work), RunPaths(work / "runs" / case.name)
+    folder, paths = get_folder(case, work), RunPaths(work / "runs" / case.name)
     shutil.rmtree(paths.root, ignore_errors=True)
     words = list_words(case, make_manifest(case, folder), overrides)
     run = ["--run-id", paths.run_id, "--runs-dir", str(paths.root.parent)]
-    ended = start(["train", *words, *run], work, work / f"{case.name}.txt", limit_seconds)
+    result = start(["train", *words, *run], work, work / f"{case.name}.txt", limit_seconds)
     row: dict[str, Any] = {
-        "exit_code": ended.exit_code,
-        "wall_seconds": round(ended.wall_seconds, 1),
-        "was_cut": ended.was_cut,
+        "exit_code": result.exit_code,
+        "wall_seconds": round(result.wall_seconds, 1),
+        "timed_out": result.timed_out,
     }
-    if ended.exit_code != 0:
-        row["console"] = ended.console[-TAIL_LINES:]
+    if result.exit_code != 0:
+        row["console"] = result.console[-TAIL_LINES:]
     if paths.plan.is_file():
         row |= describe_plan(load_plan(paths.plan))
     outcome = load_outcome(paths.outcome)
     if outcome is not None:
         row |= outcome.model_dump(mode="json", include={"status", "steps_done", "final_loss", "observed", "versions"})
         row["error"] = outcome.error[-2000:]
-    if ended.exit_code != 0 and not row.get("error"):  # it did not come as far as a record
-        row["error"] = "\n".join(line for line in ended.console if "error" in line.lower())[-2000:]
+    if result.exit_code != 0 and not row.get("error"):  # it failed before writing an outcome
+        row["error"] = "\n".join(line for line in result.console if "error" in line.lower())[-2000:]
     rows = load_metrics(paths.metrics) if paths.metrics.is_file() else []
-    row |= summarise(case.sizes, rows)
-    row["missing"] = list(find_missing(case, row, rows, paths))
+    row |= summarize(case.sizes, rows)
+    row["missing"] = list(list_missing(case, row, rows, paths))
     for large in (paths.adapter, paths.checkpoints):
         shutil.rmtree(large, ignore_errors=True)
     return row
 
 
-def find_folder(case: Case, work: Path) -> Path:
+def get_folder(case: Case, work: Path) -> Path:
     return work / ("small" if case.sizes.on_cpu else "large")
 
 
@@ -270,18 +270,18 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
     }
 
 
-def summarise(sizes: Sizes, rows: list[StepMetrics]) -> dict[str, Any]:
-    """Peaks only grow: that of the step before the checkpoint is the training's, the last one is everything's."""
+def summarize(sizes: Sizes, rows: list[StepMetrics]) -> dict[str, Any]:
+    """Summarize the steps. Peaks only grow: the one before the checkpoint is that of training, the last of all."""
     steps = [row for row in rows if metrics.STEP_SECONDS in row.values]
-    beside = range(sizes.save_step, sizes.save_step + SETTLING_STEPS + 1)
-    steady = [row for row in steps if row.step > WARM_STEPS and row.step not in beside]
+    around_checkpoint = range(sizes.save_step, sizes.save_step + SETTLING_STEPS + 1)
+    steady = [row for row in steps if row.step > WARMUP_STEPS and row.step not in around_checkpoint]
     evaluations = [row.values for row in rows if metrics.EVAL_LOSS in row.values]
-    found: dict[str, Any] = {"evaluations": evaluations}
+    summary: dict[str, Any] = {"evaluations": evaluations}
     if not steady:
-        return found
+        return summary
     median = {name: statistics.median(row.values[name] for row in steady) for name in steady[0].values}
     before = [row for row in steps if row.step <= sizes.save_step][-1]
-    return found | {
+    return summary | {
         "tokens_per_second": round(median[metrics.TOKENS_PER_SECOND]),
         "step_seconds": round(median[metrics.STEP_SECONDS], 4),
         "slowest_step_seconds": round(max(row.values[metrics.STEP_SECONDS] for row in steady), 4),
@@ -299,8 +299,8 @@ def round_gib(number: float | None) -> float | None:
     return None if number is None else round(number, 2)
 
 
-def find_missing(case: Case, row: dict[str, Any], rows: list[StepMetrics], paths: RunPaths) -> Iterator[str]:
-    """What a run that only seems well would lack."""
+def list_missing(case: Case, row: dict[str, Any], rows: list[StepMetrics], paths: RunPaths) -> Iterator[str]:
+    """Yield what is missing in a run that seems successful."""
     if row.get("planned") != f"{case.strategy}, offload {case.offload}":
         yield f"the engine: {row.get('planned')}"
     if row.get("steps_done") != case.sizes.num_steps:
@@ -315,29 +315,29 @@ def find_missing(case: Case, row: dict[str, Any], rows: list[StepMetrics], paths
         yield "checkpoint"
     if not any(paths.adapter.glob("*.safetensors")):
         yield "trained weights"
-    if any(metrics.TRAIN_LOSS in one.values and not math.isfinite(one.values[metrics.TRAIN_LOSS]) for one in rows):
+    if any(not math.isfinite(each.values[metrics.TRAIN_LOSS]) for each in rows if metrics.TRAIN_LOSS in each.values):
         yield "finite losses"
 
 
 def run_measure(args: argparse.Namespace) -> None:
     began = time.monotonic()
-    wanted = [case for name in args.cases for case in GROUPS.get(name, [])]
-    wanted += [case for group in GROUPS.values() for case in group if case.name in args.cases]
+    cases = [case for name in args.cases for case in GROUPS.get(name, [])]
+    cases += [case for group in GROUPS.values() for case in group if case.name in args.cases]
     (args.work / "runs").mkdir(parents=True, exist_ok=True)
-    for folder, case in {find_folder(case, args.work): case for case in wanted}.items():
+    for folder, case in {get_folder(case, args.work): case for case in cases}.items():
         write_rows(case.sizes, folder)
-        words = list_words(case.alone, make_manifest(case.alone, folder), [])
+        words = list_words(case.single, make_manifest(case.single, folder), [])
         prepared = start(["prepare", *words], args.work, args.work / "prepare.txt", args.limit)
         print(*prepared.console[-TAIL_LINES:], sep="\n", file=sys.stderr, flush=True)
-    for case in wanted:
+    for case in cases:
         left = args.budget - (time.monotonic() - began)
         row: dict[str, Any] = {**dataclasses.asdict(case), "case": case.name, "overrides": args.overrides}
         if left < args.least:
-            row["error"] = f"not started: {max(0.0, left):.0f} s were left"
+            row["error"] = f"not started: only {max(0.0, left):.0f} s left"
         else:
             try:
                 row |= measure_case(case, args.work, args.overrides, min(args.limit, left))
-            except Exception as error:  # one case that fails must not cost the others
+            except Exception as error:  # one failed case must not stop the others
                 row["error"] = f"{type(error).__name__}: {str(error)[:500]}"
         row["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
         with args.out.open("a") as out:
@@ -348,32 +348,32 @@ def run_measure(args: argparse.Namespace) -> None:
 def format_progress(row: dict[str, Any], seconds: float) -> str:
     names = ("exit_code", "tokens_per_second", "step_seconds", "peak_gib", "predicted_gib", "wall_seconds", "missing")
     shown = "  ".join(f"{name} {row[name]}" for name in names if row.get(name) not in (None, []))
-    told = [line for line in (row.get("error") or "").splitlines() if line.strip()]
-    return f"{seconds:5.0f} s  {row['case']}: {shown}{'  ' + told[-1][:300] if told else ''}"
+    error_lines = [line for line in (row.get("error") or "").splitlines() if line.strip()]
+    return f"{seconds:5.0f} s  {row['case']}: {shown}{'  ' + error_lines[-1][:300] if error_lines else ''}"
 
 
 def run_table(args: argparse.Namespace) -> None:
-    """The last row of each case; prices are against the single process with the same adapter."""
+    """Print the last row of each case, relative to the single process with the same adapter."""
     rows = {row["case"]: row for row in map(json.loads, args.rows.read_text().splitlines())}
     print("| case | tokens/s | to single | peak GiB | to single | predicted | error | waits for data | command |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name, row in rows.items():
         if row.get("tokens_per_second") is None:
-            why = ((row.get("error") or "").strip().splitlines() or [f"exit code {row.get('exit_code')}"])[-1]
-            print(f"| {name} | {why[:80]} | | | | | | | |")
+            reason = ((row.get("error") or "").strip().splitlines() or [f"exit code {row.get('exit_code')}"])[-1]
+            print(f"| {name} | {reason[:80]} | | | | | | | |")
             continue
-        alone = rows.get(name[: name.index(row["strategy"])] + "single", {})
+        single = rows.get(name[: name.index(row["strategy"])] + "single", {})
         rate, peak, predicted = row["tokens_per_second"], row["peak_gib"], row["predicted_gib"]
         cells = [
             f"{name} ({row['accumulation']} x {row['micro_batch_size']})",
             f"{rate:,}",
-            f"{rate / alone['tokens_per_second'] - 1:+.1%}" if alone.get("tokens_per_second") else "",
+            f"{rate / single['tokens_per_second'] - 1:+.1%}" if single.get("tokens_per_second") else "",
             str(peak),
-            f"{peak - alone['peak_gib']:+.2f}" if peak and alone.get("peak_gib") else "",
+            f"{peak - single['peak_gib']:+.2f}" if peak and single.get("peak_gib") else "",
             str(predicted),
             f"{predicted / peak - 1:+.1%}" if peak else "",
             f"{row['data_wait_seconds'] / row['step_seconds']:.1%}",
-            ", ".join([f"{row['wall_seconds']:.0f} s", *(f"no {what}" for what in row["missing"])]),
+            ", ".join([f"{row['wall_seconds']:.0f} s", *(f"no {item}" for item in row["missing"])]),
         ]
         print(f"| {' | '.join(cells)} |")
 
@@ -385,9 +385,13 @@ def main() -> None:
     measure.add_argument("--cases", nargs="+", default=["lora", "full"], help="names, or: lora, full, tiny")
     measure.add_argument("--out", type=Path, required=True)
     measure.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "engines", help="data and runs")
-    measure.add_argument("--limit", type=float, default=180.0, metavar="SECONDS", help="of one case")
-    measure.add_argument("--budget", type=float, default=float("inf"), metavar="SECONDS", help="of all cases together")
-    measure.add_argument("--least", type=float, default=40.0, metavar="SECONDS", help="with less left none is started")
+    measure.add_argument("--limit", type=float, default=180.0, metavar="SECONDS", help="time limit per case")
+    measure.add_argument(
+        "--budget", type=float, default=float("inf"), metavar="SECONDS", help="time limit for all cases"
+    )
+    measure.add_argument(
+        "--least", type=float, default=40.0, metavar="SECONDS", help="start no case with less time left"
+    )
     measure.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
     measure.set_defaults(run=run_measure)
     table = verbs.add_parser("table")

@@ -1,11 +1,11 @@
-"""Every figure of docs/STATUS.md that needs a GPU, measured again by one command, in pieces that resume.
+"""Measures every figure of docs/STATUS.md that needs a GPU; can be interrupted and resumed.
 
     export PYTORCH_ALLOC_CONF=expandable_segments:True
-    python benchmarks/figures.py --out figures --minutes 10      # again until it returns 0; 75: the time is over
-    python benchmarks/figures.py --out figures --only speed ladder
+    python benchmarks/figures.py --out figures --minutes 10      # repeat until it returns 0; 75: out of time
+    python benchmarks/figures.py --out figures --only speed ablation
     python benchmarks/figures.py --list
 
-Each figure is a command that a person could type; `figures/NAME.log` has what it said. What is done is not done again.
+Each figure is a plain command; its output goes to `figures/NAME.log`. Finished figures are skipped.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pieces import TIME_IS_OVER  # type: ignore[import-not-found]  # beside this file
+from resumable_cases import OUT_OF_TIME  # type: ignore[import-not-found]  # in this folder
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEED = "main small dropped published low"
-LEAST_SECONDS = 60.0  # nothing is begun for less
+MIN_SECONDS = 60.0  # start nothing with less time left
 SAMPLE = "--set training.dataset.path=sample/train.jsonl --set training.dataset.format=jsonl"
 RANDOM = f"neo4j --profile full --random-weights {SAMPLE} --set training.config.torch_compile=true"
 ONE_STEP = "--set training.config.batch_size=24 --set training.config.gradient_accumulation_steps=1"
@@ -32,50 +32,50 @@ TRACED = "--max-steps 24 --profile-steps 16:17 --wandb disabled --set evaluation
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
     name: str
-    what: str
-    command: str  # {out}: the folder; {minutes}: what is left; {manifest}: a published one
+    description: str
+    command: str  # {out}: the folder; {minutes}: time left; {manifest}: a published manifest
 
 
 FIGURES = (
     Figure(
         name="speed",
-        what="throughput and its prediction",
+        description="throughput, measured and estimated",
         command=f"benchmarks/training.py measure --cases {SPEED} --out {{out}}/training.jsonl --minutes {{minutes}}",
     ),
     Figure(
         name="attention",
-        what="attention by itself, each backend",
+        description="attention by itself, each backend",
         command="benchmarks/attention.py measure --out {out}/attention.jsonl --minutes {minutes}",
     ),
     Figure(
-        name="limited",
-        what="plans for 16, 24 and 32 GiB",
-        command="benchmarks/limited.py measure --out {out}/limited.jsonl --minutes {minutes}",
+        name="vram_limit",
+        description="plans for 16, 24 and 32 GiB",
+        command="benchmarks/vram_limit.py measure --out {out}/vram_limit.jsonl --minutes {minutes}",
     ),
     Figure(
-        name="ladder",
-        what="each optimisation, alone and together",
-        command=f"-m launcher bench ladder {RANDOM} {ONE_STEP} --warm 1 --steps 3 --seconds 4 --out {{out}}/ladder",
+        name="ablation",
+        description="each optimization, alone and cumulatively",
+        command=f"-m launcher bench ablation {RANDOM} {ONE_STEP} --warm 1 --steps 3 --seconds 4 --out {{out}}/ablation",
     ),
     Figure(
         name="memory",
-        what="memory against its prediction",
-        command="-m launcher bench memory --out {out}/memory.jsonl --minutes {minutes}",
+        description="memory, measured and estimated",
+        command="-m benchmarks.memory_grid --out {out}/memory.jsonl --minutes {minutes}",
     ),
     Figure(
         name="before_after",
-        what="a published manifest, as its trainer ran it and as the launcher does",
+        description="a published manifest in its original loop and in the launcher",
         command="benchmarks/before_after.py --manifest {manifest} --out {out}/before_after.json",
     ),
-    Figure(name="trace", what="where a step's time goes", command=f"-m launcher train {RANDOM} {TRACED}"),
+    Figure(name="trace", description="profile of a step", command=f"-m launcher train {RANDOM} {TRACED}"),
     Figure(
-        name="observing",
-        what="what looking at a run costs",
-        command="benchmarks/observing.py --case 0.6B-lora-16 --steps 126 --out {out}/observing.jsonl",
+        name="tracking_overhead",
+        description="overhead of metrics, console and W&B",
+        command="benchmarks/tracking_overhead.py --case 0.6B-lora-16 --steps 126 --out {out}/overhead.jsonl",
     ),
     Figure(
         name="engines",
-        what="the price of each engine",
+        description="cost of each distributed strategy on one GPU",
         command="benchmarks/engines.py measure --cases lora full --out {out}/engines.jsonl",
     ),
 )
@@ -93,7 +93,7 @@ def run_figure(figure: Figure, out: Path, manifest: Path | None, deadline: float
                 [sys.executable, *words], cwd=ROOT, env=environment, stdout=log, stderr=log, timeout=left, check=False
             ).returncode
         except subprocess.TimeoutExpired:
-            return TIME_IS_OVER
+            return OUT_OF_TIME
 
 
 def main() -> int:
@@ -101,30 +101,32 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("figures"))
     parser.add_argument("--minutes", type=float, default=1e4)
     parser.add_argument("--only", nargs="+", choices=[figure.name for figure in FIGURES], default=[])
-    parser.add_argument("--manifest", type=Path, help="a published one, for before_after; without it that is left out")
+    parser.add_argument(
+        "--manifest", type=Path, help="a published manifest, for before_after; without it that figure is skipped"
+    )
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
     if args.list:
-        print("\n".join(f"{figure.name:<14}{figure.what}: python {figure.command}" for figure in FIGURES))
+        print("\n".join(f"{figure.name:<18}{figure.description}: python {figure.command}" for figure in FIGURES))
         return 0
     out, deadline, failed = args.out.resolve(), time.monotonic() + 60 * args.minutes, []
     out.mkdir(parents=True, exist_ok=True)
     for figure in FIGURES:
         done = out / f"{figure.name}.done"
-        is_wanted = not args.only or figure.name in args.only
-        if not is_wanted or done.exists() or ("{manifest}" in figure.command and args.manifest is None):
+        is_selected = not args.only or figure.name in args.only
+        if not is_selected or done.exists() or ("{manifest}" in figure.command and args.manifest is None):
             continue
-        if deadline - time.monotonic() < LEAST_SECONDS:
-            return TIME_IS_OVER
+        if deadline - time.monotonic() < MIN_SECONDS:
+            return OUT_OF_TIME
         code = run_figure(figure, out, args.manifest, deadline)
         print(f"{figure.name}: exit code {code}", flush=True)
-        if code == TIME_IS_OVER:
+        if code == OUT_OF_TIME:
             return code
         if code:
             failed.append(figure.name)
         else:
             done.touch()
-    print(f"failed: {', '.join(failed)}" if failed else "all are done")
+    print(f"failed: {', '.join(failed)}" if failed else "all figures are measured")
     return 4 if failed else 0
 
 

@@ -1,4 +1,4 @@
-"""How many answers each judge takes a second, on the samples' own references: every one of them is right.
+"""Answers per second that each judge grades, on the reference answers of the samples (all correct).
 
 python benchmarks/judges.py                      # all four, 200 rows each
 python benchmarks/judges.py sql --rows 2000
@@ -12,20 +12,20 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+from launcher.judges.base import ReferenceRow
+from launcher.judges.registry import open_judge
 from launcher.manifest import load_manifest
-from launcher.quality.judges import open_judge
-from launcher.quality.judging import Question
 
 ROOT = Path(__file__).resolve().parent.parent
 EXPERTS = ("json", "sql", "neo4j", "typescript")
 
 
-def load_questions(expert: str, count: int) -> list[Question]:
+def load_rows(expert: str, count: int) -> list[ReferenceRow]:
     mapping = load_manifest(ROOT / f"experts/{expert}/manifest.json").manifest.training.dataset.field_mapping
     lines = (ROOT / f"experts/{expert}/sample/train.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines[:count]]
     return [
-        Question(
+        ReferenceRow(
             instruction=row[mapping.instruction or "instruction"],
             context=row.get(mapping.input, "") if mapping.input else "",
             reference=row[mapping.answer or "output"],
@@ -35,16 +35,16 @@ def load_questions(expert: str, count: int) -> list[Question]:
 
 
 def measure(expert: str, count: int) -> str:
-    questions = load_questions(expert, count)
-    answers = [question.reference for question in questions]
+    rows = load_rows(expert, count)
+    answers = [row.reference for row in rows]
     with closing(open_judge(load_manifest(ROOT / f"experts/{expert}/manifest.json").manifest)) as judge:
-        judge.judge(questions[:1], answers[:1])  # whatever has to start has started
+        judge.judge(rows[:1], answers[:1])  # starts worker processes
         began = time.perf_counter()
-        verdicts = judge.judge(questions, answers)
+        verdicts = judge.judge(rows, answers)
         seconds = time.perf_counter() - began
-        right = sum(verdict.checks[judge.main_check] is True for verdict in verdicts)
-        who = ", ".join(dict.fromkeys(check.checker for check in judge.checks))
-    return f"{expert:<10}  {count / seconds:8.1f} answers/s  {right} of {count} right  ({who})"
+        num_correct = sum(verdict.checks[judge.main_check] is True for verdict in verdicts)
+        checkers = ", ".join(dict.fromkeys(check.checker for check in judge.checks))
+    return f"{expert:<10}  {count / seconds:8.1f} answers/s  {num_correct} of {count} correct  ({checkers})"
 
 
 def main() -> None:

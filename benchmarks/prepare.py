@@ -1,10 +1,10 @@
-"""Times `launcher prepare` against the loop that trainers run, and shows where the time goes.
+"""Compares the speed of `launcher prepare` with a usual preprocessing loop, and profiles it.
 
     python benchmarks/prepare.py                    # speed, profile, packing
-    python benchmarks/prepare.py --memory 0.2 1.0   # peak memory while preparing files of so many GB; minutes
+    python benchmarks/prepare.py --memory 0.2 1.0   # peak memory for files of these sizes in GB; takes minutes
 
-The loop tokenises one row at a time with transformers' tokenizer, cuts it to length and builds its labels as lists.
-Ours is the whole of `prepare`: reading, templating, tokenising, auditing, packing, writing, hashing and syncing.
+The loop tokenizes one row at a time with transformers' tokenizer, truncates it and builds its labels as lists.
+`prepare` is measured completely: reading, templating, tokenizing, auditing, packing, writing, hashing and syncing.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from launcher.corpus.bin_packing import pack_documents
 from launcher.corpus.conversations import make_row_reader
-from launcher.corpus.documents import DocumentMaker, make_template
-from launcher.corpus.pack import pack_tightest
-from launcher.corpus.packs import write_packs
-from launcher.corpus.preparation import Preparation, make_preparation
+from launcher.corpus.documents import DocumentBuilder, make_template
+from launcher.corpus.pack_file import write_packs
 from launcher.corpus.prepare import prepare
 from launcher.corpus.rows import BadRow, Row
 from launcher.corpus.sources import make_file_source
-from launcher.corpus.spool import Spool
+from launcher.corpus.spec import PreparationSpec, make_preparation_spec
 from launcher.corpus.store import publish
-from launcher.corpus.tokenise import tokenise
+from launcher.corpus.token_spool import TokenSpool
+from launcher.corpus.tokenize_rows import tokenize_documents
 from launcher.corpus.tokenizer import BaseTokenizer
-from launcher.inputs import Request, plan_request
 from launcher.manifest.dataset import FieldMapping
+from launcher.request.request import Request, plan_request
 
 ROOT = Path(__file__).resolve().parent.parent
-TINY = ROOT / "launcher" / "tiny"
+TINY = ROOT / "launcher" / "base_models" / "tiny_base"
 SHARED = ROOT.parent / "shared" / "data"
 SHARED_FILES = {
     "json_instructions.jsonl": FieldMapping(text="text"),
@@ -62,7 +62,7 @@ Result = TypeVar("Result")
 
 
 class RowMaker:
-    """Questions, schemas and queries of random words; lengths are log-normal, as in real text-to-code data."""
+    """Write questions, schemas and queries of random words with log-normal lengths, like real text-to-code data."""
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
@@ -92,7 +92,7 @@ def write_rows(file: Path, maker: RowMaker, mean_words: float, *, rows: int | No
 
 
 def find_mean_words(base: BaseTokenizer) -> float:
-    """Words a row that make MEAN_TOKENS tokens with this tokenizer."""
+    """Return the words per row that give MEAN_TOKENS tokens with this tokenizer."""
     maker, words = RowMaker(0), 100.0
     texts = ["".join(maker.make(words).values()) for _ in range(500)]
     tokens = sum(len(encoding.ids) for encoding in base.backend.encode_batch(texts)) / len(texts)
@@ -100,7 +100,7 @@ def find_mean_words(base: BaseTokenizer) -> float:
 
 
 def write_manifest(folder: Path, file: Path, mapping: FieldMapping) -> Path:
-    """The neo4j expert, on another file: packed sequences of 2,048 tokens, labels on the answers."""
+    """Plan the neo4j expert on another file: packed sequences of 2,048 tokens, loss on the answers."""
     tree = json.loads((ROOT / "experts/neo4j/manifest.json").read_text())
     mapped = mapping.model_dump(exclude_none=True)
     tree["training"]["dataset"] = {"path": str(file), "format": "jsonl", "field_mapping": mapped}
@@ -118,26 +118,26 @@ class Case:
     mapping: FieldMapping
     base: BaseTokenizer
 
-    def want(self, root: Path) -> Preparation:
+    def want(self, root: Path) -> PreparationSpec:
         manifest = write_manifest(root, self.file, self.mapping)
         planned = plan_request(Request(expert=str(manifest), base=str(self.base.folder), gpu="rtx4090"))
-        return replace(make_preparation(planned.plan, root, self.base), root=root)
+        return replace(make_preparation_spec(planned.plan, root, self.base), root=root)
 
-    def maker(self, rows: Sequence[Row]) -> DocumentMaker:
+    def maker(self, rows: Sequence[Row]) -> DocumentBuilder:
         reader = make_row_reader(self.mapping, list(rows[0].fields))
-        return DocumentMaker(reader=reader, template=make_template("chatml", self.base), trains_all=False)
+        return DocumentBuilder(reader=reader, template=make_template("chatml", self.base), trains_all=False)
 
 
 def run_ours(case: Case, scratch: Path) -> tuple[int, int]:
     prepared = prepare(case.want(scratch), lambda _: None, lambda _: None)
-    assert not prepared.was_there
+    assert not prepared.was_cached
     return prepared.store.audit.num_rows, prepared.store.audit.num_tokens
 
 
 def run_loop(case: Case, tokenizer: Any, *, masks_prompts: bool) -> tuple[int, int]:
-    """One row at a time. For labels on the answer alone, trainers tokenise the prompt once more to learn its length."""
+    """Tokenize one row at a time; for a loss on answers only, the prompt is tokenized twice to know its length."""
     num_rows = num_tokens = 0
-    maker: DocumentMaker | None = None
+    maker: DocumentBuilder | None = None
     for row in make_file_source(case.file, "jsonl").read():
         assert isinstance(row, Row)
         maker = maker or case.maker([row])
@@ -172,7 +172,7 @@ def measure(case: Case, scratch: Path) -> None:
         "loop, labels on answers": lambda _: run_loop(case, tokenizer, masks_prompts=True),
     }
     results: dict[str, list[tuple[float, int, int]]] = {name: [] for name in ways}
-    for turn in range(REPEATS):  # in turn, so that a busy moment of the machine hits all alike
+    for turn in range(REPEATS):  # interleaved, so that other load affects all alike
         for name, way in ways.items():
             results[name].append(timed(partial(way, turn)))
     ours = statistics.median(seconds for seconds, *_ in results["ours"])
@@ -189,7 +189,7 @@ def measure(case: Case, scratch: Path) -> None:
 
 @dataclass
 class Stages:
-    """Wall and CPU seconds of each stage; CPU counts all cores."""
+    """Wall and CPU seconds per stage; CPU seconds of all cores."""
 
     seconds: dict[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -202,7 +202,7 @@ class Stages:
 
 
 def profile(case: Case, scratch: Path) -> None:
-    """The stages one after another, without the overlap that `prepare` has: what limits it is the longest."""
+    """Run the stages sequentially, without the overlap of `prepare`, which is limited by the longest."""
     scratch.mkdir()
     stages = Stages()
     rows = stages.add("reading", lambda: list(make_file_source(case.file, "jsonl").read()))
@@ -219,13 +219,13 @@ def profile(case: Case, scratch: Path) -> None:
             for start in range(0, len(texts), 2048)
         ],
     )
-    whole = stages.add("tokenising by pieces", lambda: list(tokenise(documents, backend, SEQUENCE_LENGTH)))
+    whole = stages.add("tokenising by pieces", lambda: list(tokenize_documents(documents, backend, SEQUENCE_LENGTH)))
     end = backend.token_to_id("<|im_end|>")
     assert end is not None
-    with Spool(scratch, "train", end) as spool:
+    with TokenSpool(scratch, "train", end) as spool:
         for batch in whole:
             stages.add("spooling and hashing", partial(spool.add, batch))
-        packing = stages.add("packing", lambda: pack_tightest(spool.lengths, SEQUENCE_LENGTH, 0))
+        packing = stages.add("packing", lambda: pack_documents(spool.lengths, SEQUENCE_LENGTH, 0))
         stages.add("writing", lambda: write_packs(scratch / "train.arrow", spool, packing))
     spool.remove()
     (scratch / "audit.json").write_text("{}")
@@ -250,14 +250,14 @@ def measure_packing() -> None:
         runs = []
         for _ in range(REPEATS):
             started = time.process_time()
-            packing = pack_tightest(lengths, SEQUENCE_LENGTH, 0)
+            packing = pack_documents(lengths, SEQUENCE_LENGTH, 0)
             runs.append(time.process_time() - started)
         share = int(lengths.sum(dtype=np.int64)) / (packing.num_packs * SEQUENCE_LENGTH)
         print(f"  {name:24} {statistics.median(runs):6.2f} s   {100 * share:6.2f} % of positions used")
 
 
 def measure_memory(gigabytes: float, base: BaseTokenizer, folder: Path) -> None:
-    """A process of its own. Anonymous memory is what it needs; the rest are pages of files, which can be dropped."""
+    """Measure a separate process. Only anonymous memory counts; page cache can be dropped."""
     file = folder / "train.jsonl"
     write_rows(file, RowMaker(1), find_mean_words(base), size=round(gigabytes * 1e9))
     manifest = write_manifest(folder, file, GENERATED)

@@ -1,7 +1,7 @@
-"""Trains Qwen3 shapes with random weights by the real loop, and measures speed and memory against the plan.
+"""Measures speed and memory of the training loop with Qwen3 shapes and random weights, and compares with the plan.
 
-Documents have log-normal lengths (mean 350 tokens), packed into sequences of 2,048; every token is
-trained. The median step counts, so that one stall does not hide the speed. A row of results a case, as JSON.
+Documents have log-normal lengths (mean 350 tokens) and are packed into sequences of 2,048; the loss is on all tokens.
+Reports the median step, so that one stall does not hide the speed. One row of JSON per case.
 
     export PYTORCH_ALLOC_CONF=expandable_segments:True
     python benchmarks/training.py measure --out training.jsonl            # all cases
@@ -25,30 +25,30 @@ from typing import Any
 
 import torch
 from accelerate.state import AcceleratorState
-from pieces import add_row, iterate_left, read_rows, run_verbs  # type: ignore[import-not-found]  # beside this file
+from resumable_cases import add_row, iterate_unmeasured, read_rows, run_subcommands  # type: ignore[import-not-found]  # in this folder
 from torch._dynamo.utils import counters
 
-from launcher import metrics
-from launcher.bases import TINY_BASE_NAME
-from launcher.inputs import Request, plan_request
-from launcher.metrics import StepMetrics, load_metrics
-from launcher.paths import RunPaths, write_files
+from launcher.base_models.catalogue import TINY_BASE_NAME
+from launcher.bench.workers.documents import write_random_store
+from launcher.core import metrics
+from launcher.core.metrics import StepMetrics, load_metrics
+from launcher.core.run_paths import RunPaths, write_files
+from launcher.core.units import bytes_to_gib
 from launcher.plan import Plan
-from launcher.runs import input_texts
-from launcher.training.assembly import assemble
-from launcher.training.bench.documents import write_random_store
-from launcher.training.chronicle import find_versions
+from launcher.request.request import Request, plan_request
+from launcher.request.run_directory import input_texts
+from launcher.training.build import build_run
+from launcher.training.engine.accelerator import build_accelerator
+from launcher.training.engine.run import TrainingRun
 from launcher.training.loop import train
-from launcher.training.measures import Measures, MemoryUse, Throughput
-from launcher.training.observers.facts import Facts
-from launcher.training.proof import Proof
-from launcher.training.run import Run
-from launcher.training.starting import start
-from launcher.units import bytes_to_gib
+from launcher.training.monitoring.meters import MemoryMeter, Meters, ThroughputMeter
+from launcher.training.observers.metrics_writer import MetricsWriter
+from launcher.training.runtime.run_record import collect_versions
+from launcher.training.verify.packing import PackingCheck
 
 ALL_LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 MEAN_TOKENS = 350
-WARM_STEPS = 4  # the first compiles, and the optimizer makes its state
+WARMUP_STEPS = 4  # the first compiles, and the optimizer makes its state
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,12 +98,12 @@ TINY = [
     for kind in ("lora", "dora", "ia3", "full")
 ]
 SMALL = [qwen("0.6B", 2, kind) for kind in ("dora", "qlora", "full")]
-# What the published manifests ask for.
+# Dropout, as in the published manifests.
 DROPPED = [
     qwen("0.6B", rows, kind, name=f"0.6B-{kind}-{rows}-dropout", more={"dropout": 0.1})
     for kind, rows in (("dora", 16), ("lora", 16), ("dora", 2))
 ]
-# One as it is: four bits, DoRA without the gate, dropout, recomputed, not compiled; and what each of that costs.
+# A published configuration (4-bit DoRA without gate_proj, dropout, checkpointing, eager), and the cost of each part.
 PUBLISHED = [
     qwen(
         "0.6B",
@@ -127,7 +127,7 @@ PUBLISHED = [
         ("published-without-dropout", False, 0.0, True),
     )
 ]
-# As little memory as 16 x 2,048 can be trained in: others recompute and offload for it.
+# The least memory for 16 x 2,048 tokens.
 LOW = [
     qwen("0.6B", 1, "lora"),
     *(
@@ -181,17 +181,17 @@ def make_manifest(case: Case, folder: Path) -> Path:
     return path
 
 
-class _SteadyPeak(Facts):
-    """Counts the peak of the first steps, which compile, apart from that of the others."""
+class _SteadyPeak(MetricsWriter):
+    """Resets the memory peak after the first steps, which compile."""
 
-    def on_step(self, run: Run, metrics: StepMetrics) -> None:
+    def on_step(self, run: TrainingRun, metrics: StepMetrics) -> None:
         super().on_step(run, metrics)
-        if metrics.step == WARM_STEPS - 1 and torch.cuda.is_available():
+        if metrics.step == WARMUP_STEPS - 1 and torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
 
 
-def build(case: Case, folder: Path) -> tuple[Run, Proof]:
-    """Ready for its first step, in a run directory of its own."""
+def build(case: Case, folder: Path) -> tuple[TrainingRun, PackingCheck]:
+    """Build a training in its own run directory, ready for the first step."""
     smoke = case.base == TINY_BASE_NAME
     request = Request(
         expert=str(make_manifest(case, folder)),
@@ -217,22 +217,22 @@ def build(case: Case, folder: Path) -> tuple[Run, Proof]:
     paths = RunPaths(folder / "run")
     paths.logs.mkdir(parents=True)
     write_files(paths.root, input_texts(planned, paths))
-    return assemble(planned.plan, paths, store, (), start(planned.plan))
+    return build_run(planned.plan, paths, store, (), build_accelerator(planned.plan))
 
 
 def measure_case(case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
-        began, left = time.perf_counter(), count_left_gib()
+        began, leftover = time.perf_counter(), read_leftover_gib()
         run, proof = build(case, Path(name))
         built = time.perf_counter() - began
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        train(run, _SteadyPeak(), measure=Measures([Throughput(run), MemoryUse(run)]))
+        train(run, _SteadyPeak(), meter=Meters([ThroughputMeter(run), MemoryMeter(run)]))
         rows = load_metrics(run.paths.metrics)
         return {
             **describe_plan(run.plan),
-            **summarise(rows, left),
+            **summarize(rows, leftover),
             "built_seconds": round(built, 1),
             "proof": dataclasses.asdict(proof),
             "graphs": counters["stats"]["unique_graphs"],
@@ -255,13 +255,13 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
     }
 
 
-def count_left_gib() -> float:
-    """Of earlier cases, which would count as this one's: what libraries keep."""
+def read_leftover_gib() -> float:
+    """Return the memory that libraries still hold from earlier cases."""
     return bytes_to_gib(torch.cuda.memory_allocated()) if torch.cuda.is_available() else 0.0
 
 
-def summarise(rows: list[metrics.StepMetrics], left_gib: float) -> dict[str, Any]:
-    steady = rows[WARM_STEPS:] or rows[-1:]
+def summarize(rows: list[metrics.StepMetrics], left_gib: float) -> dict[str, Any]:
+    steady = rows[WARMUP_STEPS:] or rows[-1:]
     median = {name: statistics.median(row.values[name] for row in steady) for name in steady[0].values}
     peak = median.get(metrics.PEAK_ALLOCATED_GIB)
     return {
@@ -270,7 +270,7 @@ def summarise(rows: list[metrics.StepMetrics], left_gib: float) -> dict[str, Any
         "mfu": median.get(metrics.DEVICE_MFU),
         "peak_gib": None if peak is None else round(peak - left_gib, 2),
         "left_gib": round(left_gib, 2),
-        "first_peak_gib": rows[WARM_STEPS - 2].get(metrics.PEAK_ALLOCATED_GIB),
+        "first_peak_gib": rows[WARMUP_STEPS - 2].get(metrics.PEAK_ALLOCATED_GIB),
         "data_wait_seconds": round(median[metrics.DATA_WAIT_SECONDS], 5),
         "first_loss": rows[0].values[metrics.TRAIN_LOSS],
         "last_loss": rows[-1].values[metrics.TRAIN_LOSS],
@@ -287,18 +287,18 @@ def clean_up() -> None:
 
 
 def run_measure(args: argparse.Namespace) -> None:
-    wanted = [case for name in args.cases for case in GROUPS.get(name, [])]
-    wanted += [case for group in GROUPS.values() for case in group if case.name in args.cases]
-    for case in iterate_left(wanted, args.out, args.minutes):
+    cases = [case for name in args.cases for case in GROUPS.get(name, [])]
+    cases += [case for group in GROUPS.values() for case in group if case.name in args.cases]
+    for case in iterate_unmeasured(cases, args.out, args.minutes):
         clean_up()
         row: dict[str, Any] = {"case": case.name}
         try:
             row |= measure_case(case)
-        except Exception as error:  # one case that fails must not cost the others
+        except Exception as error:  # one failed case must not stop the others
             row["error"] = f"{type(error).__name__}: {str(error)[:500]}"
         row |= {
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            "versions": find_versions(),
+            "versions": collect_versions(),
         }
         add_row(args.out, row)
         shown = {name: row.get(name) for name in ("tokens_per_second", "mfu", "peak_gib", "predicted_gib", "graphs")}
@@ -321,4 +321,4 @@ def run_table(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run_verbs(__doc__, ["main", "backends"], f"names, or: {', '.join(GROUPS)}", run_measure, run_table)
+    run_subcommands(__doc__, ["main", "backends"], f"names, or: {', '.join(GROUPS)}", run_measure, run_table)

@@ -1,3 +1,3 @@
-"""expert-launcher: an expert manifest becomes a plan, the plan becomes files, the files start one training anywhere."""
+"""expert-launcher: from an expert manifest to a plan, to accelerate configuration, to the same training anywhere."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

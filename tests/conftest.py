@@ -1,4 +1,4 @@
-"""Fixtures that several test folders share. Tests marked `slow` run where LAUNCHER_TEST_ALL is set: `make test-all`."""
+"""Fixtures shared by several test folders. Tests marked `slow` run only with LAUNCHER_TEST_ALL (`make test-all`)."""
 
 from __future__ import annotations
 
@@ -13,25 +13,29 @@ from typing import Any
 
 import pytest
 
+from launcher.core.log import configure
+
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 SHARED_MANIFESTS = SHARED / "manifests"
 
-# Started in the background by nohup, tests would hand down that these are ignored, to whom they shall stop.
+# Under nohup these signals are ignored, and the processes that the tests start and stop would inherit that.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
-# The tests plan for machines without a GPU, or for those of the catalogue: what this machine has must not matter.
-if not os.environ.get("LAUNCHER_TEST_GPU"):  # `make test-gpu`: tests of what only a GPU can show
+# The tests plan for machines without a GPU or for GPUs of the catalogue, independently of this machine: of its GPUs,
+if not os.environ.get("LAUNCHER_TEST_GPU"):  # set by `make test-gpu`
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-# Nor whether it has a key; tests of what W&B is told ask for it.
+# its W&B login (tests of the logging enable W&B themselves),
 os.environ["WANDB_MODE"] = "disabled"
-# Nor what runs on it have taught.
+# its cached history of earlier runs,
 os.environ["LAUNCHER_CACHE_DIR"] = tempfile.mkdtemp(prefix="launcher-tests-")
-# Not even runs of the tests: a plan must not depend on which of them came first. Tests of it name a file of their own.
+# its calibration (not even by the tests' own runs; tests of the calibration set a file),
 os.environ["LAUNCHER_CALIBRATION"] = "off"
-# Nor what its user knows of it.
+# and its hardware.json.
 os.environ["LAUNCHER_HARDWARE"] = "off"
+
+configure()  # tests read log lines from stderr, as users do
 
 ALL_VARIABLE, TORTURE_VARIABLE = "LAUNCHER_TEST_ALL", "LAUNCHER_TORTURE"
 
@@ -48,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def python_path() -> str:
-    """For child processes: the checkout first, then wherever this process finds its packages."""
+    """Return the PYTHONPATH of child processes: the checkout, then the inherited one."""
     inherited = os.environ.get("PYTHONPATH")
     return f"{ROOT}{os.pathsep}{inherited}" if inherited else str(ROOT)
 
@@ -65,7 +69,7 @@ def expert_manifests() -> list[Path]:
 def published_schema() -> Tree:
     file = SHARED_MANIFESTS / "expert-manifest.schema.json"
     if not file.is_file():
-        pytest.skip("the published manifests do not lie beside this checkout")
+        pytest.skip("the published manifests are not next to this checkout")
     tree: Tree = json.loads(file.read_text())
     return tree
 
@@ -78,7 +82,7 @@ def neo4j_tree() -> Tree:
 
 @pytest.fixture
 def write_manifest(tmp_path: Path, neo4j_tree: Tree) -> WriteManifest:
-    """The neo4j manifest with changes, as a file: write_manifest({"training.config.rank": 0}, drop=("name",))."""
+    """A function that writes the neo4j manifest with changes and without dropped keys."""
 
     def write(changes: dict[str, Any] | None = None, drop: tuple[str, ...] = ()) -> Path:
         tree = copy.deepcopy(neo4j_tree)
@@ -103,8 +107,8 @@ def find_parent(tree: Any, path: str) -> tuple[Any, Any]:
 
 
 @pytest.fixture(autouse=True)
-def _hub_as_it_was() -> Iterator[None]:
-    """`launcher data` forbids its own process to fetch anything; a test that calls it must not forbid the next one."""
+def _restore_hub_offline() -> Iterator[None]:
+    """Restore HF_HUB_OFFLINE, which `launcher data` sets in its own process."""
     before = os.environ.get("HF_HUB_OFFLINE")
     yield
     if before is None:

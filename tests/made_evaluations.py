@@ -1,12 +1,12 @@
-"""Evaluations without a model: so many answers of so many rows pass each check, always the same ones."""
+"""Evaluations without a model: a given share of the rows passes each check, always the same rows."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
 
-from launcher.quality.judging import Check, Verdict
-from launcher.quality.results import AnswerResult, EvalResult, sum_up
+from launcher.judges.base import Check, Verdict
+from launcher.judges.results import AnswerResult, EvalResult, summarize_checks
 
 MADE_AT = "2026-11-15T13:00:00+00:00"
 TITLES = {"parses": "parses as Cypher", "matches": "same query or same result"}
@@ -24,7 +24,7 @@ def make_evaluation(
     made_at: str = MADE_AT,
     greedy: bool = True,
 ) -> EvalResult:
-    """Rows differ in how hard they are, to every run alike but for a little chance of its own: `seed`."""
+    """Make an evaluation. Rows differ in difficulty, which is the same for all runs except for noise from `seed`."""
     keys = [f"row-{number:04d}" for number in range(first_row, first_row + num_rows)]
     hard = {key: random.Random(key).random() + 0.05 * random.Random(f"{key}{seed}").random() for key in keys}
     easy_first = sorted(keys, key=hard.__getitem__)
@@ -52,7 +52,7 @@ def make_evaluation(
         source=f"{split}.jsonl",
         num_rows=480,
         main_check=main_check,
-        checks=sum_up(checks, verdicts),
+        checks=summarize_checks(checks, verdicts),
         answers=tuple(answers),
         greedy=greedy,
         seed=42,

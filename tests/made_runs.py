@@ -1,4 +1,4 @@
-"""Run directories without a training: a real plan for a GPU of the catalogue, and made-up lines of metrics."""
+"""Run directories without a training: a real plan for a GPU of the catalogue, and synthetic metrics."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
 
-from launcher import metrics
-from launcher.inputs import Request, plan_request
-from launcher.metrics import StepMetrics
-from launcher.paths import RunPaths
+from launcher.core import metrics
+from launcher.core.metrics import StepMetrics
+from launcher.core.run_paths import RunPaths
+from launcher.core.units import bytes_to_gib
+from launcher.judges.results import EvalResult
 from launcher.plan import Plan
-from launcher.quality.results import EvalResult
-from launcher.record import Attempt, Outcome, Status, write_outcome
-from launcher.units import bytes_to_gib
+from launcher.request.request import Request, plan_request
+from launcher.runs.record import Attempt, Outcome, Status, write_outcome
 from tests.conftest import ROOT
 from tests.made_evaluations import make_evaluation
 
@@ -29,7 +29,7 @@ _START_SECONDS, _COMPILE_SECONDS, _CHECKPOINT_SECONDS, _TASK_SECONDS = 21.0, 34.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MadeRun:
-    """What a made-up run is like. Its curves depend on nothing else."""
+    """Properties of a synthetic run, which determine its metrics completely."""
 
     run_id: str
     expert: str = "neo4j"
@@ -40,8 +40,8 @@ class MadeRun:
     price_per_gpu_hour: float | None = None
     random_weights: bool = False
     num_steps: int = 60
-    planned_steps: int | None = None  # where it has not done all of them
-    status: Status | None = "done"  # None: not started, there is no outcome.json
+    planned_steps: int | None = None  # if it has not done all of them
+    status: Status | None = "done"  # None: not started, without outcome.json
     data_key: str | None = DATA_KEY
     seed: int = 0
     first_loss: float = 2.6
@@ -50,29 +50,29 @@ class MadeRun:
     tokens_per_second: float = 9_000.0
     mfu: float = 0.42
     evaluate_every: int = 10
-    least_memory: float = 0.9  # of what is predicted
-    rungs: tuple[str, ...] = ()
+    least_memory: float = 0.9  # as a fraction of the prediction
+    oom_fallbacks: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=lambda: {"launcher": "0.1.0", "torch": "2.13.0"})
-    has_goodput: bool = True  # False: as runs wrote it before goodput and the clock were recorded
-    task_rates: tuple[float, float] | None = None  # right answers of the base and at the end; None: none are judged
+    has_goodput: bool = True  # False: as in old runs without goodput and wall-clock time
+    task_rates: tuple[float, float] | None = None  # correct answers before and after training; None: no task metrics
     task_rows: int = 40
     checker: str = "made 1.0"
 
 
 def write_run(runs_dir: Path, made: MadeRun, rows: Sequence[StepMetrics] | None = None) -> RunPaths:
-    """plan.json, outcome.json, metrics.jsonl and evaluations/; `rows` in place of made-up ones."""
+    """Write plan.json, outcome.json, metrics.jsonl (`rows`, or synthetic ones) and evaluations/."""
     paths = RunPaths(runs_dir / made.run_id)
     paths.logs.mkdir(parents=True)
     plan = make_plan_of(made)
     paths.plan.write_text(plan.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    told = make_rows(made, plan) if rows is None else list(rows)
-    if told:
-        paths.metrics.write_text("".join(_write_line(row) for row in told), encoding="utf-8")
-    for row in told if made.task_rates is not None else ():
+    steps = make_rows(made, plan) if rows is None else list(rows)
+    if steps:
+        paths.metrics.write_text("".join(_write_line(row) for row in steps), encoding="utf-8")
+    for row in steps if made.task_rates is not None else ():
         if row.is_evaluation:
             write_evaluation(paths.evaluation_at(row.step), make_task_evaluation(made, row.step))
     if made.status is not None:
-        write_outcome(paths.outcome, _make_outcome(made, told))
+        write_outcome(paths.outcome, _make_outcome(made, steps))
     return paths
 
 
@@ -82,7 +82,7 @@ def write_evaluation(file: Path, result: EvalResult) -> None:
 
 
 def make_task_evaluation(made: MadeRun, step: int) -> EvalResult:
-    """Of the base at step 0; then better and better."""
+    """Make the evaluation of a step: the base model at step 0, then better and better."""
     assert made.task_rates is not None
     first, last = made.task_rates
     progress = step / max(1, made.planned_steps or made.num_steps)
@@ -131,7 +131,7 @@ def _make_plan(
 
 
 def make_rows(made: MadeRun, plan: Plan) -> list[StepMetrics]:
-    """A loss that falls, with noise; a first step that compiles; evaluations; memory a little beside the prediction."""
+    """Make metrics: a falling, noisy loss; a first step that compiles; evaluations; memory close to the prediction."""
     chance = random.Random(f"{made.run_id}-{made.seed}")
     tokens_a_step = plan.batch.global_batch_size * plan.batch.sequence_length * 0.97
     predicted = bytes_to_gib(plan.memory.allocated_bytes)
@@ -169,11 +169,11 @@ def make_rows(made: MadeRun, plan: Plan) -> list[StepMetrics]:
             lost_to_evaluation += 6.0
             clock += 6.0
             held_out = loss + 0.08 + 0.01 * chance.gauss(0, 1)
-            told = {metrics.EVAL_LOSS: held_out, metrics.EVAL_SECONDS: 6.0}
+            evaluation = {metrics.EVAL_LOSS: held_out, metrics.EVAL_SECONDS: 6.0}
             if made.task_rates is not None:
                 lost_to_evaluation, clock = lost_to_evaluation + _TASK_SECONDS, clock + _TASK_SECONDS
-                told |= _task_values(made, step)
-            rows.append(_make_row(made, step, told))
+                evaluation |= _task_values(made, step)
+            rows.append(_make_row(made, step, evaluation))
     return rows
 
 
@@ -238,14 +238,14 @@ def _make_outcome(made: MadeRun, rows: Sequence[StepMetrics]) -> Outcome:
         num_steps=made.planned_steps or made.num_steps,
         data_key=made.data_key,
         versions=made.versions,
-        rungs=made.rungs,
+        oom_fallbacks=made.oom_fallbacks,
         attempts=(Attempt(started_at=STARTED_AT, ended_at=ended_at, steps_done=steps_done),),
         goodput=goodput,
     )
 
 
 def _write_line(row: StepMetrics) -> str:
-    """As append_metrics writes it, thousands at a time."""
+    """Format a row as append_metrics does, but fast enough for thousands."""
     tree = asdict(row)
     tree["values"] = {name: value if math.isfinite(value) else None for name, value in row.values.items()}
     return json.dumps(tree, separators=(",", ":"), allow_nan=False) + "\n"

@@ -1,5 +1,5 @@
-"""Makes the sample data of the experts: `python -m experts.generator`.
+"""Generator of the sample data of the experts: `python -m experts.generator`.
 
-Rows are made by one module per language (`make_rows`) from the same domains, and checked by another (`check_row`), so
-that making them needs the standard library only and checking them brings the parsers.
+For each language, one module makes the rows (`make_rows`) from shared domains, and another checks them (`check_row`):
+only the checks need packages besides the standard library, such as parsers.
 """

@@ -1,7 +1,7 @@
-"""Writes the samples of the experts.
+"""Write the samples of the experts.
 
-python -m experts.generator            make the rows, check each one by its parser, write them (a minute or two)
-python -m experts.generator --check    say which files differ from what would be written, and exit 1
+python -m experts.generator            make the rows, check each one with its parser, write them (a minute or two)
+python -m experts.generator --check    list the files that differ from what would be written, and exit with 1
 """
 
 from __future__ import annotations

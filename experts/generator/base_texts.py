@@ -1,7 +1,7 @@
-"""What the tiny base reads: the four languages in other layouts, from other seeds, of other domains than the samples.
+"""Training texts of the tiny base: the four languages in layouts, seeds and domains that the samples do not use.
 
-Its documents show a request and its answer as files and notes show them. In a chat it only ever names things: so
-it knows the languages, and how turns begin and end, and has to be tuned to do what an expert does.
+Documents show a request and its answer in the form of files and notes. Chats only name things. So the base knows the
+languages and how chat turns begin and end, but has to be fine-tuned to do what an expert does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from experts.generator.splits import EXPERTS, SPLITS, only_new
 
 Row = dict[str, str]
 
-_FIRST_SEED = 50_000  # samples begin below 2,000
+_FIRST_SEED = 50_000  # seeds of the samples are below 2,000
 _INVENTED_SHARE = 0.75
 _CHAT_SHARE, _NAMES_SHARE = 0.1, 0.08
 _ROWS_OF_A_DOMAIN = 8
@@ -33,11 +33,11 @@ _LANGUAGES = {
 }
 _NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 _FOLDER = Path(__file__).resolve().parent.parent
-TOKENIZER = _FOLDER.parent / "launcher" / "tiny" / "tokenizer.json"
+TOKENIZER = _FOLDER.parent / "launcher" / "base_models" / "tiny_base" / "tokenizer.json"
 
 
 def write_documents(expert: str, shard: int, count: int) -> Iterator[str]:
-    """Of a language. Each shard has a seed of its own, so that the texts do not depend on how many machines write."""
+    """Yield the documents of one shard of a language; one seed per shard makes them independent of the parallelism."""
     dice = Dice(_FIRST_SEED + 1000 * sorted(EXPERTS).index(expert) + shard)
     domains = load_domains(SEEN_DOMAINS)
     inventor = Inventor(dice, domains, load_pieces(TOKENIZER))
@@ -52,7 +52,7 @@ def write_documents(expert: str, shard: int, count: int) -> Iterator[str]:
 
 
 def _draw_rows(expert: str, dice: Dice, domains: Sequence[Domain], inventor: Inventor) -> Iterator[Row]:
-    """Without end; a domain that does not exist gives a few rows, then another one is drawn."""
+    """Yield rows endlessly; each invented domain gives a few rows, then another one is drawn."""
     make_rows = EXPERTS[expert].make_rows
     known = make_rows(dice, domains)
     while True:
@@ -62,7 +62,7 @@ def _draw_rows(expert: str, dice: Dice, domains: Sequence[Domain], inventor: Inv
 
 
 def _read_samples(expert: str) -> set[str]:
-    """What no document may hold: prompts and answers of the samples, in the words of `only_new`."""
+    """Return the prompts and answers of the samples, which no document may contain (see `only_new`)."""
     taken: set[str] = set()
     for split in SPLITS:
         lines = (_FOLDER / expert / "sample" / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
@@ -71,7 +71,7 @@ def _read_samples(expert: str) -> set[str]:
 
 
 def _split(row: Row) -> tuple[str, str, str]:
-    """The request, what it is about (may be empty), the answer."""
+    """Split a row into the request, its context (may be empty) and the answer."""
     *prompt, answer = row.values()
     request, _, given = "\n\n".join(prompt).partition("\n\n")
     return request, given, answer
@@ -91,7 +91,7 @@ def _write_file(dice: Dice, expert: str, row: Row) -> str:
 
 
 def _write_names(dice: Dice, inventor: Inventor) -> str:
-    """A note on how names are spelt in code: what is one word in a text is other tokens in a schema."""
+    """Write a note on how names are spelled in code: a word has different tokens in a text and in a schema."""
     lines = []
     for _ in range(dice.between(4, 10)):
         name = "_".join(inventor.draw_word(set()) for _ in range(dice.between(1, 3)))
@@ -102,7 +102,7 @@ def _write_names(dice: Dice, inventor: Inventor) -> str:
 
 
 def _write_chat(dice: Dice, expert: str, row: Row) -> str:
-    """A conversation about the row that does not answer it."""
+    """Write a conversation about the row that does not answer it."""
     request, given, _ = _split(row)
     names = list(dict.fromkeys(_NAME.findall(given or request)))
     asked, said = dice.choice(
@@ -115,7 +115,7 @@ def _write_chat(dice: Dice, expert: str, row: Row) -> str:
     )
     parts = [part for part in (request, given) if part]
     user = "\n\n".join([asked, *parts] if dice.chance(0.5) else [*parts, asked])
-    # Without any question at all it names the language, and no more.
+    # Without a question, it only names the language.
     if dice.chance(0.3):
         user, said = "\n\n".join(parts), f"This is for {_LANGUAGES[expert][0]}."
     return f"<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n{said}<|im_end|>\n"

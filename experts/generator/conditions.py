@@ -1,4 +1,4 @@
-"""Conditions on one field, in words and as a value that every language renders in its own way."""
+"""Conditions on one field, as English text and as a value that each language renders."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def list_ops(field: Field) -> tuple[Op, ...]:
         return ("gt", "lt", "ge", "between", "year")
     if field.is_number:
         orders: tuple[Op, ...] = ("gt", "ge", "lt", "le", "between")
-        return (*orders, "eq") if field.kind == "year" or field.high <= 100 else orders  # nobody asks for 8612500
+        return (
+            (*orders, "eq") if field.kind == "year" or field.high <= 100 else orders
+        )  # a question never asks for exactly 8612500
     if field.is_category:
         return ("eq", "eq", "ne", "in")
     return ("contains", "starts", "ends", "eq")
@@ -84,7 +86,7 @@ def _draw_distinct(dice: Dice, field: Field, count: int) -> list[str]:
 
 
 def _draw_part(dice: Dice, field: Field, op: Op) -> str:
-    """A piece of a value such as might be looked for: a word, or a few letters at one end."""
+    """Draw a part of a value that a user might search for: a word, or a few letters at one end."""
     text = draw_text(dice, field)
     if op == "contains":
         return max(text.replace("-", " ").split(), key=len)

@@ -1,4 +1,4 @@
-"""Parses the Cypher of a row, and holds every label, type, direction and property against the row's schema."""
+"""Parse the Cypher of a row, and check every label, type, direction and property against the row's schema."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _check_property(schema: Schema, labels: Mapping[str, str], variable: str, na
 
 
 def _read_labels(cypher: str, schema: Schema) -> dict[str, str]:
-    """Variables and what they stand for. A variable stands for one thing in a query."""
+    """Return the label or type of each variable, which is unique in a query."""
     labels: dict[str, str] = {}
     for match in _NODE_PATTERN.finditer(cypher):
         variable, label, inside = match.groups()
@@ -77,7 +77,7 @@ def _read_labels(cypher: str, schema: Schema) -> dict[str, str]:
 
 
 def _read_patterns(cypher: str, labels: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Source label, type, target label, in the direction of the arrow."""
+    """Yield source label, type and target label, in the direction of the arrow."""
     for match in _PATTERN.finditer(cypher):
         first, second = match[2] or labels.get(match[1], "?"), match[9] or labels.get(match[8], "?")
         if bool(match[4]) == bool(match[7]):
@@ -92,12 +92,12 @@ def _dialect() -> Any:
     return Neo4j()
 
 
-# graphglot 0.14 takes `x IN [...] AND y` for `x IN ([...] AND y)` and then complains of a list in AND.
+# graphglot 0.14 parses `x IN [...] AND y` as `x IN ([...] AND y)` and then rejects the list in AND.
 _MISTAKEN = frozenset({"boolean-operand-type"})
 
 
 def check_syntax(cypher: str) -> None:
-    """By graphglot: the grammar, and that every variable is defined. It lets a query pass that returns nothing."""
+    """Check grammar and variables with graphglot, which accepts a query that returns nothing."""
     if not re.fullmatch(r"MATCH .+ RETURN .+", cypher):
         raise ValueError(f"not a MATCH with a RETURN: {cypher}")
     result = _dialect().validate(cypher)
@@ -113,9 +113,9 @@ _CONDITION = re.compile(
 
 
 def pieces_of(cypher: str) -> frozenset[str]:
-    """What a query is put together from: its frame and its conditions, with names and literals blanked.
+    """Return the parts of a query, its frame and its conditions, with names and literals blanked.
 
-    Queries of known pieces parse alike, if their names are no keywords, so that a quick check may pass them over.
+    Queries of known parts parse alike unless a name is a keyword, so a quick check may skip them.
     """
     blank = re.sub(r"\b\d+(\.\d+)?\b", "1", _STRING.sub("''", cypher))
     blank = re.sub(r"(?<=:)[A-Za-z]\w*", "L", re.sub(r"\b[a-z]2?\b", "v", blank))

@@ -52,7 +52,7 @@ class Edge:
         return self.link.record.fields if self.link.record else ()
 
     def arrow(self, inside: str, from_source: bool) -> str:
-        """The pattern between two nodes, written from the source to the target or the other way round."""
+        """Return the pattern between two nodes, from the source to the target or the other way round."""
         return f"-[{inside}]->" if from_source != self.reversed else f"<-[{inside}]-"
 
     def pattern(self, source: str, target: str, variable: str = "", from_source: bool = True) -> str:
@@ -82,7 +82,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Subject:
-    """What a question is about: a node, or the two ends of an edge, seen from either side."""
+    """Subject of a question: a node, or the two ends of an edge, seen from either side."""
 
     graph: Graph
     edge: Edge
@@ -95,13 +95,13 @@ class Subject:
 
     @property
     def verb(self) -> str:
-        """Between near and far: `authors that wrote books`, `books written by authors`."""
+        """The verb between near and far: `authors that wrote books`, `books written by authors`."""
         link = self.edge.link
         return f"that {link.active}" if self.from_source else link.passive
 
     @property
     def has_many(self) -> bool:
-        """Whether near may have several of far: a book has one author, so nobody asks how many."""
+        """Whether near may have several of far: a book has one author, so counting them makes no sense."""
         return self.edge.link.record is not None or self.from_source
 
     @property
@@ -111,7 +111,7 @@ class Subject:
         return (near, far) if near != far else (near, far + "2")
 
     def pattern(self, near: str, far: str, relation: str = "") -> str:
-        """From near to far, with what stands in the parentheses."""
+        """Return the pattern from near to far; `near` and `far` are the texts in the parentheses."""
         source, target = (near, far) if self.from_source else (far, near)
         return self.edge.pattern(source, target, relation, self.from_source)
 
@@ -125,7 +125,7 @@ def _braces(names: Node, fields: Sequence[Field]) -> str:
 
 
 def draw_graph(dice: Dice, domain: Domain, links: Sequence[Link]) -> Graph:
-    """With the links that are asked for, and the entities at their ends."""
+    """Draw a graph with the given links and the entities at their ends."""
     is_camel = dice.chance(0.5)
     ends = {name for link in links for name in (link.source, link.target)}
     entities = [entity for entity in domain.entities if entity.name in ends]

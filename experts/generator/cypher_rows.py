@@ -24,11 +24,11 @@ Row = dict[str, str]
 Answer = tuple[str, str]  # question, Cypher
 
 
-Intent = Callable[[Dice, Subject], Answer | None]  # None: this graph does not lend itself to it
+Intent = Callable[[Dice, Subject], Answer | None]  # None: not possible for this graph
 
 
 def make_rows(dice: Dice, domains: Sequence[Domain]) -> Iterator[Row]:
-    """Without end. Intents take turns, so that rare ones are not drowned by easy ones."""
+    """Yield rows endlessly. Intents alternate, so that difficult ones are as frequent as easy ones."""
     while True:
         for intent in _INTENTS:
             subject = _draw_subject(dice, dice.choice(domains), intent)
@@ -83,7 +83,7 @@ _CONDITIONS: dict[str, str] = {
 
 
 def _where(dice: Dice, node: Node, variable: str) -> tuple[str, str]:
-    """A condition on one of the node's properties, in words and in Cypher."""
+    """Draw a condition on a property of the node, as text and in Cypher."""
     field = dice.choice(node.fields[1:] if dice.chance(0.7) else node.fields)
     condition = make_condition(dice, field)
     return condition.words, render_condition(condition, f"{variable}.{node.property(field)}")
@@ -211,7 +211,7 @@ def _above_average(dice: Dice, subject: Subject) -> Answer | None:
 
 
 def _neighbours(dice: Dice, subject: Subject) -> Answer:
-    """Those next to one that is called by name."""
+    """Ask for the neighbours of a node given by name."""
     near, far = subject.names
     fields = dice.subset(subject.near.fields, dice.choice((1, 2)))
     called = _named(dice, subject.far.entity)
@@ -253,7 +253,7 @@ def _per_neighbour(dice: Dice, subject: Subject) -> Answer | None:
 
 
 def _busy(dice: Dice, subject: Subject) -> Answer | None:
-    """WITH and a condition on the count."""
+    """Ask for nodes by their number of neighbours: WITH and a condition on the count."""
     if not subject.has_many:
         return None
     near, far = subject.names
@@ -270,7 +270,7 @@ def _busy(dice: Dice, subject: Subject) -> Answer | None:
 
 
 def _optional(dice: Dice, subject: Subject) -> Answer | None:
-    """Those without neighbours count as zero."""
+    """Count neighbours, with zero for nodes that have none."""
     if not subject.has_many:
         return None
     near, far = subject.names
@@ -346,7 +346,7 @@ def _relation_figure(dice: Dice, subject: Subject) -> Answer | None:
 
 
 def _reachable(dice: Dice, subject: Subject) -> Answer:
-    """A path of some length along one kind of relationship."""
+    """Ask for a path of some length along one relationship type."""
     node, far, called = subject.near, "x", _named(dice, subject.near.entity)
     edge, steps = subject.edge, dice.between(2, 6)
     verb = edge.link.passive if edge.reversed else edge.link.active

@@ -1,7 +1,7 @@
-"""Chance that is the same everywhere.
+"""Random choices that are the same in every Python version.
 
-Python promises that `Random(seed).random()` yields the same numbers in every version; of `choice`, `sample` and
-`shuffle` it does not. So they are made here, from `random()` alone.
+Python guarantees the numbers of `Random(seed).random()` across versions, but not the results of `choice`, `sample` and
+`shuffle`. So these are implemented here with `random()` alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Dice:
         return int(self._random.random() * end)
 
     def between(self, low: int, high: int) -> int:
-        """Both ends included."""
+        """Return an integer between both ends, inclusive."""
         return low + self.below(high - low + 1)
 
     def chance(self, probability: float) -> bool:
@@ -33,7 +33,7 @@ class Dice:
         return items[self.below(len(items))]
 
     def shuffle(self, items: Sequence[T]) -> list[T]:
-        """A new list; the given one stays."""
+        """Return a shuffled copy."""
         rest = list(items)
         return [rest.pop(self.below(len(rest))) for _ in items]
 
@@ -41,6 +41,6 @@ class Dice:
         return self.shuffle(items)[:count]
 
     def subset(self, items: Sequence[T], count: int) -> list[T]:
-        """Like `sample`, in the given order."""
+        """Return a sample in the order of the items."""
         kept = set(self.sample(range(len(items)), count))
         return [item for index, item in enumerate(items) if index in kept]

@@ -1,7 +1,7 @@
-"""The worlds that rows speak of, as text that is easy to add to, and the pools that values are drawn from.
+"""Domains of the rows, as text that is easy to extend, and the pools from which values are drawn.
 
-A domain is a paragraph: its name, three entities (`singular/plural: field=kind ...`, a `?` marks what may be missing,
-the first field is what an entity is called by), then links. `author WROTE/WRITTEN_BY book` is one author to many books;
+A domain is a paragraph: its name, three entities (`singular/plural: field=kind ...`, a `?` marks an optional field,
+the first field is the name of an entity), then links. `author WROTE/WRITTEN_BY book` is one author to many books;
 a link with a noun of its own (`loan/loans: ...`) is many to many; the last link leads from an entity to its own kind.
 Verbs are in the past tense, so that they fit one and many.
 """
@@ -263,7 +263,7 @@ pupil VISITED/VISITED_BY lesson visit/visits: mark=rating(1,6) late_minutes=int(
 pupil TUTORED/TUTORED_BY pupil
 """
 
-# Only in the test split: what is right here was read from the schema, not remembered.
+# Only in the test split: answers about these domains must be read from the schema, not memorized.
 UNSEEN_DOMAINS = """
 brewing
 brewery/breweries: name=company town=city tank_count=int(1,60) founded_year=year(1600,2020)

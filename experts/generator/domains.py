@@ -1,4 +1,4 @@
-"""Domains as values: entities, their fields, the links between them. Read from the text of `domain_data`."""
+"""Domains: entities, their fields and the links between them, parsed from the text of `domain_data`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Entity:
 
     @property
     def key(self) -> Field:
-        """What one of them is called by."""
+        """The field that names an entity."""
         return self.fields[0]
 
     @property
@@ -171,7 +171,7 @@ def _read_link(line: str) -> Link:
 
 
 def _check_domain(domain: Domain) -> None:
-    """The promises that the row makers build on."""
+    """Check the properties on which the row makers rely."""
     assert len(domain.links) == 3, domain.name
     assert (domain.owns.source, domain.owns.target) == (domain.parent.name, domain.child.name), domain.name
     assert (domain.meets.source, domain.meets.target) == (domain.other.name, domain.child.name), domain.name

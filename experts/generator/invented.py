@@ -1,8 +1,8 @@
-"""Domains that do not exist: the shape of a known one with other names, so that names are read rather than remembered.
+"""Invented domains: the structure of a known one with other names, so that a model reads names instead of memorizing.
 
-A model that has seen forty domains a million times knows their columns by heart. Here each domain is drawn anew: some
-of its names are those of other domains, the others are laid together from the pieces that the tokenizer knows, so that
-there is none that was never copied.
+A model that has seen forty domains a million times has memorized their columns. Here each domain is drawn at random:
+some of its names come from other domains, the others are composed of tokens of the tokenizer, so that the model learns
+to copy every token.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from experts.generator.domains import Domain, Entity, Field, Link
 
 _REAL_SHARE = 0.4
 _SHORTEST, _LONGEST = 3, 14  # letters of a word
-_PIECE = re.compile("\u0120?[a-z]{1,9}")  # a leading space is written so
+_PIECE = re.compile("\u0120?[a-z]{1,9}")  # the tokenizer writes a leading space as U+0120
 _LONG_SHARE = 0.3  # names of two words
 
 
 class Inventor:
-    """Draws domains in the shapes of the given ones."""
+    """Draws domains with the structure of the given ones."""
 
     def __init__(self, dice: Dice, domains: Sequence[Domain], pieces: Sequence[str]) -> None:
         self._dice, self._domains, self._pieces = dice, domains, pieces
@@ -66,7 +66,7 @@ class Inventor:
         return replace(field, name=name, options=options if whole else field.options)
 
     def _draw_name(self, field: Field, taken: set[str]) -> str:
-        """Ends as the field's name does: `_on`, `_year`, `_kg` tell what it holds."""
+        """Draw a name with the suffix of the field (`_on`, `_year`, `_kg`), which shows its kind."""
         *stem, end = field.name.split("_")
         words = [self.draw_word(taken) for _ in range(2 if self._dice.chance(_LONG_SHARE) else 1)]
         return "_".join([*words, end] if stem else words)
@@ -94,6 +94,6 @@ class Inventor:
 
 
 def load_pieces(file: Path) -> tuple[str, ...]:
-    """Of a tokenizer: whatever small letters it has a token for."""
+    """Load the tokens of a tokenizer that consist of lowercase letters."""
     tokens = json.loads(file.read_text(encoding="utf-8"))["model"]["vocab"]
     return tuple(sorted({token.lstrip("\u0120") for token in tokens if _PIECE.fullmatch(token)}))

@@ -1,4 +1,4 @@
-"""Reads the object of a row strictly, and holds it against its schema and its text."""
+"""Parse the object of a row strictly, and check it against its schema and its text."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 def check_row(row: Mapping[str, str]) -> None:
-    """Raises ValueError, or jsonschema's SchemaError or ValidationError."""
+    """Check a row; raises ValueError, or jsonschema's SchemaError or ValidationError."""
     Draft202012Validator.check_schema(load_strictly(row["schema"]))
     check_object(row)
 
 
 def check_object(row: Mapping[str, str]) -> None:
-    """All but the schema itself, whose check takes most of the time."""
+    """Check everything except the schema itself, whose check takes most of the time."""
     tree, schema = load_strictly(row["object"]), load_strictly(row["schema"])
     if not isinstance(tree, dict) or dump(tree) != row["object"]:
         raise ValueError(f"not a compact object: {row['object']}")
-    # Keys that the schema does not name would be made up. Rows keep their schemas short and do not say so.
+    # A key that is not in the schema would be invented. Schemas omit additionalProperties to stay short.
     closed = _close(schema)
     Draft202012Validator(closed, format_checker=Draft202012Validator.FORMAT_CHECKER).validate(tree)
     if is_repair(dict(row)):
@@ -38,7 +38,7 @@ def check_object(row: Mapping[str, str]) -> None:
 
 
 def load_strictly(text: str) -> Any:
-    """No NaN, no Infinity, no key twice."""
+    """Parse JSON, rejecting NaN, Infinity and duplicate keys."""
     return json.loads(text, object_pairs_hook=_make_object, parse_constant=_refuse)
 
 
@@ -54,7 +54,7 @@ def _refuse(word: str) -> None:
 
 
 def _close(schema: Any) -> Any:
-    """The schema with no further keys allowed, at any depth."""
+    """Return the schema with additionalProperties off at every depth."""
     if isinstance(schema, list):
         return [_close(part) for part in schema]
     if not isinstance(schema, dict):

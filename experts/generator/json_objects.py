@@ -12,16 +12,16 @@ from experts.generator.domains import WHOLE_KINDS, Domain, Entity, Field
 from experts.generator.naming import camel
 from experts.generator.values import draw_value
 
-Json = Any  # a tree of JSON, as the json module has it
+Json = Any  # a JSON value, as the json module returns it
 _TYPES = {"int": "integer", "year": "integer", "money": "number", "rating": "number", "bool": "boolean"}
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How one schema does things, which must be read off it."""
+    """Conventions of one schema, which a model has to read from it."""
 
     is_camel: bool
-    is_null: bool  # what is missing is null; otherwise its key is left out
+    is_null: bool  # a missing value is null; otherwise its key is omitted
 
     def name(self, name: str) -> str:
         return camel(name) if self.is_camel else name
@@ -29,7 +29,7 @@ class Style:
 
 @dataclass(frozen=True)
 class Item:
-    """One field of an object. Without a value it is null, or left out where `required` is off."""
+    """One field of an object. Without a value it is null, or omitted if `required` is off."""
 
     field: Field
     key: str

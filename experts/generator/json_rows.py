@@ -1,4 +1,4 @@
-"""Texts and a JSON Schema, and the object that the text describes; now and then broken JSON, and what it should be."""
+"""Rows of a text, a JSON Schema and the object that the text describes; sometimes broken JSON and its repair."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ORDERS = (
 
 
 def make_rows(dice: Dice, domains: Sequence[Domain]) -> Iterator[Row]:
-    """Without end."""
+    """Yield rows endlessly."""
     while True:
         whole = draw_whole(dice, dice.choice(domains))
         is_repair = dice.chance(_REPAIR_SHARE)
@@ -33,7 +33,7 @@ def is_repair(row: Row) -> bool:
 
 
 def _break(dice: Dice, whole: Whole) -> str:
-    """The object with one or two faults of the kinds that people and programs make."""
+    """Return the object with one or two typical syntax errors."""
     tree = whole.value()
     faults = dice.sample([fault for fault in _FAULTS if fault(dice, dump(tree), tree) != dump(tree)], 2)
     text = faults[0](dice, dump(tree), tree)
@@ -52,7 +52,7 @@ def _missing_end(dice: Dice, text: str, _tree: Json) -> str:
 
 
 def _missing_comma(dice: Dice, text: str, tree: Json) -> str:
-    """Before some key: `"a":1 "b":2`."""
+    """Remove the comma before a key: `"a":1 "b":2`."""
     key = dice.choice(list(tree)[1:])
     return text.replace(f',"{key}":', f' "{key}":', 1)
 
@@ -84,7 +84,7 @@ def _single_quotes(_dice: Dice, text: str, _tree: Json) -> str:
 
 
 def _unclosed_string(dice: Dice, text: str, tree: Json) -> str:
-    """The quotes after a key are lost."""
+    """Remove the quotation mark after a key."""
     key = dice.choice(list(tree))
     return text.replace(f'"{key}":', f'"{key}:', 1)
 
@@ -93,4 +93,4 @@ _FAULTS: tuple[Callable[[Dice, str, Json], str], ...] = (
     _trailing_comma, _missing_end, _missing_comma, _equals_sign, _unquoted_key, _comment, _python_words,
     _single_quotes, _unclosed_string,
 )  # fmt: skip
-_SPELLING = frozenset({_single_quotes})  # changes what the others look for
+_SPELLING = frozenset({_single_quotes})  # changes the text that the others search for

@@ -1,4 +1,4 @@
-"""Texts that describe an object, in several styles. What the text says in words, the object holds as values."""
+"""Texts that describe an object in several styles; the object holds the same facts as values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def write_text(dice: Dice, whole: Whole) -> str:
 
 
 def _spell(value: Json, field: Field, is_long: bool) -> str:
-    """A value as people write it: long dates, separators of thousands, two digits of money."""
+    """Format a value as people write it: long dates, thousands separators, two decimals for money."""
     if field.kind == "bool":
         return "yes" if value else "no"
     if field.kind == "date":
@@ -30,7 +30,7 @@ def _spell(value: Json, field: Field, is_long: bool) -> str:
 
 
 def _extra_line(dice: Dice, record: Record) -> list[tuple[str, str]]:
-    """A field that the schema does not ask for, and that must not get into the object."""
+    """Draw a field that is not in the schema, and so must not appear in the object."""
     used = {item.field.name for item in record.items}
     spare = [field for field in record.entity.fields if field.name not in used]
     if not spare or dice.chance(0.6):

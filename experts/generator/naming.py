@@ -1,4 +1,4 @@
-"""Names in the styles of the languages, and small things of English."""
+"""Names in the styles of the languages, and helpers for English phrases."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def with_article(words: str) -> str:
 
 
 def join_words(items: Sequence[str], last: str = "and") -> str:
-    """`a, b and c`"""
+    """Join words: `a, b and c`."""
     return f"{', '.join(items[:-1])} {last} {items[-1]}" if len(items) > 1 else items[0]

@@ -1,4 +1,4 @@
-"""Ways to ask for the same thing, shared by the query languages."""
+"""Alternative phrasings of questions, shared by the query languages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ask_columns(dice: Dice, fields: Sequence[Field], rows: str) -> str:
 
 
 def ask_names(dice: Dice, entity: Entity, rows: str) -> str:
-    """For what rows are called by."""
+    """Ask for the names of rows."""
     patterns = ("Return the {0} of {1}.", "List the {0} of {1}.", "Find the {0} of all {1}.", "Show the {0} of {1}.")
     return dice.choice(patterns).format(entity.key.words, rows)
 
@@ -58,7 +58,7 @@ def ask_figure(dice: Dice, function: str, field: Field, rows: str) -> str:
 
 
 def ask_per(dice: Dice, group: str, function: str, field: Field, rows: str) -> str:
-    """A figure of rows for each value of something."""
+    """Ask for an aggregate of rows per value of a field."""
     if function == "count":
         patterns = ("For each {0}, count the {1}.", "How many {1} are there per {0}?", "Number of {1} by {0}.")
         return dice.choice(patterns).format(group, rows)
@@ -68,7 +68,7 @@ def ask_per(dice: Dice, group: str, function: str, field: Field, rows: str) -> s
 
 
 def ask_top(dice: Dice, entity: Entity, field: Field, descending: bool, limit: int, words: str) -> str:
-    """The first rows in an order, with what orders them."""
+    """Ask for the first rows in an order, with the field that orders them."""
     rows = f"{entity.plural} {words}".strip() if limit > 1 else f"{entity.words} {words}".strip()
     extreme = extreme_words(field, descending)
     number = f"{limit} " if limit > 1 else ""

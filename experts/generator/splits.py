@@ -1,4 +1,4 @@
-"""The samples: which rows go into which split, so that no answer and no question stands in two."""
+"""Splits of the samples; no answer and no question occurs in two of them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Row = dict[str, str]
 Splits = dict[str, list[Row]]
 
 TRAIN_ROWS, VALIDATION_ROWS, TEST_ROWS = 2000, 200, 200
-UNSEEN_TEST_ROWS = 60  # of the test rows: from domains that are nowhere else
+UNSEEN_TEST_ROWS = 60  # test rows from domains that occur in no other split
 SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
 class Expert:
-    """Who makes the rows of an expert, and the module whose `check_row` holds them: it brings a parser."""
+    """Row maker of an expert, and the module whose `check_row` checks its rows with a parser."""
 
     make_rows: Callable[[Dice, Sequence[Domain]], Iterator[Row]]
     checker: str
@@ -38,7 +38,7 @@ EXPERTS: Mapping[str, Expert] = {
 
 
 def make_splits(name: str) -> Splits:
-    """All rows of an expert. The small splits come first: what they hold, the train split must do without."""
+    """Make all rows of an expert: the small splits first, whose rows the train split then avoids."""
     expert = EXPERTS[name]
     seen, unseen = load_domains(domain_data.SEEN_DOMAINS), load_domains(domain_data.UNSEEN_DOMAINS)
     taken: set[str] = set()
@@ -54,7 +54,7 @@ def make_splits(name: str) -> Splits:
 
 
 def only_new(rows: Iterator[Row], taken: set[str]) -> Iterator[Row]:
-    """Rows whose answer and whose prompt are new; the answer is a row's last field."""
+    """Yield the rows whose answer and prompt are new; the answer is a row's last field."""
     for row in rows:
         *prompt, answer = row.values()
         keys = {"answer " + answer, "prompt " + "\n".join(prompt)}
@@ -68,6 +68,6 @@ def render_rows(rows: Sequence[Row]) -> str:
 
 
 def load_checker(name: str) -> Callable[[Row], None]:
-    """`check_row` of an expert; importing it needs the packages of the dev extra."""
+    """Return `check_row` of an expert; importing it needs the packages of the dev extra."""
     check: Callable[[Row], None] = import_module(f"experts.generator.{EXPERTS[name].checker}").check_row
     return check

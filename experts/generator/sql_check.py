@@ -1,4 +1,4 @@
-"""Runs the SQL of a row in SQLite, on its own tables, filled with a few lines of each column's type."""
+"""Run the SQL of a row in SQLite, on its own tables, filled with a few rows of each column's type."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VALUES: dict[str, tuple[str | int | float, ...]] = {
 
 
 def check_row(row: Mapping[str, str]) -> None:
-    """Raises sqlite3.Error where SQLite refuses, ValueError where it answers something else than a table."""
+    """Check a row; raises sqlite3.Error if SQLite rejects it, ValueError if the result is not a table."""
     sql = row["sql"]
     if not re.fullmatch(r"SELECT [^;]*;", sql, re.DOTALL):
         raise ValueError(f"not one SELECT: {sql}")

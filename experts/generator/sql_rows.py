@@ -23,11 +23,11 @@ from experts.generator.values import Value, format_number
 
 Row = dict[str, str]
 Answer = tuple[str, str]  # question, SQL
-Intent = Callable[[Dice, Context], Answer | None]  # None: these tables do not lend themselves to it
+Intent = Callable[[Dice, Context], Answer | None]  # None: not possible for these tables
 
 
 def make_rows(dice: Dice, domains: Sequence[Domain]) -> Iterator[Row]:
-    """Without end. Intents take turns, so that rare ones are not drowned by easy ones."""
+    """Yield rows endlessly. Intents alternate, so that difficult ones are as frequent as easy ones."""
     while True:
         for draw_context, intent in _INTENTS:
             context = draw_context(dice, dice.choice(domains))
@@ -71,7 +71,7 @@ def _draw(dice: Dice, fields: Sequence[Field], test: Callable[[Field], bool]) ->
 
 
 def _where(dice: Dice, table: Table, ops: Sequence[Op] | None = None, prefix: str = "") -> tuple[str, str]:
-    """A condition on one of the table's columns, in words and in SQL."""
+    """Draw a condition on a column of the table, as text and in SQL."""
     field = dice.choice(table.fields[1:] if ops is None and dice.chance(0.8) else table.fields)
     condition = make_condition(dice, field, ops)
     return condition.words, render_condition(condition, prefix + table.column(field))
@@ -164,7 +164,7 @@ _FUNCTIONS = ("avg", "sum", "max", "min")
 
 
 def _group(dice: Dice, context: Context) -> Answer | None:
-    """Per value of a column: how many, or a figure of another column; sometimes only groups of some size."""
+    """Ask for a count or an aggregate per value of a column; sometimes only of groups of some size."""
     table = context.main
     group = _draw(dice, table.fields, lambda field: field.is_category)
     field = _draw(dice, table.fields, lambda field: field.is_quantity)
@@ -234,7 +234,7 @@ def _join_on(child: Table, parent: Table) -> str:
 
 
 def _join_list(dice: Dice, context: Context) -> Answer | None:
-    """Children of parents that meet a condition."""
+    """Ask for children of parents that meet a condition."""
     child, parent = context.main, context.parent
     if parent is None:
         return None
@@ -246,7 +246,7 @@ def _join_list(dice: Dice, context: Context) -> Answer | None:
 
 
 def _join_both(dice: Dice, context: Context) -> Answer | None:
-    """Each child with the name of its parent."""
+    """Ask for each child with the name of its parent."""
     child, parent = context.main, context.parent
     if parent is None:
         return None
@@ -260,7 +260,7 @@ def _join_both(dice: Dice, context: Context) -> Answer | None:
 
 
 def _join_group(dice: Dice, context: Context) -> Answer | None:
-    """Per parent: how many children, or a figure of theirs."""
+    """Ask for the number of children, or an aggregate of them, per parent."""
     child, parent = context.main, context.parent
     field = _draw(dice, child.fields, lambda field: field.is_quantity)
     if parent is None or field is None:
@@ -287,7 +287,7 @@ def _join_having(dice: Dice, context: Context) -> Answer | None:
 
 
 def _without_children(dice: Dice, context: Context) -> Answer | None:
-    """Parents that no child, or no child of some kind, refers to."""
+    """Ask for parents without children, or without children of some kind."""
     child, parent = context.main, context.parent
     if parent is None:
         return None
@@ -313,7 +313,7 @@ def _in_subquery(dice: Dice, context: Context) -> Answer | None:
 
 
 def _left_join_count(dice: Dice, context: Context) -> Answer | None:
-    """Those without children count as zero."""
+    """Count children, with zero for parents that have none."""
     child, parent = context.main, context.parent
     if parent is None:
         return None
@@ -353,7 +353,7 @@ def _many_to_many(dice: Dice, context: Context) -> Answer:
 
 
 def _record_condition(dice: Dice, context: Context) -> Answer:
-    """A condition on the record between the two."""
+    """Ask with a condition on the table between the two."""
     child, other, record, joined = _three_tables(context)
     field = dice.choice(record.fields)
     condition = make_condition(dice, field)
@@ -379,7 +379,7 @@ def _record_figure(dice: Dice, context: Context) -> Answer | None:
 
 
 def _single_or_pair(dice: Dice, domain: Domain) -> Context:
-    """Sometimes with a table that the question does not need."""
+    """Draw one table, sometimes with another one that the question does not need."""
     return draw_single(dice, domain) if dice.chance(0.75) else draw_pair(dice, domain)
 
 

@@ -13,7 +13,7 @@ _TYPES = {"int": "INTEGER", "year": "INTEGER", "money": "REAL", "rating": "REAL"
 
 @dataclass(frozen=True)
 class Naming:
-    """How one schema names things: a model that has learnt one by heart is wrong in the others."""
+    """Naming convention of one schema; a model that memorized one convention fails on the others."""
 
     plural_tables: bool
     camel_columns: bool
@@ -72,7 +72,7 @@ def _type_of(field: Field) -> str:
 
 @dataclass(frozen=True)
 class Context:
-    """The tables that a question may use. `main` is what it is about; the others are there or not."""
+    """Tables that a question may use. `main` is its subject; the others are optional."""
 
     domain: Domain
     main: Table
@@ -90,7 +90,7 @@ def draw_naming(dice: Dice) -> Naming:
 
 
 def draw_fields(dice: Dice, entity: Entity, count: int) -> tuple[Field, ...]:
-    """The key and others up to `count`, in the entity's order."""
+    """Draw up to `count` fields including the key, in the entity's order."""
     return (entity.key, *dice.subset(entity.fields[1:], count - 1))
 
 

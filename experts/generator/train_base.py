@@ -1,11 +1,11 @@
-"""Trains the tiny base on texts of the four languages: `python -m experts.generator.train_base`, minutes on a GPU.
+"""Train the tiny base on texts of the four languages: `python -m experts.generator.train_base`, minutes on a GPU.
 
-It was run once: launcher/tiny/model.safetensors is frozen, and a test holds its hash. Texts, their order, the first
-weights and every step are drawn from fixed seeds; on the GPU and with the versions that its card names, the same file
-comes out again.
+It was run once: launcher/base_models/tiny_base/model.safetensors is frozen, and a test holds its hash. Texts, their
+order, the first weights and every step are drawn from fixed seeds; on the GPU and with the package versions that its
+model card names, training again gives the same file.
 
-    python -m experts.generator.train_base                                   # as it was made
-    python -m experts.generator.train_base --steps 20 --documents 200 --out DIR   # the path, anywhere
+    python -m experts.generator.train_base                                   # the published model
+    python -m experts.generator.train_base --steps 20 --documents 200 --out DIR   # a quick test on any machine
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ import numpy.typing as npt
 
 from experts.generator.base_texts import write_documents
 from experts.generator.splits import EXPERTS
-from launcher.choices import AttentionBackend
+from launcher.core.choices import AttentionBackend
 
 if TYPE_CHECKING:
     import torch
 
-TINY_FOLDER = Path(__file__).resolve().parent.parent.parent / "launcher" / "tiny"
+TINY_FOLDER = Path(__file__).resolve().parent.parent.parent / "launcher" / "base_models" / "tiny_base"
 END_OF_TEXT = 0
-SHARDS = 16  # of each language
+SHARDS = 16  # per language
 SEED = 20_261_115
 STEPS = 6000
-DOCUMENTS = 20_500  # of each shard: every document is read twice
+DOCUMENTS = 20_500  # per shard; every document is read twice
 STEP_TOKENS = 65_536
 PEAK_RATE, WARMUP_STEPS, LAST_SHARE, WEIGHT_DECAY, MAX_NORM = 3e-3, 300, 0.05, 0.1, 1.0
 SHOW_EVERY = 250
@@ -48,14 +48,14 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Documents end to end, in the order that they are read in."""
+    """Concatenated documents, in training order."""
 
     tokens: Tokens
-    starts: Numbers  # of each document, and the end of the last
+    starts: Numbers  # start of each document, and the end of the last one
 
 
 def make_corpus(documents: int) -> Corpus:
-    """All shards' documents, shuffled; each ends with the token that ends a text."""
+    """Return the shuffled documents of all shards, each terminated by the EOS token."""
     jobs = [(expert, shard, documents) for expert in EXPERTS for shard in range(SHARDS)]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         shards = list(pool.map(_encode_shard, jobs))
@@ -78,7 +78,7 @@ def _encode_shard(job: tuple[str, int, int]) -> tuple[Tokens, Numbers]:
 
 
 def iterate_steps(corpus: Corpus, steps: int) -> Iterator[tuple[int, Numbers]]:
-    """Where each step's tokens begin, and the borders of its documents, the first and the last perhaps cut."""
+    """Yield the first token of each step and its document boundaries; the first and last document may be cut."""
     available = len(corpus.tokens) // STEP_TOKENS
     for step in range(steps):
         begin = (step % available) * STEP_TOKENS
@@ -87,7 +87,7 @@ def iterate_steps(corpus: Corpus, steps: int) -> Iterator[tuple[int, Numbers]]:
         yield begin, np.unique(np.concatenate(([0], inner, [STEP_TOKENS])))
 
 
-def find_rate(step: int, steps: int) -> float:
+def compute_learning_rate(step: int, steps: int) -> float:
     if step < WARMUP_STEPS:
         return PEAK_RATE * (step + 1) / WARMUP_STEPS
     done = (step - WARMUP_STEPS) / max(1, steps - WARMUP_STEPS)
@@ -95,13 +95,13 @@ def find_rate(step: int, steps: int) -> float:
 
 
 class Trainer:
-    """The step: documents keep apart, every token is predicted, weights in FP32 and products in BF16."""
+    """Training step: documents do not attend to each other, loss on every token, FP32 weights, BF16 matmuls."""
 
     def __init__(self, corpus: Corpus, steps: int) -> None:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        from launcher.training.attention import BACKENDS, register
+        from launcher.training.model.attention import BACKENDS, register_backend
 
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.use_deterministic_algorithms(True)
@@ -112,12 +112,12 @@ class Trainer:
         torch.manual_seed(SEED)
         config = AutoConfig.from_pretrained(str(TINY_FOLDER))
         self.model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, attn_implementation=register(name, self._backend), dtype=torch.float32
+            config, attn_implementation=register_backend(name, self._backend), dtype=torch.float32
         ).to(self._device)
         if self._device.type == "cuda":
             for layer in self.model.model.layers:
                 layer.compile(dynamic=False)
-        self._loss = torch.compile(_find_loss, dynamic=False) if self._device.type == "cuda" else _find_loss
+        self._loss = torch.compile(_compute_loss, dynamic=False) if self._device.type == "cuda" else _compute_loss
         matrices = [weight for weight in self.model.parameters() if weight.ndim > 1]
         vectors = [weight for weight in self.model.parameters() if weight.ndim == 1]
         groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
@@ -130,7 +130,7 @@ class Trainer:
     def step(self, begin: int, borders: Numbers, rate: float) -> torch.Tensor:
         import torch
 
-        from launcher.training.batches import PackedBatch
+        from launcher.training.data.collate import PackedBatch
 
         batch = self._make_batch(PackedBatch, begin, borders)
         with torch.autocast(self._device.type, dtype=torch.bfloat16):
@@ -138,7 +138,7 @@ class Trainer:
                 input_ids=batch.input_ids,
                 position_ids=batch.position_ids,
                 use_cache=False,
-                documents=self._backend.describe(batch),
+                documents=self._backend.build_metadata(batch),
             ).last_hidden_state
             loss: torch.Tensor = self._loss(hidden[0], self.model.lm_head.weight, batch.targets)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -150,7 +150,7 @@ class Trainer:
         return loss.detach()
 
     def _make_batch(self, make: Any, begin: int, borders: Numbers) -> Any:
-        """Borders are filled up with empty documents to one length, so that one graph serves all steps."""
+        """Pad cu_seqlens with empty documents to a fixed length, so that one CUDA graph serves all steps."""
         import torch
 
         filled = np.concatenate((borders, np.full(self._num_borders - len(borders), STEP_TOKENS)))
@@ -158,7 +158,7 @@ class Trainer:
         positions = np.arange(STEP_TOKENS) - np.repeat(borders[:-1], lengths)
         tokens = self._tokens[begin : begin + STEP_TOKENS].long()
         targets = torch.cat([tokens[1:], tokens.new_full((1,), -100)])
-        # What comes after the last token of a document is another document: nothing that could be known.
+        # The last token of a document has no target: the next token belongs to another document.
         targets[torch.from_numpy(borders[1:] - 1).to(self._device)] = -100
         return make(
             input_ids=tokens.unsqueeze(0),
@@ -171,14 +171,14 @@ class Trainer:
         )
 
 
-def _find_loss(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _compute_loss(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     from torch.nn import functional
 
     return functional.cross_entropy(functional.linear(hidden, weight).float(), targets, ignore_index=-100)
 
 
 def save(model: Any, folder: Path) -> str:
-    """In BF16, with the tied matrix once; returns its SHA-256."""
+    """Save the model in BF16, with the tied matrix once, and return the SHA-256 of the file."""
     import torch
     from safetensors.torch import save_file
 
@@ -204,7 +204,7 @@ def main() -> int:
     trainer = Trainer(corpus, arguments.steps)
     began = time.monotonic()
     for step, (begin, borders) in enumerate(iterate_steps(corpus, arguments.steps), start=1):
-        loss = trainer.step(begin, borders, find_rate(step - 1, arguments.steps))
+        loss = trainer.step(begin, borders, compute_learning_rate(step - 1, arguments.steps))
         if step % SHOW_EVERY == 0 or step in (1, 20, arguments.steps):
             seconds = time.monotonic() - began
             print(f"step {step}/{arguments.steps}  loss {float(loss):.4f}  {seconds:.0f} s", flush=True)

@@ -23,7 +23,7 @@ def render_function(name: str, parameters: str, result: str, *lines: str) -> str
 
 
 def where(dice: Dice, shape: Shape) -> tuple[str, str]:
-    """A condition on the item, in words and in code."""
+    """Draw a condition on the item, as text and in code."""
     field = dice.choice(shape.fields[1:] if dice.chance(0.7) else shape.fields)
     condition = make_condition(dice, field)
     return condition.words, render_condition(condition, shape, f"{shape.item}.{shape.property(field)}")
@@ -62,7 +62,7 @@ def ask_any_or_all(dice: Dice, domain: Domain) -> Answer:
 
 
 def map_items(dice: Dice, domain: Domain) -> Answer:
-    """One property of those that meet a condition."""
+    """Ask for one property of the items that meet a condition."""
     shape = draw_any(dice, domain)
     field = dice.choice([field for field in shape.fields if not field.optional])
     words, code = where(dice, shape)
@@ -161,7 +161,7 @@ def sort_items(dice: Dice, domain: Domain) -> Answer | None:
 
 
 def pipeline(dice: Dice, domain: Domain) -> Answer | None:
-    """Filter, order, map."""
+    """Ask to filter, sort and map."""
     shape = draw_any(dice, domain)
     field = shape.draw(dice, lambda field: field.is_number or field.kind == "date")
     if field is None:
@@ -204,7 +204,7 @@ def find_item(dice: Dice, domain: Domain) -> Answer:
 
 
 def join_items(dice: Dice, domain: Domain) -> Answer:
-    """Children of a parent, by its id."""
+    """Ask for the children of a parent, by its id."""
     parent = draw_shape(dice, domain.parent)
     drawn = draw_shape(dice, domain.child, owner=domain.parent)
     child = Shape(drawn.entity, drawn.fields, parent.id_type, drawn.has_null, drawn.owner)
@@ -223,7 +223,7 @@ def render_short(shape: Shape) -> str:
 
 
 def describe_item(dice: Dice, domain: Domain) -> Answer | None:
-    """A template string, with a word for what is missing."""
+    """Ask for a template string, with a word for missing values."""
     shape = draw_any(dice, domain)
     field = shape.draw(dice, lambda field: field.optional)
     if field is None:

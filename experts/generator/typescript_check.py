@@ -1,4 +1,4 @@
-"""Parses the TypeScript of a row by tree-sitter; `render_module` is what a compiler checks."""
+"""Parse the TypeScript of a row with tree-sitter; a compiler checks the text of `render_module`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def _parser() -> Parser:
 def check_row(row: Mapping[str, str]) -> None:
     for text in (row["output"], types_given(dict(row))):
         tree = _parser().parse(text.encode())
-        if tree.root_node.has_error:  # of ERROR and of MISSING nodes alike
+        if tree.root_node.has_error:  # covers ERROR and MISSING nodes
             raise ValueError(f"not TypeScript: {text}")
     if not row["output"].strip():
         raise ValueError(f"nothing was written for: {row['instruction']}")
 
 
 def render_module(row: Mapping[str, str]) -> str:
-    """A module of its own, so that rows do not see each other's names."""
+    """Return a separate module per row, so that rows do not share names."""
     return f"{types_given(dict(row))}\n\n{row['output']}\n\nexport {{}};\n"

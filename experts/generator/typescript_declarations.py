@@ -26,7 +26,7 @@ def _describe_type(shape: Shape, field: Field) -> str:
 
 
 def declare_part(dice: Dice, domain: Domain) -> Answer:
-    """Pick, Omit, Partial, Readonly, Required of an interface."""
+    """Ask for Pick, Omit, Partial, Readonly or Required of an interface."""
     shape = draw_any(dice, domain)
     names = [shape.property(field) for field in dice.subset(shape.fields, dice.between(1, len(shape.fields) - 1))]
     union = " | ".join(f'"{name}"' for name in names)
@@ -101,7 +101,7 @@ def discriminated_union(dice: Dice, domain: Domain) -> Answer:
 
 
 def map_to_other(dice: Dice, domain: Domain) -> Answer:
-    """From one interface to another, whose names differ."""
+    """Ask to convert one interface to another with different names."""
     shape = draw_any(dice, domain)
     fields = dice.subset([field for field in shape.fields if not field.optional], 2)
     targets = dice.sample(("label", "detail", "info", "value", "caption", "data"), len(fields))
@@ -156,7 +156,7 @@ def load_or_default(dice: Dice, domain: Domain) -> Answer:
 
 
 def generic_extreme(dice: Dice, domain: Domain) -> Answer | None:
-    """For any type that has a property."""
+    """Ask for a generic function over any type that has a property."""
     shape = draw_any(dice, domain)
     field = shape.draw(dice, lambda field: field.is_number or field.kind == "date")
     if field is None:
@@ -228,7 +228,7 @@ def store_class(dice: Dice, domain: Domain) -> Answer:
 
 
 def key_constants(dice: Dice, domain: Domain) -> Answer:
-    """Labels for every property of some, checked by `Record<keyof ...>`."""
+    """Ask for labels of some properties, type-checked by `Record<keyof ...>`."""
     shape = draw_any(dice, domain)
     fields = dice.subset(shape.fields, dice.between(2, 3))
     union = " | ".join(f'"{shape.property(field)}"' for field in fields)

@@ -1,4 +1,4 @@
-"""Instructions with the types they are about, and the TypeScript that was asked for."""
+"""Instructions with the types they are about, and the requested TypeScript."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from experts.generator.dice import Dice
 from experts.generator.domains import Domain
 
 Row = dict[str, str]
-Intent = Callable[[Dice, Domain], arrays.Answer | None]  # None: the drawn type does not lend itself to it
+Intent = Callable[[Dice, Domain], arrays.Answer | None]  # None: not possible for the drawn type
 
 _INTENTS: tuple[Intent, ...] = (
     arrays.filter_items,
@@ -45,7 +45,7 @@ _INTENTS: tuple[Intent, ...] = (
 
 
 def make_rows(dice: Dice, domains: Sequence[Domain]) -> Iterator[Row]:
-    """Without end. Intents take turns, so that rare ones are not drowned by easy ones."""
+    """Yield rows endlessly. Intents alternate, so that difficult ones are as frequent as easy ones."""
     while True:
         for intent in _INTENTS:
             answer = intent(dice, dice.choice(domains))
@@ -55,5 +55,5 @@ def make_rows(dice: Dice, domains: Sequence[Domain]) -> Iterator[Row]:
 
 
 def types_given(row: Row) -> str:
-    """The types that the instruction comes with; the answer is checked together with them."""
+    """Return the types given with the instruction; the answer is checked together with them."""
     return row["instruction"].partition("\n\n")[2]

@@ -27,7 +27,7 @@ class Shape:
     entity: Entity
     fields: tuple[Field, ...]
     id_type: str  # string or number
-    has_null: bool  # what may be missing is null rather than undefined
+    has_null: bool  # an optional value is null instead of undefined
     owner: Entity | None = None  # referred to by its id
 
     @property
@@ -58,7 +58,7 @@ class Shape:
         return camel(field.name)
 
     def type_of(self, field: Field) -> str:
-        """Without what may be missing."""
+        """Return the type of a field, without null or undefined."""
         return " | ".join(map(quote, field.options)) if field.kind == "one" else _TYPES.get(field.kind, "string")
 
     def member(self, field: Field) -> str:

@@ -1,4 +1,4 @@
-"""Values of fields: drawn, and in words."""
+"""Random values of fields, and their English text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def draw_number(dice: Dice, field: Field) -> int | float:
 
 
 def round_number(dice: Dice, number: int) -> int:
-    """Large numbers of everyday speech end in zeros, mostly."""
+    """Round a large number, as everyday speech mostly does."""
     if number >= 1000 and dice.chance(0.8):
         return number // 100 * 100
     if number >= 100 and dice.chance(0.6):
@@ -68,7 +68,7 @@ def _draw_code(dice: Dice) -> str:
 
 
 def _draw_email(dice: Dice) -> str:
-    # Addresses under example.org reach nobody.
+    # example.org is reserved: these addresses do not exist.
     user = f"{dice.choice(data.ADJECTIVES)}.{dice.choice(data.NOUNS)}{dice.between(1, 99)}".lower()
     return f"{user}@example.{dice.choice(('org', 'com', 'net'))}"
 
@@ -90,5 +90,5 @@ def format_long_date(iso: str) -> str:
 
 
 def format_number(value: Value) -> str:
-    """As a person would write it: two digits of money where there are any."""
+    """Format a number as a person would write it: two decimals for money, if any."""
     return str(int(value)) if isinstance(value, float) and value == int(value) else str(value)

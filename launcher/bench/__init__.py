@@ -1,1 +1,1 @@
-"""Speed compared honestly: one change at a time, or the whole ladder from an unoptimised loop to ours."""
+"""Speed measurements: A/B tests of one setting (`--vary`), ablations, and old-against-new regressions."""

@@ -1,4 +1,4 @@
-"""A comparison that was measured: figures of each side, verdicts, what else differs, and what spoils it."""
+"""Result of an A/B test: metrics of each variant, verdicts, changed decisions and caveats, and its report."""
 
 from __future__ import annotations
 
@@ -6,162 +6,235 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Literal
 
-from launcher.bench.comparing import Effort, Measured
-from launcher.bench.interval import Interval, estimate_ratio
-from launcher.bench.order import Course
-from launcher.bench.sides import Side, find_changes
-from launcher.bench.values import Block, Timing
-from launcher.bench.varying import Variation
-from launcher.bench.verdict import format_verdict
-from launcher.hardware import format_hardware
-from launcher.values import Frozen
+from launcher.bench.ab_test import BlockSize, Effort, Measurements
+from launcher.bench.bootstrap import estimate_ratio, format_verdict
+from launcher.bench.messages import Block, Timing
+from launcher.bench.variants import Variant, list_changes
+from launcher.bench.vary_flag import Variation
+from launcher.core.frozen_model import Frozen
+from launcher.core.markdown import inline, table
+from launcher.core.units import format_percent
+from launcher.hardware.model import format_hardware
 
 
-class SideFigures(Frozen):
+class VariantMetrics(Frozen):
+    """Medians of a variant over its blocks."""
+
     label: str
-    tokens_per_second: float  # medians over the blocks
+    tokens_per_second: float
     step_seconds: float
-    steps: int  # timed, in a block
+    steps: int  # timed, per block
     sequences_per_step: int
     mfu: float | None
     peak_gib: float | None
     utilization: float | None
     watts: float | None
-    attention: str  # that ran
+    attention: str  # the backend that ran
     compiled: str
     build_seconds: float
 
 
-class Versus(Frozen):
-    """The speed of a side to that of the first, by tokens a second."""
+class Comparison(Frozen):
+    """Speed of the first variant relative to another, in tokens/s."""
 
     label: str
     other: str
     ratio: float
     low: float
     high: float
-    words: str
+    text: str
 
 
 class ChangedDecision(Frozen):
+    """A plan decision that differs between the variants."""
+
     name: str
     values: tuple[str | None, ...]
     reasons: tuple[str | None, ...]
 
 
 class BenchResult(Frozen):
-    schema_version: Literal[1] = 1
+    """result.json of an A/B test."""
+
+    schema_version: Literal[2] = 2
     expert: str
     key: str
     hardware: str
     on_gpu: bool
     repeats: int
-    is_kept: bool
-    sides: tuple[SideFigures, ...]
-    verdicts: tuple[Versus, ...]
+    reuses_processes: bool
+    variants: tuple[VariantMetrics, ...]
+    verdicts: tuple[Comparison, ...]
     changes: tuple[ChangedDecision, ...]
     notes: tuple[str, ...]
     blocks: tuple[Block, ...]
 
 
 def make_result(
-    variation: Variation, sides: Sequence[Side], measured: Measured, effort: Effort, notes: Sequence[str]
+    variation: Variation,
+    variants: Sequence[Variant],
+    measurements: Measurements,
+    effort: Effort,
+    notes: Sequence[str],
 ) -> BenchResult:
-    plan = sides[0].plan
-    timings = [_of_side(measured.blocks, place) for place in range(len(sides))]
-    figures = tuple(_make_figures(side, timings[place], measured, place) for place, side in enumerate(sides))
+    """Evaluate the measured blocks."""
+    plan = variants[0].plan
+    blocks = sorted(measurements.blocks, key=lambda block: block.round)
+    timings = [[block.timing for block in blocks if block.variant == index] for index in range(len(variants))]
     return BenchResult(
         expert=plan.expert,
         key=variation.key,
         hardware=format_hardware(plan.hardware),
         on_gpu=plan.hardware.gpu is not None,
         repeats=effort.repeats,
-        is_kept=measured.is_kept,
-        sides=figures,
-        verdicts=tuple(make_verdicts([side.label for side in sides], timings)),
+        reuses_processes=measurements.reuses_processes,
+        variants=tuple(
+            _summarize(variant, timings[index], measurements, index) for index, variant in enumerate(variants)
+        ),
+        verdicts=tuple(make_verdicts([variant.label for variant in variants], timings)),
         changes=tuple(
             ChangedDecision(name=change.name, values=change.values, reasons=change.reasons)
-            for change in find_changes(tuple(sides))
+            for change in list_changes(tuple(variants))
         ),
-        notes=(*notes, *_find_spoilers(sides, measured, timings)),
-        blocks=tuple(measured.blocks),
+        notes=(*notes, *_list_anomalies(variants, measurements, timings)),
+        blocks=tuple(measurements.blocks),
     )
 
 
-def _of_side(blocks: Sequence[Block], side: int) -> list[Timing]:
-    """In the order of the rounds."""
-    return [block.timing for block in sorted(blocks, key=lambda block: block.round) if block.side == side]
-
-
-def make_verdicts(labels: Sequence[str], timings: Sequence[Sequence[Timing]]) -> list[Versus]:
-    """Of the first to each other one."""
-    speeds = [[timing.tokens_per_second for timing in of_side] for of_side in timings]
+def make_verdicts(labels: Sequence[str], timings: Sequence[Sequence[Timing]]) -> list[Comparison]:
+    """Compare the first variant with each other one."""
+    speeds = [[timing.tokens_per_second for timing in block_timings] for block_timings in timings]
     verdicts = []
-    for label, other in zip(labels[1:], speeds[1:], strict=True):
-        interval: Interval = estimate_ratio(speeds[0], other)
-        words = format_verdict(labels[0], label, interval)
+    for other, other_speeds in zip(labels[1:], speeds[1:], strict=True):
+        interval = estimate_ratio(speeds[0], other_speeds)
+        text = format_verdict(labels[0], other, interval)
         verdicts.append(
-            Versus(
-                label=labels[0], other=label, ratio=interval.ratio, low=interval.low, high=interval.high, words=words
+            Comparison(
+                label=labels[0], other=other, ratio=interval.ratio, low=interval.low, high=interval.high, text=text
             )
         )
     return verdicts
 
 
-def _make_figures(side: Side, timings: Sequence[Timing], measured: Measured, place: int) -> SideFigures:
-    ready = measured.ready[place]
-    return SideFigures(
-        label=side.label,
+def _summarize(variant: Variant, timings: Sequence[Timing], measurements: Measurements, index: int) -> VariantMetrics:
+    ready = measurements.ready[index]
+    return VariantMetrics(
+        label=variant.label,
         tokens_per_second=median(timing.tokens_per_second for timing in timings),
         step_seconds=median(timing.step_seconds for timing in timings),
         steps=len(timings[0].seconds),
-        sequences_per_step=side.plan.batch.global_batch_size,
-        mfu=_find_median([timing.mfu for timing in timings]),
+        sequences_per_step=variant.plan.batch.global_batch_size,
+        mfu=_median_or_none([timing.mfu for timing in timings]),
         peak_gib=max((timing.peak_gib for timing in timings if timing.peak_gib is not None), default=None),
-        utilization=_find_median([timing.utilization for timing in timings]),
-        watts=_find_median([timing.watts for timing in timings]),
+        utilization=_median_or_none([timing.utilization for timing in timings]),
+        watts=_median_or_none([timing.watts for timing in timings]),
         attention=ready.attention,
         compiled=ready.compiled,
         build_seconds=ready.seconds,
     )
 
 
-def _find_median(values: Sequence[float | None]) -> float | None:
+def _median_or_none(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return median(known) if known else None
 
 
-def find_notes(sides: Sequence[Side], course: Course, stores: Sequence[str], num_sequences: int) -> list[str]:
-    """What makes the sides less than equal, known before anything is measured."""
+def list_caveats(
+    variants: Sequence[Variant], block_size: BlockSize, stores: Sequence[str], num_sequences: int
+) -> list[str]:
+    """Return what makes the variants unequal, known before anything is measured."""
     notes = []
+    plans = [variant.plan for variant in variants]
     if len(set(stores)) > 1:
-        notes.append("the change makes other data: sides do not train the same sequences; compare tokens/s")
-    elif len({side.plan.schedule.seed for side in sides}) > 1 or _is_reordered(sides):
-        notes.append("the change makes another order: sides do not train the same sequences")
-    elif not course.is_exact:
-        notes.append("global batches that fit no common block: some sides train a few sequences more")
-    total = course.warm_sequences + course.timed_sequences
+        notes.append("the change affects the data: variants train different sequences; compare tokens/s")
+    elif len({(plan.schedule.seed, plan.batch.group_by_length) for plan in plans}) > 1:
+        notes.append("the change affects the order of the data: variants train different sequences")
+    elif not block_size.is_exact:
+        notes.append("the global batches have no small common multiple: some variants train a few sequences more")
+    total = block_size.warmup_sequences + block_size.timed_sequences
     if total > num_sequences:
-        notes.append(f"the data has {num_sequences:,} sequences, a block {total:,}: they come more than once")
-    sizes = [side.plan.batch.global_batch_size for side in sides]
+        notes.append(f"the data has {num_sequences:,} sequences, a block {total:,}: sequences repeat within a block")
+    sizes = [plan.batch.global_batch_size for plan in plans]
     if len(set(sizes)) > 1:
-        told = ", ".join(f"{side.label}: {size}" for side, size in zip(sides, sizes, strict=True))
-        notes.append(f"sequences a step differ ({told}): compare tokens/s, not steps")
+        text = ", ".join(f"{variant.label}: {size}" for variant, size in zip(variants, sizes, strict=True))
+        notes.append(f"sequences per step differ ({text}): compare tokens/s, not step times")
     return notes
 
 
-def _is_reordered(sides: Sequence[Side]) -> bool:
-    return len({side.plan.batch.group_by_length for side in sides}) > 1
-
-
-def _find_spoilers(sides: Sequence[Side], measured: Measured, timings: Sequence[Sequence[Timing]]) -> list[str]:
-    """What was seen while it was measured."""
+def _list_anomalies(
+    variants: Sequence[Variant], measurements: Measurements, timings: Sequence[Sequence[Timing]]
+) -> list[str]:
+    """Return what went wrong while measuring."""
     notes = []
-    for place, side in enumerate(sides):
-        planned, ran = side.plan.attention.backend, measured.ready[place].attention
-        if planned != ran:
-            notes.append(f"{side.label}: the attention backend {planned} cannot run here, {ran} was measured")
-        skipped = sum(timing.num_skipped for timing in timings[place])
-        if skipped:
-            notes.append(f"{side.label}: {skipped} steps were no numbers, and updated nothing")
+    for index, variant in enumerate(variants):
+        planned, active = variant.plan.attention.backend, measurements.ready[index].attention
+        if planned != active:
+            notes.append(f"{variant.label}: attention backend {planned} cannot run here; measured {active}")
+        num_skipped = sum(timing.num_skipped for timing in timings[index])
+        if num_skipped:
+            notes.append(f"{variant.label}: {num_skipped} steps skipped (non-finite loss or gradients)")
     return notes
+
+
+def table_header(result: BenchResult) -> tuple[str, ...]:
+    """Return the column titles of the table of variants."""
+    memory = "peak memory" if result.on_gpu else "peak memory (process)"
+    return ("", "tokens/s", "ms per step", "sequences per step", "MFU", memory, "GPU utilization")
+
+
+def table_rows(result: BenchResult) -> list[tuple[str, ...]]:
+    """Return one row per variant."""
+    return [
+        (
+            variant.label,
+            format_rate(variant.tokens_per_second),
+            f"{1000 * variant.step_seconds:,.1f}",
+            str(variant.sequences_per_step),
+            *format_gpu_columns(variant.mfu, variant.peak_gib, variant.utilization),
+        )
+        for variant in result.variants
+    ]
+
+
+def format_gpu_columns(mfu: float | None, peak_gib: float | None, utilization: float | None) -> tuple[str, str, str]:
+    """Format MFU, peak memory and GPU utilization; a dash for an unknown value."""
+    return (
+        "-" if mfu is None else format_percent(mfu),
+        "-" if peak_gib is None else f"{peak_gib:.2f} GiB",
+        "-" if utilization is None else f"{100 * utilization:.0f} %",
+    )
+
+
+def format_rate(tokens_per_second: float) -> str:
+    """Format a speed with a decimal only where it is small."""
+    return f"{tokens_per_second:,.0f}" if tokens_per_second >= 100 else f"{tokens_per_second:,.1f}"
+
+
+def describe_method(result: BenchResult) -> str:
+    """Describe in one line how the figures were measured."""
+    steps = [str(variant.steps) for variant in result.variants]
+    per_block = " / ".join(steps) if len(set(steps)) > 1 else steps[0]
+    processes = "one process per variant" if result.reuses_processes else "a new process for every block"
+    blocks = f"{result.repeats} interleaved blocks of {per_block} steps per variant"
+    return f"{blocks}; {processes}; medians, 95 % bootstrap interval"
+
+
+def render_markdown(result: BenchResult) -> str:
+    """Render report.md."""
+    parts = [
+        f"# {inline(result.expert)}: {inline(result.key)}",
+        f"On {inline(result.hardware)}. {describe_method(result)}.",
+        table(table_header(result), _inline(table_rows(result))),
+        *(f"**{inline(verdict.text)}**" for verdict in result.verdicts),
+    ]
+    if result.changes:
+        header = ("decision of the plan", *(inline(variant.label) for variant in result.variants))
+        rows = [(change.name, *(value or "-" for value in change.values)) for change in result.changes]
+        parts += ["Plan decisions that differ:", table(header, _inline(rows))]
+    if result.notes:
+        parts.append("\n".join(f"- note: {inline(note)}" for note in result.notes))
+    return "\n\n".join(parts) + "\n"
+
+
+def _inline(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    return [[inline(cell) for cell in row] for row in rows]

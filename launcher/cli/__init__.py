@@ -1,1 +1,1 @@
-"""The command `launcher`: one file per verb; they parse, call and print. Heavy imports wait until a verb runs."""
+"""The command `launcher`: one module per verb, imported when the verb is called."""

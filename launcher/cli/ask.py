@@ -1,31 +1,30 @@
-"""`launcher ask`: one question to a trained expert, rendered as its training rendered it."""
+"""`launcher ask`: ask a trained expert one question, with the prompt template of its training."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from launcher.arguments import positive
-from launcher.cli.finding import add_run_arguments, find_run
-
-HELP = "ask a trained expert one question"
+from launcher.cli.run_lookup import add_run_arguments, find_run
+from launcher.cli.torch_subcommands import run_module
+from launcher.request.flag_types import positive_int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the run and the question."""
     add_run_arguments(parser)
-    parser.add_argument("question", metavar="QUESTION", help="what the expert's first field holds")
-    parser.add_argument("--input", metavar="TEXT", help="what its second field holds: a schema, a context")
-    parser.add_argument("--max-new-tokens", type=positive, metavar="N", help="longest answer (default 512)")
-    parser.add_argument("--json", action="store_true", help="print the answer and how it came about as JSON")
+    parser.add_argument("question", metavar="QUESTION", help="value of the expert's prompt field")
+    parser.add_argument("--input", metavar="TEXT", help="value of its second field: a schema, a context")
+    parser.add_argument("--max-new-tokens", type=positive_int, metavar="N", help="longest answer (default 512)")
+    parser.add_argument("--json", action="store_true", help="print the answer and its details as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from launcher.cli.torch_verbs import run_module
-
+    """Ask the question in a process with torch."""
     paths = find_run(arguments.run, Path(arguments.runs_dir))
-    given = [f"--run={paths.root}", f"--question={arguments.question}"]
+    words = [f"--run={paths.root}", f"--question={arguments.question}"]
     if arguments.input is not None:
-        given.append(f"--input={arguments.input}")
+        words.append(f"--input={arguments.input}")
     if arguments.max_new_tokens is not None:
-        given.append(f"--max-new-tokens={arguments.max_new_tokens}")
-    return run_module("launcher.training.ask", [*given, *(["--json"] if arguments.json else [])])
+        words.append(f"--max-new-tokens={arguments.max_new_tokens}")
+    return run_module("launcher.training.inference.ask", [*words, *(["--json"] if arguments.json else [])])

@@ -1,4 +1,4 @@
-"""`launcher bench`: is A faster than B, what does each optimisation bring, and what memory does a training take."""
+"""`launcher bench`: compare two settings, or measure what each optimization contributes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import argparse
 from collections.abc import Sequence
 from typing import Protocol
 
-from launcher.cli import bench_ladder, bench_memory, bench_vary
+from launcher.cli import bench_ablation, bench_vary
 
-HELP = "measure: A against B (--vary), every optimisation (ladder), memory against its prediction (memory)"
 _VERB = "bench"
 
 
-class _Part(Protocol):
-    """What a module of a sub-verb has."""
+class _Subcommand(Protocol):
+    """Interface of a module with a subcommand."""
 
     HELP: str
 
@@ -22,27 +21,28 @@ class _Part(Protocol):
     def run(self, arguments: argparse.Namespace) -> int: ...
 
 
-_PARTS: dict[str, _Part] = {"vary": bench_vary, "ladder": bench_ladder}
+_SUBCOMMANDS: dict[str, _Subcommand] = {"vary": bench_vary, "ablation": bench_ablation}
 
 
 def complete(words: Sequence[str]) -> list[str]:
-    """`bench neo4j --vary …` is short for `bench vary neo4j --vary …`: an expert stands where a sub-verb could."""
+    """Insert the default subcommand: `bench neo4j --vary …` is short for `bench vary neo4j --vary …`."""
     words = list(words)
-    if words[:1] != [_VERB] or len(words) < 2 or words[1] in (*_PARTS, "memory", "-h", "--help"):
+    if words[:1] != [_VERB] or len(words) < 2 or words[1] in (*_SUBCOMMANDS, "-h", "--help"):
         return words
     return [_VERB, "vary", *words[1:]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "launcher bench [EXPERT --vary KEY=A,B … | ladder [EXPERT] … | memory …]"
+    """Add the subcommands of `launcher bench`."""
+    parser.usage = "launcher bench [EXPERT --vary KEY=A,B … | ablation [EXPERT] …]"
     parts = parser.add_subparsers(prog="launcher bench", dest="part", metavar="PART", required=True)
-    for name, module in _PARTS.items():
+    for name, module in _SUBCOMMANDS.items():
         part = parts.add_parser(name, help=module.HELP, description=module.HELP)
         module.add_arguments(part)
         part.set_defaults(run_part=module.run)
-    bench_memory.add_memory_parser(parts)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run the chosen subcommand."""
     code: int = arguments.run_part(arguments)
     return code

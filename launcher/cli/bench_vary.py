@@ -1,4 +1,4 @@
-"""`launcher bench EXPERT --vary KEY=A,B`: is A faster than B, on this machine, and how sure is that?"""
+"""`launcher bench EXPERT --vary KEY=A,B`: is A faster than B on this machine, and how certain is that?"""
 
 from __future__ import annotations
 
@@ -10,21 +10,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.arguments import add_request_arguments, make_request, positive
-from launcher.errors import ExitCode, InputError, escape, say
+from launcher.core.errors import ExitCode, InputError, escape
+from launcher.core.log import get_logger
+from launcher.request.arguments import add_request_arguments, make_request
+from launcher.request.flag_types import positive_int
 
 if TYPE_CHECKING:
-    from launcher.bench.order import Course
+    from launcher.bench.ab_test import BlockSize
     from launcher.bench.result import BenchResult
-    from launcher.bench.sides import Side
+    from launcher.bench.variants import Variant
     from launcher.corpus.prepare import Prepared
     from launcher.plan.model import Plan
+    from launcher.request.request import PlannedRun
 
-HELP = "is A faster than B: one key of the manifest with two values or more, measured in turn"
-_BUSY_SHARE = 0.5  # of the cores: from there on other work shows in the speeds
+log = get_logger(__name__)
+
+HELP = "compare the speed of two or more values of one manifest key, measured alternately"
+_MAX_LOAD = 0.5  # per core: above it, other processes affect the speeds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `launcher bench --vary`."""
     add_request_arguments(parser)
     bench = parser.add_argument_group("the comparison")
     bench.add_argument(
@@ -33,49 +39,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=A,B",
         help="a key of training.config, or any path that --set takes: torch_compile=true,false",
     )
-    bench.add_argument("--steps", type=positive, default=8, metavar="N", help="timed steps of a block (default 8)")
-    bench.add_argument("--repeats", type=positive, default=7, metavar="N", help="blocks of each side (default 7)")
+    bench.add_argument("--steps", type=positive_int, default=8, metavar="N", help="timed steps per block (default 8)")
+    bench.add_argument("--repeats", type=positive_int, default=7, metavar="N", help="blocks per variant (default 7)")
     bench.add_argument(
-        "--warm", type=positive, default=3, metavar="N", help="steps before the timed ones, dropped (default 3)"
+        "--warm", type=positive_int, default=3, metavar="N", help="warm-up steps per block, not timed (default 3)"
     )
     bench.add_argument(
-        "--fresh", action="store_true", help="a new process for every block: what differs between starts counts too"
+        "--fresh", action="store_true", help="start a new process for every block, to include startup variance"
     )
     bench.add_argument(
-        "--limit", type=positive, default=900, metavar="SECONDS", help="longest build, or block (default 900)"
+        "--limit",
+        type=positive_int,
+        default=900,
+        metavar="SECONDS",
+        help="time limit for a build and a block (default 900)",
     )
-    bench.add_argument("--out", metavar="FOLDER", help="keep the result there: result.json, report.md, logs")
+    bench.add_argument("--out", metavar="FOLDER", help="write result.json, report.md and logs to this folder")
     bench.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from launcher.bench.comparing import Effort, fit_together, measure_sides
-    from launcher.bench.interval import LEAST_ROUNDS
-    from launcher.bench.order import make_course
-    from launcher.bench.result import find_notes, make_result
-    from launcher.bench.sides import plan_sides
-    from launcher.bench.varying import parse_vary
+    """Measure all variants in turn and print the verdict."""
+    from launcher.bench.ab_test import Effort, fit_together, make_block_size, measure_variants
+    from launcher.bench.bootstrap import MIN_ROUNDS
+    from launcher.bench.result import list_caveats, make_result
+    from launcher.bench.variants import plan_variants
+    from launcher.bench.vary_flag import parse_vary
 
-    if arguments.repeats < LEAST_ROUNDS:
+    if arguments.repeats < MIN_ROUNDS:
         raise InputError(
-            f"--repeats {arguments.repeats}: too few to say how sure a difference is", hint=f"at least {LEAST_ROUNDS}"
+            f"--repeats {arguments.repeats}: too few for a confidence interval", hint=f"use at least {MIN_ROUNDS}"
         )
     variation = parse_vary(arguments.vary)
-    sides = plan_sides(make_request(arguments), variation)
-    prepared = [prepare_side(side.plan, side) for side in sides]
-    stores = [one.store.folder for one in prepared]
-    course = make_course([side.plan.batch.global_batch_size for side in sides], arguments.warm, arguments.steps)
+    variants = plan_variants(make_request(arguments), variation)
+    prepared = [prepare_data(variant.planned) for variant in variants]
+    stores = [data.store.folder for data in prepared]
+    batch_sizes = [variant.plan.batch.global_batch_size for variant in variants]
+    block_size = make_block_size(batch_sizes, arguments.warm, arguments.steps)
+    num_sequences = min(data.store.audit.splits["train"].num_packs for data in prepared)
     notes = [
-        *warn_of_load(sides[0].plan),
-        *find_notes(sides, course, [str(store) for store in stores], _count_sequences(prepared)),
+        *check_load(variants[0].plan),
+        *list_caveats(variants, block_size, [str(store) for store in stores], num_sequences),
     ]
-    is_kept = not arguments.fresh and fit_together(sides)
+    reuse_processes = not arguments.fresh and fit_together(variants)
     if not arguments.json:
-        _print_start(sides, course, arguments.repeats, is_kept)
-    effort = Effort(repeats=arguments.repeats, course=course, limit_seconds=arguments.limit)
-    with work_folder(arguments.out) as folder:
-        measured = measure_sides(sides, stores, effort, folder / "logs", is_kept=is_kept, tell=tell)
-        result = make_result(variation, sides, measured, effort, notes)
+        _print_start(variants, block_size, arguments.repeats, reuse_processes)
+    effort = Effort(repeats=arguments.repeats, block_size=block_size, limit_seconds=arguments.limit)
+    with open_work_folder(arguments.out) as folder:
+        measurements = measure_variants(
+            variants, stores, effort, folder / "logs", reuse_processes=reuse_processes, report=report_progress
+        )
+        result = make_result(variation, variants, measurements, effort, notes)
         if arguments.out is not None:
             _write(result, folder)
     if arguments.json:
@@ -85,30 +99,27 @@ def run(arguments: argparse.Namespace) -> int:
     return ExitCode.DONE
 
 
-def prepare_side(plan: Plan, side: Side) -> Prepared:
-    """What is missing is said before anybody waits."""
+def prepare_data(planned: PlannedRun) -> Prepared:
+    """Check that the plan can run here, then prepare its data."""
     from launcher.cli.train import prepare
-    from launcher.launch import check_packages, check_startable
+    from launcher.launch.start import check_packages, check_startable
 
-    check_startable(plan)
-    check_packages(plan)
-    return prepare(side.planned)
-
-
-def _count_sequences(prepared: Sequence[Prepared]) -> int:
-    return min(one.store.audit.splits["train"].num_packs for one in prepared)
+    check_startable(planned.plan)
+    check_packages(planned.plan)
+    return prepare(planned)
 
 
-def warn_of_load(plan: Plan) -> list[str]:
-    """Whatever else runs here takes its time, and from one side more than from the other."""
+def check_load(plan: Plan) -> list[str]:
+    """Return a warning if other processes keep the machine busy."""
     cores, load = plan.hardware.cpu_cores_per_node, os.getloadavg()[0]
-    if load < _BUSY_SHARE * cores:
+    if load < _MAX_LOAD * cores:
         return []
-    return [f"this machine was busy before (load {load:.1f} on {cores} cores): small differences say less"]
+    return [f"this machine was already busy (load {load:.1f} on {cores} cores): small differences are less reliable"]
 
 
 @contextmanager
-def work_folder(out: str | None) -> Iterator[Path]:
+def open_work_folder(out: str | None) -> Iterator[Path]:
+    """Yield the --out folder, or a temporary one without --out."""
     if out is None:
         with tempfile.TemporaryDirectory(prefix="launcher-bench-") as name:
             yield Path(name)
@@ -117,47 +128,49 @@ def work_folder(out: str | None) -> Iterator[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--out {out}: {error.strerror}", hint="name a folder that can be written") from None
+        raise InputError(f"--out {out}: {error.strerror}", hint="choose a writable folder") from None
     yield folder
 
 
 def _write(result: BenchResult, folder: Path) -> None:
-    from launcher.bench.comparison_text import render_markdown
-    from launcher.paths import write_text_atomically
+    from launcher.bench.result import render_markdown
+    from launcher.core.run_paths import write_text_atomically
 
     write_text_atomically(folder / "result.json", result.model_dump_json(indent=2) + "\n")
     write_text_atomically(folder / "report.md", render_markdown(result))
 
 
-def _print_start(sides: Sequence[Side], course: Course, repeats: int, is_kept: bool) -> None:
-    from launcher.hardware import format_hardware
+def _print_start(variants: Sequence[Variant], block_size: BlockSize, repeats: int, reuse_processes: bool) -> None:
+    from launcher.hardware.model import format_hardware
 
-    plan = sides[0].plan
+    plan = variants[0].plan
     print(f"{escape(plan.expert)} on {escape(format_hardware(plan.hardware))}, {plan.profile} profile")
-    warm, timed = course.count_steps(max(side.plan.batch.global_batch_size for side in sides))
-    how = "a process a side" if is_kept else "a new process for every block"
-    print(f"{len(sides)} sides, {repeats} blocks of {warm} + {timed} steps each, in turn; {how}\n", flush=True)
+    warmup, timed = block_size.count_steps(max(variant.plan.batch.global_batch_size for variant in variants))
+    processes = "one process per variant" if reuse_processes else "a new process for every block"
+    blocks = f"{repeats} interleaved blocks of {warmup} + {timed} steps each"
+    print(f"{len(variants)} variants, {blocks}; {processes}\n", flush=True)
 
 
 def _print_result(result: BenchResult, out: str | None) -> None:
-    from launcher.bench.comparison_text import describe_method, make_head, make_rows
+    from launcher.bench.result import describe_method, table_header, table_rows
     from launcher.cli.tables import print_table
 
     print()
-    print_table(make_head(result), make_rows(result), ("bold",))
+    print_table(table_header(result), table_rows(result), ("bold",))
     print()
     if result.changes:
-        head = ("decided by the plan", *(side.label for side in result.sides))
-        print_table(head, [(change.name, *(value or "-" for value in change.values)) for change in result.changes])
+        header = ("decided by the plan", *(variant.label for variant in result.variants))
+        print_table(header, [(change.name, *(value or "-" for value in change.values)) for change in result.changes])
         print()
-    for versus in result.verdicts:
-        print(escape(versus.words))
+    for verdict in result.verdicts:
+        print(escape(verdict.text))
     print(f"({describe_method(result)})")
     for note in result.notes:
         print(f"note: {escape(note)}")
     if out is not None:
-        print(f"kept in {escape(out)}/: result.json, report.md, logs")
+        print(f"written to {escape(out)}/: result.json, report.md, logs")
 
 
-def tell(text: str) -> None:
-    say(escape(text))
+def report_progress(text: str) -> None:
+    """Log a progress line."""
+    log.info(escape(text))

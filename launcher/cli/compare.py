@@ -1,4 +1,4 @@
-"""`launcher compare`: runs side by side, as one page, as Markdown or JSON, or on the terminal."""
+"""`launcher compare`: compare runs as an HTML page, Markdown, JSON or text."""
 
 from __future__ import annotations
 
@@ -9,50 +9,57 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.finding import add_runs_dir, find_run, list_runs, name_expert
-from launcher.errors import ExitCode, InputError, LauncherError, escape
+from launcher.cli.run_lookup import add_runs_dir, find_run, list_runs, resolve_expert_name
+from launcher.core.errors import ExitCode, InputError, LauncherError, escape
+from launcher.core.log import get_logger
 
 if TYPE_CHECKING:
-    from launcher.compare import Comparison, RunFacts
-    from launcher.compare.model import Skipped
+    from launcher.analysis.compare import Comparison, RunFacts
+    from launcher.analysis.compare.model import Skipped
 
-HELP = "compare runs: curves, figures, settings, and what spoils the comparison, as one HTML page"
+log = get_logger(__name__)
+
 
 _DEFAULT_PAGE = "compare.html"
 _STDOUT = "-"
-_MARKS = ("made by launcher compare", '"made_by": "launcher compare"')  # near the beginning of every file of ours
+_MARKS = ("made by launcher compare", '"made_by": "launcher compare"')  # near the beginning of every file written here
 _MARKED_BYTES = 400
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `launcher compare`."""
     parser.add_argument(
-        "runs", metavar="RUN", nargs="*", help="a run by id or directory, or a W&B offline run (offline-run-*, *.wandb)"
+        "runs", metavar="RUN", nargs="*", help="run id or directory, or W&B offline run (offline-run-*, *.wandb)"
     )
     several = parser.add_mutually_exclusive_group()
     several.add_argument("--expert", metavar="NAME", help="all runs of this expert")
     several.add_argument("--all", action="store_true", help="all runs")
-    parser.add_argument("--last", metavar="N", type=int, help="of those, only the newest N")
+    parser.add_argument("--last", metavar="N", type=int, help="only the newest N of them")
     add_runs_dir(parser)
     parser.add_argument(
-        "--format", choices=("html", "md", "json", "text"), default="html", help="text: small plots for a terminal"
+        "--format",
+        choices=("html", "md", "json", "text"),
+        default="html",
+        help="output format (default html); text is for terminals",
     )
     parser.add_argument("--json", action="store_const", const="json", dest="format", help="short for --format json")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help=f"default: {_DEFAULT_PAGE}, and stdout for the other formats"
     )
-    parser.add_argument("--force", action="store_true", help="overwrite a file that compare has not written")
+    parser.add_argument("--force", action="store_true", help="overwrite a file that compare did not write")
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
-    from launcher.compare import make_comparison
+    """Compare runs and write or print the result."""
+    from launcher.analysis.compare import make_comparison
 
-    arguments.json = arguments.format == "json"  # errors are told in JSON, too
+    arguments.json = arguments.format == "json"  # errors are printed as JSON, too
     output = arguments.output or (_DEFAULT_PAGE if arguments.format == "html" else _STDOUT)
     if output != _STDOUT:
         _check_output(Path(output), force=arguments.force)
     runs, skipped = _load_runs(arguments)
-    for one in skipped:
-        print(f"warning: {escape(one.place)} is left out: {escape(one.why)}", file=sys.stderr)
+    for item in skipped:
+        log.warning(f"skipped {escape(item.place)}: {escape(item.why)}")
     title = f"{arguments.expert}: {len(runs)} runs compared" if arguments.expert and len(runs) > 1 else ""
     made_at = datetime.now(UTC).isoformat(timespec="seconds")
     comparison = make_comparison(runs, made_at=made_at, title=title, skipped=skipped)
@@ -64,46 +71,44 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
 
 def _load_runs(arguments: argparse.Namespace) -> tuple[list[RunFacts], list[Skipped]]:
-    """Runs that are named must be readable; of those that are only found, the others are still worth a look."""
+    """Load runs; a named run must be readable, unreadable runs of --all or --expert are skipped."""
     runs_dir = Path(arguments.runs_dir)
     if not arguments.runs and not arguments.all and arguments.expert is None:
-        raise InputError(
-            "no run is named", hint="name runs (their ids, or directories), or give --expert NAME or --all"
-        )
+        raise InputError("no runs given", hint="pass run ids or directories, --expert NAME or --all")
     if arguments.last is not None and arguments.last < 1:
-        raise InputError(f"--last {arguments.last}: it counts from 1")
+        raise InputError(f"--last {arguments.last}: must be at least 1")
     loaded = [_load_named(name, runs_dir) for name in arguments.runs]
     skipped: list[Skipped] = []
     if arguments.all or arguments.expert is not None:
-        found = list(_load_found(arguments, runs_dir, skipped))
+        found = list(_load_matching(arguments, runs_dir, skipped))
         if not found and not loaded:
-            raise _nothing_found(arguments, runs_dir, skipped)
+            raise _make_no_runs_error(arguments, runs_dir, skipped)
         loaded += found
-    once: dict[Path, RunFacts] = {}
+    unique: dict[Path, RunFacts] = {}
     for facts in loaded:
-        once.setdefault(Path(facts.place).resolve(), facts)
-    return list(once.values()), skipped
+        unique.setdefault(Path(facts.place).resolve(), facts)
+    return list(unique.values()), skipped
 
 
 def _load_named(name: str, runs_dir: Path) -> RunFacts:
-    from launcher.compare import read_run
-    from launcher.compare.wandb_runs import find_wandb_log, read_wandb_run
+    from launcher.analysis.compare import load_run_facts
+    from launcher.analysis.compare.wandb_runs import find_wandb_log, load_wandb_run
 
     log = find_wandb_log(Path(name))
-    return read_run(find_run(name, runs_dir)) if log is None else read_wandb_run(log)
+    return load_run_facts(find_run(name, runs_dir)) if log is None else load_wandb_run(log)
 
 
-def _load_found(arguments: argparse.Namespace, runs_dir: Path, skipped: list[Skipped]) -> Iterator[RunFacts]:
-    from launcher.compare import read_run
-    from launcher.compare.model import Skipped
+def _load_matching(arguments: argparse.Namespace, runs_dir: Path, skipped: list[Skipped]) -> Iterator[RunFacts]:
+    from launcher.analysis.compare import load_run_facts
+    from launcher.analysis.compare.model import Skipped
 
     num_left = arguments.last
-    wanted = None if arguments.expert is None else name_expert(arguments.expert)
+    wanted = None if arguments.expert is None else resolve_expert_name(arguments.expert)
     for paths in list_runs(runs_dir):
         if num_left == 0:
             return
         try:
-            facts = read_run(paths)
+            facts = load_run_facts(paths)
         except LauncherError as error:
             skipped.append(Skipped(place=str(paths.root), why=error.title))
             continue
@@ -112,50 +117,50 @@ def _load_found(arguments: argparse.Namespace, runs_dir: Path, skipped: list[Ski
             yield facts
 
 
-def _nothing_found(arguments: argparse.Namespace, runs_dir: Path, skipped: list[Skipped]) -> InputError:
+def _make_no_runs_error(arguments: argparse.Namespace, runs_dir: Path, skipped: list[Skipped]) -> InputError:
     wanted = "" if arguments.expert is None else f" of {arguments.expert!r}"
     if skipped:
-        return InputError(f"{runs_dir} has no run{wanted} that can be read: {len(skipped)} cannot")
-    hint = "`launcher train EXPERT` makes one, --runs-dir looks elsewhere"
+        return InputError(f"{runs_dir} has no run{wanted} that can be read ({len(skipped)} unreadable)")
+    hint = "`launcher train EXPERT` creates one; --runs-dir selects another directory"
     if arguments.expert is not None and list_runs(runs_dir):
-        hint = f"--all takes every run; {hint}"
+        hint = f"--all selects every run; {hint}"
     return InputError(f"{runs_dir} has no run{wanted}", hint=hint)
 
 
 def _check_output(path: Path, *, force: bool) -> None:
-    """Before anything is read. A file of somebody else is not ours to overwrite."""
+    """Refuse to overwrite files that compare did not write, before loading anything."""
     try:
         if not path.parent.is_dir():
-            raise InputError(f"{path.parent} is not a folder", hint="make it, or name another by --output")
+            raise InputError(f"{path.parent} is not a folder", hint="create it, or pass another --output")
         if not path.exists():
             return
         if not path.is_file():
-            raise InputError(f"{path} is there, and is not a file", hint="--output names another")
+            raise InputError(f"{path} exists and is not a file", hint="pass another --output")
         if force:
             return
         with path.open("rb") as file:
             head = file.read(_MARKED_BYTES).decode("utf-8", "replace")
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", hint="--output names another file") from None
+        raise InputError(f"{path}: {error.strerror}", hint="pass another --output") from None
     if head and not any(mark in head for mark in _MARKS):
         raise InputError(
-            f"{path} exists, and was not written by launcher compare",
-            hint="--output names another file, --force overwrites this one",
+            f"{path} exists and was not written by launcher compare",
+            hint="pass another --output, or --force to overwrite it",
         )
 
 
 def _render(comparison: Comparison, form: str) -> str:
     if form == "html":
-        from launcher.compare.html import render_html
+        from launcher.analysis.compare.html import render_html
 
         return render_html(comparison)
     if form == "md":
-        from launcher.compare.markdown import render_markdown
+        from launcher.analysis.compare.markdown import render_markdown
 
         return render_markdown(comparison)
     if form == "json":
         return comparison.model_dump_json(indent=2) + "\n"
-    from launcher.compare.terminal import render_terminal
+    from launcher.analysis.compare.terminal import render_terminal
 
     return render_terminal(comparison, width=120).plain
 
@@ -164,15 +169,15 @@ def _print(comparison: Comparison, form: str) -> None:
     if form != "text":
         sys.stdout.write(_render(comparison, form))
         return
+    from launcher.analysis.compare.terminal import render_terminal
     from launcher.cli.tables import make_console
-    from launcher.compare.terminal import render_terminal
 
     console = make_console()
-    text = render_terminal(comparison, width=console.width, is_unicode=_speaks_unicode())
+    text = render_terminal(comparison, width=console.width, is_unicode=_supports_unicode())
     console.print(text, end="", soft_wrap=True)
 
 
-def _speaks_unicode() -> bool:
+def _supports_unicode() -> bool:
     try:
         "⣿▁★→".encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -181,7 +186,7 @@ def _speaks_unicode() -> bool:
 
 
 def _write(comparison: Comparison, form: str, path: Path) -> None:
-    from launcher.paths import write_text_atomically
+    from launcher.core.run_paths import write_text_atomically
 
     text = _render(comparison, form)
     write_text_atomically(path, text)
@@ -189,4 +194,4 @@ def _write(comparison: Comparison, form: str, path: Path) -> None:
     print(f"{escape(str(path))}: {runs}, {len(comparison.charts)} charts, {len(text.encode()) / 1e6:.1f} MB")
     for caution in comparison.cautions:
         if caution.level == "warning":
-            print(f"warning: {caution.title} (spoils: {', '.join(caution.spoils)})")
+            print(f"warning: {caution.title} (affects {', '.join(caution.spoils)})")

@@ -1,4 +1,4 @@
-"""`launcher doctor`: is this machine well, will this expert train on it, what holds that run up."""
+"""`launcher doctor`: check this machine, an expert's plan on it, or a run."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import argparse
 import sys
 from pathlib import Path
 
-from launcher.cli.finding import add_runs_dir, find_run
-from launcher.errors import ExitCode, say
+from launcher.cli.run_lookup import add_runs_dir, find_run
+from launcher.core.errors import ExitCode
+from launcher.core.log import get_logger
 
-HELP = "look for what is wrong: with this machine, with an expert's plan on it, with a run"
+log = get_logger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("expert", metavar="EXPERT", nargs="?", help="also: would this expert train here as planned?")
-    parser.add_argument("--run", metavar="RUN", help="also: how is this run doing? Its id, or its directory")
+    """Add the flags of `launcher doctor`."""
+    parser.add_argument("expert", metavar="EXPERT", nargs="?", help="also check whether this expert can train here")
+    parser.add_argument("--run", metavar="RUN", help="also check this run, by id or directory")
     add_runs_dir(parser)
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override a manifest value"
@@ -22,39 +24,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", choices=("auto", "full", "smoke"), default="auto", help="auto: full with a GPU, smoke without"
     )
-    parser.add_argument("--quick", action="store_true", help="without the micro-test, which imports torch")
+    parser.add_argument("--quick", action="store_true", help="skip the micro-benchmarks, which import torch")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
-    from launcher.doctor.examine import Examination, examine
-    from launcher.inputs import Request
-    from launcher.processes import make_dependent_environment
+    """Run the checks and print the report."""
+    from launcher.analysis.doctor.run_doctor import DoctorRequest, run_doctor
+    from launcher.core.processes import make_dependent_environment
+    from launcher.request.request import Request
 
     request = None
     if arguments.expert is not None:
         request = Request(expert=arguments.expert, overrides=tuple(arguments.overrides), profile=arguments.profile)
     paths = find_run(arguments.run, Path(arguments.runs_dir)) if arguments.run is not None else None
-    report = examine(
-        Examination(
+    report = run_doctor(
+        DoctorRequest(
             request=request,
             run=paths,
             runs_dir=Path(arguments.runs_dir) if paths is None else paths.root.parent,
             is_quick=arguments.quick,
             environment=make_dependent_environment(),
         ),
-        _say,
+        _log_progress,
     )
     if arguments.json:
         sys.stdout.write(report.model_dump_json(indent=2) + "\n")
     else:
-        from launcher.cli.show_doctor import print_report
+        from launcher.cli.print_doctor import print_report
 
         print_report(report)
     return report.exit_code
 
 
-def _say(text: str) -> None:
-    """Only to somebody who waits for it."""
+def _log_progress(text: str) -> None:
+    """Show progress on a terminal only."""
     if sys.stderr.isatty():
-        say(text)
+        log.info(text)

@@ -1,31 +1,31 @@
-"""LAUNCHER_<FLAG>: defaults of flags from the environment. What stands on the command line wins."""
+"""Defaults of flags from environment variables LAUNCHER_<FLAG>. The command line takes precedence."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 
-from launcher.errors import InputError, Problem
+from launcher.core.errors import InputError, Problem
 
 _PREFIX = "LAUNCHER_"
-# Flags that people give again and again. Whatever says what is trained or where it runs stays on the command line,
-# where it is seen: a forgotten variable shall not train something else.
+# Flags that users repeat. Flags that choose what is trained and where stay on the command line, where they are
+# visible: a forgotten variable must not train something else.
 FLAGS: Mapping[str, str] = {
-    "--runs-dir": "where run directories lie",
+    "--runs-dir": "folder of run directories",
     "--profile": "`auto`, `full` or `smoke`",
-    "--base": "another base model than the manifests'; `launcher new` writes it into a manifest",
+    "--base": "another base model than the manifest's; `launcher new` writes it into a manifest",
     "--strategy": "`ddp`, `fsdp2`, `zero1`, `zero2` or `zero3`",
-    "--price": "of one GPU for one hour",
+    "--price": "price per GPU-hour",
     "--on-save-error": "`stop` or `continue`",
-    "--max-bad-steps": "steps in a row that may be no numbers",
-    "--max-restarts": "how often a training that died is started again",
-    "--hang-timeout": "seconds without a step before a training is ended",
+    "--max-nonfinite-steps": "consecutive steps with NaN/Inf loss or gradients before aborting",
+    "--max-restarts": "how often a crashed training is restarted",
+    "--hang-timeout": "seconds without a completed step before a training is aborted",
     "--join-timeout": "seconds that nodes wait for each other",
-    "--partition": "of Slurm",
-    "--account": "of Slurm",
-    "--time-limit": "of Slurm",
+    "--partition": "Slurm partition",
+    "--account": "Slurm account",
+    "--time-limit": "Slurm time limit",
 }
-# Not of a flag. Those of the tests, and of processes that talk to each other, are never misspelt by hand.
+# Variables without a flag. Those of tests and between processes are never typed by hand.
 OTHERS = (
     "LAUNCHER_DATA_DIR",
     "LAUNCHER_MODELS_DIR",
@@ -33,47 +33,49 @@ OTHERS = (
     "LAUNCHER_CALIBRATION",
     "LAUNCHER_HARDWARE",
     "LAUNCHER_NODE_DIR",
+    "LAUNCHER_LOG_LEVEL",
 )
-# A run that is taken up again is what it was: only these are about the call, not about the run.
-_OF_THE_CALL = frozenset({"--runs-dir", "--max-restarts", "--join-timeout", "--partition", "--account", "--time-limit"})
+# A resumed run keeps its settings: only these flags belong to the call, not to the run.
+_CALL_FLAGS = frozenset({"--runs-dir", "--max-restarts", "--join-timeout", "--partition", "--account", "--time-limit"})
 
 
 def name_variable(flag: str) -> str:
+    """Return the environment variable of a flag."""
     return f"{_PREFIX}{flag.removeprefix('--').replace('-', '_').upper()}"
 
 
 def apply_environment(parser: argparse.ArgumentParser, words: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Sets defaults of the verb that is called; a value that its flag would refuse is refused here, by its name."""
+    """Set flag defaults of the called verb; an invalid value is reported under the variable's name."""
     resumes = any(word == "--resume" or word.startswith("--resume=") for word in words)
     problems = []
     for action in _find_actions(parser, words):
         flag = next((name for name in action.option_strings if name in FLAGS), None)
         value = "" if flag is None else environ.get(name_variable(flag), "")
-        if flag is None or not value or action.nargs == 0 or (resumes and flag not in _OF_THE_CALL):
+        if flag is None or not value or action.nargs == 0 or (resumes and flag not in _CALL_FLAGS):
             continue
         try:
             action.default = _convert(action, value)
         except (argparse.ArgumentTypeError, ValueError) as error:
             problems.append(Problem(where=name_variable(flag), what=str(error)))
     if problems:
-        raise InputError("the environment has a default that its flag does not take", tuple(problems))
+        raise InputError("invalid value in an environment variable", tuple(problems))
 
 
 def find_misspelt(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Variables that nothing reads, and what may have been meant."""
+    """Yield LAUNCHER_ variables that nothing reads, each with a similar name that exists."""
     known = {name.removeprefix(_PREFIX) for name in (*OTHERS, *map(name_variable, FLAGS))}
-    strangers = [name for name in environ if name.startswith(_PREFIX) and name.removeprefix(_PREFIX) not in known]
-    if not strangers:
+    unknown = [name for name in environ if name.startswith(_PREFIX) and name.removeprefix(_PREFIX) not in known]
+    if not unknown:
         return
-    from launcher.manifest.spelling import closest
+    from launcher.manifest.suggest import find_closest
 
-    for name in strangers:
-        if (meant := closest(name.removeprefix(_PREFIX), known)) is not None:
-            yield name, f"{_PREFIX}{meant}"
+    for name in unknown:
+        if (suggestion := find_closest(name.removeprefix(_PREFIX), known)) is not None:
+            yield name, f"{_PREFIX}{suggestion}"
 
 
 def _find_actions(parser: argparse.ArgumentParser, words: Sequence[str]) -> Iterator[argparse.Action]:
-    """Of the verb, and of its part where it has parts."""
+    """Yield the arguments of the verb, and of its sub-verb if it has any."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             inner = action.choices.get(words[0]) if words else None
@@ -84,7 +86,7 @@ def _find_actions(parser: argparse.ArgumentParser, words: Sequence[str]) -> Iter
 
 
 def _convert(action: argparse.Action, value: str) -> object:
-    made = action.type(value) if callable(action.type) else value
-    if action.choices is not None and made not in action.choices:
+    converted = action.type(value) if callable(action.type) else value
+    if action.choices is not None and converted not in action.choices:
         raise ValueError(f"{value!r} is not one of {', '.join(map(str, action.choices))}")
-    return made
+    return converted

@@ -1,4 +1,4 @@
-"""`launcher VERB …`: picks the verb, and turns errors into messages and exit codes."""
+"""`launcher VERB …`: imports the module of the verb, runs it, and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -9,91 +9,88 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from importlib import import_module
+from typing import Any, NoReturn, Protocol
 
 from launcher import __version__
-from launcher.cli import (
-    ask,
-    bench,
-    compare,
-    completion,
-    dashboard,
-    data,
-    doctor,
-    eval,  # noqa: A004
-    export,
-    new,
-    plan,
-    prepare,
-    regression,
-    rehearse,
-    report,
-    schema,
-    train,
-    validate,
-)
+from launcher.cli.broken_pipe import close_output, tolerate_broken_pipes
 from launcher.cli.environment import apply_environment, find_misspelt
-from launcher.cli.output import drop_output, lasting_streams
-from launcher.errors import ExitCode, InputError, LauncherError, say
-from launcher.redaction import redact_tree
+from launcher.core.errors import ExitCode, InputError, LauncherError
+from launcher.core.log import configure, get_logger
+from launcher.core.redaction import redact_tree
 
-_VERBS = {
-    "new": new,
-    "validate": validate,
-    "plan": plan,
-    "prepare": prepare,
-    "data": data,
-    "train": train,
-    "rehearse": rehearse,
-    "ask": ask,
-    "eval": eval,
-    "regression": regression,
-    "export": export,
-    "bench": bench,
-    "doctor": doctor,
-    "report": report,
-    "dashboard": dashboard,
-    "compare": compare,
-    "schema": schema,
-    "completion": completion,
+log = get_logger(__name__)
+
+# Each verb is a module of this package with add_arguments() and run(), imported only when the verb is called.
+VERBS = {
+    "new": "create an expert from your rows: writes a commented manifest, shows one row's loss mask and the plan",
+    "validate": "check a manifest and list the keys that training does not use",
+    "plan": "show how an expert would be trained on this or other hardware, and why",
+    "prepare": "tokenize, audit and pack an expert's data; cached",
+    "data": "list cached datasets and prepared data; delete stale ones, move stores to a faster disk",
+    "train": "train an expert: plan, prepare its data, write its run directory, run it",
+    "rehearse": "run a few steps of a cluster's plan and configs on CPU ranks of this machine, with a tiny base model",
+    "ask": "ask a trained expert one question",
+    "eval": "judge an expert's answers to test rows; --against adds a quality gate",
+    "regression": "train the old and the optimized configuration on the same rows; compare quality and speed",
+    "export": "merge a run's adapter into its base model, verify the outputs, and save one model",
+    "bench": "measure: compare settings (--vary), or what each optimization contributes (ablation)",
+    "doctor": "diagnose this machine, an expert's plan on it, or a run",
+    "report": "print a run's report: configuration, reasons, results, and how to reproduce it",
+    "dashboard": "create or update the W&B workspace; without a network, write its specification to a file",
+    "compare": "compare runs as one HTML page: curves, metrics, settings and caveats",
+    "schema": "print the JSON Schema of a manifest, for editors",
+    "completion": "print a script that completes this command in bash, zsh or tcsh",
 }
 
-_DESCRIPTION = "Turns an expert manifest into a plan, and the plan into accelerate, DeepSpeed and FSDP2 files."
+_DESCRIPTION = (
+    "Turns an expert manifest into a plan, and the plan into accelerate, DeepSpeed and FSDP2 configs and a run."
+)
 _EPILOG = """\
-exit codes: 0 done, 1 a bug of ours, 2 wrong input, 3 does not fit the hardware, 4 the run failed,
-5 what was started is not what was planned, 6 the quality gate is closed, 7 doctor found something wrong,
-75 stopped: it can be resumed, 130 interrupted
+exit codes: 0 success, 1 bug in launcher, 2 wrong input, 3 does not fit the hardware, 4 run failed,
+5 processes differ from the plan, 6 quality gate failed, 7 doctor found problems,
+75 interrupted, resumable, 130 interrupted
 
-LAUNCHER_<FLAG> sets the default of a flag (LAUNCHER_RUNS_DIR, LAUNCHER_PROFILE, ...), and hardware.json in
-~/.config/expert-launcher says what you know of your hardware: docs/CLI.md
+LAUNCHER_<FLAG> sets the default of a flag (LAUNCHER_RUNS_DIR, LAUNCHER_PROFILE, ...), LAUNCHER_LOG_LEVEL the level of
+messages, and hardware.json in ~/.config/expert-launcher describes your hardware: docs/CLI.md
 """
 
-
-# What a file system or its owner forbids: no bug of ours, wherever it shows.
+# What the file system or its permissions forbid is the user's to fix, wherever it is raised.
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
-class _UsageError(SystemExit):
-    """As argparse ends, with what it said."""
+class Verb(Protocol):
+    """Interface of a verb's module."""
 
-    def __init__(self, words: str, program: str) -> None:
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add positional arguments and flags."""
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Run the verb and return its exit code."""
+
+
+class _UsageError(SystemExit):
+    """Exit of argparse, with its message."""
+
+    def __init__(self, message: str, program: str) -> None:
         super().__init__(int(ExitCode.WRONG_INPUT))
-        self.error = InputError(f"{program}: {words}", hint=f"{program} --help lists what it takes")
+        self.error = InputError(f"{program}: {message}", hint=f"{program} --help lists its arguments")
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """In place of a usage message as long as the verb has flags."""
+        """Raise the message alone: the usage of a verb with many flags would bury it."""
         raise _UsageError(message, self.prog)
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """argparse passes over a stream that cannot be written."""
+        """Write without argparse's suppression of write errors."""
         if message:
             (file or sys.stderr).write(message)
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """Build the parser; with the words of a command line, only the verb in them gets its arguments."""
     parser = _Parser(
         prog="launcher",
         description=_DESCRIPTION,
@@ -102,77 +99,85 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"expert-launcher {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for name, module in _VERBS.items():
-        verb = verbs.add_parser(name, help=module.HELP, description=module.HELP)
-        module.add_arguments(verb)
+    chosen = list(VERBS) if words is None else [word for word in words if word in VERBS][:1]
+    for name, summary in VERBS.items():
+        verb = verbs.add_parser(name, help=summary, description=summary)
+        if name in chosen:
+            _load(name).add_arguments(verb)
     return parser
 
 
+def _load(name: str) -> Verb:
+    verb: Verb = import_module(f"launcher.cli.{name}")
+    return verb
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    if not _has_streams():
+    """Run the command line and return its exit code."""
+    if sys.stderr is None:  # its descriptor is closed
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123  (lives as long as the process)
+    configure()
+    if not _has_stdout():
         return int(ExitCode.WRONG_INPUT)
     try:
-        with lasting_streams():
+        with tolerate_broken_pipes():
             code = _run(argv)
             sys.stdout.flush()
         return code
     except OSError as error:
         if error.filename is not None and error.errno in _FORBIDDEN:
-            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+            log.error(f"{error.filename}: {error.strerror}")
             return int(ExitCode.WRONG_INPUT)
         if error.filename is not None or error.errno not in _OUTPUT_ERRORS:  # not of a stream: our bug
             raise
-        drop_output(sys.stdout)
-        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        close_output(sys.stdout)
+        log.error(f"the output cannot be written: {error.strerror}")
         return int(ExitCode.WRONG_INPUT)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        log.info("interrupted")
         return 130
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    words = bench.complete(sys.argv[1:] if argv is None else argv)
-    parser = make_parser()
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["bench"]:
+        from launcher.cli.bench import complete
+
+        words = complete(words)
+    parser = make_parser(words)
     try:
-        for name, meant in find_misspelt(os.environ):
-            say(f"warning: nothing reads the variable {name}; did you mean {meant}?")
+        for name, suggestion in find_misspelt(os.environ):
+            log.warning(f"unknown environment variable {name}; did you mean {suggestion}?")
         apply_environment(parser, words, os.environ)
         arguments = parser.parse_args(words)
     except LauncherError as error:
-        return _refuse(error, words[:1], is_json="--json" in words)
+        return _report(error, words[:1], is_json="--json" in words)
     except _UsageError as end:
-        return _refuse(end.error, words[:1], is_json="--json" in words)
-    except SystemExit as end:  # after --help or a usage message, which may still lie in a buffer
+        return _report(end.error, words[:1], is_json="--json" in words)
+    except SystemExit as end:  # after --help or a usage message
         return end.code if isinstance(end.code, int) else int(ExitCode.WRONG_INPUT)
     try:
-        return int(_VERBS[arguments.verb].run(arguments))
+        return int(_load(arguments.verb).run(arguments))
     except LauncherError as error:
-        return _refuse(error, [arguments.verb], is_json=getattr(arguments, "json", False))
+        return _report(error, [arguments.verb], is_json=getattr(arguments, "json", False))
 
 
-def _refuse(error: LauncherError, verb: Sequence[str], *, is_json: bool) -> int:
+def _report(error: LauncherError, verb: Sequence[str], *, is_json: bool) -> int:
     if is_json:
-        _print_json(verb, error)
+        problems = [{"where": problem.where, "what": problem.what} for problem in error.problems]
+        content: dict[str, object] = {"valid": False} if list(verb) == ["validate"] else {}
+        content |= {"error": error.title, "problems": problems, "hint": error.hint}
+        json.dump(redact_tree(content), sys.stdout, indent=2)
+        print()
     sys.stdout.flush()
-    print(f"error: {error}", file=sys.stderr)
+    log.error(error)
     return int(error.exit_code)
 
 
-def _print_json(verb: Sequence[str], error: LauncherError) -> None:
-    """For programs, which read stdout: the same as people read on stderr."""
-    verdict = {"valid": False} if list(verb) == ["validate"] else {}
-    problems = [{"where": problem.where, "what": problem.what} for problem in error.problems]
-    told = {**verdict, "error": error.title, "problems": problems, "hint": error.hint}
-    json.dump(redact_tree(told), sys.stdout, indent=2)
-    print()
-
-
-def _has_streams() -> bool:
-    """Python sets a stream to None whose descriptor is closed. Text that cannot be encoded must not stop a plan."""
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123  (lives as long as the process)
+def _has_stdout() -> bool:
+    """Whether stdout is open; a character that it cannot encode is replaced, not an error."""
     if sys.stdout is None:
-        print("error: the output cannot be written: stdout is closed", file=sys.stderr)
+        log.error("the output cannot be written: stdout is closed")
         return False
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")

@@ -1,4 +1,4 @@
-"""`launcher new`: from somebody's rows to an expert that can be trained, with every guess told."""
+"""`launcher new`: create an expert from a dataset file, showing every inferred setting with its reason."""
 
 from __future__ import annotations
 
@@ -8,104 +8,96 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.errors import ExitCode, InputError
+from launcher.core.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
-    from launcher.new_expert.making import NewExpert
+    from launcher.new_expert.create import NewExpert
 
-HELP = "make a new expert from your rows: looks at them, writes a commented manifest, shows one row's mask and the plan"
 
 _TASKS = ("json", "sql", "cypher", "typescript", "text")
 _TEMPLATES = ("chatml", "qwen3", "llama3", "alpaca", "tokenizer")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="EXPERT", help="what it shall be called: sales")
+    """Add the flags of `launcher new`."""
+    parser.add_argument("name", metavar="EXPERT", help="name of the new expert, e.g. sales")
     parser.add_argument("--data", metavar="FILE", required=True, help="your rows: JSONL, JSON, CSV or Parquet")
-    parser.add_argument("--validation", metavar="FILE", help="rows to evaluate on (default: a tenth is held out)")
-    parser.add_argument("--test", metavar="FILE", help="rows for `launcher eval` (default: those of the validation)")
-    where = parser.add_argument_group("where it goes")
-    where.add_argument("--into", metavar="DIR", help="default: experts/EXPERT where there is experts/, else ./EXPERT")
-    where.add_argument("--force", action="store_true", help="replace the manifest and the sample that are there")
-    where.add_argument(
-        "--no-sample", action="store_true", help="no sample/ of your rows, which runs without a GPU need"
-    )
-    where.add_argument("--dry-run", action="store_true", help="show the manifest, and write nothing")
-    guesses = parser.add_argument_group("instead of a guess")
-    guesses.add_argument("--prompt-field", metavar="NAME", help="what is asked")
-    guesses.add_argument("--answer-field", metavar="NAME", help="what is to be answered")
-    guesses.add_argument("--context-field", metavar="NAME", help="what the question is about: a schema, a document")
-    guesses.add_argument("--system-field", metavar="NAME", help="who the expert is, in its own words")
-    guesses.add_argument("--messages-field", metavar="NAME", help="whole conversations: a list of messages")
-    guesses.add_argument("--text-field", metavar="NAME", help="whole documents: already templated, or plain text")
-    guesses.add_argument("--format", choices=("jsonl", "json", "csv", "parquet"), help="default: by the file's name")
-    guesses.add_argument("--base", metavar="NAME", help="the base model: a hub name or a folder")
-    guesses.add_argument("--template", choices=_TEMPLATES, help="how rows become text (default: by the base)")
-    guesses.add_argument("--task", choices=_TASKS, help="what the answers are, which decides who judges them")
+    parser.add_argument("--validation", metavar="FILE", help="validation split (default: 10 %% of the rows)")
+    parser.add_argument("--test", metavar="FILE", help="test split for `launcher eval` (default: the validation split)")
+    output = parser.add_argument_group("output")
+    output.add_argument("--output-dir", metavar="DIR", help="default: experts/EXPERT if experts/ exists, else ./EXPERT")
+    output.add_argument("--force", action="store_true", help="replace an existing manifest and sample")
+    output.add_argument("--no-sample", action="store_true", help="write no sample/, which runs without a GPU need")
+    output.add_argument("--dry-run", action="store_true", help="print the manifest and write nothing")
+    guesses = parser.add_argument_group("instead of an inferred setting")
+    guesses.add_argument("--prompt-field", metavar="NAME", help="field with the prompt")
+    guesses.add_argument("--answer-field", metavar="NAME", help="field with the answer to train on")
+    guesses.add_argument("--context-field", metavar="NAME", help="field with the context: a schema, a document")
+    guesses.add_argument("--system-field", metavar="NAME", help="field with the system prompt")
+    guesses.add_argument("--messages-field", metavar="NAME", help="field with conversations: lists of messages")
+    guesses.add_argument("--text-field", metavar="NAME", help="field with complete texts: already templated, or plain")
+    guesses.add_argument("--format", choices=("jsonl", "json", "csv", "parquet"), help="default: by the file name")
+    guesses.add_argument("--base", metavar="NAME", help="base model: a Hub name or a folder")
+    guesses.add_argument("--template", choices=_TEMPLATES, help="prompt template (default: by the base model)")
+    guesses.add_argument("--task", choices=_TASKS, help="language of the answers, which selects the judge")
     parser.add_argument("--json", action="store_true", help="print guesses, manifest, mask and plan as JSON")
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
+    """Create the expert and print what was inferred."""
     try:
-        from launcher.new_expert.guesses import GivenFields
-        from launcher.new_expert.making import make_new_expert
-        from launcher.new_expert.proposal import Wishes
+        from launcher.new_expert.create import create_expert
+        from launcher.new_expert.field_roles import FieldFlags
+        from launcher.new_expert.proposal import Options
     except ModuleNotFoundError as error:
         raise InputError(
-            f"looking at rows needs the package {error.name}", hint="pip install 'expert-launcher[data]'"
+            f"reading rows needs the package {error.name}", hint="pip install 'expert-launcher[data]'"
         ) from None
 
-    fields = GivenFields(
-        prompt=arguments.prompt_field,
-        answer=arguments.answer_field,
-        context=arguments.context_field,
-        system=arguments.system_field,
-        messages=arguments.messages_field,
-        text=arguments.text_field,
-    )
-    wishes = Wishes(
-        fields=fields,
+    roles = ("prompt", "answer", "context", "system", "messages", "text")
+    options = Options(
+        fields=FieldFlags(**{role: getattr(arguments, f"{role}_field") for role in roles}),
         base=arguments.base,
         template=arguments.template,
         task=arguments.task,
-        validation=_path("--validation", arguments.validation),
-        test=_path("--test", arguments.test),
+        validation=_make_path("--validation", arguments.validation),
+        test=_make_path("--test", arguments.test),
     )
-    made = make_new_expert(
+    new_expert = create_expert(
         arguments.name,
         Path(arguments.data),
-        wishes,
-        into=_path("--into", arguments.into),
+        options,
+        output_dir=_make_path("--output-dir", arguments.output_dir),
         data_format=arguments.format,
         with_sample=not arguments.no_sample,
         force=arguments.force,
         dry_run=arguments.dry_run,
     )
     if arguments.json:
-        _print_json(made)
+        _print_json(new_expert)
     else:
-        from launcher.cli.show_new import print_new_expert
+        from launcher.cli.print_new import print_new_expert
 
-        print_new_expert(made)
+        print_new_expert(new_expert)
     return ExitCode.DONE
 
 
-def _path(flag: str, text: str | None) -> Path | None:
+def _make_path(flag: str, text: str | None) -> Path | None:
     if text is not None and not text.strip():
-        raise InputError(f"{flag}: an empty name is no place", hint=f"leave {flag} out, or name one")
+        raise InputError(f"{flag}: the path is empty", hint=f"give a path, or omit {flag}")
     return None if text is None else Path(text)
 
 
-def _print_json(made: NewExpert) -> None:
-    proposal, mask = made.proposal, made.proposal.mask
-    told = {
-        "expert": made.expert,
-        "folder": str(made.folder),
-        "files": [str(file) for file in made.files],
+def _print_json(new_expert: NewExpert) -> None:
+    proposal, mask = new_expert.proposal, new_expert.proposal.mask
+    content = {
+        "expert": new_expert.expert,
+        "folder": str(new_expert.folder),
+        "files": [str(file) for file in new_expert.files],
         "rows": proposal.num_rows,
-        "guesses": [{"what": guess.what, "value": guess.value, "why": guess.why} for guess in proposal.guesses],
+        "guesses": [{"what": guess.name, "value": guess.value, "why": guess.reason} for guess in proposal.guesses],
         "notes": list(proposal.notes),
-        "manifest": json.loads(made.manifest),
+        "manifest": json.loads(new_expert.manifest),
         "mask": {
             "row": mask.row,
             "tokens": mask.num_tokens,
@@ -114,8 +106,8 @@ def _print_json(made: NewExpert) -> None:
             "notes": list(mask.notes),
             "segments": [segment.model_dump() for segment in mask.segments],
         },
-        "plan": None if made.plan is None else made.plan.plan.model_dump(mode="json"),
-        "next": f"launcher train {made.called}",
+        "plan": None if new_expert.plan is None else new_expert.plan.plan.model_dump(mode="json"),
+        "next": f"launcher train {new_expert.cli_name}",
     }
-    json.dump(told, sys.stdout, indent=2, ensure_ascii=False)
+    json.dump(content, sys.stdout, indent=2, ensure_ascii=False)
     print()

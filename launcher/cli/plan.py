@@ -5,25 +5,25 @@ from __future__ import annotations
 import argparse
 import sys
 
-from launcher.arguments import add_request_arguments, make_request
-from launcher.errors import ExitCode
-
-HELP = "show how an expert would be trained on this or that hardware, and why"
+from launcher.core.errors import ExitCode
+from launcher.request.arguments import add_request_arguments, make_request
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a plan."""
     add_request_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
-    from launcher.inputs import plan_request
+    """Print the plan of an expert."""
+    from launcher.request.request import plan_request
 
     planned = plan_request(make_request(arguments))
     if arguments.json:
         sys.stdout.write(planned.plan.model_dump_json(indent=2) + "\n")
         return ExitCode.DONE
-    from launcher.cli.show_plan import print_plan
+    from launcher.cli.print_plan import print_plan
 
     print_plan(planned.plan)
     return ExitCode.DONE

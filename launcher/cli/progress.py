@@ -1,4 +1,4 @@
-"""Rows done, rows a second and the time left, on stderr; a moving line on a terminal, silence elsewhere."""
+"""Progress bar over rows on stderr, on a terminal only."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import time
 from types import TracebackType
 
 from launcher.cli.tables import format_bar
-from launcher.errors import say
+from launcher.core.log import get_logger
+
+log = get_logger(__name__)
 
 _EVERY_SECONDS = 0.2
 _BAR_WIDTH = 20
 
 
 class RowProgress:
+    """Rows done, rows per second and the time left."""
+
     def __init__(self, expected_rows: int | None = None) -> None:
         self._expected = expected_rows
         self._is_shown = sys.stderr.isatty()
@@ -31,9 +35,11 @@ class RowProgress:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
     def report(self, message: str) -> None:
-        say(message)
+        """Log a message."""
+        log.info(message)
 
     def advance(self, rows: int) -> None:
+        """Count rows and redraw the bar."""
         self._rows += rows
         now = time.monotonic()
         if self._is_shown and now - self._last >= _EVERY_SECONDS:

@@ -1,4 +1,4 @@
-"""`launcher regression`: an expert trained the old way and the optimised way, both judged on the same rows."""
+"""`launcher regression`: train an expert the old way and the optimized way, evaluate both on the same rows."""
 
 from __future__ import annotations
 
@@ -10,48 +10,58 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.arguments import positive
-from launcher.cli.eval import DEFAULT_DROP, share
-from launcher.cli.finding import add_runs_dir
-from launcher.errors import ExitCode, InputError, say
+from launcher.cli.eval import DEFAULT_MAX_REGRESSION
+from launcher.cli.run_lookup import add_runs_dir
+from launcher.core.errors import ExitCode, InputError
+from launcher.core.log import get_logger
+from launcher.request.flag_types import percentage, positive_int
 
 if TYPE_CHECKING:
+    from launcher.bench.regression.pair import Pair
+    from launcher.core.run_paths import RunPaths
     from launcher.corpus.audit import Audit
-    from launcher.inputs import PlannedRun
-    from launcher.paths import RunPaths
-    from launcher.regression.pair import Pair
+    from launcher.request.request import PlannedRun
 
-HELP = "train the old configuration and the optimised one on the same rows: is it as good, and how much faster?"
-_BUSY_SHARE = 0.5  # of the cores: from there on other work shows in the speeds
+log = get_logger(__name__)
+
+_MAX_LOAD = 0.5  # per core: above it, other processes affect the speeds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("expert", metavar="EXPERT", help="an expert by name (json), or the path of a manifest.json")
+    """Add the flags of `launcher regression`."""
+    parser.add_argument("expert", metavar="EXPERT", help="name of an expert (json), or path of a manifest.json")
     both = parser.add_argument_group("both trainings")
     both.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override a manifest value"
     )
-    both.add_argument("--max-steps", type=positive, metavar="N", help="stop after N optimizer steps")
-    both.add_argument("--base", metavar="NAME", help="another base model: one of the manifest's, a folder, a hub name")
+    both.add_argument("--max-steps", type=positive_int, metavar="N", help="stop after N optimizer steps")
+    both.add_argument(
+        "--base", metavar="NAME", help="another base model: one of the manifest's, a folder, or a Hub name"
+    )
     both.add_argument(
         "--profile", choices=("auto", "full", "smoke"), default="auto", help="auto: full with a GPU, smoke without"
     )
     add_runs_dir(both)
-    asked = parser.add_argument_group("both evaluations")
-    asked.add_argument("--rows", type=positive, metavar="N", help="held-out rows that are asked (default: all)")
-    asked.add_argument("--max-new-tokens", type=positive, metavar="N", help="longest answer (default 512)")
-    asked.add_argument(
-        "--max-drop", type=share, default=DEFAULT_DROP, metavar="P%", help="what may be lost (default 5%%)"
+    evaluations = parser.add_argument_group("both evaluations")
+    evaluations.add_argument("--rows", type=positive_int, metavar="N", help="number of rows to evaluate (default: all)")
+    evaluations.add_argument("--max-new-tokens", type=positive_int, metavar="N", help="longest answer (default 512)")
+    evaluations.add_argument(
+        "--max-regression",
+        type=percentage,
+        default=DEFAULT_MAX_REGRESSION,
+        metavar="P%",
+        help="largest allowed drop in correct answers, in percentage points (default 5%%)",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from launcher.cli.show_regression import print_pair
-    from launcher.inputs import Request
-    from launcher.paths import make_run_id, name_run
-    from launcher.regression.children import evaluate, train
-    from launcher.regression.pair import plan_pair
+    """Train both, evaluate both, and print the comparison; the exit code is that of the quality gate."""
+    from launcher.bench.regression.commands import evaluate, train
+    from launcher.bench.regression.pair import plan_pair
+    from launcher.cli.print_regression import print_pair
+    from launcher.core.run_paths import make_run_id, make_run_paths
+    from launcher.request.request import Request
 
     request = Request(
         expert=arguments.expert,
@@ -61,57 +71,59 @@ def run(arguments: argparse.Namespace) -> int:
         profile=arguments.profile,
     )
     pair = plan_pair(request, _prepare)
-    load = _warn_of_load(pair)
+    load_notes = _check_load(pair)
     if not arguments.json:
         print_pair(pair)
     stem = make_run_id(pair.new.plan.expert, "regression", datetime.now(UTC))
     runs_dir = Path(arguments.runs_dir)
-    old, new = (name_run(runs_dir, f"{stem}-{side.name}") for side in (pair.old, pair.new))
+    old, new = (make_run_paths(runs_dir, f"{stem}-{side.name}") for side in (pair.old, pair.new))
     cpu_seconds = []
     for side, paths in ((pair.old, old), (pair.new, new)):
-        say(f"training {paths.run_id}")
+        log.info(f"training {paths.run_id}")
         cpu_seconds.append(train(side.request, paths))
     for paths in (old, new):
-        evaluate(paths, _make_eval_words(arguments))
-    cost = Cost(cpu_seconds=(cpu_seconds[0], cpu_seconds[1]), notes=load)
-    return judge(pair, old, new, max_drop=arguments.max_drop, is_json=arguments.json, cost=cost)
+        evaluate(paths, _list_eval_flags(arguments))
+    conditions = Conditions(cpu_seconds=(cpu_seconds[0], cpu_seconds[1]), notes=load_notes)
+    return compare(
+        pair, old, new, max_regression=arguments.max_regression, is_json=arguments.json, conditions=conditions
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
-    """What was seen while both were trained, and stands in no file."""
+class Conditions:
+    """What was observed while training both, and is recorded in no file."""
 
-    cpu_seconds: tuple[float, float] | None = None  # of the old one and the new one
+    cpu_seconds: tuple[float, float] | None = None  # old and new
     notes: tuple[str, ...] = ()
 
 
-def judge(
+def compare(
     pair: Pair,
     old: RunPaths,
     new: RunPaths,
     *,
-    max_drop: float,
+    max_regression: float,
     is_json: bool,
-    cost: Cost | None = None,
+    conditions: Conditions | None = None,
 ) -> int:
-    """Two runs that lie there, trained and evaluated."""
-    from launcher.cli.show_regression import print_json, print_verdict
-    from launcher.quality.results import load_result
-    from launcher.record import load_record
-    from launcher.regression.verdict import make_verdict
+    """Compare two runs that are trained and evaluated; return the exit code of the quality gate."""
+    from launcher.bench.regression.verdict import make_verdict
+    from launcher.cli.print_regression import print_json, print_verdict
+    from launcher.judges.results import load_result
+    from launcher.runs.record import load_record
 
-    cost, records = cost or Cost(), (load_record(old), load_record(new))
+    conditions, records = conditions or Conditions(), (load_record(old), load_record(new))
     results = load_result(old.evaluation), load_result(new.evaluation)
-    verdict = make_verdict(records, results, max_drop, cost.cpu_seconds)
+    verdict = make_verdict(records, results, max_regression, conditions.cpu_seconds)
     show = print_json if is_json else print_verdict
-    show(pair, verdict, (old, new), (*pair.notes, *cost.notes, *verdict.notes))
+    show(pair, verdict, (old, new), (*pair.notes, *conditions.notes, *verdict.notes))
     return ExitCode.DONE if verdict.gate.is_open else ExitCode.QUALITY_GATE
 
 
 def _prepare(planned: PlannedRun) -> Audit:
-    """What is missing is said before anybody waits: for data, and for two trainings."""
+    """Check that packages and judge are available, then prepare the data."""
     from launcher.cli.train import prepare
-    from launcher.launch import check_packages
+    from launcher.launch.start import check_packages
 
     check_packages(planned.plan)
     _check_judge(planned)
@@ -119,26 +131,26 @@ def _prepare(planned: PlannedRun) -> Audit:
 
 
 def _check_judge(planned: PlannedRun) -> None:
-    from launcher.quality.judges import open_judge
+    from launcher.judges.registry import open_judge
 
     try:
         with closing(open_judge(planned.loaded.manifest)):
             pass
     except ModuleNotFoundError as error:
         raise InputError(
-            f"judging needs a package that is not installed: {error.name}",
+            f"evaluation needs a package that is not installed: {error.name}",
             hint="pip install 'expert-launcher[quality]'",
         ) from None
 
 
-def _warn_of_load(pair: Pair) -> tuple[str, ...]:
-    """Where a CPU trains, whatever else runs there takes its time, and from one of the two more than from the other."""
+def _check_load(pair: Pair) -> tuple[str, ...]:
+    """Return a warning if other processes keep the machine busy."""
     cores, load = pair.new.plan.hardware.cpu_cores_per_node, os.getloadavg()[0]
-    if load < _BUSY_SHARE * cores:
+    if load < _MAX_LOAD * cores:
         return ()
-    return (f"this machine was busy before (load {load:.1f} on {cores} cores): speeds say less",)
+    return (f"this machine was already busy (load {load:.1f} on {cores} cores): speeds are less reliable",)
 
 
-def _make_eval_words(arguments: argparse.Namespace) -> list[str]:
-    given = {"rows": arguments.rows, "max-new-tokens": arguments.max_new_tokens}
-    return [f"--{name}={value}" for name, value in given.items() if value is not None]
+def _list_eval_flags(arguments: argparse.Namespace) -> list[str]:
+    flags = {"rows": arguments.rows, "max-new-tokens": arguments.max_new_tokens}
+    return [f"--{name}={value}" for name, value in flags.items() if value is not None]

@@ -1,4 +1,4 @@
-"""`launcher rehearse`: a cluster's plan and files, tried for a few steps on CPU ranks of this machine."""
+"""`launcher rehearse`: run a cluster's plan and configs for a few steps on CPU ranks of this machine."""
 
 from __future__ import annotations
 
@@ -6,35 +6,34 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from launcher.arguments import add_request_arguments, make_request, positive
-from launcher.cli.finding import add_runs_dir
+from launcher.cli.run_lookup import add_runs_dir
 from launcher.cli.train import make_console, prepare
-from launcher.errors import ExitCode, escape
-
-if TYPE_CHECKING:
-    from launcher.paths import RunPaths
-    from launcher.plan.model import Plan
-    from launcher.record import Outcome
-    from launcher.rehearsal import Rehearsal
-
-HELP = "try a cluster's plan and files on CPU ranks of this machine, with a tiny base, for a few steps"
+from launcher.core.errors import ExitCode, escape
+from launcher.core.run_paths import RunPaths
+from launcher.hardware.model import format_hardware
+from launcher.launch.rehearse import Rehearsal, list_achievements, make_nodes, plan_rehearsal, write_rehearsal
+from launcher.launch.start import check_packages, start_run
+from launcher.plan.model import Plan
+from launcher.request.arguments import add_request_arguments, make_request
+from launcher.request.flag_types import positive_int
+from launcher.runs.record import Outcome
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a rehearsal."""
     add_request_arguments(parser)
-    run = parser.add_argument_group("the rehearsal")
-    run.add_argument("--ranks", type=positive, metavar="N", help="CPU ranks in all (default: at most 4, one a core)")
-    run.add_argument("--steps", type=positive, default=3, metavar="N", help="optimizer steps (default 3)")
+    run = parser.add_argument_group("rehearsal")
+    run.add_argument(
+        "--ranks", type=positive_int, metavar="N", help="total CPU ranks (default: one per core, at most 4)"
+    )
+    run.add_argument("--steps", type=positive_int, default=3, metavar="N", help="optimizer steps (default 3)")
     add_runs_dir(run)
-    run.add_argument("--json", action="store_true", help="print the differences and how it ended as JSON")
+    run.add_argument("--json", action="store_true", help="print the differences and the outcome as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from launcher.launch import check_packages, start_run
-    from launcher.rehearsal import make_nodes, plan_rehearsal, write_rehearsal
-
+    """Rehearse a cluster's training."""
     rehearsal = plan_rehearsal(make_request(arguments), num_ranks=arguments.ranks, num_steps=arguments.steps)
     plan = rehearsal.planned.plan
     check_packages(plan)
@@ -51,19 +50,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_start(rehearsal: Rehearsal) -> None:
-    from launcher.hardware import format_hardware
-
     cluster = rehearsal.cluster.plan
     decisions = {decision.name: decision for decision in cluster.decisions}
     print(f"{cluster.expert} on {escape(format_hardware(cluster.hardware))}, rehearsed on this machine\n")
-    for name in ("strategy", "gradient checkpointing", "split"):
+    for name in ("strategy", "gradient checkpointing", "batch split"):
         print(f"  {name:<22}  {decisions[name].value}")
     print(f"  {'adapter':<22}  {cluster.adapter.kind}")
     print(f"  {'rehearsed on':<22}  {_format_ranks(rehearsal.planned.plan)}\n")
     for note in rehearsal.notes:
         print(f"note: {escape(note)}")
-    told = ", ".join(escape(str(difference)) for difference in rehearsal.differences)
-    print(f"files differ from the cluster's in: {told}\n")
+    differences = ", ".join(escape(str(difference)) for difference in rehearsal.differences)
+    print(f"configs differ from the cluster's in: {differences}\n")
 
 
 def _format_ranks(plan: Plan) -> str:
@@ -72,14 +69,12 @@ def _format_ranks(plan: Plan) -> str:
 
 
 def _format_verdict(rehearsal: Rehearsal, paths: RunPaths, outcome: Outcome) -> str:
-    from launcher.rehearsal import find_feats
-
     plan = rehearsal.planned.plan
     offload = "" if plan.offload == "none" else f" with {plan.offload.replace('_', ' ')} offloaded"
     what = f"{plan.strategy}{offload} on {_format_ranks(plan)}"
     if outcome.exit_code != ExitCode.DONE:
         return f"rehearsal failed: {what}, {outcome.steps_done} steps done"
-    return f"rehearsal passed: {', '.join((f'{outcome.steps_done} steps of {what}', *find_feats(paths)))}"
+    return f"rehearsal passed: {', '.join((f'{outcome.steps_done} steps of {what}', *list_achievements(paths)))}"
 
 
 def _print_json(rehearsal: Rehearsal, paths: RunPaths, outcome: Outcome) -> None:

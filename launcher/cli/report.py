@@ -1,4 +1,4 @@
-"""`launcher report`: a run's report, made from what its directory holds now."""
+"""`launcher report`: print a run's report, rendered from its directory."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ import json
 import sys
 from pathlib import Path
 
-from launcher.cli.finding import add_run_arguments, find_run
-from launcher.errors import ExitCode
-from launcher.paths import RunPaths
+from launcher.cli.run_lookup import add_run_arguments, find_run
+from launcher.core.errors import ExitCode
+from launcher.core.log import get_logger
+from launcher.core.run_paths import RunPaths
 
-HELP = "print a run's report: what ran, why so, speed, memory, quality, how to reproduce it"
+log = get_logger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `launcher report`."""
     add_run_arguments(parser)
-    parser.add_argument("--write", action="store_true", help="into its report.md, too")
-    parser.add_argument("--json", action="store_true", help="print how it ended, and the report, as JSON")
+    parser.add_argument("--write", action="store_true", help="also write it to report.md of the run")
+    parser.add_argument("--json", action="store_true", help="print status, exit code and report as JSON")
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
-    from launcher.paths import write_text_atomically
-    from launcher.report import make_report
+    """Print the report of a run."""
+    from launcher.analysis.report import make_report
+    from launcher.core.run_paths import write_text_atomically
 
     paths = find_run(arguments.run, Path(arguments.runs_dir))
     text = make_report(paths)
     if arguments.write:
         write_text_atomically(paths.report, text)
-        print(f"written: {paths.report}", file=sys.stderr)
+        log.info(f"wrote {paths.report}")
     if arguments.json:
         _print_json(paths, text)
     else:
@@ -37,16 +40,16 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
 
 def _print_json(paths: RunPaths, text: str) -> None:
-    """Figures are in `launcher compare RUN --json`; here is what a script sends on."""
-    from launcher.record import load_outcome
+    # Metric values are in `launcher compare RUN --json`.
+    from launcher.runs.record import load_outcome
 
     outcome = load_outcome(paths.outcome)
-    told = {
+    summary = {
         "run_id": paths.run_id,
         "path": str(paths.root),
         "status": "not started" if outcome is None else outcome.status,
         "exit_code": None if outcome is None else outcome.exit_code,
         "markdown": text,
     }
-    json.dump(told, sys.stdout, indent=2, ensure_ascii=False)
+    json.dump(summary, sys.stdout, indent=2, ensure_ascii=False)
     print()

@@ -1,4 +1,4 @@
-"""Tables and bars on a terminal: plain where there is none, without colour where NO_COLOR says so."""
+"""Tables and bars, plain without a terminal and without colour if NO_COLOR is set."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from launcher.errors import escape
+from launcher.core.errors import escape
 
 _WIDTH_WITHOUT_TERMINAL = 120
-_LEAST_WIDTH = 60
+_MIN_WIDTH = 60
 _FULL_BLOCK = "█"
 
 
 def make_console() -> Console:
-    """Writes to stdout. Wide enough to read when the output is a file."""
-    # Both sizes are given: rich would read COLUMNS and LINES itself, and stumbles over digits such as "²".
-    return Console(highlight=False, width=max(_LEAST_WIDTH, _find_width()), height=25)
+    """Return a console on stdout, wide enough to read when the output is a file."""
+    # Both sizes are set: rich would read COLUMNS and LINES itself, and fails on digits such as "²".
+    return Console(highlight=False, width=max(_MIN_WIDTH, _get_width()), height=25)
 
 
-def _find_width() -> int:
+def _get_width() -> int:
     if sys.stdout.isatty():
         return shutil.get_terminal_size().columns
     columns = os.environ.get("COLUMNS", "")
@@ -33,21 +33,22 @@ def _find_width() -> int:
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:
+    """Print rows as a table."""
     table = Table(box=None, show_edge=False, pad_edge=False, header_style="bold")
     for position, title in enumerate(head):
         table.add_column(title, style=styles[position] if position < len(styles) else "", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(escape(cell)) for cell in row))  # foreign text is never markup
+        table.add_row(*(Text(escape(cell)) for cell in row))  # never markup
     make_console().print(table)
 
 
 def format_bar(fraction: float, width: int = 30) -> str:
-    """Filled from the left; anything above nothing is visible."""
+    """Return a bar for a fraction; any fraction above 0 is visible."""
     filled = round(max(0.0, min(1.0, fraction)) * width)
-    return _bar_sign() * max(filled, 1 if fraction > 0 else 0)
+    return _get_bar_char() * max(filled, 1 if fraction > 0 else 0)
 
 
-def _bar_sign() -> str:
+def _get_bar_char() -> str:
     try:
         _FULL_BLOCK.encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):

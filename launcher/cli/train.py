@@ -7,67 +7,75 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.arguments import (
+from launcher.cli.node_flags import check_unset, make_node, make_slurm_options
+from launcher.cli.print_plan import print_plan
+from launcher.cli.progress import RowProgress
+from launcher.cli.run_lookup import add_runs_dir
+from launcher.core.errors import ExitCode, InputError
+from launcher.core.file_lock import check_unlocked
+from launcher.core.log import get_logger
+from launcher.core.run_paths import RunPaths
+from launcher.launch.console import Console
+from launcher.launch.nodes import Node, find_differences, find_run_to_join, wait_for_head
+from launcher.launch.restart import StartOptions, run_with_restarts
+from launcher.launch.resume import ResumedRun, check_unchanged, plan_resumed, rewrite_run
+from launcher.launch.slurm import check_sbatch, submit_job
+from launcher.launch.start import check_packages, check_startable
+from launcher.launch.write_run import join_run, write_run
+from launcher.plan import load_plan
+from launcher.render import SlurmOptions
+from launcher.request.arguments import (
     add_node_arguments,
     add_request_arguments,
     add_resume_arguments,
     add_slurm_arguments,
     make_request,
 )
-from launcher.cli.finding import add_runs_dir
-from launcher.cli.many_nodes import make_node, make_slurm_options
-from launcher.errors import ExitCode, InputError, Problem, say
+from launcher.request.request import PlannedRun, plan_request
+from launcher.request.run_directory import check_run_id
+from launcher.runs.record import Outcome
 
 if TYPE_CHECKING:
     from launcher.corpus.prepare import Prepared
-    from launcher.inputs import PlannedRun
-    from launcher.nodes import Node
-    from launcher.paths import RunPaths
-    from launcher.record import Outcome
-    from launcher.relay import Console
-    from launcher.render import SlurmOptions
 
-HELP = "train an expert: plan, prepare its data, write its run directory, run it"
+log = get_logger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a training."""
     add_request_arguments(parser)
     add_node_arguments(parser)
     add_slurm_arguments(parser)
     add_resume_arguments(parser)
-    run = parser.add_argument_group("the run")
-    run.add_argument("--dry-run", action="store_true", help="write runs/<id>/, prepare and start nothing")
-    run.add_argument("--run-id", metavar="ID", help="name of the run directory (default: expert, time, hardware)")
-    add_runs_dir(run)
-    run.add_argument("--json", action="store_true", help="print the run directory and how the run ended as JSON")
+    group = parser.add_argument_group("run")
+    group.add_argument("--dry-run", action="store_true", help="write runs/<id>/ only; prepare and start nothing")
+    group.add_argument("--run-id", metavar="ID", help="name of the run directory (default: expert, time, hardware)")
+    add_runs_dir(group)
+    group.add_argument("--json", action="store_true", help="print the run directory and the outcome as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from launcher.inputs import plan_request
-
+    """Train, resume, submit or only write a run."""
     node, slurm = make_node(arguments), make_slurm_options(arguments)
     if arguments.resume is not None:
-        from launcher.cli.resume import resume
-
-        return resume(arguments, node, slurm)
-    check_resume_flags(arguments)
+        return _resume(arguments, node, slurm)
+    flags = {"--allow-changed-inputs": arguments.allow_changed_inputs or None, "--verify": arguments.verify or None}
+    check_unset(flags, "--resume")
     planned = plan_request(make_request(arguments))
     if arguments.dry_run or arguments.no_submit:
         return _write_only(arguments, planned, node, slurm)
     if slurm is not None:
-        return _submit(arguments, planned, slurm)
+        return _submit_new(arguments, planned, slurm)
     return _train(arguments, planned, node)
 
 
 def _write_only(
     arguments: argparse.Namespace, planned: PlannedRun, node: Node | None, slurm: SlurmOptions | None
 ) -> int:
-    from launcher.cli.show_plan import print_plan
-    from launcher.launch import write_run
-
     rendezvous = None if node is None else node.rendezvous
     paths = write_run(planned, Path(arguments.runs_dir), arguments.run_id, rendezvous=rendezvous, slurm=slurm)
     if arguments.json:
@@ -78,28 +86,22 @@ def _write_only(
     if slurm is not None:
         print(f"Nothing was submitted. In the project root on the cluster: sbatch {paths.slurm}")
     else:
-        print(f"Dry run: nothing was started. What would be: {paths.command}")
+        print(f"Dry run: nothing was started. The command is in {paths.command}")
     return ExitCode.DONE
 
 
-def _submit(arguments: argparse.Namespace, planned: PlannedRun, slurm: SlurmOptions) -> int:
-    """Data is prepared here: nodes with GPUs have better things to do, and often no way to the hub."""
-    from launcher.launch import check_packages, write_run
-    from launcher.runs import check_run_id
-    from launcher.submit import check_sbatch
-
+def _submit_new(arguments: argparse.Namespace, planned: PlannedRun, slurm: SlurmOptions) -> int:
+    """Prepare the data here: GPU nodes should not wait for it, and often have no network."""
     check_sbatch()
     check_packages(planned.plan)
     check_run_id(Path(arguments.runs_dir), arguments.run_id)
-    show(arguments, planned)
+    _print_plan(arguments, planned)
     prepare(planned)
     paths = write_run(planned, Path(arguments.runs_dir), arguments.run_id, slurm=slurm)
-    return submit(arguments, paths)
+    return _submit(arguments, paths)
 
 
-def submit(arguments: argparse.Namespace, paths: RunPaths) -> int:
-    from launcher.submit import submit_job
-
+def _submit(arguments: argparse.Namespace, paths: RunPaths) -> int:
     job = submit_job(paths)
     if arguments.json:
         _print_json(paths, None, {"job_id": job})
@@ -109,22 +111,36 @@ def submit(arguments: argparse.Namespace, paths: RunPaths) -> int:
 
 
 def _train(arguments: argparse.Namespace, planned: PlannedRun, node: Node | None) -> int:
-    from launcher.attempts import StartOptions, run_to_end
-    from launcher.launch import check_packages, check_startable
-
+    runs_dir = Path(arguments.runs_dir)
     check_startable(planned.plan, node)
     check_packages(planned.plan)
-    _check_directory(arguments, planned, node)
-    show(arguments, planned)
+    if node is None:
+        check_run_id(runs_dir, arguments.run_id)
+    else:
+        find_run_to_join(runs_dir, arguments.run_id, planned.plan, node)
+    _print_plan(arguments, planned)
     prepare(planned)
-    paths = _make_directory(arguments, planned, node)
-    nodes = () if node is None else (node,)
-    options = StartOptions(nodes=nodes, max_restarts=arguments.max_restarts or 0)
-    outcome = run_to_end(planned, paths, make_console(arguments.json), options)
-    return finish(arguments, paths, outcome)
+    if node is None:
+        paths = write_run(planned, runs_dir, arguments.run_id)
+    else:
+        if node.rank > 0:
+            log.info(f"waiting for node 0 at {node.address}")
+            wait_for_head(node)
+        paths = join_run(planned, runs_dir, arguments.run_id, node)
+    return _start(arguments, planned, paths, node)
 
 
-def finish(arguments: argparse.Namespace, paths: RunPaths, outcome: Outcome) -> int:
+def _start(
+    arguments: argparse.Namespace,
+    planned: PlannedRun,
+    paths: RunPaths,
+    node: Node | None,
+    script_args: tuple[str, ...] = (),
+) -> int:
+    options = StartOptions(
+        nodes=() if node is None else (node,), script_args=script_args, max_restarts=arguments.max_restarts or 0
+    )
+    outcome = run_with_restarts(planned, paths, make_console(arguments.json), options)
     if arguments.json:
         _print_json(paths, outcome)
     else:
@@ -132,69 +148,86 @@ def finish(arguments: argparse.Namespace, paths: RunPaths, outcome: Outcome) -> 
     return ExitCode.RUN_FAILED if outcome.exit_code is None else outcome.exit_code
 
 
-def check_resume_flags(arguments: argparse.Namespace) -> None:
-    given = {"--allow-drift": arguments.allow_drift, "--verify": arguments.verify}
-    problems = tuple(Problem(where=flag, what="it is for --resume") for flag, value in given.items() if value)
-    if problems:
-        raise InputError("these flags say nothing without --resume", problems)
+def _resume(arguments: argparse.Namespace, node: Node | None, slurm: SlurmOptions | None) -> int:
+    name = arguments.resume or arguments.run_id or ""
+    resumed = plan_resumed(Path(arguments.runs_dir), name, make_request(arguments))
+    if resumed.is_done and not arguments.allow_changed_inputs:
+        print(f"{resumed.paths.root}: this run is done; its adapter: {resumed.paths.adapter}")
+        return ExitCode.DONE
+    if not arguments.allow_changed_inputs:
+        check_unchanged(resumed)
+    log.info(resumed.describe())
+    check_unlocked(resumed.paths)
+    if arguments.dry_run:
+        _print_plan(arguments, resumed.planned)
+        print("Dry run: nothing was written or started.")
+        return ExitCode.DONE
+    return _resume_slurm(arguments, resumed, slurm) if slurm is not None else _resume_here(arguments, resumed, node)
 
 
-def _check_directory(arguments: argparse.Namespace, planned: PlannedRun, node: Node | None) -> None:
-    from launcher.nodes import find_run_to_join
-    from launcher.runs import check_run_id
-
-    if node is None:
-        check_run_id(Path(arguments.runs_dir), arguments.run_id)
-    else:
-        find_run_to_join(Path(arguments.runs_dir), arguments.run_id, planned.plan, node)
-
-
-def _make_directory(arguments: argparse.Namespace, planned: PlannedRun, node: Node | None) -> RunPaths:
-    from launcher.launch import join_run, write_run
-    from launcher.nodes import wait_for_head
-
-    runs_dir = Path(arguments.runs_dir)
-    if node is None:
-        return write_run(planned, runs_dir, arguments.run_id)
-    if node.rank > 0:
-        say(f"waiting for node 0 at {node.address}")
-        wait_for_head(node)
-    return join_run(planned, runs_dir, arguments.run_id, node)
+def _resume_slurm(arguments: argparse.Namespace, resumed: ResumedRun, slurm: SlurmOptions) -> int:
+    if not arguments.no_submit:
+        check_sbatch()
+        check_packages(resumed.planned.plan)
+    _print_plan(arguments, resumed.planned)
+    if arguments.verify:
+        raise InputError("--verify trains recorded steps again on this machine: it cannot be used with --slurm")
+    rewrite_run(resumed, slurm=slurm, script_args=_make_script_args(arguments))
+    if arguments.no_submit:
+        print(f"Nothing was submitted. In the project root on the cluster: sbatch {resumed.paths.slurm}")
+        return ExitCode.DONE
+    prepare(resumed.planned)
+    return _submit(arguments, resumed.paths)
 
 
-def show(arguments: argparse.Namespace, planned: PlannedRun) -> None:
-    from launcher.cli.show_plan import print_plan
+def _resume_here(arguments: argparse.Namespace, resumed: ResumedRun, node: Node | None) -> int:
+    plan, paths = resumed.planned.plan, resumed.paths
+    check_startable(plan, node)
+    check_packages(plan)
+    _print_plan(arguments, resumed.planned)
+    prepare(resumed.planned)
+    if node is not None:
+        paths = replace(paths, node_rank=node.rank)
+        if node.rank > 0:
+            wait_for_head(node)
+    # Nodes that share the directory find the files that node 0 wrote there, and leave them unchanged.
+    if node is None or node.rank == 0 or find_differences(load_plan(paths.plan), plan):
+        rewrite_run(resumed, rendezvous=None if node is None else replace(node.rendezvous, is_host=None))
+    return _start(arguments, resumed.planned, paths, node, _make_script_args(arguments))
 
+
+def _make_script_args(arguments: argparse.Namespace) -> tuple[str, ...]:
+    verify = ("--verify", str(arguments.verify)) if arguments.verify else ()
+    return (*verify, *(("--allow-changed-inputs",) if arguments.allow_changed_inputs else ()))
+
+
+def _print_plan(arguments: argparse.Namespace, planned: PlannedRun) -> None:
     if not arguments.json:
         print_plan(planned.plan)
         print()
 
 
 def prepare(planned: PlannedRun) -> Prepared:
-    from launcher.cli.progress import RowProgress
-    from launcher.preparing import prepare_planned
+    """Prepare a run's data, with a progress bar on a terminal."""
+    from launcher.launch.prepare_data import prepare_planned  # needs numpy and tokenizers; a dry run does not
 
     with RowProgress(planned.plan.data.num_rows) as progress:
         prepared = prepare_planned(planned, progress.report, progress.advance)
-    state = "found" if prepared.was_there else f"made in {prepared.seconds:.1f} s"
-    print(f"prepared data: {prepared.store.folder} ({state})", file=sys.stderr)
+    state = "found" if prepared.was_cached else f"prepared in {prepared.seconds:.1f} s"
+    log.info(f"prepared data: {prepared.store.folder} ({state})")
     return prepared
 
 
 def make_console(is_json: bool) -> Console:
-    from launcher.relay import Console
-
+    """Return the destinations of a training's output; with --json, stdout is for the result."""
     sys.stdout.flush()
     sys.stderr.flush()
     out, error = sys.stdout.buffer, sys.stderr.buffer
-    return Console(stdout=error if is_json else out, stderr=error, columns=_count_columns())
-
-
-def _count_columns() -> int | None:
     try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
     except OSError:  # not a terminal
-        return None
+        columns = None
+    return Console(stdout=error if is_json else out, stderr=error, columns=columns)
 
 
 def _print_json(paths: RunPaths, outcome: Outcome | None, more: Mapping[str, object] | None = None) -> None:

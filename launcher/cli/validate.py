@@ -1,4 +1,4 @@
-"""`launcher validate`: is this manifest right, and which of its keys does training not use?"""
+"""`launcher validate`: check a manifest and list the keys that training does not use."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import argparse
 import json
 import sys
 
-from launcher.errors import ExitCode, escape
-
-HELP = "check a manifest and list the keys that training does not use"
+from launcher.core.errors import ExitCode, escape
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a validation."""
     parser.add_argument("expert", metavar="EXPERT", help="an expert by name (neo4j), or the path of a manifest.json")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override a manifest value"
@@ -20,25 +19,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
+    """Check a manifest and list its keys without effect."""
     from launcher.manifest import find_manifest, load_manifest
-    from launcher.manifest.unused import find_unused
+    from launcher.manifest.ignored_keys import find_ignored_keys
 
     loaded = load_manifest(find_manifest(arguments.expert), arguments.overrides)
-    unused = find_unused(loaded.keys)
+    ignored_keys = find_ignored_keys(loaded.keys)
     if arguments.json:
         result = {
             "valid": True,
             "path": str(loaded.path),
             "expert": loaded.manifest.expert,
-            "not_used": [{"key": item.path, "reason": item.reason} for item in unused],
+            "not_used": [{"key": item.path, "reason": item.reason} for item in ignored_keys],
         }
         json.dump(result, sys.stdout, indent=2)
         print()
         return ExitCode.DONE
     print(f"{escape(str(loaded.path))}: valid (expert {loaded.manifest.expert}, schema {loaded.schema_version})")
-    if unused:
+    if ignored_keys:
         from launcher.cli.tables import print_table
 
         print("\nKnown keys that training does not use:")
-        print_table(("key", "not used, because"), [(item.path, item.reason) for item in unused])
+        print_table(("key", "reason"), [(item.path, item.reason) for item in ignored_keys])
     return ExitCode.DONE

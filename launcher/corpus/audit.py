@@ -1,4 +1,4 @@
-"""What the data is, before it is trained on: counted while preparing, stored beside the packs, shown as a table."""
+"""Audit of prepared data: counts collected during preparation, stored with the packs and printed as a table."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from launcher.core.frozen_model import Frozen
+from launcher.corpus.bin_packing import Packing
 from launcher.corpus.documents import Document
-from launcher.corpus.pack import Packing
 from launcher.corpus.rows import Rejections
-from launcher.corpus.spool import Spool
-from launcher.values import Frozen
+from launcher.corpus.token_spool import TokenSpool
 
 _HISTOGRAM_BINS = 12
 
@@ -20,12 +20,16 @@ Hashes = npt.NDArray[np.uint64]
 
 
 class SampleSegment(Frozen):
+    """Part of the sample document, trained or not."""
+
     text: str
     is_trained: bool
 
 
 class SplitAudit(Frozen):
-    num_rows: int  # read, usable or not
+    """Counts of one split."""
+
+    num_rows: int  # rows read, usable or not
     num_documents: int
     rejected: dict[str, int]
     rejected_places: dict[str, tuple[int, ...]]
@@ -33,11 +37,11 @@ class SplitAudit(Frozen):
     num_trained: int
     num_cut: int
     num_cut_tokens: int
-    num_untrained: int  # documents dropped because nothing in them would be trained
+    num_untrained: int  # documents dropped because they have no trained tokens
     num_duplicates: int
-    num_known: int  # documents of a held-out split whose prompt a training document has, too
+    num_known: int  # documents of a held-out split whose prompt also occurs in the training split
     num_ends_trained: int
-    histogram: tuple[tuple[int, int], ...]  # (upper end in tokens, documents)
+    histogram: tuple[tuple[int, int], ...]  # (upper bound in tokens, number of documents)
     mean_length: float
     max_length: int
     num_packs: int
@@ -45,14 +49,18 @@ class SplitAudit(Frozen):
 
     @property
     def trained_share(self) -> float:
+        """Share of the tokens that are trained."""
         return self.num_trained / max(1, self.num_tokens)
 
     @property
     def packing_efficiency(self) -> float:
+        """Share of the positions that hold tokens."""
         return self.num_tokens / max(1, self.num_packs * self.capacity)
 
 
 class Audit(Frozen):
+    """Audit of all splits of a dataset."""
+
     schema_version: Literal[1] = 1
     template: str
     loss_on: str
@@ -63,17 +71,24 @@ class Audit(Frozen):
 
     @property
     def num_rows(self) -> int:
+        """Rows of all splits."""
         return sum(split.num_rows for split in self.splits.values())
 
     @property
     def num_tokens(self) -> int:
+        """Tokens of all splits."""
         return sum(split.num_tokens for split in self.splits.values())
 
 
 def make_split_audit(
-    num_rows: int, rejections: Rejections, spool: Spool, packing: Packing, capacity: int, known: Hashes | None = None
+    num_rows: int,
+    rejections: Rejections,
+    spool: TokenSpool,
+    packing: Packing,
+    capacity: int,
+    known: Hashes | None = None,
 ) -> SplitAudit:
-    """`known`: the prompts of the training documents, for a split that is held out."""
+    """Summarize a split; `known` are the prompt hashes of the training documents, for a held-out split."""
     lengths = spool.lengths
     return SplitAudit(
         num_rows=num_rows,
@@ -103,28 +118,29 @@ def _make_histogram(lengths: np.ndarray[tuple[int], np.dtype[np.int32]], capacit
 
 
 def make_sample(document: Document | None) -> tuple[SampleSegment, ...]:
+    """Return the segments of a sample document."""
     if document is None:
         return ()
     return tuple(SampleSegment(text=segment.text, is_trained=segment.is_trained) for segment in document.segments)
 
 
 def make_notes(splits: Mapping[str, SplitAudit]) -> tuple[str, ...]:
-    """What a person should look at before paying for a run."""
+    """Return warnings about the data to read before training."""
     notes = []
     for name, split in splits.items():
         if not split.num_documents:
-            notes.append(f"{name}: no documents, too few rows to hold any out")
+            notes.append(f"{name}: no documents: too few rows to hold any out")
         if split.num_documents and split.num_ends_trained < split.num_documents:
             missing = split.num_documents - split.num_ends_trained
             notes.append(
-                f"{name}: {missing:,} documents never train the end token (cut off, or without an answer's end)"
+                f"{name}: {missing:,} documents never train the end token (truncated, or without the end of an answer)"
             )
         if split.num_cut:
-            notes.append(f"{name}: {split.num_cut:,} documents are longer than a sequence and were cut")
+            notes.append(f"{name}: {split.num_cut:,} documents are longer than max_seq_length and were truncated")
         if split.num_duplicates:
-            notes.append(f"{name}: {split.num_duplicates:,} documents are exact duplicates of others")
+            notes.append(f"{name}: {split.num_duplicates:,} documents are exact duplicates")
         if split.num_known:
             known = f"{split.num_known:,} of {split.num_documents:,} documents"
-            useless = "; it cannot tell what was learnt" if 2 * split.num_known > split.num_documents else ""
-            notes.append(f"{name}: {known} ask what training documents ask, too{useless}")
+            useless = "; its loss does not measure generalization" if 2 * split.num_known > split.num_documents else ""
+            notes.append(f"{name}: {known} have a prompt that also occurs in the training split{useless}")
     return tuple(notes)

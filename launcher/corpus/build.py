@@ -1,4 +1,4 @@
-"""Rows of every split -> packs and audit, in a scratch folder."""
+"""Build packs and the audit from the rows of every split, in a scratch folder."""
 
 from __future__ import annotations
 
@@ -10,95 +10,96 @@ from pathlib import Path
 
 import numpy as np
 
+from launcher.core.errors import InputError, Problem
+from launcher.core.run_paths import write_text_atomically
 from launcher.corpus.audit import Audit, Hashes, SplitAudit, make_notes, make_sample, make_split_audit
+from launcher.corpus.bin_packing import Packing, pack_documents, pack_one_per_sequence
 from launcher.corpus.conversations import RowReader, find_task_field, make_row_reader
-from launcher.corpus.documents import Document, DocumentMaker
-from launcher.corpus.pack import Packing, pack_singly, pack_tightest
-from launcher.corpus.packs import write_packs
-from launcher.corpus.preparation import Preparation, WeightedSource
+from launcher.corpus.documents import Document, DocumentBuilder
+from launcher.corpus.pack_file import write_packs
 from launcher.corpus.rows import BadRow, Rejections, Row
 from launcher.corpus.sources import Source
-from launcher.corpus.spool import Spool
+from launcher.corpus.spec import PreparationSpec, WeightedSource
 from launcher.corpus.store import AUDIT_FILE
-from launcher.corpus.tokenise import TokenBatch, tokenise
-from launcher.errors import InputError, Problem
-from launcher.paths import write_text_atomically
+from launcher.corpus.token_spool import TokenSpool
+from launcher.corpus.tokenize_rows import TokenBatch, tokenize_documents
 
-# Cut from the training rows where no validation file is given: what the published trainer cut.
+# Share of the training rows held out if there is no validation file, as in the published trainer.
 _VALIDATION_SHARE = 0.1
 PEEKED_ROWS = 200
-_MOST_PEEKED_ROWS = 20_000  # until a field that the manifest names is met: a context may be rare
-# Half of the rows unusable is no data set with flaws, it is a mistake in how it is read.
-_MOST_BAD_ROWS = 0.5
+_MAX_PEEKED_ROWS = 20_000  # until every field that the manifest names has occurred: a context may be rare
+# More unusable rows than this are treated as a mistake in the manifest.
+_MAX_BAD_SHARE = 0.5
 
 Advance = Callable[[int], None]
 
 
 @dataclass(slots=True)
-class _Reading:
-    """One split while it is read."""
+class _SplitState:
+    """State of one split while it is read."""
 
-    spool: Spool
+    spool: TokenSpool
     rejections: Rejections = field(default_factory=Rejections)
     num_rows: int = 0
 
 
-def build_splits(wanted: Preparation, scratch: Path, advance: Advance) -> None:
+def build_splits(spec: PreparationSpec, scratch: Path, advance: Advance) -> None:
+    """Build all splits of a dataset and write the audit."""
     splits: dict[str, SplitAudit] = {}
     sample: Document | None = None
     known: Hashes | None = None
-    for name, sources in (("train", wanted.train), ("validation", wanted.validation), ("test", wanted.test)):
+    for name, sources in (("train", spec.train), ("validation", spec.validation), ("test", spec.test)):
         if not sources:
             continue
-        made, first, prompts = _make_split(wanted, scratch, name, sources, advance, known)
+        made, first, prompts = _make_split(spec, scratch, name, sources, advance, known)
         splits |= made
         sample = sample or first
         known = prompts if name == "train" else known
     audit = Audit(
-        template=wanted.template.name,
-        loss_on="all" if wanted.trains_all else "completion",
-        is_packed=wanted.is_packed,
+        template=spec.template.name,
+        loss_on="all" if spec.trains_all else "completion",
+        is_packed=spec.is_packed,
         splits=splits,
         sample=make_sample(sample),
-        notes=(*wanted.notes, *make_notes(splits)),
+        notes=(*spec.notes, *make_notes(splits)),
     )
     write_text_atomically(scratch / AUDIT_FILE, audit.model_dump_json(indent=2) + "\n")
 
 
 def _make_split(
-    wanted: Preparation,
+    spec: PreparationSpec,
     scratch: Path,
     name: str,
     sources: Sequence[WeightedSource],
     advance: Advance,
     known: Hashes | None,
 ) -> tuple[dict[str, SplitAudit], Document | None, Hashes]:
-    """The split itself, and the validation part that is cut from it where none is given; and its prompts.
+    """Build a split, and the validation split that is cut from it if none is given.
 
-    `known`: those of the training documents.
+    Also returns the first document and the prompt hashes; `known` are those of the training documents.
     """
-    end = wanted.tokenizer.backend.token_to_id(wanted.template.end_token)
-    assert end is not None, "make_template checks that"
-    names = (name, "validation") if name == "train" and wanted.cuts_validation else (name,)
+    end = spec.tokenizer.backend.token_to_id(spec.template.end_token)
+    assert end is not None, "checked by make_template"
+    names = (name, "validation") if name == "train" and spec.cuts_validation else (name,)
     with ExitStack() as stack:
-        readings = {part: _Reading(stack.enter_context(Spool(scratch, part, end))) for part in names}
-        first = _fill(wanted, readings, sources, advance)
-        audits = {part: _finish(wanted, scratch, part, reading, known) for part, reading in readings.items()}
+        readings = {part: _SplitState(stack.enter_context(TokenSpool(scratch, part, end))) for part in names}
+        first = _fill(spec, readings, sources, advance)
+        audits = {part: _finish(spec, scratch, part, reading, known) for part, reading in readings.items()}
         prompts = readings[name].spool.prompt_hashes
     _check_split(name, audits, sources)
     return audits, first, prompts
 
 
 def _fill(
-    wanted: Preparation, readings: dict[str, _Reading], sources: Sequence[WeightedSource], advance: Advance
+    spec: PreparationSpec, readings: dict[str, _SplitState], sources: Sequence[WeightedSource], advance: Advance
 ) -> Document | None:
     first: Document | None = None
     main, *held_out = readings.values()
     for weighted in sources:
-        documents = _read_documents(wanted, weighted, main)
+        documents = _read_documents(spec, weighted, main)
         head = list(islice(documents, 1))
         first = first or next(iter(head), None)
-        for batch in tokenise(chain(head, documents), wanted.tokenizer.backend, wanted.capacity):
+        for batch in tokenize_documents(chain(head, documents), spec.tokenizer.backend, spec.capacity):
             if held_out:
                 _divide(batch, main, held_out[0])
             else:
@@ -108,11 +109,12 @@ def _fill(
 
 
 def is_cut_for_validation(prompt_hash: int) -> bool:
+    """Return whether a document belongs to the validation split that is cut from the training rows."""
     return prompt_hash < _VALIDATION_SHARE * 2**64
 
 
-def _divide(batch: TokenBatch, main: _Reading, held_out: _Reading) -> None:
-    """By the hash of the prompt alone: whatever the order of the rows, one prompt is never in both parts."""
+def _divide(batch: TokenBatch, main: _SplitState, held_out: _SplitState) -> None:
+    """Split a batch by the hash of the prompt, so that a prompt is never in both splits."""
     is_held_out = batch.prompt_hashes < np.uint64(_VALIDATION_SHARE * 2**64)
     count = int(is_held_out.sum())
     main.num_rows -= count
@@ -121,13 +123,13 @@ def _divide(batch: TokenBatch, main: _Reading, held_out: _Reading) -> None:
     held_out.spool.add(batch.select(is_held_out))
 
 
-def _read_documents(wanted: Preparation, weighted: WeightedSource, main: _Reading) -> Iterator[Document]:
+def _read_documents(spec: PreparationSpec, weighted: WeightedSource, main: _SplitState) -> Iterator[Document]:
     rows = iter(weighted.source.read())
-    peeked = _peek(rows, {name for name in wanted.data.field_mapping.model_dump().values() if isinstance(name, str)})
-    maker = DocumentMaker(
-        reader=make_source_reader(wanted, weighted.source, peeked),
-        template=wanted.template,
-        trains_all=wanted.trains_all,
+    peeked = _peek(rows, {name for name in spec.data.field_mapping.model_dump().values() if isinstance(name, str)})
+    maker = DocumentBuilder(
+        reader=make_source_reader(spec, weighted.source, peeked),
+        template=spec.template,
+        trains_all=spec.trains_all,
     )
     for row in chain(peeked, rows):
         main.num_rows += 1
@@ -135,13 +137,13 @@ def _read_documents(wanted: Preparation, weighted: WeightedSource, main: _Readin
         if isinstance(document, BadRow):
             main.rejections.add(document)
         elif weighted.weight >= 1 or document.prompt_hash % 2**32 < weighted.weight * 2**32:
-            yield document  # by the low bits: the high ones cut the validation part
+            yield document  # by the low bits: the high ones select the validation split
 
 
 def _peek(rows: Iterator[Row | BadRow], named: set[str]) -> list[Row | BadRow]:
     peeked = list(islice(rows, PEEKED_ROWS))
     missing = named - _list_fields(peeked)
-    while missing and len(peeked) < _MOST_PEEKED_ROWS:
+    while missing and len(peeked) < _MAX_PEEKED_ROWS:
         more = list(islice(rows, PEEKED_ROWS))
         if not more:
             break
@@ -154,7 +156,8 @@ def _list_fields(rows: Sequence[Row | BadRow]) -> set[str]:
     return {name for row in rows if isinstance(row, Row) for name in row.fields}
 
 
-def make_source_reader(wanted: Preparation, source: Source, peeked: Sequence[Row | BadRow]) -> RowReader:
+def make_source_reader(spec: PreparationSpec, source: Source, peeked: Sequence[Row | BadRow]) -> RowReader:
+    """Return the reader of a source's rows; raises InputError if no row is usable."""
     rows = [row for row in peeked if isinstance(row, Row)]
     fields = list(dict.fromkeys(name for row in rows for name in row.fields))
     if not fields:
@@ -164,24 +167,24 @@ def make_source_reader(wanted: Preparation, source: Source, peeked: Sequence[Row
         raise InputError(
             f"{source.name}: no usable row" + ("" if problems else ": it is empty"),
             problems,
-            hint="one JSON object a line",
+            hint="write one JSON object per line",
         )
-    return make_row_reader(wanted.data.field_mapping, fields, find_task_field(rows), source.name)
+    return make_row_reader(spec.data.field_mapping, fields, find_task_field(rows), source.name)
 
 
-def _finish(wanted: Preparation, scratch: Path, name: str, reading: _Reading, known: Hashes | None) -> SplitAudit:
+def _finish(spec: PreparationSpec, scratch: Path, name: str, reading: _SplitState, known: Hashes | None) -> SplitAudit:
     spool = reading.spool
     lengths = spool.lengths
     packing: Packing = (
-        pack_tightest(lengths, wanted.capacity, wanted.seed) if wanted.is_packed else pack_singly(lengths)
+        pack_documents(lengths, spec.capacity, spec.seed) if spec.is_packed else pack_one_per_sequence(lengths)
     )
     write_packs(scratch / f"{name}.arrow", spool, packing)
     spool.remove()
-    return make_split_audit(reading.num_rows, reading.rejections, spool, packing, wanted.capacity, known)
+    return make_split_audit(reading.num_rows, reading.rejections, spool, packing, spec.capacity, known)
 
 
 def _check_split(name: str, audits: Mapping[str, SplitAudit], sources: Sequence[WeightedSource]) -> None:
-    """A run never trains on a silently emptied set."""
+    """Raise InputError if a split is empty or most of its rows are unusable."""
     audit, num_rows = audits[name], sum(part.num_rows for part in audits.values())
     where = ", ".join(weighted.source.name for weighted in sources)
     rejected = sum(audit.rejected.values())
@@ -192,15 +195,15 @@ def _check_split(name: str, audits: Mapping[str, SplitAudit], sources: Sequence[
         for reason, count in sorted(audit.rejected.items(), key=lambda item: -item[1])
     )
     if audit.num_untrained:
-        what = "nothing in them would be trained (the answer is beyond max_seq_length, or empty)"
+        what = "they have no trained tokens (the answer is beyond max_seq_length, or empty)"
         problems += (Problem(where=f"{audit.num_untrained:,} rows", what=what),)
     if audit.num_documents == 0:
         raise InputError(
             f"{where}: no row of the {name} split can be trained on", problems, hint="`launcher prepare` shows a row"
         )
-    if rejected > _MOST_BAD_ROWS * num_rows:
+    if rejected > _MAX_BAD_SHARE * num_rows:
         raise InputError(
             f"{where}: {rejected:,} of {num_rows:,} rows cannot be used",
             problems,
-            hint="check training.dataset.field_mapping and prompt_template; more than half is taken for a mistake",
+            hint="more than half of the rows are unusable: check training.dataset.field_mapping and prompt_template",
         )

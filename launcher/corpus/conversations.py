@@ -1,4 +1,4 @@
-"""Row -> conversation, or an already templated text, by the manifest's field mapping."""
+"""Convert rows to conversations, or to already templated text, by the manifest's field mapping."""
 
 from __future__ import annotations
 
@@ -8,36 +8,42 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from launcher.corpus.rows import BadRow, Json, Row
-from launcher.errors import InputError, Problem
+from launcher.core.errors import InputError, Problem
+from launcher.corpus.rows import BadRow, Json, Row, RowFault
 from launcher.manifest.dataset import FieldMapping
-from launcher.manifest.spelling import closest
+from launcher.manifest.suggest import find_closest
 
 ROLES = ("system", "user", "assistant", "tool")
-# Other names of the roles, as ShareGPT-like data writes them.
+# Role names of ShareGPT-like data.
 _ROLE_ALIASES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
+    """One message of a conversation."""
+
     role: str
     content: str
-    context: str = ""  # a schema, a table, a document: goes with a question, and templates may set it apart
+    context: str = ""  # a schema, table or document that belongs to a question
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
+    """Messages in order."""
+
     messages: tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TemplatedText:
+    """Text that was already rendered by a chat template."""
+
     text: str
 
 
 Content = Conversation | TemplatedText
 
-# Tried in this order where a manifest has no field mapping: what the trainer of the published manifests tried.
+# Tried in this order if a manifest has no field mapping, as in the trainer of the published manifests.
 _QUESTION_FIELDS = ("instruction", "prompt", "question", "sql_prompt")
 _ANSWER_FIELDS = ("response", "output", "answer", "completion", "cypher", "sql")
 _TASK_ANSWER_FIELDS = ("output", "chosen", "response")
@@ -46,7 +52,7 @@ _CONTEXT_FIELDS = ("input", "context", "schema", "sql_context")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowReader:
-    """Which fields of a row play which role. One of `text`, `messages`, or question and answer."""
+    """The fields of a row by role: `text`, `messages`, or question and answer."""
 
     text: str | None = None
     messages: str | None = None
@@ -54,9 +60,10 @@ class RowReader:
     question: str | None = None
     context: str | None = None
     answer: str | None = None
-    task: str | None = None  # an object with the instruction and what goes with it: rows of `multi_task` data
+    task: str | None = None  # an object with the instruction and its context (`multi_task` data)
 
     def read(self, row: Row) -> Content | BadRow:
+        """Convert a row; a BadRow says why it cannot be used."""
         try:
             if self.text is not None:
                 return TemplatedText(_text_of(row.fields, self.text))
@@ -68,37 +75,40 @@ class RowReader:
                 return self._read_task(row.fields, self.task)
             return self._read_turn(row.fields)
         except _UnusableError as error:
-            return BadRow(number=row.number, reason=str(error))
+            return BadRow(number=row.number, reason=str(error), fault=error.fault)
 
     def _read_turn(self, fields: Mapping[str, Json]) -> Conversation:
         assert self.question is not None
         assert self.answer is not None
-        asked = _read_asked(fields, self.question, _optional_text(fields, self.context))
-        answered = _read_answered(fields, self.answer)
-        return Conversation(_with_system((*asked, *answered), _optional_text(fields, self.system)))
+        question = _read_question(fields, self.question, _optional_text(fields, self.context))
+        answer = _read_answer(fields, self.answer)
+        return Conversation(_with_system((*question, *answer), _optional_text(fields, self.system)))
 
     def _read_task(self, fields: Mapping[str, Json], name: str) -> Conversation:
-        given = fields.get(name)
-        if not isinstance(given, dict):
+        task = fields.get(name)
+        if not isinstance(task, dict):
             raise _UnusableError(f"{name} is not an object")
-        others = ((key, _optional_text(given, key)) for key in given if key != "instruction")
+        others = ((key, _optional_text(task, key)) for key in task if key != "instruction")
         context = "\n\n".join(f"{key.replace('_', ' ').capitalize()}:\n{text}" for key, text in others if text)
         assert self.answer is not None
         answer = Message("assistant", _text_of(fields, self.answer))
-        return Conversation((Message("user", _text_of(given, "instruction"), context), answer))
+        return Conversation((Message("user", _text_of(task, "instruction"), context), answer))
 
 
 class _UnusableError(Exception):
-    """A row cannot be used; the message is the reason under which it is counted."""
+    """A row cannot be used; the message is the reason for which it is rejected."""
+
+    def __init__(self, reason: str, fault: RowFault = RowFault.OTHER) -> None:
+        super().__init__(reason)
+        self.fault = fault
 
 
 def make_row_reader(
     mapping: FieldMapping, fields: Sequence[str], task: str | None = None, source: str = "the rows"
 ) -> RowReader:
-    """Checks the mapping against the fields that rows really have; without one, looks for the usual names.
+    """Return a reader for the mapped fields, or for the usual field names if there is no mapping.
 
-    `task` is the field that holds an object with an instruction, where the rows are of that form; `source` is the
-    file's name, for messages.
+    `task` is the field that contains an object with an instruction, if any; `source` is the file name for messages.
     """
     if mapping.text or mapping.messages or mapping.instruction or mapping.answer:
         reader = RowReader(
@@ -118,8 +128,8 @@ def make_row_reader(
 
 
 def find_task_field(rows: Iterable[Row]) -> str | None:
-    """`input: {"instruction": ..., "schema": ...}`, as the published multi_task data has it."""
-    is_task = any(isinstance(given := row.fields.get("input"), dict) and "instruction" in given for row in rows)
+    """Return the field that contains an object such as `{"instruction": ..., "schema": ...}`; None if there is none."""
+    is_task = any(isinstance(value := row.fields.get("input"), dict) and "instruction" in value for row in rows)
     return "input" if is_task else None
 
 
@@ -128,17 +138,20 @@ def _check_fields(reader: RowReader, fields: Sequence[str], source: str) -> None
     for role in ("text", "messages", "system", "question", "context", "answer"):
         name = getattr(reader, role)
         if name is not None and name not in fields:
-            meant = closest(name, fields)
+            meant = find_closest(name, fields)
             what = f"rows have no field {name!r}" + (f"; did you mean {meant!r}?" if meant else "")
             problems.append(Problem(where=f"training.dataset.field_mapping ({role})", what=what))
     if reader.text is None and reader.messages is None and (reader.question is None or reader.answer is None):
         missing = "instruction" if reader.question is None else "response"
         problems.append(
-            Problem(where=f"training.dataset.field_mapping.{missing}", what="missing: both sides are needed")
+            Problem(
+                where=f"training.dataset.field_mapping.{missing}",
+                what="missing: both sides are required",
+            )
         )
     if problems:
         raise InputError(
-            f"{source}: the field mapping does not fit the rows",
+            f"{source}: the field mapping does not match the rows",
             tuple(problems),
             hint=f"rows have: {', '.join(fields)}",
         )
@@ -154,7 +167,7 @@ def _guess_reader(fields: Sequence[str], source: str) -> RowReader:
     if question is None or answer is None:
         raise InputError(
             f"{source}: the rows have none of the usual fields (text, messages, instruction and response)",
-            hint=f"say which is which in training.dataset.field_mapping; rows have: {', '.join(fields)}",
+            hint=f"set training.dataset.field_mapping; rows have: {', '.join(fields)}",
         )
     system = "system" if "system" in fields else None
     return RowReader(system=system, question=question, context=_first(_CONTEXT_FIELDS, fields), answer=answer)
@@ -173,15 +186,15 @@ def _text_of(fields: Mapping[str, Json], name: str) -> str:
 
 def _optional_text(fields: Mapping[str, Json], name: str | None) -> str:
     value = fields.get(name) if name is not None else None
-    if value is None or (isinstance(value, float) and math.isnan(value)):  # how tables write that there is nothing
+    if value is None or (isinstance(value, float) and math.isnan(value)):  # missing value of a table
         return ""
-    # As JSON writes them: an answer that is an object, a number or true, a schema that is a list.
+    # Non-text values as JSON: an answer may be an object or a number, a schema a list.
     if isinstance(value, dict | list | int | float):
-        value = json.dumps(value, ensure_ascii=False, default=str)  # Parquet has dates
+        value = json.dumps(value, ensure_ascii=False, default=str)  # e.g. dates of Parquet
     if not isinstance(value, str):
         raise _UnusableError(f"{name} is of type {type(value).__name__}, not text")
     if not value.isascii() and _has_lone_surrogate(value):
-        raise _UnusableError("a lone surrogate: not a character")
+        raise _UnusableError("contains a lone surrogate")
     return value
 
 
@@ -193,8 +206,8 @@ def _has_lone_surrogate(text: str) -> bool:
     return False
 
 
-def _read_asked(fields: Mapping[str, Json], name: str, context: str) -> tuple[Message, ...]:
-    """A text is what the user says; a list of messages is a chat up to the answer."""
+def _read_question(fields: Mapping[str, Json], name: str, context: str) -> tuple[Message, ...]:
+    """Return a user message, or the messages of a chat up to the answer."""
     value = fields.get(name)
     if not is_chat(value):
         return (Message("user", _text_of(fields, name), context),)
@@ -203,25 +216,25 @@ def _read_asked(fields: Mapping[str, Json], name: str, context: str) -> tuple[Me
     return (*messages[:-1], Message(last.role, last.content, context)) if context else messages
 
 
-def _read_answered(fields: Mapping[str, Json], name: str) -> tuple[Message, ...]:
+def _read_answer(fields: Mapping[str, Json], name: str) -> tuple[Message, ...]:
     value = fields.get(name)
-    if not is_chat(value) or role_of(value[0]) != "assistant":  # another list is an answer in JSON
+    if not is_chat(value) or get_role(value[0]) != "assistant":  # any other list is a JSON answer
         return (Message("assistant", _text_of(fields, name)),)
     return _read_messages(value, name)
 
 
 def _with_system(messages: tuple[Message, ...], system: str) -> tuple[Message, ...]:
-    """What a field of its own says stands first; messages that say it already stay as they are."""
-    own = next((message.content for message in messages if message.role == "system"), None)
-    if not system or own == system:
+    """Put the system field first, unless the messages already contain it."""
+    existing = next((message.content for message in messages if message.role == "system"), None)
+    if not system or existing == system:
         return messages
-    if own is not None:
-        raise _UnusableError("two system messages: among the messages, and in a field of its own")
+    if existing is not None:
+        raise _UnusableError("two system messages: in the messages and in the system field")
     return (Message("system", system), *messages)
 
 
 def is_chat(value: Json) -> TypeGuard[list[Json]]:
-    """Whether a list is meant as messages, whatever the roles are called."""
+    """Return whether a value is a list of messages with any role names."""
     return (
         isinstance(value, list)
         and bool(value)
@@ -230,8 +243,8 @@ def is_chat(value: Json) -> TypeGuard[list[Json]]:
     )
 
 
-def role_of(turn: Json) -> Json:
-    """By its usual name: system, user, assistant or tool; as it is where it is unknown."""
+def get_role(turn: Json) -> Json:
+    """Return the role of a message by its usual name; unknown roles are returned unchanged."""
     role = turn.get("role", turn.get("from")) if isinstance(turn, dict) else None
     return _ROLE_ALIASES.get(role, role) if isinstance(role, str) else role
 
@@ -247,11 +260,11 @@ def _read_messages(turns: Json, name: str) -> tuple[Message, ...]:
 
 def _check_answered(messages: tuple[Message, ...], name: str) -> None:
     if not any(message.role == "assistant" for message in messages):
-        raise _UnusableError(f"{name} has no answer of the assistant")
+        raise _UnusableError(f"{name} has no assistant message", RowFault.NO_ANSWER)
 
 
 def _is_empty_system(turn: Json) -> bool:
-    """Much chat data has one in every row: it says nothing, and is no reason to lose the row."""
+    """Return whether it is an empty system message, which is ignored: much chat data has one in every row."""
     return (
         isinstance(turn, dict)
         and turn.get("role", turn.get("from")) == "system"
@@ -262,22 +275,23 @@ def _is_empty_system(turn: Json) -> bool:
 def _read_message(turn: Json) -> Message:
     if not isinstance(turn, dict):
         raise _UnusableError("a message is not an object")
-    role = role_of(turn)
+    role = get_role(turn)
     if role not in ROLES:
-        raise _UnusableError(f"a message of an unknown role: {ascii(role)[:40]}")
+        raise _UnusableError(f"a message has an unknown role: {ascii(role)[:40]}", RowFault.UNKNOWN_ROLE)
     name = "content" if "content" in turn else "value"
     content = turn.get(name)
-    if isinstance(content, list):  # parts, as chat interfaces write them
+    if isinstance(content, list):  # content parts of chat APIs
         content = _join_parts(content)
     text = _optional_text({name: content}, name)
     if not text.strip():
-        calls = "tool calls, and " if turn.get("tool_calls") else ""
-        raise _UnusableError(f"a message of the {role} has {calls}no text")
+        if turn.get("tool_calls"):
+            raise _UnusableError(f"a message of role {role} has tool calls and no text", RowFault.TOOL_CALLS)
+        raise _UnusableError(f"a message of role {role} has no text")
     return Message(str(role), text)
 
 
 def _join_parts(parts: list[Json]) -> str:
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise _UnusableError("a message has parts that are not text")
+        raise _UnusableError("a chat message has content that is not text (such as images)")
     return "".join(map(str, texts))

@@ -1,4 +1,4 @@
-"""Which data lies where: datasets in Hugging Face caches, prepared stores, and what nobody needs any more."""
+"""Inventory of data: datasets in Hugging Face caches, and prepared stores with their state."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from launcher.corpus.disks import Storage, probe_storage
-from launcher.corpus.store import damage_of, is_locked, load_store_manifest, store_folder
-from launcher.errors import InputError
+from launcher.core.errors import InputError
+from launcher.corpus.storage_kind import Storage, probe_storage
+from launcher.corpus.store import find_damage, get_store_dir, is_locked, load_store_manifest
 
 StoreState = Literal["current", "stale", "unknown", "damaged", "left over"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachedDataset:
+    """A dataset in a Hugging Face cache."""
+
     name: str
     folder: Path
     num_bytes: int
@@ -27,6 +29,8 @@ class CachedDataset:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreEntry:
+    """A prepared store, or what is left of one."""
+
     folder: Path
     expert: str
     num_bytes: int
@@ -35,50 +39,52 @@ class StoreEntry:
 
     @property
     def is_prunable(self) -> bool:
+        """Whether `launcher data --prune` deletes it."""
         return self.state in ("stale", "damaged", "left over")
 
     @property
     def is_movable(self) -> bool:
+        """Whether `launcher data --move-to` moves it."""
         return self.state in ("current", "unknown", "stale") and not self.folder.name.startswith(".")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CurrentKeys:
-    """What an expert's manifest would prepare today, in each profile."""
+    """Keys of the data that an expert's manifest would prepare now, in each profile."""
 
     keys: frozenset[str]
-    is_complete: bool  # False: for some profile it cannot be told here (no tokenizer, no data)
+    is_complete: bool  # False: unknown for some profile (no tokenizer or data on this machine)
 
 
-def dataset_caches(environ: Mapping[str, str], home: Path) -> tuple[Path, ...]:
-    """Where the hub's client and `datasets` keep what they fetched."""
+def get_dataset_cache_dirs(environ: Mapping[str, str], home: Path) -> tuple[Path, ...]:
+    """Return the cache folders of huggingface_hub and `datasets`."""
     base = Path(environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or home / ".cache") / "huggingface")
     hub = Path(environ.get("HF_HUB_CACHE") or base / "hub")
     arrow = Path(environ.get("HF_DATASETS_CACHE") or base / "datasets")
     return tuple(dict.fromkeys((hub, arrow)))
 
 
-def find_cached_datasets(caches: Iterable[Path], users: Mapping[str, Sequence[str]]) -> list[CachedDataset]:
-    """`users`: dataset -> the experts whose manifests name it."""
-    found = []
+def list_cached_datasets(caches: Iterable[Path], users: Mapping[str, Sequence[str]]) -> list[CachedDataset]:
+    """List cached datasets; `users` maps a dataset to the experts whose manifests name it."""
+    datasets = []
     for cache in caches:
         for folder in sorted(cache.iterdir()) if cache.is_dir() else ():
             name = _dataset_name(folder)
             if name is not None:
-                found.append(
+                datasets.append(
                     CachedDataset(
                         name=name,
                         folder=folder,
-                        num_bytes=folder_bytes(folder),
+                        num_bytes=measure_folder(folder),
                         storage=probe_storage(folder),
                         experts=tuple(users.get(name, ())),
                     )
                 )
-    return found
+    return datasets
 
 
 def _dataset_name(folder: Path) -> str | None:
-    """`datasets--org--name` in the hub's cache, `org___name` in the one of `datasets`."""
+    """`datasets--org--name` in the hub's cache, `org___name` in the cache of `datasets`."""
     if not folder.is_dir():
         return None
     if folder.name.startswith("datasets--"):
@@ -86,8 +92,8 @@ def _dataset_name(folder: Path) -> str | None:
     return folder.name.replace("___", "/", 1) if "___" in folder.name else None
 
 
-def folder_bytes(folder: Path) -> int:
-    """Real bytes: the snapshots of the hub's cache are links into its blobs, and are not counted twice."""
+def measure_folder(folder: Path) -> int:
+    """Return the size in bytes; symbolic links, as in the hub's snapshots, are not counted."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:
@@ -97,8 +103,8 @@ def folder_bytes(folder: Path) -> int:
     return total
 
 
-def find_store_entries(roots: Iterable[Path], current_keys: Mapping[str, CurrentKeys]) -> list[StoreEntry]:
-    """`current_keys`: by expert."""
+def list_stores(roots: Iterable[Path], current_keys: Mapping[str, CurrentKeys]) -> list[StoreEntry]:
+    """List the stores in some folders with their state; `current_keys` is by expert."""
     entries = []
     for root in dict.fromkeys(roots):
         for folder in sorted(root.iterdir()) if root.is_dir() else ():
@@ -108,31 +114,32 @@ def find_store_entries(roots: Iterable[Path], current_keys: Mapping[str, Current
 
 
 def _describe(root: Path, folder: Path, current_keys: Mapping[str, CurrentKeys]) -> StoreEntry:
-    state, reason, expert = _judge(root, folder, current_keys)
-    return StoreEntry(folder=folder, expert=expert, num_bytes=folder_bytes(folder), state=state, reason=reason)
+    state, reason, expert = _find_state(root, folder, current_keys)
+    return StoreEntry(folder=folder, expert=expert, num_bytes=measure_folder(folder), state=state, reason=reason)
 
 
-def _judge(root: Path, folder: Path, current_keys: Mapping[str, CurrentKeys]) -> tuple[StoreState, str, str]:
+def _find_state(root: Path, folder: Path, current_keys: Mapping[str, CurrentKeys]) -> tuple[StoreState, str, str]:
     expert = root.name
     if folder.name.startswith("."):
         key = folder.name[1:].split(".")[0]
         if is_locked(root, key):
-            return "current", "being prepared right now", expert
-        return "left over", "of a preparation that was stopped", expert
+            return "current", "being prepared now", expert
+        return "left over", "of an interrupted preparation", expert
     manifest = load_store_manifest(folder)
-    damage = damage_of(folder)
+    damage = find_damage(folder)
     if manifest is None or damage is not None:
         return "damaged", damage or "not a store", expert
     expert = manifest.expert
     now = current_keys.get(expert)
     if now is not None and manifest.key in now.keys:
-        return "current", "what the expert's manifest would prepare today", expert
+        return "current", "matches the expert's manifest", expert
     if now is None or not now.is_complete:
-        return "unknown", "its expert's data or tokenizer is not here, so nobody can say whether it is used", expert
-    return "stale", "the manifest, its data or the tokenizer have changed since", expert
+        return "unknown", "the expert's data or tokenizer is not on this machine", expert
+    return "stale", "manifest, data or tokenizer have changed", expert
 
 
 def remove_entries(entries: Iterable[StoreEntry]) -> int:
+    """Delete stores and return the number of freed bytes."""
     freed = 0
     for entry in entries:
         shutil.rmtree(entry.folder)
@@ -141,20 +148,19 @@ def remove_entries(entries: Iterable[StoreEntry]) -> int:
 
 
 def move_store(entry: StoreEntry, old_dir: Path, data_dir: Path) -> Path:
-    """Copy, check every byte, then remove the old one: a store is whole at one place or the other. It lies as it lay
-    in the old folder of all data: manifests may say where."""
+    """Copy a store, verify every byte, then remove the original. Its path relative to the data folder is kept."""
     manifest = load_store_manifest(entry.folder)
     if manifest is None:
-        raise InputError(f"{entry.folder} is no store")
+        raise InputError(f"{entry.folder} is not a store")
     root = data_dir / os.path.relpath(entry.folder.parent, old_dir)
-    target = store_folder(root, manifest.key)
+    target = get_store_dir(root, manifest.key)
     if target.exists():
-        raise InputError(f"{target} exists already", hint="`launcher data --prune` deletes what is not needed")
+        raise InputError(f"{target} exists already", hint="delete stale stores with `launcher data --prune`")
     scratch = root / f".{target.name}.making-{os.getpid()}"
     try:
         root.mkdir(parents=True, exist_ok=True)
         shutil.copytree(entry.folder, scratch)
-        damage = damage_of(scratch)
+        damage = find_damage(scratch)
         if damage is not None:
             raise InputError(f"the copy on {data_dir} is damaged: {damage}", hint="the original was not touched")
         scratch.rename(target)

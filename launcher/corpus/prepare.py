@@ -1,4 +1,4 @@
-"""From a manifest's rows to a store of packs: found, or made once under a lock."""
+"""Prepare data: find the store of packs, or build it once under a lock."""
 
 from __future__ import annotations
 
@@ -8,74 +8,76 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.core.errors import InputError
 from launcher.corpus.build import Advance, build_splits
-from launcher.corpus.preparation import Preparation
+from launcher.corpus.spec import PreparationSpec
 from launcher.corpus.store import (
     Store,
-    damage_of,
     explain_miss,
+    find_damage,
     find_store,
+    get_store_dir,
     is_locked,
-    locked,
+    lock_store,
     make_key,
+    make_scratch_dir,
     publish,
-    scratch_folder,
-    store_folder,
 )
-from launcher.errors import InputError
 
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
+    """A store, and whether it was built now."""
+
     store: Store
-    was_there: bool
-    reason: str = ""  # why it had to be made
-    seconds: float = 0.0  # making it took; never stored, so that the same data makes the same bytes
+    was_cached: bool
+    reason: str = ""  # why it was built
+    seconds: float = 0.0  # build time; not stored, so that equal data has equal bytes
 
 
-def prepare(wanted: Preparation, report: Report, advance: Advance) -> Prepared:
-    """The store of what is wanted. Two processes that ask at once: one makes it, the other waits and finds it."""
-    parts = wanted.key_parts()
+def prepare(spec: PreparationSpec, report: Report, advance: Advance) -> Prepared:
+    """Return the store of a spec. Of two concurrent processes, one builds it and the other waits."""
+    parts = spec.key_parts()
     key = make_key(parts)
-    found = find_store(wanted.root, key)
-    if found is not None:
-        return Prepared(found, True)
+    store = find_store(spec.root, key)
+    if store is not None:
+        return Prepared(store, True)
     try:
-        wanted.root.mkdir(parents=True, exist_ok=True)
-        if is_locked(wanted.root, key):
+        spec.root.mkdir(parents=True, exist_ok=True)
+        if is_locked(spec.root, key):
             report("another process is preparing this data: waiting for it")
-        with locked(wanted.root, key):
-            found = find_store(wanted.root, key)
-            if found is not None:
-                return Prepared(found, True)
+        with lock_store(spec.root, key):
+            store = find_store(spec.root, key)
+            if store is not None:
+                return Prepared(store, True)
             started = time.monotonic()
-            reason = _explain(wanted.root, key, parts)
-            report(f"preparing {wanted.expert}: {reason}")
-            with scratch_folder(wanted.root, key) as scratch:
-                build_splits(wanted, scratch, advance)
-                if wanted.key_parts() != parts:
+            reason = _explain(spec.root, key, parts)
+            report(f"preparing {spec.expert}: {reason}")
+            with make_scratch_dir(spec.root, key) as scratch:
+                build_splits(spec, scratch, advance)
+                if spec.key_parts() != parts:
                     raise InputError(
-                        "the data changed while it was prepared; nothing was kept",
-                        hint="prepare again once it is whole",
+                        "the data changed during preparation; nothing was stored",
+                        hint="prepare again when the files are complete",
                     )
-                store = publish(scratch, wanted.root, wanted.expert, parts)
+                store = publish(scratch, spec.root, spec.expert, parts)
                 return Prepared(store, False, reason, time.monotonic() - started)
     except OSError as error:
-        raise _disk_error(error, wanted.root) from None
+        raise _disk_error(error, spec.root) from None
 
 
 def _explain(root: Path, key: str, parts: dict[str, str]) -> str:
-    folder = store_folder(root, key)
-    damage = damage_of(folder) if folder.is_dir() else None
-    return f"{folder.name} is damaged ({damage}); it is made again" if damage else explain_miss(root, parts)
+    folder = get_store_dir(root, key)
+    damage = find_damage(folder) if folder.is_dir() else None
+    return f"{folder.name} is damaged ({damage}) and is rebuilt" if damage else explain_miss(root, parts)
 
 
 def _disk_error(error: OSError, root: Path) -> InputError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return InputError(
-            f"the disk is full while preparing data in {root}; nothing half-made is left",
+            f"no space left while preparing data in {root}; incomplete files were removed",
             hint="free some space (`launcher data --prune`), or set LAUNCHER_DATA_DIR to another disk",
         )
     return InputError(f"preparing data in {root} failed: {error.strerror or error}")

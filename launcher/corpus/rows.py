@@ -1,40 +1,58 @@
-"""One row of somebody's data, or the reason why it cannot be used."""
+"""A row of a dataset, or the reason why it cannot be used."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
-# How many places are kept for each reason: enough to look at, never a second copy of the data.
+# Row numbers stored per reason.
 _SHOWN_PLACES = 20
-# A reason may quote the row: without a limit a million bad rows would be a million reasons.
-_MOST_REASONS = 50
+# A reason may quote the row, so the number of reasons is limited.
+_MAX_REASONS = 50
 _OTHER_REASONS = "other reasons"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
+    """A row with its fields."""
+
     number: int  # line of the file, or position in the dataset; from 1
     fields: Mapping[str, Json]
 
 
+class RowFault(StrEnum):
+    """Kinds of faults that other code distinguishes."""
+
+    UNKNOWN_ROLE = "unknown role"
+    TOOL_CALLS = "tool calls"  # in place of text
+    NO_ANSWER = "no answer"
+    OTHER = "other"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadRow:
+    """A row that cannot be used."""
+
     number: int
     reason: str
+    fault: RowFault = RowFault.OTHER
 
 
 @dataclass(kw_only=True, slots=True)
 class Rejections:
-    """Rows that cannot be used, counted by reason, with the first places of each."""
+    """Counts of unusable rows by reason, with the first row numbers of each."""
 
     counts: dict[str, int] = field(default_factory=dict)
     places: dict[str, list[int]] = field(default_factory=dict)
+    faults: set[RowFault] = field(default_factory=set)
 
     def add(self, row: BadRow) -> None:
-        reason = row.reason if row.reason in self.counts or len(self.counts) < _MOST_REASONS else _OTHER_REASONS
+        """Count a row."""
+        reason = row.reason if row.reason in self.counts or len(self.counts) < _MAX_REASONS else _OTHER_REASONS
+        self.faults.add(row.fault)
         self.counts[reason] = self.counts.get(reason, 0) + 1
         places = self.places.setdefault(reason, [])
         if len(places) < _SHOWN_PLACES:
@@ -42,4 +60,5 @@ class Rejections:
 
     @property
     def total(self) -> int:
+        """Number of unusable rows."""
         return sum(self.counts.values())

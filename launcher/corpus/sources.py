@@ -1,4 +1,4 @@
-"""Rows out of files and hub datasets, one by one, in bounded memory. A bad row is a value, never an exception."""
+"""Read rows from files and hub datasets in bounded memory. A bad row is a value, not an exception."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from launcher.core.errors import InputError, first_line
 from launcher.corpus.rows import BadRow, Json, Row
-from launcher.errors import InputError, first_line
-from launcher.manifest.reading import MAX_DEPTH, is_too_deep
-from launcher.manifest.spelling import closest
+from launcher.manifest.parse_json import MAX_DEPTH, is_too_deep
+from launcher.manifest.suggest import find_closest
 
 Format = Literal["jsonl", "json", "csv", "parquet"]
 
@@ -29,14 +29,14 @@ _SUFFIXES: dict[str, Format] = {
 _UTF8_BOM = b"\xef\xbb\xbf"
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 TOO_DEEP = f"nested too deeply (more than {MAX_DEPTH} levels)"
-# What people name instead, and what makes rows of it.
+# Unsupported formats, and how to convert them.
 _OTHER_SUFFIXES = {
     ".gz": "it is compressed: gunzip -k {file}",
     ".bz2": "it is compressed: bunzip2 -k {file}",
     ".xz": "it is compressed: unxz -k {file}",
     ".zst": "it is compressed: unzstd {file}",
     ".zip": "it is compressed: unzip {file}",
-    ".tsv": "its cells are separated by tabs: save it with commas between them, as .csv",
+    ".tsv": "it is separated by tabs: save it as .csv, separated by commas",
     ".xlsx": "it is a spreadsheet: save it as CSV in UTF-8",
     ".xls": "it is a spreadsheet: save it as CSV in UTF-8",
     ".ods": "it is a spreadsheet: save it as CSV in UTF-8",
@@ -45,15 +45,18 @@ _OTHER_SUFFIXES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileSource:
+    """A local file with rows."""
+
     path: Path
     format: Format
 
     @property
     def name(self) -> str:
+        """Name for messages."""
         return self.path.name
 
     def read(self, repeated: Counter[str] | None = None) -> Iterator[Row | BadRow]:
-        """`repeated` counts keys that stand twice in an object, of which JSON keeps the last; it takes longer."""
+        """Yield rows. `repeated` counts duplicate keys of JSON objects, which is slower."""
         readers: dict[Format, Callable[[], Iterator[Row | BadRow]]] = {
             "jsonl": lambda: _read_jsonl(self.path, repeated),
             "json": lambda: _read_json(self.path, repeated),
@@ -68,21 +71,22 @@ class FileSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HubSource:
-    """A dataset of the Hugging Face hub: from the cache on disk where it lies there, else over the network."""
+    """A dataset of the Hugging Face hub, from the cache on disk or over the network."""
 
     dataset: str
     config: str | None
     split: str
     revision: str | None
-    streaming: bool = False  # rows come one by one over the network, and the dataset is never on disk whole
+    streaming: bool = False  # rows are streamed and not stored on disk
 
     @property
     def name(self) -> str:
+        """Name for messages."""
         return f"{self.dataset}:{self.split}"
 
     @property
     def fingerprint(self) -> str:
-        """Of the revision's files: `datasets`' own, or the commit where they are not fetched."""
+        """Fingerprint of the files by `datasets`, or the commit if they are streamed."""
         if not self.streaming:
             return str(self.load()._fingerprint)
         from huggingface_hub import HfApi
@@ -93,11 +97,12 @@ class HubSource:
             raise self._unreachable(error) from None
 
     def read(self) -> Iterator[Row | BadRow]:
+        """Yield rows."""
         for number, fields in enumerate(self.load(), 1):
             yield Row(number=number, fields=fields)
 
     def load(self) -> Any:
-        """The `datasets.Dataset`; an InputError with the local alternatives where it cannot be had."""
+        """Load the dataset; raises InputError with local alternatives if it is not available."""
         import datasets
 
         datasets.disable_progress_bars()
@@ -110,62 +115,71 @@ class HubSource:
 
     def _unreachable(self, error: Exception) -> InputError:
         return InputError(
-            f"{self.dataset}: this dataset is neither in the cache nor to be had from the hub",
-            hint="download it where there is a network (HF_HOME says where the cache lies), or name a local "
+            f"{self.dataset}: this dataset is neither in the cache nor available from the hub",
+            hint="download it on a machine with network access (HF_HOME is the cache), or use a local "
             "file: --set training.dataset.path=rows.jsonl --set training.dataset.format=jsonl; "
-            f"datasets says: {first_line(error)}",
+            f"error of datasets: {first_line(error)}",
         )
 
 
 Source = FileSource | HubSource
 
 
-def make_file_source(path: Path, wanted: str | None) -> FileSource:
-    """A local file by its path; the format from the manifest, or from the name."""
+class ManifestKeyHintError(InputError):
+    """The hint names manifest keys, which does not help if there is no manifest yet."""
+
+
+def make_file_source(path: Path, format_name: str | None) -> FileSource:
+    """Return a local file as a source; its format is given by the manifest or the file name."""
     try:
         if path.is_dir():
             inside = ", ".join(_data_files(path)) or "it has none"
-            raise InputError(f"{path} is a directory; name a file in it: {inside}")
+            raise InputError(f"{path} is a directory; choose a file in it: {inside}")
         if not path.exists():
             raise _missing(path)
         if not path.is_file():
             raise InputError(
-                f"{path}: not a regular file", hint="rows are read more than once: save them to a file, and name that"
+                f"{path}: not a regular file", hint="rows are read more than once: save them to a regular file"
             )
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    by_name = format_by_name(path) if wanted in (None, "huggingface") else None
-    format_ = by_name or next((known for known in _SUFFIXES.values() if known == wanted), None)
+    by_name = format_by_name(path) if format_name in (None, "huggingface") else None
+    format_ = by_name or next((known for known in _SUFFIXES.values() if known == format_name), None)
     if format_ is None:
         known = ", ".join(sorted(set(_SUFFIXES.values())))
-        other = _OTHER_SUFFIXES.get(path.suffix.lower(), f"say it: training.dataset.format is one of {known}")
-        raise InputError(f"{path}: unknown format", hint=other.format(file=shlex.quote(str(path))))
+        title, other = f"{path}: unknown format", _OTHER_SUFFIXES.get(path.suffix.lower())
+        if other is None:
+            raise ManifestKeyHintError(title, hint=f"set training.dataset.format to one of {known}")
+        raise InputError(title, hint=other.format(file=shlex.quote(str(path))))
     return FileSource(path=path, format=format_)
 
 
 def format_by_name(path: Path) -> Format | None:
+    """Return the format by the suffix of a file name; None if it is unknown."""
     return _SUFFIXES.get(path.suffix.lower())
 
 
 def hint_encoding(path: Path) -> str:
-    """How a file that is not UTF-8 becomes it; what it is, as far as its first bytes tell."""
+    """Return how to convert a file to UTF-8, guessing its encoding from the first bytes."""
     with path.open("rb") as file:
         head = file.read(100)
     is_utf16 = head.startswith(_UTF16_BOMS) or max(head[::2].count(0), head[1::2].count(0)) > len(head) // 4
     if not is_utf16 and any(byte < 32 and byte not in b"\t\r\n" for byte in head):
-        return "it is no text at all: is it the right file?"
+        return "it is a binary file: is it the right one?"
     name = "UTF-16" if is_utf16 else "ISO-8859-1"
-    guess = "" if is_utf16 else ", where it is Latin-1"
-    given = shlex.quote(str(path))
-    made = shlex.quote(str(path.with_stem(f"{path.stem}_utf8")))
-    return f"save the file as UTF-8: iconv -f {name} -t UTF-8 {given} > {made}{guess}"
+    guess = "" if is_utf16 else ", if it is Latin-1"
+    source = shlex.quote(str(path))
+    target = shlex.quote(str(path.with_stem(f"{path.stem}_utf8")))
+    return f"save the file as UTF-8: iconv -f {name} -t UTF-8 {source} > {target}{guess}"
 
 
 def _missing(path: Path) -> InputError:
     nearby = _data_files(path.parent)
-    meant = closest(path.name, nearby)
-    hint = f"did you mean {path.parent / meant}?" if meant else "training.dataset.path starts at the manifest's folder"
-    return InputError(f"{path}: no such file", hint=hint)
+    meant = find_closest(path.name, nearby)
+    title = f"{path}: no such file"
+    if meant:
+        return InputError(title, hint=f"did you mean {path.parent / meant}?")
+    return ManifestKeyHintError(title, hint="training.dataset.path is relative to the manifest's folder")
 
 
 def _data_files(folder: Path) -> list[str]:
@@ -190,33 +204,33 @@ def _parse_line(raw: bytes, number: int, repeated: Counter[str] | None) -> Row |
     except RecursionError:
         return BadRow(number=number, reason=TOO_DEEP)
     except ValueError as error:
-        return BadRow(number=number, reason=f"broken JSON: {_tell_json(error)}")
+        return BadRow(number=number, reason=f"broken JSON: {_format_json_error(error)}")
     return _make_row(fields, number, raw)
 
 
 def _parse(raw: bytes, repeated: Counter[str] | None) -> Json:
     def count_repeated(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-        made = dict(pairs)
-        if repeated is not None and len(made) < len(pairs):
+        tree = dict(pairs)
+        if repeated is not None and len(tree) < len(pairs):
             repeated.update(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        return made
+        return tree
 
     tree: Json = json.loads(raw) if repeated is None else json.loads(raw, object_pairs_hook=count_repeated)
     return tree
 
 
-def _tell_json(error: ValueError) -> str:
-    """Python says `Invalid control character at`, and then where; the line is told with the row."""
+def _format_json_error(error: ValueError) -> str:
+    """Return the message without its position, which is reported with the row."""
     if not isinstance(error, json.JSONDecodeError):
-        return "a number of too many digits"
-    told = error.msg.removesuffix(" at").removesuffix(" starting")
-    return told + (" (a line break in a string is written \\n)" if "control character" in told else "")
+        return "a number with too many digits"
+    message = error.msg.removesuffix(" at").removesuffix(" starting")
+    return message + (" (a line break in a string is written \\n)" if "control character" in message else "")
 
 
 def _make_row(fields: Json, number: int, raw: bytes = b"") -> Row | BadRow:
     if not isinstance(fields, dict):
         return BadRow(number=number, reason="not an object")
-    # Few rows hold more than texts, and fewer so many brackets: only those are measured.
+    # Only rows with nested values and many brackets are measured.
     if any(isinstance(value, dict | list) for value in fields.values()):
         may_be_deep = not raw or raw.count(b"[") + raw.count(b"{") > MAX_DEPTH
         if may_be_deep and is_too_deep(fields):
@@ -225,17 +239,20 @@ def _make_row(fields: Json, number: int, raw: bytes = b"") -> Row | BadRow:
 
 
 def _read_json(path: Path, repeated: Counter[str] | None) -> Iterator[Row | BadRow]:
-    """A list of objects. It is read whole: JSON has no lines to stop at."""
+    """Read a list of objects, completely into memory."""
     try:
         rows = _parse(path.read_bytes().removeprefix(_UTF8_BOM), repeated)
     except UnicodeDecodeError:
         raise InputError(f"{path}: not UTF-8", hint=hint_encoding(path)) from None
     except RecursionError:
-        raise InputError(f"{path}: {TOO_DEEP}", hint="rows hold texts, and little else: flatten them") from None
+        raise InputError(f"{path}: {TOO_DEEP}", hint="flatten the rows") from None
     except ValueError as error:
-        raise InputError(f"{path}: broken JSON: {error}", hint="one object a line is .jsonl") from None
+        raise InputError(f"{path}: broken JSON: {error}", hint="one object per line is .jsonl") from None
     if not isinstance(rows, list):
-        raise InputError(f"{path}: holds no list of rows", hint="[{...}, {...}], or one object a line in a .jsonl file")
+        raise InputError(
+            f"{path}: not a list of rows",
+            hint="use a JSON list such as [{...}, {...}], or a .jsonl file with one object per line",
+        )
     for number, fields in enumerate(rows, 1):
         yield _make_row(fields, number)
 
@@ -248,7 +265,7 @@ def _read_csv(path: Path) -> Iterator[Row | BadRow]:
             _check_names(path, reader.fieldnames or ())
             for fields in reader:
                 if None in fields or None in fields.values():
-                    yield BadRow(number=reader.line_num, reason="more or fewer cells than the header")
+                    yield BadRow(number=reader.line_num, reason="a different number of cells than the header")
                 else:
                     yield Row(number=reader.line_num, fields=fields)
         except UnicodeDecodeError as error:
@@ -258,11 +275,11 @@ def _read_csv(path: Path) -> Iterator[Row | BadRow]:
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
-    """Of two columns of one name a row could keep only the last. Spreadsheets leave many without one, at the end."""
-    twice = [name for name, count in Counter(names).items() if name and count > 1]
-    if twice:
+    """Raise InputError for duplicate column names; empty ones, as in spreadsheets, are allowed."""
+    duplicates = [name for name, count in Counter(names).items() if name and count > 1]
+    if duplicates:
         raise InputError(
-            f"{path}: two columns are called {', '.join(map(repr, twice[:5]))}", hint="give each a name of its own"
+            f"{path}: two columns are called {', '.join(map(repr, duplicates[:5]))}", hint="rename one of them"
         )
 
 
@@ -283,7 +300,7 @@ def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
 
 
 def count_parquet_rows(path: Path) -> int:
-    """From the file's own foot: nothing else is read."""
+    """Return the number of rows from the footer of the file."""
     from pyarrow import parquet
 
     return int(parquet.ParquetFile(path).metadata.num_rows)

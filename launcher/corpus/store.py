@@ -1,4 +1,4 @@
-"""Prepared data on disk, addressed by what it was made from. A folder that exists under its key is whole."""
+"""Prepared data on disk, addressed by a key of its inputs. A folder with a key is always complete."""
 
 from __future__ import annotations
 
@@ -15,87 +15,96 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from launcher.core.errors import InputError
+from launcher.core.frozen_model import Frozen
+from launcher.core.run_paths import write_text_atomically
 from launcher.corpus.audit import Audit
-from launcher.corpus.hashes import hash_file, hash_remembered, kernel_lock
-from launcher.corpus.packs import PackFile
-from launcher.errors import InputError
-from launcher.paths import write_text_atomically
-from launcher.values import Frozen
+from launcher.corpus.hash_cache import hash_file, hash_file_cached, lock_file
+from launcher.corpus.pack_file import PackFile
 
 AUDIT_FILE = "audit.json"
 STORE_FILE = "store.json"
-# Reading this much takes a fraction of a second; more would make a hit slow.
+# Larger files are hashed only once: reading them would slow down every start.
 _LARGE_BYTES = 1 << 28
 _SHOWN_KEY_DIGITS = 16
 
 
 class StoredFile(Frozen):
+    """Size and hash of a file."""
+
     num_bytes: int
     sha256: str
 
 
 class StoreManifest(Frozen):
-    """Written last: the proof that everything else was."""
+    """Manifest of a store, written last: it proves that the store is complete."""
 
     schema_version: Literal[1] = 1
     expert: str
     key: str
-    parts: dict[str, str]  # what the key is made of
+    parts: dict[str, str]  # inputs of the key
     files: dict[str, StoredFile]
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """One prepared data set."""
+    """One prepared dataset."""
 
     folder: Path
     manifest: StoreManifest
 
     def open_split(self, name: str) -> PackFile:
+        """Open the packs of a split."""
         return PackFile(self.folder / f"{name}.arrow")
 
     @property
     def splits(self) -> tuple[str, ...]:
+        """Names of the splits."""
         return tuple(name.removesuffix(".arrow") for name in self.manifest.files if name.endswith(".arrow"))
 
     @property
     def audit(self) -> Audit:
+        """The audit of the data."""
         return Audit.model_validate_json((self.folder / AUDIT_FILE).read_text(encoding="utf-8"))
 
     @property
     def num_bytes(self) -> int:
+        """Size of all files."""
         return sum(file.num_bytes for file in self.manifest.files.values())
 
 
 def make_key(parts: Mapping[str, str]) -> str:
+    """Return the key: a hash of the inputs."""
     canonical = json.dumps(dict(parts), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def store_folder(root: Path, key: str) -> Path:
+def get_store_dir(root: Path, key: str) -> Path:
+    """Return the folder of a key."""
     return root / key[:_SHOWN_KEY_DIGITS]
 
 
 def find_store(root: Path, key: str) -> Store | None:
-    """The whole, undamaged store of a key, or nothing. A damaged one is as good as none, and says so by `damage_of`."""
-    folder = store_folder(root, key)
-    if not folder.is_dir() or damage_of(folder) is not None:
+    """Return the intact store of a key; None if it is missing or damaged (see `find_damage`)."""
+    folder = get_store_dir(root, key)
+    if not folder.is_dir() or find_damage(folder) is not None:
         return None
     manifest = load_store_manifest(folder)
     return Store(folder, manifest) if manifest is not None and manifest.key == key else None
 
 
 def load_store_manifest(folder: Path) -> StoreManifest | None:
+    """Load the manifest of a store; None if it is missing or invalid."""
     try:
         return StoreManifest.model_validate_json((folder / STORE_FILE).read_text(encoding="utf-8"))
     except (OSError, ValidationError, ValueError):
         return None
 
 
-def damage_of(folder: Path) -> str | None:
-    """What is wrong with a store: every byte of every file is checked against its hash.
+def find_damage(folder: Path) -> str | None:
+    """Return what is wrong with a store, or None. Every file is verified against its hash.
 
-    Large files are read once: as long as their size, inode and times stay the same, the hash is remembered.
+    The hashes of large files are cached as long as size, inode and times are unchanged.
     """
     manifest = load_store_manifest(folder)
     if manifest is None:
@@ -107,13 +116,13 @@ def damage_of(folder: Path) -> str | None:
         if file.stat().st_size != stored.num_bytes:
             return f"{name} has {file.stat().st_size} bytes, not {stored.num_bytes}"
         is_large = stored.num_bytes >= _LARGE_BYTES
-        if (hash_remembered(file, folder.parent) if is_large else hash_file(file)) != stored.sha256:
-            return f"{name} has other bytes than were written"
+        if (hash_file_cached(file, folder.parent) if is_large else hash_file(file)) != stored.sha256:
+            return f"{name} does not match its hash"
     return None
 
 
 def find_stores(root: Path) -> list[Store]:
-    """All stores under a root that have a readable manifest, newest first; damage is not looked for."""
+    """Return all stores in a folder, newest first, without verifying them."""
     if not root.is_dir():
         return []
     stores = []
@@ -125,7 +134,7 @@ def find_stores(root: Path) -> list[Store]:
 
 
 def explain_miss(root: Path, parts: Mapping[str, str]) -> str:
-    """Which part of the key differs from the nearest store that is there."""
+    """Return which inputs differ from those of the most similar store."""
     nearest: tuple[int, list[str]] | None = None
     for store in find_stores(root):
         differing = sorted(
@@ -134,20 +143,21 @@ def explain_miss(root: Path, parts: Mapping[str, str]) -> str:
         if nearest is None or len(differing) < nearest[0]:
             nearest = (len(differing), differing)
     if nearest is None:
-        return "nothing was prepared before"
+        return "no data prepared yet"
     return (
-        f"changed since it was prepared last: {', '.join(nearest[1])}" if nearest[1] else "the prepared data is damaged"
+        f"changed since the last preparation: {', '.join(nearest[1])}" if nearest[1] else "the prepared data is damaged"
     )
 
 
 @contextmanager
-def locked(root: Path, key: str) -> Iterator[None]:
-    """One process at a time prepares a key."""
-    with kernel_lock(root / f".{key[:_SHOWN_KEY_DIGITS]}.lock"):
+def lock_store(root: Path, key: str) -> Iterator[None]:
+    """Hold the lock of a key: one process prepares it at a time."""
+    with lock_file(root / f".{key[:_SHOWN_KEY_DIGITS]}.lock"):
         yield
 
 
 def is_locked(root: Path, key: str) -> bool:
+    """Return whether a running process is preparing the store of this key."""
     path = root / f".{key[:_SHOWN_KEY_DIGITS]}.lock"
     if not path.exists():
         return False
@@ -160,11 +170,11 @@ def is_locked(root: Path, key: str) -> bool:
 
 
 @contextmanager
-def scratch_folder(root: Path, key: str) -> Iterator[Path]:
-    """Where a store is made, beside its place. Under the lock, whatever an earlier process left there is rubbish."""
+def make_scratch_dir(root: Path, key: str) -> Iterator[Path]:
+    """Create a temporary folder next to the store; under the lock, leftovers of earlier processes are deleted."""
     prefix = f".{key[:_SHOWN_KEY_DIGITS]}.making"
-    for rubbish in root.glob(f"{prefix}*"):
-        shutil.rmtree(rubbish, ignore_errors=True)
+    for leftover in root.glob(f"{prefix}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
     folder = root / f"{prefix}-{os.getpid()}"
     folder.mkdir()
     try:
@@ -174,7 +184,7 @@ def scratch_folder(root: Path, key: str) -> Iterator[Path]:
 
 
 def publish(scratch: Path, root: Path, expert: str, parts: Mapping[str, str]) -> Store:
-    """Hash, sync, write the manifest last, rename: from here on the store exists, and is whole."""
+    """Hash and sync all files, write the manifest last and rename the folder, so that the store appears complete."""
     key = make_key(parts)
     files = {}
     for path in sorted(scratch.iterdir()):
@@ -183,8 +193,8 @@ def publish(scratch: Path, root: Path, expert: str, parts: Mapping[str, str]) ->
     manifest = StoreManifest(expert=expert, key=key, parts=dict(sorted(parts.items())), files=files)
     write_text_atomically(scratch / STORE_FILE, manifest.model_dump_json(indent=2) + "\n")
     _sync(scratch)
-    folder = store_folder(root, key)
-    if folder.exists():  # a damaged one: a whole one would have been used
+    folder = get_store_dir(root, key)
+    if folder.exists():  # damaged, or it would have been used
         shutil.rmtree(folder)
     scratch.rename(folder)
     _sync(root)
@@ -199,13 +209,13 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def check_inside(root: Path, wanted: str) -> Path:
-    """A path that a manifest names for writing: relative, and inside the data folder."""
-    path = root / wanted
+def check_inside(root: Path, relative: str) -> Path:
+    """Return a path that a manifest names; raises InputError unless it is relative and inside the data folder."""
+    path = root / relative
     is_inside = path.resolve().is_relative_to(root.resolve())
-    if Path(wanted).is_absolute() or not is_inside:
+    if Path(relative).is_absolute() or not is_inside:
         raise InputError(
-            f"training.config.pretokenized_cache: {wanted!r} leads out of the data folder",
+            f"training.config.pretokenized_cache: {relative!r} is outside the data folder",
             hint="use a relative path; LAUNCHER_DATA_DIR moves the data folder to another disk",
         )
     return path

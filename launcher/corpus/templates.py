@@ -1,4 +1,4 @@
-"""Conversation -> segments of text, trained or not. The end of an answer is trained: a model must learn to stop."""
+"""Chat templates: render conversations to segments, trained or not. The end token of an answer is trained."""
 
 from __future__ import annotations
 
@@ -10,47 +10,58 @@ from launcher.corpus.conversations import Conversation, Message
 
 
 class Segment(NamedTuple):
-    """A tuple, because millions are made."""
+    """A text that is trained or not; a tuple, because there are millions."""
 
     text: str
     is_trained: bool
 
 
 class Template(Protocol):
-    """What all templates can do. `text` enters the store's key: another text is another data set."""
+    """Interface of templates. `text` is part of the key of prepared data."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the template."""
+        ...
 
     @property
-    def text(self) -> str: ...
+    def text(self) -> str:
+        """Definition of the template."""
+        ...
 
     @property
-    def end_token(self) -> str: ...
+    def end_token(self) -> str:
+        """Token that ends an answer."""
+        ...
 
-    def render(self, conversation: Conversation) -> tuple[Segment, ...]: ...
+    def render(self, conversation: Conversation) -> tuple[Segment, ...]:
+        """Return the segments of a conversation."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnTemplate:
-    """A template in which every turn is opened, filled and closed alike."""
+    """A template in which every turn has the same opening and closing markers."""
 
     name: str
     begin: str = ""
-    open: str  # {role} is filled in
+    open: str  # {role} is replaced
     close: str
     after: str = ""  # between turns; never trained
-    think: str = ""  # what a model that thinks is given instead of thoughts
+    think: str = ""  # empty thinking block of a reasoning model
 
     @property
     def text(self) -> str:
+        """Definition of the template."""
         return "\n".join((self.begin, self.open, self.close, self.after, self.think))
 
     @property
     def end_token(self) -> str:
+        """Token that ends an answer."""
         return self.close
 
     def render(self, conversation: Conversation) -> tuple[Segment, ...]:
+        """Return the segments of a conversation."""
         return tuple(merge_segments(self._pieces(conversation)))
 
     def _pieces(self, conversation: Conversation) -> Iterator[Segment]:
@@ -65,11 +76,12 @@ class TurnTemplate:
 
 
 def join_context(message: Message) -> str:
+    """Return the content of a message followed by its context."""
     return f"{message.content}\n\n{message.context}" if message.context else message.content
 
 
 def merge_segments(pieces: Iterator[Segment]) -> Iterator[Segment]:
-    """Neighbours of one kind become one: fewer pieces to tokenise, and no token is cut where nothing changes."""
+    """Merge adjacent segments of one kind, so that no token is split between them."""
     last: Segment | None = None
     for piece in pieces:
         if not piece.text:
@@ -98,16 +110,18 @@ LLAMA3 = TurnTemplate(
 
 @dataclass(frozen=True, slots=True)
 class AlpacaTemplate:
-    """Headlines instead of markers; the end is the tokenizer's own end-of-text token."""
+    """The Alpaca template with headlines; answers end with the tokenizer's end-of-text token."""
 
     end_token: str
     name: str = "alpaca"
 
     @property
     def text(self) -> str:
+        """Definition of the template."""
         return f"### Instruction / ### Input / ### Response / {self.end_token}"
 
     def render(self, conversation: Conversation) -> tuple[Segment, ...]:
+        """Return the segments of a conversation."""
         return tuple(merge_segments(self._pieces(conversation)))
 
     def _pieces(self, conversation: Conversation) -> Iterator[Segment]:

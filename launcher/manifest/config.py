@@ -1,7 +1,7 @@
-"""`training.config`: what to learn, and, where the author cares, how to run it.
+"""`training.config`: the hyperparameters, and optional settings of how to run the training.
 
-An absent execution key (None here) means *decide for me*; the plan says what was decided. An absent learning key has
-the value that the trainer of the published manifests used, so that old files mean what they meant.
+An absent execution key is None: the plan decides and reports its decision. An absent learning key has the default of
+the trainer of the published manifests, so that old files keep their meaning.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from launcher.choices import AttentionBackend, OptimizerName
-from launcher.manifest.base import Scalar, Strict, one_of
+from launcher.core.choices import AttentionBackend, OptimizerName
+from launcher.manifest.strict_model import Ignored, Strict, one_of
 
-# Bounds that no training reaches: they keep a slip of the keyboard out of the arithmetic of a plan.
+# Upper bounds that no training reaches: they keep typing errors out of the plan's arithmetic.
 BatchSize = Annotated[int, Field(ge=1, le=10**6)]
 Epochs = Annotated[float, Field(gt=0, le=1e6)]
 Steps = Annotated[int, Field(ge=0, le=10**9)]
 PositiveSteps = Annotated[int, Field(ge=1, le=10**9)]
-Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what NumPy takes
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # NumPy's range
 Workers = Annotated[int, Field(ge=0, le=1024)]
 Ratio = Annotated[float, Field(ge=0, le=1)]
 Cadence = Literal["no", "steps", "epoch"]
@@ -26,238 +26,233 @@ SchedulerName = Literal["linear", "cosine", "cosine_with_restarts", "polynomial"
 
 
 class SchedulerOptions(Strict):
-    """`lr_scheduler_kwargs`."""
+    """Options of the learning rate schedule, `lr_scheduler_kwargs`."""
 
     num_cycles: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """Of cosine: periods. Of cosine_with_restarts: restarts, counted whole."""
+    """cosine: number of periods; cosine_with_restarts: number of restarts, an integer."""
     power: Annotated[float, Field(gt=0, le=1e3)] | None = None
-    """Of polynomial: 1 is a straight line."""
+    """polynomial: exponent; 1 is linear."""
     lr_end: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Of polynomial: the rate at the end."""
+    """polynomial: final learning rate."""
 
 
 class Wandb(Strict):
-    """Where the metrics go. No keys or passwords: they stay in the environment."""
+    """Weights & Biases settings of a run. API keys belong in the environment."""
 
     project: str | None = None
-    """Project of the runs; absent: WANDB_PROJECT, else expert-launcher."""
+    """W&B project. Default: WANDB_PROJECT, else expert-launcher."""
     entity: str | None = None
-    """Team or user; absent: WANDB_ENTITY, else that of your key."""
+    """W&B team or user. Default: WANDB_ENTITY, else the owner of the API key."""
     group: str | None = None
-    """Runs that belong together; absent: the expert."""
+    """Run group. Default: the expert's name."""
     name: str | None = None
-    """Of the run; absent: its id."""
+    """Run name. Default: the run id."""
     tags: tuple[str, ...] = ()
-    """To filter by."""
+    """Run tags."""
     notes: str | None = None
-    """Shown beside the run."""
+    """Run notes."""
     mode: Literal["online", "offline", "disabled"] | None = None
-    """Absent: online with a key, offline without. WANDB_MODE wins, except over disabled."""
+    """Default: online if an API key is set, else offline. WANDB_MODE overrides every value except disabled."""
     artifacts: tuple[Literal["adapter", "manifest"], ...] = ()
-    """Uploaded when the run is done."""
+    """Artifacts to upload when the run is finished."""
 
 
 class TrainingConfig(Strict):
-    # What to learn
+    """Hyperparameters and execution settings of a training."""
+
+    # Hyperparameters
     method: Annotated[Literal["sft", "rlhf", "dpo"], one_of("sft", refused=("rlhf", "dpo"))]
-    """Only sft: supervised fine-tuning."""
+    """Training method: sft (supervised fine-tuning)."""
     adapter_type: Annotated[
         Literal["lora", "dora", "ia3", "full", "lokr", "adalora"],
         one_of("lora", "dora", "ia3", "full", refused=("lokr", "adalora")),
     ]
-    """What is trained: a LoRA, DoRA or IA³ adapter on a frozen base, or with full every weight."""
+    """A LoRA, DoRA or IA³ adapter on a frozen base model; full trains all weights."""
     rank: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Size of LoRA's and DoRA's matrices, which need it. A larger one can learn more and takes more memory."""
+    """Rank r of the LoRA or DoRA matrices; required for both. A higher rank has more capacity and needs more memory."""
     alpha: Annotated[int, Field(ge=1, le=10**6)] | None = None
-    """LoRA and DoRA need it: what the adapter says counts alpha / rank times."""
+    """The LoRA or DoRA update is scaled by alpha / rank; required for both."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Of the adapter's inputs. Absent: what `base_models.adapters` says, else 0.05, as the published trainer."""
+    """Dropout on the adapter's input. Default: `dropout` in `base_models.adapters`, else 0.05."""
     target_modules: tuple[str, ...] = ()
-    """The base's matrices that get an adapter, such as q_proj. Names the base does not have are refused."""
+    """Linear layers of the base model that get an adapter, such as q_proj. Names not in the base model are refused."""
     feedforward_modules: tuple[str, ...] = ()
-    """Of IA³: which of target_modules are scaled at their input."""
+    """IA³: the target_modules that are scaled at their input."""
     epochs: Epochs | None = None
-    """Passes over the training rows; may be a fraction. This or max_steps is needed."""
+    """Passes over the training rows; may be a fraction. Either this or max_steps is required."""
     num_epochs: Epochs | None = None
-    """Another name for epochs."""
+    """Alias of epochs."""
     max_steps: Steps | None = None
-    """Optimizer steps; wins over epochs. 0 is absent."""
+    """Number of optimizer steps; takes precedence over epochs. 0 means absent."""
     learning_rate: Annotated[float, Field(gt=0, le=1)]
-    """The highest rate, behind the warm-up."""
+    """Peak learning rate, reached after the warm-up."""
     lr_scheduler: SchedulerName = "linear"
-    """How the rate falls behind the warm-up."""
+    """Learning rate schedule after the warm-up."""
     lr_scheduler_kwargs: SchedulerOptions = SchedulerOptions()
     """Options of the schedule."""
     warmup_steps: Steps = 0
-    """Steps in which the rate rises from 0."""
+    """Steps of linear warm-up from 0."""
     warmup_ratio: Ratio | None = None
-    """The same as a share of all steps; wins over warmup_steps."""
+    """Warm-up as a fraction of all steps; takes precedence over warmup_steps."""
     weight_decay: Annotated[float, Field(ge=0, le=1e3)] = 0.0
-    """AdamW's."""
+    """Weight decay of the optimizer."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """AdamW's."""
+    """β₁ of AdamW."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    """AdamW's."""
+    """β₂ of AdamW."""
     adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
-    """AdamW's."""
+    """ε of AdamW."""
     max_grad_norm: Annotated[float, Field(ge=0, le=1e9)] = 1.0
-    """Gradients are clipped to this norm, over all weights and ranks; 0: never."""
+    """Gradients are clipped to this global norm; 0 disables clipping."""
     batch_size: BatchSize
-    """With gradient_accumulation_steps the global batch: their product is kept on any hardware."""
+    """The global batch is batch_size * gradient_accumulation_steps on any hardware."""
     gradient_accumulation_steps: BatchSize = 1
-    """The other factor of the global batch. How it is split is the plan's affair."""
+    """The other factor of the global batch. The plan splits the global batch into micro-batches."""
     max_seq_length: Annotated[int, Field(ge=8, le=10**7)] = 2048
-    """Tokens of a sequence. Longer rows are cut at their end, and counted."""
+    """Maximum tokens per sequence. Longer rows are truncated at the end, and counted."""
     packing: bool = False
-    """Several rows fill one sequence, kept apart. Off: a row a sequence, which costs no padding either."""
+    """Pack several rows into one sequence, without attention between rows. Neither setting adds padding."""
     group_by_length: bool = False
-    """Rows of similar length come together. Without meaning where rows are packed."""
+    """Put rows of similar length into the same batch. No effect with packing."""
     loss_on: Literal["completion", "all"] = "all"
-    """completion: answers and their end token are trained; all: everything, the question too."""
+    """completion: loss on answers and their end token only; all: loss on every token, including the prompt."""
     seed: Seed = 42
-    """Of weights, order and dropout: the same seed trains the same."""
+    """Seed of adapter initialization, data order and dropout."""
 
-    # How to run it: None means that the plan decides
+    # Execution: if None, the plan decides
     bf16: bool | None = None
-    """true: compute in BF16, an error where the GPU has none; false: not in BF16."""
+    """true: compute in BF16, an error if the GPU does not support it; false: do not use BF16."""
     fp16: bool | None = None
     """true: compute in FP16 with loss scaling."""
     use_tf32: bool | None = None
-    """FP32 products in TF32 on GPUs that have it."""
+    """Use TF32 for FP32 matrix multiplications on GPUs that support it."""
     attention: Literal["auto"] | AttentionBackend = "auto"
-    """The kernel. A named one that cannot run here is an error; auto takes the fastest that is proven."""
+    """Attention kernel. auto selects the fastest verified one; a named kernel that cannot run is an error."""
     flash_attention_2: bool | None = None
-    """false: no FlashAttention, neither a package's nor torch's own."""
+    """false: no FlashAttention, neither from a package nor from PyTorch."""
     use_sdpa: bool | None = None
-    """With flash_attention_2 false: torch's scaled_dot_product_attention."""
+    """With flash_attention_2 false: use torch.nn.functional.scaled_dot_product_attention."""
     optim: OptimizerName | None = None
-    """The optimizer. adamw_bnb_8bit needs a GPU and bitsandbytes."""
+    """Optimizer. adamw_bnb_8bit needs a GPU and bitsandbytes."""
     gradient_checkpointing: bool | Literal["selective"] | None = None
-    """Recompute in the backward pass: true every layer, selective what is cheap. Saves memory."""
+    """Save memory by recomputing activations in the backward pass: true for every layer, selective for cheap ops."""
     torch_compile: bool | None = None
-    """Fuse kernels by torch.compile: faster steps behind a slow first one."""
+    """Fuse kernels with torch.compile: faster steps after a slow first one."""
     torch_compile_backend: Annotated[str, Field(min_length=1)] | None = None
-    """Of torch.compile; absent: inductor."""
+    """Backend of torch.compile. Default: inductor."""
     torch_compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = (
         None
     )
-    """Of torch.compile. reduce-overhead asks for a CUDA graph of the micro-step, any other mode is against it."""
+    """Mode of torch.compile. reduce-overhead requests a CUDA graph of the micro-step; other modes exclude it."""
     dataloader_num_workers: Workers | None = None
-    """Processes that read packs; rows are prepared before, so two suffice."""
+    """DataLoader worker processes. Rows are tokenized in advance, so two are enough."""
     dataloader_prefetch_factor: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Batches that a worker has ready."""
+    """Batches prefetched per worker."""
     dataloader_pin_memory: bool | None = None
-    """Batches in pinned memory, so that copies run beside the GPU."""
+    """Put batches into pinned memory, so that copies to the GPU are asynchronous."""
     dataloader_persistent_workers: bool | None = None
     """Keep workers between epochs."""
     strategy: Literal["auto", "ddp", "fsdp2", "zero1", "zero2", "zero3"] = "auto"
-    """How several GPUs share the work; `--strategy` wins. auto: the simplest that fits, if no other is 20 % faster."""
+    """Parallelism over several GPUs; `--strategy` overrides it. auto: the simplest that fits, unless another is at \
+least 20 % faster."""
     offload: Literal["auto", "none", "optimizer", "optimizer_and_parameters"] = "auto"
-    """What lies in CPU memory. auto: nothing, unless nothing else fits."""
+    """Offload to CPU memory. auto: only if nothing else fits."""
     eval_batch_size: BatchSize | None = None
-    """Sequences at a time in an evaluation; absent: a micro-batch."""
+    """Sequences per evaluation batch. Default: the micro-batch size."""
     pretokenized_cache: Annotated[str, Field(min_length=1)] | None = None
-    """Folder of the prepared data, below LAUNCHER_DATA_DIR; absent: datasets_optimized/."""
+    """Folder of the tokenized data, relative to LAUNCHER_DATA_DIR. Default: datasets_optimized/."""
 
-    # When to look and to save
+    # Logging, evaluation and checkpoints
     logging_steps: PositiveSteps = 10
-    """A line on the console every so many steps; metrics.jsonl has every step."""
+    """Print progress every N steps; metrics.jsonl contains every step."""
     evaluation_strategy: Cadence | None = None
-    """When the held-out loss is measured and answers are judged; absent: every epoch."""
+    """When to evaluate validation loss and task metrics. Default: every epoch."""
     eval_steps: PositiveSteps | None = None
-    """With steps: every so many (absent: 500)."""
+    """With evaluation_strategy steps: evaluate every N steps (default 500)."""
     eval_epochs: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """With epoch: every so many; may be a fraction."""
+    """With evaluation_strategy epoch: evaluate every N epochs; may be a fraction."""
     save_strategy: Cadence | None = None
-    """When a checkpoint is saved; absent: every epoch, and at least every half hour."""
+    """When to save a checkpoint. Default: every epoch, and at least every half hour."""
     save_steps: PositiveSteps | None = None
-    """With steps: every so many (absent: 500)."""
+    """With save_strategy steps: save every N steps (default 500)."""
     save_epochs: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """With epoch: every so many; may be a fraction."""
+    """With save_strategy epoch: save every N epochs; may be a fraction."""
     save_total_limit: PositiveSteps | None = 3
-    """How many checkpoints are kept; the best is among them where it is to be loaded. null: all."""
+    """Number of checkpoints to keep, including the best one if it is to be loaded. null: keep all."""
     load_best_model_at_end: bool | None = None
-    """The adapter is that of the best evaluation; absent: yes, unless nothing is evaluated."""
+    """Export the checkpoint with the best evaluation. Default: true, unless evaluation is off."""
     metric_for_best_model: str = "eval_loss"
     """Only eval_loss (or loss)."""
     greater_is_better: bool = False
-    """Only false: of losses the smaller one is better."""
+    """Only false, because a smaller loss is better."""
     early_stopping_patience: PositiveSteps | None = None
-    """Stop after so many evaluations without a better one."""
+    """Stop after N evaluations without improvement."""
     early_stopping_threshold: Annotated[float, Field(ge=0)] = 0.0
-    """By how much an evaluation must be better to count."""
+    """Minimum decrease of the loss that counts as an improvement."""
     wandb: Wandb = Wandb()
-    """Where Weights & Biases is told of the run."""
+    """Weights & Biases settings."""
 
-    # Keys of other trainers: known, and listed by `launcher validate` as not used
-    use_unsloth: bool | None = None
-    memory_efficient_attention: bool | None = None
-    memory_clear_every: Steps | None = None
-    activation_checkpointing: str | None = None
-    gradient_checkpointing_kwargs: dict[str, Scalar] | None = None
-    use_cuda_graphs: bool | None = None
-    cuda_graph_warmup_steps: Steps | None = None
+    # Keys of other trainers, without effect
+    use_unsloth: Ignored = None
+    memory_efficient_attention: Ignored = None
+    memory_clear_every: Ignored = None
+    activation_checkpointing: Ignored = None
+    gradient_checkpointing_kwargs: Ignored = None
+    use_cuda_graphs: Ignored = None
+    cuda_graph_warmup_steps: Ignored = None
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> TrainingConfig:
+    def _check_combinations(self) -> TrainingConfig:
         problems = [
-            *_method_problems(self),
-            *_adapter_problems(self),
-            *_scheduler_problems(self),
-            *_length_problems(self),
-            *_cadence_problems(self),
+            *_check_adapter(self),
+            *_check_scheduler(self),
+            *_check_length(self),
+            *_check_cadence(self),
         ]
+        if self.method != "sft":
+            problems.append(f"method: {self.method} is not supported; use sft (supervised fine-tuning)")
         if self.bf16 and self.fp16:
-            problems.append("bf16: bf16 and fp16 are both true; keep one (bf16 where the GPU has it)")
+            problems.append("bf16: bf16 and fp16 are both true; keep one (bf16 if the GPU supports it)")
         if problems:
             raise ValueError("\n".join(problems))
         return self
 
     @property
     def num_train_epochs(self) -> float | None:
+        """Number of epochs, from either of the two keys."""
         return self.epochs if self.epochs is not None else self.num_epochs
 
     @property
     def global_batch_size(self) -> int:
+        """Sequences per optimizer step, over all ranks."""
         return self.batch_size * self.gradient_accumulation_steps
 
 
-def _method_problems(config: TrainingConfig) -> list[str]:
-    if config.method != "sft":
-        return [f"method: {config.method} is not supported, this launcher does supervised fine-tuning; use sft"]
-    return []
-
-
-def _adapter_problems(config: TrainingConfig) -> list[str]:
+def _check_adapter(config: TrainingConfig) -> list[str]:
     kind = config.adapter_type
     if kind in ("lokr", "adalora"):
         return [f"adapter_type: {kind} is not supported; use lora, dora, ia3 or full"]
     problems = []
-    if kind in ("lora", "dora"):
-        missing = [name for name in ("rank", "alpha") if getattr(config, name) is None]
-        problems += [f"{name}: missing, adapter_type {kind} needs it" for name in missing]
-        if not config.target_modules:
-            problems.append(f"target_modules: missing or empty, adapter_type {kind} needs at least one")
-    else:
-        given = [name for name in ("rank", "alpha") if getattr(config, name) is not None]
-        problems += [f"{name}: no meaning for adapter_type {kind}; remove it" for name in given]
-    if kind == "ia3" and not config.target_modules:
-        problems.append("target_modules: missing or empty, adapter_type ia3 needs at least one")
+    for name in ("rank", "alpha"):
+        is_absent = getattr(config, name) is None
+        if kind in ("lora", "dora") and is_absent:
+            problems.append(f"{name}: missing; adapter_type {kind} requires it")
+        elif kind in ("ia3", "full") and not is_absent:
+            problems.append(f"{name}: not applicable to adapter_type {kind}; remove it")
+    if kind != "full" and not config.target_modules:
+        problems.append(f"target_modules: missing or empty; adapter_type {kind} requires at least one")
     if kind == "full" and config.target_modules:
-        problems.append("target_modules: no meaning for adapter_type full, which trains every weight; remove it")
-    return problems + _feedforward_problems(config)
+        problems.append("target_modules: not applicable to adapter_type full, which trains all weights; remove it")
+    if config.feedforward_modules and kind != "ia3":
+        problems.append(f"feedforward_modules: not applicable to adapter_type {kind}, only to ia3; remove it")
+    elif config.target_modules:  # PEFT refuses them too, but only after loading the base model
+        unknown = [name for name in config.feedforward_modules if name not in config.target_modules]
+        if unknown:
+            problems.append(f"feedforward_modules: {', '.join(unknown)} must be in target_modules as well")
+    return problems
 
 
-def _feedforward_problems(config: TrainingConfig) -> list[str]:
-    if config.feedforward_modules and config.adapter_type != "ia3":
-        return [f"feedforward_modules: no meaning for adapter_type {config.adapter_type}, only for ia3; remove it"]
-    strangers = [name for name in config.feedforward_modules if name not in config.target_modules]
-    if strangers and config.target_modules:  # PEFT refuses them too, but only once the base is loaded
-        return [f"feedforward_modules: {', '.join(strangers)} must be in target_modules as well"]
-    return []
-
-
-# What each schedule of transformers can be told besides warm-up and length.
+# Options of the schedules in transformers, other than the numbers of steps.
 _SCHEDULER_OPTIONS: dict[str, tuple[str, ...]] = {
     "cosine": ("num_cycles",),
     "cosine_with_restarts": ("num_cycles",),
@@ -265,54 +260,46 @@ _SCHEDULER_OPTIONS: dict[str, tuple[str, ...]] = {
 }
 
 
-def _scheduler_problems(config: TrainingConfig) -> list[str]:
+def _check_scheduler(config: TrainingConfig) -> list[str]:
     name, options = config.lr_scheduler, config.lr_scheduler_kwargs
-    given = [option for option in ("num_cycles", "power", "lr_end") if getattr(options, option) is not None]
-    known = _SCHEDULER_OPTIONS.get(name, ())
     problems = [
-        f"lr_scheduler_kwargs.{option}: no meaning for lr_scheduler {name}; remove it"
-        for option in given
-        if option not in known
+        f"lr_scheduler_kwargs.{option}: not applicable to lr_scheduler {name}; remove it"
+        for option in SchedulerOptions.model_fields
+        if getattr(options, option) is not None and option not in _SCHEDULER_OPTIONS.get(name, ())
     ]
     cycles = options.num_cycles
     if name == "cosine_with_restarts" and cycles is not None and cycles != int(cycles):
-        problems.append(f"lr_scheduler_kwargs.num_cycles: restarts are counted whole, not {cycles:g}")
+        problems.append(f"lr_scheduler_kwargs.num_cycles: must be an integer for {name}, not {cycles:g}")
     if name == "polynomial" and (options.lr_end if options.lr_end is not None else 1e-7) >= config.learning_rate:
         problems.append(f"lr_scheduler_kwargs.lr_end: must be below the learning_rate of {config.learning_rate:g}")
     return problems
 
 
-def _length_problems(config: TrainingConfig) -> list[str]:
+def _check_length(config: TrainingConfig) -> list[str]:
     if config.epochs is not None and config.num_epochs is not None and config.epochs != config.num_epochs:
         return [f"epochs: epochs ({config.epochs:g}) and num_epochs ({config.num_epochs:g}) differ; keep one"]
     if config.num_train_epochs is None and not config.max_steps:
-        return ["epochs: missing, say how long to train by epochs or max_steps"]
+        return ["epochs: missing; set epochs or max_steps"]
     return []
 
 
-def _cadence_problems(config: TrainingConfig) -> list[str]:
+def _check_cadence(config: TrainingConfig) -> list[str]:
     problems = []
-    if config.evaluation_strategy == "no" and config.load_best_model_at_end:
-        problems.append("load_best_model_at_end: needs an evaluation, but evaluation_strategy is no")
-    elif config.load_best_model_at_end and _are_out_of_step(config):
+    strategies = {config.save_strategy, config.evaluation_strategy} - {None}  # an absent one follows the other
+    if config.load_best_model_at_end and config.evaluation_strategy == "no":
+        problems.append("load_best_model_at_end: requires evaluation, but evaluation_strategy is no")
+    elif config.load_best_model_at_end and len(strategies) > 1:
         problems.append(
-            f"load_best_model_at_end: the best model must have been saved, but save_strategy is {config.save_strategy} "
-            f"and evaluation_strategy is {config.evaluation_strategy}; make them equal"
+            f"load_best_model_at_end: requires a checkpoint at every evaluation, but save_strategy is "
+            f"{config.save_strategy} and evaluation_strategy is {config.evaluation_strategy}; make them equal"
         )
     for name, cadence in (("save", config.save_strategy), ("eval", config.evaluation_strategy)):
         if getattr(config, f"{name}_epochs") is not None and cadence in ("no", "steps"):
-            problems.append(f"{name}_epochs: no meaning where the strategy is {cadence}; remove it, or use epoch")
+            problems.append(f"{name}_epochs: not applicable to strategy {cadence}; remove it, or use epoch")
     if config.metric_for_best_model not in ("eval_loss", "loss"):
-        problems.append(f"metric_for_best_model: only eval_loss picks a checkpoint, not {config.metric_for_best_model}")
+        problems.append(f"metric_for_best_model: only eval_loss is supported, not {config.metric_for_best_model}")
     if config.greater_is_better:
-        problems.append("greater_is_better: the smaller loss is the better one; remove it, or say false")
+        problems.append("greater_is_better: a smaller loss is better; remove it, or set it to false")
     if config.evaluation_strategy == "no" and config.early_stopping_patience is not None:
-        problems.append("early_stopping_patience: needs an evaluation, but evaluation_strategy is no")
+        problems.append("early_stopping_patience: requires evaluation, but evaluation_strategy is no")
     return problems
-
-
-def _are_out_of_step(config: TrainingConfig) -> bool:
-    """Both said, and differently. One that is left out follows the other."""
-    return None not in (config.save_strategy, config.evaluation_strategy) and (
-        config.save_strategy != config.evaluation_strategy
-    )

@@ -1,15 +1,16 @@
-"""The manifest: one expert, its base models, its data and how it is trained. Today's form is schema 2.0."""
+"""The manifest of an expert: base models, data, training and evaluation. The types describe schema 2.0."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from launcher.manifest import metadata
-from launcher.manifest.base import Strict, TextOr, one_of
 from launcher.manifest.config import TrainingConfig
 from launcher.manifest.dataset import Dataset
+from launcher.manifest.strict_model import Count, Fraction, Ignored, Strict, one_of
+
+MAX_TASK_ROWS = 2000  # rows of the validation split to read, so that training need not wait for millions
 
 PromptTemplate = Annotated[
     Literal["chatml", "qwen3", "llama3", "alpaca", "tokenizer", "llama2", "vicuna", "custom"],
@@ -18,49 +19,55 @@ PromptTemplate = Annotated[
 
 
 class Adapter(Strict):
-    """A published adapter of a base model. `training.config` says what is trained; this is what it fell back on."""
+    """A published adapter of a base model. `training.config` describes the adapter that is trained."""
 
-    type: Literal["lora", "dora", "ia3", "lokr", "adalora"]
     target_modules: tuple[str, ...] = ()
-    """What the published adapter sat on; a note says where training.config differs."""
-    feedforward_modules: tuple[str, ...] = ()
+    """Modules of the published adapter; the plan notes differences from training.config."""
     r: Annotated[int, Field(ge=1, le=10**6)] | None = None
-    """Its rank; a note says where training.config differs."""
+    """Rank of the published adapter; the plan notes a difference from training.config."""
     alpha: Annotated[int, Field(ge=1, le=10**6)] | None = None
-    """Its alpha; a note says where training.config differs."""
+    """Alpha of the published adapter; the plan notes a difference from training.config."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Used where training.config names no dropout."""
-    scaling: Literal["default", "standard", "dora", "learned"] | None = None
-    use_dora: bool | None = None
-    path: str | None = None
-    checkpoint_step: metadata.Counter | None = None
-    size_bytes: metadata.Counter | None = None
-    sha256: str | None = None
+    """Used if training.config has no dropout."""
+
+    # Without effect
+    type: Ignored = None
+    feedforward_modules: Ignored = None
+    scaling: Ignored = None
+    use_dora: Ignored = None
+    path: Ignored = None
+    checkpoint_step: Ignored = None
+    size_bytes: Ignored = None
+    sha256: Ignored = None
 
 
 class BaseModelEntry(Strict):
-    """A base model by hub name or local folder."""
+    """A base model: Hub name or local folder, and how it is loaded."""
 
     name: Annotated[str, Field(min_length=1)]
     """Hub name (Qwen/Qwen3-0.6B) or local folder."""
     revision: str | None = None
-    """Commit of the hub, so that weights stay the same."""
+    """Commit on the Hub, so that the weights stay the same."""
     trust_remote_code: bool = False
-    """Run code that the model's author ships; needs a pinned revision."""
-    sha256: str | None = None
+    """Run code from the model's repository; requires a revision."""
     quantization: Literal["none", "int4", "int8", "bf16", "fp16"] = "none"
-    """How the frozen base is stored: int4 is NF4 (QLoRA), int8 LLM.int8; the others are not quantised."""
-    rope_scaling: TextOr[metadata.RopeScaling] | None = None
+    """Storage of the frozen base model: int4 is NF4 (QLoRA), int8 is LLM.int8(); the others do not quantize."""
     prompt_template: PromptTemplate = "tokenizer"
-    """How a row becomes text; tokenizer: the base's own chat template."""
+    """Template that formats a row; tokenizer: the chat template of the tokenizer."""
     adapters: tuple[Adapter, ...] = ()
-    """Adapters that were published for this base."""
+    """Published adapters of this base model."""
+
+    # Without effect
+    sha256: Ignored = None
+    rope_scaling: Ignored = None
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> BaseModelEntry:
+    def _check_entry(self) -> BaseModelEntry:
         problems = []
         if self.trust_remote_code and not self.revision:
-            problems.append("trust_remote_code: runs code of the model's author; pin the reviewed commit with revision")
+            problems.append(
+                "trust_remote_code: runs code from the model's repository; set revision to a commit you trust"
+            )
         if self.prompt_template in ("llama2", "vicuna", "custom"):
             problems.append(
                 f"prompt_template: {self.prompt_template} is not supported; "
@@ -71,48 +78,126 @@ class BaseModelEntry(Strict):
         return self
 
 
+class Decoding(Strict):
+    """Settings of text generation in `launcher ask`, `launcher eval` and evaluations during training."""
+
+    grammar_type: str | None = None
+    """Selects the judge if evaluation.judge is absent. Grammars are not applied."""
+    stop_sequences: tuple[str, ...] = ()
+    """Strings that end an answer."""
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """Sampling temperature. 0: greedy; the other sampling settings have no effect."""
+    top_p: Fraction | None = None
+    """Nucleus sampling. Implies temperature 1 if temperature is absent."""
+    top_k: Count | None = None
+    """Top-k sampling. Implies temperature 1 if temperature is absent."""
+    min_p: Fraction | None = None
+    """Min-p sampling. Implies temperature 1 if temperature is absent."""
+
+    # Without effect
+    use_grammar: Ignored = None
+    grammar_file: Ignored = None
+    validation: Ignored = None
+    validation_cmd: Ignored = None
+
+
 class Training(Strict):
+    """Data, hyperparameters and text generation of an expert."""
+
     dataset: Dataset
-    """Where the rows come from."""
+    """Location and format of the rows."""
     config: TrainingConfig
-    """What to learn, and, where you care, how to run it."""
-    decoding: metadata.Decoding | None = None
-    trained_on: str | None = None
-    base_model_version: str | None = None
-    packaging_checkpoint: str | None = None
-    checkpoint: str | None = None
-    quality_score: float | None = None
-    test_scenarios: metadata.Scenarios | None = None
-    alternative_checkpoints: metadata.Checkpoints | None = None
+    """Hyperparameters and, optionally, execution settings."""
+    decoding: Decoding | None = None
+    """Text generation in `launcher ask`, `launcher eval` and evaluations during training."""
+
+    # Without effect
+    trained_on: Ignored = None
+    base_model_version: Ignored = None
+    packaging_checkpoint: Ignored = None
+    checkpoint: Ignored = None
+    quality_score: Ignored = None
+    test_scenarios: Ignored = None
+    alternative_checkpoints: Ignored = None
+
+
+class Evaluation(Strict):
+    """How answers are judged, and how many."""
+
+    judge: str | None = None
+    """json, sql, cypher, typescript, or package.module:Class. Default: by grammar_type, else by the expert's name."""
+    judge_command: tuple[str, ...] = ()
+    """External program that judges answers, instead of a built-in judge."""
+    task_rows: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    """Validation rows to answer at each evaluation during training; 0: none. Default: up to 64."""
+    task_share: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """Maximum fraction of the training time spent on answering."""
+
+    # Without effect
+    test_cases: Ignored = None
+    suite: Ignored = None
+    metrics: Ignored = None
+
+
+class Limitation(Strict):
+    """A known limitation of the expert, shown in the model card."""
+
+    pattern: str
+    """What fails."""
+    description: str
+    """Why or how it fails."""
+    example: str | None = None
+    """An input that fails."""
+    workaround: str | None = None
+    """What to do instead."""
+
+
+def _is_text_or_object(value: object) -> str:
+    return "object" if isinstance(value, dict | BaseModel) else "text"
+
+
+# With a discriminator, only the form that is used reports problems.
+_TextOrLimitation = Annotated[
+    Annotated[str, Tag("text")] | Annotated[Limitation, Tag("object")], Discriminator(_is_text_or_object)
+]
 
 
 class Manifest(Strict):
+    """The manifest of an expert."""
+
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
-    """Of the expert: expert-neo4j is neo4j on the command line. Part of run ids."""
+    """Name of the expert; expert-neo4j is neo4j on the command line. Part of run ids."""
     version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+")]
-    """Of the expert; kept in the run's record and the adapter's card."""
+    """Version of the expert, stored in the run's record and the model card."""
     schema_version: Literal["1.0", "2.0"] = "2.0"
+    """Form of this file."""
     description: str | None = None
-    author: str | None = None
-    homepage: str | None = None
-    repository: metadata.Repository | None = None
+    """Shown in the model card."""
     license: str | None = None
+    """Shown in the model card."""
     tags: tuple[str, ...] = ()
-    capabilities: tuple[str, ...] = ()
-    limitations: tuple[TextOr[metadata.Limitation], ...] = ()
+    """Shown in the model card."""
+    limitations: tuple[_TextOrLimitation, ...] = ()
+    """Shown in the model card."""
     base_models: Annotated[tuple[BaseModelEntry, ...], Field(min_length=1)]
-    """The first is trained; `--base` takes another."""
-    soft_prompts: tuple[metadata.SoftPrompt, ...] = ()
-    routing: metadata.Routing | None = None
-    constraints: metadata.Constraints | None = None
-    perf: metadata.Performance | None = None
-    runtime: metadata.Runtime | None = None
+    """Base models; the first is trained, `--base` selects another."""
     training: Training
-    """Data, settings and decoding."""
-    evaluation: metadata.Evaluation | None = None
-    """Who judges answers, and how many."""
-    integrity: metadata.Integrity | None = None
-    quality_metrics: metadata.QualityMetrics | None = None
+    """Data, hyperparameters and text generation."""
+    evaluation: Evaluation | None = None
+    """How answers are judged, and how many."""
+
+    # Without effect
+    author: Ignored = None
+    homepage: Ignored = None
+    repository: Ignored = None
+    capabilities: Ignored = None
+    soft_prompts: Ignored = None
+    routing: Ignored = None
+    constraints: Ignored = None
+    perf: Ignored = None
+    runtime: Ignored = None
+    integrity: Ignored = None
+    quality_metrics: Ignored = None
 
     @property
     def base(self) -> BaseModelEntry:
@@ -121,5 +206,5 @@ class Manifest(Strict):
 
     @property
     def expert(self) -> str:
-        """The expert's short name: `expert-neo4j` is neo4j."""
+        """The expert's short name: neo4j for `expert-neo4j`."""
         return self.name.removeprefix("expert-")

@@ -1,4 +1,4 @@
-"""`--set training.config.learning_rate=1e-4`: put into the tree before it is checked."""
+"""Overrides such as `--set training.config.learning_rate=1e-4`, applied before validation."""
 
 from __future__ import annotations
 
@@ -7,112 +7,111 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 
-from launcher.errors import InputError
-from launcher.manifest.reading import Json, is_too_deep, shorten
+from launcher.core.errors import InputError
+from launcher.manifest.parse_json import Json, is_too_deep, shorten
 from launcher.manifest.upgrade import is_schema_1
 
 _PATH = re.compile(r"[^.\[\]]+(\.[^.\[\]]+|\[[0-9]{1,9}\])*")
-_STEP = re.compile(r"[^.\[\]]+")
+_PART = re.compile(r"[^.\[\]]+")
 _HINT = "--set training.config.learning_rate=1e-4"
 
 
 def apply_overrides(tree: dict[str, Json], overrides: Iterable[str]) -> dict[str, Json]:
+    """Return a copy of the tree with all overrides applied; raises InputError."""
     tree = copy.deepcopy(tree)
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not path.strip():
             raise InputError(f"--set {shorten(override)}: not KEY=VALUE", hint=_HINT)
-        steps = _parse_path(path.strip())
-        _assign(tree, _steps_in(tree, steps), parse_value(text))
+        _assign(tree, _convert_to_form_of(tree, _parse_path(path.strip())), parse_value(text))
         if is_too_deep(tree):
-            raise InputError(f"--set {shorten(override)}: nested too deeply to be a manifest")
+            raise InputError(f"--set {shorten(override)}: the value is nested too deeply")
     return tree
 
 
-def find_given_keys(overrides: Iterable[str]) -> frozenset[str]:
-    """The keys that overrides set, dotted, in today's form; an object that is set whole gives every key in it."""
-    given: set[str] = set()
+def list_overridden_keys(overrides: Iterable[str]) -> frozenset[str]:
+    """Return the dotted keys set by overrides, in schema 2.0; an object counts as all keys in it."""
+    keys: set[str] = set()
     for override in overrides:
         path, _, text = override.partition("=")
-        steps = _steps_today(_parse_path(path.strip()))
-        given.update(_find_leaves(".".join(steps), parse_value(text)))
-    return frozenset(given)
+        parts = _convert_to_schema_2(_parse_path(path.strip()))
+        keys.update(_list_leaves(".".join(parts), parse_value(text)))
+    return frozenset(keys)
 
 
-def _find_leaves(path: str, value: Json) -> Iterator[str]:
+def _list_leaves(path: str, value: Json) -> Iterator[str]:
     if not isinstance(value, dict) or not value:
         yield path
         return
-    for key, below in value.items():
-        yield from _find_leaves(f"{path}.{key}", below)
+    for key, child in value.items():
+        yield from _list_leaves(f"{path}.{key}", child)
 
 
 def parse_value(text: str) -> Json:
-    """JSON where it is JSON (numbers, true, null, lists), otherwise the text itself."""
+    """Parse the text as JSON (numbers, true, null, lists, ...), or return it as a string."""
     try:
         value: Json = json.loads(text, parse_constant=lambda name: name)
     except ValueError:
         return text
     except RecursionError:
-        raise InputError(f"--set ...={shorten(text)}: nested too deeply to be a manifest") from None
+        raise InputError(f"--set ...={shorten(text)}: the value is nested too deeply") from None
     return value
 
 
 def _parse_path(path: str) -> list[str]:
     if not _PATH.fullmatch(path):
-        raise InputError(f"--set {shorten(path)}: not a path of keys with dots between them", hint=_HINT)
-    return _STEP.findall(path)
+        raise InputError(f"--set {shorten(path)}: not a path of keys separated by dots", hint=_HINT)
+    return _PART.findall(path)
 
 
-def _steps_in(tree: dict[str, Json], steps: list[str]) -> list[str]:
-    """Both forms of a path mean the same in a file of schema 1.0, which has one base model and its adapters on top."""
-    if steps[0] == "base_model" and not is_schema_1(tree):
+def _convert_to_form_of(tree: dict[str, Json], parts: list[str]) -> list[str]:
+    """Convert a path to the form of the file, because schema 1.0 accepts paths of both forms."""
+    if parts[0] == "base_model" and not is_schema_1(tree):
         raise InputError(
-            f"--set {_format(steps)}: the manifest has a list of base_models",
-            hint=f"write {_format(['base_models', '0', *steps[1:]])}",
+            f"--set {_format(parts)}: the manifest has a list of base_models",
+            hint=f"write {_format(_convert_to_schema_2(parts))}",
         )
-    if steps[:2] != ["base_models", "0"] or "base_model" not in tree:
-        return steps
-    return steps[2:] if steps[2:3] == ["adapters"] else ["base_model", *steps[2:]]
+    if parts[:2] != ["base_models", "0"] or "base_model" not in tree:
+        return parts
+    return parts[2:] if parts[2:3] == ["adapters"] else ["base_model", *parts[2:]]
 
 
-def _steps_today(steps: list[str]) -> list[str]:
-    """The other way round: a path into a file of schema 1.0, where it stands today."""
-    if steps[0] == "base_model":
-        return ["base_models", "0", *steps[1:]]
-    return ["base_models", "0", *steps] if steps[0] == "adapters" else steps
+def _convert_to_schema_2(parts: list[str]) -> list[str]:
+    if parts[0] == "base_model":
+        return ["base_models", "0", *parts[1:]]
+    return ["base_models", "0", *parts] if parts[0] == "adapters" else parts
 
 
-def _assign(tree: dict[str, Json], steps: list[str], value: Json) -> None:
+def _assign(tree: dict[str, Json], parts: list[str], value: Json) -> None:
     node: Json = tree
-    for depth, step in enumerate(steps):
-        is_last = depth == len(steps) - 1
+    for depth, part in enumerate(parts):
+        is_last = depth == len(parts) - 1
         if isinstance(node, dict):
             if is_last:
-                node[step] = value
+                node[part] = value
                 return
-            node = node.setdefault(step, {})
+            node = node.setdefault(part, {})
         elif isinstance(node, list):
-            position = _position(steps, depth, len(node))
+            position = _parse_position(parts, depth, len(node))
             if is_last:
                 node[position] = value
                 return
             node = node[position]
         else:
             raise InputError(
-                f"--set {_format(steps)}: {_format(steps[: depth + 1])} is inside a value that has no keys"
+                f"--set {_format(parts)}: {_format(parts[: depth + 1])} is inside a value that has no keys"
             )
 
 
-def _position(steps: list[str], depth: int, num_entries: int) -> int:
-    step, above = steps[depth], _format(steps[:depth])
-    if not re.fullmatch("[0-9]{1,9}", step):
-        way_out = _format([*steps[:depth], "0", *steps[depth:]])
-        raise InputError(f"--set {_format(steps)}: {above} is a list", hint=f"write {way_out}")
-    if int(step) >= num_entries:
-        raise InputError(f"--set {_format(steps)}: the list {above} has {num_entries} entries; count from 0")
-    return int(step)
+def _parse_position(parts: list[str], depth: int, num_entries: int) -> int:
+    part, parent = parts[depth], _format(parts[:depth])
+    if not re.fullmatch("[0-9]{1,9}", part):
+        corrected = _format([*parts[:depth], "0", *parts[depth:]])
+        raise InputError(f"--set {_format(parts)}: {parent} is a list", hint=f"write {corrected}")
+    if int(part) >= num_entries:
+        raise InputError(f"--set {_format(parts)}: the list {parent} has {num_entries} entries; count from 0")
+    return int(part)
 
 
-def _format(steps: list[str]) -> str:
-    return shorten(".".join(steps), 100)
+def _format(parts: list[str]) -> str:
+    return shorten(".".join(parts), 100)

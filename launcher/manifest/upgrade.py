@@ -1,24 +1,30 @@
-"""Published forms -> today's. Schema 1.0 had one `base_model` and its `adapters` at the top; 2.0 has `base_models`."""
+"""Upgrade of schema 1.0, with one `base_model` and its `adapters` at the top level, to schema 2.0."""
 
 from __future__ import annotations
 
 import re
 
-from launcher.errors import ManifestError
-from launcher.manifest.reading import Json
+from launcher.core.errors import ManifestError
+from launcher.manifest.parse_json import Json
 
 V1_ONLY_KEYS = ("base_model", "adapters")
 
 
 def is_schema_1(tree: dict[str, Json]) -> bool:
+    """Return whether a manifest has schema 1.0."""
     return "base_model" in tree or tree.get("schema_version") == "1.0"
 
 
 def upgrade(tree: dict[str, Json]) -> dict[str, Json]:
-    """The result says that it is of schema 2.0: what is written back must be read as what it is."""
+    """Return the manifest in schema 2.0, including its schema_version."""
     if not is_schema_1(tree):
         return tree
-    _check_one_form(tree)
+    if "base_models" in tree:
+        if "base_model" in tree:
+            what, hint = "both `base_model` (schema 1.0) and `base_models` (schema 2.0)", "keep base_models"
+        else:
+            what, hint = "schema_version 1.0, but `base_models` requires schema 2.0", 'write "schema_version": "2.0"'
+        raise ManifestError(f"the manifest has {what}", hint=hint)
     rest = {key: value for key, value in tree.items() if key not in V1_ONLY_KEYS}
     if rest.get("schema_version") == "1.0":
         rest["schema_version"] = "2.0"
@@ -29,19 +35,7 @@ def upgrade(tree: dict[str, Json]) -> dict[str, Json]:
     return {**rest, "base_models": [{**base, **adapters} if isinstance(base, dict) else base]}
 
 
-def _check_one_form(tree: dict[str, Json]) -> None:
-    if "base_models" not in tree:
-        return
-    if "base_model" in tree:
-        raise ManifestError(
-            "the manifest has both `base_model` (schema 1.0) and `base_models` (schema 2.0)", hint="keep base_models"
-        )
-    raise ManifestError(
-        "the manifest has schema_version 1.0, but `base_models` is of schema 2.0", hint='write "schema_version": "2.0"'
-    )
-
-
 def path_in_schema_1(path: str) -> str:
-    """Where a path of today's form stood in the 1.0 file that the user wrote."""
+    """Return the path in the user's 1.0 file for a path in the upgraded manifest."""
     path = re.sub(r"^base_models\[0\]\.adapters\b", "adapters", path)
     return re.sub(r"^base_models(\[0\])?", "base_model", path)

@@ -1,1 +1,1 @@
-"""Rows that somebody brings -> an expert of their own: what plays which role, in which sizes, judged by whom."""
+"""`launcher new`: infer the layout of a dataset and write the manifest of a new expert."""

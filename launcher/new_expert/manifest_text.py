@@ -1,4 +1,4 @@
-"""A proposal -> the text of a manifest. JSON has no comments: keys that begin with `_` are ours, and say why."""
+"""Render a proposal as manifest.json. JSON has no comments: keys that begin with `_` give the reasons."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import shlex
 from pathlib import Path
 
 from launcher.corpus.sources import Format
+from launcher.judges.registry import JUDGED_NAMES
 from launcher.new_expert.proposal import Proposal
-from launcher.quality.judges import LANGUAGE_NAMES
 
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 _RANK = 16
 _SCHEMA_FILE = "manifest.schema.json"
-_WIDTH = 100  # of a list on one line
+_MAX_WIDTH = 100  # of a list on one line
 
 
-def render_manifest(expert: str, proposal: Proposal, folder: Path, called: str, data_format: Format | None) -> str:
-    """`folder` is where it will lie: paths of data start there. `called` is what verbs take."""
+def render_manifest(expert: str, proposal: Proposal, folder: Path, cli_name: str, data_format: Format | None) -> str:
+    """Render the manifest for `folder`, to which data paths are relative; `cli_name` is what commands take."""
     head: dict[str, Json] = {}
     if (folder.parent / _SCHEMA_FILE).is_file():
         head["$schema"] = f"../{_SCHEMA_FILE}"
-    verb = shlex.quote(called)
+    quoted = shlex.quote(cli_name)
     tree: dict[str, Json] = {
         **head,
-        "_comment": f"Made by `launcher new {expert}` from {proposal.num_rows:,} rows. Keys that begin with _ are "
-        f"comments. `launcher validate {verb}` checks it, `launcher plan {verb}` shows what would run, and why.",
+        "_comment": f"Created by `launcher new {expert}` from {proposal.num_rows:,} rows. Keys that begin with _ are "
+        f"comments. `launcher validate {quoted}` checks it, `launcher plan {quoted}` shows what would run, and why.",
         "name": expert if expert.startswith("expert-") else f"expert-{expert}",
         "version": "0.1.0",
         "schema_version": "2.0",
@@ -41,19 +41,19 @@ def render_manifest(expert: str, proposal: Proposal, folder: Path, called: str, 
     return _dump(tree) + "\n"
 
 
-def name_path(file: Path, folder: Path) -> str:
-    """From the manifest's folder where both lie below the working directory: they move together. Else in full."""
-    here, target = Path.cwd().resolve(), file.resolve()
-    inside = target.is_relative_to(here) and folder.resolve().is_relative_to(here)
+def _make_path(file: Path, folder: Path) -> str:
+    """Make a path relative to the manifest if both are below the working directory, so that they can move together."""
+    root, target = Path.cwd().resolve(), file.resolve()
+    inside = target.is_relative_to(root) and folder.resolve().is_relative_to(root)
     return os.path.relpath(target, folder.resolve()) if inside else str(target)
 
 
 def _describe(proposal: Proposal) -> str:
     mapping = proposal.roles.mapping
     if mapping.messages is not None:
-        return "Answers as the conversations do that it was trained on."
+        return "Answers like the conversations that it is trained on."
     if mapping.text is not None:
-        return "Answers as the texts do that it was trained on."
+        return "Answers like the texts that it is trained on."
     context = f" and {mapping.input}" if mapping.input else ""
     return f"From {mapping.instruction or 'input'}{context} to {mapping.answer or proposal.roles.reader.answer}."
 
@@ -62,40 +62,40 @@ def _make_base(proposal: Proposal) -> Json:
     return {
         "name": proposal.base.name,
         "quantization": "none",
-        "_quantization_comment": "int4 (NF4) trains large bases on small cards: QLoRA.",
-        "prompt_template": proposal.template,
-        "_template_comment": f"{proposal.template_why}. chatml, qwen3, llama3, alpaca, or tokenizer: the base's own.",
+        "_quantization_comment": "int4 (NF4, QLoRA) trains large base models on small GPUs.",
+        "prompt_template": proposal.template.name,
+        "_template_comment": f"{proposal.template.reason}. chatml, qwen3, llama3, alpaca or tokenizer (its own).",
     }
 
 
 def _make_dataset(proposal: Proposal, folder: Path, data_format: Format | None) -> Json:
-    seen, wishes = proposal.seen, proposal.wishes
-    tree: dict[str, Json] = {"path": name_path(seen.source.path, folder)}
-    if data_format is not None:  # else the files' names tell it
+    profile, options = proposal.profile, proposal.options
+    tree: dict[str, Json] = {"path": _make_path(profile.source.path, folder)}
+    if data_format is not None:
         tree["format"] = data_format
-    if wishes.validation is not None:
-        tree["validation_path"] = name_path(wishes.validation, folder)
+    if options.validation is not None:
+        tree["validation_path"] = _make_path(options.validation, folder)
     else:
         tree["_validation_comment"] = (
-            "Without validation_path a tenth of the rows is held out, by a hash of the prompt."
-            if proposal.num_held_out is not None
-            else "Nothing is held out: the prompts are too few or too much alike. validation_path names a file."
+            "Without validation_path, 10 % of the rows are split off for validation, by a hash of the prompt."
+            if proposal.num_validation is not None
+            else "No validation split: too few distinct prompts. validation_path names a file."
         )
-    if wishes.test is not None:
-        tree["test_path"] = name_path(wishes.test, folder)
+    if options.test is not None:
+        tree["test_path"] = _make_path(options.test, folder)
     mapping = proposal.roles.mapping.model_dump(exclude_none=True)
     if mapping:
         tree["field_mapping"] = mapping
     tree["_fields_comment"] = "; ".join(
-        f"{guess.what}: {guess.value} ({guess.why})" for guess in proposal.roles.guesses
+        f"{guess.name}: {guess.value} ({guess.reason})" for guess in proposal.roles.guesses
     )
-    if seen.source.path.suffix not in (".jsonl", ".csv"):  # plans count the lines of these by themselves
+    if profile.source.path.suffix not in (".jsonl", ".csv"):  # for these the plan counts the lines
         tree["splits"] = {"train": proposal.num_rows}
     return tree
 
 
 def _make_config(proposal: Proposal) -> Json:
-    sizes = proposal.sizes
+    sizes = proposal.hyperparameters
     tree: dict[str, Json] = {
         "method": "sft",
         "adapter_type": "lora",
@@ -104,46 +104,46 @@ def _make_config(proposal: Proposal) -> Json:
         "dropout": 0.0,
         "target_modules": list(proposal.base.linear_names),
         "epochs": sizes.epochs,
-        "_epochs_comment": sizes.epochs_why,
+        "_epochs_comment": sizes.epochs_reason,
         "learning_rate": 0.0002,
         "lr_scheduler": "cosine",
         "warmup_ratio": 0.03,
         "seed": 42,
         "batch_size": sizes.global_batch_size,
-        "_batch_comment": f"Sequences a step on any hardware, which the plan splits: {sizes.batch_why}.",
+        "_batch_comment": f"Sequences per step on any hardware (global batch): {sizes.batch_reason}.",
         "max_seq_length": sizes.max_seq_length,
-        "_length_comment": f"{sizes.length_why} (estimated from their bytes).",
+        "_length_comment": f"{sizes.length_reason} (estimated from their bytes).",
         "packing": True,
-        "loss_on": "all" if proposal.loss_on_all else "completion",
-        "_loss_comment": "completion: answers and their end are learnt, prompts are only read. all: every token.",
+        "loss_on": "all" if proposal.trains_all else "completion",
+        "_loss_comment": "completion: loss on answers and their end token; prompts are masked. all: on every token.",
         "save_strategy": "epoch",
     }
-    if proposal.holds_out:
+    if proposal.has_validation:
         tree |= {"evaluation_strategy": "epoch", "load_best_model_at_end": True}
     else:
         tree["evaluation_strategy"] = "no"
-    tree["_execution_comment"] = "Precision, attention, compiling, checkpointing and the rest are left to the plan."
+    tree["_execution_comment"] = "Precision, attention, compilation and checkpointing are decided by the plan."
     return tree
 
 
 def _make_evaluation(expert: str, proposal: Proposal) -> Json:
-    """A name can be taken for a language, too: then it is said that it is none."""
+    """Name the judge; if the expert's name would select a wrong one, switch it off."""
     language = proposal.language
     if language is not None:
-        comment = f"{language.why}. Who judges, and how: docs/QUALITY.md."
+        comment = f"{language.reason}. Judges: docs/QUALITY.md."
         return {"judge": language.name, "_judge_comment": comment}
-    if expert.removeprefix("expert-") in LANGUAGE_NAMES:
+    if expert.removeprefix("expert-") in JUDGED_NAMES:
         return {"task_rows": 0, "_judge_comment": "The answers are not in the language of the expert's name."}
     return None
 
 
 def _dump(node: Json, indent: str = "") -> str:
-    """As people write it: a short list of plain values stays on its line."""
+    """Dump as JSON with short lists on one line."""
     below = indent + "  "
     if isinstance(node, dict) and node:
         lines = [f"{below}{json.dumps(key)}: {_dump(value, below)}" for key, value in node.items()]
         return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
     flat = json.dumps(node, ensure_ascii=False)
-    if isinstance(node, list) and node and (len(flat) > _WIDTH or any(isinstance(item, dict) for item in node)):
+    if isinstance(node, list) and node and (len(flat) > _MAX_WIDTH or any(isinstance(item, dict) for item in node)):
         return "[\n" + ",\n".join(below + _dump(item, below) for item in node) + f"\n{indent}]"
     return flat

@@ -1,4 +1,4 @@
-"""Everything that a manifest of a new expert says, proposed from its rows, each with its reason."""
+"""Propose every setting of a new expert's manifest from its rows, each with a reason."""
 
 from __future__ import annotations
 
@@ -6,36 +6,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launcher.base_models.shapes import ModelShape, load_shape
+from launcher.core.errors import InputError
 from launcher.corpus.build import is_cut_for_validation
 from launcher.corpus.conversations import Conversation
-from launcher.corpus.documents import Document, DocumentMaker
-from launcher.corpus.markers import find_dialect, parse_conversation
-from launcher.corpus.questions import find_question
+from launcher.corpus.dialects import find_dialect, parse_conversation
+from launcher.corpus.documents import Document, DocumentBuilder
+from launcher.corpus.heldout import extract_question
 from launcher.corpus.rows import BadRow, Rejections, Row
-from launcher.corpus.templates import Template
 from launcher.corpus.tokenizer import load_tokenizer
-from launcher.errors import InputError
-from launcher.new_expert.answers import Language, ask_judge, find_language
-from launcher.new_expert.guesses import GivenFields, Guess, Roles, list_reasons
-from launcher.new_expert.mask import Mask, count_answerless, estimate_tokens, make_mask
-from launcher.new_expert.roles import check_usable, guess_roles
-from launcher.new_expert.seeing import Seen, spread
-from launcher.new_expert.sizes import Sizes, choose_sizes
-from launcher.new_expert.templating import choose_template
-from launcher.quality.judging import Question
-from launcher.shapes import ModelShape, load_shape
+from launcher.judges.base import ReferenceRow
+from launcher.new_expert.answer_language import Language, check_language, detect_language
+from launcher.new_expert.field_roles import FieldFlags, Guess, Roles, list_reasons
+from launcher.new_expert.hyperparameters import Hyperparameters, choose_hyperparameters
+from launcher.new_expert.infer_roles import check_usable, infer_roles
+from launcher.new_expert.row_profile import RowProfile, sample_evenly
+from launcher.new_expert.template_choice import (
+    ChosenTemplate,
+    Mask,
+    choose_template,
+    count_untrained,
+    estimate_tokens,
+    make_mask,
+)
 
 DEFAULT_BASE = "Qwen/Qwen3-0.6B"
-NO_TASK = "text"  # --task: answers that nobody here can judge
+NO_JUDGE = "text"  # --task for answers in a language without a judge
 _JUDGED_ROWS = 400
-_LEAST_HELD_OUT, _MOST_HELD_OUT = 1, 0.5
+_MAX_VALIDATION_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wishes:
-    """What the user said. None: to be guessed."""
+class Options:
+    """Settings given by flags. None: to be proposed."""
 
-    fields: GivenFields | None = None
+    fields: FieldFlags | None = None
     base: str | None = None
     template: str | None = None
     task: str | None = None
@@ -45,123 +50,114 @@ class Wishes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    seen: Seen
+    """Everything that the manifest of the new expert says, with reasons and notes."""
+
+    options: Options
+    profile: RowProfile
     roles: Roles
-    maker: DocumentMaker
-    prompt_hashes: frozenset[int]  # of the rows that can be used
+    maker: DocumentBuilder
+    prompt_hashes: frozenset[int]  # of the usable rows
     base: ModelShape
-    template: str
-    template_why: str
-    loss_on_all: bool
+    template: ChosenTemplate
+    trains_all: bool  # the loss covers every token
     language: Language | None
-    sizes: Sizes
+    hyperparameters: Hyperparameters
     num_rows: int
-    num_held_out: int | None  # None: a file of its own, or none can be held out
-    wishes: Wishes
+    num_validation: int | None  # rows split off for validation; None: a file is given, or no split is possible
     mask: Mask
     notes: tuple[str, ...]
 
     @property
-    def holds_out(self) -> bool:
-        return self.num_held_out is not None or self.wishes.validation is not None
+    def has_validation(self) -> bool:
+        """Whether there is a validation split."""
+        return self.num_validation is not None or self.options.validation is not None
 
     @property
     def guesses(self) -> tuple[Guess, ...]:
-        """In the order in which they are told."""
-        base_why = (
-            "as given" if self.wishes.base is not None else "the base of this project's experts; --base changes it"
-        )
-        sizes = self.sizes
+        """All proposed settings, in the order in which they are shown."""
+        options, sizes = self.options, self.hyperparameters
+        base_reason = "set by --base" if options.base else "the default base model; change it with --base"
+        loss = ("every token", "the rows do not separate prompt and answer")
+        if not self.trains_all:
+            loss = ("answers only", "with their end token; prompts are masked")
         return (
             *self.roles.guesses,
-            Guess(what="base", value=self.base.name, why=base_why),
-            Guess(what="template", value=self.template, why=self.template_why),
-            Guess(what="trained", value="every token" if self.loss_on_all else "the answers", why=self._loss_why()),
-            Guess(what="held out", value=self._held_out(), why=self._held_out_why()),
-            *([Guess(what="test", value=self.wishes.test.name, why="as given by --test")] if self.wishes.test else []),
-            Guess(what="judge", value=self.language.name if self.language else "nobody", why=self._judge_why()),
-            Guess(what="sequence", value=f"{sizes.max_seq_length:,} tokens", why=sizes.length_why),
-            Guess(what="batch", value=f"{sizes.global_batch_size} sequences", why=sizes.batch_why),
-            Guess(what="epochs", value=f"{sizes.epochs:g}", why=sizes.epochs_why),
+            Guess(name="base", value=self.base.name, reason=base_reason),
+            Guess(name="template", value=self.template.name, reason=self.template.reason),
+            Guess(name="loss on", value=loss[0], reason=loss[1]),
+            self._describe_validation(),
+            *([Guess(name="test", value=options.test.name, reason="set by --test")] if options.test else []),
+            Guess(name="judge", value=self.language.name if self.language else "none", reason=self._judge_reason()),
+            Guess(name="sequence", value=f"{sizes.max_seq_length:,} tokens", reason=sizes.length_reason),
+            Guess(name="batch", value=f"{sizes.global_batch_size} sequences", reason=sizes.batch_reason),
+            Guess(name="epochs", value=f"{sizes.epochs:g}", reason=sizes.epochs_reason),
         )
 
-    def _loss_why(self) -> str:
-        return (
-            "there is no answer to tell from a question" if self.loss_on_all else "and their end; prompts are only read"
-        )
+    def _describe_validation(self) -> Guess:
+        if self.options.validation is not None:
+            value, reason = self.options.validation.name, "set by --validation"
+        elif self.num_validation is None:
+            value, reason = "none", "too few distinct prompts to split by their hash"
+        else:
+            value = self.profile.format_share(self.num_validation)
+            reason = "10 %, split by a hash of the prompt, so that no prompt is in both splits"
+        return Guess(name="validation", value=value, reason=reason)
 
-    def _held_out(self) -> str:
-        if self.wishes.validation is not None:
-            return self.wishes.validation.name
-        return "nothing" if self.num_held_out is None else self.seen.share(self.num_held_out)
-
-    def _held_out_why(self) -> str:
-        if self.wishes.validation is not None:
-            return "as given by --validation"
-        if self.num_held_out is None:
-            return "the prompts are too few, or too much alike, to hold some out by their hash"
-        return "a tenth, by a hash of the prompt: one question is never on both sides"
-
-    def _judge_why(self) -> str:
+    def _judge_reason(self) -> str:
         if self.language is not None:
-            return self.language.why
-        if self.wishes.task is not None:
-            return "as given by --task"
-        return "the answers are neither JSON nor SQL, Cypher or TypeScript; evaluation.judge_command takes a program"
+            return self.language.reason
+        if self.options.task is not None:
+            return "set by --task"
+        return "the answers are not JSON, SQL, Cypher or TypeScript; evaluation.judge_command runs your own judge"
 
 
-def make_proposal(seen: Seen, wishes: Wishes, folders: tuple[Path, ...]) -> Proposal:
-    if wishes.base is not None and not wishes.base.strip():
-        raise InputError("--base: an empty name is no base model", hint=f"leave it out, and it is {DEFAULT_BASE}")
-    roles = guess_roles(seen, wishes.fields)
-    check_usable(seen, roles)
-    base = load_shape(wishes.base or DEFAULT_BASE, folders)
-    tokenizer = load_tokenizer(base.name, folders, any_will_do=True)
-    template = choose_template(base, wishes.template, tokenizer)
+def make_proposal(profile: RowProfile, options: Options, base_folders: tuple[Path, ...]) -> Proposal:
+    """Propose all settings. Raises InputError if the rows cannot be trained on."""
+    if options.base is not None and not options.base.strip():
+        raise InputError("--base: the name is empty", hint=f"without --base it is {DEFAULT_BASE}")
+    roles = infer_roles(profile, options.fields)
+    check_usable(profile, roles)
+    base = load_shape(options.base or DEFAULT_BASE, base_folders)
+    tokenizer = load_tokenizer(base.name, base_folders, allow_tiny_fallback=True)
+    template = choose_template(base, options.template, tokenizer)
     trains_all = roles.kind == "text"
-    maker = DocumentMaker(reader=roles.reader, template=template.shown, trains_all=trains_all)
-    made, rejections = make_documents(maker, seen.rows)
+    maker = DocumentBuilder(reader=roles.reader, template=template.preview, trains_all=trains_all)
+    made, rejections = make_documents(maker, profile.rows)
     documents = [document for _, document in made]
-    _check_variety(made, seen)
-    num_rows = _count_rows(seen)
-    language = None if trains_all else _find_language(wishes.task, made, roles, template.shown)
-    sizes = choose_sizes([estimate_tokens(document) for document in documents], num_rows, base.max_positions)
-    mask = make_mask(
-        documents,
-        tokenizer,
-        base=base.name,
-        template=template.shown.name if template.shown_note else template.name,
-        template_note=template.shown_note,
-        max_length=sizes.max_seq_length,
-    )
-    notes = (
-        *seen.notes,
-        *note_bad(seen, rejections),
-        *roles.notes,
-        *template.notes,
-        *_note_answerless(documents, sizes),
-        *(language.notes if language else ()),
-    )
+    _check_variety(documents, profile)
+    num_rows = _count_rows(profile)
+    language = None if trains_all else _detect_language(options.task, made, maker)
+    row_tokens = [estimate_tokens(document) for document in documents]
+    sizes = choose_hyperparameters(row_tokens, num_rows, base.max_positions)
+    notes = [*profile.notes, *note_bad_rows(profile, rejections), *roles.notes, *template.notes]
+    num_untrained = count_untrained(documents, sizes.max_seq_length)
+    if num_untrained:
+        notes.append(
+            f"in {num_untrained:,} of {len(documents):,} rows the answer begins after the first "
+            f"{sizes.max_seq_length:,} tokens, where the row is truncated: nothing of them is trained"
+        )
+    # The rule of `launcher prepare`.
+    num_validation = sum(is_cut_for_validation(document.prompt_hash) for document in documents)
     return Proposal(
-        seen=seen,
+        options=options,
+        profile=profile,
         roles=roles,
         maker=maker,
         prompt_hashes=frozenset(document.prompt_hash for document in documents),
         base=base,
-        template=template.name,
-        template_why=template.why,
-        loss_on_all=trains_all,
+        template=template,
+        trains_all=trains_all,
         language=language,
-        sizes=sizes,
+        hyperparameters=sizes,
         num_rows=num_rows,
-        num_held_out=_count_held_out(documents),
-        wishes=wishes,
-        mask=mask,
-        notes=notes,
+        num_validation=num_validation if 1 <= num_validation <= _MAX_VALIDATION_SHARE * len(documents) else None,
+        mask=make_mask(documents, tokenizer, base.name, template, sizes.max_seq_length),
+        notes=(*notes, *(language.notes if language else ())),
     )
 
 
-def make_documents(maker: DocumentMaker, rows: Sequence[Row]) -> tuple[list[tuple[Row, Document]], Rejections]:
+def make_documents(maker: DocumentBuilder, rows: Sequence[Row]) -> tuple[list[tuple[Row, Document]], Rejections]:
+    """Return the usable rows with their documents, and the reasons why others are not usable."""
     made, rejections = [], Rejections()
     for row in rows:
         document = maker.make(row)
@@ -172,94 +168,85 @@ def make_documents(maker: DocumentMaker, rows: Sequence[Row]) -> tuple[list[tupl
     return made, rejections
 
 
-def _check_variety(made: Sequence[tuple[Row, Document]], seen: Seen) -> None:
-    whole = {"".join(segment.text for segment in document.segments) for _, document in made}
-    if len(whole) < 2:
-        told = "there is only one row" if len(made) == 1 else f"all {len(made):,} rows are alike"
+def _check_variety(documents: Sequence[Document], profile: RowProfile) -> None:
+    path, fields = profile.source.path, ", ".join(profile.fields)
+    texts = {"".join(segment.text for segment in document.segments) for document in documents}
+    if len(texts) < 2:
+        what = "there is only one row" if len(documents) == 1 else f"all {len(documents):,} rows are identical"
         raise InputError(
-            f"{seen.source.path}: {told}: there is nothing to learn but that one",
-            hint="are prompt and answer the right fields? --prompt-field and --answer-field name others; rows have: "
-            + ", ".join(seen.fields),
+            f"{path}: {what}",
+            hint="are prompt and answer the right fields? Choose others with --prompt-field and --answer-field; "
+            f"rows have: {fields}",
         )
-    if len({document.prompt_hash for _, document in made}) == 1:
+    if len({document.prompt_hash for document in documents}) == 1:
         raise InputError(
-            f"{seen.source.path}: all {len(made):,} rows ask the same, and have {len(whole):,} different answers",
-            hint="a field is missing from the prompt: --prompt-field or --context-field names it; rows have: "
-            + ", ".join(seen.fields),
+            f"{path}: all {len(documents):,} rows have the same prompt, but {len(texts):,} different answers",
+            hint=f"add the missing field with --prompt-field or --context-field; rows have: {fields}",
         )
 
 
-def _count_rows(seen: Seen) -> int:
-    """Beyond those looked at, by the size of the file."""
-    if seen.is_whole:
-        return len(seen.rows)
-    if seen.source.format == "parquet":
+def _count_rows(profile: RowProfile) -> int:
+    """Count the rows; for a file that was not read completely, estimate them from its size."""
+    path = profile.source.path
+    if profile.is_complete:
+        return len(profile.rows)
+    if profile.source.format == "parquet":
         from launcher.corpus.sources import count_parquet_rows
 
-        return count_parquet_rows(seen.source.path)
-    read = sum(len(str(row.fields)) for row in seen.rows) / len(seen.rows)
-    return max(len(seen.rows), round(seen.source.path.stat().st_size / max(1.0, read)))
+        return count_parquet_rows(path)
+    mean_length = sum(len(str(row.fields)) for row in profile.rows) / len(profile.rows)
+    return max(len(profile.rows), round(path.stat().st_size / max(1.0, mean_length)))
 
 
-def _count_held_out(documents: Sequence[Document]) -> int | None:
-    """By preparing's own rule. None: it would hold out none, or most."""
-    count = sum(is_cut_for_validation(document.prompt_hash) for document in documents)
-    return count if _LEAST_HELD_OUT <= count <= _MOST_HELD_OUT * len(documents) else None
-
-
-def _find_language(
-    task: str | None, made: Sequence[tuple[Row, Document]], roles: Roles, template: Template
-) -> Language | None:
-    if task == NO_TASK:
+def _detect_language(task: str | None, made: Sequence[tuple[Row, Document]], maker: DocumentBuilder) -> Language | None:
+    if task == NO_JUDGE:
         return None
     documents = {row.number: document for row, document in made}
-    rows = spread([row for row, _ in made], _JUDGED_ROWS)
-    questions = [_make_question(row, documents[row.number], roles, template) for row in rows]
+    rows = sample_evenly([row for row, _ in made], _JUDGED_ROWS)
+    questions = [_make_question(row, documents[row.number], maker) for row in rows]
     if task is None:
-        return find_language(questions)
-    told = ask_judge(task, questions, "as given by --task")
-    if told is not None:
-        return told
-    return Language(name=task, why="as given by --task", notes=(f"most answers of the rows do not parse as {task}",))
+        return detect_language(questions)
+    reason = "set by --task"
+    not_parsed = Language(name=task, reason=reason, notes=(f"most answers of the rows do not parse as {task}",))
+    return check_language(task, questions, reason) or not_parsed
 
 
-def _make_question(row: Row, document: Document, roles: Roles, template: Template) -> Question:
-    """As held-out rows are asked: the first answer, and the user's words before it."""
-    content = roles.reader.read(row)
+def _make_question(row: Row, document: Document, maker: DocumentBuilder) -> ReferenceRow:
+    """Make the question of `launcher eval`: the user's text before the first answer."""
+    content = maker.reader.read(row)
     assert not isinstance(content, BadRow), "the document was made from it"
+    conversation: Conversation | None
     if isinstance(content, Conversation):
-        conversation: Conversation | None = content
+        conversation = content
     else:
         dialect = find_dialect(content.text)
         conversation = None if dialect is None else parse_conversation(content.text, dialect)
-    instruction, context = find_question(conversation, document.segments[0].text)
+    instruction, context = extract_question(conversation, document.segments[0].text)
     answer = next((segment.text for segment in document.segments if segment.is_trained), "")
-    return Question(instruction=instruction, context=context, reference=answer.removesuffix(template.end_token).strip())
+    reference = answer.removesuffix(maker.template.end_token).strip()
+    return ReferenceRow(instruction=instruction, context=context, reference=reference)
 
 
-def note_bad(seen: Seen, rejections: Rejections) -> list[str]:
+def note_bad_rows(profile: RowProfile, rejections: Rejections) -> list[str]:
+    """Report rows that cannot be read or used, with the reasons."""
     notes = []
-    if seen.bad_rows:
-        unread = Rejections()
-        for row in seen.bad_rows:
-            unread.add(row)
-        notes.append(f"{unread.total:,} rows cannot be read: {_tell_reasons(unread)}")
+    if profile.bad_rows:
+        unreadable = Rejections()
+        for row in profile.bad_rows:
+            unreadable.add(row)
+        notes.append(f"{unreadable.total:,} rows cannot be read: {_format_reasons(unreadable)}")
     if rejections.total:
-        notes.append(f"{seen.share(rejections.total)} cannot be used: {_tell_reasons(rejections)}")
+        notes.append(f"{profile.format_share(rejections.total)} cannot be used: {_format_reasons(rejections)}")
     return notes
 
 
-def _tell_reasons(rejections: Rejections) -> str:
-    """One reason needs no count of its own."""
-    told = list_reasons(rejections)
-    return told[0].what if len(rejections.counts) == 1 else "; ".join(f"{one.where} {one.what}" for one in told)
+def _format_reasons(rejections: Rejections) -> str:
+    reasons = list_reasons(rejections)
+    if len(rejections.counts) == 1:
+        return reasons[0].what
+    return "; ".join(f"{reason.where} {reason.what}" for reason in reasons)
 
 
-def _note_answerless(documents: Sequence[Document], sizes: Sizes) -> list[str]:
-    count = count_answerless(documents, sizes.max_seq_length)
-    told = f"in {count:,} of {len(documents):,} rows the answer begins beyond the {sizes.max_seq_length:,} tokens"
-    return [f"{told} of a sequence: nothing of them is trained"] if count else []
-
-
-def with_notes(proposal: Proposal, *notes: str) -> Proposal:
+def add_notes(proposal: Proposal, *notes: str) -> Proposal:
+    """Return the proposal with more notes."""
     return replace(proposal, notes=(*proposal.notes, *notes))

@@ -1,92 +1,195 @@
-"""Files for validation and test: read as the training rows are, or refused."""
+"""Check the files of --validation and --test, and write sample/: short rows of every split for the smoke profile."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from launcher.base_models.catalogue import TINY_BASE_NAME
+from launcher.core.errors import InputError, Problem
+from launcher.corpus.build import is_cut_for_validation
 from launcher.corpus.conversations import find_task_field, make_row_reader
+from launcher.corpus.documents import DocumentBuilder, make_template
 from launcher.corpus.rows import Row
 from launcher.corpus.sources import FileSource, Format, format_by_name
-from launcher.errors import InputError, Problem
-from launcher.manifest.spelling import closest
-from launcher.new_expert.guesses import MOSTLY, list_reasons
-from launcher.new_expert.proposal import Proposal, make_documents, note_bad
-from launcher.new_expert.seeing import Seen, see_rows
+from launcher.corpus.tokenizer import load_tokenizer
+from launcher.manifest.suggest import find_closest
+from launcher.new_expert.field_roles import MAJORITY, list_reasons
+from launcher.new_expert.proposal import Proposal, make_documents, note_bad_rows
+from launcher.new_expert.row_profile import RowProfile, is_encodable, profile_file, sample_evenly
+from launcher.plan.estimate.dataset_size import SAMPLE_TEST, SAMPLE_TRAIN, SAMPLE_VALIDATION
+from launcher.plan.smoke import SMOKE_LENGTHS
 
-Name = Literal["validation", "test"]
+SplitName = Literal["validation", "test"]
+
+SAMPLE_FILES = (SAMPLE_TRAIN, SAMPLE_VALIDATION, SAMPLE_TEST)
+_MAX_TRAIN_ROWS = 1000
+_MAX_EVAL_ROWS = 200
+_MEASURED_ROWS = 4000
+# The sample's sequence length must hold this many rows, or this share of them if that is more.
+_MIN_ROWS = 50
+_MIN_SHARE = 0.3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GivenSplit:
-    name: Name
+class SplitFile:
+    """Usable rows of a file given by --validation or --test."""
+
     source: FileSource
-    rows: tuple[Row, ...]  # that can be used
-    prompt_hashes: tuple[int, ...]  # of each
+    rows: tuple[Row, ...]
     notes: tuple[str, ...]
 
 
-def see_splits(proposal: Proposal, wanted: str | None) -> dict[Name, GivenSplit]:
-    wishes = proposal.wishes
-    named: dict[Name, Path | None] = {"validation": wishes.validation, "test": wishes.test}
-    return {name: _see_split(name, path, proposal, wanted) for name, path in named.items() if path is not None}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """Contents of the files of sample/."""
+
+    texts: Mapping[str, str]  # by file name
+    note: str  # about rows that are too long; else empty
 
 
-def _see_split(name: Name, path: Path, proposal: Proposal, wanted: str | None) -> GivenSplit:
-    seen = see_rows(path, wanted)
-    _check_fields(name, seen, proposal)
-    made, rejections = make_documents(proposal.maker, seen.rows)
-    if rejections.total > MOSTLY * len(seen.rows):
+@dataclass(frozen=True, slots=True)
+class _MeasuredRow:
+    row: Row
+    num_tokens: int  # of the tiny base
+    prompt_hash: int
+
+
+def load_splits(proposal: Proposal, data_format: str | None) -> dict[SplitName, SplitFile]:
+    """Read the given validation and test files as the training rows are read, or refuse them."""
+    paths: dict[SplitName, Path | None] = {"validation": proposal.options.validation, "test": proposal.options.test}
+    return {name: _load_split(name, path, proposal, data_format) for name, path in paths.items() if path is not None}
+
+
+def _load_split(name: SplitName, path: Path, proposal: Proposal, data_format: str | None) -> SplitFile:
+    profile = profile_file(path, data_format)
+    _check_fields(name, profile, proposal)
+    made, rejections = make_documents(proposal.maker, profile.rows)
+    if rejections.total > MAJORITY * len(profile.rows):
         raise InputError(
-            f"{path}: {seen.share(rejections.total)} cannot be used",
+            f"{path}: {profile.format_share(rejections.total)} cannot be used",
             list_reasons(rejections),
-            hint=f"--{name} is read as the training rows are: with the same fields",
+            hint=f"--{name} is read like the training rows, with the same fields",
         )
-    hashes = tuple(document.prompt_hash for _, document in made)
-    notes = [f"{path.name}: {note}" for note in (*seen.notes, *note_bad(seen, rejections))]
-    known = sum(prompt in proposal.prompt_hashes for prompt in hashes)
-    if known:
-        told = f"{path.name}: {known:,} of {len(hashes):,} rows ask what training rows ask, too"
-        notes.append(told + ("; it cannot tell what was learnt" if known > MOSTLY * len(hashes) else ""))
-    return GivenSplit(
-        name=name, source=seen.source, rows=tuple(row for row, _ in made), prompt_hashes=hashes, notes=tuple(notes)
-    )
+    notes = [f"{path.name}: {note}" for note in (*profile.notes, *note_bad_rows(profile, rejections))]
+    num_known = sum(document.prompt_hash in proposal.prompt_hashes for _, document in made)
+    if num_known:
+        note = f"{path.name}: {num_known:,} of {len(made):,} rows have a training prompt"
+        useless = "; this split cannot measure generalization" if num_known > MAJORITY * len(made) else ""
+        notes.append(note + useless)
+    return SplitFile(source=profile.source, rows=tuple(row for row, _ in made), notes=tuple(notes))
 
 
-def _check_fields(name: Name, seen: Seen, proposal: Proposal) -> None:
-    """The same fields: a manifest has one mapping for all of its files."""
-    reader, fields = proposal.roles.reader, tuple(seen.fields)
+def _check_fields(name: SplitName, profile: RowProfile, proposal: Proposal) -> None:
+    """Require the same fields, because a manifest has one mapping for all files."""
+    path, train_path = profile.source.path, proposal.profile.source.path
+    reader, fields = proposal.roles.reader, tuple(profile.fields)
     if reader.task is not None:
-        if find_task_field(seen.rows) is None or make_row_reader(proposal.roles.mapping, fields, "input") != reader:
+        if find_task_field(profile.rows) is None or make_row_reader(proposal.roles.mapping, fields, "input") != reader:
             raise InputError(
-                f"{seen.source.path}: the rows are of another form than those of {proposal.seen.source.path}",
+                f"{path}: the rows do not have the layout of {train_path}",
                 hint=f"they need input, an object with an instruction, and {reader.answer}",
             )
         return
     problems = []
     for guess in proposal.roles.guesses:
-        if guess.value in proposal.seen.fields and guess.what != "not used" and guess.value not in fields:
-            meant = closest(guess.value, fields)
-            what = f"rows have no field {guess.value!r}, the {guess.what} of the training rows"
-            problems.append(Problem(where=f"--{name}", what=what + (f"; did you mean {meant!r}?" if meant else "")))
+        if guess.value in proposal.profile.fields and guess.name != "not used" and guess.value not in fields:
+            suggestion = find_closest(guess.value, fields)
+            what = f"rows have no field {guess.value!r}, the {guess.name} of the training rows"
+            what += f"; did you mean {suggestion!r}?" if suggestion else ""
+            problems.append(Problem(where=f"--{name}", what=what))
     if problems:
         raise InputError(
-            f"{seen.source.path}: its fields are not those of {proposal.seen.source.path}",
+            f"{path} has other fields than {train_path}",
             tuple(problems),
-            hint=f"rename them: rows have {', '.join(fields)}",
+            hint=f"rename the fields of {path}, which are {', '.join(fields)}",
         )
 
 
 def choose_format(sources: Sequence[FileSource]) -> Format | None:
-    """What a manifest says of all its files. None: their names tell it."""
+    """Return the format for the manifest, or None if the file names say it."""
     if all(format_by_name(source.path) == source.format for source in sources):
         return None
     if len({source.format for source in sources}) > 1:
         raise InputError(
-            "the files are of different formats, which not all of their names tell",
+            "the files have different formats, which their names do not show",
             tuple(Problem(where=str(source.path), what=source.format) for source in sources),
-            hint="call them .jsonl, .json, .csv or .parquet, as they are",
+            hint="name them .jsonl, .json, .csv or .parquet",
         )
     return sources[0].format
+
+
+def make_sample(proposal: Proposal, splits: Mapping[SplitName, SplitFile]) -> Sample:
+    """Choose rows for sample/ that fit the shortest sequence length of the smoke profile that holds enough rows."""
+    rows = _measure(proposal, proposal.profile.rows)
+    enough = min(len(rows), max(_MIN_ROWS, int(_MIN_SHARE * len(rows))))
+    limit = next(
+        (limit for limit in SMOKE_LENGTHS if sum(row.num_tokens <= limit for row in rows) >= enough), SMOKE_LENGTHS[-1]
+    )
+    parts = _split(proposal, rows, splits)
+    for name, split in splits.items():
+        parts[name] = _measure(proposal, split.rows)
+    files = {"train": SAMPLE_TRAIN, "validation": SAMPLE_VALIDATION, "test": SAMPLE_TEST}
+    texts = {
+        file: _render(proposal, _choose(parts[name], limit, _MAX_TRAIN_ROWS if name == "train" else _MAX_EVAL_ROWS))
+        for name, file in files.items()
+        if parts.get(name)
+    }
+    num_long, note = sum(row.num_tokens > limit for row in rows), ""
+    if num_long == len(rows):
+        note = f"all rows are longer than the {limit:,} tokens of the smoke profile: its sample is truncated"
+    elif num_long:
+        note = f"{num_long:,} of {len(rows):,} rows are too long for the sample of the smoke profile"
+    return Sample(texts=texts, note=note)
+
+
+def _split(
+    proposal: Proposal, rows: list[_MeasuredRow], splits: Mapping[SplitName, SplitFile]
+) -> dict[str, list[_MeasuredRow]]:
+    """Split by the hash of the prompt, as `launcher prepare` does: no prompt is in two splits."""
+    if proposal.num_validation is None:
+        return {"train": rows}
+    parts: dict[str, list[_MeasuredRow]] = {"train": [], "validation": [], "test": []}
+    for row in rows:
+        swapped = (row.prompt_hash << 32 | row.prompt_hash >> 32) % 2**64  # its low bits are as random as the high ones
+        if is_cut_for_validation(row.prompt_hash):
+            name = "validation"
+        else:
+            name = "test" if is_cut_for_validation(swapped) else "train"
+        parts["train" if name in splits else name].append(row)
+    return parts if parts["train"] else {"train": rows}
+
+
+def _measure(proposal: Proposal, rows: Sequence[Row]) -> list[_MeasuredRow]:
+    """Count the tokens of rows with tokenizer and template of the tiny base."""
+    tokenizer = load_tokenizer(TINY_BASE_NAME, ())
+    template = make_template("chatml", tokenizer)
+    maker = DocumentBuilder(reader=proposal.roles.reader, template=template, trains_all=proposal.trains_all)
+    made, _ = make_documents(maker, sample_evenly(rows, _MEASURED_ROWS))
+    texts = ["".join(segment.text for segment in document.segments) for _, document in made]
+    encoded = tokenizer.backend.encode_batch(texts, add_special_tokens=False)
+    return [
+        _MeasuredRow(row, len(encoding.ids), document.prompt_hash)
+        for (row, document), encoding in zip(made, encoded, strict=True)
+    ]
+
+
+def _choose(rows: list[_MeasuredRow], limit: int, max_rows: int) -> tuple[Row, ...]:
+    """Choose rows that fit; if none does, the shortest."""
+    fitting = [row.row for row in rows if row.num_tokens <= limit]
+    shortest = sorted(rows, key=lambda row: row.num_tokens)[:max_rows]
+    return sample_evenly(fitting or [row.row for row in shortest], max_rows)
+
+
+def _render(proposal: Proposal, rows: Sequence[Row]) -> str:
+    """Write rows as JSON Lines, with the fields of the mapping only."""
+    names = proposal.roles.mapping.model_dump(exclude_none=True).values()
+    lines = []
+    for row in rows:
+        fields = {name: row.fields.get(name) for name in names} if names else dict(row.fields)
+        line = json.dumps(fields, ensure_ascii=False, default=str)
+        lines.append(line if is_encodable(line) else json.dumps(fields, default=str))
+    return "".join(line + "\n" for line in lines)

@@ -1,26 +1,27 @@
-"""What is trained: the adapter, its size, and how the frozen base is stored."""
+"""The adapter, its dropout, and the quantization of the frozen base."""
 
 from __future__ import annotations
 
-from launcher.choices import AdapterKind
-from launcher.errors import InputError, ManifestError, Problem
+from launcher.core.choices import AdapterKind
+from launcher.core.errors import InputError, ManifestError, Problem
+from launcher.core.units import format_count, format_percent
 from launcher.manifest.config import TrainingConfig
-from launcher.manifest.spelling import closest
-from launcher.memory import count_trainable
+from launcher.manifest.suggest import find_closest
+from launcher.plan.context import PlanContext, hardware_decision, manifest_decision, plan_decision
+from launcher.plan.estimate.memory import count_trainable
 from launcher.plan.model import AdapterPlan, Decision, QuantizationPlan
-from launcher.plan.situation import Situation, asked, decided, forced
-from launcher.units import format_count, format_percent
 
-# PEFT's own default, and what the trainer of the published manifests passed when they named none.
+# What the trainer of the published manifests used by default.
 DEFAULT_DROPOUT = 0.05
 
 
-def decide_adapter(situation: Situation) -> tuple[AdapterPlan, list[Decision]]:
-    config, base = situation.config, situation.base
-    kind = _supported_kind(config)
-    _check_targets(situation)
+def decide_adapter(context: PlanContext) -> tuple[AdapterPlan, list[Decision]]:
+    """Return the adapter, and the decisions about it."""
+    config, base = context.config, context.base
+    kind = _get_kind(config)
+    _check_targets(context)
     trainable = count_trainable(base, kind, config.rank, config.target_modules, config.feedforward_modules)
-    dropout, dropout_decision = _decide_dropout(situation)
+    dropout, dropout_decision = _decide_dropout(context)
     plan = AdapterPlan(
         kind=kind,
         rank=config.rank,
@@ -32,97 +33,98 @@ def decide_adapter(situation: Situation) -> tuple[AdapterPlan, list[Decision]]:
     )
     share = format_percent(trainable / base.num_parameters)
     size = f"rank {config.rank}, alpha {config.alpha}, " if config.rank else ""
-    value = f"{kind}, {size}{format_count(trainable)} weights trained ({share})"
-    reason = "training.config" + _disagreement(situation)
-    return plan, [asked("adapter", value, reason), *dropout_decision]
+    value = f"{kind}, {size}{format_count(trainable)} trainable parameters ({share})"
+    reason = "training.config" + _describe_differences(context)
+    return plan, [manifest_decision("adapter", value, reason), *dropout_decision]
 
 
-def _supported_kind(config: TrainingConfig) -> AdapterKind:
+def _get_kind(config: TrainingConfig) -> AdapterKind:
     kind = config.adapter_type
     if kind == "lokr" or kind == "adalora":
-        raise AssertionError(f"the manifest refuses {kind}")
+        raise AssertionError(f"unreachable: manifest validation refuses {kind}")
     return kind
 
 
-def _check_targets(situation: Situation) -> None:
-    config, base = situation.config, situation.base
+def _check_targets(context: PlanContext) -> None:
+    config, base = context.config, context.base
     known = [linear.name for linear in base.linears]
     problems = []
     for key, names in (("target_modules", config.target_modules), ("feedforward_modules", config.feedforward_modules)):
         for name in names:
             if name not in known:
-                meant = closest(name, known)
-                what = f"{base.name} has no {name}" + (f"; did you mean {meant}?" if meant else "")
+                similar = find_closest(name, known)
+                what = f"{base.name} has no {name}" + (f"; did you mean {similar}?" if similar else "")
                 problems.append(Problem(where=f"training.config.{key}", what=what))
     if problems:
         raise ManifestError(
-            f"the adapter's targets do not fit the base {base.name}",
+            f"the base model {base.name} does not have all target modules",
             tuple(problems),
-            hint=f"layers of {base.name} have: {', '.join(known)}",
+            hint=f"its modules: {', '.join(known)}",
         )
 
 
-def _decide_dropout(situation: Situation) -> tuple[float, list[Decision]]:
-    config = situation.config
+def _decide_dropout(context: PlanContext) -> tuple[float, list[Decision]]:
+    config = context.config
     if config.adapter_type in ("full", "ia3"):
         if config.dropout:
             raise ManifestError(
-                f"training.config.dropout: adapter_type {config.adapter_type} has no adapter dropout",
+                f"training.config.dropout: not supported by adapter_type {config.adapter_type}",
                 hint="remove it, or use lora or dora",
             )
         return 0.0, []
-    published = next((a.dropout for a in situation.entry.adapters if a.dropout is not None), None)
+    published = next((a.dropout for a in context.entry.adapters if a.dropout is not None), None)
     if config.dropout is not None:
-        value, decide, reason = config.dropout, asked, "training.config.dropout"
+        value, decide, reason = config.dropout, manifest_decision, "training.config.dropout"
     elif published is not None:
-        value, decide, reason = published, asked, "base_models[0].adapters, not in training.config"
+        value, decide, reason = published, manifest_decision, "base_models[0].adapters, not in training.config"
     else:
-        value, decide, reason = DEFAULT_DROPOUT, decided, "not given: what the published trainer used"
+        value, decide, reason = DEFAULT_DROPOUT, plan_decision, "default of the published trainer"
     if value and config.adapter_type == "dora":
-        reason += "; for it DoRA multiplies twice by each matrix that it adapts"
+        reason += "; with dropout, DoRA needs a second matmul per adapted matrix"
     return value, [decide("adapter dropout", f"{value:g}", reason)]
 
 
-def _disagreement(situation: Situation) -> str:
-    """`adapters` of the base describes what was published; where it differs from what is trained, say so."""
-    config = situation.config
-    if not situation.entry.adapters:
+def _describe_differences(context: PlanContext) -> str:
+    """Return how the published adapter in base_models[0].adapters differs from the trained one."""
+    config = context.config
+    if not context.entry.adapters:
         return ""
-    published = situation.entry.adapters[0]
+    published = context.entry.adapters[0]
     pairs = (
         ("rank", config.rank, published.r),
         ("alpha", config.alpha, published.alpha),
         ("target_modules", set(config.target_modules), set(published.target_modules)),
     )
     differing = [name for name, trained, described in pairs if described and trained != described]
-    return f" (wins over base_models[0].adapters, which differs in {', '.join(differing)})" if differing else ""
+    return f" (base_models[0].adapters differs in {', '.join(differing)} and is ignored)" if differing else ""
 
 
-def decide_quantization(situation: Situation) -> tuple[QuantizationPlan | None, Decision]:
-    asked_for = situation.entry.quantization
-    if asked_for in ("none", "bf16", "fp16"):
-        return None, asked("base weights", "not quantised", f"quantization {asked_for} in the manifest")
-    if situation.is_smoke:
-        return None, forced(
-            "base weights", "not quantised", f"{asked_for} needs a CUDA GPU; the tiny base needs no saving"
+def decide_quantization(context: PlanContext) -> tuple[QuantizationPlan | None, Decision]:
+    """Return the quantization of the base, None if it is not quantized, and the decision."""
+    kind = context.entry.quantization
+    if kind in ("none", "bf16", "fp16"):
+        return None, manifest_decision("quantization", "none", f"quantization {kind} in the manifest")
+    if context.is_smoke:
+        return None, hardware_decision(
+            "quantization", "none", f"{kind} needs a CUDA GPU; the tiny base is small enough"
         )
-    if situation.gpu is None:
+    if context.gpu is None:
         raise InputError(
-            f"base_models[0].quantization: {asked_for} needs a CUDA GPU (bitsandbytes), this machine has none",
+            f"base_models[0].quantization: {kind} needs a CUDA GPU (bitsandbytes), and this machine has none",
             hint="--gpu NAME plans for one, --profile smoke needs none, or --set base_models.0.quantization=none",
         )
-    if situation.lacks("bitsandbytes"):
+    if context.lacks("bitsandbytes"):
         raise InputError(
-            f"base_models[0].quantization: {asked_for} needs the package bitsandbytes, which is not installed here",
+            f"base_models[0].quantization: {kind} needs the package bitsandbytes, which is not installed",
             hint="pip install 'expert-launcher[cuda]'",
         )
-    if situation.config.adapter_type == "full":
+    if context.config.adapter_type == "full":
         raise ManifestError(
-            f"adapter_type full cannot train weights stored as {asked_for}",
+            f"adapter_type full cannot train {kind} weights",
             hint="use lora or dora, or quantization none",
         )
-    if asked_for == "int8":
+    if kind == "int8":
         plan = QuantizationPlan(kind="int8", storage_dtype="int8", double_quantization=False)
-        return plan, asked("base weights", "int8", "quantization in the manifest")
+        return plan, manifest_decision("quantization", "int8", "quantization in the manifest")
     plan = QuantizationPlan(kind="int4", storage_dtype="uint8", double_quantization=True)
-    return plan, asked("base weights", "NF4, double quantisation", "quantization int4 in the manifest")
+    return plan, manifest_decision("quantization", "NF4, double quantization", "quantization int4 in the manifest")

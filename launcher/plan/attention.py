@@ -1,22 +1,22 @@
-"""Which attention kernel runs. Rows lie end to end, packed or not: every rung keeps them apart; training proves it."""
+"""Choice of the attention backend. Every backend masks documents that share a sequence; training verifies it."""
 
 from __future__ import annotations
 
-from launcher.choices import OWN_GROUP, OWN_HEAD_SIZES, AttentionBackend, Dtype
-from launcher.errors import InputError
-from launcher.hardware import Gpu, Hardware
+from launcher.core.choices import OWN_GROUP, OWN_HEAD_SIZES, AttentionBackend, Dtype
+from launcher.core.errors import InputError
+from launcher.hardware.model import Gpu, Hardware
+from launcher.plan.context import PlanContext, hardware_decision, manifest_decision, plan_decision
 from launcher.plan.model import AttentionPlan, Decision
-from launcher.plan.situation import Situation, asked, decided, forced
 
 TITLES: dict[AttentionBackend, str] = {
     "flash_attention_4": "FlashAttention 4 (flash-attn-4 package)",
     "flash_attention_3": "FlashAttention 3 (flash-attn package)",
     "flash_attention_2": "FlashAttention 2 (flash-attn package)",
-    "triton": "our own kernels, in Triton",
-    "varlen": "variable-length FlashAttention inside torch",
+    "triton": "our Triton kernels",
+    "varlen": "torch's variable-length FlashAttention",
     "flex": "FlexAttention with a document mask",
-    "sdpa": "SDPA, documents in groups of like length",
-    "eager": "eager, the whole matrix of scores",
+    "sdpa": "SDPA, documents grouped by length",
+    "eager": "eager, with the full score matrix",
 }
 
 PACKAGE_BACKENDS: frozenset[AttentionBackend] = frozenset(
@@ -24,112 +24,108 @@ PACKAGE_BACKENDS: frozenset[AttentionBackend] = frozenset(
 )
 
 
-def decide_attention(situation: Situation, dtype: Dtype) -> tuple[AttentionPlan, Decision]:
-    config = situation.config
-    ladder = make_ladder(situation, dtype)
-    if config.attention != "auto":
-        _check_able(situation, config.attention, ladder, dtype)
-        rest = ladder[ladder.index(config.attention) + 1 :]
-        plan = AttentionPlan(backend=config.attention, fallbacks=())
-        return plan, asked(
-            "attention",
-            TITLES[config.attention],
-            "attention in the manifest" + ("" if rest or config.attention == "eager" else "; the last that is able"),
-        )
-    plan = AttentionPlan(backend=ladder[0], fallbacks=ladder[1:])
-    return plan, _explain(situation, ladder[0], dtype)
+def decide_attention(context: PlanContext, dtype: Dtype) -> tuple[AttentionPlan, Decision]:
+    """Return the attention backend with its fallbacks, and the decision."""
+    name, backends = context.config.attention, list_backends(context, dtype)
+    if name != "auto":
+        _check_supported(context, name, backends, dtype)
+        plan = AttentionPlan(backend=name, fallbacks=())
+        return plan, manifest_decision("attention", TITLES[name], "attention in the manifest")
+    plan = AttentionPlan(backend=backends[0], fallbacks=backends[1:])
+    return plan, _explain(context, backends[0], dtype)
 
 
-def make_ladder(situation: Situation, dtype: Dtype) -> tuple[AttentionBackend, ...]:
-    """Able backends, fastest first."""
-    config, gpu = situation.config, situation.gpu
-    if gpu is None or dtype == "fp32":  # flash kernels compute in 16 bits: what FP32 was asked for would be lost there
-        return ("sdpa", "eager") if not _has_softcap(situation) else ("eager",)
-    ladder: list[AttentionBackend] = []
+def list_backends(context: PlanContext, dtype: Dtype) -> tuple[AttentionBackend, ...]:
+    """Return the backends that can run, fastest first."""
+    config, gpu = context.config, context.gpu
+    if gpu is None or dtype == "fp32":  # flash kernels compute in 16 bits, which would defeat FP32
+        return ("sdpa", "eager") if not _has_softcap(context) else ("eager",)
+    backends: list[AttentionBackend] = []
     if config.flash_attention_2 is not False:
-        ladder += _package_rungs(gpu, situation.hardware)
-    if gpu.has_flash_attention and not _has_softcap(situation):
-        ladder.append("varlen")
-    if _fits_own_kernels(situation, gpu):
-        ladder.insert(1 if _wants_torchs(situation) else 0, "triton")
-    if _has_softcap(situation):
-        return (*ladder, "eager")
+        backends += _list_package_backends(gpu, context.hardware)
+    if gpu.has_flash_attention and not _has_softcap(context):
+        backends.append("varlen")
+    if _supports_own_kernels(context, gpu):
+        backends.insert(1 if _prefers_torch(context) else 0, "triton")
+    if _has_softcap(context):
+        return (*backends, "eager")
     if gpu.has_flash_attention:
-        ladder.append("flex")
-    return (*ladder, "sdpa", "eager")
+        backends.append("flex")
+    return (*backends, "sdpa", "eager")
 
 
-def _fits_own_kernels(situation: Situation, gpu: Gpu) -> bool:
-    base = situation.base
+def _supports_own_kernels(context: PlanContext, gpu: Gpu) -> bool:
+    base = context.base
     has_heads = base.head_dim in OWN_HEAD_SIZES and base.num_heads // base.num_kv_heads <= OWN_GROUP
-    return gpu.has_own_attention and has_heads and not situation.lacks("triton")
+    return gpu.has_own_attention and has_heads and not context.lacks("triton")
 
 
-def _wants_torchs(situation: Situation) -> bool:
-    config = situation.config
-    return bool(config.use_sdpa) and config.flash_attention_2 is False and not _has_softcap(situation)
+def _prefers_torch(context: PlanContext) -> bool:
+    config = context.config
+    return bool(config.use_sdpa) and config.flash_attention_2 is False and not _has_softcap(context)
 
 
-def _package_rungs(gpu: Gpu, hardware: Hardware) -> list[AttentionBackend]:
-    rungs: list[AttentionBackend] = []
+def _list_package_backends(gpu: Gpu, hardware: Hardware) -> list[AttentionBackend]:
+    backends: list[AttentionBackend] = []
     if gpu.has_flash_attention_4 and "flash_attn.cute" in hardware.packages:
-        rungs.append("flash_attention_4")
+        backends.append("flash_attention_4")
     if gpu.has_flash_attention_3 and "flash_attn_interface" in hardware.packages:
-        rungs.append("flash_attention_3")
+        backends.append("flash_attention_3")
     if gpu.has_flash_attention and "flash_attn" in hardware.packages:
-        rungs.append("flash_attention_2")
-    return rungs
+        backends.append("flash_attention_2")
+    return backends
 
 
-def _has_softcap(situation: Situation) -> bool:
-    """Gemma 2 caps its attention scores, which torch's own kernels cannot do."""
-    return situation.base.model_type == "gemma2"
+def _has_softcap(context: PlanContext) -> bool:
+    """Gemma 2 soft-caps its attention scores, which torch's kernels do not support."""
+    return context.base.model_type == "gemma2"
 
 
-def _explain(situation: Situation, backend: AttentionBackend, dtype: Dtype) -> Decision:
-    config, gpu = situation.config, situation.gpu
+def _explain(context: PlanContext, backend: AttentionBackend, dtype: Dtype) -> Decision:
+    config, gpu = context.config, context.gpu
     if gpu is None:
-        return forced("attention", TITLES[backend], "no GPU: flash kernels need one")
+        return hardware_decision("attention", TITLES[backend], "no GPU, and flash kernels need one")
     if dtype == "fp32":
-        return forced("attention", TITLES[backend], "FP32: flash kernels compute in 16 bits")
+        return hardware_decision("attention", TITLES[backend], "FP32: flash kernels compute in 16 bits")
     if backend in PACKAGE_BACKENDS:
-        return decided("attention", TITLES[backend], "installed, and this GPU can run it")
-    if _has_softcap(situation):
-        return forced("attention", TITLES[backend], "this base caps its attention scores; torch's flash kernels cannot")
+        return plan_decision("attention", TITLES[backend], "installed, and this GPU can run it")
+    if _has_softcap(context):
+        return hardware_decision(
+            "attention", TITLES[backend], "this base soft-caps attention scores; torch's flash kernels cannot"
+        )
     if not gpu.has_flash_attention:
         capability = ".".join(map(str, gpu.compute_capability))
-        return forced(
+        return hardware_decision(
             "attention", TITLES[backend], f"{gpu.title} has compute capability {capability}; flash kernels need 8.0"
         )
-    if _wants_torchs(situation):
-        reason = "use_sdpa in the manifest: the flash kernel of torch's SDPA, for rows that lie end to end"
-        return asked("attention", TITLES[backend], reason)
-    why = "flash_attention_2 in the manifest; " if config.flash_attention_2 else ""
-    best = "the fastest that was measured on this kind of GPU" if backend == "triton" else "no package to build"
-    apart = "documents of a pack stay apart" if config.packing else "rows that lie end to end stay apart"
-    return decided("attention", TITLES[backend], f"{why}{best}; {apart}")
+    if _prefers_torch(context):
+        reason = "use_sdpa in the manifest: the flash kernel of torch's SDPA, for packed documents"
+        return manifest_decision("attention", TITLES[backend], reason)
+    requested = "flash_attention_2 in the manifest; " if config.flash_attention_2 else ""
+    best = "the fastest measured on this kind of GPU" if backend == "triton" else "needs no extra package"
+    return plan_decision("attention", TITLES[backend], f"{requested}{best}; masks documents that share a sequence")
 
 
-def _check_able(
-    situation: Situation, wanted: AttentionBackend, ladder: tuple[AttentionBackend, ...], dtype: Dtype
+def _check_supported(
+    context: PlanContext, backend: AttentionBackend, backends: tuple[AttentionBackend, ...], dtype: Dtype
 ) -> None:
-    if wanted in ladder:
+    if backend in backends:
         return
-    if dtype == "fp32" and situation.gpu is not None:
+    if dtype == "fp32" and context.gpu is not None:
         raise InputError(
-            f"training.config.attention: {wanted} computes in 16 bits, and FP32 is asked for",
-            hint=f'use "auto", or one of: {", ".join(ladder)}; or leave the precision to the plan',
+            f"training.config.attention: {backend} computes in 16 bits, but FP32 is requested",
+            hint=f'use "auto", or one of: {", ".join(backends)}; or let the plan choose the precision',
         )
-    where = situation.gpu.title if situation.gpu else "a machine without a GPU"
+    where = context.gpu.title if context.gpu else "a machine without a GPU"
     reasons: dict[AttentionBackend, str] = {
-        "flash_attention_4": "it needs a Hopper or Blackwell GPU and the package flash-attn-4, installed",
-        "flash_attention_3": "it needs a Hopper GPU and the package flash_attn_interface, installed",
-        "flash_attention_2": "it needs compute capability 8.0 and the package flash_attn, installed",
-        "triton": "it needs a Hopper GPU, Triton, and heads of 64 or 128 features",
+        "flash_attention_4": "it needs a Hopper or Blackwell GPU and the package flash-attn-4",
+        "flash_attention_3": "it needs a Hopper GPU and the package flash_attn_interface",
+        "flash_attention_2": "it needs compute capability 8.0 and the package flash_attn",
+        "triton": "it needs a Hopper GPU, Triton, and a head size of 64 or 128",
         "varlen": "it needs compute capability 8.0",
         "flex": "it needs compute capability 8.0",
     }
     raise InputError(
-        f"training.config.attention: {wanted} cannot run on {where}: {reasons.get(wanted, 'this base needs eager')}",
-        hint=f'use "auto", or one of: {", ".join(ladder)}',
+        f"training.config.attention: {backend} cannot run on {where}: {reasons.get(backend, 'this base needs eager')}",
+        hint=f'use "auto", or one of: {", ".join(backends)}',
     )

@@ -1,17 +1,18 @@
-"""The global batch, split for the ranks, and what the split costs."""
+"""The split of the global batch over ranks and micro-steps."""
 
 from __future__ import annotations
 
-from launcher.plan.fit import Layout, accumulation_steps
+from launcher.core.units import format_percent
+from launcher.plan.context import PlanContext, manifest_decision, plan_decision
+from launcher.plan.memory_budget import SearchInputs
 from launcher.plan.model import BatchPlan, Decision
-from launcher.plan.situation import Situation, asked, decided
-from launcher.plan.sizing import Sizing
-from launcher.units import format_percent
+from launcher.plan.search import Layout, count_accumulation_steps
 
 
-def make_batch_plan(situation: Situation, sizing: Sizing, layout: Layout) -> BatchPlan:
-    config, ranks = situation.config, situation.num_ranks
-    steps = accumulation_steps(sizing, layout)
+def make_batch_plan(context: PlanContext, inputs: SearchInputs, layout: Layout) -> BatchPlan:
+    """Return the batch sizes of a layout."""
+    config, ranks = context.config, context.num_ranks
+    steps = count_accumulation_steps(inputs, layout)
     slots = layout.micro_batch_size * steps * ranks
     empty = slots - config.global_batch_size
     return BatchPlan(
@@ -29,29 +30,30 @@ def make_batch_plan(situation: Situation, sizing: Sizing, layout: Layout) -> Bat
 
 
 def _nearest_even(global_batch: int, ranks: int) -> tuple[int, ...]:
-    """The global batches around this one that the ranks divide; none where they divide this one."""
+    """Return the nearest global batches that the ranks divide; empty if they divide this one."""
     below = global_batch // ranks * ranks
     if below == global_batch:
         return ()
     return tuple(batch for batch in (below, below + ranks) if batch > 0)
 
 
-def explain_batch(situation: Situation, batch: BatchPlan) -> list[Decision]:
-    config = situation.config
+def explain_batch(context: PlanContext, batch: BatchPlan) -> list[Decision]:
+    """Return the decisions about the batch."""
+    config = context.config
     size = f"{batch.global_batch_size} sequences of {batch.sequence_length:,} tokens, packed"
     if not batch.packed:
-        size = f"{batch.global_batch_size} rows of at most {batch.sequence_length:,} tokens, laid end to end"
-    whole = asked(
+        size = f"{batch.global_batch_size} rows of at most {batch.sequence_length:,} tokens, not padded"
+    total = manifest_decision(
         "global batch",
         size,
         f"batch_size {config.batch_size} x gradient_accumulation_steps {config.gradient_accumulation_steps}; "
         "the same on any hardware",
     )
     split = (
-        f"{batch.micro_batch_size} a micro-step x {_count(batch.gradient_accumulation_steps, 'micro-step')} "
+        f"{batch.micro_batch_size} per micro-step x {_count(batch.gradient_accumulation_steps, 'micro-step')} "
         f"x {_count(batch.num_ranks, 'rank')}"
     )
-    return [whole, decided("split", split, _split_reason(batch)), *_explain_order(situation)]
+    return [total, plan_decision("batch split", split, _split_reason(batch)), *_explain_order(context)]
 
 
 def _count(number: int, noun: str) -> str:
@@ -60,28 +62,28 @@ def _count(number: int, noun: str) -> str:
 
 def _split_reason(batch: BatchPlan) -> str:
     if not batch.empty_slots:
-        return "the fastest split that fits; nothing is wasted"
+        return "the fastest split that fits in memory"
     wasted = (
         f"{batch.empty_slots} of {batch.num_slots} slots stay empty ({format_percent(batch.wasted_fraction)} of the "
-        "compute, no change to the training)"
+        "compute; training is unaffected)"
     )
     if not batch.nearest_even_batches:
-        return f"{wasted}: micro-batches that divide it exactly would take longer"
+        return f"{wasted}; micro-batches that divide the batch evenly would be slower"
     even = " or ".join(map(str, batch.nearest_even_batches))
-    return f"{wasted}; a global batch of {even} would divide evenly by the ranks"
+    return f"{wasted}; a global batch of {even} would divide evenly over the ranks"
 
 
-def _explain_order(situation: Situation) -> list[Decision]:
-    config = situation.config
+def _explain_order(context: PlanContext) -> list[Decision]:
+    config = context.config
     if config.packing and config.group_by_length:
         return [
-            decided(
-                "row order",
+            plan_decision(
+                "sample order",
                 "shuffled packs",
-                "packing and group_by_length are both true: packing wins, all packs have the same length",
+                "packing and group_by_length are both true: packing wins, because all packs have the same length",
             )
         ]
     if config.group_by_length:
-        reason = "group_by_length in the manifest: rows of like length share a micro-batch, which evens out the steps"
-        return [asked("row order", "grouped by length", reason)]
+        reason = "group_by_length in the manifest: rows of similar length share a micro-batch"
+        return [manifest_decision("sample order", "grouped by length", reason)]
     return []

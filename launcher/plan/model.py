@@ -1,10 +1,11 @@
-"""The Plan: every decision about how a manifest runs on some hardware, with its reason. On disk: plan.json."""
+"""The Plan: every decision about how a manifest is trained on given hardware, with its reason. On disk: plan.json."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from launcher.choices import (
+from launcher.base_models.shapes import ModelShape
+from launcher.core.choices import (
     AdapterKind,
     AttentionBackend,
     Checkpointing,
@@ -17,39 +18,42 @@ from launcher.choices import (
     Quantization,
     Strategy,
 )
-from launcher.hardware import Hardware
+from launcher.core.frozen_model import Frozen
+from launcher.hardware.model import Hardware
 from launcher.manifest.dataset import FieldMapping, Task
-from launcher.memory import MemoryTerm, count_allocated
-from launcher.shapes import ModelShape
-from launcher.values import Frozen
+from launcher.plan.estimate.memory import MemoryTerm, count_allocated
 
-PLAN_SCHEMA_VERSION: Literal[1] = 1
-CALIBRATION_TERM = "calibration"  # of the memory: what runs of this machine have taught, above or below the estimate
+PLAN_FORMAT: Literal[2] = 2  # increase it when a field of the plan is renamed, removed or changes its meaning
+CALIBRATION_TERM = "calibration"  # memory term: correction of the estimate by runs measured on this machine
 
 
 class Decision(Frozen):
-    """One choice, as a person reads it: what, the value, and why."""
+    """One setting of the plan as users see it: its name, its value and the reason for it."""
 
     name: str
     value: str
     reason: str
-    decided_by: Literal["manifest", "plan", "command line", "hardware", "user"]  # user: their hardware.json
+    decided_by: Literal["manifest", "plan", "command line", "hardware", "user"]  # user: hardware.json
 
 
 class PrecisionPlan(Frozen):
+    """Data types of the computation and of the weights."""
+
     compute_dtype: Dtype
     base_dtype: Dtype
-    trainable_dtype: Dtype  # of adapter weights, or of the whole model under full fine-tuning
+    trainable_dtype: Dtype  # of the adapter, or of all weights in full fine-tuning
     use_tf32: bool
     loss_scaling: bool  # FP16 only
 
     @property
     def mixed_precision(self) -> Literal["bf16", "fp16", "no"]:
-        """accelerate's word for it."""
+        """Return the value of accelerate's `mixed_precision`."""
         return "no" if self.compute_dtype == "fp32" else self.compute_dtype
 
 
 class AdapterPlan(Frozen):
+    """The trained adapter, or all weights in full fine-tuning."""
+
     kind: AdapterKind
     rank: int | None
     alpha: int | None
@@ -60,31 +64,37 @@ class AdapterPlan(Frozen):
 
     @property
     def repeated_modules(self) -> tuple[str, ...]:
-        """DoRA's dropout acts on what the base does, too: each matrix that it adapts is multiplied by twice."""
+        """Return the modules that need a second matmul: DoRA applies its dropout to the base output as well."""
         return self.target_modules if self.kind == "dora" and self.dropout > 0 else ()
 
 
 class QuantizationPlan(Frozen):
+    """How the frozen base model is quantized."""
+
     kind: Literal["int8", "int4"]
     storage_dtype: Literal["uint8", "bf16", "fp16", "fp32", "int8"]
     double_quantization: bool
 
 
 class AttentionPlan(Frozen):
+    """The attention backend and its fallbacks."""
+
     backend: AttentionBackend
-    fallbacks: tuple[AttentionBackend, ...]  # what is tried next where the backend turns out missing
+    fallbacks: tuple[AttentionBackend, ...]  # tried in order if the backend cannot run
 
 
 class CompilePlan(Frozen):
+    """Arguments of torch.compile, and whether layers or the model are compiled."""
+
     scope: CompileScope
     backend: str
     mode: str | None
 
 
 class DataPlan(Frozen):
-    """What is trained on. Paths are as the manifest writes them; relative ones start at the manifest's folder."""
+    """The training data. Paths are as in the manifest; relative ones start at the manifest's folder."""
 
-    folder: str  # the manifest's
+    folder: str  # the folder of the manifest
     kind: Literal["single", "huggingface", "multi_task"]
     path: str | None
     format: str | None
@@ -98,21 +108,26 @@ class DataPlan(Frozen):
     cache_dir: str | None
     num_rows: int | None
     mean_tokens: float
-    basis: str  # how the two numbers are known
+    basis: str  # where num_rows and mean_tokens come from, as text
+    is_length_assumed: bool = False  # the number of rows is known, but mean_tokens is an assumption
 
 
 class WandbPlan(Frozen):
+    """Settings of the Weights & Biases run."""
+
     project: str
     entity: str | None
     group: str | None
     name: str | None
     tags: tuple[str, ...]
     notes: str | None
-    mode: Literal["online", "offline", "disabled"] | None  # None: online with a key, offline without
+    mode: Literal["online", "offline", "disabled"] | None  # None: online with an API key, offline without
     artifacts: tuple[Literal["adapter", "manifest"], ...] = ()
 
 
 class LoaderPlan(Frozen):
+    """Arguments of the DataLoader."""
+
     num_workers: int
     prefetch_factor: int | None
     pin_memory: bool
@@ -120,7 +135,10 @@ class LoaderPlan(Frozen):
 
 
 class BatchPlan(Frozen):
-    """global_batch_size = micro_batch_size * gradient_accumulation_steps * num_ranks - empty_slots, in sequences."""
+    """The global batch and its split over ranks and micro-steps, in sequences.
+
+    global_batch_size = micro_batch_size * gradient_accumulation_steps * num_ranks - empty_slots
+    """
 
     global_batch_size: int
     sequence_length: int
@@ -128,21 +146,25 @@ class BatchPlan(Frozen):
     micro_batch_size: int
     gradient_accumulation_steps: int
     empty_slots: int
-    nearest_even_batches: tuple[int, ...]  # empty where the ranks divide the global batch
+    nearest_even_batches: tuple[int, ...]  # global batches that num_ranks divides; empty if it divides this one
     packed: bool
     group_by_length: bool
     eval_batch_size: int
 
     @property
     def num_slots(self) -> int:
+        """Return the number of sequences that one step could hold."""
         return self.micro_batch_size * self.gradient_accumulation_steps * self.num_ranks
 
     @property
     def wasted_fraction(self) -> float:
+        """Return the fraction of a step's slots that stay empty."""
         return self.empty_slots / self.num_slots
 
 
 class OptimizerPlan(Frozen):
+    """The optimizer, its hyperparameters and gradient clipping."""
+
     name: OptimizerName
     learning_rate: float
     weight_decay: float
@@ -152,12 +174,14 @@ class OptimizerPlan(Frozen):
 
 
 class SchedulePlan(Frozen):
+    """Length of the run, learning-rate schedule, and when to save, evaluate and log."""
+
     lr_scheduler: str
     scheduler_kwargs: dict[str, float]
     epochs: float
     max_steps: int | None
     num_steps: int | None  # None: the number of rows is unknown
-    warmup_steps: int | None  # None: a ratio of an unknown number of steps
+    warmup_steps: int | None  # None: warmup_ratio of an unknown number of steps
     warmup_ratio: float | None
     save_every_steps: int | None
     save_every_epochs: float | None
@@ -172,65 +196,66 @@ class SchedulePlan(Frozen):
 
 
 class MemoryPlan(Frozen):
-    """Predicted peak of one rank, term by term, against what the card can give."""
+    """Predicted peak memory of one rank, term by term, and the memory of the device."""
 
     terms: tuple[MemoryTerm, ...]
-    card_bytes: int
+    device_bytes: int  # of one GPU, or of the host without a GPU
     free_bytes: int
     headroom_bytes: int
-    host_bytes: int  # in CPU memory, per rank: offloaded state
+    host_bytes: int  # offloaded state in CPU memory, per rank
 
     @property
     def total_bytes(self) -> int:
+        """Return the predicted peak."""
         return sum(term.num_bytes for term in self.terms)
 
     @property
     def allocated_bytes(self) -> int:
+        """Return the part of the peak that torch's allocator counts."""
         return count_allocated(self.terms)
 
     @property
     def activation_bytes(self) -> int:
+        """Return the bytes of the saved activations."""
         return sum(term.num_bytes for term in self.terms if term.name == "activations")
 
     @property
     def usable_bytes(self) -> int:
+        """Return the free bytes minus the headroom."""
         return self.free_bytes - self.headroom_bytes
 
     @property
     def margin_bytes(self) -> int:
+        """Return the usable bytes that the prediction leaves unused."""
         return self.usable_bytes - self.total_bytes
 
 
-class TaskPlan(Frozen):
-    """Answers that are judged while an expert trains: before its first step, and at each evaluation."""
+class TaskEvalPlan(Frozen):
+    """Task evaluation while training: generated answers are judged before step 1 and at every evaluation."""
 
     judge: str
-    num_rows: int  # at most
-    is_fixed: bool  # as many at each evaluation, whatever they take
-    share: float  # of the training's time, that they may take otherwise
+    num_rows: int  # per evaluation; an upper bound unless is_fixed
+    is_fixed: bool  # use num_rows whatever they take
+    time_share: float  # otherwise: fraction of the training time that task evaluation may take
 
 
 class GuardPlan(Frozen):
-    """What is done when something goes wrong on the way."""
+    """How the run reacts to errors while training."""
 
-    save_errors: Literal["stop", "continue"]  # where a checkpoint cannot be written
-    max_bad_steps: int  # in a row, whose loss or gradients are no numbers: passed over, then the run ends
-    hang_seconds: int  # without a step, before the run is ended
+    save_errors: Literal["stop", "continue"]  # if a checkpoint cannot be written
+    max_nonfinite_steps: int  # abort after more consecutive steps with NaN/Inf loss or gradients
+    hang_seconds: int  # abort after this long without a step
 
 
 class ProfilePlan(Frozen):
-    """Steps that are traced, both included."""
+    """The range of steps traced by the profiler, both ends included."""
 
     first_step: int
     last_step: int
 
-    @classmethod
-    def of(cls, steps: tuple[int, int]) -> ProfilePlan:
-        return cls(first_step=steps[0], last_step=steps[1])
-
 
 class ScalePoint(Frozen):
-    """The same training on so many GPUs, as it would be planned there. Seconds are those of one step."""
+    """Estimate of the same training on `num_ranks` GPUs, planned for them. Times are per optimizer step."""
 
     num_ranks: int
     nodes: int
@@ -239,43 +264,47 @@ class ScalePoint(Frozen):
     checkpointing: Checkpointing
     micro_batch_size: int
     gradient_accumulation_steps: int
-    link: str | None  # None: nothing to reach
-    link_gb_per_second: float | None  # that is counted on
-    moved_bytes: float  # by each rank, in one direction
+    link: str | None  # the slowest link of the ring; None for one GPU
+    link_gb_per_second: float | None  # assumed bus bandwidth
+    moved_bytes: float  # sent by each rank
     num_messages: int
     seconds_per_step: float
     compute_seconds: float
-    communication_seconds: float  # that the link is busy
-    hidden_seconds: float  # of those, gained by computing meanwhile
-    exposed_seconds: float  # of those, waited for
+    communication_seconds: float  # time the link is busy
+    hidden_seconds: float  # communication overlapped with compute
+    exposed_seconds: float  # communication that ranks wait for
     tokens_per_second: float
-    efficiency: float  # tokens a second of one GPU, against one of the reference's
+    efficiency: float  # tokens/s per GPU, relative to reference_ranks GPUs
 
 
 class ScalingPlan(Frozen):
-    """On paper: what each further GPU brings."""
+    """Estimated scaling efficiency over the number of GPUs. Estimated only: we never measured several GPUs."""
 
     points: tuple[ScalePoint, ...]
-    reference_ranks: int  # the smallest number on which the training fits without offloading
-    verdict: str
+    reference_ranks: int  # the fewest GPUs on which the training fits without offloading
+    summary: str
     assumptions: tuple[str, ...]
 
 
 class SpeedPlan(Frozen):
+    """Estimated throughput, duration and cost."""
+
     tokens_per_second: float | None  # over all ranks; None: the GPU's peak is unknown
     seconds_per_step: float | None
     total_seconds: float | None
     mfu: float | None
-    communication_fraction: float  # of a step that waits for the network
+    communication_fraction: float  # of a step spent waiting for links or CPU memory
     price_per_gpu_hour: float | None
     cost: float | None
     confidence: str
-    estimated_tokens_per_second: float | None = None  # before this machine's own runs were asked
-    scaling: ScalingPlan | None = None  # None: one GPU, or nobody can estimate it
+    error: float | None = None  # relative error of tokens_per_second; None: unknown
+    estimated_tokens_per_second: float | None = None  # before correction by measured runs of this machine
+    scaling: ScalingPlan | None = None  # None: one GPU, or no estimate is possible
+    fewer_gpus_note: str = ""  # set if fewer GPUs would finish a step sooner
 
 
-class Rung(Frozen):
-    """One step down the OOM ladder. The global batch stays."""
+class OomFallback(Frozen):
+    """Settings to retry with after CUDA out of memory. The global batch is unchanged."""
 
     action: str
     micro_batch_size: int
@@ -287,7 +316,9 @@ class Rung(Frozen):
 
 
 class Plan(Frozen):
-    schema_version: Literal[1] = PLAN_SCHEMA_VERSION
+    """Everything that a run needs to know, decided before it starts."""
+
+    schema_version: Literal[2] = PLAN_FORMAT
     launcher_version: str
     expert: str
     profile: Profile
@@ -296,7 +327,7 @@ class Plan(Frozen):
     base: ModelShape
     base_revision: str | None
     trust_remote_code: bool
-    random_weights: bool  # the base's shape without its weights: to measure speed and memory
+    random_weights: bool  # no pretrained weights: to measure speed and memory
     adapter: AdapterPlan
     precision: PrecisionPlan
     quantization: QuantizationPlan | None
@@ -304,8 +335,8 @@ class Plan(Frozen):
     loss_kernel: LossKernel
     loss_on: Literal["completion", "all"]
     compile: CompilePlan | None
-    cuda_graph: bool  # a micro-step is launched as one
-    adds_up_behind: bool = False  # replicas' gradients, when a step's are complete, not while they are computed
+    cuda_graph: bool  # replay each micro-step as a CUDA graph
+    defer_gradient_sync: bool = False  # DDP: one all-reduce after the backward passes of a step, without hooks
     checkpointing: Checkpointing
     strategy: Strategy
     offload: Offload
@@ -316,14 +347,15 @@ class Plan(Frozen):
     schedule: SchedulePlan
     wandb: WandbPlan
     guards: GuardPlan
-    tasks: TaskPlan | None = None  # None: no answers are judged on the way
-    profiled: ProfilePlan | None = None  # None: nothing is traced
+    task_eval: TaskEvalPlan | None = None  # None: no task evaluation while training
+    profile_steps: ProfilePlan | None = None  # None: no profiler trace
     memory: MemoryPlan
     speed: SpeedPlan
-    ladder: tuple[Rung, ...]
+    oom_fallbacks: tuple[OomFallback, ...]
     decisions: tuple[Decision, ...]
     notes: tuple[str, ...]
 
     @property
     def quantization_kind(self) -> Quantization:
+        """Return the quantization of the base, "none" included."""
         return "none" if self.quantization is None else self.quantization.kind

@@ -1,72 +1,119 @@
-"""What a person should know beside the decisions: limits of the card, waste, better ways that were not asked for."""
+"""Notes that accompany a plan: limits of the hardware, waste, and faster alternatives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 
-from launcher.gpus import format_limits
-from launcher.plan.advice import fits_quantised, on_hardware, whole_candidates
-from launcher.plan.fit import Layout, best_layout, step_parts, step_seconds
-from launcher.plan.situation import Situation
-from launcher.plan.sizing import Sizing
-from launcher.units import format_gib
+from launcher.core.units import format_count, format_gib
+from launcher.hardware.gpu_catalogue import format_limits
+from launcher.manifest.config import TrainingConfig
+from launcher.plan.context import PlanContext
+from launcher.plan.memory_budget import SearchInputs
+from launcher.plan.model import SpeedPlan
+from launcher.plan.search import Layout, estimate_step_seconds, find_best_layout, split_step_seconds
+from launcher.plan.suggestions import fits_with_int4, list_candidates_without_offload, move_to_hardware
 
-# Below this share of a step nobody needs to be told that links are waited for.
-_WORTH_TELLING = 0.1
-_COPIES = 3  # of what is trained, in FP32, gathered for a checkpoint: weights and two states
-_MUCH = 0.5  # of a node's CPU memory
+# Communication below this share of a step is not worth a note.
+_NOTABLE_WAITING = 0.1
+_CHECKPOINT_COPIES = 3  # FP32 copies of the trainable weights in a checkpoint: weights and two optimizer moments
+_MUCH_OF_HOST_MEMORY = 0.5
+# These settings affect speed only: the trained weights are the same but for rounding and the dropout mask.
+_EXECUTION_KEYS = (
+    "gradient_checkpointing",
+    "torch_compile",
+    "torch_compile_mode",
+    "attention",
+    "flash_attention_2",
+    "use_sdpa",
+)
+_NOTABLE_SPEEDUP = 1.1
+_NOTABLE_COST = 0.02  # of the speed, for a single setting to be named
+
+EstimateSpeed = Callable[[PlanContext], float | None]  # tokens/s of the plan for this context
 
 
-def make_notes(situation: Situation, sizing: Sizing, layout: Layout) -> Iterator[str]:
-    ranks, batch = situation.num_ranks, situation.config.global_batch_size
+def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer_gpus: str) -> Iterator[str]:
+    """Yield the notes; `fewer_gpus` is the result of describe_faster_with_fewer_gpus."""
+    ranks, batch = context.num_ranks, context.config.global_batch_size
     if ranks > batch:
-        yield f"{ranks - batch} of {ranks} GPUs have nothing to do: the global batch has {batch} sequences"
-    faster = _fewer_ranks(sizing, layout)
-    if faster is not None:
-        yield faster
-    if layout.offload != "none" and fits_quantised(sizing):
+        yield f"{ranks - batch} of {ranks} GPUs are idle: the global batch has only {batch} sequences"
+    if fewer_gpus:
+        yield fewer_gpus
+    if layout.offload != "none" and fits_with_int4(inputs):
         yield "with base_models[0].quantization int4 it would fit without offloading, and train many times faster"
-    if situation.gpu is not None:
-        limits = format_limits(situation.gpu, is_alone=ranks == 1)
+    if context.gpu is not None:
+        limits = format_limits(context.gpu, is_alone=ranks == 1)
         if limits:
-            yield f"{situation.gpu.title}: {'; '.join(limits)}"
-    if situation.base.basis == "approximate":
+            yield f"{context.gpu.title}: {'; '.join(limits)}"
+    if context.base.basis == "approximate":
         yield (
-            f"{situation.base.model_type} is not an architecture this launcher knows: read as llama's, "
-            "so parameters and memory are approximate"
+            f"{context.base.model_type} is an unknown architecture and is treated like llama: "
+            "parameters and memory are approximate"
         )
-    snapshot = int(_COPIES * sizing.gradient_bytes)
-    if situation.gpu is not None and snapshot > _MUCH * sizing.budget.host_bytes:
+    snapshot = int(_CHECKPOINT_COPIES * inputs.gradient_bytes)
+    if context.gpu is not None and snapshot > _MUCH_OF_HOST_MEMORY * inputs.budget.host_bytes:
         yield (
-            f"a checkpoint takes {format_gib(snapshot)} of CPU memory on the first rank, its node has "
-            f"{format_gib(sizing.budget.host_bytes)}: saving may end the run"
+            f"a checkpoint needs {format_gib(snapshot)} of CPU memory on rank 0, and its node has "
+            f"{format_gib(inputs.budget.host_bytes)}: saving may fail"
         )
-    failed = situation.options.failed_bytes
-    if failed is not None:
+    if context.options.oom_bytes is not None:
         yield (
-            f"a run like this one was predicted to need {format_gib(failed)} and ran out of memory here "
-            f"({situation.options.failed_when}): this plan stays below"
+            f"a similar run was predicted to need {format_gib(context.options.oom_bytes)} and ran out of memory here "
+            f"({context.options.oom_date}): this plan stays below that"
         )
-    if len(situation.manifest.base_models) > 1:
-        others = ", ".join(entry.name for entry in situation.manifest.base_models[1:])
-        yield f"the manifest has further base models ({others}); --base picks one"
+    if len(context.manifest.base_models) > 1:
+        others = ", ".join(entry.name for entry in context.manifest.base_models[1:])
+        yield f"the manifest lists more base models ({others}); --base selects one"
 
 
-def _fewer_ranks(sizing: Sizing, layout: Layout) -> str | None:
-    """Where links are the limit, fewer GPUs may finish sooner: a note, since the user asked for these."""
-    seconds = step_seconds(sizing, layout)
-    _, waiting = step_parts(sizing, layout)
-    hardware = sizing.hardware
-    if hardware.num_ranks == 1 or waiting < _WORTH_TELLING * seconds:
-        return None
-    fewer = [(hardware.gpus_per_node, nodes) for nodes in range(hardware.nodes - 1, 0, -1)]
-    fewer += [(gpus, 1) for gpus in (4, 2, 1) if gpus < hardware.gpus_per_node]
+def describe_faster_with_fewer_gpus(inputs: SearchInputs, layout: Layout) -> str:
+    """Return a note if fewer GPUs would finish a step sooner, because of communication; else an empty string."""
+    seconds = estimate_step_seconds(inputs, layout)
+    _, waiting = split_step_seconds(inputs, layout)
+    hardware = inputs.hardware
+    if hardware.num_ranks == 1 or waiting < _NOTABLE_WAITING * seconds:
+        return ""
+    options = [(hardware.gpus_per_node, nodes) for nodes in range(hardware.nodes - 1, 0, -1)]
+    options += [(gpus, 1) for gpus in (4, 2, 1) if gpus < hardware.gpus_per_node]
     best: tuple[float, str] | None = None
-    for gpus, nodes in fewer:
-        smaller = on_hardware(sizing, hardware.model_copy(update={"gpus_per_node": gpus, "nodes": nodes}))
-        found = best_layout(smaller, whole_candidates(smaller))
-        if found is not None:
-            estimate = step_seconds(smaller, found)
+    for gpus, nodes in options:
+        smaller = move_to_hardware(inputs, hardware.model_copy(update={"gpus_per_node": gpus, "nodes": nodes}))
+        candidate = find_best_layout(smaller, list_candidates_without_offload(smaller))
+        if candidate is not None:
+            estimate = estimate_step_seconds(smaller, candidate)
             if estimate < 0.9 * min(seconds, best[0] if best else seconds):
                 best = (estimate, f"{gpus} GPUs" if nodes == 1 else f"{nodes} nodes of {gpus} GPUs")
-    return None if best is None else f"{best[1]} would finish sooner: {best[0]:.2f} s a step, not {seconds:.2f}"
+    return "" if best is None else f"{best[1]} would be faster: {best[0]:.2f} s per step instead of {seconds:.2f} s"
+
+
+def describe_slow_settings(context: PlanContext, planned: SpeedPlan, estimate_speed: EstimateSpeed) -> Iterator[str]:
+    """Yield a note if execution settings of the manifest make training clearly slower than the plan's own choice."""
+    speed = planned.tokens_per_second
+    fixed = [name for name in _EXECUTION_KEYS if getattr(context.config, name) != _get_default(name)]
+    if context.gpu is None or context.is_smoke or speed is None or not fixed:
+        return
+
+    def estimate_without(names: Collection[str]) -> float:
+        config = context.config.model_copy(update={name: _get_default(name) for name in names})
+        return estimate_speed(replace(context, config=config)) or 0.0
+
+    best = estimate_without(fixed)
+    if best < _NOTABLE_SPEEDUP * speed:
+        return
+    slow = [name for name in fixed if estimate_without(set(fixed) - {name}) < (1 - _NOTABLE_COST) * best]
+    if slow:
+        verb = "slows" if len(slow) == 1 else "slow"
+        yield (
+            f"{' and '.join(slow)} in the manifest {verb} training down: without, about {format_count(best)} tokens/s, "
+            f"{best / speed:.1f} times as fast, with the same result: {' '.join(map(_format_override, slow))}"
+        )
+
+
+def _get_default(name: str) -> object:
+    return TrainingConfig.model_fields[name].default
+
+
+def _format_override(name: str) -> str:
+    value = _get_default(name)
+    return f"--set training.config.{name}={'null' if value is None else value}"

@@ -1,50 +1,51 @@
-"""How long, and when to evaluate and save."""
+"""Length of the run, learning-rate schedule, and when to save, evaluate and log."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
 
-from launcher.errors import InputError
+from launcher.core.errors import InputError
+from launcher.core.units import format_duration
 from launcher.manifest.config import Cadence, TrainingConfig
+from launcher.plan.context import PlanContext, manifest_decision, plan_decision
 from launcher.plan.model import Decision, SchedulePlan
-from launcher.plan.situation import Situation, asked, decided
-from launcher.units import format_duration
 
-# Packing a whole split leaves at most 0.2 % of the positions empty, where rows are short against a sequence
-# (corpus/pack.py).
+# Packing leaves at most 0.2 % of the positions empty if rows are short compared to a sequence (corpus/bin_packing.py).
 PACKING_EFFICIENCY = 0.998
-# What a crash may cost when nobody said how often to save.
-_LOSE_AT_MOST_SECONDS = 30 * 60
+# If the manifest does not set it: the most that a crash may cost.
+_MAX_LOST_SECONDS = 30 * 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Length:
-    """How long a run is. None where the number of rows is unknown."""
+class RunLength:
+    """Number of optimizer steps; None if the number of rows is unknown."""
 
     steps_per_epoch: int | None
     num_steps: int | None
 
 
-def estimate_length(situation: Situation) -> Length:
-    config, rows = situation.config, situation.rows
+def estimate_run_length(context: PlanContext) -> RunLength:
+    """Return the expected length of the run."""
+    config, rows = context.config, context.rows
     if rows.num_rows == 0:
-        raise InputError(f"there is nothing to train on: {rows.basis}")
+        raise InputError(f"no training rows: {rows.basis}")
     if rows.num_rows is None:
-        return Length(steps_per_epoch=None, num_steps=config.max_steps or None)
+        return RunLength(steps_per_epoch=None, num_steps=config.max_steps or None)
     sequences: float = rows.num_rows
     if config.packing:
         document = min(rows.mean_tokens, config.max_seq_length)
         sequences = ceil(rows.num_rows * document / (config.max_seq_length * PACKING_EFFICIENCY))
     per_epoch = max(1, ceil(sequences / config.global_batch_size))
-    wanted = config.max_steps or ceil(per_epoch * (config.num_train_epochs or 1.0))
-    return Length(steps_per_epoch=per_epoch, num_steps=max(1, wanted))
+    num_steps = config.max_steps or ceil(per_epoch * (config.num_train_epochs or 1.0))
+    return RunLength(steps_per_epoch=per_epoch, num_steps=max(1, num_steps))
 
 
 def decide_schedule(
-    situation: Situation, length: Length, seconds_per_step: float | None
+    context: PlanContext, length: RunLength, seconds_per_step: float | None
 ) -> tuple[SchedulePlan, list[Decision]]:
-    config = situation.config
+    """Return the schedule, and the decisions about it."""
+    config = context.config
     saving, save_decision = _decide_saving(config, length, seconds_per_step)
     evaluating, eval_decision = _decide_evaluation(config)
     plan = SchedulePlan(
@@ -67,7 +68,7 @@ def decide_schedule(
         seed=config.seed,
     )
     return plan, [
-        _explain_length(situation, length),
+        _explain_length(context, length),
         _explain_rate(config, plan),
         save_decision,
         eval_decision,
@@ -81,7 +82,7 @@ class _Every:
     epochs: float | None = None
 
 
-_DEFAULT_STEPS = 500  # transformers' own, which the published trainer inherited
+_DEFAULT_STEPS = 500  # the default of transformers, and so of the published trainer
 
 
 def _every(cadence: Cadence, steps: int | None, epochs: float | None) -> _Every:
@@ -90,28 +91,31 @@ def _every(cadence: Cadence, steps: int | None, epochs: float | None) -> _Every:
     return _Every(steps=steps or _DEFAULT_STEPS) if cadence == "steps" else _Every(epochs=epochs or 1.0)
 
 
-def _decide_saving(config: TrainingConfig, length: Length, seconds_per_step: float | None) -> tuple[_Every, Decision]:
-    keep = "all are kept" if config.save_total_limit is None else f"the last {config.save_total_limit} are kept"
+def _decide_saving(
+    config: TrainingConfig, length: RunLength, seconds_per_step: float | None
+) -> tuple[_Every, Decision]:
+    keep = "keep all" if config.save_total_limit is None else f"keep the last {config.save_total_limit}"
     if config.save_strategy is not None or config.save_epochs is not None:
         every = _every(config.save_strategy or "epoch", config.save_steps, config.save_epochs)
-        return every, asked("checkpoints", f"{_in_words(every)}; {keep}", "save_strategy in the manifest")
+        value = f"{_format_every(every)}; {keep}"
+        return every, manifest_decision("checkpoints", value, "save_strategy in the manifest")
     if length.steps_per_epoch and seconds_per_step:
         epoch_seconds = length.steps_per_epoch * seconds_per_step
-        if epoch_seconds > _LOSE_AT_MOST_SECONDS:
-            every = _Every(steps=max(1, int(_LOSE_AT_MOST_SECONDS / seconds_per_step)))
-            reason = f"an epoch takes {format_duration(epoch_seconds)}; a crash shall lose at most half an hour"
-            return every, decided("checkpoints", f"{_in_words(every)}; {keep}", reason)
-    return _Every(epochs=1.0), decided("checkpoints", f"every epoch; {keep}", "not given: as the published trainer did")
+        if epoch_seconds > _MAX_LOST_SECONDS:
+            every = _Every(steps=max(1, int(_MAX_LOST_SECONDS / seconds_per_step)))
+            reason = f"an epoch takes {format_duration(epoch_seconds)}; a crash then costs at most half an hour"
+            return every, plan_decision("checkpoints", f"{_format_every(every)}; {keep}", reason)
+    return _Every(epochs=1.0), plan_decision("checkpoints", f"every epoch; {keep}", "default of the published trainer")
 
 
 def _decide_evaluation(config: TrainingConfig) -> tuple[_Every, Decision]:
     if config.evaluation_strategy is not None or config.eval_epochs is not None:
         every = _every(config.evaluation_strategy or "epoch", config.eval_steps, config.eval_epochs)
-        return every, asked("evaluation", _in_words(every), "evaluation_strategy in the manifest")
-    return _Every(epochs=1.0), decided("evaluation", "every epoch", "not given: as the published trainer did")
+        return every, manifest_decision("evaluation", _format_every(every), "evaluation_strategy in the manifest")
+    return _Every(epochs=1.0), plan_decision("evaluation", "every epoch", "default of the published trainer")
 
 
-def _in_words(every: _Every) -> str:
+def _format_every(every: _Every) -> str:
     if every.steps is not None:
         return f"every {every.steps} steps"
     if every.epochs is None:
@@ -120,17 +124,19 @@ def _in_words(every: _Every) -> str:
 
 
 def format_cadence(cadence: Cadence, steps: int | None) -> str:
-    return _in_words(_every(cadence, steps, None))
+    """Return a cadence as text, such as "every 500 steps"."""
+    return _format_every(_every(cadence, steps, None))
 
 
 def loads_best(config: TrainingConfig) -> bool:
+    """Return whether the adapter of the best evaluation is kept at the end."""
     if config.load_best_model_at_end is not None:
         return config.load_best_model_at_end
     return config.evaluation_strategy != "no"
 
 
-def _warmup_steps(config: TrainingConfig, length: Length) -> int | None:
-    """A ratio wins over a number of steps, as in the published manifests, which set the number to 0 beside it."""
+def _warmup_steps(config: TrainingConfig, length: RunLength) -> int | None:
+    """Return the warm-up steps; warmup_ratio wins over warmup_steps, which published manifests set to 0 with it."""
     if config.warmup_ratio is None:
         return config.warmup_steps
     return None if length.num_steps is None else ceil(config.warmup_ratio * length.num_steps)
@@ -141,24 +147,22 @@ def _explain_rate(config: TrainingConfig, plan: SchedulePlan) -> Decision:
     value = f"{config.learning_rate:g}, {plan.lr_scheduler}, {warmup} of warm-up, seed {plan.seed}"
     reason = "training.config"
     if config.warmup_ratio is not None and config.warmup_steps:
-        reason += (
-            f"; warmup_ratio {config.warmup_ratio:g} wins over warmup_steps {config.warmup_steps}, as it always did"
-        )
-    return asked("learning rate", value, reason)
+        reason += f"; warmup_ratio {config.warmup_ratio:g} wins over warmup_steps {config.warmup_steps}"
+    return manifest_decision("learning rate", value, reason)
 
 
 def _explain_logging(config: TrainingConfig) -> Decision:
     value = f"every {config.logging_steps} steps"
     if "logging_steps" in config.model_fields_set:
-        return asked("logging", value, "logging_steps in the manifest")
-    return decided("logging", value, "not given: as the published trainer did")
+        return manifest_decision("logging", value, "logging_steps in the manifest")
+    return plan_decision("logging", value, "default of the published trainer")
 
 
-def _explain_length(situation: Situation, length: Length) -> Decision:
-    config = situation.config
+def _explain_length(context: PlanContext, length: RunLength) -> Decision:
+    config = context.config
     if length.num_steps is None:
-        return decided("length", f"{config.num_train_epochs:g} epochs", situation.rows.basis)
+        return plan_decision("training length", f"{config.num_train_epochs:g} epochs", context.rows.basis)
     if config.max_steps:
-        return asked("length", f"{length.num_steps:,} steps", "max_steps")
+        return manifest_decision("training length", f"{length.num_steps:,} steps", "max_steps")
     value = f"{length.num_steps:,} steps ({config.num_train_epochs:g} epochs of {length.steps_per_epoch:,})"
-    return decided("length", value, situation.rows.basis)
+    return plan_decision("training length", value, context.rows.basis)

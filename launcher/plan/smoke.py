@@ -1,7 +1,7 @@
-"""The smoke profile's own sizes: the whole path, in about two minutes on two CPU cores.
+"""Sizes of the smoke profile: every stage of a training in about two minutes on two CPU cores.
 
-A manifest's sizes are made for a GPU: 48 sequences of 2,048 tokens take two cores half a minute. What the command line
-gives wins over these sizes; what is not named here stays the manifest's.
+A manifest's sizes are meant for a GPU: 48 sequences of 2,048 tokens take two cores half a minute. Values set on the
+command line win over these sizes; everything else stays as in the manifest.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launcher.manifest.config import Cadence, TrainingConfig
+from launcher.plan.context import plan_decision
 from launcher.plan.model import Decision
 from launcher.plan.schedule import format_cadence, loads_best
-from launcher.plan.situation import decided
 
-# Two cores train the tiny base with about 3,300 tokens a second: 60 steps of 8 x 512 tokens take 75 s.
-SMOKE_LENGTHS = (512, 1024, 2048, 4096)  # the first, unless the sample's rows are longer
+# Two cores train the tiny base with about 3,300 tokens/s: 60 steps of 8 x 512 tokens take 75 s.
+SMOKE_LENGTHS = (512, 1024, 2048, 4096)  # the first that holds the sample's rows
 _GLOBAL_BATCH = 8
-# The tiny base's vocabulary is small: it makes nearly twice as many tokens of a row as are estimated for others.
-_TINY_TOKENS = 2.0
+# The tiny base has a small vocabulary: a row has nearly twice as many tokens as estimated for other bases.
+_TOKENS_FACTOR = 2.0
 _STEPS = 60
 _LEARNING_RATE = 1e-3
 _WARMUP_STEPS = 5
-_EVERY_STEPS = 20  # evaluating and saving: three times in such a run
+_EVERY_STEPS = 20  # evaluate and save three times per run
 _LOGGING_STEPS = 5
 
-# Layers of other families -> those of the tiny base that do the same.
-_TINY_LAYERS = {
+# Modules of other model families -> the corresponding modules of the tiny base.
+_TINY_MODULES = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
     "dense": ("o_proj",),
@@ -36,139 +36,147 @@ _TINY_LAYERS = {
 }
 
 _PREFIX = "training.config."
-_TWO_MINUTES = "two CPU cores shall be done in about two minutes"
+_TWO_MINUTES = "takes about two minutes on two CPU cores"
 
-_Values = dict[str, str | int | float | tuple[str, ...] | None]  # of training.config, by key
+_Values = dict[str, str | int | float | tuple[str, ...] | None]  # keys of training.config -> values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmokeSizes:
+    """The config of the smoke profile, and what it replaces."""
+
     config: TrainingConfig
-    replaced: Mapping[str, str]  # the name of a decision -> why its value is not the manifest's
+    replaced: Mapping[str, str]  # name of a decision -> why its value is not the manifest's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Change:
-    """What one line of the plan tells: the new values, why, and what the manifest says."""
+    """One replaced decision: its new values, the reason, and the manifest's value."""
 
-    line: str
-    why: str
-    said: str | None  # None: nothing
+    decision: str  # its name
+    cause: str
+    original: str | None  # None: not in the manifest
     values: _Values
 
     @property
     def reason(self) -> str:
-        manifest = "leaves it open" if self.said is None else f"says {self.said}"
-        return f"smoke profile: {self.why}; the manifest {manifest}"
+        original = "not in the manifest" if self.original is None else f"manifest: {self.original}"
+        return f"smoke profile: {self.cause} ({original})"
 
 
-def find_smoke_length(row_tokens: float) -> int:
-    """The shortest sequence that holds a row as the sample has them: beyond it, answers would be cut off."""
-    return next((length for length in SMOKE_LENGTHS if length >= _TINY_TOKENS * row_tokens), SMOKE_LENGTHS[-1])
+def choose_smoke_length(row_tokens: float) -> int:
+    """Return the shortest sequence length that holds an average row, so that answers are not cut off."""
+    return next((length for length in SMOKE_LENGTHS if length >= _TOKENS_FACTOR * row_tokens), SMOKE_LENGTHS[-1])
 
 
-def make_smoke_sizes(config: TrainingConfig, given_keys: frozenset[str], row_tokens: float = 0.0) -> SmokeSizes:
-    """Given keys are those of the command line, dotted from the top; `row_tokens` the mean of the sample's rows."""
-    given = frozenset(key.removeprefix(_PREFIX) for key in given_keys if key.startswith(_PREFIX))
-    changes = [change for change in _list_changes(config, given, row_tokens) if change.values]
+def make_smoke_sizes(config: TrainingConfig, overridden_keys: frozenset[str], row_tokens: float = 0.0) -> SmokeSizes:
+    """Return the config with small sizes.
+
+    `overridden_keys` are dotted keys set on the command line, which are kept; `row_tokens` is the mean length of rows.
+    """
+    overridden = frozenset(key.removeprefix(_PREFIX) for key in overridden_keys if key.startswith(_PREFIX))
+    changes = [change for change in _list_changes(config, overridden, row_tokens) if change.values]
     values = {key: value for change in changes for key, value in change.values.items()}
     return SmokeSizes(
-        config=config.model_copy(update=values), replaced={change.line: change.reason for change in changes}
+        config=config.model_copy(update=values), replaced={change.decision: change.reason for change in changes}
     )
 
 
-def restate(decisions: Iterable[Decision], replaced: Mapping[str, str]) -> tuple[Decision, ...]:
-    """The lines of what was replaced, no longer told as the manifest's."""
-    return tuple(decided(d.name, d.value, replaced[d.name]) if d.name in replaced else d for d in decisions)
+def replace_reasons(decisions: Iterable[Decision], replaced: Mapping[str, str]) -> tuple[Decision, ...]:
+    """Return the decisions with the reasons of replaced ones."""
+    return tuple(plan_decision(d.name, d.value, replaced[d.name]) if d.name in replaced else d for d in decisions)
 
 
-def _list_changes(config: TrainingConfig, given: frozenset[str], row_tokens: float) -> Iterator[_Change]:
-    yield _change_batch(config, given, find_smoke_length(row_tokens))
-    yield _change_length(config, given)
-    yield _change_rate(config, given)
-    yield _change_layers(config, given)
-    yield _change_cadence(config, given, "save")
-    yield _change_cadence(config, given, "evaluation")
-    values = _changed(config, given, logging_steps=_LOGGING_STEPS)
-    said = f"every {config.logging_steps} steps" if "logging_steps" in config.model_fields_set else None
-    yield _Change(line="logging", why="a short run", said=said, values=values)
+def _list_changes(config: TrainingConfig, overridden: frozenset[str], row_tokens: float) -> Iterator[_Change]:
+    yield _change_batch(config, overridden, choose_smoke_length(row_tokens))
+    yield _change_length(config, overridden)
+    yield _change_rate(config, overridden)
+    yield _change_modules(config, overridden)
+    yield _change_cadence(config, overridden, "save")
+    yield _change_cadence(config, overridden, "evaluation")
+    values = _changed(config, overridden, logging_steps=_LOGGING_STEPS)
+    original = f"every {config.logging_steps} steps" if "logging_steps" in config.model_fields_set else None
+    yield _Change(decision="logging", cause="short run", original=original, values=values)
 
 
-def _changed(config: TrainingConfig, given: frozenset[str], **wanted: str | int | float | None) -> _Values:
-    """Of the values wanted, those that the command line leaves open and that differ from the manifest's."""
-    return {key: value for key, value in wanted.items() if key not in given and getattr(config, key) != value}
+def _changed(config: TrainingConfig, overridden: frozenset[str], **values: str | int | float | None) -> _Values:
+    """Return the values that differ from the manifest and are not set on the command line."""
+    return {key: value for key, value in values.items() if key not in overridden and getattr(config, key) != value}
 
 
-def _change_batch(config: TrainingConfig, given: frozenset[str], wanted: int) -> _Change:
-    """A command line that gives one factor of the global batch has given the batch. Longer sequences are fewer."""
+def _change_batch(config: TrainingConfig, overridden: frozenset[str], length: int) -> _Change:
+    """Replace the global batch, unless the command line sets one of its factors. Longer sequences are fewer."""
     values: _Values = {}
-    batch = max(1, _GLOBAL_BATCH * SMOKE_LENGTHS[0] // wanted)
-    sequences, length = "sequences", ""
-    if config.global_batch_size > batch and not given & {"batch_size", "gradient_accumulation_steps"}:
+    batch = max(1, _GLOBAL_BATCH * SMOKE_LENGTHS[0] // length)
+    sequences, from_length = "sequences", ""
+    if config.global_batch_size > batch and not overridden & {"batch_size", "gradient_accumulation_steps"}:
         values |= {"batch_size": batch, "gradient_accumulation_steps": 1}
         sequences = f"{config.global_batch_size:,} sequences"
-    if config.max_seq_length > wanted and "max_seq_length" not in given:
-        values["max_seq_length"] = wanted
-        length = f" of {config.max_seq_length:,} tokens"
-    longer = f", though the sample's rows need {wanted:,} tokens" if wanted > SMOKE_LENGTHS[0] else ""
-    return _Change(line="global batch", why=_TWO_MINUTES + longer, said=sequences + length, values=values)
+    if config.max_seq_length > length and "max_seq_length" not in overridden:
+        values["max_seq_length"] = length
+        from_length = f" of {config.max_seq_length:,} tokens"
+    longer = f"; the rows of the sample need {length:,} tokens" if length > SMOKE_LENGTHS[0] else ""
+    return _Change(
+        decision="global batch", cause=_TWO_MINUTES + longer, original=sequences + from_length, values=values
+    )
 
 
-def _change_length(config: TrainingConfig, given: frozenset[str]) -> _Change:
-    """Epochs of the command line win over the manifest's steps too, which would otherwise win over them."""
-    wanted: int | None = min(config.max_steps or _STEPS, _STEPS)
+def _change_length(config: TrainingConfig, overridden: frozenset[str]) -> _Change:
+    """Replace max_steps; epochs set on the command line also win over the manifest's max_steps."""
+    max_steps: int | None = min(config.max_steps or _STEPS, _STEPS)
     epochs = config.num_train_epochs
-    if epochs is not None and given & {"epochs", "num_epochs"}:
-        wanted = None
-    said = f"{config.max_steps:,} steps" if config.max_steps else f"{epochs:g} epochs"
-    why = _TWO_MINUTES if wanted else "the command line gives epochs"
-    return _Change(line="length", why=why, said=said, values=_changed(config, given, max_steps=wanted))
+    if epochs is not None and overridden & {"epochs", "num_epochs"}:
+        max_steps = None
+    original = f"{config.max_steps:,} steps" if config.max_steps else f"{epochs:g} epochs"
+    cause = _TWO_MINUTES if max_steps else "epochs are set on the command line"
+    values = _changed(config, overridden, max_steps=max_steps)
+    return _Change(decision="training length", cause=cause, original=original, values=values)
 
 
-def _change_rate(config: TrainingConfig, given: frozenset[str]) -> _Change:
-    values = _changed(config, given, learning_rate=_LEARNING_RATE)
-    said = [f"{config.learning_rate:g}"] if values else []
-    if "warmup_ratio" not in given or config.warmup_ratio is None:
-        warmup = _changed(config, given, warmup_ratio=None, warmup_steps=_WARMUP_STEPS)
+def _change_rate(config: TrainingConfig, overridden: frozenset[str]) -> _Change:
+    values = _changed(config, overridden, learning_rate=_LEARNING_RATE)
+    original = [f"{config.learning_rate:g}"] if values else []
+    if "warmup_ratio" not in overridden or config.warmup_ratio is None:
+        warmup = _changed(config, overridden, warmup_ratio=None, warmup_steps=_WARMUP_STEPS)
         ratio = config.warmup_ratio
         steps = f"{config.warmup_steps} steps" if ratio is None else f"{ratio:g} of the steps"
-        said += [f"{steps} of warm-up"] if warmup else []
+        original += [f"{steps} of warm-up"] if warmup else []
         values |= warmup
     return _Change(
-        line="learning rate",
-        why="a tiny base takes larger steps than a large one",
-        said=", ".join(said),
+        decision="learning rate",
+        cause="a tiny base needs a larger learning rate",
+        original=", ".join(original),
         values=values,
     )
 
 
-def _change_layers(config: TrainingConfig, given: frozenset[str]) -> _Change:
-    """A manifest for a base whose layers are built otherwise: the adapter sits where it would there."""
+def _change_modules(config: TrainingConfig, overridden: frozenset[str]) -> _Change:
+    """Map target modules of other model families to the tiny base."""
     values: _Values = {
-        key: tuple(dict.fromkeys(layer for name in names for layer in _TINY_LAYERS.get(name, (name,))))
+        key: tuple(dict.fromkeys(layer for name in names for layer in _TINY_MODULES.get(name, (name,))))
         for key, names in (
             ("target_modules", config.target_modules),
             ("feedforward_modules", config.feedforward_modules),
         )
-        if key not in given and any(name in _TINY_LAYERS for name in names)
+        if key not in overridden and any(name in _TINY_MODULES for name in names)
     }
-    said = ", ".join(config.target_modules)
-    return _Change(line="adapter", why="the tiny base has other layers", said=said, values=values)
+    original = ", ".join(config.target_modules)
+    return _Change(decision="adapter", cause="the tiny base has other module names", original=original, values=values)
 
 
-def _change_cadence(config: TrainingConfig, given: frozenset[str], what: Literal["save", "evaluation"]) -> _Change:
-    """The best checkpoint needs both in step: a cadence that the command line gives to one holds for the other too."""
+def _change_cadence(config: TrainingConfig, overridden: frozenset[str], what: Literal["save", "evaluation"]) -> _Change:
+    """Replace a cadence; one set on the command line also keeps the other, as the best checkpoint needs both equal."""
     strategy_key, other_key = f"{what}_strategy", "evaluation_strategy" if what == "save" else "save_strategy"
     steps_key = "save_steps" if what == "save" else "eval_steps"
     strategy: Cadence | None = getattr(config, strategy_key)
-    is_held = strategy_key in given or (other_key in given and loads_best(config))
-    wanted = strategy if is_held or strategy == "no" else "steps"
-    values = _changed(config, given, **{strategy_key: wanted})
-    if wanted == "steps":
-        values |= _changed(config, given, **{steps_key: _EVERY_STEPS})
+    is_kept = strategy_key in overridden or (other_key in overridden and loads_best(config))
+    cadence = strategy if is_kept or strategy == "no" else "steps"
+    values = _changed(config, overridden, **{strategy_key: cadence})
+    if cadence == "steps":
+        values |= _changed(config, overridden, **{steps_key: _EVERY_STEPS})
     return _Change(
-        line="checkpoints" if what == "save" else "evaluation",
-        why="a short run",
-        said=None if strategy is None else format_cadence(strategy, getattr(config, steps_key)),
+        decision="checkpoints" if what == "save" else "evaluation",
+        cause="short run",
+        original=None if strategy is None else format_cadence(strategy, getattr(config, steps_key)),
         values=values,
     )

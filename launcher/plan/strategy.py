@@ -1,11 +1,11 @@
-"""How ranks share the work. Shard only what must be sharded, offload only what must be offloaded."""
+"""Choice of the parallelism strategy: replicate if possible, shard if necessary, offload as a last resort."""
 
 from __future__ import annotations
 
-from launcher.choices import DEEPSPEED_STRATEGIES, Offload, OptimizerName, Quantization, Strategy
-from launcher.errors import InputError, Problem
+from launcher.core.choices import DEEPSPEED_STRATEGIES, Offload, OptimizerName, Quantization, Strategy
+from launcher.core.errors import InputError, Problem
+from launcher.plan.context import PlanContext, hardware_decision, manifest_decision, plan_decision
 from launcher.plan.model import Decision
-from launcher.plan.situation import Situation, asked, decided, forced
 
 Candidate = tuple[Strategy, Offload]
 
@@ -19,59 +19,59 @@ TITLES: dict[Strategy, str] = {
 }
 
 
-def wanted_strategy(situation: Situation) -> Strategy | None:
-    """What the user asked for, on the command line before the manifest; None: decide.
+def get_requested_strategy(context: PlanContext) -> Strategy | None:
+    """Return the strategy requested on the command line or in the manifest, or None to let the plan decide.
 
-    A manifest's ddp means "replicate", which one rank has no use for. The command line is taken at its word: it is how
-    the price of an engine is measured.
+    A manifest's ddp means "replicate", which is ignored on one rank. The command line is followed literally, so that
+    the overhead of an engine can be measured.
     """
-    flag, key = situation.options.strategy, situation.config.strategy
-    if _is_plain_cpu(situation):
+    flag, key = context.options.strategy, context.config.strategy
+    if _is_plain_cpu(context):
         return None
     if flag is not None:
         return flag
     if key == "auto":
         return None
-    return "single" if key == "ddp" and situation.num_ranks == 1 else key
+    return "single" if key == "ddp" and context.num_ranks == 1 else key
 
 
-def _is_plain_cpu(situation: Situation) -> bool:
-    """No GPU, and nobody asked for ranks in its place: one process, whatever the manifest says."""
-    return situation.gpu is None and situation.num_ranks == 1 and situation.hardware.gpus_per_node == 0
+def _is_plain_cpu(context: PlanContext) -> bool:
+    """No GPU and no CPU ranks requested: one process, whatever the manifest says."""
+    return context.gpu is None and context.num_ranks == 1 and context.hardware.gpus_per_node == 0
 
 
 def make_candidates(
-    situation: Situation, quantization: Quantization, optimizer: OptimizerName
+    context: PlanContext, quantization: Quantization, optimizer: OptimizerName
 ) -> tuple[Candidate, ...]:
-    """In order of preference: simple before complicated, offloading last."""
-    if _is_plain_cpu(situation):
+    """Return the strategies to try in order of preference: simple before complicated, offloading last."""
+    if _is_plain_cpu(context):
         return (("single", "none"),)
-    strategy, offload = wanted_strategy(situation), situation.config.offload
-    _check_combination(situation, strategy, quantization, optimizer)
-    if strategy in DEEPSPEED_STRATEGIES and situation.lacks("deepspeed"):
+    strategy, offload = get_requested_strategy(context), context.config.offload
+    _check_combination(context, strategy, quantization, optimizer)
+    if strategy in DEEPSPEED_STRATEGIES and context.lacks("deepspeed"):
         raise InputError(
-            f"{strategy} needs the package deepspeed, which is not installed here", hint="pip install deepspeed"
+            f"{strategy} needs the package deepspeed, which is not installed", hint="pip install deepspeed"
         )
     shardable = quantization != "int8" and optimizer != "adamw_bnb_8bit"
     if strategy is None:
-        pool = _automatic(situation.num_ranks == 1, shardable, quantization)
+        pool = _list_automatic(context.num_ranks == 1, shardable, quantization)
     else:
         moves: tuple[Offload, ...] = ("none", "optimizer", "optimizer_and_parameters")
         pool = tuple((strategy, moved) for moved in moves if _can_offload(strategy, moved))
-    if situation.lacks("deepspeed"):
+    if context.lacks("deepspeed"):
         pool = tuple(candidate for candidate in pool if candidate[0] not in DEEPSPEED_STRATEGIES)
     return tuple((kind, moved) for kind, moved in pool if offload in ("auto", moved)) or pool[:1]
 
 
-def _automatic(is_alone: bool, shardable: bool, quantization: Quantization) -> tuple[Candidate, ...]:
-    whole: tuple[Candidate, ...] = (("single" if is_alone else "ddp", "none"),)
+def _list_automatic(is_alone: bool, shardable: bool, quantization: Quantization) -> tuple[Candidate, ...]:
+    replicated: tuple[Candidate, ...] = (("single" if is_alone else "ddp", "none"),)
     if not shardable:
-        return whole
+        return replicated
     sharded: Candidate = ("zero3" if quantization == "int4" else "fsdp2", "none")
     offloaded: tuple[Candidate, ...] = (("zero2", "optimizer"), ("zero3", "optimizer"))
     if quantization == "none":
         offloaded += (("zero3", "optimizer_and_parameters"),)
-    return whole + (() if is_alone else (sharded,)) + offloaded
+    return replicated + (() if is_alone else (sharded,)) + offloaded
 
 
 def _can_offload(strategy: Strategy, offload: Offload) -> bool:
@@ -81,11 +81,11 @@ def _can_offload(strategy: Strategy, offload: Offload) -> bool:
 
 
 def _check_combination(
-    situation: Situation, strategy: Strategy | None, quantization: Quantization, optimizer: OptimizerName
+    context: PlanContext, strategy: Strategy | None, quantization: Quantization, optimizer: OptimizerName
 ) -> None:
-    """Combinations that are known to be wrong, all at once, each with the way out."""
-    offload = situation.config.offload
-    where = "--strategy" if situation.options.strategy else "training.config.strategy"
+    """Raise one InputError that lists every unsupported combination and suggests an alternative for each."""
+    offload = context.config.offload
+    where = "--strategy" if context.options.strategy else "training.config.strategy"
     problems: list[Problem] = []
 
     def refuse(what: str) -> None:
@@ -93,48 +93,49 @@ def _check_combination(
 
     if strategy == "fsdp2" and quantization == "int4":
         refuse(
-            "NF4 weights come apart under FSDP2 (shards corrupt packed 4-bit values); use zero3, or quantization none"
+            "FSDP2 does not support NF4 weights (shards corrupt packed 4-bit values); use zero3, or quantization none"
         )
     if strategy not in (None, "single", "ddp") and quantization == "int8":
-        refuse(f"int8 weights do not run under {strategy}; use ddp, or quantization int4 with zero3")
+        refuse(f"{strategy} does not support int8 weights; use ddp, or quantization int4 with zero3")
     if strategy not in (None, "single", "ddp") and optimizer == "adamw_bnb_8bit":
-        refuse(f"adamw_bnb_8bit keeps its state per rank and does not run under {strategy}; use adamw_torch_fused")
+        refuse(f"{strategy} does not support adamw_bnb_8bit, which keeps its state per rank; use adamw_torch_fused")
     if offload in ("optimizer", "optimizer_and_parameters"):
         if strategy is not None and strategy not in DEEPSPEED_STRATEGIES:
-            refuse(f"offload {offload} is done by DeepSpeed, not by {strategy}; use zero2 or zero3")
+            refuse(f"{strategy} does not support offload {offload}, only DeepSpeed does; use zero2 or zero3")
         if offload == "optimizer_and_parameters" and strategy in ("zero1", "zero2"):
-            refuse(f"{strategy} keeps whole parameters on each GPU; offloading them needs zero3")
+            refuse(f"{strategy} keeps all parameters on every GPU; use zero3 to offload them")
         if quantization == "int8":
-            refuse("int8 weights do not run under DeepSpeed, which does the offloading; use quantization int4 or none")
+            refuse("offloading needs DeepSpeed, which does not support int8 weights; use quantization int4 or none")
         if optimizer == "adamw_bnb_8bit":
-            refuse("offloaded optimizer state is stepped on the CPU, adamw_bnb_8bit is not; use adamw_torch_fused")
+            refuse("an offloaded optimizer runs on the CPU, adamw_bnb_8bit does not; use adamw_torch_fused")
         if quantization != "none" and offload == "optimizer_and_parameters":
-            refuse("quantised parameters cannot be offloaded; use quantization none, or offload optimizer")
+            refuse("quantized parameters cannot be offloaded; use quantization none, or offload optimizer")
     if problems:
         raise InputError(
-            "this combination is known to be wrong", tuple(problems), hint='or leave "auto" and see the plan'
+            "this combination of strategy, adapter and quantization is not supported",
+            tuple(problems),
+            hint='or set "auto" to let the plan decide',
         )
 
 
-def explain_strategy(situation: Situation, strategy: Strategy, offload: Offload, first_choice_fits: bool) -> Decision:
+def explain_strategy(context: PlanContext, strategy: Strategy, offload: Offload, first_choice_fits: bool) -> Decision:
+    """Return the decision about the strategy."""
     value = TITLES[strategy] + ("" if offload == "none" else f", {offload.replace('_', ' ')} on the CPU")
-    if situation.gpu is None and strategy == "single":
-        return forced("strategy", value, "no GPU: one CPU process")
-    if situation.options.strategy:
+    if context.gpu is None and strategy == "single":
+        return hardware_decision("strategy", value, "no GPU: one CPU process")
+    if context.options.strategy:
         return Decision(name="strategy", value=value, reason="--strategy", decided_by="command line")
-    if wanted_strategy(situation) is not None:
-        return asked("strategy", value, "strategy in the manifest")
+    if get_requested_strategy(context) is not None:
+        return manifest_decision("strategy", value, "strategy in the manifest")
     if offload != "none":
-        return decided("strategy", value, "nothing else fits: slow, but it trains")
+        return plan_decision("strategy", value, "nothing else fits; slow")
     if strategy == "single":
-        return decided("strategy", value, "one GPU holds it all")
+        return plan_decision("strategy", value, "everything fits on one GPU")
     if strategy == "ddp":
-        return decided("strategy", value, "each GPU holds the whole model: least traffic between them")
-    why = (
-        "the model with its training state is too large for one GPU"
-        if not first_choice_fits
-        else ("sharding leaves room to recompute less and take more sequences at once: clearly faster than DDP here")
-    )
+        return plan_decision("strategy", value, "the full model fits on each GPU: least communication")
+    reason = "the model and its training state do not fit on one GPU"
+    if first_choice_fits:
+        reason = "clearly faster than DDP here: sharding leaves memory for less recomputation and larger micro-batches"
     if strategy == "zero3":
-        return decided("strategy", value, f"{why}; NF4 weights are safe under ZeRO-3, not under FSDP2")
-    return decided("strategy", value, why)
+        return plan_decision("strategy", value, f"{reason}; ZeRO-3 supports NF4 weights, FSDP2 does not")
+    return plan_decision("strategy", value, reason)

@@ -1,10 +1,10 @@
-"""Plan -> the text of every file that a launch needs. Pure: it writes nothing, reads nothing, and imports no torch."""
+"""Text of every file that a launch needs, rendered from a plan. Pure: no files are read or written, no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.paths import RunPaths
+from launcher.core.run_paths import RunPaths
 from launcher.plan.model import Plan
 from launcher.render.accelerate import render_accelerate
 from launcher.render.command import TRAIN_SCRIPT, Command, format_command, render_command
@@ -26,7 +26,7 @@ __all__ = [
     "render_slurm",
 ]
 
-# Many nodes without a known address: whoever pastes the command names it, and bash says so if they do not.
+# Several nodes without a known address: the user sets it, and bash complains if it is missing.
 ASK_FOR_HEAD = Rendezvous(host=Verbatim('"${HEAD_ADDRESS:?set it to the address of node 0}"'), port=29500)
 ASK_FOR_RANK = Verbatim('"${NODE_RANK:?set it to 0 on node 0, 1 on node 1, ...}"')
 
@@ -41,7 +41,7 @@ def render(
     script_args: Sequence[str] = (),
     slurm: SlurmOptions | None = None,
 ) -> dict[str, str]:
-    """File name -> text, for the run directory. Paths in the text count from the project root (see RunPaths)."""
+    """Return the files of the run directory by name. Paths in them are relative to the project root (see RunPaths)."""
     spec = make_launch_spec(plan)
     deepspeed_file = str(paths.deepspeed) if spec.uses_deepspeed else None
     texts = {paths.accelerate.name: render_accelerate(plan, deepspeed_config_file=deepspeed_file)}

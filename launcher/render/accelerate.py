@@ -1,23 +1,23 @@
-"""Plan -> the YAML that `accelerate launch --config_file` reads.
+"""The YAML that `accelerate launch --config_file` reads.
 
-One owner per knob. Under DeepSpeed its JSON owns precision, accumulation, clipping, ZeRO and offload: accelerate raises
-when they stand here too. Addresses, ports and restarts belong to the command line: they are facts of a launch, not of a
-plan, and accelerate ignores `same_network` and `rdzv_backend` here and refuses `max_restarts`. Accumulation has no key
-outside DeepSpeed: train.py takes it from the plan.
+Every setting is in one file. With DeepSpeed, its JSON has precision, accumulation, clipping, ZeRO and offload:
+accelerate raises if they are here too. Addresses, ports and restarts belong to the command line: they are facts of a
+launch, not of a plan, and accelerate ignores `same_network` and `rdzv_backend` here and refuses `max_restarts`.
+Accumulation has no key outside DeepSpeed: train.py takes it from the plan.
 """
 
 from __future__ import annotations
 
 import yaml
 
-from launcher.choices import Strategy
-from launcher.errors import InputError, Problem
+from launcher.core.choices import Strategy
+from launcher.core.errors import InputError, Problem
 from launcher.plan.model import Plan
 from launcher.render.spec import LaunchSpec, make_launch_spec
 
 DISTRIBUTED_TYPES: dict[Strategy, str] = {
     "single": "NO",
-    "ddp": "MULTI_GPU",  # of CPU ranks too: MULTI_CPU starts one process, whatever num_processes says
+    "ddp": "MULTI_GPU",  # for CPU ranks, too: MULTI_CPU starts one process, whatever num_processes says
     "fsdp2": "FSDP",
     "zero1": "DEEPSPEED",
     "zero2": "DEEPSPEED",
@@ -26,6 +26,7 @@ DISTRIBUTED_TYPES: dict[Strategy, str] = {
 
 
 def render_accelerate(plan: Plan, *, deepspeed_config_file: str | None = None, machine_rank: int = 0) -> str:
+    """Return the accelerate YAML of a plan."""
     return render_accelerate_spec(
         make_launch_spec(plan), deepspeed_config_file=deepspeed_config_file, machine_rank=machine_rank
     )
@@ -34,6 +35,7 @@ def render_accelerate(plan: Plan, *, deepspeed_config_file: str | None = None, m
 def render_accelerate_spec(
     spec: LaunchSpec, *, deepspeed_config_file: str | None = None, machine_rank: int = 0, header: str = ""
 ) -> str:
+    """Return the accelerate YAML of a launch spec."""
     check_deepspeed_file(spec, deepspeed_config_file)
     config: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -41,7 +43,7 @@ def render_accelerate_spec(
         "distributed_type": DISTRIBUTED_TYPES[spec.strategy],
         "machine_rank": machine_rank,
         "num_machines": spec.num_nodes,
-        "num_processes": spec.num_processes,  # of all nodes together
+        "num_processes": spec.num_processes,  # over all nodes
         "use_cpu": spec.on_cpu,
     }
     if spec.uses_deepspeed:
@@ -54,30 +56,32 @@ def render_accelerate_spec(
 
 
 def check_deepspeed_file(spec: LaunchSpec, deepspeed_config_file: str | None) -> None:
+    """Raise InputError unless a DeepSpeed file is given exactly for DeepSpeed strategies."""
     if spec.uses_deepspeed == (deepspeed_config_file is not None):
         return
     what = "needs a DeepSpeed file" if spec.uses_deepspeed else f"has no use for {deepspeed_config_file}"
     problem = Problem(where="strategy", what=f"{spec.strategy} {what}")
-    raise InputError("an accelerate file and its DeepSpeed file do not belong together", (problem,))
+    raise InputError("accelerate config and DeepSpeed config do not match", (problem,))
 
 
 def make_deepspeed_section(spec: LaunchSpec, deepspeed_config_file: str | None) -> dict[str, object]:
+    """Return the `deepspeed_config` section, which refers to the DeepSpeed file."""
     section: dict[str, object] = {
         "deepspeed_config_file": deepspeed_config_file,
-        "deepspeed_multinode_launcher": "standard",  # accelerate's default is pdsh, which wants ssh between the nodes
+        "deepspeed_multinode_launcher": "standard",  # accelerate's default is pdsh, which needs ssh between the nodes
     }
     if spec.strategy == "zero3":
-        # The one ZeRO key that belongs here: DeepSpeed's file has no word for building the model already sharded.
+        # The only ZeRO key that belongs here: DeepSpeed's config has no key for building the model already sharded.
         section["zero3_init_flag"] = True
     return section
 
 
 def make_fsdp_section(spec: LaunchSpec) -> dict[str, object]:
-    """accelerate ignores a misspelt key in here, so a test holds each of them against accelerate's own parser."""
+    """Return the FSDP settings; accelerate ignores misspelt keys, so a test checks each against its parser."""
     section: dict[str, object] = {
         "fsdp_activation_checkpointing": False,  # training checkpoints activations itself; both at once recompute twice
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_cpu_ram_efficient_loading": True,  # one rank of a node reads the weights, the others receive them
+        "fsdp_cpu_ram_efficient_loading": True,  # one rank per node reads the weights and broadcasts them
         "fsdp_offload_params": False,  # offload is DeepSpeed's job
         "fsdp_reshard_after_forward": True,
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",

@@ -1,4 +1,4 @@
-"""Plan -> the argv and the environment of `accelerate launch`, and the same as text for a shell.
+"""Arguments and environment of `accelerate launch`, also as text for a shell.
 
 The environment holds only what this plan needs on top of the user's own; nothing is read from the process, so no secret
 can end up in a file.
@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.errors import InputError, Problem
-from launcher.paths import RunPaths
+from launcher.core.errors import InputError, Problem
+from launcher.core.run_paths import RunPaths
 from launcher.plan.model import Plan
 from launcher.render.rendezvous import ANY_FREE_PORT, Rendezvous, Verbatim, check_rendezvous
 from launcher.render.spec import LaunchSpec, make_launch_spec
@@ -23,6 +23,8 @@ TEE_BOTH_STREAMS = "3"  # torch's code for stdout and stderr, to the console and
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
+    """A command line and the environment variables it needs."""
+
     argv: tuple[str, ...]
     environment: Mapping[str, str]
 
@@ -37,11 +39,11 @@ def render_command(
     script_args: Sequence[str] = (),
     accelerate: Sequence[str] = ACCELERATE_LAUNCH,
 ) -> Command:
-    """What to start on one node. Many nodes need a rendezvous; without machine_rank the caller adds the flag itself."""
+    """Return the command of a node. Several nodes need a rendezvous; without machine_rank the caller adds the flag."""
     spec = make_launch_spec(plan)
     if rendezvous is None and spec.num_nodes > 1:
-        problem = Problem(where="rendezvous", what=f"{spec.num_nodes} nodes must be told where node 0 listens")
-        raise InputError("the nodes could not find each other", (problem,), "give --rendezvous HOST:PORT")
+        problem = Problem(where="rendezvous", what=f"{spec.num_nodes} nodes need the address where node 0 listens")
+        raise InputError("the nodes have no rendezvous", (problem,), "give --rendezvous HOST:PORT")
     rendezvous = rendezvous or ANY_FREE_PORT
     check_rendezvous(spec, rendezvous, machine_rank)
     argv = (
@@ -56,7 +58,7 @@ def render_command(
 def make_agent_flags(
     spec: LaunchSpec, paths: RunPaths, rendezvous: Rendezvous, machine_rank: int | Verbatim | None
 ) -> tuple[str, ...]:
-    """The knobs that accelerate takes from the command line alone."""
+    """Return the settings that accelerate accepts on the command line only."""
     if not spec.has_agent:
         return ()
     flags = ["--main_process_port", as_word(rendezvous.port), "--tee", TEE_BOTH_STREAMS, "--log_dir", str(paths.logs)]
@@ -70,34 +72,38 @@ def make_agent_flags(
 
 
 def as_word(number: int | Verbatim) -> str:
+    """Return a number or shell expression as a command-line word."""
     return number if isinstance(number, Verbatim) else str(number)
 
 
 def make_environment(plan: Plan, spec: LaunchSpec, paths: RunPaths, rendezvous: Rendezvous) -> dict[str, str]:
+    """Return the environment variables of a node's processes."""
     environment = {
         "OMP_NUM_THREADS": str(count_threads(plan, spec)),
-        "TOKENIZERS_PARALLELISM": "false",  # data is tokenised before training; forked loader workers would only warn
+        "TOKENIZERS_PARALLELISM": "false",  # data is tokenized before training; forked loader workers would only warn
     }
     environment |= make_cpu_environment(spec) if spec.on_cpu else make_gpu_environment(plan, spec, paths)
     if rendezvous.backend == "c10d":
-        # Without the first, a restarted rank 0 waits for ever for the store that died with it.
+        # Without the first, a restarted rank 0 waits forever for the store that died with it.
         environment |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PET_RDZV_ID": paths.run_id}
     return dict(sorted(environment.items()))
 
 
 def count_threads(plan: Plan, spec: LaunchSpec) -> int:
-    """A rank's share of the cores, less those of its data-loader workers."""
+    """Return a rank's share of the cores, minus its data-loader workers."""
     return max(1, plan.hardware.cpu_cores_per_node // spec.ranks_per_node - plan.loader.num_workers)
 
 
 def make_cpu_environment(spec: LaunchSpec) -> dict[str, str]:
+    """Return the variables that keep accelerate on CPU ranks."""
     if spec.strategy in ("single", "ddp"):
         return {"ACCELERATE_USE_CPU": "1"}
-    # ACCELERATE_USE_CPU would turn FSDP and DeepSpeed into DDP in silence. These two keep the engine, on CPU ranks.
+    # ACCELERATE_USE_CPU would silently turn FSDP and DeepSpeed into DDP. These two keep the engine, on CPU ranks.
     return {"ACCELERATE_BYPASS_DEVICE_MAP": "true", "ACCELERATE_TORCH_DEVICE": "cpu"}
 
 
 def make_gpu_environment(plan: Plan, spec: LaunchSpec, paths: RunPaths) -> dict[str, str]:
+    """Return the variables of the CUDA allocator and of NCCL."""
     # torch 2.9 and later read this name; the older PYTORCH_CUDA_ALLOC_CONF is read too, and warned about.
     environment = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     if spec.num_processes > 1:
@@ -108,24 +114,24 @@ def make_gpu_environment(plan: Plan, spec: LaunchSpec, paths: RunPaths) -> dict[
 
 
 def make_nccl_environment(paths: RunPaths) -> dict[str, str]:
-    """A hang leaves each rank's last collectives behind, in the run's own logs."""
+    """Return variables that make NCCL's flight recorder write each rank's last collectives into the run's logs."""
     return {
         "TORCH_FR_BUFFER_SIZE": "2000",
         "TORCH_FR_DUMP_TEMP_FILE": f"{paths.logs}/nccl_trace_rank_",
-        # 3: end the process, leave NCCL alone. The elastic agent sets 1, which aborts what the flight recorder reads.
+        # 3: exit without aborting NCCL. The elastic agent sets 1, which destroys what the flight recorder reads.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     }
 
 
 def format_command(argv: Sequence[str], environment: Mapping[str, str]) -> str:
-    """One shell command over many lines: paste it, or run the file with bash."""
+    """Format the command for a shell, over several lines."""
     assignments = [f"{name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     return join_lines([*assignments, *format_words(argv)])
 
 
 def format_words(argv: Sequence[str]) -> list[str]:
-    """A flag and its value share a line."""
+    """Keep a flag and its value on one line."""
     lines: list[list[str]] = []
     for word in argv:
         has_room = bool(lines) and len(lines[-1]) < 2 and not word.startswith("--")
@@ -137,8 +143,10 @@ def format_words(argv: Sequence[str]) -> list[str]:
 
 
 def quote(word: str) -> str:
+    """Quote a word for a shell, except shell expressions."""
     return word if isinstance(word, Verbatim) else shlex.quote(word)
 
 
 def join_lines(lines: Sequence[str]) -> str:
+    """Join lines with shell line continuations."""
     return " \\\n  ".join(lines) + "\n"

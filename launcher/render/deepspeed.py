@@ -1,4 +1,4 @@
-"""Plan -> the JSON that DeepSpeed reads. It owns precision, batch, clipping, ZeRO and offload of a DeepSpeed run.
+"""The JSON that DeepSpeed reads. It owns precision, batch, clipping, ZeRO and offload of a DeepSpeed run.
 
 There is no "optimizer" and no "scheduler" section: the training loop builds both. Sizes are in elements, not in bytes.
 """
@@ -7,26 +7,28 @@ from __future__ import annotations
 
 import json
 
-from launcher.choices import ZERO_BUCKET_ELEMENTS, ZERO_LIVE_ELEMENTS, Strategy
-from launcher.errors import InputError, Problem
+from launcher.core.choices import ZERO_BUCKET_ELEMENTS, ZERO_LIVE_ELEMENTS, Strategy
+from launcher.core.errors import InputError, Problem
 from launcher.plan.model import Plan
 from launcher.render.spec import Auto, LaunchSpec, make_launch_spec
 
 ZERO_STAGES: dict[Strategy, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
 
-# Smaller parameters stay whole on every rank: norms and adapter matrices, where a gather is all latency.
+# Smaller parameters stay unsharded on every rank: norms and adapter matrices, where a gather is all latency.
 PERSISTENT_ELEMENTS = 100_000
 STEPS_PER_PRINT = 1_000_000_000  # never: training reports its own steps
 
 
 def render_deepspeed(plan: Plan) -> str:
+    """Return the DeepSpeed JSON of a plan."""
     return render_deepspeed_spec(make_launch_spec(plan))
 
 
 def render_deepspeed_spec(spec: LaunchSpec) -> str:
+    """Return the DeepSpeed JSON of a launch spec."""
     if not spec.uses_deepspeed:
         problem = Problem(where="strategy", what=f"{spec.strategy} does not use DeepSpeed")
-        raise InputError("there is no DeepSpeed file for this strategy", (problem,))
+        raise InputError("no DeepSpeed config for this strategy", (problem,))
     config: dict[str, object] = {
         "gradient_accumulation_steps": spec.gradient_accumulation_steps,
         # Always written, 0.0 for none: DeepSpeed clips at 1.0 when the key is absent.
@@ -40,20 +42,21 @@ def render_deepspeed_spec(spec: LaunchSpec) -> str:
         "zero_optimization": make_zero_section(spec),
     } | make_precision_section(spec)
     if spec.offload != "none":
-        # Otherwise accelerate exchanges the loop's optimizer for DeepSpeedCPUAdam in silence, which compiles C++ at
+        # Otherwise accelerate silently replaces the optimizer by DeepSpeedCPUAdam, which compiles C++ at
         # start-up, and DeepSpeed refuses any other. torch's fused AdamW runs on the CPU as well.
         config["zero_force_ds_cpu_optimizer"] = False
     return json.dumps(config, indent=2, sort_keys=True) + "\n"
 
 
 def make_train_batch_size(spec: LaunchSpec) -> int | Auto:
-    """All slots of a step, the empty ones too: DeepSpeed insists on micro-batch x accumulation x ranks."""
+    """Return all slots of a step, empty ones included: DeepSpeed requires micro-batch x accumulation x ranks."""
     if spec.micro_batch_size == "auto" or spec.gradient_accumulation_steps == "auto":
         return "auto"
     return spec.micro_batch_size * spec.gradient_accumulation_steps * spec.num_processes
 
 
 def make_precision_section(spec: LaunchSpec) -> dict[str, object]:
+    """Return the `bf16` or `fp16` section."""
     if spec.mixed_precision == "bf16":
         return {"bf16": {"enabled": True}}
     if spec.mixed_precision == "fp16":
@@ -63,6 +66,7 @@ def make_precision_section(spec: LaunchSpec) -> dict[str, object]:
 
 
 def make_zero_section(spec: LaunchSpec) -> dict[str, object]:
+    """Return the `zero_optimization` section."""
     section: dict[str, object] = {
         "contiguous_gradients": True,
         "overlap_comm": True,
@@ -78,12 +82,14 @@ def make_zero_section(spec: LaunchSpec) -> dict[str, object]:
 
 
 def make_stage12_section() -> dict[str, object]:
+    """Return the settings that only ZeRO-1 and ZeRO-2 have."""
     return {"allgather_bucket_size": ZERO_BUCKET_ELEMENTS, "allgather_partitions": True, "reduce_scatter": True}
 
 
 def make_stage3_section() -> dict[str, object]:
+    """Return the settings that only ZeRO-3 has."""
     return {
-        "stage3_gather_16bit_weights_on_model_save": True,  # a saved model is whole, not one rank's share
+        "stage3_gather_16bit_weights_on_model_save": True,  # a saved model is complete, not one rank's shard
         "stage3_max_live_parameters": ZERO_LIVE_ELEMENTS,
         "stage3_max_reuse_distance": ZERO_LIVE_ELEMENTS,
         "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,

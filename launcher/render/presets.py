@@ -1,9 +1,9 @@
-"""Named renderings for use by hand: accelerate_configs/*.yaml and ds_configs/*.json.
+"""Presets for use without the launcher: accelerate_configs/*.yaml and ds_configs/*.json.
 
 A preset belongs to no manifest, so batch and clipping are "auto": train.py fills them in for the processes it finds.
 
     python -m launcher.render.presets            write them, below the current directory
-    python -m launcher.render.presets --check    say which ones are stale, and exit 1
+    python -m launcher.render.presets --check    list stale ones, and exit 1
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.choices import Offload, Strategy
+from launcher.core.choices import Offload, Strategy
 from launcher.render.accelerate import render_accelerate_spec
 from launcher.render.deepspeed import render_deepspeed_spec
 from launcher.render.spec import LaunchSpec
@@ -40,7 +40,7 @@ OFFLOAD_TITLES: dict[Offload, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
-    """`deepspeed` names a file of ds_configs/, which presets of any size share."""
+    """A preset; `deepspeed` names a file of ds_configs/, which presets of any size share."""
 
     name: str
     strategy: Strategy
@@ -70,6 +70,7 @@ class Preset:
 
 
 def make_presets() -> tuple[Preset, ...]:
+    """Return all presets: CPU, one GPU, and each strategy on 2, 4, 8 and 16 GPUs."""
     presets = [Preset(name="cpu", strategy="single", gpus=0), Preset(name="single_gpu", strategy="single", gpus=1)]
     plain: tuple[Strategy, ...] = ("ddp", "fsdp2")
     for strategy in plain:
@@ -91,7 +92,7 @@ def make_presets() -> tuple[Preset, ...]:
 
 
 def render_presets() -> dict[str, str]:
-    """Path -> text, relative to the project root."""
+    """Return the text of all presets by path relative to the project root."""
     texts: dict[str, str] = {}
     for preset in make_presets():
         texts[preset_path(preset)] = render_accelerate_spec(
@@ -103,10 +104,12 @@ def render_presets() -> dict[str, str]:
 
 
 def preset_path(preset: Preset) -> str:
+    """Return the path of a preset relative to the project root."""
     return f"{ACCELERATE_FOLDER}/{preset.name}.yaml"
 
 
 def make_header(preset: Preset) -> str:
+    """Return the comment at the top of a preset."""
     where = f"{preset.gpus} GPU{'s' if preset.gpus > 1 else ''}" if preset.gpus else "the CPU"
     where += f" on each of {preset.nodes} nodes" if preset.nodes > 1 else ""
     precision = "BF16" if preset.gpus else "FP32"
@@ -122,7 +125,7 @@ def make_header(preset: Preset) -> str:
 
 
 def find_stale(root: Path) -> tuple[str, ...]:
-    """Files that differ from their preset, are missing, or belong to no preset."""
+    """List files that differ from their preset, are missing, or belong to no preset."""
     texts = render_presets()
     stale = {path for path, text in texts.items() if not is_equal(root / path, text)}
     for folder in (ACCELERATE_FOLDER, DEEPSPEED_FOLDER):
@@ -132,16 +135,19 @@ def find_stale(root: Path) -> tuple[str, ...]:
 
 
 def is_equal(file: Path, text: str) -> bool:
+    """Whether a file exists with exactly this text."""
     return file.is_file() and file.read_bytes() == text.encode()
 
 
 def write_presets(root: Path) -> None:
+    """Write all presets below a folder."""
     for path, text in render_presets().items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(text.encode())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the presets, or check them with --check."""
     parser = argparse.ArgumentParser(prog="python -m launcher.render.presets", description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is stale")
     options = parser.parse_args(arguments)

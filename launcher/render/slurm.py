@@ -1,4 +1,4 @@
-"""Plan -> an sbatch script: one agent per node, a warning before the time limit, and a place in the queue after it."""
+"""The sbatch script: one agent per node, a signal before the time limit, and a requeue after it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.errors import ExitCode
-from launcher.paths import RunPaths
+from launcher.core.errors import ExitCode
+from launcher.core.run_paths import RunPaths
 from launcher.plan.model import Plan
 from launcher.render.command import TRAIN_SCRIPT, format_words, join_lines, render_command
 from launcher.render.rendezvous import Rendezvous, Verbatim
 
-TIME_MARGIN = 1.5  # estimates err by tens of percent, and a job that is cut off costs a turn in the queue
+TIME_MARGIN = 1.5  # estimates are off by tens of percent, and a job that hits its limit has to queue again
 START_UP_SECONDS = 30 * 60  # downloads, compilation, evaluation, checkpoints: not in the estimate
 TIME_STEP_SECONDS = 10 * 60
 
@@ -27,13 +27,13 @@ if ! getent hosts "$head_node" > /dev/null; then
 fi
 port=$((20000 + SLURM_JOB_ID % 10000))  # one per job, so that two jobs can share a node
 """
-# The agent must ignore the warning signal: it would die and leave its workers training. The workers hear it themselves.
+# The agent must ignore the warning signal: it would die and orphan its workers, which handle the signal themselves.
 AGENT = """'trap "" USR1; exec accelerate launch --machine_rank "$SLURM_NODEID" "$@"'"""
-# Since 22.05 srun no longer takes the number of cores from the job. On a node taken whole it is all of them: a site
+# Since 22.05 srun no longer inherits the number of cores from the job. On an exclusive node it is all of them: a site
 # that binds tasks to cores would otherwise give the agent one.
 SRUN = 'srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"'
-# accelerate turns every exit code into 1, so the script asks outcome.json; and only one that this attempt has written,
-# since an old one would requeue a broken job for ever.
+# accelerate exits with 1 for every failure, so the script reads outcome.json, but only one written by this attempt: an
+# old one would requeue a broken job forever.
 STEP = r"""outcome={outcome}
 before=$(cat "$outcome" 2> /dev/null || true)
 status=0
@@ -50,7 +50,7 @@ exit "$status"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlurmOptions:
-    """What a site decides, not a plan."""
+    """Options of the cluster that are not part of a plan."""
 
     partition: str | None = None
     account: str | None = None
@@ -66,6 +66,7 @@ def render_slurm(
     script: str = TRAIN_SCRIPT,
     script_args: Sequence[str] = (),
 ) -> str:
+    """Return the sbatch script of a plan."""
     options = options or SlurmOptions()
     head = Rendezvous(host=Verbatim('"$head_address"'), port=Verbatim('"$port"'))
     command = render_command(
@@ -83,6 +84,7 @@ def render_slurm(
 
 
 def make_directives(plan: Plan, paths: RunPaths, options: SlurmOptions) -> str:
+    """Return the #SBATCH lines."""
     seconds = options.time_limit_seconds or estimate_time_limit(plan)
     values: dict[str, object] = {
         "account": options.account,
@@ -91,20 +93,20 @@ def make_directives(plan: Plan, paths: RunPaths, options: SlurmOptions) -> str:
         "job-name": re.sub(r"[^A-Za-z0-9._-]+", "-", plan.expert),
         "nodes": plan.hardware.nodes,
         "ntasks-per-node": 1,
-        "open-mode": "append",  # a requeued job writes on, it does not start its log again
+        "open-mode": "append",  # a requeued job appends to its log
         "output": f"{paths.logs}/slurm-%j.log",
         "partition": options.partition,
         "signal": f"USR1@{options.warning_seconds}",
         "time": None if seconds is None else format_time_limit(seconds),
     }
-    # Nobody said how many cores the nodes have: take the nodes whole instead of asking for a number they may not have.
+    # The number of cores is unknown: request exclusive nodes instead of a number that they may not have.
     whole = ["--exclusive"] if plan.hardware.is_host_assumed else []
     words = ["--requeue", *whole, *(f"--{name}={value}" for name, value in values.items() if value is not None)]
     return "".join(f"#SBATCH {shlex.quote(word)}\n" for word in sorted(words))
 
 
 def estimate_time_limit(plan: Plan) -> int | None:
-    """None where the plan has no estimate: then the partition's own limit holds."""
+    """Return the time limit; None without an estimate, so that the partition's limit applies."""
     if plan.speed.total_seconds is None:
         return None
     seconds = plan.speed.total_seconds * TIME_MARGIN + START_UP_SECONDS
@@ -112,12 +114,13 @@ def estimate_time_limit(plan: Plan) -> int | None:
 
 
 def format_time_limit(seconds: int) -> str:
+    """Format seconds as Slurm's days-hours:minutes:seconds."""
     minutes = math.ceil(seconds / 60)
     days, minutes_of_day = divmod(minutes, 24 * 60)
     return f"{days}-{minutes_of_day // 60:02}:{minutes_of_day % 60:02}:00"
 
 
 def make_step(argv: Sequence[str], paths: RunPaths) -> str:
-    """srun, and a place in the queue when training says that it was preempted."""
+    """Return the srun step, with a requeue if the training was preempted."""
     srun = join_lines([SRUN, f"bash -c {AGENT} agent", *format_words(argv)]).rstrip("\n")
     return STEP.format(outcome=shlex.quote(str(paths.outcome)), srun=srun, preempted=int(ExitCode.PREEMPTED))

@@ -1,18 +1,18 @@
-"""What the rendered configuration files need to know, and nothing else. A plan makes one, and so does a preset."""
+"""Inputs of the rendered config files, made from a plan or a preset."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.choices import DEEPSPEED_STRATEGIES, Offload, Strategy
-from launcher.errors import InputError, Problem
+from launcher.core.choices import DEEPSPEED_STRATEGIES, Offload, Strategy
+from launcher.core.errors import InputError, Problem
 from launcher.plan.model import Plan
 
 Auto = Literal["auto"]
 
-# The class that FSDP2 shards as one unit, by transformers' model_type. A base's own `_no_split_modules` may name parts
-# that its text model does not have, and accelerate refuses a class it cannot find: so we name the one we mean.
+# The class that FSDP2 shards as one unit, by transformers' model_type. A base model's own `_no_split_modules` may name
+# parts that its text model does not have, and accelerate refuses a class that it cannot find.
 LAYER_CLASSES: dict[str, str] = {
     "gemma": "GemmaDecoderLayer",
     "gemma2": "Gemma2DecoderLayer",
@@ -29,7 +29,7 @@ LAYER_CLASSES: dict[str, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchSpec:
-    """How one training is spread over processes. "auto" in a batch field: train.py fills it in, from the manifest."""
+    """How a training is distributed over processes. "auto" in a batch field: train.py fills it in from the manifest."""
 
     strategy: Strategy
     offload: Offload
@@ -52,12 +52,12 @@ class LaunchSpec:
 
     @property
     def has_agent(self) -> bool:
-        """Whether accelerate starts torch's elastic agent, which takes ports and log folders, or the script itself."""
+        """Whether accelerate starts torch's elastic agent, which uses ports and log folders, or the script directly."""
         return self.strategy != "single"
 
 
 def make_launch_spec(plan: Plan) -> LaunchSpec:
-    """Raises InputError where no file could express the plan."""
+    """Make the spec of a plan; raises InputError if no config can express it."""
     spec = LaunchSpec(
         strategy=plan.strategy,
         offload=plan.offload,
@@ -72,12 +72,12 @@ def make_launch_spec(plan: Plan) -> LaunchSpec:
     )
     problems = find_problems(spec, planned_ranks=plan.batch.num_ranks)
     if problems:
-        raise InputError("this plan cannot be written as launch files", problems, "plan again: launcher plan")
+        raise InputError("this plan cannot be written as config files", problems, "plan again: launcher plan")
     return spec
 
 
 def find_problems(spec: LaunchSpec, *, planned_ranks: int) -> tuple[Problem, ...]:
-    """Contradictions that accelerate or DeepSpeed would accept in silence, or meet only on the machine."""
+    """Yield contradictions that accelerate or DeepSpeed would silently accept, or find only at run time."""
     rules = (
         (
             planned_ranks != spec.num_processes,

@@ -1,4 +1,4 @@
-"""`launcher bench` as a user starts it: real processes that train the tiny base on a CPU."""
+"""`launcher bench` end to end: processes that train the tiny base model on a CPU."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.bench.ladder import RECORD_FILE
-from launcher.bench.ladder_report import Ladder
+from launcher.bench.ablation import RECORDS_FILE
+from launcher.bench.ablation_report import Ablation
 from launcher.bench.result import BenchResult
 from tests.conftest import ROOT, python_path
 
@@ -37,13 +37,13 @@ def bench(data: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_two_batch_sizes_are_compared_on_the_same_sequences(data: Path, tmp_path: Path) -> None:
+def test_two_batch_sizes_train_the_same_sequences(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = bench(data, "json", "--vary", "batch_size=1,2", "--repeats", "5", "--json", "--out", str(out))
     assert done.returncode == 0, done.stderr
     result = BenchResult.model_validate_json(done.stdout)
-    assert [side.label for side in result.sides] == ["batch_size=1", "batch_size=2"]
-    assert [(block.round, block.side) for block in result.blocks[:6]] == [
+    assert [variant.label for variant in result.variants] == ["batch_size=1", "batch_size=2"]
+    assert [(block.round, block.variant) for block in result.blocks[:6]] == [
         (1, 0),
         (1, 1),
         (2, 1),
@@ -53,40 +53,42 @@ def test_two_batch_sizes_are_compared_on_the_same_sequences(data: Path, tmp_path
     ]
     assert len(result.blocks) == 10
     tokens = {sum(block.timing.tokens) for block in result.blocks}
-    assert len(tokens) == 1  # all blocks of both sides train the same sequences
-    assert [side.steps for side in result.sides] == [4, 2]
+    assert len(tokens) == 1  # all blocks of both variants train the same sequences
+    assert [variant.steps for variant in result.variants] == [4, 2]
     (verdict,) = result.verdicts
     assert verdict.low <= verdict.ratio <= verdict.high
     assert {"global batch", "split"} <= {change.name for change in result.changes}
     assert "batch_size=1: 1, batch_size=2: 2" in " ".join(result.notes)
     assert json.loads((out / "result.json").read_text()) == json.loads(done.stdout)
-    assert verdict.words.split(":")[0].replace("_", "\\_") in (out / "report.md").read_text()
+    assert verdict.text.split(":")[0].replace("_", "\\_") in (out / "report.md").read_text()
 
 
 @pytest.mark.slow
-def test_a_ladder_that_was_interrupted_goes_on(data: Path, tmp_path: Path) -> None:
-    words = ("ladder", "json", "--out", str(tmp_path), "--json")
-    begun = bench(data, *words, "--rungs", "tf32")
-    assert begun.returncode == 0, begun.stderr
-    first = Ladder.model_validate_json(begun.stdout).records
-    assert [record.status for record in first] == ["measured", "not here", "measured", "not here", "measured"]
-    with (tmp_path / RECORD_FILE).open("a") as file:
-        file.write('{"key": "pack')  # killed while it wrote a line
-    done = bench(data, *words, "--rungs", "tf32,packing")
+def test_interrupted_ablation_resumes(data: Path, tmp_path: Path) -> None:
+    words = ("ablation", "json", "--out", str(tmp_path), "--json")
+    first_run = bench(data, *words, "--stages", "tf32")
+    assert first_run.returncode == 0, first_run.stderr
+    first = Ablation.model_validate_json(first_run.stdout).records
+    assert [record.status for record in first] == ["measured", "unavailable", "measured", "unavailable", "measured"]
+    with (tmp_path / RECORDS_FILE).open("a") as file:
+        file.write('{"key": "pack')  # a line cut short by a kill
+    done = bench(data, *words, "--stages", "tf32,packing")
     assert done.returncode == 0, done.stderr
-    ladder = Ladder.model_validate_json(done.stdout)
-    found = {(record.stack, record.key): record for record in ladder.records}
-    assert found["cumulative", "tf32"].reason == "no GPU"
-    assert all(record in ladder.records for record in first)  # nothing is measured twice
-    assert found["alone", "packing"].timing == found["cumulative", "packing"].timing  # the same loop is measured once
-    assert found["alone", "before"].timing != found["cumulative", "before"].timing  # and this one again
-    tokens = {record.timing.tokens for record in ladder.records if record.timing is not None}
-    assert len(tokens) == 1  # every rung trains the same rows, the launcher's own loop too
-    for name, begin in {"ladder.md": b"# The ladder", "ladder.png": b"\x89PNG", "ladder.html": b"<!doctype"}.items():
+    ablation = Ablation.model_validate_json(done.stdout)
+    by_key = {(record.mode, record.key): record for record in ablation.records}
+    assert by_key["cumulative", "tf32"].reason == "no GPU"
+    assert all(record in ablation.records for record in first)  # nothing is measured twice
+    assert (
+        by_key["alone", "packing"].timing == by_key["cumulative", "packing"].timing
+    )  # equal configurations are measured once
+    assert by_key["alone", "baseline"].timing != by_key["cumulative", "baseline"].timing  # except the second baseline
+    tokens = {record.timing.tokens for record in ablation.records if record.timing is not None}
+    assert len(tokens) == 1  # every stage trains the same rows, the launcher's own loop, too
+    for name, begin in {"ablation.md": b"# Ablation", "ablation.html": b"<!doctype"}.items():
         assert (tmp_path / name).read_bytes().startswith(begin)
 
 
-def test_a_wrong_key_is_told_without_a_traceback(data: Path) -> None:
+def test_unknown_key_is_refused_without_a_traceback(data: Path) -> None:
     done = bench(data, "json", "--vary", "torch_compil=true,false")
     assert done.returncode == 2
     assert done.stderr == ("error: --vary torch_compil: no key of training.config\nhint: did you mean torch_compile?\n")

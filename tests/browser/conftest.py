@@ -1,4 +1,4 @@
-"""A real browser: Debian's Chromium, without a window and without a network. Skipped, with the reason, without one."""
+"""Headless Chromium without a network. Tests are skipped, with the reason, if it is not installed."""
 
 from __future__ import annotations
 

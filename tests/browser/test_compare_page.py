@@ -1,4 +1,4 @@
-"""The compare page in a browser: what is drawn, what buttons and keys do, and that foreign text stays text."""
+"""The compare page in a browser: what it draws, what controls and keys do, and that text is never markup."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from launcher.compare import Comparison, RunFacts, make_comparison, read_run
-from launcher.compare.html import render_html
-from launcher.errors import escape
+from launcher.analysis.compare import Comparison, RunFacts, load_run_facts, make_comparison
+from launcher.analysis.compare.html import render_html
+from launcher.core.errors import escape
 from tests.made_runs import MadeRun, write_run
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ MISSING = "\u2013"
 MADE_AT = "2026-11-15T12:00:00+00:00"
 MOST_BYTES, MOST_REDRAW_MS, MOST_LOAD_SECONDS = 15_000_000, 1_000, 20
 WAIT_SECONDS = 10.0
-SCREENSHOTS_VARIABLE = "LAUNCHER_SCREENSHOTS"  # a folder: what a person looks at
+SCREENSHOTS_VARIABLE = "LAUNCHER_SCREENSHOTS"  # folder for screenshots
 
-# How many pixels of a chart have exactly this colour.
+# Counts the pixels of a chart that have exactly this colour.
 COUNT_PIXELS = """
 const [metric, colour] = arguments;
-const canvas = document.querySelector(`canvas[data-metric="${metric}"]`);
+const canvas = document.querySelector(`.plot[data-metric="${metric}"] canvas`);
 const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
 const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
 copy.drawImage(canvas, 0, 0);
@@ -45,11 +45,11 @@ return count;
 
 
 class Page:
-    """A page that is open: what a person sees of it and does to it."""
+    """An open page, as a user sees and operates it."""
 
     def __init__(self, chrome: Chrome, file: Path) -> None:
         self.chrome = chrome
-        chrome.get_log("browser")  # of the page before
+        chrome.get_log("browser")  # drops the logs of the previous page
         chrome.get_log("performance")
         begin = time.perf_counter()
         chrome.get(file.as_uri())
@@ -72,13 +72,13 @@ class Page:
         return int(self.run(COUNT_PIXELS, metric, colour))
 
     def show(self, metric: str) -> None:
-        """Charts out of sight are not drawn."""
-        canvas = self.find(f"canvas[data-metric='{metric}']")
-        self.run("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", canvas)
+        """Scroll a chart into view, because charts out of view are not drawn."""
+        plot = self.find(f".plot[data-metric='{metric}']")
+        self.run("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", plot)
         self.settle()
 
     def settle(self) -> None:
-        """Until what was asked for is drawn: a few frames."""
+        """Wait a few frames, until changes are drawn."""
         script = "let left = 3; const wait = () => (left-- ? requestAnimationFrame(wait) : arguments[0]()); wait();"
         self.chrome.execute_async_script(script)
 
@@ -87,8 +87,8 @@ class Page:
         self.settle()
 
     def press(self, metric: str, *keys: str) -> str:
-        """Keys on a chart; what the screen reader is told then."""
-        plot = self.find(f"canvas[data-metric='{metric}']").find_element("xpath", "..")
+        """Press keys on a chart and return the text for screen readers."""
+        plot = self.find(f".plot[data-metric='{metric}']")
         self.run("arguments[0].focus()", plot)
         for key in keys:
             plot.send_keys(key)
@@ -96,7 +96,7 @@ class Page:
         return str(self.run("return document.getElementById('live').textContent"))
 
     def texts(self, selector: str) -> list[str]:
-        """As they stand in the document, not as they are set."""
+        """Return the texts as they are in the document, without text-transform."""
         return [str(element.get_attribute("textContent")) for element in self.find_all(selector)]
 
     def column(self, number: int) -> list[str]:
@@ -106,9 +106,9 @@ class Page:
         return [f"{entry['level']}: {entry['message']}" for entry in self.chrome.get_log("browser")]
 
     def requests(self) -> list[str]:
-        """What the page asked for besides itself."""
+        """Return the URLs that the page requested, besides itself."""
         events = [json.loads(entry["message"])["message"] for entry in self.chrome.get_log("performance")]
-        urls = [one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"]
+        urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
         return [url for url in urls if not url.startswith("file:")]
 
     def photograph(self, name: str) -> None:
@@ -117,16 +117,16 @@ class Page:
             self.chrome.save_screenshot(str(Path(folder) / f"{name}.png"))
 
 
-def wait_for(is_so: Callable[[], bool]) -> None:
+def wait_for(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + WAIT_SECONDS
-    while not is_so():
-        assert time.monotonic() < end, "it never came"
+    while not condition():
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunFacts]:
-    """Two that compare; one of a smaller batch, stopped; one on other data, on another card, without a clock."""
+    """Two comparable runs; a stopped one with a smaller batch; one with other data, another GPU and no goodput."""
     folder = tmp_path_factory.mktemp("runs")
     made = (
         MadeRun(run_id="base", num_steps=400, evaluate_every=50, price_per_gpu_hour=0.4),
@@ -147,11 +147,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunFacts]:
             data_key="b" * 64,
             has_goodput=False,
             mfu=0.3,
-            least_memory=0.8,  # a curve of its own
+            least_memory=0.8,  # so that its curve differs
         ),
     )
-    facts = [read_run(write_run(folder, one)) for one in made]
-    facts[1] = replace(facts[1], name=FOREIGN)  # a directory cannot be called so; a run of W&B can
+    facts = [load_run_facts(write_run(folder, one)) for one in made]
+    facts[1] = replace(facts[1], name=FOREIGN)  # not possible for a directory, but for a W&B run
     return facts
 
 
@@ -169,7 +169,7 @@ def file(comparison: Comparison, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture
 def page(chrome: Chrome, file: Path) -> Iterator[Page]:
-    """Whatever a test does, the page must not complain, nor ask anybody."""
+    """Open the page; afterwards, check that it logged no error and requested nothing."""
     page = Page(chrome, file)
     page.settle()
     yield page
@@ -186,7 +186,7 @@ def test_every_run_is_drawn_in_its_colour_in_every_chart(page: Page, comparison:
     page.photograph("four-light")
 
 
-def test_the_legend_takes_a_run_away_and_brings_it_back(page: Page) -> None:
+def test_legend_toggles_runs(page: Page) -> None:
     colours = page.colours()
     button = "#legend .run[data-run='2']"
     page.click(button)
@@ -204,13 +204,13 @@ def test_the_legend_takes_a_run_away_and_brings_it_back(page: Page) -> None:
     assert [page.pixels("train/loss", colour) > 0 for colour in colours] == [False] * 4
 
 
-def test_a_table_sorts_by_its_heads(page: Page, comparison: Comparison) -> None:
+def test_table_sorts_by_column(page: Page, comparison: Comparison) -> None:
     heads = page.texts("#figures-table thead th")
-    number = next(at for at, head in enumerate(heads, 1) if head.startswith("tokens a second"))
+    number = next(at for at, head in enumerate(heads, 1) if head.startswith("tokens per second"))
     head = f"#figures-table thead th:nth-child({number})"
     assert page.find(head).get_attribute("aria-sort") == "none"
     page.click(f"{head} button")
-    assert page.find(head).get_attribute("aria-sort") == "descending"  # the best first: higher is better
+    assert page.find(head).get_attribute("aria-sort") == "descending"  # best first: higher is better
     assert [text.split("k")[0] for text in page.column(number)] == ["20.0", "9.52", "9.00", "8.99"]
     page.click(f"{head} button")
     assert page.find(head).get_attribute("aria-sort") == "ascending"
@@ -218,13 +218,13 @@ def test_a_table_sorts_by_its_heads(page: Page, comparison: Comparison) -> None:
     page.click("#figures-table thead th:first-child button")
     assert page.column(1)[-1] == "stopped"
     costs = next(at for at, title in enumerate(heads, 1) if title.startswith("cost"))
-    for _ in range(2):  # what is not known stands last, both ways
+    for _ in range(2):  # missing values are last in both directions
         page.click(f"#figures-table thead th:nth-child({costs}) button")
         assert page.column(costs)[1:] == [MISSING] * 3
     assert len(heads) == 3 + len(comparison.figures)
 
 
-def test_the_best_is_marked_with_words(page: Page) -> None:
+def test_best_value_is_marked_in_words(page: Page) -> None:
     best = page.find("#figures-table tr[data-run='1'] td.best")
     assert "★" in best.text
     assert "best of 3 comparable runs" in str(best.get_attribute("textContent"))
@@ -232,38 +232,38 @@ def test_the_best_is_marked_with_words(page: Page) -> None:
     assert [cell.get_attribute("textContent") for cell in losses if "loss" in cell.text] == []
 
 
-def test_keys_move_the_crosshair_and_it_is_spoken(page: Page) -> None:
+def test_keys_move_the_crosshair_and_values_are_announced(page: Page) -> None:
     from selenium.webdriver.common.keys import Keys
 
-    told = page.press("train/loss", Keys.HOME)
-    assert told.startswith("step 1: ")
-    assert "base 2." in told
+    text = page.press("train/loss", Keys.HOME)
+    assert text.startswith("step 1: ")
+    assert "base 2." in text
     assert page.press("train/loss", Keys.ARROW_RIGHT).startswith("step 5: ")
     assert page.press("train/loss", Keys.END).startswith("step 400: ")
     assert "stopped" not in page.press("train/loss", Keys.END)  # it ended at step 250
-    told = page.press("train/loss", Keys.HOME, Keys.ARROW_DOWN)
-    assert told.startswith("step 1: base ")
-    assert "other" not in told
+    text = page.press("train/loss", Keys.HOME, Keys.ARROW_DOWN)
+    assert text.startswith("step 1: base ")
+    assert "other" not in text
     assert page.find("#chart-0 .readout").is_displayed()
     page.photograph("four-crosshair")
     page.press("train/loss", Keys.ESCAPE)
     assert not page.find("#chart-0 .readout").is_displayed()
 
 
-def test_a_chart_can_be_reached_by_tab_and_tells_what_it_is(page: Page) -> None:
+def test_chart_is_focusable_and_described(page: Page) -> None:
     plot = page.find("#chart-0 .plot")
     assert plot.get_attribute("tabindex") == "0"
     assert plot.accessible_name.lower() == "training loss"
-    assert "By step, 4 runs" in page.find("#chart-0-told").text
+    assert "By step, 4 runs" in page.find("#chart-0-description").text
     page.click("#chart-0 summary")
     wait_for(lambda: len(page.find_all("#chart-0 details tbody tr")) == 4)
 
 
-def test_zoom_by_mouse_and_back(page: Page) -> None:
+def test_zoom_by_mouse_and_keys(page: Page) -> None:
     from selenium.webdriver import ActionChains
 
     page.show("train/loss")
-    plot = page.find("#chart-0 .plot canvas + canvas")
+    plot = page.find("#chart-0 .u-over")
     ActionChains(page.chrome).move_to_element(plot).click_and_hold().move_by_offset(90, 0).release().perform()
     page.settle()
     assert page.find("#reset").is_enabled()
@@ -288,26 +288,26 @@ def test_axes_smoothing_and_scales(page: Page) -> None:
     assert "tokens: " in page.press("train/loss", Keys.END)
     page.click("input[name=axis][value=seconds]")
     assert page.press("train/loss", Keys.END).startswith("75 min: other 1.")
-    assert "By wall-clock time" in page.find("#chart-0-told").text
+    assert "By wall-clock time" in page.find("#chart-0-description").text
     colour = page.colours()[0]
     page.click("#log")
     page.click("#outliers")
     assert page.pixels("train/loss", colour) > 0
-    told = page.press("train/loss", Keys.HOME)
+    text = page.press("train/loss", Keys.HOME)
     page.run("const s = document.getElementById('smoothing'); s.value = 0; s.dispatchEvent(new Event('input'))")
     page.settle()
-    assert page.find("#smoothing-told").text == "off"
-    assert page.press("train/loss", Keys.HOME, Keys.ARROW_RIGHT) != told
+    assert page.find("#smoothing-value").text == "off"
+    assert page.press("train/loss", Keys.HOME, Keys.ARROW_RIGHT) != text
 
 
-def test_memory_has_the_cards_limit_and_the_prediction(page: Page) -> None:
+def test_memory_chart_shows_gpu_memory_and_prediction(page: Page) -> None:
     limit = page.run("return getComputedStyle(document.documentElement).getPropertyValue('--limit')")
     assert page.pixels("memory/peak_allocated_gib", str(limit).strip()) > 50
-    assert "dashed: the card's memory; dotted: predicted" in page.find("#chart-4-told").text
+    assert "dashed: GPU memory; dotted: predicted" in page.find("#chart-4-description").text
     page.photograph("four-memory")
 
 
-def test_dark_and_light(page: Page, comparison: Comparison) -> None:
+def test_theme_switches_to_dark(page: Page, comparison: Comparison) -> None:
     light = page.colours()
     ground = "return getComputedStyle(document.body).backgroundColor"
     before = page.run(ground)
@@ -321,7 +321,7 @@ def test_dark_and_light(page: Page, comparison: Comparison) -> None:
     page.photograph("four-dark")
 
 
-def test_the_systems_choice_of_dark_is_followed(chrome: Chrome, file: Path) -> None:
+def test_system_theme_is_followed(chrome: Chrome, file: Path) -> None:
     chrome.execute_cdp_cmd(
         "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
     )
@@ -331,21 +331,21 @@ def test_the_systems_choice_of_dark_is_followed(chrome: Chrome, file: Path) -> N
         chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
-def test_foreign_text_is_text(page: Page) -> None:
+def test_markup_in_names_is_text(page: Page) -> None:
     assert page.chrome.title == "4 runs compared"
     assert page.run("return document.querySelectorAll('img, b b, bdi b').length") == 0
     assert page.find("#legend .run[data-run='1'] bdi").get_attribute("textContent") == escape(FOREIGN)
     assert page.find("#figures-table tr[data-run='1'] bdi").get_attribute("textContent") == escape(FOREIGN)
 
 
-def test_warnings_shares_and_settings_are_told(page: Page) -> None:
+def test_caveats_time_breakdown_and_settings_are_shown(page: Page) -> None:
     cautions = page.find("#caution-list").text
     for title in ("The runs were trained on different data", "The global batch differs", "Not finished"):
         assert title in cautions
     bars = [bar.get_attribute("aria-label") for bar in page.find_all("#share-bars .bar")]
     assert len(bars) == 4
     assert str(bars[0]).startswith("base: training 9")
-    assert "added up from steps and evaluations" in page.find("#shares-note").text
+    assert "summed from steps and evaluations" in page.find("#shares-note").text
     settings = page.find("#settings-table").text
     assert "batch.global_batch_size" in settings
     assert "optimizer.learning_rate" not in settings  # it is the same in all
@@ -353,7 +353,7 @@ def test_warnings_shares_and_settings_are_told(page: Page) -> None:
 
 @pytest.fixture(scope="module")
 def judged_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two that were asked the same, one that another judged, one that was asked nothing."""
+    """Two runs evaluated on the same rows, one graded by another checker, one without task metrics."""
     folder = tmp_path_factory.mktemp("judged")
     made = (
         MadeRun(run_id="low", num_steps=200, evaluate_every=20, task_rates=(0.1, 0.5)),
@@ -362,7 +362,7 @@ def judged_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         MadeRun(run_id="plain", num_steps=200, evaluate_every=20),
     )
     file = folder / "compare.html"
-    comparison = make_comparison([read_run(write_run(folder, one)) for one in made], made_at=MADE_AT)
+    comparison = make_comparison([load_run_facts(write_run(folder, one)) for one in made], made_at=MADE_AT)
     file.write_text(render_html(comparison), encoding="utf-8")
     return file
 
@@ -376,30 +376,30 @@ def judged(chrome: Chrome, judged_file: Path) -> Iterator[Page]:
     assert page.requests() == []
 
 
-def test_right_answers_are_drawn_from_the_base_on(judged: Page) -> None:
+def test_task_metrics_are_drawn_from_step_0(judged: Page) -> None:
     from selenium.webdriver.common.keys import Keys
 
     counts = [judged.pixels("eval/matches", colour) for colour in judged.colours()]
     assert min(counts[:3]) > 3
-    assert counts[3] == 0  # it was asked nothing
+    assert counts[3] == 0  # no task metrics
     judged.photograph("judged-light")
     assert "Same query or same result (eval/matches)".lower() in judged.find("#chart-0 h3").text.lower()
-    told = judged.press("eval/matches", Keys.HOME)
-    assert told.startswith("step 0: ")
-    assert "low 10 %" in told
-    assert "plain" not in told
+    text = judged.press("eval/matches", Keys.HOME)
+    assert text.startswith("step 0: ")
+    assert "low 10 %" in text
+    assert "plain" not in text
     assert "high 90 %" in judged.press("eval/matches", Keys.END)
     assert judged.press("train/loss", Keys.HOME).startswith("step 0: ")  # one axis for all charts
     for axis in ("tokens", "seconds"):
         judged.click(f"input[name=axis][value={axis}]")
         assert all(judged.pixels("eval/matches", colour) > 3 for colour in judged.colours()[:3])
-        told = judged.press("eval/matches", Keys.HOME)
-        assert ("low 10 %" in told) == (axis == "tokens")  # the base answered before the first token, not at 0 s
+        text = judged.press("eval/matches", Keys.HOME)
+        assert ("low 10 %" in text) == (axis == "tokens")  # the base model is evaluated at 0 tokens, but not at 0 s
     judged.click("#theme")
     judged.photograph("judged-dark")
 
 
-def test_right_answers_are_figures_with_their_reach_that_sort(judged: Page) -> None:
+def test_task_metrics_have_confidence_intervals_and_sort(judged: Page) -> None:
     heads = judged.texts("#figures-table thead th")
     number = next(at for at, head in enumerate(heads, 1) if head.strip() == "eval/matches")
     judged.click(f"#figures-table thead th:nth-child({number}) button")
@@ -408,21 +408,21 @@ def test_right_answers_are_figures_with_their_reach_that_sort(judged: Page) -> N
     assert "(35.2 to 64.8)" in cells[2]
     best = judged.find_all(f"#figures-table tbody td.best:nth-child({number})")
     assert [cell.find_element("xpath", "..").get_attribute("data-run") for cell in best] == ["1"]
-    assert best[0].get_attribute("title") == "best of 2 comparable runs; 40 answers judged; 95 %: 76.9 to 96.0"
-    gained = next(at for at, head in enumerate(heads, 1) if head.strip() == "eval/matches, gained")
-    assert judged.column(gained)[0].startswith("+80.0 points")
+    assert best[0].get_attribute("title") == "best of 2 comparable runs; 40 answers graded; 95 %: 76.9 to 96.0"
+    gain = next(at for at, head in enumerate(heads, 1) if head.strip() == "eval/matches, gain")
+    assert judged.column(gain)[0].startswith("+80.0 points")
     judged.run("arguments[0].scrollIntoView({behavior: 'instant'})", judged.find("#figures"))
     judged.photograph("judged-figures")
 
 
-def test_another_judge_is_warned_of_and_its_name_is_text(judged: Page) -> None:
-    assert "Answers were judged by different checkers (eval/matches)" in judged.find("#caution-list").text
+def test_different_checkers_are_a_caveat(judged: Page) -> None:
+    assert "Answers were graded by different graders (eval/matches)" in judged.find("#caution-list").text
     assert escape(FOREIGN) in judged.find("#caution-list").text
     assert judged.run("return document.querySelectorAll('img').length") == 0
 
 
 @pytest.mark.parametrize("width", [360, 700, 1400, 2400])
-def test_nothing_runs_out_of_the_window(page: Page, width: int) -> None:
+def test_layout_fits_the_window(page: Page, width: int) -> None:
     page.chrome.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     )
@@ -435,22 +435,22 @@ def test_nothing_runs_out_of_the_window(page: Page, width: int) -> None:
         page.chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_runs_of_a_cpu_leave_charts_out_and_say_so(chrome: Chrome, tmp_path: Path) -> None:
-    facts = [read_run(write_run(tmp_path, MadeRun(run_id=name, gpu=None, num_steps=6))) for name in ("a", "b")]
-    fresh = read_run(write_run(tmp_path, MadeRun(run_id="fresh", gpu=None, num_steps=0, status=None)))
+def test_missing_metrics_are_named(chrome: Chrome, tmp_path: Path) -> None:
+    facts = [load_run_facts(write_run(tmp_path, MadeRun(run_id=name, gpu=None, num_steps=6))) for name in ("a", "b")]
+    fresh = load_run_facts(write_run(tmp_path, MadeRun(run_id="fresh", gpu=None, num_steps=0, status=None)))
     file = tmp_path / "compare.html"
     file.write_text(render_html(make_comparison([*facts, fresh], made_at=MADE_AT)), encoding="utf-8")
     page = Page(chrome, file)
     page.settle()
     assert "No run recorded: held-out loss, MFU, VRAM, GPU utilisation, data wait." in page.find("#left-out").text
-    assert page.find_all("canvas[data-metric='throughput/device/mfu']") == []
+    assert page.find_all(".plot[data-metric='throughput/device/mfu']") == []
     assert "not started" in page.find("#legend .run[data-run='2']").text
     assert page.complaints() == []
 
 
-def test_a_run_without_a_step_is_a_page_all_the_same(chrome: Chrome, tmp_path: Path) -> None:
-    fresh = read_run(write_run(tmp_path, MadeRun(run_id="fresh", num_steps=0, status=None)))
-    one = read_run(write_run(tmp_path, MadeRun(run_id="one", num_steps=1)))
+def test_run_without_steps_has_a_page(chrome: Chrome, tmp_path: Path) -> None:
+    fresh = load_run_facts(write_run(tmp_path, MadeRun(run_id="fresh", num_steps=0, status=None)))
+    one = load_run_facts(write_run(tmp_path, MadeRun(run_id="one", num_steps=1)))
     for runs in ([fresh], [one], [fresh, one]):
         file = tmp_path / "compare.html"
         file.write_text(render_html(make_comparison(runs, made_at=MADE_AT)), encoding="utf-8")
@@ -462,9 +462,9 @@ def test_a_run_without_a_step_is_a_page_all_the_same(chrome: Chrome, tmp_path: P
 
 @pytest.mark.slow
 def test_fifty_long_runs_stay_responsive(chrome: Chrome, tmp_path: Path) -> None:
-    """Five different runs of 5,000 steps, each ten times under other names: reading is not what is measured here."""
+    """Five different runs of 5,000 steps, each shown ten times under different names."""
     made = [MadeRun(run_id=f"run-{at}", num_steps=5_000, evaluate_every=100, last_loss=0.8 + at / 9) for at in range(5)]
-    read = [read_run(write_run(tmp_path, one)) for one in made]
+    read = [load_run_facts(write_run(tmp_path, one)) for one in made]
     many = [replace(one, name=f"{one.name}-{copy}") for copy in range(10) for one in read]
     file = tmp_path / "compare.html"
     file.write_text(render_html(make_comparison(many, made_at=MADE_AT)), encoding="utf-8")
@@ -476,12 +476,12 @@ def test_fifty_long_runs_stay_responsive(chrome: Chrome, tmp_path: Path) -> None
     for selector in ("#legend .run[data-run='7']", "#theme", "input[name=axis][value=tokens]", "#log"):
         page.run("performance.clearMeasures()")
         page.click(selector)
-        took = page.run("return performance.getEntriesByName('redraw').map((one) => one.duration)")
+        took = page.run("return performance.getEntriesByName('redraw').map((entry) => entry.duration)")
         assert took
         assert max(took) < MOST_REDRAW_MS
     page.photograph("fifty-dark")
     page.find("#filter").send_keys("run-4")
-    page.click("#show-none")  # of those that the filter leaves
+    page.click("#show-none")  # of the runs that match the filter
     hidden = [button.get_attribute("data-run") for button in page.find_all("#legend .run[aria-pressed=false]")]
     assert hidden == ["4", "7", *(str(at) for at in range(9, 50, 5))]
     assert page.complaints() == []

@@ -8,20 +8,20 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from launcher.training.run import build_module
-from tests.distributed.bench import Bench, Cell, Trained, write_bench
+from launcher.training.engine.run import build_model
+from tests.distributed.harness import Harness, TrainedRun, TrainingCase, make_harness
 from tests.training.builders import reset_accelerate
 
-Reference = Callable[[Cell], Trained]
+Reference = Callable[[TrainingCase], TrainedRun]
 
 
 @pytest.fixture(scope="session")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    made = write_bench(tmp_path_factory.mktemp("bench"))
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    created = make_harness(tmp_path_factory.mktemp("harness"))
     before = os.environ.get("LAUNCHER_DATA_DIR"), torch.get_num_threads()
-    os.environ["LAUNCHER_DATA_DIR"] = str(made.data)
+    os.environ["LAUNCHER_DATA_DIR"] = str(created.data)
     torch.set_num_threads(1)
-    yield made
+    yield created
     torch.set_num_threads(before[1])
     if before[0] is None:
         del os.environ["LAUNCHER_DATA_DIR"]
@@ -30,27 +30,27 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 
 @pytest.fixture(scope="session")
-def reference(bench: Bench) -> Reference:
-    """The same training in one process, run once for all cells that are compared with it."""
-    made: dict[str, Trained] = {}
+def reference(harness: Harness) -> Reference:
+    """Return a function that trains a case in one process, once for all cases that are compared with it."""
+    cached: dict[str, TrainedRun] = {}
 
-    def train(cell: Cell) -> Trained:
-        alone = cell.alone
-        key = repr(alone)
-        if key not in made:
-            made[key] = bench.train_here(alone)
-        return made[key]
+    def train(case: TrainingCase) -> TrainedRun:
+        single_process = case.single_process
+        key = repr(single_process)
+        if key not in cached:
+            cached[key] = harness.train_in_process(single_process)
+        return cached[key]
 
     return train
 
 
 @pytest.fixture(scope="session")
-def begin(bench: Bench) -> Callable[[Cell], dict[str, torch.Tensor]]:
-    """The weights that a training begins with, by the names that it saves them under."""
+def initial_weights(harness: Harness) -> Callable[[TrainingCase], dict[str, torch.Tensor]]:
+    """Return a function that builds the initial weights of a case, by the names under which they are saved."""
 
-    def build(cell: Cell) -> dict[str, torch.Tensor]:
+    def build(case: TrainingCase) -> dict[str, torch.Tensor]:
         reset_accelerate()
-        module = build_module(bench.plan(cell.alone).plan, (), torch.device("cpu"))
+        module = build_model(harness.plan(case.single_process).plan, (), torch.device("cpu"))
         named = {name: weight for name, weight in module.model.named_parameters() if weight.requires_grad}
         return {_saved_name(name): weight.detach().float() for name, weight in named.items()}
 
@@ -58,5 +58,5 @@ def begin(bench: Bench) -> Callable[[Cell], dict[str, torch.Tensor]]:
 
 
 def _saved_name(name: str) -> str:
-    """PEFT leaves out the adapter's name, and of DoRA's magnitudes the word "weight"."""
+    """Return the name under which PEFT saves a weight: without the adapter's name and DoRA's ".weight"."""
     return name.replace(".default", "").replace("magnitude_vector.weight", "magnitude_vector")

@@ -1,4 +1,4 @@
-"""What two real ranks exchange in a step, operation by operation, against what the plan's model says they do."""
+"""Measured communication of two ranks per step and operation, compared with the estimate of the plan."""
 
 from __future__ import annotations
 
@@ -8,96 +8,100 @@ from typing import Any
 
 import pytest
 
-from launcher.choices import Strategy
-from launcher.inputs import PlannedRun
-from launcher.launch import ACCELERATE
-from launcher.paths import RunPaths
+from launcher.core.choices import Strategy
+from launcher.core.run_paths import RunPaths
+from launcher.launch.start import ACCELERATE
+from launcher.plan.estimate.communication import Collective, make_collectives, make_exchange
+from launcher.plan.estimate.step_time import Workload
 from launcher.render import render_command
 from launcher.render.deepspeed import PERSISTENT_ELEMENTS
-from launcher.scaling import Collective, make_collectives, make_exchange
-from launcher.speed import Workload
+from launcher.request.request import PlannedRun
 from tests.conftest import ROOT
-from tests.distributed.bench import Bench, Cell
+from tests.distributed.harness import Harness, TrainingCase
 
-SCRIPT = str(ROOT / "tests/distributed/counted_train.py")
+SCRIPT = str(ROOT / "tests/distributed/traffic_counting_train.py")
 NUM_MICRO_STEPS = 2
-# Two ranks, two micro-steps of one sequence; evaluation and checkpoint come behind the third step.
+# Two ranks, two micro-steps of one sequence; evaluation and checkpoint come after the third step.
 CONFIG: Mapping[str, Any] = {"max_steps": 3}
 BF16 = {"precision.compute_dtype": "bf16", "precision.base_dtype": "bf16"}
-CELLS = [
-    Cell(strategy="fsdp2"),
-    Cell(strategy="ddp", adapter="full"),
-    Cell(strategy="zero2", adapter="full"),
-    Cell(strategy="fsdp2", adapter="full"),
-    Cell(strategy="zero3", adapter="full"),
-    Cell(strategy="ddp"),
-    Cell(strategy="ddp", changes={"adds_up_behind": True}),
-    Cell(strategy="zero1", adapter="full"),
-    Cell(strategy="zero2"),
-    Cell(strategy="zero3"),
-    Cell(strategy="fsdp2", config={"gradient_checkpointing": True}),  # recomputing gathers nothing a third time
-    Cell(strategy="fsdp2", changes=BF16),
-    Cell(strategy="zero2", changes=BF16),
-    Cell(strategy="zero3", changes=BF16),
+CASES = [
+    TrainingCase(strategy="fsdp2"),
+    TrainingCase(strategy="ddp", adapter="full"),
+    TrainingCase(strategy="zero2", adapter="full"),
+    TrainingCase(strategy="fsdp2", adapter="full"),
+    TrainingCase(strategy="zero3", adapter="full"),
+    TrainingCase(strategy="ddp"),
+    TrainingCase(strategy="ddp", changes={"defer_gradient_sync": True}),
+    TrainingCase(strategy="zero1", adapter="full"),
+    TrainingCase(strategy="zero2"),
+    TrainingCase(strategy="zero3"),
+    TrainingCase(strategy="fsdp2", config={"gradient_checkpointing": True}),  # recomputation adds no all-gather
+    TrainingCase(strategy="fsdp2", changes=BF16),
+    TrainingCase(strategy="zero2", changes=BF16),
+    TrainingCase(strategy="zero3", changes=BF16),
 ]
-# torch's word for each, whichever way it is called.
+# Collectives by the name of torch's operation.
 KINDS = {
     "allreduce_": "all-reduce",
     "_allgather_base_": "all-gather",
     "_reduce_scatter_base_": "reduce-scatter",
 }
-SMALL = 1024  # bytes: losses, norms, flags and what DDP agrees on at its beginning
+SMALL = 1024  # bytes: losses, norms, flags and the initial checks of DDP
 
 
-def name_cell(cell: Cell) -> str:
-    more = "-checkpointed" if cell.config else "-bf16" if cell.changes == BF16 else "-behind" if cell.changes else ""
-    return f"{cell.strategy}-{cell.adapter}{more}"
+def get_case_name(case: TrainingCase) -> str:
+    more = "-checkpointed" if case.config else "-bf16" if case.changes == BF16 else "-deferred" if case.changes else ""
+    return f"{case.strategy}-{case.adapter}{more}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", CELLS, ids=name_cell)
-def test_two_ranks_exchange_what_the_model_says(bench: Bench, cell: Cell) -> None:
-    check_traffic(bench, cell)
+@pytest.mark.parametrize("case", CASES, ids=get_case_name)
+def test_communicated_bytes_match_the_estimate(harness: Harness, case: TrainingCase) -> None:
+    check_traffic(harness, case)
 
 
-def check_traffic(bench: Bench, cell: Cell) -> None:
-    counted = Cell(
-        strategy=cell.strategy,
-        adapter=cell.adapter,
-        changes=cell.changes,
-        config={**CONFIG, **cell.config},
+def check_traffic(harness: Harness, case: TrainingCase) -> None:
+    counted = TrainingCase(
+        strategy=case.strategy,
+        adapter=case.adapter,
+        changes=case.changes,
+        config={**CONFIG, **case.config},
         global_batch=2 * NUM_MICRO_STEPS,
     )
-    planned, paths = bench.write(counted)
+    planned, paths = harness.write(counted)
     command = render_command(planned.plan, paths, script=SCRIPT, accelerate=ACCELERATE)
-    ended = bench.launch(command)
+    ended = harness.launch(command)
     assert ended.returncode == 0, ended.console
-    expected = expect(planned, counted.strategy)
+    expected = compute_expected_bytes(planned, counted.strategy)
     for rank in range(2):
         sizes = read_sizes(paths, rank, step=2)
-        assert sizes.keys() - KINDS.keys() <= {"broadcast_"}, "an operation that nobody counts"
+        assert sizes.keys() - KINDS.keys() <= {"broadcast_"}, "operations that are not counted"
         for operation, kind in KINDS.items():
             found = sum(size for size in sizes.get(operation, []) if size > SMALL)
-            wanted = expected.get(kind, 0.0)
-            assert found == pytest.approx(wanted, rel=tolerance(counted.strategy, kind)), (operation, found, wanted)
+            expected_bytes = expected.get(kind, 0.0)
+            assert found == pytest.approx(expected_bytes, rel=get_tolerance(counted.strategy, kind)), (
+                operation,
+                found,
+                expected_bytes,
+            )
     check_messages(planned, counted.strategy, read_sizes(paths, 0, step=2))
 
 
-def tolerance(strategy: Strategy, kind: str) -> float:
-    """Shards are filled up to be alike. ZeRO-3 leaves small parameters whole, and hands them out once a step."""
+def get_tolerance(strategy: Strategy, kind: str) -> float:
+    """Shards are padded. ZeRO-3 does not shard small parameters, and gathers them once per step."""
     return 0.05 if strategy == "zero3" and kind == "all-gather" else 0.005
 
 
-def expect(planned: PlannedRun, strategy: Strategy) -> dict[str, float]:
-    """Bytes of one step, by operation."""
+def compute_expected_bytes(planned: PlannedRun, strategy: Strategy) -> dict[str, float]:
+    """Return the estimated bytes per step, by operation."""
     total: dict[str, float] = {}
-    for one in collectives_of(planned, strategy):
+    for one in get_collectives(planned, strategy):
         times = NUM_MICRO_STEPS if one.moment == "micro-step" else 1
         total[one.kind] = total.get(one.kind, 0.0) + times * one.num_bytes
     return total
 
 
-def collectives_of(planned: PlannedRun, strategy: Strategy) -> tuple[Collective, ...]:
+def get_collectives(planned: PlannedRun, strategy: Strategy) -> tuple[Collective, ...]:
     plan = planned.plan
     workload = Workload(
         shape=plan.base,
@@ -112,15 +116,15 @@ def collectives_of(planned: PlannedRun, strategy: Strategy) -> tuple[Collective,
 
 
 def check_messages(planned: PlannedRun, strategy: Strategy, sizes: Mapping[str, list[int]]) -> None:
-    """As many as the model says, where it says it exactly: FSDP2 gathers and scatters by layers."""
+    """Check the number of messages of FSDP2, which communicates by layers; the estimate is exact only there."""
     if strategy != "fsdp2":
         return
     for kind, operation in (("all-gather", "_allgather_base_"), ("reduce-scatter", "_reduce_scatter_base_")):
-        of_kind = [one for one in collectives_of(planned, strategy) if one.kind == kind]
-        wanted = sum(one.num_messages * (NUM_MICRO_STEPS if one.moment == "micro-step" else 1) for one in of_kind)
-        # Under full fine-tuning the root has gradients too: one more for each time they are scattered.
+        of_kind = [one for one in get_collectives(planned, strategy) if one.kind == kind]
+        num_messages = sum(one.num_messages * (NUM_MICRO_STEPS if one.moment == "micro-step" else 1) for one in of_kind)
+        # With full fine-tuning the root module has gradients, too: one more reduce-scatter per micro-step.
         spare = NUM_MICRO_STEPS if kind == "reduce-scatter" and planned.plan.adapter.kind == "full" else 0
-        assert wanted <= len(sizes[operation]) <= wanted + spare
+        assert num_messages <= len(sizes[operation]) <= num_messages + spare
 
 
 def read_sizes(paths: RunPaths, rank: int, step: int) -> dict[str, list[int]]:
@@ -128,9 +132,9 @@ def read_sizes(paths: RunPaths, rank: int, step: int) -> dict[str, list[int]]:
     return sizes
 
 
-def test_small_parameters_of_zero3_are_those_that_our_files_leave_whole(bench: Bench) -> None:
-    """The tolerance above stands for these: of a real base they are a thousandth, here they may be a few hundredths."""
-    shape = bench.plan(Cell(strategy="zero3", adapter="full")).plan.base
+def test_zero3_tolerance_covers_unsharded_parameters(harness: Harness) -> None:
+    """Unsharded parameters are 0.1 % of a real base model and a few percent here, which the tolerance covers."""
+    shape = harness.plan(TrainingCase(strategy="zero3", adapter="full")).plan.base
     layers = [linear.num_parameters for linear in shape.linears]
     small = shape.num_layers * sum(count for count in layers if count < PERSISTENT_ELEMENTS)
     assert 0 < small < 0.05 * shape.num_parameters

@@ -1,4 +1,4 @@
-"""The commands of the docs, and what can be told of one by looking at it."""
+"""The commands of the docs, and how they are classified."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tests.docs.pinned import RECORDS
 
 _GENERATED = {"CLI.md", "EXPERT_FORMAT.md"}
 _PLACEHOLDER = re.compile(r"^(?:[A-Z]{1,9}…?|…|\.\.\.)$")
-# Verbs that take a second and no torch.
+# Commands that take a second and need no torch.
 _QUICK_VERBS = {"validate", "plan", "schema", "data", "compare", "report", "new"}
 _QUICK_FLAGS = {"--dry-run", "--no-submit", "--list", "--offline"}
 
 
 def all_commands() -> list[Piece]:
-    """Those of blocks, and those inside sentences that are whole: a verb with what it needs, and no placeholder."""
+    """Return the commands of blocks, and complete commands inside sentences (all arguments, no placeholder)."""
     found = {piece.text: piece for page in PAGES for piece in list_commands(page)}
     for page in PAGES:
         for piece in list_spans(page) if page.name not in _GENERATED | RECORDS else ():
-            if is_whole(piece.text):
+            if is_complete(piece.text):
                 found.setdefault(piece.text, piece)
     return list(found.values())
 
 
-def is_whole(text: str) -> bool:
+def is_complete(text: str) -> bool:
     words = split(text)
     if len(words) < 3 or any(map(_PLACEHOLDER.match, words)):
         return False
@@ -59,7 +59,7 @@ def is_quick(text: str) -> bool:
 
 
 def find_parser(words: list[str]) -> tuple[argparse.ArgumentParser, list[str]]:
-    """Of the verb or sub-verb, and the words behind it."""
+    """Return the parser of the (sub-)command and the remaining words."""
     parser, words = make_parser(), bench.complete(words)
     while words and words[0] in (verbs := find_verbs(parser)):
         parser, words = verbs[words[0]], words[1:]

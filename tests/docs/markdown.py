@@ -1,4 +1,4 @@
-"""What the docs hold: commands, inline code, headings and links, read from Markdown without a library."""
+"""Commands, inline code, headings and links of the docs, read from Markdown without a library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 COMMAND_BLOCKS = ("", "sh", "bash", "console")
-OTHER_BLOCKS = ("text", "json")
+OTHER_BLOCKS = ("text", "json", "python")  # python: run by test_extending.py
 _FENCE = re.compile(r"^```(\S*)\s*$")
 _SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -21,7 +21,7 @@ _COMMENT = re.compile(r"(?:^|\s)#\s.*$")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """A command, a code span or a link, and where it stands."""
+    """A command, a code span or a link, with its location."""
 
     page: Path
     line: int
@@ -55,7 +55,7 @@ def list_blocks(page: Path) -> Iterator[Block]:
 
 
 def list_commands(page: Path) -> Iterator[Piece]:
-    """Without comments; in a block with prompts (`$ `) the other lines are output."""
+    """Yield commands without comments; in a block with prompts (`$ `), other lines are output."""
     for block in list_blocks(page):
         if block.language not in COMMAND_BLOCKS:
             continue
@@ -67,7 +67,7 @@ def list_commands(page: Path) -> Iterator[Piece]:
 
 
 def list_spans(page: Path) -> Iterator[Piece]:
-    """Code inside sentences and tables. A span may run over the end of a line."""
+    """Yield inline code. A span may continue on the next line."""
     text = _blank_blocks(page)
     for match in _SPAN.finditer(text):
         line = text.count("\n", 0, match.start()) + 1
@@ -81,7 +81,7 @@ def list_links(page: Path) -> Iterator[Piece]:
 
 
 def list_anchors(page: Path) -> set[str]:
-    """As GitHub makes them from headings."""
+    """Return the anchors of headings as GitHub generates them."""
     found = set()
     for line in _blank_blocks(page).split("\n"):
         heading = _HEADING.match(line)
@@ -92,7 +92,7 @@ def list_anchors(page: Path) -> set[str]:
 
 
 def _blank_blocks(page: Path) -> str:
-    """The page with the insides of its blocks emptied, so that lines keep their numbers."""
+    """Return the page with empty code blocks; line numbers stay the same."""
     lines = page.read_text(encoding="utf-8").split("\n")
     for block in list_blocks(page):
         for number in range(block.line - 2, block.line + len(block.lines)):

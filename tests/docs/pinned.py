@@ -1,12 +1,11 @@
-"""How each command of the docs is held. One that is in none of these lists, and is not quick, fails the test."""
+"""How each command of the docs is tested. A command that is not quick must be in one of these lists."""
 
 from __future__ import annotations
 
-# Placeholders, and what they are when a command is run.
+# Values of placeholders when a command is run.
 PLACEHOLDERS = {"RUN": "first", "RUN…": "first", "EARLIER": "second"}
 
-# Run as typed, one after the other, in a folder of their own, without a GPU: `make test-all`.
-# The guide's walk-through stands here in its order; what it cannot do without is done by it.
+# Run as typed, in this order, in one temporary folder, without a GPU: `make test-all`. The order is that of the guide.
 WALK_THROUGH = (
     "head -n 1 experts/sql/sample/train.jsonl",
     "launcher new shop --data experts/sql/sample/train.jsonl --test experts/sql/sample/test.jsonl",
@@ -28,7 +27,7 @@ WALK_THROUGH = (
     "launcher export first",
 )
 
-# As above, behind the walk-through. `--max-steps` is added to trainings: what they show does not need 60 steps.
+# Run after the walk-through, in the same folder; the number is added as `--max-steps`.
 SLOW = {
     "launcher train neo4j": 4,
     "launcher train neo4j --wandb disabled": 4,
@@ -44,63 +43,67 @@ SLOW = {
 }
 
 _GPU = "needs a GPU, and downloads the base"
-_SHOWN = "expanded by `make -n`, and its launcher command parsed; it installs packages"
-_BENCH = "a measurement of minutes to an hour; tests/bench runs the same verb with few steps"
-_MEASURED = "sums up what a GPU has measured; tests/unit/bench/test_memory_grid.py"
+_SHOWN = "expanded by `make -n` and its launcher command parsed; it installs packages"
+_BENCH = "takes minutes to an hour; tests/bench runs the same command with few steps"
+_MEASURED = "summarizes GPU measurements; tests/unit/benchmarks/memory_grid/test_grid.py"
 PINNED = {
-    "source .venv/bin/activate": "changes the shell that it is typed into, and nothing else",
-    "launcher doctor": "its verdict depends on the machine; tests/unit/doctor and tests/faults/test_doctor.py hold it",
-    "launcher doctor neo4j": "its verdict depends on the machine, as above",
-    "launcher doctor neo4j --json": "its verdict depends on the machine, as above",
-    "launcher doctor --quick": "its verdict depends on the machine, as above",
-    "launcher doctor --json": "its verdict depends on the machine, as above",
-    "launcher train neo4j --resume": "needs a run that was cut; tests/faults/test_resume.py cuts some and resumes them",
-    "launcher train neo4j --resume RUN --verify 3": "needs a run that was cut; tests/faults/test_resume.py",
+    "source .venv/bin/activate": "only changes the current shell",
+    "launcher doctor": "the result depends on the machine; tests/unit/analysis/doctor, tests/faults/test_doctor.py",
+    "launcher doctor neo4j": "the result depends on the machine, as above",
+    "launcher doctor neo4j --json": "the result depends on the machine, as above",
+    "launcher doctor --quick": "the result depends on the machine, as above",
+    "launcher doctor --json": "the result depends on the machine, as above",
+    "launcher train neo4j --resume": "needs an interrupted run; tests/faults/test_resume.py",
+    "launcher train neo4j --resume RUN --verify 3": "needs an interrupted run; tests/faults/test_resume.py",
     "launcher train neo4j --resume RUN --gpus 2 --strategy fsdp2": "two GPUs; CPU ranks in tests/faults",
-    "accelerate launch launcher/train.py --manifest experts/neo4j/manifest.json --resume RUN": "a cut run, as above",
+    "accelerate launch launcher/train.py --manifest experts/neo4j/manifest.json --resume RUN": "as above",
     "accelerate launch --config_file accelerate_configs/fsdp2_8gpu.yaml launcher/train.py "
-    "--manifest experts/neo4j/manifest.json": "needs eight GPUs; tests/distributed/test_bare.py has CPU ranks",
+    "--manifest experts/neo4j/manifest.json": "needs eight GPUs; "
+    "tests/distributed/test_plain_accelerate_launch.py has CPU ranks",
     "launcher train neo4j --nodes 2 --node-rank 0 --rendezvous HOST:29500 --run-id a": "waits for a second node; "
     "tests/distributed/test_preflight.py has two",
     "launcher train neo4j --gpu h100 --gpus 8 --nodes 2 --slurm": "needs Slurm; tests/slurm has one",
     "launcher rehearse neo4j --gpu h100 --gpus 8 --nodes 2": "minutes of CPU ranks; tests/distributed/test_matrix.py "
     "rehearses each strategy",
     "launcher train neo4j --wandb-project experts --wandb-entity team --wandb-tags nightly,lora --wandb-notes "
-    '"higher rank"': "tells a W&B server where there is a key; tests/tracking has a server",
-    "launcher train neo4j --wandb-artifacts adapter,manifest": "tells a W&B server, as above",
-    "launcher dashboard": "asks a W&B server; tests/unit/dashboard holds what is sent",
-    "launcher dashboard --entity team --project experts --name nightly": "asks a W&B server, as above",
-    "launcher dashboard --url 'https://wandb.ai/team/experts?nw=a0b1c2d3'": "asks a W&B server, as above",
-    "launcher eval --run RUN --against EARLIER --max-drop 5%": "the walk-through runs a gate like it",
-    "launcher regression json": "two trainings of one epoch; tests/unit/regression, and figures in docs/STATUS.md",
-    "launcher regression sql --rows 100 --max-drop 2% --json": "two trainings, as above",
+    '"higher rank"': "uploads to a W&B server if there is a key; tests/tracking has a server",
+    "launcher train neo4j --wandb-artifacts adapter,manifest": "uploads to a W&B server, as above",
+    "launcher dashboard": "needs a W&B server; tests/unit/analysis/wandb_dashboard",
+    "launcher dashboard --entity team --project experts --name nightly": "needs a W&B server, as above",
+    "launcher dashboard --url 'https://wandb.ai/team/experts?nw=a0b1c2d3'": "needs a W&B server, as above",
+    "launcher eval --run RUN --against EARLIER --max-regression 5%": "the walk-through runs a gate like it",
+    "launcher regression json": "two trainings of one epoch; tests/unit/bench/regression",
+    "launcher regression sql --rows 100 --max-regression 2% --json": "two trainings, as above",
     "launcher regression json --max-steps 10": "two trainings, as above",
     "launcher bench neo4j --vary torch_compile=true,false": _GPU,
     "launcher bench neo4j --vary batch_size=4,8 --random-weights --base Qwen/Qwen3-0.6B": _GPU,
     "launcher bench sql --vary base_models.0.quantization=none,int4 --out bench/quantised": _GPU,
     "launcher bench shop --vary torch_compile=true,false": _GPU,
-    "launcher bench ladder neo4j": _BENCH,
-    "launcher bench ladder shop": _BENCH,
-    "launcher bench memory --out rows.jsonl --minutes 10": _GPU,
-    "launcher bench memory --collect rows.jsonl --into benchmarks/results/memory_h200.json --table": _MEASURED,
-    "launcher bench memory --out tiny.jsonl --bases tiny": "ten minutes; tests/training has some cases",
+    "launcher bench ablation neo4j": _BENCH,
+    "launcher bench ablation shop": _BENCH,
+    "python -m benchmarks.memory_grid --out rows.jsonl --minutes 10": _GPU,
+    "python -m benchmarks.memory_grid --list --gpu h200": _MEASURED,
+    "python -m benchmarks.memory_grid --collect rows.jsonl "
+    "--output benchmarks/results/memory_h200.json --table": _MEASURED,
+    "python -m benchmarks.memory_grid --out tiny.jsonl --bases tiny": "ten minutes; tests/training has some cases",
     "make train EXPERT=neo4j": _SHOWN,
     "make plan EXPERT=sql": _SHOWN,
     "make plan EXPERT=sql ARGS='--gpu rtx5090'": _SHOWN,
     "make prepare EXPERT=sql": _SHOWN,
     "make test": "runs this test",
+    "make test-fast": "runs other tests",
     "make test ARGS='tests/unit/plan -x'": "runs other tests",
     "make test-all": "runs this test",
     "make check": "`.ci/run` runs it before the tests",
     "make help": "run by test_make_help_lists_every_target",
 }
 
-# Pages that say what was run, where and when: their commands are a record, and only their flags are checked.
+# Pages that record commands of measurements: only their flags are checked.
 RECORDS = {"STATUS.md"}
 
-# Programs of others, whose flags are not ours to check.
+# Programs of other projects, whose flags are not checked.
 FOREIGN = {
-    "docker": "needs a daemon and gigabytes; tests/release lints the Dockerfile",
-    "wandb": "a program of W&B's; tests/tracking reads runs with it",
+    "docker": "needs a daemon; tests/release lints the Dockerfile",
+    "wandb": "tests/tracking reads runs with it",
     "pre-commit": "changes this checkout's hooks; tests/release checks its file",
 }

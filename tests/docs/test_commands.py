@@ -1,4 +1,4 @@
-"""Every command in the docs is run, or is in a list that says why not, with flags that exist."""
+"""Every command in the docs is run or listed with the reason why not, and its flags exist."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ NOT_QUICK = [piece for piece in COMMANDS if not is_quick(piece.text)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_blocks_say_what_they_hold(page: Path) -> None:
+def test_code_blocks_name_their_language(page: Path) -> None:
     unknown = [block.language for block in list_blocks(page) if block.language not in (*COMMAND_BLOCKS, *OTHER_BLOCKS)]
     assert unknown == [], "sh for commands, console with output, text or json for the rest"
 
 
 @pytest.mark.parametrize("piece", NOT_QUICK, ids=str)
-def test_every_other_command_is_in_a_list(piece: Piece) -> None:
+def test_slow_commands_are_listed(piece: Piece) -> None:
     lists = [
         name
         for name, held in (("WALK_THROUGH", WALK_THROUGH), ("SLOW", SLOW), ("PINNED", PINNED))
@@ -48,9 +48,9 @@ def test_every_other_command_is_in_a_list(piece: Piece) -> None:
         assert len(lists) == 1, f"{piece}: run it in tests/docs/pinned.py (SLOW), or pin it with the reason"
 
 
-def test_the_lists_hold_nothing_that_the_docs_do_not_say() -> None:
-    said = {piece.text for piece in COMMANDS}
-    assert [text for text in (*WALK_THROUGH, *SLOW, *PINNED) if text not in said] == []
+def test_listed_commands_are_in_the_docs() -> None:
+    documented = {piece.text for piece in COMMANDS}
+    assert [text for text in (*WALK_THROUGH, *SLOW, *PINNED) if text not in documented] == []
 
 
 @pytest.mark.parametrize("piece", COMMANDS, ids=str)
@@ -62,6 +62,8 @@ def test_flags_of_every_command_exist(piece: Piece) -> None:
         check_accelerate(words[2:])
     elif words[0] == "make":
         check_make(words[1:])
+    elif words[0] == "python":
+        check_python(words[1:])
     else:
         assert words[0] in ("source", "head", *FOREIGN), f"{piece}: an unknown program"
 
@@ -74,7 +76,7 @@ def check_accelerate(words: list[str]) -> None:
 
 
 def check_make(words: list[str]) -> None:
-    """What make would do; a launcher command in it must parse."""
+    """Check that make knows the target and that its launcher command parses."""
     shown = subprocess.run(["make", "--dry-run", *words], cwd=ROOT, capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stderr
     for line in shown.stdout.splitlines():
@@ -93,7 +95,7 @@ def is_command(words: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("piece", mentions(), ids=str)
-def test_what_is_mentioned_exists(piece: Piece) -> None:
+def test_mentioned_commands_exist(piece: Piece) -> None:
     words = [word for word in split(piece.text) if not re.match(r"^[A-Z_]+=", word)]
     if words[0] == "launcher":
         check_mention(words[1:])
@@ -108,8 +110,8 @@ def test_what_is_mentioned_exists(piece: Piece) -> None:
 
 
 def check_mention(words: list[str]) -> None:
-    """Short of what a verb needs, or with placeholders: verb and flags must be known all the same."""
-    if "VERB" in words:
+    """Check verb and flags of an incomplete command."""
+    if "COMMAND" in words:
         return
     parser, rest = find_parser(words)
     if find_verbs(parser):
@@ -119,14 +121,14 @@ def check_mention(words: list[str]) -> None:
 
 
 def check_python(words: list[str]) -> None:
-    """A module that exists, or a script that knows the flags, by itself or by what it imports from beside it."""
+    """Check that a module exists, or that a script (or a module it imports) knows the flags."""
     if words[0] == "-m":
         assert "<" in words[1] or importlib.util.find_spec(words[1]) is not None
         return
     script = ROOT / words[0]
     text = script.read_text(encoding="utf-8")
-    beside = re.findall(r"^from (\w+) import", text, flags=re.MULTILINE)
-    files = [script.with_name(f"{name}.py") for name in beside]
+    imported = re.findall(r"^from (\w+) import", text, flags=re.MULTILINE)
+    files = [script.with_name(f"{name}.py") for name in imported]
     text += "".join(file.read_text(encoding="utf-8") for file in files if file.exists())
     assert [flag for flag in words if flag.startswith("--") and f'"{flag}"' not in text] == []
 
@@ -149,11 +151,10 @@ def test_make_help_lists_every_target() -> None:
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A checkout's experts, rows, two runs without a training, and the guide's expert."""
+    """A folder with the experts, rows, two recorded runs, and the guide's expert."""
     folder = tmp_path_factory.mktemp("docs")
     shutil.copytree(ROOT / "experts", folder / "experts", ignore=shutil.ignore_patterns("generator", "__pycache__"))
     shutil.copy(ROOT / "experts/sql/sample/train.jsonl", folder / "rows.jsonl")  # what the docs call a user's rows
-    shutil.copy(ROOT / "experts/sql/sample/train.jsonl", folder / "rows.jsonl")
     for name, seed in (("first", 1), ("second", 2)):
         write_run(folder / "runs", MadeRun(run_id=name, seed=seed, num_steps=20))
     before = Path.cwd()
@@ -177,7 +178,7 @@ def test_quick_commands_run(piece: Piece, workspace: Path, monkeypatch: pytest.M
 
 
 def run(text: str, folder: Path, steps: int | None = None) -> str:
-    """As a user types it, in a shell of its own."""
+    """Run a command as a user types it, in a new shell."""
     for word, meant in PLACEHOLDERS.items():
         text = re.sub(rf"\b{word}\b", meant, text)
     command = (
@@ -196,8 +197,8 @@ def run(text: str, folder: Path, steps: int | None = None) -> str:
 
 
 @pytest.mark.slow
-def test_the_guide_can_be_typed_as_it_stands(tmp_path: Path) -> None:
-    """And what else the docs show that takes minutes, in the same folder."""
+def test_the_guide_works_as_written(tmp_path: Path) -> None:
+    """Run the guide's walk-through, then the other slow commands of the docs in the same folder."""
     shutil.copytree(ROOT / "experts", tmp_path / "experts", ignore=shutil.ignore_patterns("generator", "__pycache__"))
     for text in WALK_THROUGH:
         run(text, tmp_path)
@@ -209,7 +210,7 @@ def test_the_guide_can_be_typed_as_it_stands(tmp_path: Path) -> None:
 
 
 def json_blocks() -> list[Piece]:
-    """Whole blocks, as pieces."""
+    """Return the JSON blocks of all pages."""
     return [
         Piece(page=page, line=block.line, text="\n".join(block.lines))
         for page in PAGES
@@ -219,7 +220,7 @@ def json_blocks() -> list[Piece]:
 
 
 @pytest.mark.parametrize("piece", json_blocks(), ids=lambda piece: f"{piece.page.name}:{piece.line}")
-def test_json_in_the_docs_is_json_and_manifests_in_it_are_valid(piece: Piece, tmp_path: Path) -> None:
+def test_json_examples_are_valid(piece: Piece, tmp_path: Path) -> None:
     text = piece.text
     tree = json.loads(text)
     if "base_models" in tree:
@@ -229,7 +230,7 @@ def test_json_in_the_docs_is_json_and_manifests_in_it_are_valid(piece: Piece, tm
         assert main(["plan", str(tmp_path), "--gpu", "rtx4090"]) == 0
 
 
-def test_the_walk_through_is_the_guides_order() -> None:
+def test_the_walk_through_follows_the_guide() -> None:
     guide = [piece.text for piece in list_commands(ROOT / "docs/TRAINING_GUIDE.md")]
     positions = [guide.index(text) for text in WALK_THROUGH]
     assert positions == sorted(positions)

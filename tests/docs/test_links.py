@@ -1,4 +1,4 @@
-"""Links lead somewhere, and files that the docs name are there."""
+"""Links and file names in the docs resolve."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ ALL_PAGES = (
     *PAGES,
     ROOT / "CHANGELOG.md",
     *sorted(ROOT.glob("experts/*/sample/README.md")),
-    ROOT / "launcher/tiny/README.md",
+    ROOT / "launcher/base_models/tiny_base/README.md",
+    ROOT / "launcher/training/kernels/README.md",
 )
-_FOLDERS = "accelerate_configs|benchmarks|docs|ds_configs|experts|launcher|tests|\\.ci|\\.github"
+_FOLDERS = "accelerate_configs|benchmarks|docs|ds_configs|experts|launcher|tests|tools|\\.ci|\\.github"
 _FILE = re.compile(
     rf"^(?:{_FOLDERS})/[\w./*-]*$|^(?:README|CHANGELOG|CONTRIBUTING|[A-Z_]+)\.md$|^[\w.]*(?:Dockerfile|Makefile)$"
 )
-# Of a run directory or of a user, not of this repository.
+# Files of a run directory or of a user.
 _ELSEWHERE = {"README.md", "experts/shop/manifest.json"}
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    assert [str(link) for link in list_links(page) if not leads_somewhere(link)] == []
+def test_links_resolve(page: Path) -> None:
+    assert [str(link) for link in list_links(page) if not resolves(link)] == []
 
 
-def leads_somewhere(link: Piece) -> bool:
-    """Addresses of others are not asked: tests have no network."""
+def resolves(link: Piece) -> bool:
+    """External addresses are not checked: tests have no network."""
     if re.match(r"^https://\S+$", link.text):
         return True
     name, _, anchor = link.text.partition("#")
@@ -42,19 +43,18 @@ def leads_somewhere(link: Piece) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_that_are_named_exist(page: Path) -> None:
+def test_named_files_exist(page: Path) -> None:
     named = [span for span in list_spans(page) if _FILE.match(span.text) and span.text not in _ELSEWHERE]
     assert [str(span) for span in named if not exists(span)] == []
 
 
 def exists(span: Piece) -> bool:
-    """From the top of the repository, from the page's folder, or inside the package (`training/loop.py`)."""
+    """Look in the repository, the page's folder and docs/."""
     tops = (ROOT, span.page.parent, ROOT / "docs")
     return any(list(top.glob(span.text.rstrip("/"))) for top in tops)
 
 
-def test_modules_that_the_architecture_names_exist() -> None:
-    """`loop.py` in the part on training/ is launcher/training/loop.py; in the tables it is an entry of launcher/."""
+def test_modules_named_in_the_architecture_exist() -> None:
     names = {path.name for path in (ROOT / "launcher").rglob("*") if "__pycache__" not in path.parts}
     shape = re.compile(r"^(?!tests/)[\w/*]+\.py$|^[a-z_]+/$")
     spans = [span for span in list_spans(ROOT / "docs/ARCHITECTURE.md") if shape.match(span.text)]

@@ -1,4 +1,4 @@
-"""Fixtures of the fault tests, and the table of kills at the end."""
+"""Fixtures of the fault tests, and the summary of all kills after the last test."""
 
 from __future__ import annotations
 
@@ -7,53 +7,53 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.conftest import ROOT
-from tests.distributed.bench import Bench, Cell, Trained
-from tests.distributed.conftest import bench  # noqa: F401  (a fixture)
-from tests.faults.courses import make_course
-from tests.faults.killing import Tally
-from tests.faults.warm import Warm
+from tests.distributed.conftest import harness  # noqa: F401  (a fixture)
+from tests.distributed.harness import Harness, TrainedRun, TrainingCase
+from tests.faults.fork_server import ForkServer
+from tests.faults.random_kills import KillLog
+from tests.faults.restartable_run import make_run
 
-Undisturbed = Callable[[Cell], Trained]
-TALLY = pytest.StashKey[Tally]()
-
-
-@pytest.fixture(scope="session")
-def warm(bench: Bench) -> Iterator[Warm]:  # noqa: F811
-    """One for all tests of this process: its imports take longer than most launches do."""
-    made = Warm(bench.folder, bench.environment)
-    yield made
-    made.close()
+TrainUninterrupted = Callable[[TrainingCase], TrainedRun]
+KILL_LOG = pytest.StashKey[KillLog]()
 
 
 @pytest.fixture(scope="session")
-def undisturbed(bench: Bench, warm: Warm) -> Undisturbed:  # noqa: F811
-    """What a run becomes if nothing happens to it, trained once for all tests that compare with it."""
-    made: dict[str, Trained] = {}
+def fork_server(harness: Harness) -> Iterator[ForkServer]:  # noqa: F811
+    """Start one fork server per pytest process: its imports take longer than most launches."""
+    server = ForkServer(harness.folder, harness.environment)
+    yield server
+    server.close()
 
-    def train(cell: Cell) -> Trained:
-        if repr(cell) not in made:
-            course = make_course(bench, cell)
-            launched = warm.launch(course.command)
+
+@pytest.fixture(scope="session")
+def uninterrupted(harness: Harness, fork_server: ForkServer) -> TrainUninterrupted:  # noqa: F811
+    """Return a function that trains a case without interruption, once for all tests that compare with it."""
+    cached: dict[str, TrainedRun] = {}
+
+    def train(case: TrainingCase) -> TrainedRun:
+        if repr(case) not in cached:
+            run = make_run(harness, case)
+            launched = fork_server.launch(run.command)
             assert launched.returncode == 0, launched.console
-            made[repr(cell)] = course.trained
-        return made[repr(cell)]
+            cached[repr(case)] = run.trained
+        return cached[repr(case)]
 
     return train
 
 
 @pytest.fixture(scope="session")
-def tally(request: pytest.FixtureRequest) -> Tally:
-    return request.config.stash.setdefault(TALLY, Tally())
+def kill_log(request: pytest.FixtureRequest) -> KillLog:
+    return request.config.stash.setdefault(KILL_LOG, KillLog())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    tally = config.stash.get(TALLY, None)
-    if tally is None or not tally.kills:
+    kill_log = config.stash.get(KILL_LOG, None)
+    if kill_log is None or not kill_log.kills:
         return
-    terminalreporter.section(f"{len(tally.kills)} kills, seed {tally.seed}")
-    terminalreporter.write_line(tally.describe())
-    if tally.is_torture:
-        file = ROOT / f"runs/torture-{tally.seed}.txt"
+    terminalreporter.section(f"{len(kill_log.kills)} kills, seed {kill_log.seed}")
+    terminalreporter.write_line(kill_log.describe())
+    if kill_log.is_torture:
+        file = ROOT / f"runs/torture-{kill_log.seed}.txt"
         file.parent.mkdir(exist_ok=True)
-        file.write_text(f"{tally.describe()}\n\n{tally.list_kills()}\n")
+        file.write_text(f"{kill_log.describe()}\n\n{kill_log.list_kills()}\n")
         terminalreporter.write_line(f"each kill: {file}")

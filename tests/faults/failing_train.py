@@ -1,6 +1,6 @@
-"""The training script, made to fail: a rank runs out of memory, dies, or computes nonsense where a test wants it.
+"""The training script with injected faults: a rank runs out of memory, dies, or computes a NaN loss.
 
-Nothing of ours is replaced but the micro-step, which does its work first.
+Only the micro-step is replaced; it calls the original one first.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from launcher.train import main
-from launcher.training.batches import PackedBatch
-from launcher.training.engine import Engine
+from launcher.training.data.collate import PackedBatch
+from launcher.training.engine.engine import Engine
 
-FULL_VARIABLE = "LAUNCHER_TEST_FULL"  # RANK:TOKENS: no micro-batch of more tokens fits on this rank
-POISON_VARIABLE = "LAUNCHER_TEST_POISON"  # RANK:COUNT: the loss of this rank's so many-th micro-step is no number
-DEATH_VARIABLE = "LAUNCHER_TEST_DEATH"  # RANK:COUNT:FILE: this rank dies in so many-th micro-step, once
+FULL_VARIABLE = "LAUNCHER_TEST_FULL"  # RANK:TOKENS: larger micro-batches run out of memory on this rank
+POISON_VARIABLE = "LAUNCHER_TEST_POISON"  # RANK:COUNT: the loss of this rank's COUNT-th micro-step is NaN
+DEATH_VARIABLE = "LAUNCHER_TEST_DEATH"  # RANK:COUNT:FILE: this rank dies once, in its COUNT-th micro-step
 
 _real = Engine.micro_step
 _count = 0

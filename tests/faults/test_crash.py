@@ -1,7 +1,7 @@
-"""`kill -9` of any process at any moment: started again, a run ends with the same bits as one that nobody disturbed.
+"""`kill -9` of any process at any moment: a restarted run is bit-exact with an uninterrupted one.
 
-LAUNCHER_TORTURE=1 kills more than a hundred times. LAUNCHER_TORTURE_SEED repeats what was rolled, as far as processes
-repeat themselves.
+LAUNCHER_TORTURE=1 kills more than a hundred times. LAUNCHER_TORTURE_SEED repeats the random choices; the timing of
+processes may still differ.
 """
 
 from __future__ import annotations
@@ -13,96 +13,108 @@ from functools import partial
 
 import pytest
 
-from launcher.choices import Strategy
-from launcher.paths import RunPaths
-from launcher.record import load_outcome
-from tests.distributed.bench import Bench, Cell
-from tests.faults.conftest import Undisturbed
-from tests.faults.courses import (
+from launcher.core.choices import Strategy
+from launcher.core.run_paths import RunPaths
+from launcher.runs.record import load_outcome
+from tests.distributed.harness import Harness, TrainingCase
+from tests.faults.conftest import TrainUninterrupted
+from tests.faults.fork_server import ForkServer
+from tests.faults.phase_recording_train import START_SECONDS_VARIABLE
+from tests.faults.random_kills import (
+    IS_TORTURE,
+    Kill,
+    KillLog,
+    check_no_step_lost,
+    get_newest_step,
+    kill_once,
+    load_step_rows,
+)
+from tests.faults.restartable_run import (
     CONFIG,
     check_same,
     launcher_train,
-    make_course,
     make_flags,
     make_request,
-    plan_course,
+    make_run,
+    plan_run,
 )
-from tests.faults.killing import IS_TORTURE, Kill, Tally, check_nothing_lost, kill_once, newest_step, step_rows
-from tests.faults.phased_train import START_SECONDS_VARIABLE
-from tests.faults.warm import Warm
 
 AIMS = ("saving", "training", "saving", "starting", "evaluating", "saving", "ending", "training")
 NUM_KILLS = 36 if IS_TORTURE else 2
 NUM_LAUNCHERS = 4 if IS_TORTURE else 1
-MOST_KILLS_OF_A_RUN = 8
+MAX_KILLS_PER_RUN = 8
 
 
-# One engine of DeepSpeed's is killed by `make test-all`, and for half an hour by `make torture`.
-ZERO = pytest.param("zero2", marks=() if IS_TORTURE else pytest.mark.slow)
+# `make test-all` kills each strategy a few times, `make torture` for half an hour.
+STRATEGIES = [pytest.param(name, marks=() if IS_TORTURE else pytest.mark.slow) for name in ("ddp", "fsdp2", "zero2")]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow), ZERO])
-def test_killed_at_any_moment(
-    bench: Bench, warm: Warm, undisturbed: Undisturbed, tally: Tally, strategy: Strategy
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_run_killed_at_any_moment_resumes_bit_exact(
+    harness: Harness, fork_server: ForkServer, uninterrupted: TrainUninterrupted, kill_log: KillLog, strategy: Strategy
 ) -> None:
-    cell = Cell(strategy=strategy, config=CONFIG)
-    dice = random.Random(f"{tally.seed} {strategy}")
-    expected = undisturbed(cell)
+    case = TrainingCase(strategy=strategy, config=CONFIG)
+    rng = random.Random(f"{kill_log.seed} {strategy}")
+    expected = uninterrupted(case)
     kills: list[Kill] = []
     while len(kills) < NUM_KILLS:
-        course, num_before = make_course(bench, cell), len(kills)
-        while len(kills) < NUM_KILLS and len(kills) - num_before < MOST_KILLS_OF_A_RUN:
+        run, num_before = make_run(harness, case), len(kills)
+        while len(kills) < NUM_KILLS and len(kills) - num_before < MAX_KILLS_PER_RUN:
             aim = AIMS[len(kills) % len(AIMS)]
-            kill = kill_once(warm, course.command, course.paths, strategy, aim, dice)
+            kill = kill_once(fork_server, run.command, run.paths, strategy, aim, rng)
             if kill is not None:
                 kills.append(kill)
-                tally.add(kill)
-            if course.is_done:
+                kill_log.add(kill)
+            if run.is_done:
                 break
-        last = warm.launch(course.command)
+        last = fork_server.launch(run.command)
         assert last.returncode == 0, last.console
-        check_same(course.trained, expected)
+        check_same(run.trained, expected)
     if IS_TORTURE:
-        assert sum(kill.phase == "saving" for kill in kills) >= NUM_KILLS / 5, tally.describe()
+        assert sum(kill.phase == "saving" for kill in kills) >= NUM_KILLS / 5, kill_log.describe()
 
 
-def test_an_agent_killed_while_its_ranks_start(bench: Bench, warm: Warm) -> None:
-    """They find out although they never saw it alive, and do not stand in the way of the next start."""
-    course = make_course(bench, Cell(strategy="ddp", config=CONFIG))
-    with warm.started(course.command, **{START_SECONDS_VARIABLE: "1"}) as launched:
+def test_ranks_exit_if_agent_is_killed_during_start(harness: Harness, fork_server: ForkServer) -> None:
+    """Ranks notice the death of an agent that they never saw alive, and do not block the next start."""
+    run = make_run(harness, TrainingCase(strategy="ddp", config=CONFIG))
+    with fork_server.started(run.command, **{START_SECONDS_VARIABLE: "1"}) as launched:
         launched.wait_until(lambda: len(launched.ranks) == 2)
         os.kill(launched.agent, signal.SIGKILL)
         launched.wait(10)
-    assert not course.paths.outcome.exists()
+    assert not run.paths.outcome.exists()
 
 
-def has_come_to(paths: RunPaths, step: int, attempt: int, before: int) -> bool:
-    """In this attempt, which tells where it began: the one before may have told of steps that it did not save."""
+def has_reached_step(paths: RunPaths, step: int, attempt: int, before: int) -> bool:
+    """Return whether this attempt has reached a step: the previous one may have recorded steps without saving them."""
     outcome = load_outcome(paths.outcome)
     if outcome is None or len(outcome.attempts) < attempt or outcome.attempts[-1].from_step != before:
         return False
-    return any(row.step >= step for row in step_rows(paths))
+    return any(row.step >= step for row in load_step_rows(paths))
 
 
 @pytest.mark.slow
-def test_a_killed_launcher(bench: Bench, warm: Warm, tally: Tally) -> None:
-    """Cold, by the command line. Nobody is left behind, and --resume finds the run."""
-    dice = random.Random(f"{tally.seed} launcher")
-    manifest = bench.manifest(Cell(strategy="ddp", config={**CONFIG, "max_steps": 20}))
-    undisturbed = plan_course(bench, make_request(manifest), "launcher-undisturbed")
-    assert warm.launch(undisturbed.command).returncode == 0
-    course = plan_course(bench, make_request(manifest), "launcher-killed")
+def test_killed_launcher_leaves_no_process_and_resumes(
+    harness: Harness, fork_server: ForkServer, kill_log: KillLog
+) -> None:
+    """Start by the command line, without the fork server: no process is left, and --resume finds the run."""
+    rng = random.Random(f"{kill_log.seed} launcher")
+    manifest = harness.manifest(TrainingCase(strategy="ddp", config={**CONFIG, "max_steps": 20}))
+    uninterrupted = plan_run(harness, make_request(manifest), "launcher-uninterrupted")
+    assert fork_server.launch(uninterrupted.command).returncode == 0
+    run = plan_run(harness, make_request(manifest), "launcher-killed")
     flags = (*make_flags(manifest), "--resume", "launcher-killed")
     for attempt in range(1, NUM_LAUNCHERS + 1):
-        before = newest_step(course.paths)
-        wanted = before + dice.randint(1, 3)
-        with bench.started(launcher_train(bench, *flags)) as child:
-            child.wait_until(partial(has_come_to, course.paths, wanted, attempt, before))
+        before = get_newest_step(run.paths)
+        kill_step = before + rng.randint(1, 3)
+        with harness.started(launcher_train(harness, *flags)) as child:
+            child.wait_until(partial(has_reached_step, run.paths, kill_step, attempt, before))
             os.kill(child.process.pid, signal.SIGKILL)
             child.wait_until(lambda: not child.pids(), seconds=20)
-        check_nothing_lost(course.paths, before, has_begun=True)
-        newest = newest_step(course.paths)
-        tally.add(Kill(strategy="ddp", victim="launcher", aim="training", phase="training", piece="", newest=newest))
-    ended = bench.launch(launcher_train(bench, *flags))
+        check_no_step_lost(run.paths, before, has_begun=True)
+        newest = get_newest_step(run.paths)
+        kill_log.add(
+            Kill(strategy="ddp", victim="launcher", aim="training", phase="training", save_stage="", newest=newest)
+        )
+    ended = harness.launch(launcher_train(harness, *flags))
     assert ended.returncode == 0, ended.console
-    check_same(course.trained, undisturbed.trained)
+    check_same(run.trained, uninterrupted.trained)

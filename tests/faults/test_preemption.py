@@ -1,4 +1,4 @@
-"""A signal: all ranks save at one step and end with exit code 75; started again, the run ends with the same bits."""
+"""After a signal all ranks save the same step and exit with code 75; the resumed run is bit-exact."""
 
 from __future__ import annotations
 
@@ -8,48 +8,48 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from launcher.choices import Strategy
-from launcher.errors import ExitCode
-from launcher.paths import RunPaths
-from launcher.record import load_outcome
-from tests.distributed.bench import Bench, Cell
-from tests.faults.conftest import Undisturbed
-from tests.faults.courses import (
+from launcher.core.choices import Strategy
+from launcher.core.errors import ExitCode
+from launcher.core.run_paths import RunPaths
+from launcher.runs.record import load_outcome
+from tests.distributed.harness import Harness, TrainingCase
+from tests.faults.conftest import TrainUninterrupted
+from tests.faults.fork_server import ForkServer
+from tests.faults.phase_recording_train import SIGNALS_VARIABLE
+from tests.faults.random_kills import get_newest_step, load_step_rows
+from tests.faults.restartable_run import (
     CONFIG,
     NUM_STEPS,
-    Course,
+    RestartableRun,
     check_same,
-    find_half_made,
+    find_partial_files,
     launcher_train,
-    make_course,
     make_flags,
     make_request,
-    plan_course,
+    make_run,
+    plan_run,
 )
-from tests.faults.killing import newest_step, step_rows
-from tests.faults.phased_train import SIGNALS_VARIABLE
-from tests.faults.warm import Warm
 
-# Where it will stop is not known here, and an evaluation that is due at that step is a case of its own, below.
+# The step at which it stops is not known here; an evaluation at that step is tested separately below.
 NO_EVALUATION = {**CONFIG, "max_steps": 16, "evaluation_strategy": "no", "load_best_model_at_end": False}
 TERM, INT, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
-# A rank learns of another's signal one step later, so the run ends two steps behind the one that is named here.
-ASKED_AT, ENDS_AT = 1, 3
+# A rank learns about the signal of another rank one step later, so the run stops two steps after the signal.
+SIGNAL_STEP, STOP_STEP = 1, 3
 
 
-def ask(signals: Mapping[int, Sequence[signal.Signals]], step: int = ASKED_AT) -> dict[str, str]:
-    """Rank -> the signals that come behind a step."""
-    told = [f"{step}:{rank}:{int(one)}" for rank, numbers in signals.items() for one in numbers]
-    return {SIGNALS_VARIABLE: ",".join(told)}
+def make_signal_variable(signals: Mapping[int, Sequence[signal.Signals]], step: int = SIGNAL_STEP) -> dict[str, str]:
+    """Return the variable that sends signals to ranks after a step."""
+    entries = [f"{step}:{rank}:{int(one)}" for rank, numbers in signals.items() for one in numbers]
+    return {SIGNALS_VARIABLE: ",".join(entries)}
 
 
-def check_stopped(course: Course, step: int) -> None:
-    outcome = course.trained.outcome
+def check_stopped(run: RestartableRun, step: int) -> None:
+    outcome = run.trained.outcome
     assert (outcome.status, outcome.exit_code, outcome.steps_done) == ("stopped", ExitCode.PREEMPTED, step)
     assert f"stopped by a signal after step {step}" in outcome.error
-    assert newest_step(course.paths) == step, "saved where it stopped"
-    assert [row.step for row in step_rows(course.paths)] == list(range(1, step + 1))
-    assert find_half_made(course.paths) == []
+    assert get_newest_step(run.paths) == step, "the step at which it stopped is saved"
+    assert [row.step for row in load_step_rows(run.paths)] == list(range(1, step + 1))
+    assert find_partial_files(run.paths) == []
 
 
 @pytest.mark.parametrize(
@@ -61,22 +61,22 @@ def check_stopped(course: Course, step: int) -> None:
         pytest.param("ddp", {0: [INT], 1: [INT]}, id="SIGINT", marks=pytest.mark.slow),
     ],
 )
-def test_saved_at_one_step_and_taken_up(
-    bench: Bench,
-    warm: Warm,
-    undisturbed: Undisturbed,
+def test_signal_saves_one_step_and_resume_is_bit_exact(
+    harness: Harness,
+    fork_server: ForkServer,
+    uninterrupted: TrainUninterrupted,
     strategy: Strategy,
     signals: Mapping[int, Sequence[signal.Signals]],
 ) -> None:
-    cell = Cell(strategy=strategy, config=CONFIG)
-    course = make_course(bench, cell)
-    stopped = warm.launch(course.command, **ask(signals))
+    case = TrainingCase(strategy=strategy, config=CONFIG)
+    run = make_run(harness, case)
+    stopped = fork_server.launch(run.command, **make_signal_variable(signals))
     assert stopped.returncode != 0
-    check_stopped(course, ENDS_AT)
-    resumed = warm.launch(course.command)
+    check_stopped(run, STOP_STEP)
+    resumed = fork_server.launch(run.command)
     assert resumed.returncode == 0, resumed.console
-    assert course.trained.outcome.attempts[-1].from_step == ENDS_AT
-    check_same(course.trained, undisturbed(cell))
+    assert run.trained.outcome.attempts[-1].from_step == STOP_STEP
+    check_same(run.trained, uninterrupted(case))
 
 
 @pytest.mark.slow
@@ -84,52 +84,60 @@ def test_saved_at_one_step_and_taken_up(
     "strategy",
     ["ddp", "fsdp2", "zero2"],
 )
-def test_more_ranks_than_two(bench: Bench, warm: Warm, undisturbed: Undisturbed, strategy: Strategy) -> None:
-    """Three or more numbers add up to other bits in another order."""
-    cell = Cell(strategy=strategy, ranks_per_node=4, config=CONFIG)
-    course = make_course(bench, cell)
-    assert warm.launch(course.command, **ask({3: [USR1]})).returncode != 0
-    check_stopped(course, ENDS_AT)
-    assert warm.launch(course.command).returncode == 0
-    check_same(course.trained, undisturbed(cell))
+def test_four_ranks_resume_bit_exact(
+    harness: Harness, fork_server: ForkServer, uninterrupted: TrainUninterrupted, strategy: Strategy
+) -> None:
+    """With more than two ranks, the order of summation matters."""
+    case = TrainingCase(strategy=strategy, ranks_per_node=4, config=CONFIG)
+    run = make_run(harness, case)
+    assert fork_server.launch(run.command, **make_signal_variable({3: [USR1]})).returncode != 0
+    check_stopped(run, STOP_STEP)
+    assert fork_server.launch(run.command).returncode == 0
+    check_same(run.trained, uninterrupted(case))
 
 
-def test_a_second_signal_ends_it_at_once(bench: Bench, warm: Warm, undisturbed: Undisturbed) -> None:
-    """Nothing is saved any more; what was saved before is what counts. And whoever is done is left alone."""
-    cell = Cell(strategy="ddp", config=CONFIG)
-    course = make_course(bench, cell)
-    assert warm.launch(course.command, **ask({0: [TERM, TERM]}, step=3)).returncode != 0
-    outcome = load_outcome(course.paths.outcome)
+def test_second_signal_stops_immediately(
+    harness: Harness, fork_server: ForkServer, uninterrupted: TrainUninterrupted
+) -> None:
+    """Nothing more is saved and the earlier checkpoints stay. A finished run is not started again."""
+    case = TrainingCase(strategy="ddp", config=CONFIG)
+    run = make_run(harness, case)
+    assert fork_server.launch(run.command, **make_signal_variable({0: [TERM, TERM]}, step=3)).returncode != 0
+    outcome = load_outcome(run.paths.outcome)
     assert outcome is not None
     assert (outcome.status, outcome.exit_code) == ("stopped", ExitCode.PREEMPTED)
-    assert "stopped at once" in outcome.error
-    assert newest_step(course.paths) in (1, 2), "step 3 was just read back"
-    assert warm.launch(course.command).returncode == 0
-    check_same(course.trained, undisturbed(cell))
-    before = course.paths.outcome.read_bytes()
-    again = warm.launch(course.command)
+    assert "stopped immediately" in outcome.error
+    assert get_newest_step(run.paths) in (1, 2), "step 3 was just read back"
+    assert fork_server.launch(run.command).returncode == 0
+    check_same(run.trained, uninterrupted(case))
+    before = run.paths.outcome.read_bytes()
+    again = fork_server.launch(run.command)
     assert again.returncode == 0
     assert "this run is done" in again.console
-    assert course.paths.outcome.read_bytes() == before
+    assert run.paths.outcome.read_bytes() == before
 
 
-def test_an_evaluation_is_not_lost(bench: Bench, warm: Warm, undisturbed: Undisturbed) -> None:
-    """Stopped at a step that is evaluated: the best may be this one."""
-    cell = Cell(strategy="ddp", config=CONFIG)
-    course = make_course(bench, cell)
-    assert warm.launch(course.command, **ask({0: [USR1]}, step=2)).returncode != 0
-    check_stopped(course, 4)
-    assert warm.launch(course.command).returncode == 0
-    check_same(course.trained, undisturbed(cell))
+def test_evaluation_at_the_stop_step_is_not_lost(
+    harness: Harness, fork_server: ForkServer, uninterrupted: TrainUninterrupted
+) -> None:
+    """The run stops at an evaluation step, which may be the best one."""
+    case = TrainingCase(strategy="ddp", config=CONFIG)
+    run = make_run(harness, case)
+    assert fork_server.launch(run.command, **make_signal_variable({0: [USR1]}, step=2)).returncode != 0
+    check_stopped(run, 4)
+    assert fork_server.launch(run.command).returncode == 0
+    check_same(run.trained, uninterrupted(case))
 
 
-def test_a_signal_in_the_last_steps_comes_too_late(bench: Bench, warm: Warm, undisturbed: Undisturbed) -> None:
-    """The last evaluation is made, too."""
-    cell = Cell(strategy="ddp", config=CONFIG)
-    course = make_course(bench, cell)
-    assert warm.launch(course.command, **ask({1: [USR1]}, step=NUM_STEPS - 1)).returncode == 0
-    assert course.trained.outcome.status == "done"
-    check_same(course.trained, undisturbed(cell))
+def test_signal_in_the_last_steps_lets_the_run_finish(
+    harness: Harness, fork_server: ForkServer, uninterrupted: TrainUninterrupted
+) -> None:
+    """The last evaluation runs, too."""
+    case = TrainingCase(strategy="ddp", config=CONFIG)
+    run = make_run(harness, case)
+    assert fork_server.launch(run.command, **make_signal_variable({1: [USR1]}, step=NUM_STEPS - 1)).returncode == 0
+    assert run.trained.outcome.status == "done"
+    check_same(run.trained, uninterrupted(case))
 
 
 @pytest.mark.parametrize(
@@ -141,25 +149,25 @@ def test_a_signal_in_the_last_steps_comes_too_late(bench: Bench, warm: Warm, und
         pytest.param([TERM, TERM], id="twice", marks=pytest.mark.slow),
     ],
 )
-def test_the_launcher_is_asked_to_stop(bench: Bench, warm: Warm, signals: Sequence[signal.Signals]) -> None:
-    """Cold, by the command line, which finds the run to go on with by itself."""
-    manifest = bench.manifest(Cell(strategy="ddp", config=NO_EVALUATION))
+def test_signal_to_the_launcher(harness: Harness, fork_server: ForkServer, signals: Sequence[signal.Signals]) -> None:
+    """Start by the command line, without the fork server; `--resume` finds the run itself."""
+    manifest = harness.manifest(TrainingCase(strategy="ddp", config=NO_EVALUATION))
     flags = make_flags(manifest)
-    whole = plan_course(bench, make_request(manifest))
-    assert warm.launch(whole.command).returncode == 0
-    paths = RunPaths(bench.runs / f"asked-{'-'.join(number.name for number in signals)}")
-    course = Course(planned=whole.planned, paths=paths)
-    with bench.started(launcher_train(bench, *flags, "--run-id", course.paths.run_id)) as child:
-        child.wait_until(lambda: len(step_rows(course.paths)) > 0)
+    uninterrupted = plan_run(harness, make_request(manifest))
+    assert fork_server.launch(uninterrupted.command).returncode == 0
+    paths = RunPaths(harness.runs / f"signaled-{'-'.join(number.name for number in signals)}")
+    run = RestartableRun(planned=uninterrupted.planned, paths=paths)
+    with harness.started(launcher_train(harness, *flags, "--run-id", run.paths.run_id)) as child:
+        child.wait_until(lambda: len(load_step_rows(run.paths)) > 0)
         for number in signals:
             os.kill(child.process.pid, number)
             child.wait_until(lambda: "stopping" in child.console)
         ended = child.wait(60)
     assert ended.returncode == ExitCode.PREEMPTED, ended.console
     if len(signals) == 1:
-        check_stopped(course, course.trained.outcome.steps_done)
-        assert 0 < course.trained.outcome.steps_done < 16
-    resumed = bench.launch(launcher_train(bench, str(manifest), "--resume"))
+        check_stopped(run, run.trained.outcome.steps_done)
+        assert 0 < run.trained.outcome.steps_done < 16
+    resumed = harness.launch(launcher_train(harness, str(manifest), "--resume"))
     assert resumed.returncode == 0, resumed.console
-    assert len(course.trained.outcome.attempts) == 2
-    check_same(course.trained, whole.trained)
+    assert len(run.trained.outcome.attempts) == 2
+    check_same(run.trained, uninterrupted.trained)

@@ -1,4 +1,4 @@
-"""The Dockerfile, read by rules: there is no daemon here to build it."""
+"""Rule-based checks of the Dockerfile, which need no Docker daemon."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def lint_copy(rest: str) -> list[str]:
 
 
 def sent_names() -> set[str]:
-    """What is sent to the daemon: everything is left out but the names behind `!`."""
+    """Return the names in the build context: .dockerignore excludes everything except the names after `!`."""
     lines = [line.strip() for line in (ROOT / ".dockerignore").read_text().split("\n")]
     assert "*" in lines
     return {line[1:] for line in lines if line.startswith("!")}
 
 
-def test_the_dockerfile_has_no_fault() -> None:
+def test_dockerfile_has_no_errors() -> None:
     assert find_faults(FILE.read_text()) == []
 
 
@@ -103,20 +103,20 @@ def test_the_dockerfile_has_no_fault() -> None:
         ("mkdir /workspace &&", "mkdir /workspace && (", "not a command of a shell"),
     ],
 )
-def test_faults_are_found(old: str, new: str, fault: str) -> None:
+def test_dockerfile_errors_are_found(old: str, new: str, fault: str) -> None:
     text = FILE.read_text()
     assert old in text
     assert any(fault in found for found in find_faults(text.replace(old, new, 1)))
 
 
-def test_everything_that_the_build_needs_is_sent() -> None:
+def test_build_context_has_everything() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     needed = {Path(name).parts[0] for name in included} | {project["project"]["readme"], "launcher", "pyproject.toml"}
     assert needed - sent_names() == set()
 
 
-def test_extras_that_are_installed_exist() -> None:
+def test_installed_extras_exist() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (named,) = re.findall(r"expert-launcher\[([\w,]+)\]", FILE.read_text())
     assert set(named.split(",")) - set(extras) == set()
@@ -129,7 +129,7 @@ def test_packages_of_the_first_layer_are_pinned() -> None:
     assert set(named) - pinned == set()
 
 
-def test_the_image_begins_with_a_verb_of_ours() -> None:
+def test_image_starts_with_a_launcher_verb() -> None:
     steps = {step.word: step.rest for step in read_steps(FILE.read_text())}
     assert json.loads(steps["ENTRYPOINT"]) == ["launcher"]
     assert json.loads(steps["CMD"]) == ["doctor"]

@@ -1,4 +1,4 @@
-"""Files that only others read: CI, pre-commit, the extras of the package."""
+"""Files read by other tools: the CI workflow, pre-commit hooks, the extras of the package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def load(name: str) -> Any:
     return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
 
 
-def test_ci_runs_what_ci_runs() -> None:
+def test_workflow_runs_the_ci_script() -> None:
     tree = load(".github/workflows/ci.yml")
     assert set(tree[True]) == {"push", "pull_request"}  # YAML reads `on` as true
     (job,) = tree["jobs"].values()
@@ -27,7 +27,7 @@ def test_ci_runs_what_ci_runs() -> None:
     assert all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"]) for step in job["steps"] if "uses" in step)
 
 
-def test_ci_runs_on_the_pythons_that_the_package_names() -> None:
+def test_ci_covers_the_supported_pythons() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {line.rpartition(" ")[2] for line in project["classifiers"] if "Python :: 3." in line}
     (job,) = load(".github/workflows/ci.yml")["jobs"].values()
@@ -37,14 +37,14 @@ def test_ci_runs_on_the_pythons_that_the_package_names() -> None:
 HOOKS = [hook for repo in load(".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]]
 
 
-def test_hooks_are_local_so_that_their_versions_are_ours() -> None:
+def test_hooks_use_the_versions_of_the_environment() -> None:
     assert [repo["repo"] for repo in load(".pre-commit-config.yaml")["repos"]] == ["local"]
     assert len({hook["id"] for hook in HOOKS}) == len(HOOKS)
 
 
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: str(hook["id"]))
 def test_hooks_can_run(hook: dict[str, Any]) -> None:
-    """Of what pre-commit asks for: an id, a name, an entry, a language; and a command that exists here."""
+    """Each hook has the keys that pre-commit requires, and a command that exists."""
     assert {"id", "name", "entry", "language"} <= set(hook)
     allowed = {"types", "types_or", "files", "pass_filenames"}
     assert set(hook) - {"id", "name", "entry", "language"} <= allowed
@@ -59,7 +59,7 @@ def test_hooks_can_run(hook: dict[str, Any]) -> None:
 
 
 def test_hooks_and_make_check_agree() -> None:
-    """Every check of `make check` that takes seconds is a hook; the generator's takes longer."""
+    """Every check of `make check` is a hook, except the slow one of the generator."""
     recipe = (ROOT / "Makefile").read_text().partition("\ncheck:")[2].partition("\n\n")[0]
     checks = {line.strip().removeprefix("@$(BIN)/") for line in recipe.split("\n")[1:]}
     hooks = {hook["entry"].removeprefix(".venv/bin/").replace(" --force-exclude", "") for hook in HOOKS}
@@ -67,8 +67,8 @@ def test_hooks_and_make_check_agree() -> None:
     assert missing == {"python -m experts.generator --check"}
 
 
-def test_extras_name_what_is_pinned() -> None:
-    """But for what needs a GPU to be installed, and betas."""
+def test_packages_of_the_extras_are_pinned() -> None:
+    """Except packages that need a GPU to be installed, and betas."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     pinned = {line.partition("==")[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").open()}
     named = {re.split(r"[\[<>=]", item)[0].lower() for items in extras.values() for item in items}

@@ -1,4 +1,4 @@
-"""The wheel, outside of any checkout: what is in it, and that it plans and starts what a checkout does."""
+"""The wheel outside of a checkout: its files, and that it plans and trains as a checkout does."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import pytest
 from tests.conftest import ROOT
 
 EXPERTS = ("json", "neo4j", "sql", "typescript")
-# What is not Python, and is needed all the same.
+# Required files that are not Python modules.
 DATA = (
     "launcher/py.typed",
-    "launcher/tiny/config.json",
-    "launcher/tiny/model.safetensors",
-    "launcher/tiny/tokenizer.json",
-    "launcher/compare/page/page.html",
-    "launcher/compare/page/page.js",
-    "launcher/compare/page/style.css",
-    "launcher/quality/node/package-lock.json",
-    "launcher/quality/typescript_runner.cjs",
+    "launcher/base_models/tiny_base/config.json",
+    "launcher/base_models/tiny_base/model.safetensors",
+    "launcher/base_models/tiny_base/tokenizer.json",
+    "launcher/analysis/compare/page/page.html",
+    "launcher/analysis/compare/page/page.js",
+    "launcher/analysis/compare/page/style.css",
+    "launcher/judges/node/package-lock.json",
+    "launcher/judges/typescript/js/runner.cjs",
     "launcher/experts/manifest.schema.json",
     "launcher/accelerate_configs/fsdp2_8gpu.yaml",
     "launcher/ds_configs/zero3.json",
@@ -44,7 +44,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new environment with the wheel in it; all else is borrowed from the environment of the tests."""
+    """Create a virtual environment with the wheel; other packages come from the environment of the tests."""
     folder = tmp_path_factory.mktemp("environment")
     run([sys.executable, "-m", "venv", str(folder)], folder)
     python = folder / "bin/python"
@@ -56,7 +56,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: list[str], folder: Path) -> str:
-    """Nothing of the checkout may be found: neither by the path nor by the folder."""
+    """Run a command so that the checkout is neither on the path nor the working directory."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
@@ -64,7 +64,7 @@ def run(command: list[str], folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_what_is_not_python_is_inside(wheel: Path) -> None:
+def test_wheel_has_data_files(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert [name for name in DATA if name not in names] == []
@@ -75,19 +75,19 @@ def test_what_is_not_python_is_inside(wheel: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("expert", EXPERTS)
-def test_it_plans_and_dry_runs_in_an_empty_folder(python: Path, expert: str, tmp_path: Path) -> None:
+def test_wheel_plans_and_dry_runs_in_an_empty_folder(python: Path, expert: str, tmp_path: Path) -> None:
     launcher = str(python.parent / "launcher")
     where = run([str(python), "-c", "import launcher; print(launcher.__file__)"], tmp_path)
     assert str(python.parent.parent) in where
     plan = json.loads(run([launcher, "plan", expert, "--gpu", "rtx4090", "--json"], tmp_path))
     assert plan["expert"] == expert
-    told = json.loads(run([launcher, "train", expert, "--dry-run", "--json"], tmp_path))
-    files = {file.name for file in (tmp_path / "runs" / told["run_id"]).iterdir()}
+    summary = json.loads(run([launcher, "train", expert, "--dry-run", "--json"], tmp_path))
+    files = {file.name for file in (tmp_path / "runs" / summary["run_id"]).iterdir()}
     assert {"plan.json", "accelerate.yaml", "command.txt", "manifest.json"} <= files
 
 
 @pytest.mark.slow
-def test_it_trains_in_an_empty_folder(python: Path, tmp_path: Path) -> None:
+def test_wheel_trains_in_an_empty_folder(python: Path, tmp_path: Path) -> None:
     launcher = str(python.parent / "launcher")
     run([launcher, "train", "json", "--max-steps", "2", "--run-id", "a", "--wandb", "disabled"], tmp_path)
     assert (tmp_path / "runs/a/adapter/adapter_model.safetensors").is_file()

@@ -1,4 +1,4 @@
-"""A real Slurm of two virtual nodes on this machine: a controller, two daemons, munge. Needs root and the packages."""
+"""A Slurm cluster of two virtual nodes on this machine: slurmctld, two slurmd, munge. Needs root and the packages."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.distributed.bench import find_port
+from tests.distributed.harness import get_free_port
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "scancel", "munged")
 _MUNGE_SOCKET = Path("/run/munge/munge.socket.2")
 
 
 def find_missing() -> str | None:
-    """Why it cannot be had here; None: it can."""
+    """Return why the cluster cannot be started here, or None."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
         return f"not installed: {', '.join(missing)} (`make test-slurm` installs them)"
@@ -61,7 +61,7 @@ class Cluster:
             process.kill()
 
     def ask(self, *command: str, environment: Mapping[str, str] | None = None) -> str:
-        """What it printed; nothing where it failed."""
+        """Return the output of a Slurm command, or an empty string if it fails."""
         result = subprocess.run(
             command,
             env={**os.environ, **self.environment, **(environment or {})},
@@ -80,11 +80,11 @@ class Cluster:
         deadline = time.monotonic() + seconds
         while not happened():
             if time.monotonic() > deadline:
-                raise AssertionError(f"did not happen within {seconds:.0f} s\n{self.tell(logs)}")
+                raise AssertionError(f"did not happen within {seconds:.0f} s\n{self.read_logs(logs)}")
             time.sleep(0.2)
 
-    def tell(self, logs: Sequence[Path] = ()) -> str:
-        """What the daemons, and whoever else is named, wrote last."""
+    def read_logs(self, logs: Sequence[Path] = ()) -> str:
+        """Return the last output of the daemons and of the given logs."""
         there = [log for log in (*sorted(self.folder.glob("daemon-*.log")), *logs) if log.exists()]
         return "\n".join(f"{log}:\n{log.read_text(errors='replace')[-2500:]}" for log in there)
 
@@ -104,7 +104,7 @@ def _start_munge(folder: Path) -> None:
 
 
 def _make_conf(folder: Path) -> str:
-    ports = [find_port() for _ in range(3)]
+    ports = [get_free_port() for _ in range(3)]
     host = socket.gethostname()
     state = folder / "state"
     state.mkdir(exist_ok=True)

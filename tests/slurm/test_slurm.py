@@ -1,4 +1,4 @@
-"""`launcher train --slurm` on a real Slurm: two nodes, the warning before the limit, requeue, the same adapter."""
+"""`launcher train --slurm` on a real Slurm: two nodes, the signal before the time limit, requeue, equal adapters."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.metrics import TRAIN_LOSS, load_metrics
-from launcher.paths import RunPaths
-from launcher.processes import find_processes, send_signal
-from launcher.record import load_outcome
+from launcher.core.metrics import TRAIN_LOSS, load_metrics
+from launcher.core.processes import find_processes, send_signal
+from launcher.core.run_paths import RunPaths
+from launcher.runs.record import load_outcome
 from tests.conftest import ROOT
-from tests.distributed.bench import Bench, Cell, Trained, write_bench
+from tests.distributed.harness import Harness, TrainedRun, TrainingCase, make_harness
 from tests.slurm.cluster import Cluster, find_missing
 
 MISSING = find_missing()
@@ -36,35 +36,35 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return write_bench(tmp_path_factory.mktemp("bench"))
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Harness:
+    return make_harness(tmp_path_factory.mktemp("harness"))
 
 
-def submit(cluster: Cluster, bench: Bench, manifest: Path, run_id: str) -> tuple[str, RunPaths]:
-    """As a user does, in the project root."""
+def submit(cluster: Cluster, harness: Harness, manifest: Path, run_id: str) -> tuple[str, RunPaths]:
+    """Submit a job as a user does, from the project root."""
     command = [
         *(sys.executable, "-m", "launcher", "train", str(manifest), "--profile", "full", "--slurm", "--json"),
         *("--nodes", "2", "--cpu-ranks", "1", "--cores", "2", "--strategy", "ddp", "--time-limit", "01:00:00"),
-        *("--runs-dir", str(bench.runs), "--run-id", run_id),
+        *("--runs-dir", str(harness.runs), "--run-id", run_id),
     ]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**bench.environment, **cluster.environment, "PATH": path, "OMP_NUM_THREADS": "1"}
+    environment = {**harness.environment, **cluster.environment, "PATH": path, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120
     )
     assert result.returncode == 0, result.stderr
-    told = json.loads(result.stdout)
-    return told["job_id"], RunPaths(Path(told["path"]))
+    summary = json.loads(result.stdout)
+    return summary["job_id"], RunPaths(Path(summary["path"]))
 
 
 def count_steps(paths: RunPaths) -> int:
     return len(load_metrics(paths.metrics)) if paths.metrics.exists() else 0
 
 
-def test_preempted_requeued_and_finished_as_if_nothing_had_been(cluster: Cluster, bench: Bench) -> None:
-    cell = Cell(strategy="ddp", ranks_per_node=1, nodes=2, config=CONFIG, global_batch=2)
-    manifest = bench.manifest(cell)
-    job, paths = submit(cluster, bench, manifest, "preempted")
+def test_preempted_job_is_requeued_and_finishes_with_equal_results(cluster: Cluster, harness: Harness) -> None:
+    case = TrainingCase(strategy="ddp", ranks_per_node=1, nodes=2, config=CONFIG, global_batch=2)
+    manifest = harness.manifest(case)
+    job, paths = submit(cluster, harness, manifest, "preempted")
     logs = [paths.logs / f"slurm-{job}.log"]
     cluster.wait_until(lambda: count_steps(paths) >= 3, 180, logs)
     assert cluster.show_job(job)["JobState"] == "RUNNING"
@@ -77,9 +77,9 @@ def test_preempted_requeued_and_finished_as_if_nothing_had_been(cluster: Cluster
     assert 3 <= saved < 60, "in the middle"
     assert paths.checkpoint(saved).is_dir()
 
-    # Slurm holds a requeued job for a while: started earlier, it may be ended by the late news of its first end.
+    # Slurm delays a requeued job: started earlier, it could be ended by a late message about its first end.
     cluster.wait_until(lambda: cluster.show_job(job)["JobState"] in ("COMPLETED", "FAILED", "CANCELLED"), 300, logs)
-    assert cluster.show_job(job)["JobState"] == "COMPLETED", cluster.tell(logs)
+    assert cluster.show_job(job)["JobState"] == "COMPLETED", cluster.read_logs(logs)
     outcome = load_outcome(paths.outcome)
     assert outcome is not None
     assert (outcome.status, outcome.exit_code, outcome.steps_done) == ("done", 0, 60)
@@ -89,15 +89,15 @@ def test_preempted_requeued_and_finished_as_if_nothing_had_been(cluster: Cluster
     steps = [row.step for row in load_metrics(paths.metrics) if TRAIN_LOSS in row.values]
     assert steps == list(range(1, 61)), "each step once"
 
-    other, undisturbed = submit(cluster, bench, manifest, "undisturbed")
+    other, undisturbed = submit(cluster, harness, manifest, "undisturbed")
     cluster.wait_until(lambda: cluster.show_job(other)["JobState"] in ("COMPLETED", "FAILED", "CANCELLED"), 300)
-    files = [Trained(run).paths.adapter / "adapter_model.safetensors" for run in (paths, undisturbed)]
+    files = [TrainedRun(run).paths.adapter / "adapter_model.safetensors" for run in (paths, undisturbed)]
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_a_job_that_fails_is_not_requeued(cluster: Cluster, bench: Bench) -> None:
-    cell = Cell(strategy="ddp", ranks_per_node=1, nodes=2, config=CONFIG, global_batch=2)
-    job, paths = submit(cluster, bench, bench.manifest(cell), "broken")
+def test_failed_job_is_not_requeued(cluster: Cluster, harness: Harness) -> None:
+    case = TrainingCase(strategy="ddp", ranks_per_node=1, nodes=2, config=CONFIG, global_batch=2)
+    job, paths = submit(cluster, harness, harness.manifest(case), "broken")
     logs = [paths.logs / f"slurm-{job}.log"]
     cluster.wait_until(lambda: count_steps(paths) >= 2, 180, logs)
     mine = str(paths.plan).encode()

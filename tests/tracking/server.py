@@ -1,4 +1,4 @@
-"""A W&B server as small as one can be: it takes runs, their rows and their end, and remembers them."""
+"""A minimal W&B server that records runs, their rows and their end."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ KEY = "0123456789abcdef0123456789abcdef01234567"
 
 
 @dataclass
-class Told:
-    """Of one run."""
+class RecordedRun:
+    """Everything that was sent for one run."""
 
     upserts: list[dict[str, Any]] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -26,7 +26,7 @@ class Told:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The last one that was sent whole."""
+        """The last config that was sent."""
         texts = [upsert["config"] for upsert in self.upserts if upsert.get("config")]
         return {name: value["value"] for name, value in json.loads(texts[-1]).items() if "value" in value}
 
@@ -34,20 +34,20 @@ class Told:
 @dataclass
 class Server:
     url: str
-    runs: dict[str, Told] = field(default_factory=dict)
-    bodies: list[str] = field(default_factory=list)  # all that was ever sent
-    refuses: bool = False  # every key
-    is_mad: bool = False  # answers nothing that makes sense
+    runs: dict[str, RecordedRun] = field(default_factory=dict)
+    bodies: list[str] = field(default_factory=list)  # everything that was sent
+    refuses: bool = False  # reject every key
+    is_broken: bool = False  # reply with nonsense
 
     @property
     def environment(self) -> dict[str, str]:
         return {"WANDB_BASE_URL": self.url, "WANDB_API_KEY": KEY}
 
-    def run(self, name: str) -> Told:
-        return self.runs.setdefault(name, Told())
+    def run(self, name: str) -> RecordedRun:
+        return self.runs.setdefault(name, RecordedRun())
 
-    def answer(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
-        if self.is_mad:
+    def reply(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
+        if self.is_broken:
             return {}
         if "upsertBucket" in query:
             return {"upsertBucket": self._upsert(variables)}
@@ -63,13 +63,13 @@ class Server:
 
     def _upsert(self, variables: dict[str, Any]) -> dict[str, Any]:
         name = variables.get("name") or "unnamed"
-        told = self.run(name)
-        told.upserts.append(variables)
+        run = self.run(name)
+        run.upserts.append(variables)
         project = {"id": "UHJvajox", "name": variables.get("project") or "p", "entity": {"id": "e", "name": "team"}}
         bucket: dict[str, Any] = {"id": "UnVuOjE=", "name": name, "displayName": name, "config": "{}"}
         bucket |= {"project": project}
-        bucket |= {"description": None, "sweepName": None, "historyLineCount": len(told.rows)}
-        return {"bucket": bucket, "inserted": len(told.upserts) == 1}
+        bucket |= {"description": None, "sweepName": None, "historyLineCount": len(run.rows)}
+        return {"bucket": bucket, "inserted": len(run.upserts) == 1}
 
     def _resume(self, name: str) -> dict[str, Any] | None:
         if name not in self.runs:
@@ -83,16 +83,16 @@ class Server:
         return {"id": "UHJvajox", "name": "p", "entity": {"id": "e", "name": "team"}, "bucket": bucket}
 
     def stream(self, name: str, body: dict[str, Any]) -> None:
-        told = self.run(name)
+        run = self.run(name)
         for file, chunk in body.get("files", {}).items():
             lines = [json.loads(line) for line in chunk["content"]]
             if file == "wandb-history.jsonl":
-                told.rows += lines
+                run.rows += lines
             elif file == "wandb-summary.json":
-                told.summary |= lines[-1]
-        told.is_preempting |= bool(body.get("preempting"))
+                run.summary |= lines[-1]
+        run.is_preempting |= bool(body.get("preempting"))
         if body.get("complete"):
-            told.exit_code = body.get("exitcode")
+            run.exit_code = body.get("exitcode")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -106,14 +106,14 @@ class _Handler(BaseHTTPRequestHandler):
         body = (gzip.decompress(raw) if self.headers.get("Content-Encoding") == "gzip" else raw).decode(
             errors="replace"
         )
-        self.server.told.bodies.append(body)
-        answer: dict[str, Any] = {}
+        self.server.recorder.bodies.append(body)
+        response: dict[str, Any] = {}
         if self.path.endswith("/graphql"):
-            asked = json.loads(body)
-            answer = {"data": self.server.told.answer(asked["query"], asked.get("variables") or {})}
+            request = json.loads(body)
+            response = {"data": self.server.recorder.reply(request["query"], request.get("variables") or {})}
         elif self.path.endswith("/file_stream"):
-            self.server.told.stream(self.path.split("/")[-2], json.loads(body))
-        self._reply(json.dumps(answer).encode())
+            self.server.recorder.stream(self.path.split("/")[-2], json.loads(body))
+        self._reply(json.dumps(response).encode())
 
     do_PUT = do_POST  # noqa: N815
 
@@ -121,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(b"{}")
 
     def _reply(self, data: bytes) -> None:
-        self.send_response(401 if self.server.told.refuses else 200)
+        self.send_response(401 if self.server.recorder.refuses else 200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -129,17 +129,17 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Http(ThreadingHTTPServer):
-    told: Server
+    recorder: Server
     daemon_threads = True
 
 
 @contextmanager
 def serve() -> Iterator[Server]:
     http = _Http(("127.0.0.1", 0), _Handler)
-    http.told = Server(url=f"http://127.0.0.1:{http.server_address[1]}")
+    http.recorder = Server(url=f"http://127.0.0.1:{http.server_address[1]}")
     threading.Thread(target=http.serve_forever, daemon=True).start()
     try:
-        yield http.told
+        yield http.recorder
     finally:
         http.shutdown()
         http.server_close()

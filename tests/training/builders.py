@@ -1,4 +1,4 @@
-"""What the training tests share: a base of a few thousand weights, packs of random tokens, the way to a live run."""
+"""Shared helpers of the training tests: a tiny base model, packs of random tokens, and runs built from them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from accelerate.state import AcceleratorState, GradientState
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config
 
-from launcher import metrics
-from launcher.corpus.pack import Packing
-from launcher.corpus.packs import Pack, write_packs
-from launcher.corpus.spool import Spool
+from launcher.core import metrics
+from launcher.core.metrics import StepMetrics
+from launcher.core.run_paths import RunPaths
+from launcher.corpus.bin_packing import Packing
+from launcher.corpus.pack_file import Pack, write_packs
 from launcher.corpus.store import Store, publish
-from launcher.corpus.tokenise import TokenBatch
-from launcher.inputs import Request, plan_request
-from launcher.memory import Recipe
-from launcher.metrics import StepMetrics
-from launcher.paths import RunPaths
+from launcher.corpus.token_spool import TokenSpool
+from launcher.corpus.tokenize_rows import TokenBatch
+from launcher.plan.estimate.memory import Recipe
 from launcher.plan.model import Plan
-from launcher.training.assembly import assemble
-from launcher.training.engine import Engine
+from launcher.request.request import Request, plan_request
+from launcher.training.build import build_run
+from launcher.training.engine.accelerator import build_accelerator
+from launcher.training.engine.engine import Engine
+from launcher.training.engine.run import TrainingRun
 from launcher.training.loop import train
 from launcher.training.observers.base import Observer
-from launcher.training.run import Run
-from launcher.training.starting import start
 from tests.conftest import ROOT, find_parent
 
 SEQUENCE_LENGTH = 64
@@ -68,7 +68,7 @@ Packs = Sequence[Sequence[Document]]
 
 
 def make_document(length: int, num_trained: int, seed: int) -> Document:
-    """Random tokens; the last ones are trained, as an answer behind its prompt."""
+    """Random tokens; the last ones are trained, like an answer after its prompt."""
     assert 0 < num_trained < length
     ids = np.random.default_rng(seed).integers(1, VOCABULARY, size=length)
     return Document(ids=tuple(ids.tolist()), trained=(0,) * (length - num_trained) + (1,) * num_trained)
@@ -97,7 +97,7 @@ def pack_singly(documents: Iterable[Document]) -> list[list[Document]]:
 
 
 def make_uneven_packs() -> list[list[Document]]:
-    """Ten: every other one trains 56 tokens or so, the others 1 or 2. A mean of means would weigh all alike."""
+    """Ten packs that train about 56 tokens or 1 to 2 in turn, to expose a mean of means."""
     packs = []
     for index in range(10):
         trained = (20, 36) if index % 2 == 0 else (1, 1)
@@ -114,7 +114,7 @@ def write_store(folder: Path, train: Packs, validation: Packs = ()) -> Store:
     for name, packs in splits.items():
         documents = [document for pack in packs for document in pack]
         starts = np.cumsum([0, *(len(pack) for pack in packs)]).astype(np.int64)
-        with Spool(folder, name, end_token_id=2) as spool:
+        with TokenSpool(folder, name, end_token_id=2) as spool:
             spool.add(_make_batch(documents))
             write_packs(scratch / f"{name}.arrow", spool, Packing(np.arange(len(documents), dtype=np.int64), starts))
             spool.remove()
@@ -143,7 +143,7 @@ def make_config(**changes: Any) -> Qwen3Config:
 
 
 def write_base(folder: Path, config: PretrainedConfig | None = None, seed: int = 7) -> Path:
-    """Random weights, in fp32. Norms are drawn too: where all are one, a wrong one would not show."""
+    """Random weights in fp32, norms included: with norms of one, a wrong norm would not show."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config or make_config(), dtype=torch.float32)
@@ -178,7 +178,7 @@ def make_plan(base: Path, changes: Mapping[str, Any] | None = None) -> Plan:
 
 
 def vary(plan: Plan, changes: Mapping[str, Any]) -> Plan:
-    """Read again, so that only what a plan may hold comes out."""
+    """Return a validated copy of the plan with changes."""
     tree = plan.model_dump()
     for path, value in changes.items():
         parent, key = find_parent(tree, path)
@@ -206,7 +206,7 @@ def adapt(kind: str, **changes: Any) -> dict[str, Any]:
 
 
 def make_recipe(targets: Sequence[str], **changes: Any) -> Recipe:
-    """LoRA of rank 4 in fp32 on a CPU, as far as it moves memory."""
+    """Memory-related settings of LoRA with rank 4 in fp32 on a CPU."""
     values: dict[str, Any] = {
         "adapter": "lora",
         "rank": 4,
@@ -231,20 +231,20 @@ def make_recipe(targets: Sequence[str], **changes: Any) -> Recipe:
 
 
 def reset_accelerate() -> None:
-    """Its state belongs to the process, and a second run shall be as the first."""
+    """Reset accelerate's process-wide state, so that a second run starts like the first."""
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
 
 
-def build(plan: Plan, store: Store, root: Path) -> Run:
-    """With the proof, as `session.run_training` does."""
+def build(plan: Plan, store: Store, root: Path) -> TrainingRun:
+    """Build a run with all checks, as the trainer does."""
     reset_accelerate()
     root.mkdir(parents=True, exist_ok=True)
-    run, _ = assemble(plan, RunPaths(root), store, (), start(plan))
+    run, _ = build_run(plan, RunPaths(root), store, (), build_accelerator(plan))
     return run
 
 
-def with_engine(run: Run, kind: type[Engine]) -> Run:
+def with_engine(run: TrainingRun, kind: type[Engine]) -> TrainingRun:
     fields = {field.name: getattr(run.engine, field.name) for field in dataclasses.fields(Engine)}
     return dataclasses.replace(run, engine=kind(**fields))
 
@@ -254,10 +254,10 @@ class Recorder(Observer):
         self.steps: list[StepMetrics] = []
         self.evaluations: list[StepMetrics] = []
 
-    def on_step(self, run: Run, metrics: StepMetrics) -> None:  # noqa: ARG002
+    def on_step(self, run: TrainingRun, metrics: StepMetrics) -> None:  # noqa: ARG002
         self.steps.append(metrics)
 
-    def on_evaluation(self, run: Run, metrics: StepMetrics) -> bool:  # noqa: ARG002
+    def on_evaluation(self, run: TrainingRun, metrics: StepMetrics) -> bool:  # noqa: ARG002
         self.evaluations.append(metrics)
         return False
 
@@ -269,17 +269,17 @@ class Recorder(Observer):
         return self.values(metrics.TRAIN_LOSS)
 
 
-def train_recorded(run: Run) -> Recorder:
+def train_recorded(run: TrainingRun) -> Recorder:
     recorder = Recorder()
     train(run, recorder)
     return recorder
 
 
-def trained_weights(run: Run) -> dict[str, Tensor]:
+def trained_weights(run: TrainingRun) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in run.engine.module.named_parameters() if p.requires_grad}
 
 
-def gradients(run: Run) -> dict[str, Tensor]:
+def gradients(run: TrainingRun) -> dict[str, Tensor]:
     found = {}
     for name, parameter in run.engine.module.named_parameters():
         if parameter.requires_grad:
@@ -288,8 +288,8 @@ def gradients(run: Run) -> dict[str, Tensor]:
     return found
 
 
-def wake_adapter(run: Run) -> None:
-    """A LoRA begins as nothing, where half of its gradients are zero: as it would be in the midst of a training."""
+def wake_adapter(run: TrainingRun) -> None:
+    """Randomize LoRA's B, which starts at zero and would make half of the gradients zero."""
     generator = torch.Generator().manual_seed(11)
     for name, parameter in run.engine.module.named_parameters():
         if parameter.requires_grad and "lora_B" in name:
@@ -298,12 +298,12 @@ def wake_adapter(run: Run) -> None:
 
 
 def relative_difference(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
-    """The largest of all tensors: the norm of what differs, by the norm of what is there."""
+    """Return the largest relative difference of a tensor, by norms."""
     assert left.keys() == right.keys()
     return max(float((left[name] - right[name]).norm() / right[name].norm().clamp(min=1e-12)) for name in right)
 
 
 def moved_difference(left: Mapping[str, Tensor], right: Mapping[str, Tensor], begin: Mapping[str, Tensor]) -> float:
-    """By how far the weights have come: what a training changes is small beside what it began with."""
+    """Return the difference relative to the weight update, which is small compared with the weights."""
     assert left.keys() == right.keys() == begin.keys()
     return max(float((left[n] - right[n]).norm() / (right[n] - begin[n]).norm().clamp(min=1e-12)) for n in right)

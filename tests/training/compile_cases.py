@@ -1,7 +1,7 @@
-"""Every Triton kernel, compiled for GPUs that are not there. A program of its own: it makes Triton believe in one.
+"""Compile every Triton kernel for GPUs that this machine does not have. A separate program: it fakes Triton's driver.
 
-The interpreter runs a kernel's code; only the compiler says whether a GPU could. Each kernel is called as training
-calls it, with heads, ranks and dtypes of real bases; what would be launched is compiled instead, and looked at.
+The interpreter runs a kernel's code, but only the compiler shows whether a GPU can run it. Each kernel is called as in
+training, with heads, ranks and dtypes of real base models; instead of a launch it is compiled and inspected.
 
     python tests/training/compile_cases.py 90 89      # compute capabilities
 """
@@ -25,19 +25,26 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from launcher.training import attention_tiles, block_kernels, layer_kernels, loss_kernel, packed_kernels, row_kernels
-from launcher.training.document_attention import choose_tiles
-from launcher.training.dropping import Dropping
+from launcher.training.kernels import (
+    cross_entropy_triton,
+    fused_lora_triton,
+    nf4_triton,
+    rmsnorm_dropout_triton,
+    rope_swiglu_triton,
+    varlen_attention,
+)
+from launcher.training.kernels.nf4 import Nf4Weights
+from launcher.training.kernels.seeded_dropout import DropoutSeed
 
-# Bytes that a block of threads may have in shared memory (CUDA C++ Programming Guide, "Technical Specifications").
+# Shared memory per thread block, in bytes (CUDA C++ Programming Guide, "Technical Specifications").
 SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
-FEW_BYTES = 128  # of a thread's stack: what is spilt there is many times slower than the kilobyte of registers
+MAX_STACK_BYTES = 128  # of stack per thread; registers spilled there are many times slower
 NUM_TOKENS = 256
 BF16 = torch.bfloat16
 
 
-class _Gpu:
-    """As much of a driver as compiling asks for."""
+class _FakeDriver:
+    """The part of a driver that compilation needs."""
 
     def __init__(self, capability: int) -> None:
         self._target = GPUTarget("cuda", capability, 32)
@@ -53,132 +60,138 @@ class _Gpu:
 
 
 @dataclass
-class Made:
+class CompiledKernels:
     kernels: dict[str, list[Any]] = field(default_factory=dict)
 
 
 @contextmanager
-def compiling(capability: int) -> Iterator[Made]:
-    """What is launched inside is compiled, and kept."""
-    run, made = JITFunction.run, Made()
+def compiling(capability: int) -> Iterator[CompiledKernels]:
+    """Compile kernels that are launched inside the context, and collect them."""
+    run, compiled = JITFunction.run, CompiledKernels()
 
-    def compile_instead(self: Any, *arguments: Any, grid: Any, warmup: bool, **more: Any) -> Any:  # noqa: ARG001
-        kernel = run(self, *arguments, grid=grid, warmup=True, **more)
-        made.kernels.setdefault(f"{self.__module__}.{self.__name__}", []).append(kernel)
+    def compile_instead(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:  # noqa: ARG001
+        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        compiled.kernels.setdefault(f"{self.__module__}.{self.__name__}", []).append(kernel)
         return kernel
 
-    driver.set_active(_Gpu(capability))
+    driver.set_active(_FakeDriver(capability))
     JITFunction.run = compile_instead
     try:
-        yield made
+        yield compiled
     finally:
         JITFunction.run = run
 
 
 def check_all(capability: int) -> None:
-    with compiling(capability) as made:
-        call_layers()
-        call_blocks()
-        call_loss()
+    with compiling(capability) as compiled:
+        compile_elementwise()
+        compile_fused_lora()
+        compile_cross_entropy()
         if capability // 10 == 9:
-            call_attention()
-    for name, kernels in made.kernels.items():
+            compile_attention()
+    for name, kernels in compiled.kernels.items():
         for kernel in kernels:
             shared, stack = kernel.metadata.shared, count_stack_bytes(kernel.asm["cubin"])
             assert shared <= SHARED_MEMORY[capability], (name, capability, shared)
-            assert stack <= FEW_BYTES, (name, capability, stack)
-            if "attention" in name:  # by Hopper's own product and copy engine
+            assert stack <= MAX_STACK_BYTES, (name, capability, stack)
+            if "attention" in name:  # Hopper's tensor core and copy instructions
                 assert "wgmma.mma_async" in kernel.asm["ptx"], name
                 assert "cp.async.bulk.tensor" in kernel.asm["ptx"], name
-    print(f"{capability}: {sum(map(len, made.kernels.values()))} variants of {len(made.kernels)} kernels")
+    print(f"{capability}: {sum(map(len, compiled.kernels.values()))} variants of {len(compiled.kernels)} kernels")
 
 
-def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
-def call_layers() -> None:
-    x, wide = draw(NUM_TOKENS, 1024, dtype=BF16), draw(NUM_TOKENS, 1072, dtype=BF16)
-    row_kernels.norm(x, draw(1024, dtype=BF16), 1e-6, wide)
-    row_kernels.norm(
-        draw(NUM_TOKENS, 4096, dtype=BF16), draw(4096, dtype=BF16), 1e-6, draw(NUM_TOKENS, 4144, dtype=BF16)
+def compile_elementwise() -> None:
+    x, wide = zeros(NUM_TOKENS, 1024, dtype=BF16), zeros(NUM_TOKENS, 1072, dtype=BF16)
+    rmsnorm_dropout_triton.rms_norm(x, zeros(1024, dtype=BF16), 1e-6, wide)
+    rmsnorm_dropout_triton.rms_norm(
+        zeros(NUM_TOKENS, 4096, dtype=BF16), zeros(4096, dtype=BF16), 1e-6, zeros(NUM_TOKENS, 4144, dtype=BF16)
     )
-    row_kernels.copy(x, wide)
-    row_kernels.norm_back(x, x, draw(1024, dtype=BF16), 1e-6, x)
-    dropping = Dropping(torch.zeros(1, dtype=torch.int32), 0.1)
+    rmsnorm_dropout_triton.copy_rows(x, wide)
+    rmsnorm_dropout_triton.rms_norm_backward(x, x, zeros(1024, dtype=BF16), 1e-6, x)
+    seed = DropoutSeed(torch.zeros(1, dtype=torch.int32), 0.1)
     for splits in (False, True):
-        for whole in (None, x):
-            row_kernels.norm(x, draw(1024, dtype=BF16), 1e-6, wide, dropping, x, whole, splits)
-        row_kernels.drop(wide[:, :1024], x, dropping, x if splits else None)
-        row_kernels.mix(x, x, dropping, splits=splits)
-    states = draw(NUM_TOKENS, 6144, dtype=BF16)
+        for normed_out in (None, x):
+            rmsnorm_dropout_triton.rms_norm(x, zeros(1024, dtype=BF16), 1e-6, wide, seed, x, normed_out, splits)
+        rmsnorm_dropout_triton.dropout(wide[:, :1024], x, seed, x if splits else None)
+        rmsnorm_dropout_triton.dropout_backward(x, x, seed, splits=splits)
+    states = zeros(NUM_TOKENS, 6144, dtype=BF16)
     for rest in (None, x):
-        row_kernels.scale(x, draw(1024), rest, x)
-    row_kernels.scale_back(x, x, draw(1024), x)
-    half = draw(NUM_TOKENS, 3072, dtype=BF16)
-    for scales, rest in ((None, None), (draw(6144), None), (draw(6144), half), (draw(6144), states)):
-        layer_kernels.gate(states, scales, draw(NUM_TOKENS, 3088, dtype=BF16), rest)
-        out, grad = draw(NUM_TOKENS, 6176, dtype=BF16), draw(NUM_TOKENS, 3072, dtype=BF16)
-        layer_kernels.gate_back(grad, states, scales, out, None if rest is None else (rest, rest))
+        rmsnorm_dropout_triton.scale_columns(x, zeros(1024), rest, x)
+    rmsnorm_dropout_triton.scale_columns_backward(x, x, zeros(1024), x)
+    half = zeros(NUM_TOKENS, 3072, dtype=BF16)
+    for scales, rest in ((None, None), (zeros(6144), None), (zeros(6144), half), (zeros(6144), states)):
+        rope_swiglu_triton.swiglu(states, scales, zeros(NUM_TOKENS, 3088, dtype=BF16), rest)
+        out, grad = zeros(NUM_TOKENS, 6176, dtype=BF16), zeros(NUM_TOKENS, 3072, dtype=BF16)
+        rope_swiglu_triton.swiglu_backward(grad, states, scales, out, None if rest is None else (rest, rest))
     for num_heads, num_kv_heads, size in ((16, 8, 128), (32, 8, 64)):
         for scaled, added in ((False, False), (True, False), (True, True)):
             for normed in (False, True):
-                call_heads(num_heads, num_kv_heads, size, scaled=scaled, normed=normed, added=added)
+                compile_qk_norm_rope(num_heads, num_kv_heads, size, scaled=scaled, normed=normed, added=added)
 
 
-def call_heads(num_heads: int, num_kv_heads: int, size: int, *, scaled: bool, normed: bool, added: bool) -> None:
+def compile_qk_norm_rope(
+    num_heads: int, num_kv_heads: int, size: int, *, scaled: bool, normed: bool, added: bool
+) -> None:
     count = num_heads + 2 * num_kv_heads
-    states = draw(NUM_TOKENS, count * size, dtype=BF16)
-    scales = draw(count * size) if scaled else None
-    norms = (draw(size, dtype=BF16), draw(size, dtype=BF16)) if normed else None
-    cos, sin = draw(NUM_TOKENS, size, dtype=BF16), draw(NUM_TOKENS, size, dtype=BF16)
-    query, key, value = (draw(NUM_TOKENS, heads, size, dtype=BF16) for heads in (num_heads, num_kv_heads, num_kv_heads))
+    states = zeros(NUM_TOKENS, count * size, dtype=BF16)
+    scales = zeros(count * size) if scaled else None
+    norms = (zeros(size, dtype=BF16), zeros(size, dtype=BF16)) if normed else None
+    cos, sin = zeros(NUM_TOKENS, size, dtype=BF16), zeros(NUM_TOKENS, size, dtype=BF16)
+    query, key, value = (
+        zeros(NUM_TOKENS, heads, size, dtype=BF16) for heads in (num_heads, num_kv_heads, num_kv_heads)
+    )
     rest = states if added else None
-    layer_kernels.turn(states, scales, norms, cos, sin, 1e-6, (query, key, value), rest)
-    wide = draw(NUM_TOKENS, count * size + 48, dtype=BF16)
+    rope_swiglu_triton.qk_norm_rope(states, scales, norms, cos, sin, 1e-6, (query, key, value), rest)
+    wide = zeros(NUM_TOKENS, count * size + 48, dtype=BF16)
     rests = None if rest is None else (rest, rest)
-    layer_kernels.turn_back((query, key, value), states, scales, norms, cos, sin, 1e-6, wide, rests)
+    rope_swiglu_triton.qk_norm_rope_backward((query, key, value), states, scales, norms, cos, sin, 1e-6, wide, rests)
 
 
-def call_blocks() -> None:
+def compile_fused_lora() -> None:
     for rank in (8, 16, 64):
-        matrices = [draw(rank, 1024), draw(2048, rank)]
-        places = [draw(rank, 1024, dtype=BF16), draw(2048, rank, dtype=BF16)]
-        block_kernels.Filling(list(zip(matrices, places, (1.0, 2.0), strict=True)))()
-        downs, ups = draw(3 * rank, 1024, dtype=BF16), draw(4096, 3 * rank, dtype=BF16)
-        of_downs, of_ups = draw(3 * rank, 1024), draw(4096, rank)
-        block_kernels.take_apart(downs, ups, [2048, 1024, 1024], 2.0, of_downs, of_ups)
+        matrices = [zeros(rank, 1024), zeros(2048, rank)]
+        targets = [zeros(rank, 1024, dtype=BF16), zeros(2048, rank, dtype=BF16)]
+        fused_lora_triton.LoraCopy(list(zip(matrices, targets, (1.0, 2.0), strict=True)))()
+        a_grads, b_grads = zeros(3 * rank, 1024, dtype=BF16), zeros(4096, 3 * rank, dtype=BF16)
+        lora_a_grad, lora_b_grad = zeros(3 * rank, 1024), zeros(4096, rank)
+        fused_lora_triton.split_lora_grads(a_grads, b_grads, [2048, 1024, 1024], 2.0, lora_a_grad, lora_b_grad)
         num_codes, num_scales = 4096 * 1024 // 2, 4096 * 1024 // 64
-        stored = (
-            *(draw(num_codes, dtype=torch.uint8), draw(16), draw(num_scales, dtype=torch.uint8), draw(256)),
-            *(draw(num_scales // 256), draw(num_scales // 256)),
-            *(draw(4096, 3 * rank, dtype=BF16), draw(3 * rank, 1024 + 3 * rank, dtype=BF16)),
+        stored = Nf4Weights(
+            *(zeros(num_codes, dtype=torch.uint8), zeros(16), zeros(num_scales, dtype=torch.uint8), zeros(256)),
+            *(zeros(num_scales // 256), zeros(num_scales // 256)),
+            *(zeros(4096, 3 * rank, dtype=BF16), zeros(3 * rank, 1024 + 3 * rank, dtype=BF16)),
         )
-        packed_kernels.unpack_into(draw(4096 + 3 * rank, 1024 + 3 * rank, dtype=BF16), stored)
-    # Its two products are torch's, which takes another dtype for the answer on a GPU alone.
-    block_kernels.measure(draw(4096, 1024), draw(48, 1024), draw(4096, 48), draw(4096), draw(4096))
+        nf4_triton.dequantize_into(zeros(4096 + 3 * rank, 1024 + 3 * rank, dtype=BF16), stored)
+    # In fp32, because torch.mm accepts out_dtype on a GPU only.
+    fused_lora_triton.compute_row_norms(zeros(4096, 1024), zeros(48, 1024), zeros(4096, 48), zeros(4096), zeros(4096))
 
 
-def call_loss() -> None:
+def compile_cross_entropy() -> None:
     for softcap in (None, 30.0):
-        loss_kernel.replace_logits(draw(8, 151936, dtype=BF16), torch.zeros(8, dtype=torch.int64), softcap)
+        cross_entropy_triton.cross_entropy_in_place(
+            zeros(8, 151936, dtype=BF16), torch.zeros(8, dtype=torch.int64), softcap
+        )
 
 
-def call_attention() -> None:
-    """Each must fit: what spills out of the registers is many times slower, and nobody would see it."""
+def compile_attention() -> None:
+    """Registers that spill would make them many times slower without any error."""
     starts, ends = torch.zeros(NUM_TOKENS, dtype=torch.int32), torch.zeros(NUM_TOKENS, dtype=torch.int32)
     shapes = [(128, 16, 8), (128, 14, 2), (64, 14, 2), (128, 8, 8)]
     for (size, num_heads, num_kv_heads), (softcap, window) in [
         *((shape, (None, None)) for shape in shapes),
         ((128, 32, 16), (50.0, 4096)),
     ]:
-        query, key = (draw(NUM_TOKENS, count, size, dtype=BF16) for count in (num_heads, num_kv_heads))
-        scores = attention_tiles.Scores(scale=size**-0.5, softcap=softcap, window=window)
-        heads = attention_tiles.Heads(query, key, key.clone(), starts, ends, scores)
-        tiles = choose_tiles(heads)
-        out, log_sums = attention_tiles.attend(heads, tiles.forward)
-        _, alongs = attention_tiles.find_query_gradients(heads, out, query, log_sums, tiles.queries)
-        attention_tiles.find_key_gradients(heads, query, log_sums, alongs, tiles.keys)
+        query, key = (zeros(NUM_TOKENS, count, size, dtype=BF16) for count in (num_heads, num_kv_heads))
+        options = varlen_attention.ScoreOptions(sm_scale=size**-0.5, softcap=softcap, window=window)
+        inputs = varlen_attention.AttentionInputs(query, key, key.clone(), starts, ends, options)
+        tiles = varlen_attention.choose_tiles(inputs)
+        o, lse = varlen_attention.compute_output(inputs, tiles.forward)
+        _, delta = varlen_attention.compute_dq(inputs, o, query, lse, tiles.dq)
+        varlen_attention.compute_dkdv(inputs, query, lse, delta, tiles.dkdv)
 
 
 def count_stack_bytes(binary: bytes) -> int:
@@ -186,12 +199,12 @@ def count_stack_bytes(binary: bytes) -> int:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
         file.flush()
-        told = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"STACK:(\d+)", told)
-    assert found is not None, told
-    return int(found[1])
+        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    match = re.search(r"STACK:(\d+)", usage)
+    assert match is not None, usage
+    return int(match[1])
 
 
 if __name__ == "__main__":
-    for given in sys.argv[1:]:
-        check_all(int(given))
+    for capability in sys.argv[1:]:
+        check_all(int(capability))

@@ -16,7 +16,7 @@ from tests.training.builders import make_plan, make_uneven_packs, reset_accelera
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """The bases are so small that threads only wait for each other."""
+    """The bases are too small to benefit from threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -25,7 +25,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _fresh_process_state() -> Iterator[None]:
-    """accelerate and dynamo keep what they know for the whole process; so does torch what a plan says of TF32."""
+    """Reset process-wide state of accelerate, dynamo and torch's TF32 setting."""
     reset_accelerate()
     torch._dynamo.reset()
     counters.clear()
@@ -42,7 +42,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def plan(base: Path) -> Plan:
-    """One rank on a CPU: LoRA in fp32, four packs a step, in one micro-batch of four."""
+    """One rank on a CPU: LoRA in fp32, four packs per step, in one micro-batch."""
     return make_plan(base, {"batch.micro_batch_size": 4, "batch.gradient_accumulation_steps": 1})
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from launcher import metrics
+from launcher.core import metrics
 from launcher.corpus.store import Store
 from launcher.plan.model import Plan
 from launcher.training.loop import train
 from launcher.training.observers.base import Observers
-from launcher.training.observers.best import Best
-from launcher.training.observers.saving import Saving
+from launcher.training.observers.best_checkpoint import BestCheckpoint
+from launcher.training.observers.checkpointer import Checkpointer
 from tests.training.builders import Recorder, adapt, build, split, vary
 
 Trace = tuple[list[str], list[str], list[tuple[int, ...]], dict[str, bytes]]
@@ -24,7 +24,7 @@ def trace(plan: Plan, store: Store, root: Path) -> Trace:
     """Losses and norms bit for bit, the packs, the files of the adapter."""
     run = build(plan, store, root)
     recorder = Recorder()
-    train(run, Observers([recorder, Saving(Best(plan.schedule))]))
+    train(run, Observers([recorder, Checkpointer(BestCheckpoint(plan.schedule))]))
     files = {file.name: file.read_bytes() for file in run.paths.adapter.iterdir() if file.suffix != ".md"}
     norms = recorder.values(metrics.GRAD_NORM)
     packs = [step.packs for step in recorder.steps]

@@ -19,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
 
-from launcher.choices import AdapterKind
-from launcher.shapes import ModelShape, make_shape
-from launcher.speed import Workload, flops_per_token
+from launcher.base_models.shapes import ModelShape, make_shape
+from launcher.core.choices import AdapterKind
+from launcher.plan.estimate.step_time import Workload, compute_flops_per_token
 from tests.conftest import ROOT
 
 NUM_TOKENS = 48
@@ -35,7 +35,7 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 128,
 }
 CONFIGS: dict[str, PretrainedConfig] = {
-    "tiny": AutoConfig.from_pretrained(ROOT / "launcher/tiny"),  # Qwen3: two queries a key, tied head
+    "tiny": AutoConfig.from_pretrained(ROOT / "launcher/base_models/tiny_base"),  # Qwen3: GQA, tied head
     "untied": LlamaConfig(**SIZES, num_key_value_heads=4, tie_word_embeddings=False),
     "grouped": LlamaConfig(**SIZES, num_key_value_heads=1, tie_word_embeddings=True),
     "biased": Qwen2Config(**SIZES, num_key_value_heads=2, tie_word_embeddings=False),
@@ -56,7 +56,7 @@ def build(config: PretrainedConfig, adapter: AdapterKind) -> Any:
 
 
 def count(model: Any, num_trained: int = NUM_TOKENS) -> dict[str, int]:
-    """One document; of its positions the last ones pass through the head, as in TrainedModel."""
+    """One document; of its positions the last ones pass through the head, as in PackedCausalLM."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     ids = torch.randint(1, base.config.vocab_size, (1, NUM_TOKENS))
     with FlopCounterMode(display=False) as counter:
@@ -72,7 +72,7 @@ def _attention(counts: dict[Any, int]) -> int:
 
 
 def formula(config: PretrainedConfig, adapter: AdapterKind, trained_share: float = 1.0) -> dict[str, float]:
-    """Split into what multiplies weights and what multiplies tokens with tokens."""
+    """FLOPs of matmuls with weights, and of attention."""
     work = Workload(
         shape=shape_of(config),
         adapter=adapter,
@@ -82,13 +82,13 @@ def formula(config: PretrainedConfig, adapter: AdapterKind, trained_share: float
         checkpointing="none",
         document_tokens=0.0,
     )
-    products = NUM_TOKENS * flops_per_token(work, trained_share)
+    products = NUM_TOKENS * compute_flops_per_token(work, trained_share)
     reaching = replace(work, document_tokens=float(NUM_TOKENS))
-    return {"products": products, "attention": NUM_TOKENS * flops_per_token(reaching, trained_share) - products}
+    return {"products": products, "attention": NUM_TOKENS * compute_flops_per_token(reaching, trained_share) - products}
 
 
 def left_out(config: PretrainedConfig) -> int:
-    """Of a LoRA: its own products, less what nobody needs below the first layer's query, key and value."""
+    """LoRA's matmuls, without the input gradients that the first layer's q, k and v do not need."""
     shape = shape_of(config)
     own = shape.num_layers * sum(RANK * (linear.in_features + linear.out_features) for linear in shape.linears)
     first = [linear for linear in shape.linears if linear.name in ("q_proj", "k_proj", "v_proj")]
@@ -97,14 +97,14 @@ def left_out(config: PretrainedConfig) -> int:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_full_fine_tuning_is_counted_to_the_last_product(name: str) -> None:
+def test_full_fine_tuning_flops_are_exact(name: str) -> None:
     counted, said = count(build(CONFIGS[name], "full")), formula(CONFIGS[name], "full")
     assert counted["products"] == said["products"]
     assert counted["attention"] == 2 * said["attention"]  # eager: the masked half too
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_an_adapter_is_counted_but_for_what_is_left_out(name: str) -> None:
+def test_adapter_flops_are_exact_up_to_skipped_matmuls(name: str) -> None:
     counted, said = count(build(CONFIGS[name], "lora")), formula(CONFIGS[name], "lora")
     assert counted["products"] == said["products"] + left_out(CONFIGS[name])
     assert counted["attention"] == 2 * said["attention"]
@@ -120,9 +120,12 @@ def test_only_trained_positions_pass_through_the_head(adapter: AdapterKind, num_
 
 
 @pytest.mark.parametrize("adapter", ["full", "lora"])
-def test_recomputing_every_layer_costs_less_than_another_forward_pass(adapter: AdapterKind) -> None:
-    """The speed model counts a whole one. torch stops when it has what the backward pass needs: the last product of a
-    layer, unless an adapter's stands behind it, is not computed again; neither is the head."""
+def test_full_checkpointing_costs_less_than_a_forward_pass(adapter: AdapterKind) -> None:
+    """The speed model counts a complete forward pass for recomputation; torch computes less.
+
+    It stops once the backward pass has what it needs: neither a layer's last matmul, unless an adapter follows it, nor
+    the head is computed again.
+    """
     config = CONFIGS["untied"]
     plain, again = build(config, adapter), build(config, adapter)
     recompute(again)
@@ -137,7 +140,7 @@ def test_recomputing_every_layer_costs_less_than_another_forward_pass(adapter: A
 
 
 def recompute(model: Any) -> None:
-    """As training/layers.py does."""
+    """Checkpoint every layer, as compile_checkpoint.py does."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     for layer in base.get_decoder().layers:
         _wrap(layer)

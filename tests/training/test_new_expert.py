@@ -1,4 +1,4 @@
-"""From any rows to a training run in two commands, as they are typed; then its answers, to rows of one's own."""
+"""From rows to a training run in two commands, then generated answers to the user's own rows."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def make_row(kind: str, number: int) -> dict[str, object]:
     return {"id": number, "question": question, "schema": "customers(name, things)", "sql": answer}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fields", pytest.param(CHAT, marks=pytest.mark.slow)])
-def test_two_commands(kind: str, tmp_path: Path) -> None:
+def test_new_then_train(kind: str, tmp_path: Path) -> None:
     for name, numbers in (("rows", range(120)), ("test", range(200, 212))):
         lines = "".join(json.dumps(make_row(kind, number)) + "\n" for number in numbers)
         (tmp_path / f"{name}.jsonl").write_text(lines)
@@ -45,5 +46,5 @@ def test_two_commands(kind: str, tmp_path: Path) -> None:
     assert (folder / "adapter" / "adapter_model.safetensors").is_file()
     asked = launch(tmp_path, "eval", "sales", "--rows", "2", "--max-new-tokens", "8", "--json")
     assert asked.returncode == 0, asked.stderr
-    told = json.loads(asked.stdout)
-    assert (told["split"], told["num_rows"], len(told["answers"])) == ("test", 12, 2)
+    result = json.loads(asked.stdout)
+    assert (result["split"], result["num_rows"], len(result["answers"])) == ("test", 12, 2)

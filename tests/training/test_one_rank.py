@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from launcher.corpus.store import Store
 from launcher.plan.model import CompilePlan, Plan
-from launcher.training.layers import prepare_layers
-from launcher.training.warming import rehearse_step
+from launcher.training.model.compile_checkpoint import prepare_layers
+from launcher.training.warmup_step import run_warmup_step
 from tests.training.builders import adapt, build, vary
 
 COMPILE = {"scope": "layer", "backend": "aot_eager", "mode": None}
@@ -63,7 +63,7 @@ def test_compiling_ahead_leaves_no_whole_gradients_under_fsdp2(
     for module in (*run.engine.module.layers, run.engine.module):
         fully_shard(module, mesh=mesh, mp_policy=policy)
     monkeypatch.setattr(run.engine.accelerator, "no_sync", no_sync)
-    rehearse_step(run)
+    run_warmup_step(run)
     assert count_whole_gradients(run.engine.module) == 0
     with no_sync(run.engine.module):
         run.engine.module(run.batches()[0]).backward()

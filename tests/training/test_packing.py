@@ -1,4 +1,4 @@
-"""Packed, unpacked, one document at a time, padded in a batch by transformers: one loss, one gradient."""
+"""Packed, unpacked, one document at a time, or padded by transformers: the same loss and gradients."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.nn import functional
 
 from launcher.corpus.store import Store
 from launcher.plan.model import Plan
-from launcher.training.batches import PackedBatch, Shape, collate
-from launcher.training.products import by_the_library
-from launcher.training.run import Run
+from launcher.training.data.collate import BatchShape, PackedBatch, collate
+from launcher.training.engine.run import TrainingRun
+from launcher.training.model.fused_lora.linear import use_reference_forward
 from tests.training.builders import (
     SEQUENCE_LENGTH,
     Document,
@@ -43,7 +43,7 @@ DOCUMENTS = make_documents(14, seed=3)
 Computed = tuple[float, dict[str, Tensor]]
 
 
-def build_awake(plan: Plan, packs: Packs, root: Path, kind: str, *, is_packed: bool) -> Run:
+def build_awake(plan: Plan, packs: Packs, root: Path, kind: str, *, is_packed: bool) -> TrainingRun:
     store: Store = write_store(root / "store", packs)
     changes = {**adapt(kind), **split(4, -(-len(packs) // 4)), "batch.packed": is_packed}
     changes["batch.global_batch_size"] = len(packs)
@@ -52,24 +52,24 @@ def build_awake(plan: Plan, packs: Packs, root: Path, kind: str, *, is_packed: b
     return run
 
 
-def first_step(run: Run) -> list[PackedBatch]:
+def first_step(run: TrainingRun) -> list[PackedBatch]:
     batches = run.batches()
-    return [batches[index] for index in range(batches.hands.num_micro_batches)]
+    return [batches[index] for index in range(batches.layout.num_micro_batches)]
 
 
-def compute(run: Run, batches: Iterable[PackedBatch]) -> Computed:
+def compute(run: TrainingRun, batches: Iterable[PackedBatch]) -> Computed:
     loss = sum(float(run.engine.micro_step(batch, 1, is_last=True)) for batch in batches)
     return loss, gradients(run)
 
 
-def compute_by_transformers(run: Run, documents: list[Document]) -> Computed:
-    """All rows in one batch, padded on the right, with a mask, PEFT's products: what everybody does."""
+def compute_by_transformers(run: TrainingRun, documents: list[Document]) -> Computed:
+    """All rows in one padded batch with a mask, by transformers and PEFT."""
     ids = nn.utils.rnn.pad_sequence([torch.tensor(document.ids) for document in documents], batch_first=True)
     mask = nn.utils.rnn.pad_sequence([torch.ones(len(document.ids)) for document in documents], batch_first=True).long()
     trained = nn.utils.rnn.pad_sequence([torch.tensor(document.trained) for document in documents], batch_first=True)
     run.engine.module.base.set_attn_implementation("eager")
     model: Any = run.engine.module.model
-    with by_the_library():
+    with use_reference_forward():
         logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
     labels = ids.masked_fill(trained == 0, -100)[:, 1:]
     loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum")
@@ -93,38 +93,38 @@ def check_same(ours: Computed, expected: Computed) -> None:
     assert relative_difference(ours[1], expected[1]) < GRADIENT_TOLERANCE
 
 
-def test_packed(plan: Plan, tmp_path: Path, kind: str, expected: Computed) -> None:
+def test_packed_matches_padded(plan: Plan, tmp_path: Path, kind: str, expected: Computed) -> None:
     packs = pack_greedily(DOCUMENTS)
     assert max(map(len, packs)) > 2, "documents must share a pack"
     run = build_awake(plan, packs, tmp_path, kind, is_packed=True)
     check_same(compute(run, first_step(run)), expected)
 
 
-def test_unpacked(plan: Plan, tmp_path: Path, kind: str, expected: Computed) -> None:
+def test_unpacked_matches_padded(plan: Plan, tmp_path: Path, kind: str, expected: Computed) -> None:
     run = build_awake(plan, pack_singly(DOCUMENTS), tmp_path, kind, is_packed=False)
     check_same(compute(run, first_step(run)), expected)
 
 
-def test_one_document_at_a_time(plan: Plan, tmp_path: Path, kind: str, expected: Computed) -> None:
+def test_single_documents_match_padded(plan: Plan, tmp_path: Path, kind: str, expected: Computed) -> None:
     run = build_awake(plan, pack_greedily(DOCUMENTS), tmp_path, kind, is_packed=True)
     alone = [
         collate(
             [make_pack([document])],
-            Shape(micro_batch_size=1, sequence_length=len(document.ids), document_sizes=(1,), is_packed=True),
+            BatchShape(micro_batch_size=1, sequence_length=len(document.ids), document_sizes=(1,), is_packed=True),
         )
         for document in DOCUMENTS
     ]
     check_same(compute(run, alone), expected)
 
 
-def test_mixed_documents_would_be_seen(plan: Plan, tmp_path: Path, kind: str, expected: Computed) -> None:
-    """The documents are such that the tests above fail where borders are lost."""
+def test_leaking_documents_would_be_detected(plan: Plan, tmp_path: Path, kind: str, expected: Computed) -> None:
+    """With these documents, the tests above fail without document boundaries."""
     run = build_awake(plan, pack_greedily(DOCUMENTS), tmp_path, kind, is_packed=True)
     packs = [
         [Document(ids=sum((d.ids for d in pack), ()), trained=sum((d.trained for d in pack), ()))]
         for pack in pack_greedily(DOCUMENTS)
     ]
-    shape = Shape(micro_batch_size=1, sequence_length=SEQUENCE_LENGTH, document_sizes=(2,), is_packed=True)
+    shape = BatchShape(micro_batch_size=1, sequence_length=SEQUENCE_LENGTH, document_sizes=(2,), is_packed=True)
     loss, found = compute(run, [collate([make_pack(pack)], shape) for pack in packs])
     assert abs(loss - expected[0]) / expected[0] > 100 * LOSS_TOLERANCE
     assert relative_difference(found, expected[1]) > 1000 * GRADIENT_TOLERANCE

@@ -1,4 +1,4 @@
-"""One short smoke training for all tests of what is done with a finished run, and copies of it to change."""
+"""One short smoke training shared by all tests of finished runs, and modified copies of it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from launcher.paths import RunPaths
+from launcher.core.run_paths import RunPaths
 from launcher.plan.model import Plan
-from launcher.training.loading import load_base
+from launcher.training.model.base_model import load_base
 from tests.conftest import ROOT, find_parent, python_path
 
 _MADE: list[Trained] = []  # the fixture is imported by several modules, each of which would make its own
@@ -28,7 +28,7 @@ _MADE: list[Trained] = []  # the fixture is imported by several modules, each of
 class Trained:
     runs_dir: Path
     data_dir: Path
-    base: Path  # the tiny base as a folder, for whoever has no launcher
+    base: Path  # the tiny base as a folder that transformers can load
 
     @property
     def paths(self) -> RunPaths:
@@ -56,7 +56,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         result = run_python([*script, *options], made)
         assert result.returncode == 0, result.stderr
         make_tiny(load_plan(made.paths)).save_pretrained(str(made.base))
-        for file in (ROOT / "launcher/tiny").glob("tokenizer*"):
+        for file in (ROOT / "launcher/base_models/tiny_base").glob("tokenizer*"):
             shutil.copyfile(file, made.base / file.name)
         _MADE.append(made)
     return _MADE[0]
@@ -64,7 +64,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 @pytest.fixture
 def data_dir(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """For calls inside this process."""
+    """Set the data folder for calls inside this process."""
     monkeypatch.setenv("LAUNCHER_DATA_DIR", str(trained.data_dir))
     return trained.data_dir
 
@@ -94,7 +94,7 @@ def copy_run(
     manifest: Mapping[str, Any] | None = None,
     outcome: Mapping[str, Any] | None = None,
 ) -> RunPaths:
-    """Without what was exported from it, and with other values at dotted places."""
+    """Copy the run without its exports, with changes at dotted keys."""
     paths = RunPaths(folder / "copy")
     shutil.copytree(trained.paths.root, paths.root, ignore=shutil.ignore_patterns("merged*", ".merged*"))
     for file, changes in ((paths.plan, plan), (paths.manifest, manifest), (paths.outcome, outcome)):

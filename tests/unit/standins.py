@@ -1,4 +1,4 @@
-"""Training scripts that only pretend, and a launcher process that starts one, for tests of everything around them."""
+"""Fake training scripts, and a launcher process that starts one, for tests of everything around the training."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from launcher.inputs import Request, plan_request
-from launcher.launch import write_run
-from launcher.paths import RunPaths
+from launcher.core.run_paths import RunPaths
+from launcher.launch.write_run import write_run
 from launcher.plan import Plan
-from launcher.record import Outcome, load_outcome
+from launcher.request.request import Request, plan_request
+from launcher.runs.record import Outcome, load_outcome
 from tests.conftest import ROOT, python_path
 
-# `accelerate launch` by one that imports nothing: it starts the script and turns its exit code into 1, as the real one.
+# Fake `accelerate launch` without imports: starts the script and turns its exit code into 1, as the real one does.
 FAKE_ACCELERATE = """
 import subprocess, sys
 script = sys.argv[sys.argv.index("--config_file") + 2 :]
@@ -29,12 +29,12 @@ if process.returncode:
     raise subprocess.CalledProcessError(process.returncode, "the script")
 """
 
-# What every pretended training can do. It is started with --plan runs/<id>/plan.json.
+# Helpers of every fake training script, which is started with --plan runs/<id>/plan.json.
 PREAMBLE = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from launcher.paths import RunPaths
-from launcher.record import Outcome, write_outcome
+from launcher.core.run_paths import RunPaths
+from launcher.runs.record import Outcome, write_outcome
 
 paths = RunPaths(Path(sys.argv[sys.argv.index("--plan") + 1]).parent)
 
@@ -47,26 +47,29 @@ def note(text):
         file.write(text + "\\n")
 
 def say(text):
-    print(text, file=sys.stderr, flush=True)
+    sys.stderr.write(text + "\\n")  # one write: torchrun prefixes whatever it reads
+    sys.stderr.flush()
 
 """
 
 _LAUNCHER = """
 import os, sys
 from pathlib import Path
-from launcher.launch import ACCELERATE, start_run
-from launcher.paths import RunPaths
+from launcher.core.log import configure
+from launcher.launch.start import ACCELERATE, start_run
+from launcher.core.run_paths import RunPaths
 from launcher.plan import Plan
-from launcher.relay import Console
-from launcher.supervise import Limits
+from launcher.launch.console import Console
+from launcher.launch.supervise import Timeouts
 
+configure()
 paths, script, fake, columns, limits = RunPaths(Path(sys.argv[1])), sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5]
 plan = Plan.model_validate_json(paths.plan.read_text())
 console = Console(stdout=sys.stdout.buffer, stderr=sys.stderr.buffer, columns=int(columns) if columns else None)
 accelerate = (sys.executable, fake) if fake else ACCELERATE
 numbers = [float(number) for number in limits.split()]
-chosen = Limits(kill=numbers[0], leftover=numbers[1], orphan=numbers[2], held=numbers[3])
-outcome = start_run(plan, paths, console, script=script, accelerate=accelerate, limits=chosen)
+chosen = Timeouts(kill=numbers[0], leftover=numbers[1], orphan=numbers[2], held=numbers[3])
+outcome = start_run(plan, paths, console, script=script, accelerate=accelerate, timeouts=chosen)
 assert outcome.is_final
 sys.exit(outcome.exit_code)
 """
@@ -74,7 +77,7 @@ sys.exit(outcome.exit_code)
 
 @dataclass(frozen=True, kw_only=True)
 class Arena:
-    """One written run, and the script that pretends to train it."""
+    """A run directory and the fake training scripts started on it."""
 
     paths: RunPaths
     folder: Path
@@ -96,7 +99,7 @@ class Arena:
         fake.write_text(FAKE_ACCELERATE)
         driver.write_text(_LAUNCHER)
         typed = self.folder / "typed.txt"
-        typed.write_text("what a user types is not for the training")
+        typed.write_text("typed text must not reach the training")
         limits = f"{kill} {leftover} {orphan} {held}"
         process = subprocess.Popen(
             [
@@ -118,7 +121,7 @@ class Arena:
         return process
 
     def close(self) -> None:
-        """After a test that failed half-way: two signals make the launcher clear up."""
+        """Stop processes left by a failed test: a second signal makes the launcher kill its children."""
         for process in self.started:
             for _ in range(2):
                 process.poll()

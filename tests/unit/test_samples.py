@@ -1,4 +1,4 @@
-"""The samples of the experts: what the generator makes, whole, checked row by row, nothing in two splits."""
+"""Sample data of the experts: reproducible, valid in every row, and without duplicates across splits."""
 
 from __future__ import annotations
 
@@ -46,15 +46,16 @@ def prompt(row: Row) -> str:
     return "\n".join(list(row.values())[:-1])
 
 
-def test_the_committed_files_are_what_the_generator_makes() -> None:
-    """In a process of its own, where strings hash differently."""
+@pytest.mark.process
+def test_committed_files_are_reproducible() -> None:
+    """Runs in a separate process with a different hash seed."""
     command = [sys.executable, "-m", "experts.generator", "--check"]
     environment = os.environ | {"PYTHONHASHSEED": "12345"}
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_check_names_every_file_that_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_every_file_that_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in EXPERTS:
         for split in SPLITS:
             target = tmp_path / "experts" / name / "sample" / f"{split}.jsonl"
@@ -65,22 +66,22 @@ def test_check_names_every_file_that_differs(tmp_path: Path, capsys: pytest.Capt
     changed.write_text(changed.read_text(encoding="utf-8").replace("SELECT", "SELEKT", 1), encoding="utf-8")
     (folder / "json/sample/train.jsonl").unlink()
     assert main(["--check"], folder=folder) == 1
-    told = capsys.readouterr().err
-    assert re.findall(r"^(\S+) is not", told, re.MULTILINE) == [
+    errors = capsys.readouterr().err
+    assert re.findall(r"^(\S+) is not", errors, re.MULTILINE) == [
         "experts/json/sample/train.jsonl",
         "experts/sql/sample/test.jsonl",
     ]
 
 
 @each_expert
-def test_fields_are_those_that_the_manifest_maps(name: str) -> None:
+def test_fields_match_the_field_mapping(name: str) -> None:
     manifest = json.loads((ROOT / f"experts/{name}/manifest.json").read_text())
     mapped = list(manifest["training"]["dataset"]["field_mapping"].values())
     assert {tuple(row) for row in all_rows(name)} == {tuple(mapped)}
 
 
 @each_expert
-def test_counts_and_lengths(name: str) -> None:
+def test_counts_and_sizes_are_within_limits(name: str) -> None:
     assert {split: len(load_rows(name, split)) for split in SPLITS} == COUNTS
     sizes = [sum(len(text.encode()) for text in row.values()) for row in all_rows(name)]
     assert sum(sizes) / len(sizes) <= 700
@@ -91,13 +92,13 @@ def test_counts_and_lengths(name: str) -> None:
 
 
 @each_expert
-def test_no_answer_and_no_prompt_stands_twice(name: str) -> None:
+def test_answers_and_prompts_are_unique(name: str) -> None:
     rows = all_rows(name)
     assert len({answer(row) for row in rows}) == len(rows)
     assert len({prompt(row) for row in rows}) == len(rows)
 
 
-def test_the_test_split_has_domains_of_its_own() -> None:
+def test_only_the_test_split_has_unseen_domains() -> None:
     unseen = {
         table
         for domain in load_domains(domain_data.UNSEEN_DOMAINS)
@@ -105,21 +106,21 @@ def test_the_test_split_has_domains_of_its_own() -> None:
         for table in (entity.name, entity.plural_name)
     }
 
-    def of_unseen(split: str) -> int:
+    def count_unseen(split: str) -> int:
         tables = [set(re.findall(r"CREATE TABLE (\w+)", row["sql_context"])) for row in load_rows("sql", split)]
         return sum(bool(names & unseen) for names in tables)
 
-    assert {split: of_unseen(split) for split in SPLITS} == {"train": 0, "validation": 0, "test": UNSEEN_TEST_ROWS}
+    assert {split: count_unseen(split) for split in SPLITS} == {"train": 0, "validation": 0, "test": UNSEEN_TEST_ROWS}
 
 
-def test_domains_are_many_and_share_no_entity() -> None:
+def test_domains_do_not_share_entities() -> None:
     seen, unseen = load_domains(domain_data.SEEN_DOMAINS), load_domains(domain_data.UNSEEN_DOMAINS)
     assert len(seen) >= 20
     names = [entity.name for domain in (*seen, *unseen) for entity in domain.entities]
     assert len(set(names)) == len(names)
 
 
-def test_dice_are_the_same_in_every_version_of_python() -> None:
+def test_dice_are_independent_of_the_python_version() -> None:
     dice = Dice(7)
     assert [dice.below(100) for _ in range(5)] == [32, 15, 65, 7, 53]
     assert dice.shuffle("abcdef") == ["c", "a", "e", "b", "d", "f"]
@@ -133,7 +134,7 @@ def test_sql_runs_in_sqlite(split: str) -> None:
         check_row(row)
 
 
-def test_objects_fit_their_schemas() -> None:
+def test_objects_conform_to_their_schemas() -> None:
     from experts.generator.json_check import check_object, check_row
 
     for row in load_rows("json", "train"):
@@ -149,7 +150,7 @@ def test_about_one_json_row_in_seven_is_a_repair() -> None:
     assert 0.12 <= sum(map(is_repair, rows)) / len(rows) <= 0.18
 
 
-def test_cypher_uses_what_its_schema_has() -> None:
+def test_cypher_conforms_to_its_schema() -> None:
     from experts.generator.cypher_check import check_schema_use
 
     for row in all_rows("neo4j"):
@@ -157,7 +158,7 @@ def test_cypher_uses_what_its_schema_has() -> None:
 
 
 def test_cypher_parses() -> None:
-    """Queries until every piece was seen; `python -m experts.generator` parses all of them."""
+    """Parses queries until every part has occurred; `python -m experts.generator` parses all."""
     pytest.importorskip("graphglot")
     from experts.generator.cypher_check import check_syntax, pieces_of
 
@@ -177,6 +178,7 @@ def test_typescript_parses() -> None:
         check_row(row)
 
 
+@pytest.mark.process
 @pytest.mark.skipif("LAUNCHER_TSC" not in os.environ, reason="LAUNCHER_TSC does not name a TypeScript compiler")
 def test_typescript_type_checks(tmp_path: Path) -> None:
     pytest.importorskip("tree_sitter_typescript")
@@ -194,7 +196,7 @@ def _replace(field: str, pattern: str, by: str) -> Callable[[Row], Row]:
     return lambda row: row | {field: re.sub(pattern, by, row[field], count=1)}
 
 
-SPOILT: dict[str, tuple[str, Callable[[Row], Row]]] = {
+FAULTS: dict[str, tuple[str, Callable[[Row], Row]]] = {
     "no such column": ("sql", _replace("sql", r"SELECT ", "SELECT nowhere, ")),
     "no such table": ("sql", _replace("sql_context", r"CREATE TABLE ", "CREATE TABLE x")),
     "two statements": ("sql", _replace("sql", r";", "; DROP TABLE x;")),
@@ -203,7 +205,7 @@ SPOILT: dict[str, tuple[str, Callable[[Row], Row]]] = {
     "made-up key": ("json", _replace("object", r"^\{", '{"madeUp":1,')),
     "made-up text": ("json", _replace("object", r'":"', '":"Zz')),
     "unknown property": ("neo4j", _replace("cypher", r" RETURN (\w+)\b", r" RETURN \1.nothing, \1")),
-    "unknown label": ("neo4j", _replace("cypher", r"\((\w+):(\w+)", r"(\1:Nobody")),
+    "unknown label": ("neo4j", _replace("cypher", r"\((\w+):(\w+)", r"(\1:Unknown")),
     "broken query": ("neo4j", _replace("cypher", r" RETURN ", " RETURN RETURN ")),
     "no result": ("neo4j", _replace("cypher", r" RETURN .*", "")),
     "open brace": ("typescript", _replace("output", r"\}(?=[^}]*$)|;$", "{")),
@@ -211,20 +213,20 @@ SPOILT: dict[str, tuple[str, Callable[[Row], Row]]] = {
 }
 
 
-@pytest.mark.parametrize("fault", SPOILT)
-def test_checks_find_what_is_wrong(fault: str) -> None:
-    name, spoil = SPOILT[fault]
+@pytest.mark.parametrize("fault", FAULTS)
+def test_checker_rejects_invalid_row(fault: str) -> None:
+    name, break_row = FAULTS[fault]
     pytest.importorskip({"neo4j": "graphglot", "typescript": "tree_sitter_typescript"}.get(name, "jsonschema"))
     check_row = load_checker(name)
-    spoilt = [(row, spoil(row)) for row in load_rows(name, "test")]
-    changed = [after for before, after in spoilt if before != after]
+    changed_rows = [(row, break_row(row)) for row in load_rows(name, "test")]
+    changed = [after for before, after in changed_rows if before != after]
     assert len(changed) >= 20
     for row in changed[:10]:
         with pytest.raises(Exception):  # noqa: B017, PT011  the parsers' own errors
             check_row(row)
 
 
-def test_a_relationship_against_its_direction_is_found() -> None:
+def test_checker_rejects_reversed_relationship() -> None:
     from experts.generator.cypher_check import check_schema_use
 
     row = {

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import ExitCode
-from launcher.metrics import load_metrics
-from launcher.paths import RunPaths
-from launcher.record import load_outcome
+from launcher.core.errors import ExitCode
+from launcher.core.metrics import load_metrics
+from launcher.core.run_paths import RunPaths
+from launcher.runs.record import load_outcome
 from launcher.train import is_lost_rank, is_lost_worker, is_out_of_memory
 from tests.conftest import ROOT, WriteManifest
+
+pytestmark = pytest.mark.process
 
 
 def train(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -22,16 +24,16 @@ def train(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_a_wrong_manifest_is_told_first(write_manifest: WriteManifest) -> None:
+def test_a_wrong_manifest_is_reported_first(write_manifest: WriteManifest) -> None:
     result = train("--manifest", str(write_manifest({"training.config.rank": 0})))
     assert result.returncode == ExitCode.WRONG_INPUT
     assert "training.config.rank: must be at least 1, not 0" in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_a_broken_plan_is_told(tmp_path: Path) -> None:
+def test_a_broken_plan_is_reported(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
-    for content, said in ((b'{"schema_version": 1}', "not a plan of this version"), (b"\xff", "it is not UTF-8")):
+    for content, said in ((b'{"schema_version": 1}', "is not a plan"), (b"\xff", "it is not valid JSON")):
         plan.write_bytes(content)
         broken = train("--plan", str(plan))
         assert broken.returncode == ExitCode.WRONG_INPUT
@@ -39,21 +41,21 @@ def test_a_broken_plan_is_told(tmp_path: Path) -> None:
     assert "cannot be read" in train("--plan", str(tmp_path / "none.json")).stderr
 
 
-def test_a_base_that_is_nowhere_is_told_with_the_places(tmp_path: Path) -> None:
+def test_a_missing_base_is_reported_with_the_searched_folders(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "launcher", "train", "neo4j", "--gpu", "h100", "--dry-run"]
     subprocess.run([*command, "--runs-dir", str(tmp_path), "--run-id", "a"], cwd=ROOT, capture_output=True, check=True)
     result = train("--plan", str(tmp_path / "a/plan.json"))
     assert result.returncode == ExitCode.WRONG_INPUT
-    assert "Qwen/Qwen3-0.6B: its tokenizer is not on this machine" in result.stderr
+    assert "the tokenizer of Qwen/Qwen3-0.6B is not on this machine" in result.stderr
     assert "LAUNCHER_MODELS_DIR" in result.stderr
     outcome = load_outcome(tmp_path / "a/outcome.json")
     assert outcome is not None
     assert (outcome.status, outcome.exit_code) == ("failed", ExitCode.WRONG_INPUT)
-    assert "its tokenizer is not on this machine" in outcome.error
+    assert "is not on this machine" in outcome.error
 
 
 @pytest.mark.slow
-def test_a_bare_launch_plans_trains_and_leaves_a_whole_run(tmp_path: Path) -> None:
+def test_a_bare_launch_plans_and_trains(tmp_path: Path) -> None:
     """As a user starts it: accelerate, our script, a manifest."""
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1", "--num_machines", "1"]
     script = ["launcher/train.py", "--manifest", "experts/json/manifest.json", "--max-steps", "2"]
@@ -83,13 +85,13 @@ def test_a_bare_launch_plans_trains_and_leaves_a_whole_run(tmp_path: Path) -> No
     assert outcome.final_loss == rows[2].values["train/loss"]
     assert (outcome.best_step, outcome.best_metric) == (2, rows[3].values["eval/loss"])
     assert outcome.ended_because == ""
-    assert "documents = each alone" in outcome.observed["attention"]
+    assert "packed documents equal unpacked ones" in outcome.observed["attention"]
     assert "fused" in outcome.observed["optimizer"]
 
 
-def test_a_lost_rank_is_told_from_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_rank_is_distinguished_from_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1")
-    assert not is_lost_rank(lost)  # alone there is nobody to lose
+    assert not is_lost_rank(lost)  # a single process cannot lose a rank
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert is_lost_rank(lost)
     assert not is_lost_rank(RuntimeError("shapes do not match"))
@@ -105,5 +107,5 @@ def test_a_lost_rank_is_told_from_a_bug(monkeypatch: pytest.MonkeyPatch) -> None
         (RuntimeError("shapes do not match"), False, False),
     ],
 )
-def test_errors_by_their_words(error: Exception, is_full: bool, is_worker: bool) -> None:
+def test_errors_are_classified_by_their_text(error: Exception, is_full: bool, is_worker: bool) -> None:
     assert (is_out_of_memory(error), is_lost_worker(error)) == (is_full, is_worker)

@@ -1,1 +1,1 @@
-"""Features of a training, one file each, behind one interface that does nothing by itself."""
+"""Callbacks of the training loop, one feature per file."""

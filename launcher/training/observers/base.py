@@ -1,78 +1,88 @@
-"""What an observer may see. Every method does nothing here, so that each observer writes only what it is about."""
+"""The interface of observers, the callbacks of the training loop."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from launcher.metrics import StepMetrics
+from launcher.core.metrics import StepMetrics
 
 if TYPE_CHECKING:
-    from launcher.training.position import Position
-    from launcher.training.run import Run
+    from launcher.training.checkpoint.progress import TrainProgress
+    from launcher.training.engine.run import TrainingRun
 
 
 class Observer:
-    def on_start(self, run: Run, step: int) -> None:
-        """Before the first step that is trained here; `step` are done already."""
+    """A callback of the training loop; every method does nothing by default."""
 
-    def before_step(self, run: Run, step: int) -> None:
-        """When a step is about to be queued; the device may still be busy with the one before."""
+    def on_start(self, run: TrainingRun, step: int) -> None:
+        """Handle the start of training, after `step` steps completed earlier."""
 
-    def on_step(self, run: Run, metrics: StepMetrics) -> None:
-        """After every step, one step late."""
+    def before_step(self, run: TrainingRun, step: int) -> None:
+        """Handle a step that is about to be queued; the device may still execute the one before."""
 
-    def on_evaluation(self, run: Run, metrics: StepMetrics) -> bool:  # noqa: ARG002
-        """After every evaluation; True asks for a checkpoint at this step. No values: there is no validation split."""
+    def on_step(self, run: TrainingRun, metrics: StepMetrics) -> None:
+        """Handle the metrics of a step; called one step late."""
+
+    def on_evaluation(self, run: TrainingRun, metrics: StepMetrics) -> bool:  # noqa: ARG002
+        """Handle an evaluation, without values if there is no validation split; return True to request a checkpoint."""
         return False
 
-    def on_save(self, run: Run, position: Position) -> None:
-        """When a checkpoint is due."""
+    def on_save(self, run: TrainingRun, progress: TrainProgress) -> None:
+        """Save a checkpoint."""
 
-    def on_end(self, run: Run, step: int) -> None:
-        """After the last step that was trained."""
+    def on_end(self, run: TrainingRun, step: int) -> None:
+        """Handle the end of training after `step` steps."""
 
-    def wants_to_stop(self) -> bool:
-        """For reasons that all ranks see alike, such as a held-out loss."""
+    def should_stop(self) -> bool:
+        """Whether to stop, for a reason that all ranks see, such as the validation loss."""
         return False
 
-    def asks_to_stop(self) -> bool:
-        """For a reason that only this rank may know, such as a signal: all ranks agree before any of them stops."""
+    def stop_requested(self) -> bool:
+        """Whether this rank wants to stop, for example after a signal; all ranks agree before any of them stops."""
         return False
 
 
 class Observers(Observer):
-    """Several, in order."""
+    """Several observers, called in order."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
 
-    def on_start(self, run: Run, step: int) -> None:
+    def on_start(self, run: TrainingRun, step: int) -> None:
+        """Call all observers."""
         for observer in self._observers:
             observer.on_start(run, step)
 
-    def before_step(self, run: Run, step: int) -> None:
+    def before_step(self, run: TrainingRun, step: int) -> None:
+        """Call all observers."""
         for observer in self._observers:
             observer.before_step(run, step)
 
-    def on_step(self, run: Run, metrics: StepMetrics) -> None:
+    def on_step(self, run: TrainingRun, metrics: StepMetrics) -> None:
+        """Call all observers."""
         for observer in self._observers:
             observer.on_step(run, metrics)
 
-    def on_evaluation(self, run: Run, metrics: StepMetrics) -> bool:
-        answers = [observer.on_evaluation(run, metrics) for observer in self._observers]  # all of them are asked
-        return any(answers)
+    def on_evaluation(self, run: TrainingRun, metrics: StepMetrics) -> bool:
+        """Call all observers."""
+        requests = [observer.on_evaluation(run, metrics) for observer in self._observers]  # calls all of them
+        return any(requests)
 
-    def on_save(self, run: Run, position: Position) -> None:
+    def on_save(self, run: TrainingRun, progress: TrainProgress) -> None:
+        """Call all observers."""
         for observer in self._observers:
-            observer.on_save(run, position)
+            observer.on_save(run, progress)
 
-    def on_end(self, run: Run, step: int) -> None:
+    def on_end(self, run: TrainingRun, step: int) -> None:
+        """Call all observers."""
         for observer in self._observers:
             observer.on_end(run, step)
 
-    def wants_to_stop(self) -> bool:
-        return any(observer.wants_to_stop() for observer in self._observers)
+    def should_stop(self) -> bool:
+        """Call all observers."""
+        return any(observer.should_stop() for observer in self._observers)
 
-    def asks_to_stop(self) -> bool:
-        return any(observer.asks_to_stop() for observer in self._observers)
+    def stop_requested(self) -> bool:
+        """Call all observers."""
+        return any(observer.stop_requested() for observer in self._observers)

@@ -1,4 +1,4 @@
-"""Where the training is, how fast, and how long it will take: a moving line on a terminal, plain lines elsewhere."""
+"""Print progress, speed and remaining time: a progress bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ import time
 from collections import deque
 from statistics import median
 
-from launcher import metrics as names
-from launcher.errors import say
-from launcher.metrics import StepMetrics
-from launcher.processes import LAUNCHER_TERMINAL
+from launcher.core import metrics as names
+from launcher.core.log import get_logger
+from launcher.core.metrics import StepMetrics
+from launcher.core.processes import LAUNCHER_TERMINAL
+from launcher.core.units import format_count, format_duration, format_percent
+from launcher.training.engine.run import TrainingRun
 from launcher.training.observers.base import Observer
-from launcher.training.run import Run
-from launcher.units import format_count, format_duration, format_percent
+
+log = get_logger(__name__)
 
 _BAR_WIDTH = 20
 _RECENT_STEPS = 20
 
 
 class Console(Observer):
+    """Prints progress on rank 0."""
+
     def __init__(self) -> None:
         self._is_terminal = os.environ.get(LAUNCHER_TERMINAL) == "1" or sys.stderr.isatty()
         self._seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
@@ -31,10 +35,11 @@ class Console(Observer):
         self._began = time.monotonic()
         self._first = 0
 
-    def on_start(self, run: Run, step: int) -> None:
+    def on_start(self, run: TrainingRun, step: int) -> None:
+        """Print what is trained."""
         batch = run.plan.batch
-        validation = "" if run.validation is None else f", {len(run.validation.file):,} held out"
-        self._say(
+        validation = "" if run.validation is None else f", {len(run.validation.file):,} in the validation split"
+        self._print(
             run,
             f"training {run.plan.expert}: {run.num_steps:,} steps of {batch.global_batch_size} sequences of "
             f"{batch.sequence_length:,} tokens ({len(run.train.file):,} sequences{validation})"
@@ -43,7 +48,8 @@ class Console(Observer):
         self._first = step
         self._began = time.monotonic()
 
-    def on_step(self, run: Run, metrics: StepMetrics) -> None:
+    def on_step(self, run: TrainingRun, metrics: StepMetrics) -> None:
+        """Print a line every logging_steps, and move the progress bar."""
         if not run.engine.is_main:
             return
         self._seconds.append(metrics.values[names.STEP_SECONDS])
@@ -54,28 +60,30 @@ class Console(Observer):
         is_line = metrics.step % run.plan.schedule.logging_steps == 0 or metrics.step in (1, run.num_steps)
         text = self._describe(run, metrics)
         if is_line:
-            self._say(run, f"step {metrics.step:,}/{run.num_steps:,}  {text}")
+            self._print(run, f"step {metrics.step:,}/{run.num_steps:,}  {text}")
         elif self._is_terminal:
-            self._move(run, metrics, text)
+            self._draw_bar(run, metrics, text)
 
-    def on_evaluation(self, run: Run, metrics: StepMetrics) -> bool:
-        where = f"step {metrics.step:,}/{run.num_steps:,}" if metrics.step else "the base"
+    def on_evaluation(self, run: TrainingRun, metrics: StepMetrics) -> bool:
+        """Print validation loss and task metrics."""
+        where = f"step {metrics.step:,}/{run.num_steps:,}" if metrics.step else "base model"
         loss = metrics.get(names.EVAL_LOSS)
         if loss is not None:
             seconds = format_duration(metrics.values[names.EVAL_SECONDS])
-            self._say(run, f"{where}  held-out loss {loss:.4f}  ({seconds})")
+            self._print(run, f"{where}  validation loss {loss:.4f}  ({seconds})")
         shares = names.find_task_metrics(metrics)
         if shares:
-            told = ", ".join(f"{name} {format_percent(share)}" for name, share in shares.items())
-            self._say(run, f"{where}  answers: {told}  ({format_duration(metrics.values[names.TASK_SECONDS])})")
+            results = ", ".join(f"{name} {format_percent(share)}" for name, share in shares.items())
+            self._print(run, f"{where}  answers: {results}  ({format_duration(metrics.values[names.TASK_SECONDS])})")
         return False
 
-    def on_end(self, run: Run, step: int) -> None:
+    def on_end(self, run: TrainingRun, step: int) -> None:
+        """Print the total time."""
         seconds = format_duration(time.monotonic() - self._began)
-        self._say(run, f"{step - self._first:,} steps in {seconds}")
+        self._print(run, f"{step - self._first:,} steps in {seconds}")
 
-    def _describe(self, run: Run, metrics: StepMetrics) -> str:
-        """The median of recent steps: one stall does not hide how fast it is."""
+    def _describe(self, run: TrainingRun, metrics: StepMetrics) -> str:
+        """Format speed as the median of recent steps, so that one stall does not hide it."""
         values, seconds = metrics.values, median(self._seconds)
         parts = [f"loss {values[names.TRAIN_LOSS]:.4f}", f"{format_count(median(self._rates))} tokens/s"]
         if self._mfus:
@@ -87,13 +95,13 @@ class Console(Observer):
         parts.append(f"{format_duration(seconds * (run.num_steps - metrics.step))} left")
         return "  ".join(parts)
 
-    def _move(self, run: Run, metrics: StepMetrics, text: str) -> None:
+    def _draw_bar(self, run: TrainingRun, metrics: StepMetrics, text: str) -> None:
         filled = int(_BAR_WIDTH * metrics.step / run.num_steps)
         bar = "█" * filled + "░" * (_BAR_WIDTH - filled)
         line = f"{bar} {metrics.step:,}/{run.num_steps:,}  {text}"
         width = shutil.get_terminal_size().columns - 1
         print(f"\r\033[K{line[:width]}", end="", file=sys.stderr, flush=True)
 
-    def _say(self, run: Run, line: str) -> None:
+    def _print(self, run: TrainingRun, line: str) -> None:
         if run.engine.is_main:
-            say(("\r\033[K" if self._is_terminal else "") + line)
+            log.info(("\r\033[K" if self._is_terminal else "") + line)

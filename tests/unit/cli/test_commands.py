@@ -17,6 +17,8 @@ from launcher import __version__
 from launcher.cli.main import main
 from tests.conftest import ROOT, WriteManifest, expert_manifests, published_manifests, python_path
 
+pytestmark = pytest.mark.process
+
 
 def launcher(
     *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None
@@ -40,17 +42,17 @@ def test_help_lists_every_verb() -> None:
     assert "exit codes:" in text
 
 
-def test_version() -> None:
+def test_version_is_printed() -> None:
     assert run_ok("--version") == f"expert-launcher {__version__}\n"
 
 
 @pytest.mark.parametrize("expert", ["json", "neo4j", "sql", "typescript"])
-def test_validate_own_experts(expert: str) -> None:
+def test_own_experts_are_valid(expert: str) -> None:
     assert run_ok("validate", expert).startswith(f"experts/{expert}/manifest.json: valid (expert {expert}, schema 2.0)")
 
 
 @pytest.mark.parametrize("file", published_manifests(), ids=lambda file: file.name)
-def test_validate_published_manifests(file: Path) -> None:
+def test_published_manifests_are_valid(file: Path) -> None:
     result = json.loads(run_ok("validate", str(file), "--json"))
     assert result["valid"] is True
     unused = {item["key"]: item["reason"] for item in result["not_used"]}
@@ -60,7 +62,7 @@ def test_validate_published_manifests(file: Path) -> None:
     assert all(unused.values())
 
 
-def test_a_wrong_manifest_is_exit_code_2_without_a_traceback(write_manifest: WriteManifest) -> None:
+def test_invalid_manifest_is_exit_code_2_without_a_traceback(write_manifest: WriteManifest) -> None:
     path = write_manifest({"training.config.bacth_size": 4, "training.config.rank": 0})
     for verb in (("validate",), ("plan", "--gpu", "rtx4090"), ("train", "--dry-run", "--gpu", "rtx4090")):
         result = launcher(verb[0], str(path), *verb[1:])
@@ -69,15 +71,15 @@ def test_a_wrong_manifest_is_exit_code_2_without_a_traceback(write_manifest: Wri
         assert "Traceback" not in result.stderr
         assert result.stderr.startswith(f"error: {path}: 2 problems\n")
         assert "  training.config.bacth_size: unknown key; did you mean batch_size?\n" in result.stderr
-        assert result.stderr.endswith("hint: `launcher schema` prints what a manifest may hold\n")
+        assert result.stderr.endswith("hint: `launcher schema` prints the JSON Schema of a manifest\n")
 
 
-def test_what_does_not_fit_is_exit_code_3() -> None:
+def test_plan_that_does_not_fit_is_exit_code_3() -> None:
     result = launcher(
         "plan", "neo4j", "--gpu", "rtx4090", "--base", "Llama-3.1-70B", "--set", "training.config.offload=none"
     )
     assert result.returncode == 3
-    assert "does not fit: at the least" in result.stderr
+    assert "does not fit: it needs at least" in result.stderr
     assert "hint: " in result.stderr
 
 
@@ -87,21 +89,21 @@ def test_what_does_not_fit_is_exit_code_3() -> None:
         (("plan", "noe4j"), "no expert called 'noe4j'; did you mean neo4j?"),
         (("plan", "neo4j", "--gpu", "rtx4900"), "rtx4090"),
         (("plan", "neo4j", "--gpus", "4"), "this machine has no GPU"),
-        (("plan", "neo4j", "--gpu", "h100", "--gpus", "0"), "'0' is not a whole number above 0"),
-        (("plan", "neo4j", "--gpu", "h100", "--nodes", "two"), "'two' is not a whole number above 0"),
-        (("plan", "neo4j", "--price", "cheap"), "'cheap' is not a price an hour, such as 0.40/h"),
+        (("plan", "neo4j", "--gpu", "h100", "--gpus", "0"), "'0' is not an integer of at least 1"),
+        (("plan", "neo4j", "--gpu", "h100", "--nodes", "two"), "'two' is not an integer of at least 1"),
+        (("plan", "neo4j", "--price", "cheap"), "'cheap' is not a price per hour, such as 0.40/h"),
         (("plan", "neo4j", "--gpu", "h100", "--base", "Qwen3-1.5B"), "Qwen3-1.7B"),
         (("plan", "neo4j", "--set", "training.config.rank"), "not KEY=VALUE"),
-        (("plan", "neo4j", "--ram", "nan"), "'nan' is not a number of GiB above 0"),
-        (("plan", "neo4j", "--ram", "inf"), "'inf' is not a number of GiB above 0"),
-        (("plan", "neo4j", "--ram", "0"), "'0' is not a number of GiB above 0"),
-        (("plan", "neo4j", "--ram=-5"), "'-5' is not a number of GiB above 0"),
+        (("plan", "neo4j", "--ram", "nan"), "'nan' is not a positive number of GiB"),
+        (("plan", "neo4j", "--ram", "inf"), "'inf' is not a positive number of GiB"),
+        (("plan", "neo4j", "--ram", "0"), "'0' is not a positive number of GiB"),
+        (("plan", "neo4j", "--ram=-5"), "'-5' is not a positive number of GiB"),
         (("plan", "neo4j", "--ram", "1e30"), "RAM per node in GiB: must be between 1 and 65536"),
         (("plan", "neo4j", "--cores", "99999999"), "CPU cores per node: must be between 1 and 4096"),
         (("plan", "neo4j", "--cores", "9" * 400), "is more than 1,000,000,000"),
-        (("plan", "neo4j", "--gpu", "h100", "--price", "9" * 400), "is not a price an hour"),
-        (("plan", "neo4j", "--tokens-per-row", "0"), "'0' is not a whole number above 0"),
-        (("plan", ""), "an empty name"),
+        (("plan", "neo4j", "--gpu", "h100", "--price", "9" * 400), "is not a price per hour"),
+        (("plan", "neo4j", "--tokens-per-row", "0"), "'0' is not an integer of at least 1"),
+        (("plan", ""), "the name of the expert is empty"),
         (("plan", "x" * 5000), "no expert called 'xxx"),
         (("plan", "./" + "x" * 5000), "cannot be read: File name too long"),
         (("plan", "x" * 5000 + ".json"), "cannot be read: File name too long"),
@@ -116,7 +118,7 @@ def test_what_does_not_fit_is_exit_code_3() -> None:
         ((), "the following arguments are required: VERB"),
     ],
 )
-def test_wrong_arguments_are_exit_code_2(arguments: tuple[str, ...], message: str) -> None:
+def test_invalid_arguments_are_exit_code_2(arguments: tuple[str, ...], message: str) -> None:
     result = launcher(*arguments, env={"CUDA_VISIBLE_DEVICES": ""})
     assert result.returncode == 2
     assert message in result.stderr
@@ -124,32 +126,32 @@ def test_wrong_arguments_are_exit_code_2(arguments: tuple[str, ...], message: st
     assert result.stdout == ""
 
 
-def test_the_plan_shows_decisions_reasons_memory_speed_and_ladder() -> None:
+def test_plan_prints_settings_reasons_memory_speed_and_oom_fallbacks() -> None:
     text = run_ok("plan", "neo4j", "--gpu", "rtx4090", "--price", "0.40/h")
     assert text.startswith("neo4j on 1 x GeForce RTX 4090 (24.0 GiB)\n")
     for expected in (
-        "decision",
+        "decided by",
         "BF16",
         "variable-length FlashAttention",
         "adamw_torch_fused",
-        "Predicted VRAM of each rank",
+        "Predicted VRAM per rank",
     ):
         assert expected in text
     for term in ("weights", "adapter", "gradients", "optimizer", "activations", "context", "total"):
         assert f"\n{term} " in text
     assert "█" in text
     assert "cost about" in text
-    assert "0.4 per GPU and hour" in text
-    assert "If memory runs out all the same, in this order (the global batch stays):\n  1. micro-batch" in text
+    assert "0.4 per GPU-hour" in text
+    assert "OOM fallbacks, in order (global batch unchanged):\n  1. micro-batch" in text
 
 
-def test_no_colour_where_nobody_looks() -> None:
+def test_output_has_no_color_without_a_terminal() -> None:
     assert "\x1b[" not in run_ok("plan", "neo4j", "--gpu", "rtx4090", env={"NO_COLOR": ""})
 
 
-def test_json_is_the_whole_plan_and_nothing_else() -> None:
+def test_json_is_the_complete_plan_and_nothing_else() -> None:
     plan = json.loads(run_ok("plan", "neo4j", "--gpu", "h100", "--gpus", "8", "--nodes", "2", "--json"))
-    assert plan["schema_version"] == 1
+    assert plan["schema_version"] == 2
     assert plan["batch"]["num_ranks"] == 16
     assert plan["strategy"] == "ddp"
 
@@ -170,9 +172,7 @@ def test_overrides_and_steps_reach_the_plan() -> None:
         ((), {"accelerate.yaml"}),
     ],
 )
-def test_a_dry_run_writes_everything_and_starts_nothing(
-    tmp_path: Path, flags: tuple[str, ...], files: set[str]
-) -> None:
+def test_dry_run_writes_everything_and_starts_nothing(tmp_path: Path, flags: tuple[str, ...], files: set[str]) -> None:
     env = {"CUDA_VISIBLE_DEVICES": ""}
     text = run_ok("train", "neo4j", *flags, "--dry-run", "--runs-dir", str(tmp_path), "--run-id", "first", env=env)
     assert "Dry run: nothing was started." in text
@@ -185,17 +185,17 @@ def test_a_dry_run_writes_everything_and_starts_nothing(
     assert str(run / "plan.json") in (run / "command.txt").read_text()
 
 
-def test_a_run_is_never_written_over(tmp_path: Path) -> None:
+def test_existing_run_is_never_overwritten(tmp_path: Path) -> None:
     flags = ("train", "neo4j", "--gpu", "rtx4090", "--dry-run", "--runs-dir", str(tmp_path), "--run-id", "mine")
     run_ok(*flags)
     before = (tmp_path / "mine/plan.json").stat().st_mtime_ns
     result = launcher(*flags)
     assert result.returncode == 2
-    assert "exists already" in result.stderr
+    assert "already exists" in result.stderr
     assert (tmp_path / "mine/plan.json").stat().st_mtime_ns == before
 
 
-def test_a_dry_run_that_cannot_plan_leaves_nothing(tmp_path: Path) -> None:
+def test_dry_run_without_a_valid_plan_leaves_no_files(tmp_path: Path) -> None:
     flags = (
         "--base",
         "Llama-3.1-70B",
@@ -209,7 +209,7 @@ def test_a_dry_run_that_cannot_plan_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_saved_manifest_is_the_effective_one(tmp_path: Path) -> None:
+def test_saved_manifest_is_the_effective_one(tmp_path: Path) -> None:
     run_ok(
         "train",
         "sql",
@@ -232,7 +232,7 @@ def test_schema_is_json() -> None:
     assert json.loads(run_ok("schema"))["title"] == "Expert manifest"
 
 
-def test_a_closed_pipe_is_no_error() -> None:
+def test_closed_pipe_is_not_an_error() -> None:
     command = f"{sys.executable} -m launcher schema | head -n 1"
     result = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout == "{\n"
@@ -243,14 +243,14 @@ def test_experts_are_found_from_anywhere(tmp_path: Path) -> None:
     assert "valid (expert sql" in run_ok("validate", "sql", cwd=tmp_path)
 
 
-def test_a_manifest_in_another_folder_by_path(tmp_path: Path) -> None:
+def test_manifest_in_another_folder_is_found_by_path(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/manifest.json").write_bytes(expert_manifests()[0].read_bytes())
     assert "valid (expert json" in run_ok("validate", "mine/manifest.json", cwd=tmp_path)
     assert "valid (expert json" in run_ok("validate", "./mine", cwd=tmp_path)
 
 
-# What a command does before it answers, counted and not timed: the same on a busy machine.
+# Counts function calls and imported packages instead of seconds: the same on a busy machine.
 COUNT = """
 import cProfile, json, pstats, sys
 profile = cProfile.Profile()
@@ -276,7 +276,7 @@ FOR_PLANS = ["annotated_types", "pydantic", "pydantic_core", "rich", "typing_ext
         (None, 1.2, ("train", "sql", "--gpu", "h100", "--dry-run")),
     ],
 )
-def test_answers_come_at_once(
+def test_commands_start_quickly(
     tmp_path: Path, others: list[str] | None, million_calls: float, arguments: tuple[str, ...]
 ) -> None:
     more = ("--runs-dir", str(tmp_path)) if "train" in arguments else ()
@@ -291,12 +291,12 @@ def test_answers_come_at_once(
 
 
 @pytest.mark.parametrize("name", ["COLUMNS", "LINES"])
-def test_digits_that_are_no_numbers(name: str) -> None:
+def test_unicode_digits_are_refused(name: str) -> None:
     assert "neo4j on" in run_ok("plan", "neo4j", "--gpu", "h100", env={name: "²"})
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_stdout_that_is_not_utf_8(encoding: str) -> None:
+def test_stdout_that_is_not_utf8_is_tolerated(encoding: str) -> None:
     text = run_ok("plan", "neo4j", "--gpu", "rtx4090", env={"PYTHONIOENCODING": encoding})
     assert "total " in text
     assert "###" in text
@@ -308,7 +308,7 @@ OUTPUTS = [("plan", "neo4j", "--gpu", "h100"), ("schema",), ("--help",), ("plan"
 @pytest.mark.parametrize("arguments", OUTPUTS, ids=" ".join)
 @pytest.mark.parametrize("target", [">/dev/full", ">&-"])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_an_output_that_cannot_be_written(arguments: tuple[str, ...], target: str, unbuffered: str) -> None:
+def test_unwritable_output_is_exit_code_2(arguments: tuple[str, ...], target: str, unbuffered: str) -> None:
     command = f"{sys.executable} -m launcher {' '.join(arguments)} {target}"
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     result = subprocess.run(
@@ -320,7 +320,7 @@ def test_an_output_that_cannot_be_written(arguments: tuple[str, ...], target: st
 
 
 @pytest.mark.parametrize("arguments", OUTPUTS, ids=" ".join)
-def test_a_reader_that_went_away_is_no_error(arguments: tuple[str, ...]) -> None:
+def test_closed_reader_is_not_an_error(arguments: tuple[str, ...]) -> None:
     """The pipe is closed before the first byte: rich would exit with code 1."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -333,7 +333,7 @@ def test_a_reader_that_went_away_is_no_error(arguments: tuple[str, ...]) -> None
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_a_failure_as_json(write_manifest: WriteManifest) -> None:
+def test_failure_is_json_with_json_flag(write_manifest: WriteManifest) -> None:
     path = write_manifest({"training.config.rank": 0})
     for verb, verdict in ((("validate",), {"valid": False}), (("plan", "--gpu", "h100"), {})):
         result = launcher(verb[0], str(path), *verb[1:], "--json")
@@ -343,7 +343,7 @@ def test_a_failure_as_json(write_manifest: WriteManifest) -> None:
             **verdict,
             "error": f"{path}: 1 problem",
             "problems": [{"where": "training.config.rank", "what": "must be at least 1, not 0"}],
-            "hint": "`launcher schema` prints what a manifest may hold",
+            "hint": "`launcher schema` prints the JSON Schema of a manifest",
         }
     impossible = launcher("plan", "neo4j", "--gpu", "rtx4090", "--base", "Qwen3-1.5B", "--json")
     assert "Qwen3-1.5B" in json.loads(impossible.stdout)["error"]
@@ -357,14 +357,14 @@ def test_control_characters_never_reach_the_terminal(write_manifest: WriteManife
     assert result.stderr.replace("\n", "").isprintable()
 
 
-def test_a_pipe_is_not_a_manifest(tmp_path: Path) -> None:
+def test_pipe_is_refused_as_a_manifest(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "manifest.json")
     result = launcher("validate", str(tmp_path / "manifest.json"))
     assert result.returncode == 2
     assert "is not a file" in result.stderr
 
 
-def test_two_dry_runs_within_a_second(tmp_path: Path) -> None:
+def test_dry_runs_within_the_same_second_get_different_ids(tmp_path: Path) -> None:
     for _ in range(2):
         run_ok("train", "neo4j", "--gpu", "rtx4090", "--dry-run", "--runs-dir", str(tmp_path), "--json")
     assert len(list(tmp_path.iterdir())) == 2
@@ -377,14 +377,14 @@ def test_tokens_per_row_reach_the_plan() -> None:
     assert json.loads(run_ok(*flags))["data"]["mean_tokens"] != 123
 
 
-def test_an_offloading_plan_tells_the_memory_of_the_cpu() -> None:
+def test_offloading_plan_shows_cpu_memory() -> None:
     flags = ("--gpu", "rtx4090", "--set", "training.config.offload=optimizer", "--strategy", "zero2")
-    assert "\nOn the CPU, each rank: " in run_ok("plan", "neo4j", *flags)
-    assert "On the CPU, each rank" not in run_ok("plan", "neo4j", "--gpu", "rtx4090")
+    assert "\nCPU memory per rank: " in run_ok("plan", "neo4j", *flags)
+    assert "CPU memory per rank" not in run_ok("plan", "neo4j", "--gpu", "rtx4090")
 
 
-def test_a_reader_that_went_away_changes_no_exit_code() -> None:
-    """Of either stream, nor of a verb that fails."""
+def test_closed_reader_does_not_change_the_exit_code() -> None:
+    """Holds for stdout and stderr, and for a command that fails."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "launcher", "plan", "nosuch", "--json"]
@@ -394,28 +394,28 @@ def test_a_reader_that_went_away_changes_no_exit_code() -> None:
 
 
 @pytest.mark.parametrize("price", ["-1", "x1", "1/m"])
-def test_what_is_no_price_is_refused(price: str) -> None:
-    assert "is not a price an hour" in launcher("plan", "neo4j", "--gpu", "h100", f"--price={price}").stderr
+def test_invalid_price_is_refused(price: str) -> None:
+    assert "is not a price per hour" in launcher("plan", "neo4j", "--gpu", "h100", f"--price={price}").stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
-        (("plan", "neo4j", "--gpu", "h100", "--base", ""), "an empty name is no base model"),
-        (("plan", "neo4j", "--gpu", "h100", "--max-restarts", "-1"), "'-1' is not a whole number from 0 on"),
-        (("data", "--prune", "--json"), "with --json nobody is asked"),
+        (("plan", "neo4j", "--gpu", "h100", "--base", ""), "the name of the base model is empty"),
+        (("plan", "neo4j", "--gpu", "h100", "--max-restarts", "-1"), "'-1' is not an integer of at least 0"),
+        (("data", "--prune", "--json"), "--json cannot prompt"),
         (("plan", "neo4j", "--gpus"), "expected one argument"),
     ],
 )
-def test_mistakes_are_one_line_with_a_way_out(words: tuple[str, ...], told: str) -> None:
+def test_usage_error_is_one_line_with_a_hint(words: tuple[str, ...], message: str) -> None:
     result = launcher(*words)
     assert result.returncode == 2
-    assert told in result.stderr
+    assert message in result.stderr
     assert "hint: " in result.stderr
     assert result.stderr.count("\n") == 2
 
 
-def test_what_a_file_system_forbids_is_no_bug(
+def test_file_system_errors_are_exit_code_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(_arguments: object) -> int:
@@ -426,9 +426,9 @@ def test_what_a_file_system_forbids_is_no_bug(
     assert capsys.readouterr().err == "error: /some/file: Permission denied\n"
 
 
-def test_the_smoke_profile_without_any_rows_is_told(write_manifest: WriteManifest, tmp_path: Path) -> None:
+def test_smoke_profile_without_rows_is_refused(write_manifest: WriteManifest, tmp_path: Path) -> None:
     path = write_manifest({"training.dataset.path": "nowhere.jsonl"})
     result = launcher("prepare", str(path), "--profile", "smoke", env={"LAUNCHER_DATA_DIR": str(tmp_path / "data")})
     assert result.returncode == 2
-    assert "the smoke profile trains on the sample beside a manifest" in result.stderr
-    assert "--profile full takes the manifest's dataset" in result.stderr
+    assert "the smoke profile trains on the sample in the manifest's folder" in result.stderr
+    assert "use --profile full for the manifest's dataset" in result.stderr

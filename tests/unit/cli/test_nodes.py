@@ -1,4 +1,4 @@
-"""One node among many, as a user starts it: wrong input, shared run directories, two real agents, and Slurm."""
+"""Multi-node training as a user starts it: invalid input, shared run directories, two real agents, and Slurm."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from typing import Any
 import pytest
 
 from launcher.cli.main import main
-from launcher.ending import find_absence, make_node_outcome
-from launcher.errors import InputError
-from launcher.inputs import PlannedRun, Request, plan_request
-from launcher.launch import join_run
-from launcher.metrics import TRAIN_LOSS, load_metrics
-from launcher.nodes import Node, find_run_to_join
-from launcher.paths import RunPaths
+from launcher.core.errors import InputError
+from launcher.core.metrics import TRAIN_LOSS, load_metrics
+from launcher.core.run_paths import RunPaths
+from launcher.launch.exit_status import explain_missing_nodes, make_node_outcome
+from launcher.launch.nodes import Node, find_run_to_join
+from launcher.launch.supervise import ChildExit
+from launcher.launch.write_run import join_run
 from launcher.plan import Plan
-from launcher.record import Outcome, load_outcome, write_outcome
 from launcher.render import Rendezvous
-from launcher.supervise import Ending
+from launcher.request.request import PlannedRun, Request, plan_request
+from launcher.runs.record import Outcome, load_outcome, write_outcome
 from tests.conftest import ROOT, python_path
 from tests.unit.standins import is_alive, wait_until
 
@@ -51,7 +51,7 @@ TWO_NODES = ("--nodes", "2", "--cpu-ranks", "1", "--cores", "1", *SHORT)
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One store for all: it is prepared once."""
+    """Return a data directory shared by all tests, so that the data is prepared once."""
     return tmp_path_factory.mktemp("data")
 
 
@@ -77,19 +77,19 @@ def train(folder: Path, *flags: str) -> int:
     ("flags", "said"),
     [
         (("--node-rank", "2", "--rendezvous", "127.0.0.1:29500"), "--node-rank: 2 is not one of 0 to 1"),
-        (("--node-rank", "-1", "--rendezvous", "127.0.0.1:29500"), "'-1' is not a whole number"),
-        (("--node-rank", "0"), "--rendezvous: HOST:PORT must be given: where node 0 listens"),
-        (("--node-rank", "0", "--rendezvous", "127.0.0.1:29500"), "--run-id: it must be given, the same on all nodes"),
-        (("--rendezvous", "127.0.0.1:29500"), "--rendezvous: it needs --node-rank R"),
-        (("--join-timeout", "9"), "--join-timeout: it needs --node-rank R"),
+        (("--node-rank", "-1", "--rendezvous", "127.0.0.1:29500"), "'-1' is not an integer of at least 0"),
+        (("--node-rank", "0"), "--rendezvous: missing: HOST:PORT where node 0 listens"),
+        (("--node-rank", "0", "--rendezvous", "127.0.0.1:29500"), "--run-id: missing: the same id on all nodes"),
+        (("--rendezvous", "127.0.0.1:29500"), "--rendezvous: requires --node-rank R"),
+        (("--join-timeout", "9"), "--join-timeout: requires --node-rank R"),
         (("--rendezvous", "127.0.0.1"), "'127.0.0.1' is not HOST:PORT"),
         (("--rendezvous", ":29500"), "':29500' is not HOST:PORT"),
         (("--rendezvous", "::1:29500"), "'::1:29500' is not HOST:PORT"),
         (("--rendezvous", "a b:29500"), "'a b:29500' is not HOST:PORT"),
         (("--rendezvous", "$(id):29500"), "is not HOST:PORT"),
-        (("--rendezvous", "node0:0"), "'node0:0': a port is one of 1 to 65535"),
-        (("--rendezvous", "node0:65536"), "'node0:65536': a port is one of 1 to 65535"),
-        (("--node-rank", "1", "--nodes", "1"), "--node-rank: it is for many nodes: give --nodes N too"),
+        (("--rendezvous", "node0:0"), "'node0:0': a port is a number from 1 to 65535"),
+        (("--rendezvous", "node0:65536"), "'node0:65536': a port is a number from 1 to 65535"),
+        (("--node-rank", "1", "--nodes", "1"), "--node-rank: it is for several nodes: give --nodes N too"),
         (("--node-rank", "1", "--slurm"), "--slurm: Slurm starts the nodes itself"),
         (
             ("--node-rank", "1", "--rendezvous", "nowhere.invalid:29500", "--run-id", "a"),
@@ -100,30 +100,30 @@ def train(folder: Path, *flags: str) -> int:
             "nodes do not restart together under a static rendezvous; use c10d",
         ),
         ((), "--node-rank R --rendezvous HOST:PORT --run-id ID"),
-        (("--cpu-ranks", "1", "--gpu", "h100"), "--cpu-ranks and --gpu exclude each other"),
+        (("--cpu-ranks", "1", "--gpu", "h100"), "--cpu-ranks and --gpu cannot be used together"),
     ],
 )
-def test_wrong_flags_are_told_before_anything_is_written(
+def test_invalid_flags_are_refused_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], said: str
 ) -> None:
     assert train(tmp_path, *TWO_NODES, *flags) == 2
-    told = capsys.readouterr()
-    assert said in told.err
-    assert "Traceback" not in told.err
-    assert told.out == ""
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_busy_port_is_told_by_node_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_busy_port_is_reported_by_node_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         flags = (*TWO_NODES, "--rendezvous", f"127.0.0.1:{port}", "--run-id", "a")
         assert train(tmp_path, *flags, "--node-rank", "0") == 2
-    assert f"node 0 cannot listen on port {port}: it is in use already" in capsys.readouterr().err
+    assert f"node 0 cannot listen on port {port}: it is already in use" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_head_that_nobody_reaches(tmp_path: Path, capsys: pytest.CaptureFixture[str], port: int) -> None:
+def test_unreachable_node_0_times_out(tmp_path: Path, capsys: pytest.CaptureFixture[str], port: int) -> None:
     began = time.monotonic()
     flags = (*TWO_NODES, "--node-rank", "1", "--rendezvous", f"127.0.0.1:{port}", "--run-id", "a")
     assert train(tmp_path, *flags, "--join-timeout", "1") == 4
@@ -153,18 +153,18 @@ def test_nodes_that_share_a_file_system_share_the_directory(tmp_path: Path) -> N
     assert Plan.model_validate_json(elsewhere.plan.read_text()) == planned.plan
 
 
-def test_another_plan_of_the_same_name_is_refused_key_by_key(tmp_path: Path) -> None:
+def test_different_plan_of_the_same_name_is_refused(tmp_path: Path) -> None:
     join_run(plan_two(), tmp_path, "a", make_node(0))
     other = plan_two(max_steps=7, strategy="zero2")
     with pytest.raises(InputError) as caught:
         find_run_to_join(tmp_path, "a", other.plan, make_node(1))
-    told = str(caught.value)
-    assert "holds another plan than this node's" in told
-    assert "  schedule.max_steps: 60 there, 7 on this node" in told
-    assert "  strategy: ddp there, zero2 on this node" in told
+    message = str(caught.value)
+    assert "has a different plan than this node" in message
+    assert "  schedule.max_steps: 60 there, 7 on this node" in message
+    assert "  strategy: ddp there, zero2 on this node" in message
 
 
-def test_memory_that_is_free_on_a_node_is_not_its_plan(tmp_path: Path) -> None:
+def test_free_memory_of_a_node_is_not_compared(tmp_path: Path) -> None:
     planned = plan_two()
     join_run(planned, tmp_path, "a", make_node(0))
     hardware = planned.plan.hardware.model_copy(update={"free_vram_mib": 7, "ram_gib_per_node": 3.0})
@@ -181,7 +181,7 @@ def test_memory_that_is_free_on_a_node_is_not_its_plan(tmp_path: Path) -> None:
         ("running", 1, None),
     ],
 )
-def test_a_run_that_has_been_is_not_joined(tmp_path: Path, status: Any, rank: int, said: str | None) -> None:
+def test_finished_run_is_not_joined(tmp_path: Path, status: Any, rank: int, said: str | None) -> None:
     planned = plan_two()
     paths = join_run(planned, tmp_path, "a", make_node(0))
     write_outcome(paths.outcome, Outcome(run_id="a", status=status, started_at="t", pid=1))
@@ -192,21 +192,21 @@ def test_a_run_that_has_been_is_not_joined(tmp_path: Path, status: Any, rank: in
         find_run_to_join(tmp_path, "a", planned.plan, make_node(rank))
 
 
-def test_a_foreign_directory_is_not_joined(tmp_path: Path) -> None:
+def test_foreign_directory_is_not_joined(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    os.utime(tmp_path / "a", (1, 1))  # so old that nobody can still be writing it
+    os.utime(tmp_path / "a", (1, 1))  # old enough that no other node can still be writing it
     with pytest.raises(InputError, match="has no plan that can be joined"):
         find_run_to_join(tmp_path, "a", plan_two().plan, make_node(1))
 
 
-def ended(code: int, tail: str = "") -> Ending:
-    return Ending(pid=1, returncode=code, was_asked=False, was_forced=False, stderr_tail=tail)
+def ended(code: int, tail: str = "") -> ChildExit:
+    return ChildExit(pid=1, returncode=code, stop_requested=False, was_forced=False, stderr_tail=tail)
 
 
-def test_how_a_node_without_the_record_ended(tmp_path: Path) -> None:
+def test_outcome_of_node_1_follows_the_exit_codes_of_its_ranks(tmp_path: Path) -> None:
     paths, now = RunPaths(tmp_path, node_rank=1), datetime.now(UTC)
 
-    def outcome(ending: Ending) -> Outcome:
+    def outcome(ending: ChildExit) -> Outcome:
         return make_node_outcome(paths, ending, None, now, make_node(1))
 
     assert (outcome(ended(0)).status, outcome(ended(0)).exit_code) == ("done", 0)
@@ -221,16 +221,16 @@ def test_how_a_node_without_the_record_ended(tmp_path: Path) -> None:
     assert "was killed (SIGKILL)" in outcome(ended(-9)).error
 
 
-def test_who_did_not_come_is_counted(tmp_path: Path) -> None:
+def test_missing_nodes_are_counted(tmp_path: Path) -> None:
     tail = "torch.distributed.DistStoreError: Timed out after 11 seconds waiting for clients. 2/4 clients joined."
-    error = find_absence(RunPaths(tmp_path), ended(1, tail), make_node(0), 4)
+    error = explain_missing_nodes(RunPaths(tmp_path), ended(1, tail), make_node(0), 4)
     assert error is not None
-    assert "the 4 nodes did not come together at 127.0.0.1:29500 within 300 s; 2 of 4 came" in str(error)
-    assert find_absence(RunPaths(tmp_path), ended(1, "ValueError: no"), make_node(0), 4) is None
+    assert "the 4 nodes did not all join at 127.0.0.1:29500 within 300 s; 2 of 4 joined" in str(error)
+    assert explain_missing_nodes(RunPaths(tmp_path), ended(1, "ValueError: no"), make_node(0), 4) is None
 
 
 class Nodes:
-    """Launchers of a two-node run, each a process of its own."""
+    """The launchers of a two-node run, each in a separate process."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self._folder, self._port = folder, port
@@ -279,9 +279,10 @@ def losses(paths: RunPaths) -> list[float]:
     return [loss for step in load_metrics(paths.metrics) if (loss := step.get(TRAIN_LOSS)) is not None]
 
 
+@pytest.mark.process
 @pytest.mark.slow
-def test_two_nodes_train_as_one_process_does(tmp_path: Path, nodes: Nodes) -> None:
-    """With a directory each, as where nothing is shared. Node 1 is early, and waits."""
+def test_two_nodes_train_like_one_process(tmp_path: Path, nodes: Nodes) -> None:
+    """Each node has its own run directory, as without a shared file system. Node 1 starts first and waits."""
     early = nodes.start(1, "--max-steps", "3", runs="runs1")
     head = nodes.start(0, "--max-steps", "3")
     for process in (head, early):
@@ -310,9 +311,10 @@ def find_agent(launcher: int) -> int:
     return int(children[0])
 
 
+@pytest.mark.process
 @pytest.mark.slow
-def test_a_killed_agent_ends_both_nodes(nodes: Nodes) -> None:
-    """On a directory that they share."""
+def test_killed_agent_ends_both_nodes(nodes: Nodes) -> None:
+    """Both nodes share the run directory."""
     head, other = nodes.start(0, "--max-steps", "2000"), nodes.start(1, "--max-steps", "2000")
     metrics = nodes.paths().metrics
     wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, 120)
@@ -327,18 +329,19 @@ def test_a_killed_agent_ends_both_nodes(nodes: Nodes) -> None:
     assert time.monotonic() - killed_at < 60
     outcome = load_outcome(nodes.paths().outcome)
     assert outcome is not None
-    # Its own agent stops it as soon as it hears of the loss, unless the lost collective is noticed first.
+    # Its agent stops it once it learns of the lost node, unless the failed collective is noticed first.
     assert (outcome.exit_code, outcome.status) in ((4, "failed"), (75, "stopped"))
     assert outcome.exit_code == code
     assert outcome.error.splitlines()[-1][:40] in error, "the survivor's console tells what its record tells"
     assert not is_alive(agent)
 
 
-def test_a_node_that_never_comes(nodes: Nodes) -> None:
+@pytest.mark.process
+def test_missing_node_is_named(nodes: Nodes) -> None:
     code, error = finish(nodes.start(0, "--join-timeout", "4"))
     assert code == 4
-    assert "the 2 nodes did not come together at 127.0.0.1:" in error
-    assert " within 4 s; node 1 did not come\nhint: " in error
+    assert "the 2 nodes did not all join at 127.0.0.1:" in error
+    assert " within 4 s; node 1 did not join\nhint: " in error
     assert "Traceback" not in error
     outcome = load_outcome(nodes.paths().outcome)
     assert outcome is not None
@@ -347,7 +350,7 @@ def test_a_node_that_never_comes(nodes: Nodes) -> None:
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in sbatch, first on PATH, which notes how it was called."""
+    """Put a fake sbatch first on PATH, which records how it is called."""
     program = tmp_path / "bin/sbatch"
     program.parent.mkdir()
     program.write_text(
@@ -362,13 +365,13 @@ SLURM = (*TWO_NODES, "--slurm", "--run-id", "a")
 
 
 @pytest.mark.usefixtures("slurm")
-def test_a_job_is_submitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_job_is_submitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     site = ("--partition", "gpu,big", "--account", "lab-7", "--time-limit", "1-02:30:00")
     assert train(tmp_path, *SLURM, *site) == 0
     root = tmp_path / "runs/a"
     assert (tmp_path / "called").read_text() == f"{ROOT}\n--parsable\n{root}/slurm.sbatch\n"
-    told = capsys.readouterr().out
-    assert told.endswith(f"submitted job 4242; its log: {root}/logs/slurm-4242.log\nrun directory: {root}\n")
+    output = capsys.readouterr().out
+    assert output.endswith(f"submitted job 4242; its log: {root}/logs/slurm-4242.log\nrun directory: {root}\n")
     script = (root / "slurm.sbatch").read_text()
     for line in ("--partition=gpu,big", "--account=lab-7", "--time=1-02:30:00", "--nodes=2"):
         assert f"#SBATCH {line}\n" in script
@@ -376,33 +379,33 @@ def test_a_job_is_submitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.usefixtures("slurm")
-def test_a_job_of_one_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_job_of_one_node_is_submitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(tmp_path, "--profile", "smoke", "--gpu", "h100", "--slurm", "--run-id", "a", "--json", *SHORT) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["job_id"], told["started"]) == ("4242", False)
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["job_id"], summary["started"]) == ("4242", False)
     script = tmp_path / "runs/a/slurm.sbatch"
     assert "#SBATCH --nodes=1\n" in script.read_text()
     subprocess.run(["bash", "-n", str(script)], check=True)
 
 
-def test_a_refused_job_keeps_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], slurm: Path) -> None:
+def test_files_of_a_refused_job_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str], slurm: Path) -> None:
     slurm.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: x' >&2\nexit 1\n")
     assert train(tmp_path, *SLURM, "--partition", "x") == 2
-    told = capsys.readouterr().err
-    assert "error: sbatch refused the job: sbatch: error: invalid partition specified: x\n" in told
-    assert f"sbatch {tmp_path}/runs/a/slurm.sbatch" in told
+    errors = capsys.readouterr().err
+    assert "error: sbatch refused the job: sbatch: error: invalid partition specified: x\n" in errors
+    assert f"sbatch {tmp_path}/runs/a/slurm.sbatch" in errors
     assert (tmp_path / "runs/a/plan.json").is_file()
 
 
-def test_without_sbatch_nothing_is_prepared(
+def test_missing_sbatch_is_refused_before_data_is_prepared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     monkeypatch.setenv("LAUNCHER_DATA_DIR", str(tmp_path / "data"))
     assert train(tmp_path, *SLURM) == 2
-    told = capsys.readouterr().err
-    assert "there is no sbatch on this machine's PATH\nhint: --no-submit writes the run directory" in told
+    errors = capsys.readouterr().err
+    assert "sbatch is not on the PATH of this machine\nhint: --no-submit writes the run directory" in errors
     assert not (tmp_path / "runs").exists()
     assert not (tmp_path / "data").exists()
     assert train(tmp_path, *SLURM, "--no-submit") == 0
@@ -415,16 +418,16 @@ def test_without_sbatch_nothing_is_prepared(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--partition", "p"), "--partition: it is for --slurm"),
-        (("--no-submit",), "--no-submit: it is for --slurm"),
+        (("--partition", "p"), "--partition: requires --slurm"),
+        (("--no-submit",), "--no-submit: requires --slurm"),
         (("--slurm", "--time-limit", "90"), "'90' is not a time limit"),
         (("--slurm", "--time-limit", "00:00:00"), "'00:00:00' is not a time limit"),
         (("--slurm", "--time-limit", "01:60:00"), "'01:60:00' is not a time limit"),
-        (("--slurm", "--partition", "a\n#SBATCH --uid=0"), "is not a name that Slurm takes"),
-        (("--slurm", "--account=-x"), "is not a name that Slurm takes"),
+        (("--slurm", "--partition", "a\n#SBATCH --uid=0"), "is not a valid Slurm name"),
+        (("--slurm", "--account=-x"), "is not a valid Slurm name"),
     ],
 )
-def test_wrong_flags_for_slurm(
+def test_invalid_slurm_flags_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], said: str
 ) -> None:
     assert train(tmp_path, *TWO_NODES, *flags) == 2
@@ -432,7 +435,7 @@ def test_wrong_flags_for_slurm(
     assert not (tmp_path / "called").exists()
 
 
-def test_a_node_keeps_the_record_only_where_rank_0_runs_for_certain() -> None:
+def test_node_keeps_the_record_only_if_rank_0_runs_there() -> None:
     assert make_node(0).keeps_record
     assert not make_node(1).keeps_record
     assert not make_node(0, backend="c10d").keeps_record

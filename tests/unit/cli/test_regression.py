@@ -1,4 +1,4 @@
-"""`launcher regression`: what it prints and returns for two runs on disk, and what it says when a training fails."""
+"""`launcher regression`: output and exit code for two runs on disk, and errors of a training that fails."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.regression import Cost, judge
-from launcher.errors import ExitCode
-from launcher.inputs import Request
-from launcher.paths import RunPaths
-from launcher.regression.children import ChildFailedError
-from launcher.regression.pair import Pair, plan_pair
+from launcher.bench.regression.pair import Pair, plan_pair
+from launcher.bench.worker import ChildFailedError
+from launcher.cli.regression import Conditions, compare
+from launcher.core.errors import ExitCode
+from launcher.core.metrics import METRICS, SAMPLES_PER_SECOND
+from launcher.core.run_paths import RunPaths
+from launcher.request.request import Request
 from tests.conftest import ROOT, WriteManifest, python_path
 from tests.made_runs import MadeRun, write_run
-from tests.unit.regression.made_audit import make_audit
-from tests.unit.regression.test_verdict import make_result, make_rows
+from tests.unit.bench.regression.synthetic_audit import make_audit
+from tests.unit.bench.regression.test_verdict import make_result, make_rows
 
 
 @pytest.fixture
@@ -33,49 +34,50 @@ def write_side(folder: Path, name: str, seconds: float, right: int) -> RunPaths:
     return paths
 
 
-def test_as_good_and_faster(
+def test_faster_run_of_equal_quality_passes(
     pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")  # a narrow terminal breaks lines
     old, new = write_side(tmp_path, "x-old", 2.0, 90), write_side(tmp_path, "x-new", 1.0, 90)
-    cost = Cost(cpu_seconds=(40.0, 25.0), notes=("a busy machine",))
-    assert judge(pair, old, new, max_drop=0.05, is_json=False, cost=cost) == ExitCode.DONE
+    rate_title = next(metric.title for metric in METRICS if metric.name == SAMPLES_PER_SECOND)
+    conditions = Conditions(cpu_seconds=(40.0, 25.0), notes=("a busy machine",))
+    assert compare(pair, old, new, max_regression=0.05, is_json=False, conditions=conditions) == ExitCode.DONE
     lines = capsys.readouterr().out.splitlines()
     shown = {line.split("  ")[0].strip(): " ".join(line.split("  ")[1:]).split() for line in lines}
-    assert shown["rows a second"] == ["13.0", "26.0", "x", "2.00"]
+    assert shown[rate_title] == ["13.0", "26.0", "x", "2.00"]
     assert shown["all steps"] == ["12.0", "s", "6.0", "s", "x", "0.50"]
-    assert shown["CPU time of the whole run"] == ["40.0", "s", "25.0", "s", "x", "0.62"]
+    assert shown["CPU time"] == ["40.0", "s", "25.0", "s", "x", "0.62"]
     assert shown["held-out loss"] == ["0.2500", "0.2500"]
     interval = ["90.0", "%", "(82.6", "to", "94.5)"]
     assert shown["equals (main)"] == [*interval, *interval, "+0.0", "points"]
     assert "note: a busy machine" in lines
     assert any(line.startswith("quality gate open: not worse by more than 5.0 %: 0 of 100 rows lost") for line in lines)
-    assert "speed: 2.00 times as many rows a second" in lines
+    assert "speed: 2.00 times as many rows per second" in lines
     assert lines[-1] == f"launcher compare x-old x-new --runs-dir {tmp_path}"
 
 
 def test_worse_is_exit_code_6(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old, new = write_side(tmp_path, "x-old", 1.0, 90), write_side(tmp_path, "x-new", 1.5, 70)
-    assert judge(pair, old, new, max_drop=0.05, is_json=False) == ExitCode.QUALITY_GATE
+    assert compare(pair, old, new, max_regression=0.05, is_json=False) == ExitCode.QUALITY_GATE
     shown = capsys.readouterr().out
     assert "quality gate CLOSED: worse by more than 5.0 %: 20 of 100 rows lost, 0 won: -20.0 points" in shown
-    assert "speed: not faster here: 0.67 times as many rows a second" in shown
-    assert judge(pair, old, new, max_drop=0.2, is_json=False) == ExitCode.DONE
+    assert "speed: not faster here: 0.67 times as many rows per second" in shown
+    assert compare(pair, old, new, max_regression=0.2, is_json=False) == ExitCode.DONE
 
 
-def test_a_program_reads_the_same(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_has_the_same_results(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old, new = write_side(tmp_path, "x-old", 2.0, 90), write_side(tmp_path, "x-new", 1.0, 70)
-    assert judge(pair, old, new, max_drop=0.05, is_json=True) == ExitCode.QUALITY_GATE
-    told = json.loads(capsys.readouterr().out)
-    assert (told["speedup"], told["gate"]["is_open"], told["num_asked"]) == (2.0, False, 100)
-    assert told["runs"] == {"old": str(old.root), "new": str(new.root)}
-    packing = next(setting for setting in told["settings"] if setting["name"] == "rows")
+    assert compare(pair, old, new, max_regression=0.05, is_json=True) == ExitCode.QUALITY_GATE
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["speedup"], summary["gate"]["is_open"], summary["num_asked"]) == (2.0, False, 100)
+    assert summary["runs"] == {"old": str(old.root), "new": str(new.root)}
+    packing = next(setting for setting in summary["settings"] if setting["name"] == "rows")
     assert packing["set"] == "training.config.packing=false"
-    assert [check["name"] for check in told["checks"] if check["is_main"]] == ["equal"]
+    assert [check["name"] for check in summary["checks"] if check["is_main"]] == ["equal"]
 
 
 @pytest.mark.parametrize(("code", "ours"), [(2, 2), (3, 3), (4, 4), (5, 5), (75, 75), (137, 4), (9, 4)])
-def test_the_exit_code_of_a_training_is_passed_on(code: int, ours: int) -> None:
+def test_exit_code_of_a_failed_training_is_mapped(code: int, ours: int) -> None:
     assert int(ChildFailedError("it failed", (), code).exit_code) == ours
 
 
@@ -85,36 +87,39 @@ def run_verb(*arguments: str, tmp_path: Path) -> subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_a_training_that_cannot_begin_is_told_with_its_code(tmp_path: Path) -> None:
+@pytest.mark.process
+def test_exit_code_of_a_training_that_cannot_start_is_returned(tmp_path: Path) -> None:
     pytest.importorskip("jsonschema_rs", reason="pip install 'expert-launcher[quality]'")
     (tmp_path / "file").touch()
     result = run_verb("json", "--max-steps", "2", "--runs-dir", str(tmp_path / "file" / "runs"), tmp_path=tmp_path)
     assert result.returncode == 2
-    assert "cannot be made: Not a directory" in result.stderr  # by the training itself
+    assert "cannot be created: Not a directory" in result.stderr  # by the training itself
     last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith("error: the training json-")
+    assert last.startswith("error: training json-")
     assert last.endswith("-regression-old failed (exit code 2)")
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("jsn",), "no expert called 'jsn'; did you mean json?"),
-        (("json", "--max-drop", "lots"), "'lots' is not a share such as 5%"),
+        (("json", "--max-regression", "lots"), "'lots' is not a percentage, such as 5%"),
         (("json", "--set", "training.config.bacth_size=2"), "did you mean batch_size?"),
-        (("json", "--rows", "0"), "'0' is not a whole number above 0"),
+        (("json", "--rows", "0"), "'0' is not an integer of at least 1"),
     ],
 )
-def test_mistakes_are_told(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
     result = run_verb(*arguments, tmp_path=tmp_path)
     assert result.returncode == 2, result.stderr
     assert words in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_nobody_trains_twice_for_a_judge_that_is_not_there(tmp_path: Path, write_manifest: WriteManifest) -> None:
+@pytest.mark.process
+def test_missing_judge_is_refused_before_training(tmp_path: Path, write_manifest: WriteManifest) -> None:
     path = write_manifest({"name": "expert-poems"}, drop=("training.decoding",))
     result = run_verb(str(path), tmp_path=tmp_path)
     assert result.returncode == 2
-    assert result.stderr.startswith("error: expert-poems: nobody here can judge its answers\n")
+    assert result.stderr.startswith("error: expert-poems: no judge for this expert's answers\n")

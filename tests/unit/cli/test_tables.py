@@ -1,4 +1,4 @@
-"""Tables show foreign text as it is: neither markup nor control characters do anything."""
+"""Tables print foreign text literally: markup and control characters have no effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`launcher train` as a user types it, with a script that only pretends to train."""
+"""`launcher train` as a user types it, with a fake training script."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import InputError
-from launcher.inputs import Request, plan_request
-from launcher.launch import check_packages, check_startable
+from launcher.core.errors import InputError
+from launcher.launch.start import check_packages, check_startable
+from launcher.request.request import Request, plan_request
 from tests.conftest import ROOT, python_path
 from tests.unit.standins import PREAMBLE
+
+pytestmark = pytest.mark.process
 
 TRAINED = PREAMBLE + 'print("from the training")\nsay("trained")\noutcome("done", 0)\n'
 REFUSED = PREAMBLE + 'say("error: not so")\noutcome("failed", 5, "not so")\nsys.exit(5)\n'
 
 _MAIN = """
 import sys
-from launcher import launch
+from launcher.launch import start as launch
 from launcher.cli.main import main
 launch.find_train_script = lambda: sys.argv[1]
 sys.exit(main(sys.argv[2:]))
@@ -53,12 +55,12 @@ def train(folder: Path, script: str, *arguments: str) -> subprocess.CompletedPro
     )
 
 
-def test_a_training_from_its_plan_to_its_end(tmp_path: Path) -> None:
+def test_training_runs_from_plan_to_outcome(tmp_path: Path) -> None:
     result = train(tmp_path, TRAINED, "--run-id", "a")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("neo4j on ")
     assert result.stdout.endswith(f"from the training\nrun directory: {tmp_path}/runs/a\n")
-    assert re.search(r"^prepared data: \S+ \(made in [\d.]+ s\)\ntrained\n\Z", result.stderr, re.MULTILINE)
+    assert re.search(r"^prepared data: \S+ \(prepared in [\d.]+ s\)\ntrained\n\Z", result.stderr, re.MULTILINE)
     assert json.loads((tmp_path / "runs/a/outcome.json").read_text())["status"] == "done"
     assert "from the training\n" in (tmp_path / "runs/a/logs/console.log").read_text()
     second = train(tmp_path, REFUSED, "--run-id", "b")
@@ -67,7 +69,7 @@ def test_a_training_from_its_plan_to_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("script", "code", "status"), [(TRAINED, 0, "done"), (REFUSED, 5, "failed")])
-def test_one_json_object(tmp_path: Path, script: str, code: int, status: str) -> None:
+def test_json_output_is_one_object(tmp_path: Path, script: str, code: int, status: str) -> None:
     result = train(tmp_path, script, "--run-id", "a", "--json")
     assert result.returncode == code
     answer = json.loads(result.stdout)
@@ -77,7 +79,7 @@ def test_one_json_object(tmp_path: Path, script: str, code: int, status: str) ->
     assert ("from the training" in result.stderr) == (code == 0)
 
 
-def test_a_reader_that_leaves_does_not_change_the_exit_code(tmp_path: Path) -> None:
+def test_closed_reader_does_not_change_the_exit_code(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     result = subprocess.run(
@@ -93,7 +95,7 @@ def test_a_reader_that_leaves_does_not_change_the_exit_code(tmp_path: Path) -> N
     assert b"Traceback" not in result.stderr
 
 
-def test_a_terminal_is_told_to_the_training(tmp_path: Path) -> None:
+def test_training_knows_about_the_terminal(tmp_path: Path) -> None:
     script = PREAMBLE + 'note(os.environ["LAUNCHER_TERMINAL"] + os.environ["COLUMNS"])\noutcome("done", 0)\n'
     ours, theirs = pty.openpty()
     subprocess.run(["stty", "cols", "91"], stdin=theirs, check=True)
@@ -117,7 +119,7 @@ def test_a_terminal_is_told_to_the_training(tmp_path: Path) -> None:
         (
             ("--gpu", "rtx4090"),
             "this plan is for 1 x GeForce RTX 4090 (24.0 GiB); this machine is ",
-            "--dry-run writes the files to copy to that machine; without --gpu the plan is for this one",
+            "--dry-run writes the files to copy to that machine; omit --gpu to plan for this machine",
         ),
         (
             ("--gpu", "h100", "--gpus", "8", "--nodes", "2"),
@@ -125,10 +127,10 @@ def test_a_terminal_is_told_to_the_training(tmp_path: Path) -> None:
             "--dry-run writes the files: submit slurm.sbatch, or run command.txt on every node",
         ),
         (("--run-id", "../x"), "a run id has 1 to 100 letters", ""),
-        (("--run-id", "taken"), "taken exists already", "choose another --run-id"),
+        (("--run-id", "taken"), "taken already exists", "choose another --run-id"),
     ],
 )
-def test_what_cannot_start_is_refused_before_anything_is_prepared(
+def test_unstartable_plan_is_refused_before_data_is_prepared(
     tmp_path: Path, flags: tuple[str, ...], error: str, hint: str
 ) -> None:
     (tmp_path / "runs/taken").mkdir(parents=True)
@@ -141,9 +143,9 @@ def test_what_cannot_start_is_refused_before_anything_is_prepared(
     assert [run.name for run in (tmp_path / "runs").iterdir()] == ["taken"]
 
 
-def test_a_catalogue_gpu_that_this_machine_has_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_for_a_gpu_of_this_machine_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     two, four = (plan_request(Request(expert="neo4j", gpu="rtx4090", gpus_per_node=gpus)).plan for gpus in (2, 4))
-    monkeypatch.setattr("launcher.launch.probe_hardware", lambda: two.hardware)
+    monkeypatch.setattr("launcher.launch.start.probe_hardware", lambda: two.hardware)
     check_startable(two)
     with pytest.raises(InputError, match=r"is for 4 x GeForce RTX 4090 .* is 2 x GeForce RTX 4090"):
         check_startable(four)

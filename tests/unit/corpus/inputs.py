@@ -1,4 +1,4 @@
-"""What the corpus tests share: a small tokenizer, a small base, small rows, and the way from a manifest to a store."""
+"""Helpers of the corpus tests: a small tokenizer, base model, rows and manifest."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from launcher.corpus.preparation import Preparation, make_preparation
 from launcher.corpus.prepare import Prepared, prepare
+from launcher.corpus.spec import PreparationSpec, make_preparation_spec
 from launcher.corpus.store import Store
 from launcher.corpus.tokenizer import BaseTokenizer
-from launcher.inputs import Request, plan_request
+from launcher.request.request import Request, plan_request
 from tests.conftest import ROOT, python_path
 
 SPECIAL_TOKENS = (
@@ -93,7 +93,7 @@ def write_jsonl(file: Path, rows: Iterable[object]) -> Path:
 
 
 def write_expert(folder: Path, dataset: Mapping[str, Any] | None = None, **config: Any) -> Path:
-    """The neo4j manifest on `train.jsonl` beside it, 128 tokens a sequence, without evaluation unless asked for."""
+    """Write the neo4j manifest with `train.jsonl` next to it: 128 tokens per sequence, no evaluation by default."""
     tree = json.loads((ROOT / "experts/neo4j/manifest.json").read_text())
     tree["training"]["dataset"] = {
         "path": "train.jsonl",
@@ -113,13 +113,13 @@ def write_expert(folder: Path, dataset: Mapping[str, Any] | None = None, **confi
     return file
 
 
-def wanted_of(manifest: Path, base: Path, overrides: Sequence[str] = ()) -> Preparation:
+def make_spec(manifest: Path, base: Path, overrides: Sequence[str] = ()) -> PreparationSpec:
     planned = plan_request(Request(expert=str(manifest), base=str(base), gpu="rtx4090", overrides=overrides))
-    return make_preparation(planned.plan, planned.loaded.folder, BaseTokenizer(folder=base))
+    return make_preparation_spec(planned.plan, planned.loaded.folder, BaseTokenizer(folder=base))
 
 
-def prepare_quietly(wanted: Preparation) -> Prepared:
-    return prepare(wanted, lambda _: None, lambda _: None)
+def prepare_quietly(spec: PreparationSpec) -> Prepared:
+    return prepare(spec, lambda _: None, lambda _: None)
 
 
 def documents_of(store: Store, split: str = "train") -> dict[int, tuple[list[int], list[int]]]:

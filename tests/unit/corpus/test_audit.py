@@ -1,4 +1,4 @@
-"""The audit: what is counted, and what a person is told to look at."""
+"""The audit counts rows, documents and tokens, and notes what to check."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from pathlib import Path
 import numpy as np
 
 from launcher.corpus.audit import SplitAudit, make_notes, make_sample, make_split_audit
+from launcher.corpus.bin_packing import pack_best_fit
 from launcher.corpus.documents import Document
-from launcher.corpus.pack import pack_best_fit
 from launcher.corpus.rows import BadRow, Rejections
-from launcher.corpus.spool import Spool
 from launcher.corpus.templates import Segment
-from tests.unit.corpus.test_spool import END, batch_of
+from launcher.corpus.token_spool import TokenSpool
+from tests.unit.corpus.test_token_spool import END, batch_of
 
 
 def audit_of(folder: Path) -> SplitAudit:
     rejections = Rejections()
     rejections.add(BadRow(number=7, reason="not UTF-8"))
-    with Spool(folder, "train", END) as spool:
+    with TokenSpool(folder, "train", END) as spool:
         spool.add(batch_of(([1, 2, END], [0, 1, 1]), ([1] * 10, [1] * 10), ([1, 2, END], [0, 1, 1]), excess=(0, 4, 0)))
         spool.add(batch_of(([1], [0])))
         return make_split_audit(5, rejections, spool, pack_best_fit(spool.lengths, 10, 0), 10)
 
 
-def test_everything_is_counted(tmp_path: Path) -> None:
+def test_audit_counts_rows_documents_and_tokens(tmp_path: Path) -> None:
     audit = audit_of(tmp_path)
     assert (audit.num_rows, audit.num_documents, audit.num_untrained) == (5, 3, 1)
     assert audit.rejected == {"not UTF-8": 1}
@@ -44,18 +44,18 @@ def test_the_histogram_holds_every_document(tmp_path: Path) -> None:
     assert [edge for edge, _ in histogram] == sorted({edge for edge, _ in histogram})
 
 
-def test_an_empty_split_is_said(tmp_path: Path) -> None:
-    with Spool(tmp_path, "validation", END) as spool:
+def test_empty_split_has_a_note(tmp_path: Path) -> None:
+    with TokenSpool(tmp_path, "validation", END) as spool:
         audit = make_split_audit(0, Rejections(), spool, pack_best_fit(np.zeros(0, dtype=np.int32), 10, 0), 10)
     assert (audit.mean_length, audit.max_length, audit.trained_share) == (0.0, 0, 0.0)
-    assert make_notes({"validation": audit}) == ("validation: no documents, too few rows to hold any out",)
+    assert make_notes({"validation": audit}) == ("validation: no documents: too few rows to hold any out",)
 
 
 def test_notes(tmp_path: Path) -> None:
     assert make_notes({"train": audit_of(tmp_path)}) == (
-        "train: 1 documents never train the end token (cut off, or without an answer's end)",
-        "train: 1 documents are longer than a sequence and were cut",
-        "train: 1 documents are exact duplicates of others",
+        "train: 1 documents never train the end token (truncated, or without the end of an answer)",
+        "train: 1 documents are longer than max_seq_length and were truncated",
+        "train: 1 documents are exact duplicates",
     )
 
 

@@ -1,4 +1,4 @@
-"""Rows to packs, end to end: what is kept, what is rejected and why, and how a split is cut."""
+"""Building packs from rows: used and rejected rows, and the validation split."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from launcher.core.errors import InputError
 from launcher.corpus.audit import Audit
 from launcher.corpus.store import Store
 from launcher.corpus.tokenizer import BaseTokenizer
-from launcher.errors import InputError
 from tests.conftest import SHARED
-from tests.unit.corpus.inputs import documents_of, make_rows, prepare_quietly, wanted_of, write_expert, write_jsonl
+from tests.unit.corpus.inputs import documents_of, make_rows, make_spec, prepare_quietly, write_expert, write_jsonl
 
 EVALUATES = {"evaluation_strategy": "epoch"}
 
 
 def prepare_rows(folder: Path, base: Path, rows: list[object], **config: Any) -> Store:
     write_jsonl(folder / "train.jsonl", rows)
-    return prepare_quietly(wanted_of(write_expert(folder, **config), base)).store
+    return prepare_quietly(make_spec(write_expert(folder, **config), base)).store
 
 
 def audit_of_lines(folder: Path, base: Path, lines: bytes) -> Audit:
     (folder / "train.jsonl").write_bytes(lines)
-    return prepare_quietly(wanted_of(write_expert(folder), base)).store.audit
+    return prepare_quietly(make_spec(write_expert(folder), base)).store.audit
 
 
 def lines_of(rows: list[dict[str, Any]]) -> list[bytes]:
@@ -41,7 +41,7 @@ def text_of(tokenizer: BaseTokenizer, ids: list[int]) -> str:
 def test_every_row_is_in_the_store_as_the_template_writes_it(
     expert: Path, base: Path, tokenizer: BaseTokenizer
 ) -> None:
-    store = prepare_quietly(wanted_of(expert, base)).store
+    store = prepare_quietly(make_spec(expert, base)).store
     documents = documents_of(store)
     assert sorted(documents) == list(range(1, 41))
     for row, (ids, mask) in documents.items():
@@ -54,23 +54,23 @@ def test_every_row_is_in_the_store_as_the_template_writes_it(
 
 
 def test_loss_on_all_trains_every_token_that_has_one_before_it(expert: Path, base: Path) -> None:
-    audit = prepare_quietly(wanted_of(expert, base, ["training.config.loss_on=all"])).store.audit
+    audit = prepare_quietly(make_spec(expert, base, ["training.config.loss_on=all"])).store.audit
     split = audit.splits["train"]
     assert split.num_trained == split.num_tokens - split.num_documents
     assert audit.loss_on == "all"
 
 
 def test_without_packing_a_document_is_a_sequence_in_row_order(expert: Path, base: Path) -> None:
-    store = prepare_quietly(wanted_of(expert, base, ["training.config.packing=false"])).store
+    store = prepare_quietly(make_spec(expert, base, ["training.config.packing=false"])).store
     assert [pack.rows.tolist() for pack in store.open_split("train")] == [[row] for row in range(1, 41)]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n  \n"])
 def test_an_empty_file_is_an_error(expert: Path, base: Path, content: bytes) -> None:
-    wanted = wanted_of(expert, base)
+    spec = make_spec(expert, base)
     (expert.parent / "train.jsonl").write_bytes(content)
     with pytest.raises(InputError, match=r"train\.jsonl: no usable row: it is empty"):
-        prepare_quietly(wanted)
+        prepare_quietly(spec)
 
 
 def test_one_bad_line_in_the_middle_costs_one_row(expert: Path, base: Path) -> None:
@@ -100,7 +100,7 @@ def test_all_kinds_of_bad_rows_at_once(expert: Path, base: Path) -> None:
     assert split.num_documents == 15
     assert split.rejected_places == {
         "cypher is empty": (15,),
-        "a lone surrogate: not a character": (17, 21),
+        "contains a lone surrogate": (17, 21),
         "not UTF-8": (18,),
         "not an object": (19,),
         "no field cypher": (20,),
@@ -125,7 +125,7 @@ def test_nothing_to_train_at_all_is_an_error(expert: Path, base: Path) -> None:
     rows: list[object] = [{"question": "How many " * 500, "schema": "s", "cypher": "c"}] * 4
     with pytest.raises(InputError, match="no row of the train split can be trained on") as caught:
         prepare_rows(expert.parent, base, rows)
-    assert "4 rows: nothing in them would be trained (the answer is beyond max_seq_length" in str(caught.value)
+    assert "4 rows: they have no trained tokens (the answer is beyond max_seq_length" in str(caught.value)
 
 
 def test_zero_usable_rows_list_the_reasons(expert: Path, base: Path) -> None:
@@ -133,15 +133,15 @@ def test_zero_usable_rows_list_the_reasons(expert: Path, base: Path) -> None:
     with pytest.raises(InputError, match=r"train\.jsonl: no row of the train split can be trained on") as caught:
         prepare_rows(expert.parent, base, rows)
     assert "2 rows: cypher is empty (lines 1, 4)" in str(caught.value)
-    assert "2 rows: a lone surrogate: not a character (lines 2, 3)" in str(caught.value)
+    assert "2 rows: contains a lone surrogate (lines 2, 3)" in str(caught.value)
 
 
-def test_nothing_but_broken_lines_are_listed_with_their_lines(expert: Path, base: Path) -> None:
+def test_file_with_only_broken_lines_lists_their_numbers(expert: Path, base: Path) -> None:
     with pytest.raises(InputError, match=r"train\.jsonl: no usable row") as caught:
         audit_of_lines(expert.parent, base, b"{\n[]\n")
     assert "line 1: broken JSON" in str(caught.value)
     assert "line 2: not an object" in str(caught.value)
-    assert caught.value.hint == "one JSON object a line"
+    assert caught.value.hint == "write one JSON object per line"
 
 
 @pytest.mark.parametrize("config", [{}, EVALUATES])
@@ -150,14 +150,14 @@ def test_more_than_half_bad_is_taken_for_a_mistake(expert: Path, base: Path, con
     with pytest.raises(InputError, match=r"train\.jsonl: 21 of 41 rows cannot be used") as caught:
         prepare_rows(expert.parent, base, [*make_rows(20), *bad], **config)
     assert "21 rows: cypher is empty (lines 21, 22, 23, 24, 25)" in str(caught.value)
-    assert "more than half is taken for a mistake" in caught.value.hint
+    assert "more than half of the rows are unusable" in caught.value.hint
     assert prepare_rows(expert.parent, base, [*make_rows(21), *bad], **config).audit.num_rows == 42
 
 
-def test_wrong_field_names_are_told_before_anything_is_tokenised(expert: Path, base: Path) -> None:
+def test_wrong_field_names_are_reported_before_tokenization(expert: Path, base: Path) -> None:
     mapping = ["training.dataset.field_mapping.response=cipher"]
     with pytest.raises(InputError, match=r"rows have no field 'cipher'; did you mean 'cypher'\?"):
-        prepare_quietly(wanted_of(expert, base, mapping))
+        prepare_quietly(make_spec(expert, base, mapping))
 
 
 def test_a_row_of_unknown_roles_does_not_break_the_audit(expert: Path, base: Path) -> None:
@@ -168,8 +168,8 @@ def test_a_row_of_unknown_roles_does_not_break_the_audit(expert: Path, base: Pat
     chats.append({"messages": [{"role": "\ud800", "content": "x"}]})
     manifest = write_expert(expert.parent, {"field_mapping": {"messages": "messages"}})
     write_jsonl(expert.parent / "train.jsonl", chats)
-    audit = prepare_quietly(wanted_of(manifest, base)).store.audit
-    assert audit.splits["train"].rejected == {r"a message of an unknown role: '\ud800'": 1}
+    audit = prepare_quietly(make_spec(manifest, base)).store.audit
+    assert audit.splits["train"].rejected == {r"a message has an unknown role: '\ud800'": 1}
 
 
 def test_a_cut_validation_part_never_shares_a_prompt_with_training(
@@ -193,16 +193,20 @@ def test_a_cut_validation_part_never_shares_a_prompt_with_training(
         assert splits["validation"].num_rows == splits["validation"].num_documents == 3 * len(prompts["validation"])
 
 
-def test_held_out_rows_that_ask_what_training_rows_ask_are_told(tmp_path: Path, base: Path) -> None:
+def test_held_out_prompts_that_occur_in_training_are_reported(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # an earlier store of the same key would have its own notes
     write_jsonl(tmp_path / "train.jsonl", make_rows(40))
     others = [row | {"cypher": "RETURN 1"} for row in make_rows(40)]  # another answer is the same question
     write_jsonl(tmp_path / "valid.jsonl", [*others[:3], *make_rows(20, first=100)])
     write_jsonl(tmp_path / "test.jsonl", [*others[:9], *make_rows(8, first=200)])
     manifest = write_expert(tmp_path, {"validation_path": "valid.jsonl", "test_path": "test.jsonl"}, **EVALUATES)
-    audit = prepare_quietly(wanted_of(manifest, base)).store.audit
+    audit = prepare_quietly(make_spec(manifest, base)).store.audit
     assert [audit.splits[name].num_known for name in ("train", "validation", "test")] == [0, 3, 9]
-    assert "validation: 3 of 23 documents ask what training documents ask, too" in audit.notes
-    assert "test: 9 of 17 documents ask what training documents ask, too; it cannot tell what was learnt" in audit.notes
+    known = "documents have a prompt that also occurs in the training split"
+    assert f"validation: 3 of 23 {known}" in audit.notes
+    assert f"test: 9 of 17 {known}; its loss does not measure generalization" in audit.notes
 
 
 def test_the_cut_depends_on_content_and_not_on_order(expert: Path, base: Path, tokenizer: BaseTokenizer) -> None:
@@ -225,7 +229,7 @@ def test_weights_take_a_share_of_rows_and_leave_validation_its_part(tmp_path: Pa
         for name, weight in (("a", 1.0), ("b", 0.25))
     }
     dataset = {"type": "multi_task", "path": None, "format": None, "tasks": tasks}
-    store = prepare_quietly(wanted_of(write_expert(tmp_path, dataset, **EVALUATES), base)).store
+    store = prepare_quietly(make_spec(write_expert(tmp_path, dataset, **EVALUATES), base)).store
     splits = store.audit.splits
     total = splits["train"].num_documents + splits["validation"].num_documents
     assert 465 <= total <= 535, "400 and about a hundred"
@@ -242,7 +246,7 @@ def test_a_light_task_is_held_out_too(tmp_path: Path, base: Path) -> None:
         "b": {"train": "b.jsonl", "weight": 0.5, "format": "jsonl"},
     }
     dataset = {"type": "multi_task", "path": None, "format": None, "tasks": tasks}
-    splits = prepare_quietly(wanted_of(write_expert(tmp_path, dataset, **EVALUATES), base)).store.audit.splits
+    splits = prepare_quietly(make_spec(write_expert(tmp_path, dataset, **EVALUATES), base)).store.audit.splits
     assert splits["validation"].num_documents >= 10
 
 
@@ -257,9 +261,9 @@ def test_other_formats_make_the_same_documents(tmp_path: Path, expert: Path, bas
     else:
         lines = [",".join(f'"{row[key]}"' for key in row) for row in rows]
         file.write_text("question,schema,cypher\n" + "\n".join(lines) + "\n")
-    expected = sorted(documents_of(prepare_quietly(wanted_of(expert, base)).store).values())
+    expected = sorted(documents_of(prepare_quietly(make_spec(expert, base)).store).values())
     manifest = write_expert(tmp_path, {"path": name, "format": None})
-    assert sorted(documents_of(prepare_quietly(wanted_of(manifest, base)).store).values()) == expected
+    assert sorted(documents_of(prepare_quietly(make_spec(manifest, base)).store).values()) == expected
 
 
 @pytest.mark.usefixtures("expert")
@@ -274,11 +278,11 @@ def test_other_formats_make_the_same_documents(tmp_path: Path, expert: Path, bas
 def test_real_data(tmp_path: Path, base: Path, file: str, mapping: dict[str, str]) -> None:
     path = SHARED / "data" / file
     if not path.is_file():
-        pytest.skip("the published rows do not lie beside this checkout")
+        pytest.skip("the published rows are not available")
     lines = path.read_bytes().splitlines(keepends=True)[:150]
     (tmp_path / "train.jsonl").write_bytes(b"".join(lines))
     manifest = write_expert(tmp_path, {"field_mapping": mapping}, max_seq_length=4096)
-    split = prepare_quietly(wanted_of(manifest, base)).store.audit.splits["train"]
+    split = prepare_quietly(make_spec(manifest, base)).store.audit.splits["train"]
     assert split.num_documents + split.num_untrained >= 0.99 * len(lines)
     assert split.num_documents >= 0.8 * len(lines), "schemas are long, and this tokenizer is small"
     assert split.num_ends_trained >= 0.9 * split.num_documents

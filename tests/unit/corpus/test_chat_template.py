@@ -1,4 +1,4 @@
-"""The tokenizer's own template: foreign code, rendered in a sandbox; answers are found by rendering prefixes."""
+"""The tokenizer's own chat template, rendered in a sandbox."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.corpus.chat_template import TemplateRefusesError, TokenizerTemplate, make_tokenizer_template
+from launcher.core.errors import InputError
+from launcher.corpus.chat_template import TemplateRejectsError, TokenizerTemplate, make_tokenizer_template
 from launcher.corpus.conversations import Conversation, Message
 from launcher.corpus.tokenizer import BaseTokenizer
-from launcher.errors import InputError
 from tests.unit.corpus.inputs import CHAT_TEMPLATE, write_base
 from tests.unit.corpus.test_templates import ONE_TURN, TWO_TURNS, marked
 
@@ -38,7 +38,7 @@ def test_two_turns(tmp_path: Path) -> None:
 
 
 def test_a_template_that_rewrites_history_trains_the_last_answer_only(tmp_path: Path) -> None:
-    """As those of thinking models do: thoughts stand in the last answer, and are removed once another follows."""
+    """Templates of thinking models keep thoughts in the last answer only and remove them from earlier ones."""
     source = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n"
         "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
@@ -61,13 +61,13 @@ def test_an_end_token_that_opens_the_text_is_not_the_end_of_an_answer(tmp_path: 
 
 def test_a_template_that_raises_refuses_the_row(tmp_path: Path) -> None:
     source = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(TemplateRefusesError, match=r"^the chat template refuses it: roles must alternate$"):
+    with pytest.raises(TemplateRejectsError, match=r"^the chat template rejects it: roles must alternate$"):
         template_of(tmp_path, source).render(ONE_TURN)
 
 
 @pytest.mark.parametrize("source", ["{{ 1 / 0 }}", "{{ messages[99].content.x }}", "{{ 'x' + 1 }}", "{{ [][1][2] }}"])
 def test_a_template_that_breaks_refuses_the_row(tmp_path: Path, source: str) -> None:
-    with pytest.raises(TemplateRefusesError, match="the chat template refuses it"):
+    with pytest.raises(TemplateRejectsError, match="the chat template rejects it"):
         template_of(tmp_path, source).render(ONE_TURN)
 
 
@@ -83,12 +83,12 @@ def test_a_template_that_breaks_refuses_the_row(tmp_path: Path, source: str) -> 
     ],
 )
 def test_the_sandbox_holds(tmp_path: Path, attack: str) -> None:
-    with pytest.raises(TemplateRefusesError, match="the chat template refuses it"):
+    with pytest.raises(TemplateRejectsError, match="the chat template rejects it"):
         template_of(tmp_path, attack).render(ONE_TURN)
 
 
-def test_a_broken_template_is_told_with_its_folder(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="broken chat template: ") as caught:
+def test_error_of_invalid_template_names_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="invalid chat template: ") as caught:
         template_of(tmp_path, "{% for m in %}").render(ONE_TURN)
     assert str(tmp_path) in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""Which field plays which role, and what makes a row unusable."""
+"""Field mapping of rows, and reasons why a row is unusable."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from launcher.core.errors import InputError
 from launcher.corpus.conversations import (
     Conversation,
     Message,
@@ -17,7 +18,6 @@ from launcher.corpus.conversations import (
     make_row_reader,
 )
 from launcher.corpus.rows import BadRow, Json, Row
-from launcher.errors import InputError
 from launcher.manifest.dataset import FieldMapping
 
 
@@ -62,8 +62,8 @@ def test_objects_become_json() -> None:
         ({"q": "x", "a": " \n\t"}, "a is empty"),
         ({"q": "x", "a": float("nan")}, "a is empty"),
         ({"q": "x", "a": b"42"}, "a is of type bytes, not text"),
-        ({"q": "x", "a": "bad \ud800"}, "a lone surrogate: not a character"),
-        ({"q": "x", "a": {"deep": ["bad \udfff"]}}, "a lone surrogate: not a character"),
+        ({"q": "x", "a": "bad \ud800"}, "contains a lone surrogate"),
+        ({"q": "x", "a": {"deep": ["bad \udfff"]}}, "contains a lone surrogate"),
     ],
 )
 def test_unusable_rows_say_why(fields: dict[str, Any], expected: str) -> None:
@@ -76,7 +76,7 @@ def test_numbers_and_flags_are_written_as_json_writes_them() -> None:
     assert read(TURN, q=7, a="x").messages[0].content == "7"
 
 
-def test_messages_and_a_system_prompt_in_a_field_of_its_own() -> None:
+def test_messages_with_a_separate_system_field() -> None:
     reader = RowReader(messages="messages", system="system")
     chat = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
     spoken = (Message("user", "u"), Message("assistant", "a"))
@@ -95,8 +95,10 @@ def test_a_chat_that_asks_and_one_that_answers_are_one() -> None:
     expected = Conversation((Message("system", "s"), Message("user", "u", "c"), Message("assistant", "a")))
     assert read(TURN, q=asked, schema="c", a=answered) == expected
     assert read(TURN, q=asked, schema="c", a="a") == expected
-    assert reason(TURN, q=asked, a=[{"role": "assistant", "content": None}]) == "a message of the assistant has no text"
-    assert reason(TURN, q=[{"role": "agent", "content": "u"}], a="a") == "a message of an unknown role: 'agent'"
+    assert (
+        reason(TURN, q=asked, a=[{"role": "assistant", "content": None}]) == "a message of role assistant has no text"
+    )
+    assert reason(TURN, q=[{"role": "agent", "content": "u"}], a="a") == "a message has an unknown role: 'agent'"
 
 
 @pytest.mark.parametrize(
@@ -159,19 +161,22 @@ def test_parts_of_text_are_joined() -> None:
         ("hello", "messages is not a list of messages"),
         ([], "messages is not a list of messages"),
         (["hello"], "a message is not an object"),
-        ([{"role": "user", "content": "u"}], "messages has no answer of the assistant"),
-        ([{"role": "assistant", "content": None}], "a message of the assistant has no text"),
-        ([{"role": "assistant"}], "a message of the assistant has no text"),
-        ([{"role": "user", "content": " "}], "a message of the user has no text"),
+        ([{"role": "user", "content": "u"}], "messages has no assistant message"),
+        ([{"role": "assistant", "content": None}], "a message of role assistant has no text"),
+        ([{"role": "assistant"}], "a message of role assistant has no text"),
+        ([{"role": "user", "content": " "}], "a message of role user has no text"),
         (
             [{"role": "assistant", "content": None, "tool_calls": [{}]}],
-            "a message of the assistant has tool calls, and no text",
+            "a message of role assistant has tool calls and no text",
         ),
         ([{"role": "system", "content": ""}], "messages is empty"),
-        ([{"role": "narrator", "content": "x"}], "a message of an unknown role: 'narrator'"),
-        ([{"role": "\ud800\x1b[2J", "content": "x"}], r"a message of an unknown role: '\ud800\x1b[2J'"),
-        ([{"content": "x"}], "a message of an unknown role: None"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "a message has parts that are not text"),
+        ([{"role": "narrator", "content": "x"}], "a message has an unknown role: 'narrator'"),
+        ([{"role": "\ud800\x1b[2J", "content": "x"}], r"a message has an unknown role: '\ud800\x1b[2J'"),
+        ([{"content": "x"}], "a message has an unknown role: None"),
+        (
+            [{"role": "user", "content": [{"type": "image_url"}]}],
+            "a chat message has content that is not text (such as images)",
+        ),
     ],
 )
 def test_unusable_messages_say_why(messages: Any, expected: str) -> None:
@@ -180,7 +185,7 @@ def test_unusable_messages_say_why(messages: Any, expected: str) -> None:
 
 def test_a_wrong_field_name_gets_a_suggestion() -> None:
     mapping = FieldMapping(instruction="questoin", input="shema", response="cypher")
-    with pytest.raises(InputError, match="the field mapping does not fit the rows") as caught:
+    with pytest.raises(InputError, match="the field mapping does not match the rows") as caught:
         make_row_reader(mapping, ["question", "schema", "cypher"], source="train.jsonl")
     message = str(caught.value)
     assert message.startswith("train.jsonl: the field mapping")
@@ -190,9 +195,9 @@ def test_a_wrong_field_name_gets_a_suggestion() -> None:
 
 
 def test_both_sides_are_needed() -> None:
-    with pytest.raises(InputError, match=r"field_mapping\.response: missing: both sides are needed"):
+    with pytest.raises(InputError, match=r"field_mapping\.response: missing: both sides are required"):
         make_row_reader(FieldMapping(instruction="question"), ["question"])
-    with pytest.raises(InputError, match=r"field_mapping\.instruction: missing: both sides are needed"):
+    with pytest.raises(InputError, match=r"field_mapping\.instruction: missing: both sides are required"):
         make_row_reader(FieldMapping(output="answer"), ["answer"])
 
 

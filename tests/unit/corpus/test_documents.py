@@ -1,4 +1,4 @@
-"""Documents: segments by template, rejections with their reason, and the hash that decides the split."""
+"""Documents: segments by template, rejections with reasons, and the prompt hash."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from launcher.core.errors import InputError
 from launcher.corpus.conversations import RowReader
-from launcher.corpus.documents import Document, DocumentMaker, make_template
+from launcher.corpus.documents import Document, DocumentBuilder, make_template
 from launcher.corpus.rows import BadRow, Json, Row
 from launcher.corpus.templates import CHATML, Segment
 from launcher.corpus.tokenizer import BaseTokenizer
-from launcher.errors import InputError
 from tests.conftest import SHARED
 from tests.unit.corpus.inputs import write_base
 
@@ -21,7 +21,7 @@ TEXT = RowReader(text="text")
 
 
 def make(reader: RowReader, fields: dict[str, Json], *, trains_all: bool = False) -> Document | BadRow:
-    return DocumentMaker(reader=reader, template=CHATML, trains_all=trains_all).make(Row(number=5, fields=fields))
+    return DocumentBuilder(reader=reader, template=CHATML, trains_all=trains_all).make(Row(number=5, fields=fields))
 
 
 def made(reader: RowReader, fields: dict[str, Json], *, trains_all: bool = False) -> Document:
@@ -41,9 +41,9 @@ def test_a_row_without_an_answer_is_rejected_with_its_line() -> None:
     assert make(TURNS, {"q": "One?", "a": " \n"}) == BadRow(number=5, reason="a is empty")
 
 
-def test_plain_text_is_trained_whole_or_not_at_all() -> None:
+def test_plain_text_is_trained_completely_or_rejected() -> None:
     assert make(TEXT, {"text": "Once upon a time"}) == BadRow(
-        number=5, reason="templated text without an answer (no marker of the assistant)"
+        number=5, reason="templated text without an answer (no assistant marker)"
     )
     assert made(TEXT, {"text": "Once"}, trains_all=True).segments == (Segment("Once<|im_end|>", True),)
     assert made(TEXT, {"text": "Once<|im_end|>\n"}, trains_all=True).segments == (Segment("Once<|im_end|>\n", True),)
@@ -61,9 +61,9 @@ def test_the_hash_is_of_the_prompt_whatever_is_trained(trains_all: bool) -> None
 def test_a_template_that_renders_nothing_is_a_reason(tmp_path: Path) -> None:
     template = make_template("tokenizer", BaseTokenizer(folder=write_base(tmp_path, template="{# nothing #}")))
     for trains_all in (False, True):
-        maker = DocumentMaker(reader=TURNS, template=template, trains_all=trains_all)
+        maker = DocumentBuilder(reader=TURNS, template=template, trains_all=trains_all)
         result = maker.make(Row(number=2, fields={"q": "One?", "a": "1"}))
-        assert result == BadRow(number=2, reason="the template renders it as nothing")
+        assert result == BadRow(number=2, reason="the template renders an empty text")
 
 
 @pytest.mark.parametrize("name", ["chatml", "qwen3", "llama3", "alpaca", "tokenizer"])
@@ -71,24 +71,24 @@ def test_templates_by_name(tokenizer: BaseTokenizer, name: str) -> None:
     assert make_template(name, tokenizer).name == name
 
 
-def test_an_end_that_is_no_token_is_refused(tmp_path: Path) -> None:
+def test_end_token_must_be_one_token(tmp_path: Path) -> None:
     folder = write_base(tmp_path)
     file = folder / "tokenizer.json"
     file.write_text(file.read_text().replace("<|eot_id|>", "<|other|>"))
-    with pytest.raises(InputError, match=r"the template llama3 ends answers with '<\|eot_id\|>', no token of this"):
+    with pytest.raises(InputError, match=r"the template llama3 ends answers with '<\|eot_id\|>', not a token of this"):
         make_template("llama3", BaseTokenizer(folder=folder))
 
 
 def test_alpaca_needs_an_end_of_text(tmp_path: Path) -> None:
     folder = write_base(tmp_path, settings={"eos_token": None})
-    with pytest.raises(InputError, match="the tokenizer has no eos_token, which alpaca ends answers with"):
+    with pytest.raises(InputError, match="the tokenizer has no eos_token, which the alpaca template needs"):
         make_template("alpaca", BaseTokenizer(folder=folder))
 
 
 def test_the_published_json_rows_are_understood() -> None:
     file = SHARED / "data/json_instructions.jsonl"
     if not file.is_file():
-        pytest.skip("the published rows do not lie beside this checkout")
+        pytest.skip("the published rows are not available")
     with file.open(encoding="utf-8") as lines:
         documents = [make(TEXT, json.loads(line)) for line in lines]
     good = [document for document in documents if isinstance(document, Document)]

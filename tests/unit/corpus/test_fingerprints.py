@@ -1,4 +1,4 @@
-"""Hashes of data files: of the content, remembered while nothing changes, and never wrong."""
+"""Hashes of data files are cached while the file is unchanged."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.corpus.fingerprints import fingerprint_source
+from launcher.core.errors import InputError
 from launcher.corpus.sources import FileSource
-from launcher.errors import InputError
+from launcher.corpus.spec import fingerprint_source
 
 MEMORY = ".fingerprints.json"
 
@@ -57,7 +57,7 @@ def test_a_change_that_hides_its_time_is_seen(tmp_path: Path, file: Path) -> Non
 
 
 @pytest.mark.parametrize("memory", ["", "{", "[]", '{"a": 1}', '"x"', "\xff"])
-def test_a_broken_memory_is_forgotten(tmp_path: Path, file: Path, memory: str) -> None:
+def test_corrupt_hash_cache_is_ignored(tmp_path: Path, file: Path, memory: str) -> None:
     expected = fingerprint_source(source_of(file), tmp_path / "other")
     (tmp_path / MEMORY).write_bytes(memory.encode("latin-1"))
     assert fingerprint_source(source_of(file), tmp_path) == expected
@@ -70,11 +70,11 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path, file: Path) -> No
     assert not left.exists()
 
 
-def test_a_memory_that_cannot_be_written_is_no_error(tmp_path: Path, file: Path) -> None:
+def test_unwritable_hash_cache_is_not_an_error(tmp_path: Path, file: Path) -> None:
     (tmp_path / "root").write_text("a file where the folder should be")
     assert fingerprint_source(source_of(file), tmp_path / "root").startswith("sha256:7692")
 
 
-def test_data_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_unreadable_data_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"gone\.jsonl: cannot be read: No such file"):
         fingerprint_source(source_of(tmp_path / "gone.jsonl"), tmp_path)

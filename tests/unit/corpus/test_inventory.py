@@ -1,4 +1,4 @@
-"""`launcher data`: what lies where, what can go, and moving stores without losing one."""
+"""`launcher data` lists, deletes and moves stores without losing one."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from launcher.corpus.disks import probe_storage
+from launcher.core.errors import InputError
 from launcher.corpus.inventory import (
     CurrentKeys,
     StoreEntry,
-    dataset_caches,
-    find_cached_datasets,
-    find_store_entries,
+    get_dataset_cache_dirs,
+    list_cached_datasets,
+    list_stores,
     move_store,
     remove_entries,
 )
-from launcher.corpus.store import damage_of, publish, store_folder
-from launcher.errors import InputError
+from launcher.corpus.storage_kind import probe_storage
+from launcher.corpus.store import find_damage, get_store_dir, publish
 from tests.conftest import ROOT, python_path
 
 
@@ -34,11 +34,11 @@ def make_store(root: Path, expert: str = "neo4j", data: str = "one") -> str:
 
 
 def states(root: Path, keys: CurrentKeys | None) -> dict[str, str]:
-    entries = find_store_entries([root], {} if keys is None else {"neo4j": keys})
+    entries = list_stores([root], {} if keys is None else {"neo4j": keys})
     return {entry.folder.name: entry.state for entry in entries}
 
 
-def test_stores_are_judged_by_what_the_manifest_would_prepare_today(tmp_path: Path) -> None:
+def test_store_state_depends_on_the_current_manifest(tmp_path: Path) -> None:
     old, new = make_store(tmp_path, data="old"), make_store(tmp_path, data="new")
     now = CurrentKeys(keys=frozenset({new}), is_complete=True)
     assert states(tmp_path, now) == {new[:16]: "current", old[:16]: "stale"}
@@ -49,7 +49,7 @@ def test_stores_are_judged_by_what_the_manifest_would_prepare_today(tmp_path: Pa
 
 def test_damage_and_leftovers_are_found_but_not_work_in_progress(tmp_path: Path) -> None:
     key = make_store(tmp_path)
-    (store_folder(tmp_path, key) / "audit.json").write_text("other")
+    (get_store_dir(tmp_path, key) / "audit.json").write_text("other")
     (tmp_path / ".abcd.making-1").mkdir()
     (tmp_path / ".beef.making-2").mkdir()
     with (tmp_path / ".beef.lock").open("w") as lock:
@@ -58,41 +58,41 @@ def test_damage_and_leftovers_are_found_but_not_work_in_progress(tmp_path: Path)
     assert found == {key[:16]: "damaged", ".abcd.making-1": "left over", ".beef.making-2": "current"}
 
 
-def test_pruning_deletes_what_nobody_needs_and_nothing_else(tmp_path: Path) -> None:
+def test_prune_deletes_only_prunable_stores(tmp_path: Path) -> None:
     old, new = make_store(tmp_path, data="old"), make_store(tmp_path, data="new")
-    entries = find_store_entries([tmp_path], {"neo4j": CurrentKeys(keys=frozenset({new}), is_complete=True)})
+    entries = list_stores([tmp_path], {"neo4j": CurrentKeys(keys=frozenset({new}), is_complete=True)})
     freed = remove_entries(entry for entry in entries if entry.is_prunable)
     assert freed > 0
-    assert not store_folder(tmp_path, old).exists()
-    assert damage_of(store_folder(tmp_path, new)) is None
+    assert not get_store_dir(tmp_path, old).exists()
+    assert find_damage(get_store_dir(tmp_path, new)) is None
 
 
 def entry_of(folder: Path) -> StoreEntry:
     return StoreEntry(folder=folder, expert="neo4j", num_bytes=1, state="current", reason="")
 
 
-def test_moving_keeps_a_whole_store_at_one_place_or_the_other(tmp_path: Path) -> None:
+def test_move_never_loses_a_store(tmp_path: Path) -> None:
     """At the same place below the folder of all data: a manifest may name its own."""
     old, disk = tmp_path / "here", tmp_path / "fast"
     root = old / "cache/of/neo4j"
     key = make_store(root)
-    target = move_store(entry_of(store_folder(root, key)), old, disk)
+    target = move_store(entry_of(get_store_dir(root, key)), old, disk)
     assert target == disk / "cache/of/neo4j" / key[:16]
-    assert damage_of(target) is None
-    assert not store_folder(root, key).exists()
+    assert find_damage(target) is None
+    assert not get_store_dir(root, key).exists()
     make_store(root)
     with pytest.raises(InputError, match="exists already"):
-        move_store(entry_of(store_folder(root, key)), old, disk)
-    assert damage_of(store_folder(root, key)) is None
+        move_store(entry_of(get_store_dir(root, key)), old, disk)
+    assert find_damage(get_store_dir(root, key)) is None
     disk_file = tmp_path / "file"
     disk_file.write_text("no folder")
     with pytest.raises(InputError, match="cannot be moved to"):
-        move_store(entry_of(store_folder(root, key)), old, disk_file)
+        move_store(entry_of(get_store_dir(root, key)), old, disk_file)
 
 
 def test_a_damaged_store_is_not_moved(tmp_path: Path) -> None:
     root, disk = tmp_path / "here", tmp_path / "fast"
-    folder = store_folder(root, make_store(root))
+    folder = get_store_dir(root, make_store(root))
     (folder / "audit.json").write_text("other")
     with pytest.raises(InputError, match=r"the copy .* is damaged") as caught:
         move_store(entry_of(folder), root.parent, disk)
@@ -102,13 +102,13 @@ def test_a_damaged_store_is_not_moved(tmp_path: Path) -> None:
 
 
 def test_caches_are_where_the_environment_says(tmp_path: Path) -> None:
-    assert dataset_caches({}, tmp_path) == (
+    assert get_dataset_cache_dirs({}, tmp_path) == (
         tmp_path / ".cache/huggingface/hub",
         tmp_path / ".cache/huggingface/datasets",
     )
-    assert dataset_caches({"HF_HOME": "/a"}, tmp_path) == (Path("/a/hub"), Path("/a/datasets"))
+    assert get_dataset_cache_dirs({"HF_HOME": "/a"}, tmp_path) == (Path("/a/hub"), Path("/a/datasets"))
     given = {"HF_HUB_CACHE": "/b", "HF_DATASETS_CACHE": "/b"}
-    assert dataset_caches(given, tmp_path) == (Path("/b"),)
+    assert get_dataset_cache_dirs(given, tmp_path) == (Path("/b"),)
 
 
 def test_cached_datasets_are_named_sized_and_attributed(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_cached_datasets_are_named_sized_and_attributed(tmp_path: Path) -> None:
     (tmp_path / "gretelai___synthetic_text_to_sql").mkdir()
     (tmp_path / "models--Qwen--Qwen3-0.6B").mkdir()
     users = {"neo4j/text2cypher-2025v1": ["neo4j"]}
-    found = {dataset.name: dataset for dataset in find_cached_datasets([tmp_path, tmp_path / "none"], users)}
+    found = {dataset.name: dataset for dataset in list_cached_datasets([tmp_path, tmp_path / "none"], users)}
     assert set(found) == {"neo4j/text2cypher-2025v1", "gretelai/synthetic_text_to_sql"}
     assert found["neo4j/text2cypher-2025v1"].num_bytes == 1000
     assert found["neo4j/text2cypher-2025v1"].experts == ("neo4j",)
@@ -162,40 +162,43 @@ def launcher_data(tmp_path: Path, *flags: str, cwd: Path = ROOT) -> subprocess.C
     )
 
 
+@pytest.mark.process
 def test_the_command_lists_asks_and_prunes(tmp_path: Path) -> None:
     root = tmp_path / "data/datasets_optimized/neo4j"
     key = make_store(root)
     (root / ".0123.making-9").mkdir()
     listed = json.loads(launcher_data(tmp_path, "--json").stdout)
     assert {store["folder"]: store["state"] for store in listed["stores"]} == {
-        str(store_folder(root, key)): "unknown",
+        str(get_store_dir(root, key)): "unknown",
         str(root / ".0123.making-9"): "left over",
     }
     asked = launcher_data(tmp_path, "--prune")
     assert asked.returncode == 2
-    assert "nobody is there to answer" in asked.stderr
+    assert "no terminal to prompt on" in asked.stderr
     assert (root / ".0123.making-9").exists()
     done = launcher_data(tmp_path, "--prune", "--yes")
     assert done.returncode == 0, done.stderr
     assert not (root / ".0123.making-9").exists()
-    assert damage_of(store_folder(root, key)) is None
+    assert find_damage(get_store_dir(root, key)) is None
     (root / ".4567.making-9").mkdir()
-    told = json.loads(launcher_data(tmp_path, "--prune", "--yes", "--json").stdout)
-    assert told["deleted"] == [str(root / ".4567.making-9")]
+    report = json.loads(launcher_data(tmp_path, "--prune", "--yes", "--json").stdout)
+    assert report["deleted"] == [str(root / ".4567.making-9")]
     assert not (root / ".4567.making-9").exists()
     moved = launcher_data(tmp_path, "--move-to", str(tmp_path / "fast"), "--yes")
     assert moved.returncode == 0, moved.stderr
     assert f"export LAUNCHER_DATA_DIR={tmp_path / 'fast'}" in moved.stdout
-    assert damage_of(tmp_path / "fast/datasets_optimized/neo4j" / key[:16]) is None
+    assert find_damage(tmp_path / "fast/datasets_optimized/neo4j" / key[:16]) is None
 
 
-def test_an_empty_machine(tmp_path: Path) -> None:
+@pytest.mark.process
+def test_inventory_without_data(tmp_path: Path) -> None:
     result = launcher_data(tmp_path)
     assert result.returncode == 0
-    assert "No dataset lies in a Hugging Face cache here." in result.stdout
-    assert "Nothing is prepared here" in result.stdout
+    assert "No datasets in the Hugging Face caches." in result.stdout
+    assert "No prepared data" in result.stdout
 
 
+@pytest.mark.process
 def test_a_broken_manifest_does_not_hide_everybodys_data(tmp_path: Path) -> None:
     (tmp_path / "experts/mine").mkdir(parents=True)
     (tmp_path / "experts/mine/manifest.json").write_text("{")

@@ -1,4 +1,4 @@
-"""Found, or made once: hits, waiting, damage, full and read-only disks."""
+"""Preparation: cache hits, waiting, damage, full and read-only disks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from launcher.core.errors import InputError
 from launcher.corpus.prepare import Prepared, prepare
-from launcher.corpus.store import locked, make_key
+from launcher.corpus.store import lock_store, make_key
 from launcher.corpus.tokenizer import BaseTokenizer
-from launcher.errors import InputError
 from tests.unit.corpus.inputs import (
     command,
     environment,
     make_rows,
+    make_spec,
     prepare_quietly,
     read_files,
-    wanted_of,
     write_expert,
     write_jsonl,
 )
@@ -36,15 +36,15 @@ class UnusableTokenizer(BaseTokenizer):
         raise AssertionError("a hit must not tokenise")
 
 
-def test_the_second_call_is_a_hit_without_tokenising(expert: Path, base: Path) -> None:
-    wanted = wanted_of(expert, base)
-    first = prepare_quietly(wanted)
-    assert not first.was_there
+def test_second_call_uses_the_cache_without_tokenizing(expert: Path, base: Path) -> None:
+    spec = make_spec(expert, base)
+    first = prepare_quietly(spec)
+    assert not first.was_cached
     before = read_files(first.store.folder)
     messages: list[str] = []
-    again = replace(wanted, tokenizer=UnusableTokenizer(folder=base))
+    again = replace(spec, tokenizer=UnusableTokenizer(folder=base))
     second = prepare(again, messages.append, lambda _: None)
-    assert (second.was_there, second.store, messages) == (True, first.store, [])
+    assert (second.was_cached, second.store, messages) == (True, first.store, [])
     assert read_files(first.store.folder) == before
 
 
@@ -52,33 +52,33 @@ def test_the_same_data_makes_the_same_bytes(expert: Path, base: Path, monkeypatc
     def packs(prepared: Prepared) -> dict[str, bytes]:
         return {name: data for name, data in read_files(prepared.store.folder).items() if name.endswith(".arrow")}
 
-    one = prepare_quietly(wanted_of(expert, base))
+    one = prepare_quietly(make_spec(expert, base))
     monkeypatch.setenv("LAUNCHER_DATA_DIR", str(expert.parent / "elsewhere"))
-    other = prepare_quietly(wanted_of(expert, base))
-    assert not other.was_there
+    other = prepare_quietly(make_spec(expert, base))
+    assert not other.was_cached
     assert packs(one) == packs(other)
 
 
 def test_rows_are_reported_as_they_are_done(expert: Path, base: Path) -> None:
     messages: list[str] = []
     steps: list[int] = []
-    prepare(wanted_of(expert, base), messages.append, steps.append)
-    assert messages == ["preparing neo4j: nothing was prepared before"]
+    prepare(make_spec(expert, base), messages.append, steps.append)
+    assert messages == ["preparing neo4j: no data prepared yet"]
     assert sum(steps) == 40
 
 
 @pytest.mark.parametrize(
     ("name", "content", "damage"),
     [
-        ("train.arrow", "flip", "train.arrow has other bytes than were written"),
+        ("train.arrow", "flip", "train.arrow does not match its hash"),
         ("train.arrow", "truncate", "train.arrow has 100 bytes"),
         ("audit.json", "delete", "audit.json is missing"),
         ("store.json", "truncate", "store.json is missing or broken"),
     ],
 )
-def test_a_damaged_store_is_said_and_made_again(expert: Path, base: Path, name: str, content: str, damage: str) -> None:
-    wanted = wanted_of(expert, base)
-    folder = prepare_quietly(wanted).store.folder
+def test_damaged_store_is_reported_and_rebuilt(expert: Path, base: Path, name: str, content: str, damage: str) -> None:
+    spec = make_spec(expert, base)
+    folder = prepare_quietly(spec).store.folder
     whole = (folder / "train.arrow").read_bytes()
     data = bytearray((folder / name).read_bytes())
     data[len(data) // 2] ^= 1
@@ -86,33 +86,33 @@ def test_a_damaged_store_is_said_and_made_again(expert: Path, base: Path, name: 
     if content == "delete":
         (folder / name).unlink()
     messages: list[str] = []
-    again = prepare(wanted, messages.append, lambda _: None)
-    assert not again.was_there
+    again = prepare(spec, messages.append, lambda _: None)
+    assert not again.was_cached
     [message] = messages
     assert message.startswith(f"preparing neo4j: {folder.name} is damaged ({damage}")
-    assert message.endswith("; it is made again")
+    assert message.endswith(" and is rebuilt")
     assert (folder / "train.arrow").read_bytes() == whole
-    assert prepare_quietly(wanted).was_there
+    assert prepare_quietly(spec).was_cached
 
 
 def test_a_failed_preparation_leaves_nothing(expert: Path, base: Path) -> None:
     write_jsonl(expert.parent / "train.jsonl", [{"question": "x", "schema": "y", "cypher": ""}] * 5)
-    wanted = wanted_of(expert, base)
+    spec = make_spec(expert, base)
     with pytest.raises(InputError, match="no row of the train split can be trained on"):
-        prepare_quietly(wanted)
-    assert [path.name for path in wanted.root.iterdir() if not path.name.endswith((".lock", ".json"))] == []
+        prepare_quietly(spec)
+    assert [path.name for path in spec.root.iterdir() if not path.name.endswith((".lock", ".json"))] == []
 
 
 def test_data_that_changes_meanwhile_is_not_kept(expert: Path, base: Path) -> None:
-    wanted = wanted_of(expert, base)
+    spec = make_spec(expert, base)
 
     def append(_: int) -> None:
         with (expert.parent / "train.jsonl").open("a") as file:
             file.write(json.dumps(make_rows(1, first=99)[0]) + "\n")
 
-    with pytest.raises(InputError, match="the data changed while it was prepared; nothing was kept"):
-        prepare(wanted, lambda _: None, append)
-    assert not list(wanted.root.glob("[!.]*"))
+    with pytest.raises(InputError, match="the data changed during preparation; nothing was stored"):
+        prepare(spec, lambda _: None, append)
+    assert not list(spec.root.glob("[!.]*"))
 
 
 def start(expert: Path, base: Path) -> subprocess.Popen[str]:
@@ -127,6 +127,7 @@ def start(expert: Path, base: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.process
 def test_two_processes_at_once_do_the_work_once(expert: Path, base: Path) -> None:
     write_jsonl(expert.parent / "train.jsonl", make_rows(1500))
     processes = [start(expert, base) for _ in range(2)]
@@ -139,9 +140,10 @@ def test_two_processes_at_once_do_the_work_once(expert: Path, base: Path) -> Non
     assert len(list((expert.parent / "datasets_optimized/neo4j").glob("[!.]*"))) == 1
 
 
-def test_who_comes_second_waits_and_says_so(expert: Path, base: Path) -> None:
-    wanted = wanted_of(expert, base)
-    with locked(wanted.root, make_key(wanted.key_parts())):
+@pytest.mark.process
+def test_second_process_waits_and_reports_it(expert: Path, base: Path) -> None:
+    spec = make_spec(expert, base)
+    with lock_store(spec.root, make_key(spec.key_parts())):
         process = start(expert, base)
         assert process.stderr is not None
         assert process.stderr.readline() == "another process is preparing this data: waiting for it\n"
@@ -164,25 +166,27 @@ def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]
     subprocess.run(["umount", "--lazy", str(folder)], check=True)  # a traceback may still hold a file open
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("small_disk", ["size=256k", "size=1200k"], indirect=True)
-def test_a_full_disk_is_told_and_nothing_is_left(
+def test_full_disk_is_an_error_and_leaves_no_files(
     expert: Path, base: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The smaller disk is full while tokens are written, the larger one while packs are."""
     write_jsonl(expert.parent / "train.jsonl", make_rows(2000))
     monkeypatch.setenv("LAUNCHER_DATA_DIR", str(small_disk))
-    wanted = wanted_of(expert, base)
+    spec = make_spec(expert, base)
     with pytest.raises(
-        InputError, match=r"the disk is full while preparing data in .*; nothing half-made is left"
+        InputError, match=r"no space left while preparing data in .*; incomplete files were removed"
     ) as caught:
-        prepare_quietly(wanted)
+        prepare_quietly(spec)
     assert "LAUNCHER_DATA_DIR" in caught.value.hint
-    left = [path.name for path in wanted.root.iterdir()]
+    left = [path.name for path in spec.root.iterdir()]
     assert all(name.endswith((".lock", ".json")) for name in left), left
     monkeypatch.setenv("LAUNCHER_DATA_DIR", str(expert.parent))
-    assert not prepare_quietly(wanted_of(expert, base)).was_there
+    assert not prepare_quietly(make_spec(expert, base)).was_cached
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("small_disk", ["size=256k"], indirect=True)
 def test_a_full_disk_is_one_message_on_the_command_line(expert: Path, base: Path, small_disk: Path) -> None:
     write_jsonl(expert.parent / "train.jsonl", make_rows(2000))
@@ -197,27 +201,30 @@ def test_a_full_disk_is_one_message_on_the_command_line(expert: Path, base: Path
     )
     assert result.returncode == 2
     first, error, hint = result.stderr.splitlines()
-    assert first == "preparing neo4j: nothing was prepared before"
-    assert error.startswith("error: the disk is full while preparing data in ")
+    assert first == "preparing neo4j: no data prepared yet"
+    assert error.startswith("error: no space left while preparing data in ")
     assert hint.startswith("hint: free some space")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("small_disk", ["size=4m"], indirect=True)
-def test_a_read_only_disk(expert: Path, base: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies there is used, also where its data has never been hashed; what does not is an error, no traceback."""
+def test_store_on_read_only_disk_is_used(
+    expert: Path, base: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An existing store is used, even if its data was never hashed; a missing one is an error without traceback."""
     monkeypatch.setenv("LAUNCHER_DATA_DIR", str(small_disk))
-    made = prepare_quietly(wanted_of(expert, base)).store
+    made = prepare_quietly(make_spec(expert, base)).store
     (made.folder.parent / ".fingerprints.json").unlink()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    assert prepare_quietly(wanted_of(expert, base)).store == made
+    assert prepare_quietly(make_spec(expert, base)).store == made
     with pytest.raises(InputError, match=r"preparing data in .* failed: Read-only file system"):
-        prepare_quietly(wanted_of(expert, base, ["training.config.packing=false"]))
+        prepare_quietly(make_spec(expert, base, ["training.config.packing=false"]))
 
 
 def test_a_file_where_the_folder_should_be(expert: Path, base: Path) -> None:
     (expert.parent / "datasets_optimized").write_text("a file")
     with pytest.raises(InputError, match=r"preparing data in datasets_optimized/neo4j failed: Not a directory"):
-        prepare_quietly(wanted_of(expert, base))
+        prepare_quietly(make_spec(expert, base))
 
 
 @pytest.mark.usefixtures("expert")
@@ -225,7 +232,7 @@ def test_sources_of_many_splits_and_kinds_in_one_store(tmp_path: Path, base: Pat
     write_jsonl(tmp_path / "valid.jsonl", make_rows(6, first=100))
     write_jsonl(tmp_path / "test.jsonl", make_rows(4, first=200))
     manifest = write_expert(tmp_path, {"validation_path": "valid.jsonl", "test_path": "test.jsonl"})
-    store = prepare_quietly(wanted_of(manifest, base)).store
+    store = prepare_quietly(make_spec(manifest, base)).store
     assert store.splits == ("test", "train", "validation")
     assert {name: split.num_documents for name, split in store.audit.splits.items()} == {
         "train": 40,

@@ -1,4 +1,4 @@
-"""`launcher prepare` as a user types it: what is printed where, and with which exit code."""
+"""Output and exit codes of `launcher prepare`."""
 
 from __future__ import annotations
 
@@ -11,32 +11,34 @@ import pytest
 from launcher.cli.progress import RowProgress
 from tests.unit.corpus.inputs import launcher, make_rows, write_expert, write_jsonl
 
+pytestmark = pytest.mark.process
+
 
 def run(expert: Path, base: Path, *more: str, **env: str) -> subprocess.CompletedProcess[str]:
     arguments = ("prepare", str(expert), "--gpu", "rtx4090", "--base", str(base), *more)
     return launcher(*arguments, cwd=expert.parent, **env)
 
 
-def test_a_table_a_histogram_and_a_sample_then_a_hit(expert: Path, base: Path) -> None:
+def test_prepare_prints_audit_and_then_uses_the_cache(expert: Path, base: Path) -> None:
     rows: list[object] = [*make_rows(39), make_rows(1)[0]]
     rows[20] = {"question": "q", "schema": "s"}
     rows[0] = {"question": "\x1b[2Jq[bold]", "schema": "s", "cypher": "MATCH\nRETURN 1"}
     write_jsonl(expert.parent / "train.jsonl", rows)
     result = run(expert, base)
     assert result.returncode == 0, result.stderr
-    assert result.stderr == "preparing neo4j: nothing was prepared before\n"
+    assert result.stderr == "preparing neo4j: no data prepared yet\n"
     lines = [line.rstrip() for line in result.stdout.splitlines()]
-    assert lines[0] == "neo4j: template chatml, trained on the answers only, packed"
-    table = {line[:24].strip(): line[24:].strip() for line in lines[2:14]}
+    assert lines[0] == "neo4j: template chatml, trained on answers only, packed"
+    table = {line[:23].strip(): line[23:].strip() for line in lines[2:14]}
     assert table["rows read"] == "40"
     assert table["documents"] == "39"
     assert table["end token trained"] == "39 of 39"
     assert table["trained"].endswith("%)")
-    assert "not used (train): 1 rows: no field cypher (line 21)" in lines
+    assert "rejected (train): 1 rows: no field cypher (line 21)" in lines
     histogram = lines[lines.index("Lengths in tokens:") + 2 :][:12]
     assert sum(int(line.split()[2]) for line in histogram) == 39
     assert any("█" in line for line in histogram)
-    sample = lines[lines.index("One row, and what of it is trained (|):") + 1 :]
+    sample = lines[lines.index("One row; trained tokens are marked with |:") + 1 :]
     assert sample[:8] == [
         "  <|im_start|>user",
         "  \\x1b[2Jq[bold]",
@@ -47,10 +49,10 @@ def test_a_table_a_histogram_and_a_sample_then_a_hit(expert: Path, base: Path) -
         "| RETURN 1<|im_end|>",
         "",
     ]
-    assert "(made in " in lines[-1]
+    assert "(built in " in lines[-1]
     again = run(expert, base)
     assert (again.returncode, again.stderr) == (0, "")
-    assert again.stdout.splitlines()[-1].endswith(" (found, nothing to do)")
+    assert again.stdout.splitlines()[-1].endswith(" (cached)")
     assert again.stdout.splitlines()[:-1] == result.stdout.splitlines()[:-1]
 
 
@@ -71,15 +73,17 @@ def test_data_with_nothing_to_train_is_wrong_input(expert: Path, base: Path) -> 
     result = run(expert, base)
     assert (result.returncode, result.stdout) == (2, "")
     assert "error: train.jsonl: no row of the train split can be trained on" in result.stderr
-    assert "3 rows: nothing in them would be trained" in result.stderr
+    assert "3 rows: they have no trained tokens" in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_a_hub_out_of_reach_is_told_with_the_local_ways(expert: Path, base: Path) -> None:
-    write_expert(expert.parent, {"path": "nobody/nothing-at-all", "format": "huggingface"})
+def test_unreachable_hub_is_an_error_with_local_alternatives(expert: Path, base: Path) -> None:
+    write_expert(expert.parent, {"path": "no-such-user/no-such-dataset", "format": "huggingface"})
     result = run(expert, base, HF_HUB_OFFLINE="1", HF_HOME=str(expert.parent / "cache"))
     assert (result.returncode, result.stdout) == (2, "")
-    assert "nobody/nothing-at-all: this dataset is neither in the cache nor to be had from the hub" in result.stderr
+    assert (
+        "no-such-user/no-such-dataset: this dataset is neither in the cache nor available from the hub" in result.stderr
+    )
     assert "--set training.dataset.path=rows.jsonl" in result.stderr
     assert "Traceback" not in result.stderr
 

@@ -1,4 +1,4 @@
-"""Files of all kinds and in all states: a bad row is a value with its line, a bad file an error with a way out."""
+"""Files of all formats: a bad row is a value with its line, a bad file an error with a hint."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from launcher.core.errors import InputError
 from launcher.corpus.rows import BadRow, Row
 from launcher.corpus.sources import HubSource, make_file_source
-from launcher.errors import InputError
 
 
-def read(file: Path, wanted: str | None = None) -> list[Row | BadRow]:
-    return list(make_file_source(file, wanted).read())
+def read(file: Path, spec: str | None = None) -> list[Row | BadRow]:
+    return list(make_file_source(file, spec).read())
 
 
 def write(folder: Path, name: str, content: bytes | str) -> Path:
@@ -41,7 +41,7 @@ def test_empty_files_have_no_rows(tmp_path: Path, content: str) -> None:
     assert read(write(tmp_path, "x.jsonl", content)) == []
 
 
-def test_one_bad_line_in_the_middle_is_told_with_its_number(tmp_path: Path) -> None:
+def test_bad_line_is_reported_with_its_number(tmp_path: Path) -> None:
     rows = read(write(tmp_path, "x.jsonl", '{"a": 1}\n\n{"a": 2,}\n{"a": 3}\n'))
     assert good(rows) == [(1, {"a": 1}), (4, {"a": 3})]
     [(number, reason)] = bad(rows)
@@ -100,17 +100,17 @@ def test_a_json_list_nested_beyond_reason(tmp_path: Path) -> None:
         read(write(tmp_path, "x.json", "[" * 200_000))
 
 
-def test_a_line_break_in_a_string_is_told_whole(tmp_path: Path) -> None:
+def test_line_break_in_a_string_is_explained(tmp_path: Path) -> None:
     [(_, reason)] = bad(read(write(tmp_path, "x.jsonl", '{"a": "one\ttab"}\n')))
     assert reason == "broken JSON: Invalid control character (a line break in a string is written \\n)"
 
 
 def test_a_number_of_too_many_digits_is_a_bad_row(tmp_path: Path) -> None:
     rows = read(write(tmp_path, "x.jsonl", f'{{"a": {"9" * 5000}}}\n'))
-    assert bad(rows) == [(1, "broken JSON: a number of too many digits")]
+    assert bad(rows) == [(1, "broken JSON: a number with too many digits")]
 
 
-def test_keys_that_stand_twice_are_counted_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_duplicate_keys_are_counted_on_request(tmp_path: Path) -> None:
     content = '{"a": 1, "a": 2, "b": {"c": 1, "c": 2}}\n{"a": 1}\n{"a": 3, "a": 4}\n'
     repeated: Counter[str] = Counter()
     source = make_file_source(write(tmp_path, "x.jsonl", content), None)
@@ -125,7 +125,7 @@ def test_json_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [('{"a": 1}', "holds no list of rows"), ('{"a": 1}\n{"a": 2}', "broken JSON: Extra data")]
+    ("content", "message"), [('{"a": 1}', "not a list of rows"), ('{"a": 1}\n{"a": 2}', "broken JSON: Extra data")]
 )
 def test_json_that_is_no_list(tmp_path: Path, content: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
@@ -136,7 +136,10 @@ def test_json_that_is_no_list(tmp_path: Path, content: str, message: str) -> Non
 def test_csv_with_quoted_newlines_and_wrong_cells(tmp_path: Path) -> None:
     rows = read(write(tmp_path, "x.csv", '\ufeffq,a\r\n"two\nlines","say ""hi"""\r\none\r\nx,y,z\r\nlast,row\r\n'))
     assert good(rows) == [(3, {"q": "two\nlines", "a": 'say "hi"'}), (6, {"q": "last", "a": "row"})]
-    assert bad(rows) == [(4, "more or fewer cells than the header"), (5, "more or fewer cells than the header")]
+    assert bad(rows) == [
+        (4, "a different number of cells than the header"),
+        (5, "a different number of cells than the header"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +148,7 @@ def test_csv_with_quoted_newlines_and_wrong_cells(tmp_path: Path) -> None:
         (b"q,a\n\xe4,\xf6\n", "save the file as UTF-8: iconv -f ISO-8859-1 -t UTF-8 "),
         ("q,a\nä,ö\n".encode("utf-16"), "save the file as UTF-8: iconv -f UTF-16 -t UTF-8 "),
         ("q,a\nä,ö\n".encode("utf-16-be").replace(b"\0q", b"\0q\xff"), "save the file as UTF-8: iconv -f UTF-16"),
-        (b"q\x01\x02,a\n\xe4,\xf6\n", "it is no text at all"),
+        (b"q\x01\x02,a\n\xe4,\xf6\n", "it is a binary file"),
     ],
 )
 def test_csv_that_is_not_utf8(tmp_path: Path, content: bytes, hint: str) -> None:
@@ -183,24 +186,24 @@ def test_the_manifest_may_say_the_format(tmp_path: Path) -> None:
     assert good(read(write(tmp_path, "rows.NDJSON", '{"a": 1}\n'))) == [(1, {"a": 1})]
 
 
-def test_an_unknown_suffix_is_asked_about(tmp_path: Path) -> None:
+def test_unknown_suffix_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="unknown format") as caught:
         read(write(tmp_path, "rows.txt", "x"))
-    assert caught.value.hint == "say it: training.dataset.format is one of csv, json, jsonl, parquet"
+    assert caught.value.hint == "set training.dataset.format to one of csv, json, jsonl, parquet"
 
 
 @pytest.mark.parametrize(
     ("name", "hint"),
     [("x.jsonl.gz", "gunzip -k"), ("x.tsv", "separated by tabs"), ("x.xlsx", "save it as CSV")],
 )
-def test_a_suffix_that_is_known_to_be_none_is_told(tmp_path: Path, name: str, hint: str) -> None:
+def test_unsupported_suffix_has_a_conversion_hint(tmp_path: Path, name: str, hint: str) -> None:
     with pytest.raises(InputError, match="unknown format") as caught:
         read(write(tmp_path, name, "x"))
     assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize(("path", "words"), [("/dev/null", "not a regular file"), ("a" * 300, "cannot be read")])
-def test_what_is_no_file_is_refused(path: str, words: str) -> None:
+def test_special_file_is_refused(path: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         read(Path(path))
 
@@ -215,18 +218,18 @@ def test_a_missing_file_gets_a_suggestion(tmp_path: Path) -> None:
 def test_a_missing_file_in_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file") as caught:
         read(tmp_path / "nowhere/train.jsonl")
-    assert caught.value.hint == "training.dataset.path starts at the manifest's folder"
+    assert caught.value.hint == "training.dataset.path is relative to the manifest's folder"
 
 
-def test_a_directory_is_told_with_its_files(tmp_path: Path) -> None:
+def test_directory_error_lists_its_files(tmp_path: Path) -> None:
     write(tmp_path, "b.jsonl", "{}")
     write(tmp_path, "a.csv", "x")
     write(tmp_path, "notes.txt", "x")
-    with pytest.raises(InputError, match=r"is a directory; name a file in it: a\.csv, b\.jsonl$"):
+    with pytest.raises(InputError, match=r"is a directory; choose a file in it: a\.csv, b\.jsonl$"):
         read(tmp_path)
 
 
-def test_a_file_that_goes_away_is_told(tmp_path: Path) -> None:
+def test_deleted_file_is_an_error(tmp_path: Path) -> None:
     source = make_file_source(write(tmp_path, "x.jsonl", "{}"), None)
     source.path.unlink()
     with pytest.raises(InputError, match=r"x\.jsonl: cannot be read: No such file"):
@@ -252,10 +255,11 @@ def test_a_streamed_dataset_gives_the_same_rows(tmp_path: Path, monkeypatch: pyt
     assert good(list(source.read())) == [(1, {"q": "one", "a": "1"}), (2, {"q": "two", "a": "2"})]
 
 
+@pytest.mark.process
 def test_a_streamed_dataset_is_known_by_its_commit_and_needs_the_hub_for_it() -> None:
     script = (
         "from launcher.corpus.sources import HubSource\n"
-        "from launcher.errors import InputError\n"
+        "from launcher.core.errors import InputError\n"
         "try:\n"
         "    HubSource(dataset='org/rows', config=None, split='train', revision=None, streaming=True).fingerprint\n"
         "except InputError as error:\n"
@@ -263,4 +267,4 @@ def test_a_streamed_dataset_is_known_by_its_commit_and_needs_the_hub_for_it() ->
     )
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert result.stdout == "org/rows: this dataset is neither in the cache nor to be had from the hub\n"
+    assert result.stdout == "org/rows: this dataset is neither in the cache nor available from the hub\n"

@@ -1,4 +1,4 @@
-"""The store: a folder under its key is whole, or it is not used."""
+"""A store is used only if it is complete and intact."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from pathlib import Path
 
 import pytest
 
+from launcher.core.errors import InputError
 from launcher.corpus import store
 from launcher.corpus.store import (
     check_inside,
-    damage_of,
     explain_miss,
+    find_damage,
     find_store,
     find_stores,
+    get_store_dir,
     is_locked,
-    locked,
+    lock_store,
     make_key,
+    make_scratch_dir,
     publish,
-    scratch_folder,
-    store_folder,
 )
-from launcher.errors import InputError
 
 PARTS = {"template": "chatml", "packing": "True"}
 
 
 def publish_one(root: Path, parts: dict[str, str], text: str = "content") -> Path:
     root.mkdir(exist_ok=True)
-    with scratch_folder(root, make_key(parts)) as scratch:
+    with make_scratch_dir(root, make_key(parts)) as scratch:
         (scratch / "train.arrow").write_text(text)
         (scratch / "audit.json").write_text("{}")
         return publish(scratch, root, "neo4j", parts).folder
@@ -53,7 +53,7 @@ def test_the_key_does_not_depend_on_the_order_of_parts() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "damage"),
     [
-        ("train.arrow", b"cOntent", "train.arrow has other bytes than were written"),
+        ("train.arrow", b"cOntent", "train.arrow does not match its hash"),
         ("train.arrow", b"cont", "train.arrow has 4 bytes, not 7"),
         ("train.arrow", None, "train.arrow is missing"),
         ("audit.json", None, "audit.json is missing"),
@@ -64,21 +64,21 @@ def test_the_key_does_not_depend_on_the_order_of_parts() -> None:
         ("store.json", b'{"schema_version": 2}', "store.json is missing or broken"),
     ],
 )
-def test_damage_is_seen_and_named(tmp_path: Path, name: str, content: bytes | None, damage: str) -> None:
+def test_damage_is_detected_and_described(tmp_path: Path, name: str, content: bytes | None, damage: str) -> None:
     folder = publish_one(tmp_path, PARTS)
-    assert damage_of(folder) is None
+    assert find_damage(folder) is None
     if content is None:
         (folder / name).unlink()
     else:
         (folder / name).write_bytes(content)
-    assert damage_of(folder) == damage
+    assert find_damage(folder) == damage
     assert find_store(tmp_path, make_key(PARTS)) is None
 
 
 def test_a_store_under_another_key_is_not_used(tmp_path: Path) -> None:
     folder = publish_one(tmp_path, PARTS)
     other = make_key({"template": "qwen3"})
-    folder.rename(store_folder(tmp_path, other))
+    folder.rename(get_store_dir(tmp_path, other))
     assert find_store(tmp_path, other) is None
 
 
@@ -92,14 +92,14 @@ def test_a_damaged_store_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_miss_is_explained_by_the_nearest_store(tmp_path: Path) -> None:
-    assert explain_miss(tmp_path / "nowhere", PARTS) == "nothing was prepared before"
+    assert explain_miss(tmp_path / "nowhere", PARTS) == "no data prepared yet"
     publish_one(tmp_path, {"template": "llama3", "packing": "False", "loss_on": "all"})
     publish_one(tmp_path, {"template": "chatml", "packing": "False"})
-    assert explain_miss(tmp_path, PARTS) == "changed since it was prepared last: packing"
-    assert explain_miss(tmp_path, {**PARTS, "data (test)": "x"}).endswith("last: data (test), packing")
+    assert explain_miss(tmp_path, PARTS) == "changed since the last preparation: packing"
+    assert explain_miss(tmp_path, {**PARTS, "data (test)": "x"}).endswith("preparation: data (test), packing")
 
 
-def test_only_whole_folders_are_listed(tmp_path: Path) -> None:
+def test_incomplete_folders_are_not_listed(tmp_path: Path) -> None:
     folder = publish_one(tmp_path, PARTS)
     (tmp_path / ".x.making-1").mkdir()
     (tmp_path / "notes").mkdir()
@@ -107,9 +107,9 @@ def test_only_whole_folders_are_listed(tmp_path: Path) -> None:
     assert [store.folder for store in find_stores(tmp_path)] == [folder]
 
 
-def test_a_scratch_folder_goes_whatever_happens(tmp_path: Path) -> None:
+def test_scratch_folder_is_always_removed(tmp_path: Path) -> None:
     def fail() -> None:
-        with scratch_folder(tmp_path, "key") as scratch:
+        with make_scratch_dir(tmp_path, "key") as scratch:
             (scratch / "half").write_text("x")
             raise RuntimeError("stop")
 
@@ -122,31 +122,31 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     left = tmp_path / ".key.making-99999"
     left.mkdir()
     (left / "half").write_text("x")
-    with scratch_folder(tmp_path, "key") as scratch:
+    with make_scratch_dir(tmp_path, "key") as scratch:
         assert not left.exists()
         assert scratch.is_dir()
 
 
 def test_a_lock_is_seen_by_others_and_goes_with_its_holder(tmp_path: Path) -> None:
     assert not is_locked(tmp_path, "key")
-    with locked(tmp_path, "key"):
+    with lock_store(tmp_path, "key"):
         assert is_locked(tmp_path, "key")
         assert not is_locked(tmp_path, "other")
     assert not is_locked(tmp_path, "key")
 
 
-@pytest.mark.parametrize("wanted", ["../outside", "a/../../outside", "/outside", "link/inside"])
-def test_a_manifest_cannot_write_outside_the_data_folder(tmp_path: Path, wanted: str) -> None:
+@pytest.mark.parametrize("spec", ["../outside", "a/../../outside", "/outside", "link/inside"])
+def test_a_manifest_cannot_write_outside_the_data_folder(tmp_path: Path, spec: str) -> None:
     root = tmp_path / "root"
     root.mkdir()
     (tmp_path / "elsewhere").mkdir()
     (root / "link").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(InputError, match=r"pretokenized_cache: .* leads out of the data folder") as caught:
-        check_inside(root, wanted)
+    with pytest.raises(InputError, match=r"pretokenized_cache: .* is outside the data folder") as caught:
+        check_inside(root, spec)
     assert "LAUNCHER_DATA_DIR" in caught.value.hint
 
 
-def test_inside_is_inside(tmp_path: Path) -> None:
+def test_relative_path_inside_the_data_folder_is_accepted(tmp_path: Path) -> None:
     assert check_inside(tmp_path, "a/../b/c") == tmp_path / "a/../b/c"
 
 
@@ -165,7 +165,7 @@ def test_a_large_file_is_read_once_and_its_damage_still_found(tmp_path: Path, mo
     scratch.mkdir()
     (scratch / "train.arrow").write_bytes(b"x" * 1000)
     folder = store.publish(scratch, tmp_path, "neo4j", {"data": "one"}).folder
-    assert store.damage_of(folder) is None
+    assert store.find_damage(folder) is None
     assert "train.arrow" in (tmp_path / ".fingerprints.json").read_text()
     (folder / "train.arrow").write_bytes(b"y" * 1000)
-    assert store.damage_of(folder) == "train.arrow has other bytes than were written"
+    assert store.find_damage(folder) == "train.arrow does not match its hash"

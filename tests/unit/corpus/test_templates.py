@@ -1,4 +1,4 @@
-"""Templates to the letter: what stands where, and what of it is trained."""
+"""Exact output and loss masks of the templates."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_trained_part_is_the_answer_and_its_end(template: Template) -> None:
     assert trained == [f"1{template.end_token}", f"2{template.end_token}"]
 
 
-def test_every_template_has_a_text_of_its_own() -> None:
+def test_templates_have_different_texts() -> None:
     templates = (CHATML, QWEN3, LLAMA3, AlpacaTemplate("<|endoftext|>"), AlpacaTemplate("</s>"))
     assert len({template.text for template in templates}) == len(templates)
 

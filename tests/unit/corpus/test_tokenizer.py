@@ -1,4 +1,4 @@
-"""The tokenizer's files: found, checked, fingerprinted."""
+"""Tokenizer files are found, validated and fingerprinted."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.core.errors import InputError
 from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
-from launcher.errors import InputError
 from tests.unit.corpus.inputs import CHAT_TEMPLATE, write_base
 
 
@@ -25,7 +25,7 @@ def test_a_base_is_found_by_name(base: Path) -> None:
     assert load_tokenizer(f"someone/{base.name}", (base.parent,)).folder == base
 
 
-def test_the_template_may_lie_in_a_file_of_its_own(tmp_path: Path) -> None:
+def test_chat_template_may_be_in_a_separate_file(tmp_path: Path) -> None:
     folder = write_base(tmp_path)
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     assert BaseTokenizer(folder=folder).chat_template == "{{ messages }}"
@@ -63,9 +63,9 @@ def test_every_file_is_in_the_fingerprint(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tokenizer.json", "{}", "not a tokenizer"),
+        ("tokenizer.json", "{}", "not a valid tokenizer"),
         ("tokenizer_config.json", "{", "broken JSON"),
-        ("tokenizer_config.json", "[]", "holds no object with settings"),
+        ("tokenizer_config.json", "[]", "not a JSON object"),
     ],
 )
 def test_broken_files_are_named(tmp_path: Path, name: str, content: str, message: str) -> None:
@@ -76,7 +76,7 @@ def test_broken_files_are_named(tmp_path: Path, name: str, content: str, message
         _ = tokenizer.backend.encode(tokenizer.end_of_text or "")
 
 
-def test_a_base_without_a_tokenizer_is_told_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tokenizer_is_an_error_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -86,4 +86,4 @@ def test_a_base_without_a_tokenizer_is_told_offline(tmp_path: Path, monkeypatch:
         load_tokenizer(str(tmp_path), ())
     assert "LAUNCHER_MODELS_DIR" in caught.value.hint
     with pytest.raises(InputError, match="no local folder of that name was found"):
-        load_tokenizer("nobody/nothing", ())
+        load_tokenizer("no-such-user/no-such-model", ())

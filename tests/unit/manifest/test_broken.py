@@ -1,4 +1,4 @@
-"""Broken manifests: one clear block, every problem at once, exit code 2, no traceback."""
+"""Invalid manifests are refused with all problems in one message and exit code 2."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import ExitCode, ManifestError
+from launcher.core.errors import ExitCode, ManifestError
 from launcher.manifest import find_manifest, load_manifest
 from tests.conftest import WriteManifest
 
 
-def message_of(path: Path) -> str:
+def load_message(path: Path) -> str:
     with pytest.raises(ManifestError) as caught:
         load_manifest(path)
     assert caught.value.exit_code == ExitCode.WRONG_INPUT
@@ -39,12 +39,12 @@ WRONG_VALUES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     (
         {CONFIG + "lr_scheduler": "linear", CONFIG + "lr_scheduler_kwargs": {"num_cycles": 2}},
         (),
-        "training.config.lr_scheduler_kwargs.num_cycles: no meaning for lr_scheduler linear; remove it",
+        "training.config.lr_scheduler_kwargs.num_cycles: not applicable to lr_scheduler linear; remove it",
     ),
     (
         {CONFIG + "lr_scheduler": "cosine_with_restarts", CONFIG + "lr_scheduler_kwargs": {"num_cycles": 0.5}},
         (),
-        "training.config.lr_scheduler_kwargs.num_cycles: restarts are counted whole, not 0.5",
+        "training.config.lr_scheduler_kwargs.num_cycles: must be an integer for cosine_with_restarts, not 0.5",
     ),
     (
         {CONFIG + "lr_scheduler": "polynomial", CONFIG + "lr_scheduler_kwargs": {"lr_end": 0.5}},
@@ -54,29 +54,33 @@ WRONG_VALUES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     (
         {CONFIG + "save_strategy": "steps", CONFIG + "evaluation_strategy": "steps", CONFIG + "save_epochs": 2},
         (),
-        "training.config.save_epochs: no meaning where the strategy is steps; remove it, or use epoch",
+        "training.config.save_epochs: not applicable to strategy steps; remove it, or use epoch",
     ),
     (
         {CONFIG + "metric_for_best_model": "eval_accuracy"},
         (),
-        "training.config.metric_for_best_model: only eval_loss picks a checkpoint, not eval_accuracy",
+        "training.config.metric_for_best_model: only eval_loss is supported, not eval_accuracy",
     ),
-    ({CONFIG + "greater_is_better": True}, (), "training.config.greater_is_better: the smaller loss is the better one"),
-    ({CONFIG + "adapter_type": "ia3"}, (), "training.config.rank: no meaning for adapter_type ia3; remove it"),
-    ({CONFIG + "adapter_type": "full"}, (), "training.config.target_modules: no meaning for adapter_type full"),
-    ({CONFIG + "target_modules": []}, (), "training.config.target_modules: missing or empty, adapter_type lora needs"),
+    ({CONFIG + "greater_is_better": True}, (), "training.config.greater_is_better: a smaller loss is better"),
+    ({CONFIG + "adapter_type": "ia3"}, (), "training.config.rank: not applicable to adapter_type ia3; remove it"),
+    ({CONFIG + "adapter_type": "full"}, (), "training.config.target_modules: not applicable to adapter_type full"),
+    (
+        {CONFIG + "target_modules": []},
+        (),
+        "target_modules: missing or empty; adapter_type lora requires at least one",
+    ),
     ({CONFIG + "target_modules": "q_proj"}, (), 'training.config.target_modules: must be a list, not "q_proj"'),
     ({CONFIG + "num_epochs": 5}, (), "training.config.epochs: epochs (2) and num_epochs (5) differ; keep one"),
     ({CONFIG + "gradient_checkpointing": "some"}, (), "must be true or false or 'selective', not \"some\""),
     ({CONFIG + "lr_scheduler_kwargs": {"num_cycels": 3}}, (), "num_cycels: unknown key; did you mean num_cycles?"),
-    ({CONFIG + "evaluation_strategy": "no"}, (), "training.config.load_best_model_at_end: needs an evaluation"),
+    ({CONFIG + "evaluation_strategy": "no"}, (), "training.config.load_best_model_at_end: requires evaluation"),
     ({}, (CONFIG + "batch_size",), "training.config.batch_size: missing"),
-    ({}, (CONFIG + "alpha",), "training.config.alpha: missing, adapter_type lora needs it"),
-    ({}, (CONFIG + "epochs",), "training.config.epochs: missing, say how long to train by epochs or max_steps"),
+    ({}, (CONFIG + "alpha",), "training.config.alpha: missing; adapter_type lora requires it"),
+    ({}, (CONFIG + "epochs",), "training.config.epochs: missing; set epochs or max_steps"),
     (
         {},
         ("training.dataset.path",),
-        "training.dataset.path: missing, name a local file or a dataset of the Hugging Face",
+        "training.dataset.path: missing; set it to a local file or a dataset on the Hugging Face",
     ),
     ({}, ("base_models",), "base_models: missing"),
     ({"base_models": []}, (), "base_models: needs at least 1 entry"),
@@ -84,11 +88,15 @@ WRONG_VALUES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     (
         {"base_models.0.trust_remote_code": True},
         (),
-        "base_models[0].trust_remote_code: runs code of the model's author",
+        "base_models[0].trust_remote_code: runs code from the model's repository",
     ),
     ({"base_models.0.prompt_template": "vicuna"}, (), "base_models[0].prompt_template: vicuna is not supported"),
-    ({"base_models.0.rope_scaling": 5}, (), "base_models[0].rope_scaling: must be a string, not 5"),
-    ({"training.dataset.type": "multi_task"}, (), "training.dataset.tasks: missing or empty, type multi_task"),
+    ({"limitations": [5]}, (), "limitations[0]: must be a string, not 5"),
+    ({"limitations": [{"pattern": "joins"}]}, (), "limitations[0].description: missing"),
+    ({"athor": "me"}, (), "athor: unknown key; did you mean author?"),
+    ({CONFIG + "use_unslooth": True}, (), "use_unslooth: unknown key; did you mean use_unsloth?"),
+    ({"training.dataset.splits": {"trian": 5}}, (), "splits.trian: unknown key; did you mean train?"),
+    ({"training.dataset.type": "multi_task"}, (), "training.dataset.tasks: missing or empty; type multi_task"),
     ({"name": "../../etc/passwd"}, (), 'name: "../../etc/passwd" does not match'),
     ({"learning_rate": 1e-4}, (), "learning_rate: unknown key; did you mean training.config.learning_rate?"),
     ({CONFIG + "bacth_size": 4}, (), "training.config.bacth_size: unknown key; did you mean batch_size?"),
@@ -110,7 +118,7 @@ WRONG_VALUES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
         (),
         "prompt_template: must be 'chatml', 'qwen3', 'llama3', 'alpaca' or 'tokenizer', not \"gemma\"",
     ),
-    ({CONFIG + "feedforward_modules": ["down_proj"]}, (), "feedforward_modules: no meaning for adapter_type lora"),
+    ({CONFIG + "feedforward_modules": ["down_proj"]}, (), "feedforward_modules: not applicable to adapter_type lora"),
     (
         {CONFIG + "adapter_type": "ia3", CONFIG + "target_modules": ["k_proj"], CONFIG + "feedforward_modules": ["x"]},
         (CONFIG + "rank", CONFIG + "alpha", CONFIG + "dropout"),
@@ -119,10 +127,10 @@ WRONG_VALUES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     (
         {CONFIG + "save_strategy": "steps", CONFIG + "evaluation_strategy": "epoch"},
         (),
-        "load_best_model_at_end: the best model must have been saved, but save_strategy is steps and "
+        "load_best_model_at_end: requires a checkpoint at every evaluation, but save_strategy is steps and "
         "evaluation_strategy is epoch; make them equal",
     ),
-    ({"description": "\ud800"}, (), "a string is not Unicode text"),
+    ({"description": "\ud800"}, (), "a string is not valid Unicode"),
 ]
 
 
@@ -143,86 +151,85 @@ WRONG_VALUES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
         ("eval_strategy", "evaluation_strategy"),
     ],
 )
-def test_names_of_other_trainers_are_understood(write_manifest: WriteManifest, foreign: str, ours: str) -> None:
-    assert f"training.config.{foreign}: unknown key; did you mean {ours}?" in message_of(
+def test_names_of_other_trainers_get_a_suggestion(write_manifest: WriteManifest, foreign: str, ours: str) -> None:
+    assert f"training.config.{foreign}: unknown key; did you mean {ours}?" in load_message(
         write_manifest({CONFIG + foreign: 1})
     )
-    assert f"{foreign}: unknown key; did you mean training.config.{ours}?" in message_of(write_manifest({foreign: 1}))
+    assert f"{foreign}: unknown key; did you mean training.config.{ours}?" in load_message(write_manifest({foreign: 1}))
 
 
-def test_a_strategy_that_is_left_out_follows_the_other(write_manifest: WriteManifest) -> None:
+def test_absent_save_strategy_follows_evaluation_strategy(write_manifest: WriteManifest) -> None:
     file = write_manifest({CONFIG + "evaluation_strategy": "steps"}, (CONFIG + "save_strategy",))
     assert load_manifest(file).manifest.training.config.load_best_model_at_end
 
 
-def test_a_hundred_thousand_unknown_keys_are_answered_at_once(write_manifest: WriteManifest) -> None:
+def test_many_unknown_keys_are_reported_quickly(write_manifest: WriteManifest) -> None:
     file = write_manifest({CONFIG + f"unheard_of_{number}": 1 for number in range(100_000)})
     start = time.process_time()
-    message = message_of(file)
+    message = load_message(file)
     assert time.process_time() - start < 2
     assert "and 99,980 more unknown keys" in message
     assert message.count("\n") < 30
 
 
-def test_a_hundred_thousand_foreign_keys_of_an_open_object(write_manifest: WriteManifest) -> None:
+def test_open_object_with_many_keys_is_loaded_quickly(write_manifest: WriteManifest) -> None:
     file = write_manifest({"training.dataset.preprocessing": {f"note_number_{n}": 1 for n in range(100_000)}})
     start = time.process_time()
     load_manifest(file)
     assert time.process_time() - start < 4
 
 
-def test_one_very_long_key(write_manifest: WriteManifest) -> None:
+def test_very_long_key_is_truncated(write_manifest: WriteManifest) -> None:
     start = time.process_time()
-    message = message_of(write_manifest({CONFIG + "x" * 1_000_000: 1}))
+    message = load_message(write_manifest({CONFIG + "x" * 1_000_000: 1}))
     assert time.process_time() - start < 1
     assert len(message) < 500
 
 
-def test_many_duplicate_keys(tmp_path: Path) -> None:
+def test_many_duplicate_keys_are_reported_quickly(tmp_path: Path) -> None:
     pairs = ", ".join(f'"k{number}": 1' for number in range(50_000))
     (tmp_path / "manifest.json").write_text(f"{{{pairs}, {pairs}}}")
     start = time.process_time()
-    assert "and 49,980 more" in message_of(tmp_path / "manifest.json")
+    assert "and 49,980 more" in load_message(tmp_path / "manifest.json")
     assert time.process_time() - start < 2
 
 
 @pytest.mark.parametrize(("changes", "drop", "expected"), WRONG_VALUES, ids=lambda case: str(case)[:40])
-def test_wrong_values(
+def test_wrong_value_is_refused(
     write_manifest: WriteManifest, changes: dict[str, Any], drop: tuple[str, ...], expected: str
 ) -> None:
-    assert expected in message_of(write_manifest(changes, drop))
+    assert expected in load_message(write_manifest(changes, drop))
 
 
-def test_all_problems_are_told_at_once(write_manifest: WriteManifest) -> None:
-    message = message_of(write_manifest({CONFIG + "rank": 0, CONFIG + "bacth_size": 4, "base_models.0.name": ""}))
+def test_all_problems_are_reported_at_once(write_manifest: WriteManifest) -> None:
+    message = load_message(write_manifest({CONFIG + "rank": 0, CONFIG + "bacth_size": 4, "base_models.0.name": ""}))
     assert "3 problems" in message
     assert "training.config.rank: must be at least 1" in message
     assert "training.config.bacth_size: unknown key; did you mean batch_size?" in message
     assert "base_models[0].name: must not be empty" in message
 
 
-def test_paths_are_those_of_the_file_that_the_user_wrote(write_manifest: WriteManifest) -> None:
-    """A 1.0 file has `base_model`, so its problems stand there, not in the form it is turned into."""
+def test_problems_of_schema_1_have_paths_of_schema_1(write_manifest: WriteManifest) -> None:
     path = write_manifest(
         {"schema_version": "1.0", "base_model": {"nmae": "x"}, "adapters": [{"type": "lora", "r": 0}]}, ("base_models",)
     )
-    message = message_of(path)
+    message = load_message(path)
     assert "base_model.nmae: unknown key; did you mean name?" in message
     assert "adapters[0].r: must be at least 1, not 0" in message
     assert "base_models" not in message
 
 
-Spoil = Callable[[Path], object]
+WriteBroken = Callable[[Path], object]
 
-UNREADABLE: list[tuple[str, Spoil, str]] = [
+UNREADABLE: list[tuple[str, WriteBroken, str]] = [
     ("empty", lambda p: p.write_text("  \n"), "is empty"),
-    ("a list", lambda p: p.write_text("[1]"), "a manifest is a JSON object {...}, this file holds a list"),
+    ("a list", lambda p: p.write_text("[1]"), "a manifest is a JSON object {...}, but this file contains a list"),
     ("broken", lambda p: p.write_text('{\n  "name": "x",\n  "b" 5\n}'), "line 3, column 7: broken JSON"),
     ("cut off", lambda p: p.write_text('{"name": "x"'), "line 1, column 13: broken JSON"),
     (
         "duplicate",
         lambda p: p.write_text('{"a": 1,\n "b": {"c": 1,\n "c": 2}}'),
-        "line 3: the key 'c' stands twice",
+        "line 3: duplicate key 'c'",
     ),
     (
         "not UTF-8",
@@ -234,53 +241,53 @@ UNREADABLE: list[tuple[str, Spoil, str]] = [
     ("deep objects", lambda p: p.write_text('{"a": ' * 900 + "1" + "}" * 900), "nested too deeply"),
     ("too deep", lambda p: p.write_text("[" * 100_000), "nested too deeply"),
     ("too many digits", lambda p: p.write_text('{"a": 1' + "0" * 5000 + "}"), "a number is out of range"),
-    ("100 MB", lambda p: p.write_bytes(b" " * 100_000_000), "has 95 MiB; a manifest has at most 4 MiB"),
+    ("100 MB", lambda p: p.write_bytes(b" " * 100_000_000), "has 95 MiB; the limit is 4 MiB"),
 ]
 
 
-@pytest.mark.parametrize(("spoil", "expected"), [case[1:] for case in UNREADABLE], ids=[case[0] for case in UNREADABLE])
-def test_unreadable_files(tmp_path: Path, spoil: Spoil, expected: str) -> None:
+@pytest.mark.parametrize(("write", "expected"), [case[1:] for case in UNREADABLE], ids=[case[0] for case in UNREADABLE])
+def test_unreadable_file_is_refused(tmp_path: Path, write: WriteBroken, expected: str) -> None:
     file = tmp_path / "manifest.json"
-    spoil(file)
-    assert expected in message_of(file)
+    write(file)
+    assert expected in load_message(file)
 
 
-def test_an_infinite_number_is_refused(tmp_path: Path, write_manifest: WriteManifest) -> None:
+def test_infinite_number_is_refused(tmp_path: Path, write_manifest: WriteManifest) -> None:
     text = write_manifest().read_text().replace('"learning_rate": 0.0002', '"learning_rate": 1e999')
     file = tmp_path / "infinite.json"
     file.write_text(text)
-    assert "training.config.learning_rate: must be" in message_of(file)
+    assert "a number is out of range: 1e999" in load_message(file)
 
 
-def test_missing_file(tmp_path: Path) -> None:
-    assert "no such file" in message_of(tmp_path / "manifest.json")
+def test_missing_file_is_reported(tmp_path: Path) -> None:
+    assert "no such file" in load_message(tmp_path / "manifest.json")
 
 
-def test_directory(tmp_path: Path) -> None:
-    message = message_of(tmp_path)
+def test_directory_is_refused(tmp_path: Path) -> None:
+    message = load_message(tmp_path)
     assert "is a directory" in message
-    assert f"hint: name the file in it: {tmp_path / 'manifest.json'}" in message
+    assert f"hint: pass the file: {tmp_path / 'manifest.json'}" in message
 
 
-def test_both_forms_at_once(write_manifest: WriteManifest) -> None:
-    assert "both `base_model` (schema 1.0) and `base_models`" in message_of(
+def test_base_model_and_base_models_exclude_each_other(write_manifest: WriteManifest) -> None:
+    assert "both `base_model` (schema 1.0) and `base_models`" in load_message(
         write_manifest({"base_model": {"name": "x"}})
     )
 
 
-def test_a_byte_order_mark_is_fine(tmp_path: Path, write_manifest: WriteManifest) -> None:
+def test_byte_order_mark_is_accepted(tmp_path: Path, write_manifest: WriteManifest) -> None:
     file = tmp_path / "bom.json"
     file.write_bytes(b"\xef\xbb\xbf" + write_manifest().read_bytes())
     assert load_manifest(file).manifest.expert == "neo4j"
 
 
-def test_schema_1_with_the_list_of_schema_2(write_manifest: WriteManifest) -> None:
-    message = message_of(write_manifest({"schema_version": "1.0"}))
-    assert "schema_version 1.0, but `base_models` is of schema 2.0" in message
+def test_schema_1_with_base_models_is_refused(write_manifest: WriteManifest) -> None:
+    message = load_message(write_manifest({"schema_version": "1.0"}))
+    assert "schema_version 1.0, but `base_models` requires schema 2.0" in message
 
 
-def test_a_folder_that_may_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not taken for one that is not there: another expert of that name would be used instead."""
+def test_inaccessible_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treating it as absent would select another expert of the same name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experts/neo4j").mkdir(parents=True)
     real = Path.stat
@@ -296,14 +303,13 @@ def test_a_folder_that_may_not_be_read_is_said(tmp_path: Path, monkeypatch: pyte
             find_manifest(name)
 
 
-def test_unknown_expert_is_suggested() -> None:
+def test_unknown_expert_gets_a_suggestion() -> None:
     with pytest.raises(ManifestError, match=r"no expert called 'noe4j'; did you mean neo4j\?") as caught:
         find_manifest("noe4j")
     assert "known experts: json, neo4j, sql, typescript" in str(caught.value)
 
 
-def test_a_folder_of_the_same_name_hides_no_expert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder of rows, say, that somebody has there."""
+def test_folder_with_the_same_name_does_not_hide_an_expert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = find_manifest("neo4j").resolve()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "neo4j").mkdir()

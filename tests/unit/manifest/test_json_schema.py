@@ -1,4 +1,4 @@
-"""`launcher schema`: what editors check against is what the launcher accepts."""
+"""The JSON Schema that `launcher schema` prints accepts the same manifests as the launcher."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from tests.conftest import ROOT, Tree, expert_manifests, published_manifests
 VALIDATOR = jsonschema.Draft202012Validator(json.loads(render_json_schema()))
 
 
-def test_the_committed_copy_is_current() -> None:
+def test_committed_schema_is_current() -> None:
     committed = (ROOT / "experts/manifest.schema.json").read_text()
     assert committed == render_json_schema(), "run `make schema`"
 
 
-def test_it_is_a_schema() -> None:
+def test_schema_is_valid() -> None:
     jsonschema.Draft202012Validator.check_schema(json.loads(render_json_schema()))
 
 
 @pytest.mark.parametrize(
     "file", [*published_manifests(), *expert_manifests()], ids=lambda f: f"{f.parent.name}/{f.name}"
 )
-def test_every_manifest_passes(file: Path) -> None:
+def test_schema_accepts_every_manifest(file: Path) -> None:
     VALIDATOR.validate(json.loads(file.read_text()))
 
 
-def test_a_misspelt_key_does_not_pass(neo4j_tree: Tree) -> None:
+def test_schema_rejects_misspelled_key(neo4j_tree: Tree) -> None:
     config = {**neo4j_tree["training"]["config"], "bacth_size": 4}
     tree = {**neo4j_tree, "training": {**neo4j_tree["training"], "config": config}}
     (error,) = VALIDATOR.iter_errors(tree)
     assert "bacth_size" in error.message
 
 
-def test_own_manifests_name_the_schema_for_editors() -> None:
+def test_own_manifests_reference_the_schema() -> None:
     for file in expert_manifests():
         assert (
             file.parent / json.loads(file.read_text())["$schema"]

@@ -1,12 +1,12 @@
-"""`--set KEY=VALUE`."""
+"""Overrides by `--set KEY=VALUE`."""
 
 from __future__ import annotations
 
 import pytest
 
-from launcher.errors import InputError, ManifestError
+from launcher.core.errors import InputError, ManifestError
 from launcher.manifest import load_manifest
-from launcher.manifest.overrides import apply_overrides, find_given_keys, parse_value
+from launcher.manifest.overrides import apply_overrides, list_overridden_keys, parse_value
 from tests.conftest import WriteManifest
 
 WANDB_MODE = "training.config.wandb.mode"
@@ -24,11 +24,11 @@ WANDB_MODE = "training.config.wandb.mode"
         ("NaN", "NaN"),
     ],
 )
-def test_values_are_json_where_they_can_be(text: str, value: object) -> None:
+def test_values_are_parsed_as_json_or_text(text: str, value: object) -> None:
     assert parse_value(text) == value
 
 
-def test_override_reaches_the_manifest(write_manifest: WriteManifest) -> None:
+def test_override_changes_the_manifest(write_manifest: WriteManifest) -> None:
     file = write_manifest()
     overrides = ["training.config.learning_rate=1e-5", "base_models.0.quantization=int4", "base_models[0].revision=abc"]
     manifest = load_manifest(file, overrides).manifest
@@ -50,29 +50,29 @@ def test_override_reaches_the_manifest(write_manifest: WriteManifest) -> None:
         ("adapters.0.r=4", {"base_models.0.adapters.0.r"}),
     ],
 )
-def test_the_keys_that_overrides_give(override: str, keys: set[str]) -> None:
-    assert find_given_keys([override]) == keys
+def test_overridden_keys_of_an_override(override: str, keys: set[str]) -> None:
+    assert list_overridden_keys([override]) == keys
 
 
-def test_a_loaded_manifest_knows_which_keys_were_given(write_manifest: WriteManifest) -> None:
+def test_loaded_manifest_lists_overridden_keys(write_manifest: WriteManifest) -> None:
     file = write_manifest()
-    assert load_manifest(file).given_keys == frozenset()
-    given = load_manifest(file, ["training.config.rank=8", "name=expert-x"]).given_keys
-    assert given == {"training.config.rank", "name"}
+    assert load_manifest(file).overridden_keys == frozenset()
+    overridden_keys = load_manifest(file, ["training.config.rank=8", "name=expert-x"]).overridden_keys
+    assert overridden_keys == {"training.config.rank", "name"}
 
 
-def test_the_file_itself_is_not_changed() -> None:
+def test_overrides_do_not_change_their_input() -> None:
     tree = {"training": {"config": {"rank": 16}}}
     assert apply_overrides(tree, ["training.config.rank=8"]) == {"training": {"config": {"rank": 8}}}  # type: ignore[arg-type]
     assert tree == {"training": {"config": {"rank": 16}}}
 
 
-def test_a_misspelt_override_is_refused_like_a_misspelt_key(write_manifest: WriteManifest) -> None:
+def test_misspelled_override_is_refused_like_a_misspelled_key(write_manifest: WriteManifest) -> None:
     with pytest.raises(ManifestError, match=r"training.config.learnig_rate: unknown key; did you mean learning_rate\?"):
         load_manifest(write_manifest(), ["training.config.learnig_rate=1e-4"])
 
 
-def test_a_key_without_its_section_is_shown_the_way(write_manifest: WriteManifest) -> None:
+def test_override_in_wrong_section_suggests_the_path(write_manifest: WriteManifest) -> None:
     with pytest.raises(ManifestError, match=r"rank: unknown key; did you mean training.config.rank\?"):
         load_manifest(write_manifest(), ["rank=4"])
 
@@ -97,7 +97,7 @@ def test_a_key_without_its_section_is_shown_the_way(write_manifest: WriteManifes
         ("name.first=x", "is inside a value that has no keys"),
     ],
 )
-def test_overrides_that_cannot_be_applied(write_manifest: WriteManifest, override: str, message: str) -> None:
+def test_invalid_override_is_refused(write_manifest: WriteManifest, override: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_manifest(write_manifest(), [override])
 
@@ -106,12 +106,12 @@ SCHEMA_1 = {"schema_version": "1.0", "base_model": {"name": "Qwen3-0.6B"}, "adap
 
 
 @pytest.mark.parametrize("base", ["base_model", "base_models.0", "base_models[0]"])
-def test_both_forms_of_a_path_reach_a_file_of_schema_1(write_manifest: WriteManifest, base: str) -> None:
+def test_schema_1_accepts_both_forms_of_a_path(write_manifest: WriteManifest, base: str) -> None:
     file = write_manifest(SCHEMA_1, ("base_models",))
     assert load_manifest(file, [f"{base}.quantization=int4"]).manifest.base.quantization == "int4"
 
 
 @pytest.mark.parametrize("adapter", ["adapters.0", "base_models.0.adapters.0"])
-def test_adapters_of_a_file_of_schema_1(write_manifest: WriteManifest, adapter: str) -> None:
+def test_schema_1_accepts_both_forms_of_adapter_paths(write_manifest: WriteManifest, adapter: str) -> None:
     file = write_manifest(SCHEMA_1, ("base_models",))
     assert load_manifest(file, [f"{adapter}.r=4"]).manifest.base.adapters[0].r == 4

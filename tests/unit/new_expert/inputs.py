@@ -1,4 +1,4 @@
-"""What the tests of new experts share: small rows, and the way from a file to an expert."""
+"""Small datasets and helpers for the tests of new experts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launcher.new_expert.making import NewExpert, make_new_expert
-from launcher.new_expert.proposal import Wishes
+from launcher.new_expert.create import NewExpert, create_expert
+from launcher.new_expert.proposal import Options
 
 
 def make_rows(count: int = 40, first: int = 0) -> list[dict[str, Any]]:
@@ -24,7 +24,7 @@ def write_rows(rows: list[dict[str, Any]], name: str = "rows.jsonl") -> Path:
 
 
 def make(data: Path, name: str = "sales", **options: Any) -> NewExpert:
-    return make_new_expert(name, data, options.pop("wishes", Wishes()), **options)
+    return create_expert(name, data, options.pop("options", Options()), **options)
 
 
 def read_sample(name: str) -> list[dict[str, Any]]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from launcher.inputs import Request, plan_request
 from launcher.plan import Plan
+from launcher.request.request import Request, plan_request
 
 MakePlan = Callable[..., Plan]
 

@@ -40,8 +40,8 @@ def test_ninety_on_four_ranks() -> None:
     assert batch.num_slots == 92
     assert batch.empty_slots == 2
     assert batch.nearest_even_batches == (88, 92)
-    assert "2 of 92 slots stay empty (2.2 % of the compute, no change to the training)" in decision(plan, "split")
-    assert "a global batch of 88 or 92 would divide evenly" in decision(plan, "split")
+    assert "2 of 92 slots stay empty (2.2 % of the compute; training is unaffected)" in decision(plan, "batch split")
+    assert "a global batch of 88 or 92 would divide evenly" in decision(plan, "batch split")
 
 
 def test_more_ranks_than_sequences() -> None:
@@ -70,16 +70,16 @@ def test_packing_wins_over_group_by_length_and_the_plan_says_so() -> None:
     plan = plan_for(config={"group_by_length": True})
     assert plan.batch.packed
     assert not plan.batch.group_by_length
-    assert "packing and group_by_length are both true: packing wins" in decision(plan, "row order")
+    assert "packing and group_by_length are both true: packing wins" in decision(plan, "sample order")
     grouped = plan_for(config={"group_by_length": True, "packing": False})
     assert grouped.batch.group_by_length
-    assert "rows of like length share a micro-batch" in decision(grouped, "row order")
+    assert "rows of similar length share a micro-batch" in decision(grouped, "sample order")
 
 
 def test_rows_that_are_not_packed_lie_end_to_end() -> None:
     assert decision(plan_for(), "global batch").startswith("48 sequences of 2,048 tokens, packed |")
     loose = decision(plan_for(config={"packing": False}), "global batch")
-    assert loose.startswith("48 rows of at most 2,048 tokens, laid end to end |")
+    assert loose.startswith("48 rows of at most 2,048 tokens, not padded |")
 
 
 def test_eval_batch_size() -> None:

@@ -9,32 +9,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.gpus import find_gpu
-from launcher.hardware import make_hardware
-from launcher.inputs import Request, plan_request
+from launcher.base_models.shapes import load_shape
+from launcher.core.units import GIB
+from launcher.hardware.gpu_catalogue import lookup_gpu
+from launcher.hardware.model import make_hardware
 from launcher.manifest import load_manifest
-from launcher.memory import estimate_memory
 from launcher.plan import Plan, PlanOptions, make_plan
 from launcher.plan.calibration import (
-    NOTHING_LEARNT,
+    NO_CALIBRATION,
     Calibration,
-    Family,
-    Seen,
+    MeasuredRun,
+    RunFamily,
+    compute_measured_speed,
+    compute_memory_correction,
+    compute_speed_correction,
     correct_memory,
-    find_measured_speed,
-    find_memory_correction,
-    find_speed_correction,
     make_calibration,
-    name_family,
+    make_family,
 )
+from launcher.plan.estimate.dataset_size import probe_rows
+from launcher.plan.estimate.memory import estimate_memory
+from launcher.plan.estimator_inputs import estimate_plan_memory, recipe_from_plan, workload_from_plan
 from launcher.plan.model import CALIBRATION_TERM
-from launcher.plan.recipes import estimate_plan, recipe_of, workload_of
-from launcher.rows import probe_rows
-from launcher.shapes import load_shape
-from launcher.units import GIB
+from launcher.request.request import Request, plan_request
 from tests.conftest import ROOT, expert_manifests
 
-FAMILY = Family(
+FAMILY = RunFamily(
     size_class="under 1B",
     adapter="lora",
     quantization="none",
@@ -48,18 +48,18 @@ FAMILY = Family(
 )
 
 
-def plan_for(gpu: str, calibration: Calibration = NOTHING_LEARNT, base: str = "") -> Plan:
+def plan_for(gpu: str, calibration: Calibration = NO_CALIBRATION, base: str = "") -> Plan:
     loaded = load_manifest(ROOT / "experts/neo4j/manifest.json")
     return make_plan(
         loaded.manifest,
-        make_hardware(find_gpu(gpu), gpus_per_node=1, nodes=1),
+        make_hardware(lookup_gpu(gpu), gpus_per_node=1, nodes=1),
         base=load_shape(base or loaded.manifest.base.name, ()),
         rows=probe_rows(loaded.manifest.training.dataset, loaded.folder),
         options=PlanOptions(calibration=calibration),
     )
 
 
-def make_seen(number: int, memory: float | None = None, speed: float | None = None, **changes: Any) -> Seen:
+def make_seen(number: int, memory: float | None = None, speed: float | None = None, **changes: Any) -> MeasuredRun:
     values = {
         "run": f"run-{number}",
         "when": f"2026-11-15T00:00:{number:02d}+00:00",
@@ -71,7 +71,7 @@ def make_seen(number: int, memory: float | None = None, speed: float | None = No
         "measured_tokens_per_second": 1000.0 * (speed or 1.0),
         **changes,
     }
-    return Seen(**values)
+    return MeasuredRun(**values)
 
 
 def of_memory(*ratios: float, **changes: Any) -> Calibration:
@@ -79,7 +79,7 @@ def of_memory(*ratios: float, **changes: Any) -> Calibration:
 
 
 def memory_factor(calibration: Calibration, estimated_bytes: int = 10 * GIB) -> float:
-    found = find_memory_correction(calibration, FAMILY, estimated_bytes)
+    found = compute_memory_correction(calibration, FAMILY, estimated_bytes)
     assert found is not None
     return found.factor
 
@@ -88,9 +88,9 @@ def memory_factor(calibration: Calibration, estimated_bytes: int = 10 * GIB) -> 
 
 
 def test_nothing_measured_is_no_correction() -> None:
-    assert find_memory_correction(NOTHING_LEARNT, FAMILY, GIB) is None
-    assert find_speed_correction(NOTHING_LEARNT, FAMILY) is None
-    assert find_memory_correction(of_memory(1.2), FAMILY.model_copy(update={"adapter": "dora"}), GIB) is None
+    assert compute_memory_correction(NO_CALIBRATION, FAMILY, GIB) is None
+    assert compute_speed_correction(NO_CALIBRATION, FAMILY) is None
+    assert compute_memory_correction(of_memory(1.2), FAMILY.model_copy(update={"adapter": "dora"}), GIB) is None
 
 
 def test_one_run_above_its_estimate_raises_by_all_of_it() -> None:
@@ -122,7 +122,7 @@ def test_only_the_last_runs_count() -> None:
     assert memory_factor(of_memory(1.3, *[1.0] * 9)) == pytest.approx(1.3)
     assert memory_factor(of_memory(1.3, *[1.0] * 10)) == 1.0
     speeds = make_calibration(make_seen(number, speed=ratio) for number, ratio in enumerate([9.0] * 9 + [0.8] * 10))
-    found = find_speed_correction(speeds, FAMILY)
+    found = compute_speed_correction(speeds, FAMILY)
     assert found is not None
     assert found.num_runs == 10
     assert found.factor == pytest.approx(0.8)
@@ -130,23 +130,23 @@ def test_only_the_last_runs_count() -> None:
 
 def test_speed_is_the_median() -> None:
     speeds = make_calibration(make_seen(number, speed=ratio) for number, ratio in enumerate((0.9, 5.0, 1.1)))
-    found = find_speed_correction(speeds, FAMILY)
+    found = compute_speed_correction(speeds, FAMILY)
     assert found is not None
     assert found.factor == pytest.approx(1.1)
 
 
 def test_runs_by_cuda_graphs_say_nothing_of_those_without() -> None:
     speeds = make_calibration([make_seen(1, speed=0.5), make_seen(2, speed=2.0, captured=True)])
-    found = [find_speed_correction(speeds, FAMILY, captures=captures) for captures in (False, True)]
+    found = [compute_speed_correction(speeds, FAMILY, captures=captures) for captures in (False, True)]
     assert [one and one.factor for one in found] == [0.5, 2.0]
 
 
-def test_measured_speed_stands_in_where_nobody_can_estimate() -> None:
+def test_measured_speed_is_used_without_an_estimate() -> None:
     seen = make_calibration([make_seen(1), make_seen(2, base="another", measured_tokens_per_second=9.0)])
-    found = find_measured_speed(seen, FAMILY, "Qwen/Qwen3-0.6B")
+    found = compute_measured_speed(seen, FAMILY, "Qwen/Qwen3-0.6B")
     assert found is not None
     assert (found.factor, found.num_runs) == (1000.0, 1)
-    assert find_measured_speed(seen, FAMILY, "a third") is None
+    assert compute_measured_speed(seen, FAMILY, "a third") is None
 
 
 @given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=15), st.floats(0.1, 30.0))
@@ -164,36 +164,36 @@ def test_memory_is_never_planned_below_the_highest_of_the_last_runs(ratios: list
 def test_the_recipe_of_a_plan_is_what_its_memory_was_estimated_from(manifest: Any, gpu: str | None) -> None:
     profile: Any = "full" if gpu else "smoke"
     plan = plan_request(Request(expert=str(manifest), gpu=gpu, profile=profile)).plan
-    assert estimate_plan(plan).terms == plan.memory.terms
+    assert estimate_plan_memory(plan).terms == plan.memory.terms
 
 
 def test_the_recipe_of_a_sharded_plan() -> None:
     request = Request(expert=str(ROOT / "experts/neo4j/manifest.json"), gpu="rtx4090", gpus_per_node=4, nodes=2)
     plan = plan_request(replace(request, strategy="fsdp2")).plan
     assert plan.strategy == "fsdp2"
-    assert estimate_plan(plan).terms == plan.memory.terms
+    assert estimate_plan_memory(plan).terms == plan.memory.terms
 
 
 def test_the_workload_of_a_plan_is_what_it_computes() -> None:
     plan = plan_for(gpu="h200")
-    work = workload_of(plan, 350.0)
+    work = workload_from_plan(plan, 350.0)
     assert (work.shape, work.adapter, work.compute_dtype) == (plan.base, "lora", "bf16")
-    assert (work.compiled, work.joined, work.document_tokens) == (True, True, 350.0)
-    eager = workload_of(plan.model_copy(update={"compile": None}), 350.0)
-    assert (eager.compiled, eager.joined) == (False, True)
+    assert (work.compiled, work.fused, work.document_tokens) == (True, True, 350.0)
+    eager = workload_from_plan(plan.model_copy(update={"compile": None}), 350.0)
+    assert (eager.compiled, eager.fused) == (False, True)
 
 
 # --------------------------------------------------------------------------------------------------------- whole plans
 
 
-def seen_of(plan: Plan, number: int, memory: float | None = None, speed: float | None = None) -> Seen:
+def seen_of(plan: Plan, number: int, memory: float | None = None, speed: float | None = None) -> MeasuredRun:
     """As if a run of this plan had been made."""
     estimated = plan.speed.estimated_tokens_per_second
     assert estimated is not None
-    allocated = estimate_plan(plan).allocated_bytes
+    allocated = estimate_plan_memory(plan).allocated_bytes
     return make_seen(
         number,
-        family=name_family(plan.base, recipe_of(plan)),
+        family=make_family(plan.base, recipe_from_plan(plan)),
         base=plan.base.name,
         estimated_bytes=allocated,
         measured_bytes=None if memory is None else round(allocated * memory),
@@ -213,11 +213,9 @@ def test_a_plan_is_raised_and_says_so() -> None:
     plan = plan_for(gpu="h200", calibration=known)
     assert plan.memory.terms[:-1] == plain.memory.terms
     assert plan.memory.allocated_bytes == pytest.approx(1.018 * plain.memory.allocated_bytes, rel=1e-6)
-    assert decision(plan, "memory estimate").startswith(
-        "+1.8 % by 4 runs of this machine: runs like this one took 100.0"
-    )
+    assert decision(plan, "memory estimate").startswith("+1.8 % by 4 runs on this machine: similar runs used 100.0")
     term = plan.memory.terms[-1]
-    assert (term.name, term.note) == (CALIBRATION_TERM, "+1.8 % by 4 runs of this machine")
+    assert (term.name, term.note) == (CALIBRATION_TERM, "+1.8 % by 4 runs on this machine")
     assert decision(plain, "memory estimate") == ""
 
 
@@ -227,7 +225,7 @@ def test_a_raise_can_cost_a_micro_batch() -> None:
     known = make_calibration([seen_of(plain, 1, memory=1.6)])
     plan = plan_for(gpu="rtx4090", calibration=known)
     assert plan.memory.total_bytes <= plan.memory.usable_bytes
-    assert estimate_plan(plan).allocated_bytes < plain.memory.allocated_bytes
+    assert estimate_plan_memory(plan).allocated_bytes < plain.memory.allocated_bytes
     assert plan.batch.global_batch_size == plain.batch.global_batch_size
 
 
@@ -238,8 +236,9 @@ def test_speed_is_scaled_with_all_that_follows_from_it() -> None:
     assert plan.speed.estimated_tokens_per_second == plain.speed.tokens_per_second
     assert plan.speed.tokens_per_second == pytest.approx(plain.speed.tokens_per_second / 2)
     assert plan.speed.mfu == pytest.approx((plain.speed.mfu or 0) / 2)
-    assert decision(plan, "speed estimate").startswith("-50.0 % by 3 runs of this machine: the median")
-    assert plan.speed.confidence.startswith("within about 10 %: such runs were measured on this machine")
+    assert decision(plan, "speed estimate").startswith("-50.0 % by 3 runs on this machine: median")
+    assert plan.speed.error == 0.1
+    assert plan.speed.confidence.startswith("within about 10 %: similar runs were measured on this machine")
     assert (plan.batch, plan.strategy) == (plain.batch, plain.strategy), "the search does not know of it"
 
 
@@ -260,7 +259,7 @@ def test_plans_are_the_same_for_the_same_runs() -> None:
 def test_corrected_sizes_still_grow_with_the_micro_batch() -> None:
     plain = plan_for(gpu="h200")
     known = make_calibration(seen_of(plain, number, memory=0.9) for number in range(3))
-    recipe, last = recipe_of(plain), 0
+    recipe, last = recipe_from_plan(plain), 0
     for size in range(1, 2 * recipe.micro_batch_size):
         sized = replace(recipe, micro_batch_size=size)
         total = correct_memory(plain.base, sized, estimate_memory(plain.base, sized), known).total_bytes
@@ -270,5 +269,5 @@ def test_corrected_sizes_still_grow_with_the_micro_batch() -> None:
 
 def test_size_classes_tell_the_catalogue_apart() -> None:
     small, large = (plan_for(gpu="h200", base=f"Qwen/Qwen3-{size}") for size in ("0.6B", "8B"))
-    names = [name_family(plan.base, recipe_of(plan)).size_class for plan in (small, large)]
+    names = [make_family(plan.base, recipe_from_plan(plan)).size_class for plan in (small, large)]
     assert names == ["under 1B", "6B to 12B"]

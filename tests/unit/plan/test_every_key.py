@@ -1,28 +1,30 @@
-"""Every key of the manifest is used, refused, or listed as not used with its reason. None is silently dropped.
+"""Every key of the manifest is used, refused, or listed as not used with a reason.
 
-Used means: changing the value changes the plan. The test tries a change for every key that is not listed as unused.
+A key is used if a change of its value changes the plan. The test changes every key that is not listed as unused.
 """
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterator
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-from launcher.errors import LauncherError
-from launcher.gpus import find_gpu
-from launcher.hardware import make_hardware
+from launcher.base_models.shapes import load_shape
+from launcher.core.errors import LauncherError
+from launcher.hardware.gpu_catalogue import lookup_gpu
+from launcher.hardware.model import make_hardware
 from launcher.manifest import Manifest
-from launcher.manifest.unused import NOT_USED, find_unused
+from launcher.manifest.ignored_keys import NOT_USED, WITHOUT_EFFECT, find_ignored_keys
+from launcher.manifest.json_schema import find_models
+from launcher.manifest.strict_model import is_ignored
 from launcher.plan import make_plan
-from launcher.rows import probe_rows
-from launcher.shapes import load_shape
+from launcher.plan.estimate.dataset_size import probe_rows
 from tests.conftest import ROOT, Tree
 
-# A value for each key that differs from the neo4j expert's, with what else must be set for it to matter.
+# For each key, a value that differs from the neo4j expert's, after other keys that it depends on.
 CHANGES: dict[str, dict[str, Any]] = {
     "name": {"name": "expert-other"},
     "base_models.name": {"base_models.0.name": "Qwen/Qwen3-1.7B"},
@@ -114,37 +116,26 @@ CHANGES["evaluation.task_rows"] = {"evaluation": {"task_rows": 5}}
 CHANGES["evaluation.task_share"] = {"evaluation": {"task_share": 0.2}}
 CHANGES["training.config.wandb.mode"] = {"training.config.wandb.mode": "disabled"}
 
-# Keys whose value only ever decides between accepted and refused.
+# Keys with a single supported value.
 REFUSES: dict[str, dict[str, Any]] = {
     "training.config.method": {"training.config.method": "dpo"},
     "training.config.metric_for_best_model": {"training.config.metric_for_best_model": "eval_accuracy"},
     "training.config.greater_is_better": {"training.config.greater_is_better": True},
 }
-# Checked by their parts.
+# Objects whose keys are tested.
 CONTAINERS = {"base_models", "base_models.adapters", "training", "training.dataset", "training.config"}
 CONTAINERS |= {"training.config.wandb", "training.dataset.field_mapping", "evaluation"}
-# The version of the expert names the run; nothing else about it is planned.
-CARRIED = {"version"}
+# Recorded, without influence on the plan.
+RECORDED = {"version"}
 
 
-def every_key(model: type[BaseModel], path: str = "") -> Iterator[str]:
-    """All keys of the manifest's types that training may read: not inside sections that are unused as a whole."""
+def list_fields(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every key of a model as a dotted path, with its field."""
     for name, field in model.model_fields.items():
         here = f"{path}.{name}" if path else name
-        yield here
-        if here in NOT_USED:
-            continue
-        for member in members(field.annotation):
-            if isinstance(member, type) and issubclass(member, BaseModel):
-                yield from every_key(member, here)
-
-
-def members(annotation: Any) -> Iterator[Any]:
-    if get_origin(annotation) in (Union, types.UnionType, tuple, Annotated):
-        for argument in get_args(annotation):
-            yield from members(argument)
-    else:
-        yield annotation
+        yield here, field
+        for inner in find_models(field.annotation):
+            yield from list_fields(inner, here)
 
 
 def set_path(tree: Any, path: str, value: Any) -> None:
@@ -157,10 +148,10 @@ def set_path(tree: Any, path: str, value: Any) -> None:
         tree[key] = value
 
 
-def plan_text(tree: Tree) -> str:
+def render_plan(tree: Tree) -> str:
     manifest = Manifest.model_validate(tree, strict=False)
     rows = probe_rows(manifest.training.dataset, ROOT)
-    hardware = make_hardware(find_gpu("h100"), gpus_per_node=2, nodes=1)
+    hardware = make_hardware(lookup_gpu("h100"), gpus_per_node=2, nodes=1)
     plan = make_plan(manifest, hardware, base=load_shape(manifest.base.name, ()), rows=rows)
     return plan.model_dump_json(exclude={"manifest_sha256"})
 
@@ -171,39 +162,39 @@ def without_comments(node: Any) -> Any:
     return [without_comments(item) for item in node] if isinstance(node, list) else node
 
 
-SPLIT_PARTS = {f"training.dataset.splits.{part}" for part in ("train", "validation", "test", "total")}
+SPLIT_PARTS = {"training.dataset.splits.train"}
 TASK_PARTS = {f"training.dataset.tasks.{part}" for part in ("train", "valid", "test", "weight", "format")}
 KEYS = [
     key
-    for key in every_key(Manifest)
-    if key not in NOT_USED
-    and key not in CONTAINERS | CARRIED | SPLIT_PARTS | TASK_PARTS
+    for key, _ in list_fields(Manifest)
+    if not any(f"{key}.".startswith(f"{path}.") for path in NOT_USED)
+    and key not in CONTAINERS | RECORDED | SPLIT_PARTS | TASK_PARTS
     and key not in REFUSES
     and not key.startswith("training.config.lr_scheduler_kwargs.")
 ]
 
 
-def other_value(current: Any) -> Any:
-    """A different value of the same kind, for keys that need nothing special."""
+def change_value(current: Any) -> Any:
+    """Return a different value of the same type."""
     if isinstance(current, bool):
         return not current
     return current + 1 if isinstance(current, int) else current * 0.5 + 0.01
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_a_key_that_is_not_listed_as_unused_changes_the_plan(key: str, neo4j_tree: Tree) -> None:
-    *preparation, change = (CHANGES.get(key) or {key: other_value(current_value(key, neo4j_tree))}).items()
+def test_key_not_listed_as_unused_changes_the_plan(key: str, neo4j_tree: Tree) -> None:
+    *preparation, change = (CHANGES.get(key) or {key: change_value(get_current_value(key, neo4j_tree))}).items()
     before, after = without_comments(neo4j_tree), without_comments(neo4j_tree)
     for path, value in preparation:
         set_path(after, path, value)
-        if is_valid(after):  # dropping `epochs` is, only with `num_epochs` in its place
+        if is_valid(after):  # `epochs` can only be removed together with adding `num_epochs`
             before = without_comments(after)
     set_path(after, *change)
-    assert plan_text(after) != plan_text(before), f"{key} is read by nothing: use it, refuse it, or list it in NOT_USED"
+    assert render_plan(after) != render_plan(before), f"{key} has no effect: use, refuse or ignore it"
 
 
-def current_value(key: str, tree: Tree) -> Any:
-    """Of a key of training.config, absent ones by their default; a switch that is left to the plan counts as off."""
+def get_current_value(key: str, tree: Tree) -> Any:
+    """Return the value of a key in training.config; a switch that the plan decides counts as off."""
     name = key.removeprefix("training.config.")
     config = Manifest.model_validate(without_comments(tree), strict=False).training.config
     value = getattr(config, name)
@@ -214,14 +205,14 @@ def current_value(key: str, tree: Tree) -> Any:
 
 def is_valid(tree: Tree) -> bool:
     try:
-        plan_text(tree)
+        render_plan(tree)
     except (LauncherError, ValueError):
         return False
     return True
 
 
 @pytest.mark.parametrize("key", sorted(REFUSES))
-def test_some_keys_are_refused(key: str, neo4j_tree: Tree) -> None:
+def test_unsupported_value_is_refused(key: str, neo4j_tree: Tree) -> None:
     tree = without_comments(neo4j_tree)
     for path, value in REFUSES[key].items():
         set_path(tree, path, value)
@@ -230,12 +221,15 @@ def test_some_keys_are_refused(key: str, neo4j_tree: Tree) -> None:
 
 
 def test_unused_keys_are_keys_of_the_manifest() -> None:
-    known = set(every_key(Manifest))
-    assert set(NOT_USED) - known == set()
-    assert all(reason.strip() for reason in NOT_USED.values())
+    assert set(NOT_USED) - set(dict(list_fields(Manifest))) == set()
 
 
-def test_a_section_that_is_unused_as_a_whole_is_one_line() -> None:
+def test_keys_without_effect_are_those_of_type_ignored() -> None:
+    ignored = {key for key, field in list_fields(Manifest) if is_ignored(field.annotation)}
+    assert ignored == {key for keys in WITHOUT_EFFECT.values() for key in keys}
+
+
+def test_unused_section_is_one_entry() -> None:
     keys = [
         "routing",
         "routing.keywords",
@@ -243,7 +237,7 @@ def test_a_section_that_is_unused_as_a_whole_is_one_line() -> None:
         "training.config.rank",
         "base_models[1].sha256",
     ]
-    assert [item.path for item in find_unused(keys)] == [
+    assert [item.path for item in find_ignored_keys(keys)] == [
         "routing",
         "training.config.use_unsloth",
         "base_models[1].sha256",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.errors import InputError
-from launcher.gpus import find_gpu
-from launcher.hardware import make_hardware
+from launcher.base_models.shapes import load_shape
+from launcher.core.errors import InputError
+from launcher.hardware.gpu_catalogue import lookup_gpu
+from launcher.hardware.model import make_hardware
 from launcher.manifest import find_manifest, load_manifest
 from launcher.plan import make_plan
-from launcher.rows import RowEstimate
-from launcher.shapes import load_shape
+from launcher.plan.estimate.dataset_size import RowEstimate
 from tests.unit.plan.conftest import FULL_FINE_TUNING, decision, plan_for
 
 
@@ -35,7 +35,7 @@ def test_fp16_with_loss_scaling_where_there_is_no_bf16(gpu: str) -> None:
 def test_fp16_that_the_manifest_asks_for_is_honoured_and_commented() -> None:
     plan = plan_for(config={"fp16": True, "bf16": False})
     assert plan.precision.loss_scaling
-    assert "BF16 would need no loss scaling here" in decision(plan, "precision")
+    assert "BF16 needs no loss scaling on this GPU" in decision(plan, "precision")
 
 
 def test_both_switched_off_is_fp32() -> None:
@@ -71,9 +71,9 @@ def test_torchs_own_flash_attention_needs_no_package() -> None:
     ],
 )
 def test_an_installed_flash_attn_is_used_where_it_can_run(gpu: str, packages: tuple[str, ...], backend: str) -> None:
-    hardware = make_hardware(find_gpu(gpu), gpus_per_node=1, nodes=1).model_copy(update={"packages": packages})
+    hardware = make_hardware(lookup_gpu(gpu), gpus_per_node=1, nodes=1).model_copy(update={"packages": packages})
     manifest = load_manifest(find_manifest("neo4j")).manifest
-    rows = RowEstimate(num_rows=1000, mean_tokens=350, basis="read")
+    rows = RowEstimate(num_rows=1000, mean_tokens=350, count_basis="read", is_measured=True)
     plan = make_plan(manifest, hardware, base=load_shape("Qwen3-0.6B", ()), rows=rows)
     assert plan.attention.backend == backend
 
@@ -88,21 +88,21 @@ def test_rows_that_are_not_packed_use_the_same_kernels() -> None:
     """They lie end to end like the documents of a pack."""
     packed, loose = plan_for(), plan_for(config={"packing": False})
     assert loose.attention == packed.attention
-    assert "documents of a pack stay apart" in decision(packed, "attention")
-    assert "rows that lie end to end stay apart" in decision(loose, "attention")
+    assert "masks documents that share a sequence" in decision(packed, "attention")
+    assert "masks documents that share a sequence" in decision(loose, "attention")
     assert plan_for(config={"packing": False, "attention": "flex"}).attention.backend == "flex"
 
 
 def test_a_base_with_capped_scores_gets_eager() -> None:
     plan = plan_for(gpu="h200", base="google/gemma-2-2b")
     assert plan.attention.backend == "eager"
-    assert "caps its attention scores" in decision(plan, "attention")
+    assert "this base soft-caps attention scores" in decision(plan, "attention")
 
 
 def test_our_own_kernels_are_for_hopper_and_heads_that_fit_their_tiles() -> None:
     first = plan_for(gpu="h200")
     assert (first.attention.backend, first.attention.fallbacks) == ("triton", ("varlen", "flex", "sdpa", "eager"))
-    assert "the fastest that was measured" in decision(first, "attention")
+    assert "the fastest measured" in decision(first, "attention")
     assert "triton" not in plan_for(gpu="rtx4090").attention.fallbacks
     torchs = plan_for(gpu="h200", config={"use_sdpa": True, "flash_attention_2": False}).attention
     assert (torchs.backend, torchs.fallbacks[0]) == ("varlen", "triton")
@@ -110,7 +110,7 @@ def test_our_own_kernels_are_for_hopper_and_heads_that_fit_their_tiles() -> None
     assert small_heads.backend == "triton"
     with pytest.raises(InputError, match="triton cannot run on GeForce RTX 4090: it needs a Hopper GPU"):
         plan_for(config={"attention": "triton"})
-    with pytest.raises(InputError, match=r"triton cannot run on H200.*: it needs .*, and heads of 64 or 128"):
+    with pytest.raises(InputError, match=r"triton cannot run on H200.*: it needs .*, and a head size of 64 or 128"):
         plan_for(gpu="h200", base="google/gemma-2-2b", config={"attention": "triton"})
     capped = plan_for(gpu="h200", base="google/gemma-2-27b", config={"batch_size": 1})
     assert (capped.attention.backend, capped.attention.fallbacks) == ("triton", ("eager",))
@@ -126,15 +126,15 @@ def test_a_named_backend_is_taken_or_refused() -> None:
 
 
 def test_optional_packages_that_are_missing_here_are_not_planned_with() -> None:
-    here = make_hardware(find_gpu("rtx4090"), gpus_per_node=1, nodes=1).model_copy(update={"source": "probe"})
+    here = make_hardware(lookup_gpu("rtx4090"), gpus_per_node=1, nodes=1).model_copy(update={"source": "probe"})
     manifest = load_manifest(find_manifest("neo4j")).manifest
-    rows = RowEstimate(num_rows=1000, mean_tokens=350, basis="read")
+    rows = RowEstimate(num_rows=1000, mean_tokens=350, count_basis="read", is_measured=True)
     shape = load_shape("Qwen3-0.6B", ())
     assert make_plan(manifest, here, base=shape, rows=rows).loss_kernel == "chunked"
     with_triton = here.model_copy(update={"packages": ("triton",)})
     assert make_plan(manifest, with_triton, base=shape, rows=rows).loss_kernel == "fused"
     quantised = load_manifest(find_manifest("neo4j"), ["base_models.0.quantization=int4"]).manifest
-    with pytest.raises(InputError, match="needs the package bitsandbytes, which is not installed here"):
+    with pytest.raises(InputError, match="needs the package bitsandbytes, which is not installed"):
         make_plan(quantised, here, base=shape, rows=rows)
     sharded = load_manifest(find_manifest("neo4j"), ["training.config.strategy=zero2"]).manifest
     with pytest.raises(InputError, match="zero2 needs the package deepspeed"):
@@ -153,5 +153,5 @@ def test_fp32_is_not_given_to_kernels_of_16_bits() -> None:
     assert plan.precision.compute_dtype == "fp32"
     assert (plan.attention.backend, plan.attention.fallbacks) == ("sdpa", ("eager",))
     assert "flash kernels compute in 16 bits" in decision(plan, "attention")
-    with pytest.raises(InputError, match="varlen computes in 16 bits, and FP32 is asked for"):
+    with pytest.raises(InputError, match="varlen computes in 16 bits, but FP32 is requested"):
         plan_for(gpu="h200", config={"bf16": False, "fp16": False, "attention": "varlen"})

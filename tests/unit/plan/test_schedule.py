@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from launcher.choices import SHARDED_STRATEGIES
+from launcher.core.choices import SHARDED_STRATEGIES
 from launcher.plan import Plan
-from launcher.plan.ladder import take_rung
-from launcher.plan.recipes import estimate_plan
+from launcher.plan.estimator_inputs import estimate_plan_memory
+from launcher.plan.oom_fallbacks import apply_next_fallback
 from tests.conftest import WriteManifest
 from tests.unit.plan.conftest import FULL_FINE_TUNING, decision, plan_for
 
@@ -27,7 +27,7 @@ def test_stated_rows_give_steps() -> None:
     assert plan.schedule.num_steps == pytest.approx(2 * packs / 48, abs=2)
     assert plan.schedule.num_steps is not None
     assert plan.schedule.warmup_steps == pytest.approx(0.03 * plan.schedule.num_steps, abs=1)
-    assert "35,946 rows" in decision(plan, "length")
+    assert "35,946 rows" in decision(plan, "training length")
 
 
 def test_rows_that_are_not_packed_are_one_sequence_each() -> None:
@@ -37,11 +37,11 @@ def test_rows_that_are_not_packed_are_one_sequence_each() -> None:
 def test_25_rows_need_neither_compile_nor_workers(write_manifest: WriteManifest) -> None:
     plan = plan_with_rows(write_manifest, 25)
     assert plan.compile is None
-    assert "in this short run, compiling takes" in decision(plan, "torch.compile")
+    assert "in this short run, but compiling takes" in decision(plan, "torch.compile")
     assert plan.loader.num_workers == 0
     assert plan.loader.prefetch_factor is None
     assert not plan.loader.persistent_workers
-    assert "steps end before a worker has started" in decision(plan, "loader workers")
+    assert "steps are over before a worker has started" in decision(plan, "dataloader workers")
 
 
 def test_many_rows_pay_for_both(write_manifest: WriteManifest) -> None:
@@ -93,7 +93,7 @@ def test_a_crash_loses_at_most_half_an_hour(write_manifest: WriteManifest) -> No
     assert plan.schedule.save_every_steps is not None
     assert plan.speed.seconds_per_step is not None
     assert plan.schedule.save_every_steps * plan.speed.seconds_per_step <= 1800
-    assert "a crash shall lose at most half an hour" in decision(plan, "checkpoints")
+    assert "a crash then costs at most half an hour" in decision(plan, "checkpoints")
     short = plan_for(str(write_manifest(drop=("training.config.save_strategy",))))
     assert short.schedule.save_every_epochs == 1.0
 
@@ -101,7 +101,7 @@ def test_a_crash_loses_at_most_half_an_hour(write_manifest: WriteManifest) -> No
 def test_how_often_metrics_are_written(write_manifest: WriteManifest) -> None:
     assert decision(plan_for(), "logging") == "every 10 steps | logging_steps in the manifest"
     left_out = plan_for(str(write_manifest(drop=("training.config.logging_steps",))))
-    assert decision(left_out, "logging") == "every 10 steps | not given: as the published trainer did"
+    assert decision(left_out, "logging") == "every 10 steps | default of the published trainer"
 
 
 def test_workers_never_take_the_last_core() -> None:
@@ -141,7 +141,7 @@ def test_torch_never_captures_graphs_of_its_own() -> None:
     plan = plan_for(config={"torch_compile": True, "torch_compile_mode": "reduce-overhead"})
     assert plan.compile is not None
     assert plan.compile.mode is None
-    assert "see there" in decision(plan, "compiled piece")
+    assert "see CUDA graph" in decision(plan, "compile scope")
 
 
 SMALL = {"batch_size": 2, "gradient_accumulation_steps": 1}
@@ -150,20 +150,20 @@ SMALL = {"batch_size": 2, "gradient_accumulation_steps": 1}
 def test_short_micro_steps_are_one_cuda_graph() -> None:
     plan = plan_for(gpu="h200", config=SMALL)
     assert plan.cuda_graph
-    assert "launching their kernels would be the limit" in decision(plan, "CUDA graph")
+    assert "kernel launches would limit them" in decision(plan, "CUDA graph")
     assert plan.compile is None or plan.compile.scope == "layer"
 
 
 @pytest.mark.parametrize(
     ("config", "options", "why"),
     [
-        ({"attention": "flex"}, {}, "attention by flex has another shape in each micro-batch"),
-        ({"packing": False}, {}, "rows that are not packed have many shapes"),
-        ({}, {"gpus": 2, "strategy": "fsdp2"}, "fsdp2 exchanges between kernels"),
+        ({"attention": "flex"}, {}, "attention by flex has different shapes in every micro-batch"),
+        ({"packing": False}, {}, "without packing, shapes vary"),
+        ({}, {"gpus": 2, "strategy": "fsdp2"}, "fsdp2 communicates between kernels"),
     ],
 )
-def test_what_no_graph_can_hold(config: dict[str, object], options: dict[str, Any], why: str) -> None:
-    """Said where it was asked for; left out without a word otherwise."""
+def test_settings_that_rule_out_a_cuda_graph(config: dict[str, object], options: dict[str, Any], why: str) -> None:
+    """A requested graph is refused with a reason; otherwise it is left out silently."""
     plan = plan_for(gpu="h200", config=SMALL | config | {"torch_compile_mode": "reduce-overhead"}, **options)
     assert not plan.cuda_graph
     assert why in decision(plan, "CUDA graph")
@@ -178,8 +178,8 @@ def test_replicas_replay_where_their_gradients_are_few(adapter: str, replays: bo
     overrides = FULL_FINE_TUNING if adapter == "full" else (f"training.config.adapter_type={adapter}",)
     config = {"torch_compile_mode": "reduce-overhead"}
     plan = plan_for(gpu="h200", gpus=2, config=config, overrides=overrides, strategy="ddp")
-    assert (plan.strategy, plan.cuda_graph, plan.adds_up_behind) == ("ddp", replays, replays)
-    wanted = "one graph" if replays else "ddp exchanges between kernels"
+    assert (plan.strategy, plan.cuda_graph, plan.defer_gradient_sync) == ("ddp", replays, replays)
+    wanted = "one graph" if replays else "ddp communicates between kernels"
     assert wanted in decision(plan, "CUDA graph")
     if replays:  # without DDP's buckets
         gradients = {term.name: term.num_bytes for term in plan.memory.terms}["gradients"]
@@ -194,29 +194,29 @@ def test_speed_counts_on_a_graph_only_where_there_is_one() -> None:
     assert launched.speed.tokens_per_second < 0.5 * graphed.speed.tokens_per_second
 
 
-def test_gradients_of_a_graph_live_beside_the_activations() -> None:
-    """Of one micro-batch a step, launched, they would grow while activations shrink."""
+def test_cuda_graph_holds_gradients_and_activations_together() -> None:
+    """With one launched micro-batch per step, gradients grow while activations are freed."""
     graphed, launched = (
         plan_for(gpu="h200", config=SMALL | {"torch_compile_mode": mode}) for mode in (None, "default")
     )
     sizes = [{term.name: term.num_bytes for term in plan.memory.terms}["gradients"] for plan in (graphed, launched)]
     assert sizes == [4 * graphed.adapter.trainable_parameters, 0]
-    assert estimate_plan(graphed).total_bytes == graphed.memory.total_bytes
+    assert estimate_plan_memory(graphed).total_bytes == graphed.memory.total_bytes
 
 
-def test_rungs_that_leave_one_process_leave_the_graph() -> None:
+def test_fallbacks_to_several_processes_drop_the_cuda_graph() -> None:
     plan: Plan | None = plan_for(gpu="rtx4090")
     seen = set()
     while plan is not None:
         seen.add((plan.strategy == "single", plan.cuda_graph))
-        assert not plan.adds_up_behind
-        plan = take_rung(plan)
+        assert not plan.defer_gradient_sync
+        plan = apply_next_fallback(plan)
     assert (True, True) in seen
     assert (False, True) not in seen
     assert (False, False) in seen
 
 
-def test_rungs_that_checkpoint_or_shard_compile_by_layer() -> None:
+def test_fallbacks_that_checkpoint_or_shard_compile_by_layer() -> None:
     plan: Plan | None = plan_for(
         gpu="h100", gpus=8, config={"max_seq_length": 512, "epochs": 40, "torch_compile_mode": "default"}
     )
@@ -224,7 +224,7 @@ def test_rungs_that_checkpoint_or_shard_compile_by_layer() -> None:
     assert plan.compile is not None
     assert plan.compile.scope == "model"
     lower = [plan]
-    while (plan := take_rung(plan)) is not None:
+    while (plan := apply_next_fallback(plan)) is not None:
         lower.append(plan)
     scopes = {
         (one.checkpointing != "none" or one.strategy in SHARDED_STRATEGIES, one.compile.scope)
@@ -237,7 +237,7 @@ def test_rungs_that_checkpoint_or_shard_compile_by_layer() -> None:
 def test_a_graph_leaves_room_for_evaluations() -> None:
     """What it records in stays its own."""
     full = plan_for(gpu="h200", config={"batch_size": 57, "gradient_accumulation_steps": 1})
-    assert full.memory.total_bytes > 0.85 * full.memory.card_bytes
+    assert full.memory.total_bytes > 0.85 * full.memory.device_bytes
     assert not full.cuda_graph
     assert plan_for(gpu="rtx4090", config={"batch_size": 4, "gradient_accumulation_steps": 4}).cuda_graph
 
@@ -248,11 +248,11 @@ def test_without_a_graph_short_micro_steps_are_compiled_whole_where_the_run_is_l
     assert plan.compile is not None
     assert not plan.cuda_graph
     assert plan.compile.scope == "model"
-    assert "launching them is the limit" in decision(plan, "compiled piece")
+    assert "kernel launches limit them" in decision(plan, "compile scope")
     short = plan_for(gpu="h200", config=config | {"max_steps": 1000})
     assert short.compile is not None
     assert short.compile.scope == "layer"
-    assert "takes 3 min to compile and saves 18 s" in decision(short, "compiled piece")
+    assert "takes 3 min to compile and saves 18 s" in decision(short, "compile scope")
 
 
 def test_cost_is_price_times_gpus_times_hours() -> None:
@@ -263,13 +263,13 @@ def test_cost_is_price_times_gpus_times_hours() -> None:
 
 
 def test_how_sure_it_is() -> None:
-    assert "such runs were measured on this GPU" in plan_for(gpu="h200").speed.confidence
-    assert "never measured: this GPU (scaled from an H200" in plan_for(gpu="rtx4090").speed.confidence
+    assert "similar runs were measured on this GPU" in plan_for(gpu="h200").speed.confidence
+    assert "not measured: this GPU (scaled from an H200" in plan_for(gpu="rtx4090").speed.confidence
     assert "links between GPUs" in plan_for(gpu="h100", gpus=2).speed.confidence
     published = {"dropout": 0.1, "gradient_checkpointing": True, "torch_compile": False, "adapter_type": "dora"}
-    assert "such runs were measured on this GPU" in plan_for(gpu="h200", config=published).speed.confidence
+    assert "similar runs were measured on this GPU" in plan_for(gpu="h200", config=published).speed.confidence
     other = {"adapter_type": "ia3", "rank": None, "alpha": None}
-    assert "never measured: IA3;" in plan_for(gpu="h200", config=other).speed.confidence
+    assert "not measured: IA3;" in plan_for(gpu="h200", config=other).speed.confidence
     assert "FP16" in plan_for(gpu="v100-32gb").speed.confidence
     assert plan_for(gpu=None).speed.tokens_per_second is None
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import ManifestError
-from launcher.inputs import Request, plan_request
+from launcher.core.errors import ManifestError
 from launcher.manifest import find_manifest, load_manifest, manifest_sha256
 from launcher.plan import Plan
 from launcher.plan.smoke import make_smoke_sizes
+from launcher.request.request import Request, plan_request
 from tests.conftest import WriteManifest
 from tests.unit.plan.conftest import decision, plan_for
 
-SIZED = ("global batch", "length", "learning rate", "checkpoints", "evaluation", "logging")
+SIZED = ("global batch", "training length", "learning rate", "checkpoints", "evaluation", "logging")
 
 
 def smoke(expert: str = "neo4j", **more: Any) -> Plan:
@@ -64,12 +64,12 @@ def test_the_rest_stays_the_manifests() -> None:
     assert (plan.adapter.kind, plan.adapter.rank, plan.adapter.alpha) == ("lora", full.adapter.rank, full.adapter.alpha)
 
 
-def test_what_is_replaced_names_the_manifests_values() -> None:
+def test_replaced_decisions_name_the_manifest_values() -> None:
     plan = smoke()
     said = {d.name: d for d in plan.decisions}
     assert [said[name].decided_by for name in SIZED] == ["plan"] * len(SIZED)
     assert [said[name].reason.partition(":")[0] for name in SIZED] == ["smoke profile"] * len(SIZED)
-    assert [said[name].reason.partition("the manifest says ")[2] for name in SIZED] == [
+    assert [said[name].reason.partition("(manifest: ")[2].rstrip(")") for name in SIZED] == [
         "48 sequences of 2,048 tokens",
         "2 epochs",
         "0.0002, 0.03 of the steps of warm-up",
@@ -77,11 +77,11 @@ def test_what_is_replaced_names_the_manifests_values() -> None:
         "every epoch",
         "every 10 steps",
     ]
-    assert "two CPU cores shall be done in about two minutes" in said["global batch"].reason
+    assert "takes about two minutes on two CPU cores" in said["global batch"].reason
     assert said["global batch"].value == "8 sequences of 512 tokens, packed"
 
 
-def test_every_replaced_value_has_its_line() -> None:
+def test_every_replaced_value_has_a_decision() -> None:
     config = load_manifest(find_manifest("neo4j")).manifest.training.config
     replaced = make_smoke_sizes(config, frozenset()).replaced
     assert set(replaced) == set(SIZED)
@@ -111,18 +111,18 @@ def test_every_replaced_value_has_its_line() -> None:
     ],
     ids=str,
 )
-def test_the_command_line_wins(config: dict[str, Any], changed: dict[str, Any]) -> None:
+def test_command_line_wins_over_smoke_sizes(config: dict[str, Any], changed: dict[str, Any]) -> None:
     assert sizes_of(smoke(config=config)) == SIZES | changed
 
 
-def test_max_steps_wins() -> None:
+def test_max_steps_flag_wins() -> None:
     plan = smoke(max_steps=7)
     assert plan.schedule.num_steps == 7
-    assert decision(plan, "length") == "7 steps | max_steps"
+    assert decision(plan, "training length") == "7 steps | max_steps"
 
 
 @pytest.mark.parametrize("changes", [{}, {"training.config.max_steps": 1000}])
-def test_epochs_of_the_command_line_win(write_manifest: WriteManifest, changes: dict[str, Any]) -> None:
+def test_epochs_on_the_command_line_win(write_manifest: WriteManifest, changes: dict[str, Any]) -> None:
     """Over the manifest's steps too."""
     file = write_manifest({**changes, "training.dataset.path": "x"})
     plan = smoke(str(file), config={"epochs": 3})
@@ -142,13 +142,13 @@ def test_an_object_that_the_command_line_sets_gives_its_keys(write_manifest: Wri
     assert plan.batch.sequence_length == 512
 
 
-def test_only_what_is_replaced_is_told() -> None:
+def test_only_replaced_values_are_reported() -> None:
     plan = smoke(config={"max_seq_length": 1024, "learning_rate": 1e-4, "logging_steps": 2})
-    assert decision(plan, "global batch").endswith("the manifest says 48 sequences")
-    assert decision(plan, "learning rate").endswith("the manifest says 0.03 of the steps of warm-up")
+    assert decision(plan, "global batch").endswith("(manifest: 48 sequences)")
+    assert decision(plan, "learning rate").endswith("(manifest: 0.03 of the steps of warm-up)")
     assert decision(plan, "logging") == "every 2 steps | logging_steps in the manifest"
     short = smoke(config={"batch_size": 4})
-    assert decision(short, "global batch").endswith("the manifest says sequences of 2,048 tokens")
+    assert decision(short, "global batch").endswith("(manifest: sequences of 2,048 tokens)")
 
 
 def test_a_manifest_with_smaller_sizes_keeps_its_own(write_manifest: WriteManifest) -> None:
@@ -156,13 +156,13 @@ def test_a_manifest_with_smaller_sizes_keeps_its_own(write_manifest: WriteManife
     plan = smoke(str(write_manifest({f"training.config.{key}": value for key, value in small.items()})))
     assert sizes_of(plan) == SIZES | {"batch": (4, 256), "steps": 10}
     assert "batch_size 2 x gradient_accumulation_steps 2" in decision(plan, "global batch")
-    assert decision(plan, "length") == "10 steps | max_steps"
+    assert decision(plan, "training length") == "10 steps | max_steps"
 
 
 def test_many_steps_of_the_manifest_are_cut(write_manifest: WriteManifest) -> None:
     plan = smoke(str(write_manifest({"training.config.max_steps": 1000})))
     assert plan.schedule.num_steps == 60
-    assert decision(plan, "length").endswith("the manifest says 1,000 steps")
+    assert decision(plan, "training length").endswith("(manifest: 1,000 steps)")
 
 
 def test_never_stays_never(write_manifest: WriteManifest) -> None:
@@ -172,12 +172,12 @@ def test_never_stays_never(write_manifest: WriteManifest) -> None:
     assert decision(plan, "evaluation") == "never | evaluation_strategy in the manifest"
 
 
-def test_what_the_manifest_leaves_open_is_told_so(write_manifest: WriteManifest) -> None:
+def test_defaults_of_absent_manifest_keys_are_reported(write_manifest: WriteManifest) -> None:
     keys = ("evaluation_strategy", "save_strategy", "logging_steps")
     plan = smoke(str(write_manifest(drop=tuple(f"training.config.{key}" for key in keys))))
     assert sizes_of(plan) == SIZES
     for name in ("evaluation", "checkpoints", "logging"):
-        assert decision(plan, name).endswith("smoke profile: a short run; the manifest leaves it open")
+        assert decision(plan, name).endswith("smoke profile: short run (not in the manifest)")
 
 
 def test_the_full_profile_is_untouched() -> None:
@@ -196,7 +196,7 @@ def test_the_plan_names_the_manifest_as_it_was_loaded() -> None:
 def test_positions_are_checked_at_the_length_that_is_trained(write_manifest: WriteManifest) -> None:
     long = write_manifest({"training.config.max_seq_length": 32768})
     assert smoke(str(long)).batch.sequence_length == 512
-    with pytest.raises(ManifestError, match=r"8192 is beyond the 4096 positions of launcher/tiny"):
+    with pytest.raises(ManifestError, match=r"8192 exceeds the 4096 positions of launcher/tiny"):
         smoke(config={"max_seq_length": 8192})
 
 
@@ -214,4 +214,4 @@ def test_layers_of_another_family_are_those_of_the_tiny_base() -> None:
     phi = config.model_copy(update={"target_modules": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")})
     sizes = make_smoke_sizes(phi, frozenset())
     assert sizes.config.target_modules == (*config.target_modules[:3], "o_proj", "gate_proj", "up_proj", "down_proj")
-    assert "the tiny base has other layers" in sizes.replaced["adapter"]
+    assert "the tiny base has other module names" in sizes.replaced["adapter"]

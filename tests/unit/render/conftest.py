@@ -9,10 +9,10 @@ from typing import Any, TypeVar, cast
 import pytest
 from pydantic import BaseModel
 
-from launcher.hardware import Gpu, Hardware
-from launcher.paths import RunPaths
+from launcher.base_models.shapes import ModelShape
+from launcher.core.run_paths import RunPaths
+from launcher.hardware.model import Gpu, Hardware
 from launcher.plan.model import BatchPlan, LoaderPlan, OptimizerPlan, Plan, PrecisionPlan, SpeedPlan
-from launcher.shapes import ModelShape
 
 PROJECT_ROOT = Path(__file__).parents[3]
 RUN_DIR = "runs/neo4j-0001"

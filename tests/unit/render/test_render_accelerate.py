@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.paths import RunPaths
+from launcher.core.run_paths import RunPaths
 from launcher.plan.model import Plan
 from launcher.render import Rendezvous, render, render_command
 from launcher.render.presets import make_presets, preset_path, render_presets
@@ -153,7 +153,7 @@ def test_an_unknown_base_wraps_by_its_own_list(
 
 
 def find_unread_keys(config: dict[str, Any]) -> set[str]:
-    """Nested keys that `accelerate launch` copies onto its arguments and nobody ever reads."""
+    """Return nested keys that `accelerate launch` copies onto its arguments and never reads."""
     known = {action.dest for action in launch.launch_command_parser()._actions}
     nested = [section for section in config.values() if isinstance(section, dict)]
     return {key for section in nested for key in section} - known

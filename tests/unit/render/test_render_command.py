@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.errors import InputError
-from launcher.paths import RunPaths
+from launcher.core.errors import InputError
+from launcher.core.run_paths import RunPaths
 from launcher.plan.model import Plan
 from launcher.render import Rendezvous, format_command, render, render_command
 
@@ -104,7 +104,7 @@ def test_threads_are_what_the_loader_leaves(
 
 
 WRONG_RENDEZVOUS = {
-    "no address": (None, 0, "2 nodes must be told where node 0 listens"),
+    "no address": (None, 0, "2 nodes need the address where node 0 listens"),
     "port 0": (Rendezvous(host="a", port=0), 0, "many nodes need one port"),
     "rank 2 of 2": (HEAD, 2, "node rank: 2 is not one of 0 to 1"),
     "static restarts": (Rendezvous(host="a", port=1, max_restarts=1), 0, "max_restarts: nodes do not restart together"),
@@ -122,7 +122,7 @@ def test_a_rendezvous_that_cannot_work_is_refused(name: str, make_plan: MakePlan
 
 def test_c10d_on_one_node_is_refused(make_plan: MakePlan) -> None:
     elastic = Rendezvous(host="a", port=1, backend="c10d")
-    with pytest.raises(InputError, match="could not find each other") as error:
+    with pytest.raises(InputError, match="c10d is for many nodes") as error:
         render_command(make_plan(strategy="ddp", gpus=2), RunPaths(Path("runs/r")), rendezvous=elastic)
     assert "c10d is for many nodes" in str(error.value)
 
@@ -140,6 +140,7 @@ def run_with_stub(text: str, folder: Path, **variables: str) -> tuple[list[str],
     return words, environment
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "paths", [RunPaths(Path("runs/neo4j-0001")), RunPaths(Path('runs/it\'s a $HOME `date` "run"'))]
 )
@@ -153,7 +154,8 @@ def test_command_text_starts_the_very_same_command(plan: Plan, paths: RunPaths, 
     assert command.environment.items() <= environment.items()
 
 
-def test_many_nodes_without_an_address_ask_for_it(make_plan: MakePlan, paths: RunPaths, tmp_path: Path) -> None:
+@pytest.mark.process
+def test_command_of_several_nodes_asks_for_the_address(make_plan: MakePlan, paths: RunPaths, tmp_path: Path) -> None:
     text = render(make_plan(strategy="fsdp2", gpus=8, nodes=2), paths)["command.txt"]
     silent = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
     assert silent.returncode != 0
@@ -163,6 +165,7 @@ def test_many_nodes_without_an_address_ask_for_it(make_plan: MakePlan, paths: Ru
     assert words[words.index("--machine_rank") + 1] == "1"
 
 
+@pytest.mark.process
 @given(
     words=st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8), max_size=5)
 )

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.paths import RunPaths
+from launcher.core.run_paths import RunPaths
 from launcher.plan.model import Plan
 from launcher.render import render
 

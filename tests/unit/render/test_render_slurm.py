@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.paths import RunPaths
+from launcher.core.run_paths import RunPaths
 from launcher.plan.model import Plan
 from launcher.render import SlurmOptions, render_slurm
+
+pytestmark = pytest.mark.process
 
 MakePlan = Callable[..., Plan]
 AWKWARD = 'runs/it\'s a $HOME `date` "run"'
@@ -63,7 +65,7 @@ def test_directives_come_before_the_first_command(script: str) -> None:
     assert all(number < first_command for number, line in enumerate(lines) if line.startswith("#SBATCH"))
 
 
-def test_a_site_has_its_say(make_plan: MakePlan, paths: RunPaths) -> None:
+def test_site_options_are_rendered(make_plan: MakePlan, paths: RunPaths) -> None:
     options = SlurmOptions(partition="gpu", account="lab 7", time_limit_seconds=90_000, warning_seconds=300)
     plan = make_plan(strategy="ddp", gpus=8, nodes=2)
     found = directives(render_slurm(plan, paths, options=options))
@@ -178,7 +180,7 @@ def test_an_old_outcome_requeues_nothing(script: str, job: Job) -> None:
     assert not job.requeued
 
 
-def test_cores_that_nobody_counted_are_not_asked_for(make_plan: MakePlan, paths: RunPaths) -> None:
+def test_unknown_cores_are_not_requested(make_plan: MakePlan, paths: RunPaths) -> None:
     """A node with fewer would refuse the job: the nodes are taken whole instead."""
     counted = make_plan(strategy="ddp", gpus=8, nodes=2, cores=96)
     assumed = counted.model_copy(update={"hardware": counted.hardware.model_copy(update={"is_host_assumed": True})})

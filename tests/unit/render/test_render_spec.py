@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import InputError
-from launcher.paths import RunPaths
+from launcher.core.errors import InputError
+from launcher.core.run_paths import RunPaths
 from launcher.plan.model import Plan
 from launcher.render import render, render_accelerate, render_deepspeed
 
@@ -38,21 +38,22 @@ def test_an_impossible_plan_is_refused_with_its_reason(name: str, make_plan: Mak
     assert error.value.exit_code == 2
 
 
-def test_all_problems_are_told_at_once(make_plan: MakePlan, paths: RunPaths) -> None:
+def test_all_problems_are_reported_at_once(make_plan: MakePlan, paths: RunPaths) -> None:
     with pytest.raises(InputError) as error:
         render(make_plan(strategy="single", gpus=4, num_ranks=3, offload="optimizer"), paths)
     assert len(error.value.problems) == 3
 
 
 def test_a_deepspeed_file_and_its_strategy_belong_together(make_plan: MakePlan) -> None:
-    with pytest.raises(InputError, match="do not belong together"):
+    with pytest.raises(InputError, match="accelerate config and DeepSpeed config do not match"):
         render_accelerate(make_plan(strategy="zero2"))
-    with pytest.raises(InputError, match="do not belong together"):
+    with pytest.raises(InputError, match="accelerate config and DeepSpeed config do not match"):
         render_accelerate(make_plan(strategy="ddp"), deepspeed_config_file="ds_configs/zero2.json")
-    with pytest.raises(InputError, match="no DeepSpeed file"):
+    with pytest.raises(InputError, match="no DeepSpeed config"):
         render_deepspeed(make_plan(strategy="ddp"))
 
 
+@pytest.mark.process
 def test_rendering_imports_neither_torch_nor_the_engines() -> None:
     code = "import sys, launcher.render; print(sorted({'torch', 'accelerate', 'deepspeed'} & set(sys.modules)))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,0 +1,1 @@
+"""What is made from finished and running runs: report, comparison, diagnosis, W&B dashboard."""

@@ -1,0 +1,276 @@
+"""Caveats of a comparison: what differs between runs, and which metrics that makes incomparable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+from launcher.analysis.compare.config_diff import clean_text
+from launcher.analysis.compare.load_run import RunFacts
+from launcher.analysis.compare.model import Aspect, Caution
+from launcher.analysis.compare.tasks import choose_evaluations, list_main_checks
+from launcher.core.metrics import EVAL_PREFIX, STEP_SECONDS, TOTAL_SECONDS
+
+_MAX_NAMES = 4  # more runs are counted
+_KEY_DIGITS = 12  # of a data key
+
+Trait = Callable[[RunFacts], str | None]
+
+
+def group_by_data(runs: Sequence[RunFacts]) -> tuple[str | None, ...]:
+    """Return a letter per data key, in order of appearance; None if a run's data are unknown."""
+    keys = list(dict.fromkeys(run.traits.data_key for run in runs if run.traits.data_key is not None))
+    return tuple(None if run.traits.data_key is None else _letters(keys.index(run.traits.data_key)) for run in runs)
+
+
+def _letters(number: int) -> str:
+    # A to Z, AA, AB, …
+    above, last = divmod(number, 26)
+    return (_letters(above - 1) if above else "") + chr(ord("A") + last)
+
+
+def collect_cautions(runs: Sequence[RunFacts]) -> tuple[Caution, ...]:
+    """Return all caveats, warnings first."""
+    cautions = [caution for check in _CHECKS for caution in check(runs)]
+    return tuple(sorted(cautions, key=lambda caution: caution.level == "note"))
+
+
+def name_runs(runs: Sequence[RunFacts]) -> str:
+    """Return the names of runs as a short list."""
+    names = [run.name for run in runs]
+    if len(names) <= _MAX_NAMES + 1:
+        return ", ".join(names)
+    return f"{', '.join(names[:_MAX_NAMES])} and {len(names) - _MAX_NAMES} more"
+
+
+def _check_data(runs: Sequence[RunFacts]) -> Iterator[Caution]:
+    groups: dict[str, list[RunFacts]] = {}
+    for run, letter in zip(runs, group_by_data(runs), strict=True):
+        if letter is not None:
+            groups.setdefault(letter, []).append(run)
+    if len(groups) > 1:
+        parts = [
+            f"{letter}: {name_runs(group)} (data key {str(group[0].traits.data_key)[:_KEY_DIGITS]})"
+            for letter, group in groups.items()
+        ]
+        yield Caution(
+            level="warning",
+            title="The runs were trained on different data",
+            spoils=("loss", "held-out loss"),
+            detail=f"{'; '.join(parts)}. Losses are comparable within a group only: the data key covers rows, "
+            "tokenizer, template, sequence length, packing and loss mask. Speed and memory are still comparable.",
+        )
+
+
+def _check_unknown_data(runs: Sequence[RunFacts]) -> Iterator[Caution]:
+    unknown = [run for run in runs if run.traits.data_key is None and run.columns]
+    if unknown and len(runs) > 1:
+        yield Caution(
+            level="warning",
+            title="The training data of some runs are unknown",
+            spoils=("loss", "held-out loss"),
+            detail=f"{name_runs(unknown)}: no data key was recorded, so losses may not be comparable.",
+        )
+
+
+def _check_judges(runs: Sequence[RunFacts]) -> Iterator[Caution]:
+    pick = choose_evaluations(runs)
+    for name in list_main_checks(runs, pick):
+
+        def get_checker(run: RunFacts, name: str = name) -> str | None:
+            judged = pick(run)
+            check = None if judged is None else judged.checks.get(name)
+            return None if check is None else clean_text(check.checker)
+
+        yield from _flag_differences(
+            clean_text(f"Answers were graded by different graders ({EVAL_PREFIX}{name})"),
+            get_checker,
+            ("task metrics",),
+            "Graders may disagree; launcher eval --run RUN grades the answers again.",
+        )(runs)
+
+
+def _check_judged_rows(runs: Sequence[RunFacts]) -> Iterator[Caution]:
+    pick = choose_evaluations(runs)
+    yield from _flag_differences(
+        "Different rows were evaluated",
+        lambda run: None if (judged := pick(run)) is None else clean_text(judged.rows),
+        ("task metrics",),
+        "Some rows are harder than others; launcher eval --run RUN with the same --rows evaluates the same rows.",
+    )(runs)
+
+
+def _check_decoding(runs: Sequence[RunFacts]) -> Iterator[Caution]:
+    pick = choose_evaluations(runs)
+    labels = {True: "greedy", False: "sampled"}
+    yield from _flag_differences(
+        "The decoding differs",
+        lambda run: None if (judged := pick(run)) is None else labels[judged.is_greedy],
+        ("task metrics",),
+        "Sampled answers differ each time.",
+    )(runs)
+
+
+def _check_unknown_judges(runs: Sequence[RunFacts]) -> Iterator[Caution]:
+    pick = choose_evaluations(runs)
+    evaluated = [run for run in runs if pick(run) is not None or list_main_checks([run], pick)]
+    unknown = [run for run in evaluated if pick(run) is None]
+    if unknown and len(evaluated) > 1:
+        yield Caution(
+            level="warning",
+            title="The grader and the evaluated rows of some runs are unknown",
+            spoils=("task metrics",),
+            detail=f"{name_runs(unknown)}: only the rates were recorded. Run directories contain every answer.",
+        )
+
+
+def _group(runs: Sequence[RunFacts], label: Callable[[RunFacts], str | None]) -> dict[str, list[RunFacts]]:
+    # Runs whose label is None are omitted.
+    groups: dict[str, list[RunFacts]] = {}
+    for run in runs:
+        if (value := label(run)) is not None:
+            groups.setdefault(value, []).append(run)
+    return groups
+
+
+def _flag_differences(
+    title: str,
+    trait: Trait,
+    spoils: tuple[Aspect, ...],
+    consequence: str,
+    level: Literal["warning", "note"] = "warning",
+) -> Callable[[Sequence[RunFacts]], Iterator[Caution]]:
+    """Return a check that warns if a trait differs; runs with an unknown value are ignored."""
+
+    def check(runs: Sequence[RunFacts]) -> Iterator[Caution]:
+        groups = _group(runs, trait)
+        if len(groups) > 1:
+            parts = "; ".join(f"{value}: {name_runs(group)}" for value, group in groups.items())
+            yield Caution(level=level, title=title, spoils=spoils, detail=f"{parts}. {consequence}")
+
+    return check
+
+
+def _flag_each(
+    title: str,
+    applies: Callable[[RunFacts], str | None],
+    spoils: tuple[Aspect, ...],
+    consequence: str,
+    level: Literal["warning", "note"] = "warning",
+) -> Callable[[Sequence[RunFacts]], Iterator[Caution]]:
+    """Return a check that warns about single runs; `applies` returns a detail, or None if the run is fine."""
+
+    def check(runs: Sequence[RunFacts]) -> Iterator[Caution]:
+        groups = _group(runs, applies)
+        if groups:
+            parts = "; ".join(
+                f"{name_runs(group)}{f' ({detail})' if detail else ''}" for detail, group in groups.items()
+            )
+            yield Caution(level=level, title=title, spoils=spoils, detail=f"{parts}. {consequence}")
+
+    return check
+
+
+def _format(value: object) -> str | None:
+    return None if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _unfinished(run: RunFacts) -> str | None:
+    if run.status == "done":
+        return None
+    total = "" if run.num_steps is None else f" of {run.num_steps:,}"
+    return "not started" if run.status == "not started" else f"{run.status}, step {run.steps_done:,}{total}"
+
+
+def _planned_steps(run: RunFacts) -> str | None:
+    return None if run.num_steps is None else f"{run.num_steps:,} steps"
+
+
+def _unrecorded_clock(run: RunFacts) -> str | None:
+    is_estimated = not run.column(TOTAL_SECONDS).has_values and run.column(STEP_SECONDS).has_values
+    return "" if is_estimated else None
+
+
+_CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
+    _check_data,
+    _check_unknown_data,
+    _check_judges,
+    _check_judged_rows,
+    _check_decoding,
+    _check_unknown_judges,
+    _flag_each(
+        "Trained from random weights",
+        lambda run: "" if run.traits.random_weights else None,
+        ("loss", "held-out loss"),
+        "The base model has random weights: losses are meaningless, speed and memory are not.",
+    ),
+    _flag_differences(
+        "The runs have different base models",
+        lambda run: run.traits.base,
+        ("loss", "held-out loss", "speed", "memory"),
+        "A lower loss may come from the base; tokens per second and memory depend on the model. MFU is comparable.",
+    ),
+    _flag_differences(
+        "The loss is computed on different tokens",
+        lambda run: run.traits.loss_on,
+        ("loss", "held-out loss"),
+        "A mean over completions is not comparable with a mean over all tokens.",
+    ),
+    _flag_differences(
+        "The global batch differs",
+        lambda run: _format(run.traits.global_batch_size),
+        ("loss by step",),
+        "Steps differ in the amount of data: compare curves by tokens, not by step. Final losses are comparable.",
+    ),
+    _flag_differences(
+        "The sequence length differs",
+        lambda run: _format(run.traits.sequence_length),
+        ("loss", "speed", "memory"),
+        "Longer sequences cost more per token, need more memory, and are truncated later.",
+    ),
+    _flag_differences(
+        "The held-out data differs",
+        lambda run: run.traits.held_out,
+        ("held-out loss",),
+        "Held-out losses are computed on different rows.",
+    ),
+    _flag_differences(
+        "The number of planned steps differs",
+        _planned_steps,
+        ("loss by step", "time"),
+        "Learning rates differ at the same step: compare final losses only.",
+    ),
+    _flag_each(
+        "Not finished",
+        _unfinished,
+        ("loss", "held-out loss", "time"),
+        "Results cover the steps so far.",
+    ),
+    _flag_each(
+        "CUDA out of memory during the run",
+        lambda run: ", then ".join(run.oom_fallbacks) if run.oom_fallbacks else None,
+        ("speed", "memory"),
+        "Speed and memory mix the settings before and after the fallback; global batch and losses are not affected.",
+    ),
+    _flag_differences(
+        "The precision differs",
+        lambda run: run.traits.precision,
+        ("speed", "memory"),
+        "Speed and memory depend on it; losses differ by rounding and by quantization error.",
+        "note",
+    ),
+    _flag_differences(
+        "The hardware differs",
+        lambda run: run.traits.hardware,
+        ("speed", "time"),
+        "Tokens per second and wall-clock time depend on it. MFU and losses are comparable.",
+        "note",
+    ),
+    _flag_each(
+        "The wall-clock axis is estimated",
+        _unrecorded_clock,
+        ("time",),
+        "These runs did not record it: it is the sum of steps and evaluations, without startup and checkpoints.",
+        "note",
+    ),
+)

@@ -1,0 +1,181 @@
+"""Facts of one run, from a run directory or a W&B log."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+from launcher.analysis.compare.config_diff import collect_plan_settings
+from launcher.analysis.compare.model import Section
+from launcher.analysis.compare.task_results import JudgedRun, drop_answer_texts
+from launcher.core.errors import InputError
+from launcher.core.metrics import METRICS_BY_NAME, PREDICTED_GIB, StepMetrics, is_task_metric
+from launcher.core.run_paths import RunPaths
+from launcher.core.units import bytes_to_gib
+from launcher.plan.model import Plan
+from launcher.runs.evaluations import RunEvaluations, load_evaluations
+from launcher.runs.record import Outcome, RunRecord, Status, load_record
+from launcher.runs.wandb_settings import format_machine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traits:
+    """Properties that decide which metrics of two runs are comparable. None: unknown."""
+
+    expert: str | None = None
+    base: str | None = None
+    hardware: str | None = None
+    data_key: str | None = None
+    global_batch_size: int | None = None
+    sequence_length: int | None = None
+    loss_on: str | None = None
+    held_out: str | None = None
+    precision: str | None = None
+    random_weights: bool = False
+    card: str | None = None
+    card_gib: float | None = None
+    predicted_gib: float | None = None
+    price_per_hour: float | None = None  # all GPUs together
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """Values of one metric by step, as arrays, so that fifty long runs fit into memory."""
+
+    steps: Sequence[int]
+    values: Sequence[float]
+
+    @property
+    def finite(self) -> list[float]:
+        """Finite values."""
+        return [value for value in self.values if math.isfinite(value)]
+
+    @property
+    def has_values(self) -> bool:
+        """Whether any value is finite."""
+        return any(map(math.isfinite, self.values))
+
+
+_NOTHING = Column(steps=(), values=())
+
+
+def make_columns(rows: Iterable[StepMetrics]) -> dict[str, Column]:
+    """Return the columns of all known metrics and of all task metrics."""
+    steps: dict[str, array[int]] = {}
+    values: dict[str, array[float]] = {}
+    for row in rows:
+        for name, value in row.values.items():
+            if name not in values:
+                if name not in METRICS_BY_NAME and not is_task_metric(name):
+                    continue
+                steps[name], values[name] = array("q"), array("d")
+            steps[name].append(row.step)
+            values[name].append(value)
+    return {name: Column(steps=steps[name], values=values[name]) for name in values}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFacts:
+    """Everything that is compared of one run."""
+
+    name: str  # foreign text if it comes from W&B
+    place: str
+    kind: Literal["launcher", "wandb"]
+    status: Status | Literal["not started"]
+    traits: Traits
+    columns: Mapping[str, Column]  # by metric name
+    settings: Mapping[tuple[Section, str], str] = field(default_factory=dict)
+    started_at: str | None = None
+    steps_done: int = 0
+    num_steps: int | None = None
+    attempt_seconds: float | None = None  # all attempts that ended
+    oom_fallbacks: tuple[str, ...] = ()
+    goodput: Mapping[str, float] = field(default_factory=dict)  # at the end
+    judged: JudgedRun = field(default_factory=JudgedRun)
+
+    def column(self, metric: str) -> Column:
+        """Return the column of a metric, empty if it was not logged."""
+        return self.columns.get(metric, _NOTHING)
+
+    def last(self, metric: str) -> float | None:
+        """Return the final value: from the outcome, else the last one logged."""
+        if metric in self.goodput:
+            return self.goodput[metric]
+        return next(reversed(self.column(metric).values), None)
+
+
+def load_run_facts(paths: RunPaths) -> RunFacts:
+    """Load a run directory; only plan.json is required."""
+    try:
+        record = load_record(paths)
+        return make_facts(record, load_evaluations(record))
+    except OSError as error:
+        raise InputError(f"{paths.root}: cannot read it: {error.strerror}") from None
+
+
+def make_facts(record: RunRecord, evaluations: RunEvaluations) -> RunFacts:
+    """Collect the facts of a loaded run."""
+    plan, outcome = record.plan, record.outcome
+    columns = make_columns(record.rows)
+    last_step = max((row.step for row in record.rows), default=0)
+    return RunFacts(
+        name=record.paths.root.resolve().name,
+        place=str(record.paths.root),
+        kind="launcher",
+        status="not started" if outcome is None else outcome.status,
+        traits=_collect_traits(plan, outcome, columns),
+        columns=columns,
+        settings=collect_plan_settings(plan, outcome),
+        started_at=None if outcome is None else outcome.started_at,
+        steps_done=last_step if outcome is None else max(last_step, outcome.steps_done),
+        num_steps=plan.schedule.num_steps if outcome is None or outcome.num_steps is None else outcome.num_steps,
+        attempt_seconds=None if outcome is None else _sum_attempts(outcome),
+        oom_fallbacks=() if outcome is None else outcome.oom_fallbacks,
+        goodput={} if outcome is None else outcome.goodput,
+        judged=drop_answer_texts(evaluations),
+    )
+
+
+def _collect_traits(plan: Plan, outcome: Outcome | None, columns: Mapping[str, Column]) -> Traits:
+    gpu, schedule = plan.hardware.gpu, plan.schedule
+    evaluates = schedule.evaluate_every_steps is not None or schedule.evaluate_every_epochs is not None
+    predictions = columns.get(PREDICTED_GIB, _NOTHING).finite
+    predicted = predictions[-1] if predictions else None
+    if predicted is None and gpu is not None:
+        predicted = bytes_to_gib(plan.memory.allocated_bytes)
+    price = plan.speed.price_per_gpu_hour
+    kind = plan.quantization_kind
+    return Traits(
+        expert=plan.expert,
+        base=plan.base.name,
+        hardware=format_machine(plan.hardware),
+        data_key=None if outcome is None else outcome.data_key,
+        global_batch_size=plan.batch.global_batch_size,
+        sequence_length=plan.batch.sequence_length,
+        loss_on=plan.loss_on,
+        held_out=(plan.data.validation_path or "cut from the training rows") if evaluates else "none",
+        precision=plan.precision.compute_dtype + ("" if kind == "none" else f", base in {kind}"),
+        random_weights=plan.random_weights,
+        card=None if gpu is None else gpu.title,
+        card_gib=None if gpu is None else bytes_to_gib(gpu.memory_bytes),
+        predicted_gib=predicted,
+        price_per_hour=None if price is None or gpu is None else price * plan.hardware.num_ranks,
+    )
+
+
+def _sum_attempts(outcome: Outcome) -> float | None:
+    """Return the seconds of all attempts, without pauses between them; for an old record, its end minus its start."""
+    spans = [(item.started_at, item.ended_at) for item in outcome.attempts] or [(outcome.started_at, outcome.ended_at)]
+    seconds = [span for begin, end in spans if end is not None and (span := _seconds_between(begin, end)) is not None]
+    return sum(seconds) if seconds else None
+
+
+def _seconds_between(begin: str, end: str) -> float | None:
+    try:
+        return max(0.0, (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds())
+    except (ValueError, TypeError):
+        return None

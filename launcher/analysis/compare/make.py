@@ -1,0 +1,159 @@
+"""Build a Comparison from the facts of several runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from launcher import __version__
+from launcher.analysis.compare.comparability import collect_cautions, group_by_data
+from launcher.analysis.compare.config_diff import clean_text, diff_settings
+from launcher.analysis.compare.downsample import compute_max_points, make_axis, make_series
+from launcher.analysis.compare.load_run import RunFacts
+from launcher.analysis.compare.model import Chart, ComparedRun, Comparison, Figure, Series, Skipped
+from launcher.analysis.compare.summary_metrics import make_figures
+from launcher.analysis.compare.task_results import Judged
+from launcher.analysis.compare.tasks import choose_evaluations, make_task_charts
+from launcher.analysis.compare.time_breakdown import make_shares
+from launcher.core import metrics
+from launcher.core.metrics import METRICS_BY_NAME
+
+# Metric and chart title.
+_CHARTS: tuple[tuple[str, str], ...] = (
+    (metrics.TRAIN_LOSS, "training loss"),
+    (metrics.EVAL_LOSS, "held-out loss"),
+    (metrics.TOKENS_PER_SECOND, "tokens per second"),
+    (metrics.DEVICE_MFU, "MFU"),
+    (metrics.PEAK_ALLOCATED_GIB, "VRAM"),
+    (metrics.GPU_UTILIZATION, "GPU utilisation"),
+    (metrics.DATA_WAIT_SHARE, "data wait"),
+    (metrics.DATA_WAIT_SECONDS, "host data wait"),
+    (metrics.GRAD_NORM, "gradient norm"),
+    (metrics.LEARNING_RATE, "learning rate"),
+)
+_SPARSE = frozenset({metrics.EVAL_LOSS})
+_BEST = (
+    "★ marks the best of comparable runs: losses on the same data, speed and memory of the same model, "
+    "time and cost of the same finished job. Values within 0.5 % of the best (losses: 0.1 %) are marked too."
+)
+_BEST_TASKS = (
+    " Task metrics are comparable on the same rows with the same grader; runs that are not significantly worse "
+    "(McNemar's test, 5 %) are marked too."
+)
+_INTERVALS = " In parentheses: 95 % confidence intervals of task metrics."
+
+
+def make_comparison(
+    runs: Sequence[RunFacts], *, made_at: str, title: str = "", skipped: Sequence[Skipped] = ()
+) -> Comparison:
+    """Compare runs: charts, results, settings, time breakdown and caveats."""
+    runs = _make_names_unique(runs)
+    groups = group_by_data(runs)
+    known = (*make_task_charts(runs), *(_make_chart(metric, name) for metric, name in _CHARTS))
+    recorded = {chart.metric: [run.column(chart.metric).has_values for run in runs] for chart in known}
+    _prefer_device(recorded)
+    charted = [chart.metric for chart in known if any(recorded[chart.metric])]
+    max_points = compute_max_points(sum(sum(recorded[metric]) for metric in charted))
+    left_out = tuple(name for metric, name in _CHARTS if metric not in charted and metric != metrics.DATA_WAIT_SECONDS)
+    figures, pick = make_figures(runs), choose_evaluations(runs)
+    settings, num_equal = diff_settings([run.settings for run in runs])
+    compared = []
+    for index, (run, group) in enumerate(zip(runs, groups, strict=True)):
+        run_metrics = [metric for metric in charted if recorded[metric][index]]
+        series = tuple(made for metric in run_metrics if (made := make_series(run, metric, max_points)) is not None)
+        compared.append(_compare_run(run, group, series, max_points, pick(run)))
+    return Comparison(
+        launcher_version=__version__,
+        made_at=made_at,
+        title=title or _count(len(runs)),
+        runs=tuple(compared),
+        cautions=collect_cautions(runs),
+        charts=tuple(chart for chart in known if chart.metric in charted),
+        left_out=left_out,
+        about_left_out=_explain_left_out(left_out),
+        figures=figures,
+        about_best=_explain_best(figures),
+        settings=settings,
+        num_equal_settings=num_equal,
+        skipped=tuple(skipped),
+    )
+
+
+def _prefer_device(recorded: dict[str, list[bool]]) -> None:
+    """Show the data wait of the host only for runs that did not measure the wait of the device."""
+    device, host = recorded[metrics.DATA_WAIT_SHARE], recorded[metrics.DATA_WAIT_SECONDS]
+    shown = [is_host and not is_device for is_host, is_device in zip(host, device, strict=True)]
+    recorded[metrics.DATA_WAIT_SECONDS] = shown
+
+
+def _make_chart(metric: str, title: str) -> Chart:
+    known = METRICS_BY_NAME[metric]
+    return Chart(metric=metric, title=title, unit=known.unit, better=known.better, is_sparse=metric in _SPARSE)
+
+
+def _compare_run(
+    run: RunFacts, group: str | None, series: tuple[Series, ...], max_points: int, judged: Judged | None
+) -> ComparedRun:
+    shares, are_recorded = make_shares(run)
+    traits = run.traits
+    return ComparedRun(
+        name=run.name,
+        place=run.place,
+        kind=run.kind,
+        status=run.status,
+        expert=traits.expert,
+        base=traits.base,
+        hardware=traits.hardware,
+        started_at=run.started_at,
+        steps_done=run.steps_done,
+        num_steps=run.num_steps,
+        data_key=traits.data_key,
+        data_group=group,
+        card=traits.card,
+        card_gib=None if traits.card_gib is None else float(f"{traits.card_gib:.6g}"),
+        predicted_gib=None if traits.predicted_gib is None else float(f"{traits.predicted_gib:.6g}"),
+        axis=make_axis(run, max_points),
+        series=series,
+        shares=shares,
+        shares_are_recorded=are_recorded,
+        judged_on=None if judged is None else clean_text(judged.rows),
+        judged_by=None if judged is None else clean_text(judged.checks[judged.main].checker),
+    )
+
+
+def _make_names_unique(runs: Sequence[RunFacts]) -> list[RunFacts]:
+    """Distinguish runs of the same name by their kind, then by path, then by a number."""
+    runs = [replace(run, name=clean_text(run.name), place=clean_text(run.place)) for run in runs]
+    runs = _disambiguate(runs, lambda run: f"{run.name} (W&B)" if run.kind == "wandb" else run.name)
+    runs = _disambiguate(runs, lambda run: f"{run.name} ({run.place})")
+    numbers: Counter[str] = Counter()
+    renamed = []
+    for run in runs:
+        numbers[run.name] += 1
+        renamed.append(run if numbers[run.name] == 1 else replace(run, name=f"{run.name} #{numbers[run.name]}"))
+    return renamed
+
+
+def _disambiguate(runs: Sequence[RunFacts], rename: Callable[[RunFacts], str]) -> list[RunFacts]:
+    counts = Counter(run.name for run in runs)
+    return [run if counts[run.name] == 1 else replace(run, name=rename(run)) for run in runs]
+
+
+def _explain_left_out(left_out: Sequence[str]) -> str:
+    if not left_out:
+        return ""
+    return f"No run recorded: {', '.join(left_out)}. MFU, VRAM and GPU utilisation are measured on GPUs only."
+
+
+def _explain_best(figures: Sequence[Figure]) -> str:
+    has_tasks = any(figure.intervals for figure in figures)
+    if any(figure.best for figure in figures):
+        text = _BEST + (_BEST_TASKS if has_tasks else "")
+    else:
+        text = "No run is marked as best: the values are not comparable, or equal."
+    return text + (_INTERVALS if any(any(figure.intervals) for figure in figures) else "")
+
+
+def _count(number: int) -> str:
+    return "1 run" if number == 1 else f"{number} runs compared"

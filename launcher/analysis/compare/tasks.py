@@ -1,0 +1,183 @@
+"""Comparison of task metrics: which evaluation to use, which runs are comparable, and which is best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+
+from launcher.analysis.compare.config_diff import clean_text
+from launcher.analysis.compare.load_run import RunFacts
+from launcher.analysis.compare.metric_spec import MetricSpec
+from launcher.analysis.compare.model import Chart, Interval
+from launcher.analysis.compare.task_results import Judged, JudgedRun, guess_main_check
+from launcher.core.metrics import EVAL_PREFIX, is_task_metric
+from launcher.judges.gate import SIGNIFICANCE_LEVEL
+from launcher.judges.results import CheckResult
+from launcher.judges.statistics import PairedChange, compare_paired
+
+_ALIKE = 0.005  # for rates without graded rows
+
+Pick = Callable[[RunFacts], Judged | None]
+
+
+def choose_evaluations(runs: Sequence[RunFacts]) -> Pick:
+    """Choose the same kind of evaluation for all runs.
+
+    `launcher eval` if all have it, unless only the evaluations during training share the same rows.
+    """
+    judged_runs = [run.judged for run in runs if run.judged.trained is not None or run.judged.full_eval is not None]
+    full_rows = {None if judged.full_eval is None else judged.full_eval.rows for judged in judged_runs}
+    training_rows = {None if judged.trained is None else judged.trained.rows for judged in judged_runs}
+    if None not in full_rows and (len(full_rows) == 1 or len(training_rows - {None}) != 1 or None in training_rows):
+        return lambda run: run.judged.full_eval
+    return lambda run: run.judged.trained or run.judged.full_eval
+
+
+def list_main_checks(runs: Sequence[RunFacts], pick: Pick) -> list[str]:
+    """Return the distinct main checks of all runs."""
+    known = dict.fromkeys(judged.main for run in runs if (judged := pick(run)) is not None)
+    for run in runs:
+        names = _list_logged_names(run)
+        if pick(run) is None and names and not known.keys() & set(names):
+            known[guess_main_check(names) or names[-1]] = None
+    return list(known)
+
+
+def _list_logged_names(run: RunFacts) -> list[str]:
+    metrics = [name for name, column in run.columns.items() if is_task_metric(name) and column.has_values]
+    return [name.removeprefix(EVAL_PREFIX) for name in metrics]
+
+
+def make_task_charts(runs: Sequence[RunFacts]) -> tuple[Chart, ...]:
+    """Make a chart per main check."""
+    pick = choose_evaluations(runs)
+    return tuple(_make_chart(name, runs, pick) for name in list_main_checks(runs, pick))
+
+
+def _make_chart(name: str, runs: Sequence[RunFacts], pick: Pick) -> Chart:
+    check_title = next((check.title for run in runs if (check := _find_check(pick(run), name)) is not None), "")
+    metric = f"{EVAL_PREFIX}{name}"
+    title = clean_text(f"{check_title} ({metric})" if check_title else f"task metric {metric}")
+    return Chart(metric=metric, title=title, unit="share", better="higher", is_sparse=True)
+
+
+def make_task_specs(runs: Sequence[RunFacts]) -> Iterator[MetricSpec]:
+    """Return specs of the main checks first, each with base and gain, then of the other checks."""
+    pick = choose_evaluations(runs)
+    mains = list_main_checks(runs, pick)
+    for name in mains:
+        yield _make_rate_spec(name, runs, pick, is_main=True)
+        yield from _make_base_specs(name)
+    others = (name for run in runs for name in (*_judged_names(pick(run)), *_list_logged_names(run)))
+    for name in dict.fromkeys(others):
+        if name not in mains:
+            yield _make_rate_spec(name, runs, pick, is_main=False)
+
+
+def _judged_names(judged: Judged | None) -> tuple[str, ...]:
+    return () if judged is None else tuple(judged.checks)
+
+
+def _find_check(judged: Judged | None, name: str) -> CheckResult | None:
+    check = None if judged is None else judged.checks.get(name)
+    return check if check is not None and check.num_judged else None
+
+
+def _make_rate_spec(name: str, runs: Sequence[RunFacts], pick: Pick, *, is_main: bool) -> MetricSpec:
+    metric = f"{EVAL_PREFIX}{name}"
+
+    def compute(run: RunFacts) -> float | None:
+        check = _find_check(pick(run), name)
+        if pick(run) is None:
+            return run.last(metric)
+        return None if check is None else check.rate
+
+    def peers(run: RunFacts) -> Hashable:
+        # Comparable: same rows, grader and decoding; without an evaluation, the same data.
+        judged = pick(run)
+        check = _find_check(judged, name)
+        if run.traits.random_weights:
+            return None
+        if judged is None or check is None:
+            return run.traits.data_key
+        return (judged.rows, check.checker, judged.is_greedy)
+
+    def is_significant(best: RunFacts, other: RunFacts) -> bool:
+        best_judged, other_judged = pick(best), pick(other)
+        if best_judged is None or other_judged is None:
+            return abs((compute(best) or 0.0) - (compute(other) or 0.0)) > _ALIKE
+        return _compare(best_judged, other_judged, name).p_worse < SIGNIFICANCE_LEVEL
+
+    checks = [check for run in runs if (check := _find_check(pick(run), name)) is not None]
+    checkers = dict.fromkeys(check.checker for check in checks)
+    notes = ["main check" if is_main else "", *dict.fromkeys(check.title for check in checks)]
+    notes += [f"graded by {next(iter(checkers))}"] if len(checkers) == 1 else []
+    return MetricSpec(
+        key=clean_text(f"task_{name}"),
+        title=clean_text(metric),
+        compute=compute,
+        peers=peers,
+        unit="share",
+        better="higher",
+        note=clean_text("; ".join(filter(None, notes))),
+        interval=lambda run: _get_interval(pick(run), name),
+        is_significant=is_significant,
+    )
+
+
+def _make_base_specs(name: str) -> Iterator[MetricSpec]:
+    metric = f"{EVAL_PREFIX}{name}"
+
+    def compute_base(run: RunFacts) -> float | None:
+        if run.judged == JudgedRun():
+            column = run.column(metric)
+            return next((rate for step, rate in zip(column.steps, column.values, strict=True) if step == 0), None)
+        check = _find_check(run.judged.base, name)
+        return None if check is None else check.rate
+
+    def gain(run: RunFacts) -> PairedChange | None:
+        base, trained = run.judged.base, run.judged.trained
+        if base is None or trained is None or _find_check(base, name) is None or _find_check(trained, name) is None:
+            return None
+        change = _compare(base, trained, name)
+        return change if change.num_rows else None
+
+    def compute_gain(run: RunFacts) -> float | None:
+        if run.judged == JudgedRun():
+            base, last = compute_base(run), run.last(metric)
+            return None if base is None or last is None else last - base
+        change = gain(run)
+        return None if change is None else change.difference
+
+    def compute_gain_interval(run: RunFacts) -> Interval | None:
+        change = gain(run)
+        return None if change is None else Interval(low=change.low, high=change.high, num_rows=change.num_rows)
+
+    yield MetricSpec(
+        key=clean_text(f"task_base_{name}"),
+        title=clean_text(f"{metric}, base"),
+        compute=compute_base,
+        peers=lambda _run: None,
+        unit="share",
+        note="before the first step, on the rows evaluated during training",
+        interval=lambda run: _get_interval(run.judged.base, name),
+    )
+    yield MetricSpec(
+        key=clean_text(f"task_gain_{name}"),
+        title=clean_text(f"{metric}, gain"),
+        compute=compute_gain,
+        peers=lambda _run: None,
+        unit="points",
+        better="higher",
+        note="over the base model, on the rows evaluated during training",
+        interval=compute_gain_interval,
+    )
+
+
+def _get_interval(judged: Judged | None, name: str) -> Interval | None:
+    check = _find_check(judged, name)
+    return None if check is None else Interval(low=check.low, high=check.high, num_rows=check.num_judged)
+
+
+def _compare(before: Judged, now: Judged, name: str) -> PairedChange:
+    shared = [key for key in before.verdicts if key in now.verdicts]
+    return compare_paired(*([judged.verdicts[key].get(name) for key in shared] for judged in (before, now)))

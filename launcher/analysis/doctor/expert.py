@@ -1,0 +1,307 @@
+"""Check an expert's plan against this machine: workers, memory, rows, weights, space for checkpoints, time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from launcher.analysis.doctor.findings import Finding, make_finding
+from launcher.analysis.doctor.host import SHM_FOLDER
+from launcher.analysis.doctor.timed_probe import ProbeTimeoutError, call_with_timeout
+from launcher.base_models.catalogue import TINY_BASE_NAME, find_config, get_hub_cache
+from launcher.core.errors import LauncherError
+from launcher.core.units import MIB, format_count, format_duration, format_gib
+from launcher.corpus.storage_kind import probe_storage
+from launcher.plan.estimate.dataset_size import SAMPLE_TRAIN, probe_rows
+from launcher.plan.model import Plan
+from launcher.request.request import PlannedRun, base_folders
+
+_SECONDS = 3.0
+_COUNTED_BYTES = 256 * MIB  # of rows: in larger files their number is estimated from the size
+_CHUNK_BYTES = 4 * MIB
+_FEW, _MANY = 0.9, 1.1  # rows found over rows stated in the manifest
+_ESTIMATE_SLACK = 0.15
+_STATE_BYTES = 12  # FP32 weight and two optimizer states per trained parameter
+_SAVED_BYTES = 2  # published base models have 16-bit weights
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+_BATCH_BYTES_PER_TOKEN = 48  # tokens, positions, targets and masks, 64 bits each
+_THIN = 0.03  # share of the GPU memory left in addition to the headroom
+
+WeightsState = Literal["here", "to download", "no weights", "drawn"]
+_finding = partial(make_finding, "expert")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowFacts:
+    """Number of rows found and stated."""
+
+    file: str | None  # file or prepared store; None: downloaded from the Hub
+    num_rows: int | None
+    is_counted: bool
+    stated: int | None  # by the manifest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertFacts:
+    """A plan, and what this machine has for it."""
+
+    plan: Plan
+    rows: RowFacts
+    weights: WeightsState
+    weights_at: str
+    weights_free_bytes: int | None  # where they would be downloaded to
+    runs_free_bytes: int | None
+    shm_free_bytes: int | None  # None: no shared memory
+    is_offline: bool  # HF_HUB_OFFLINE is set
+
+
+def probe_expert(planned: PlannedRun, runs_dir: Path, environ: Mapping[str, str] = os.environ) -> ExpertFacts:
+    """Collect what decides whether an expert can be trained on this machine."""
+    plan = planned.plan
+    state, place = _find_weights(plan, base_folders(planned.loaded.folder))
+    return ExpertFacts(
+        plan=plan,
+        rows=_count_rows(planned),
+        weights=state,
+        weights_at=place,
+        weights_free_bytes=_get_free_bytes(get_hub_cache()),
+        runs_free_bytes=_get_free_bytes(runs_dir),
+        shm_free_bytes=_get_free_bytes(SHM_FOLDER),
+        is_offline=environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"),
+    )
+
+
+def _get_free_bytes(folder: Path) -> int | None:
+    try:
+        return call_with_timeout(lambda: probe_storage(folder).free_bytes, _SECONDS)
+    except (OSError, ProbeTimeoutError):
+        return None
+
+
+def _find_weights(plan: Plan, folders: tuple[Path, ...]) -> tuple[WeightsState, str]:
+    if plan.random_weights:
+        return "drawn", plan.base.name
+    if plan.base.name == TINY_BASE_NAME:
+        return "here", "the package"
+    config = find_config(plan.base.name, folders)
+    if config is None:
+        return "to download", plan.base.name
+    if any(any(config.parent.glob(pattern)) for pattern in _WEIGHTS):
+        return "here", str(config.parent)
+    return ("to download", plan.base.name) if "snapshots" in config.parts else ("no weights", str(config.parent))
+
+
+def _count_rows(planned: PlannedRun) -> RowFacts:
+    dataset, folder = planned.loaded.manifest.training.dataset, planned.loaded.folder
+    is_smoke = planned.plan.profile == "smoke"
+    name = planned.plan.data.path
+    stated = None if is_smoke else dataset.stated_train_rows
+    file = folder / name if name else None
+    if file is None or not file.is_file() or file.suffix not in (".jsonl", ".csv"):
+        if is_smoke and name == SAMPLE_TRAIN:
+            return RowFacts(file=str(file), num_rows=0, is_counted=True, stated=None)
+        return _count_prepared(planned.plan, stated)
+    if file.stat().st_size > _COUNTED_BYTES:
+        estimate = probe_rows(dataset, folder)
+        return RowFacts(file=str(file), num_rows=estimate.num_rows, is_counted=False, stated=stated)
+    rows = _count_lines(file) - (1 if file.suffix == ".csv" else 0)
+    return RowFacts(file=str(file), num_rows=max(0, rows), is_counted=True, stated=stated)
+
+
+def _count_prepared(plan: Plan, stated: int | None) -> RowFacts:
+    """Count rows of a Hub dataset in its newest prepared store, if there is one."""
+    nothing = RowFacts(file=None, num_rows=None, is_counted=False, stated=stated)
+    try:
+        from launcher.corpus.spec import get_expert_stores_dir
+        from launcher.corpus.store import Store, load_store_manifest
+
+        name = (plan.data.path or "").partition("::")[0]
+        root = get_expert_stores_dir(plan)
+        folders = sorted(root.iterdir(), key=lambda folder: folder.stat().st_mtime, reverse=True)
+        for folder in folders:
+            manifest = load_store_manifest(folder)
+            if manifest is not None and manifest.parts.get("data (train)", "").startswith(f"hub:{name}:"):
+                rows = Store(folder, manifest).audit.splits["train"].num_rows
+                return RowFacts(file=str(folder), num_rows=rows, is_counted=True, stated=stated)
+    except (ImportError, OSError, LauncherError, ValueError, KeyError):
+        return nothing
+    return nothing
+
+
+def _count_lines(file: Path) -> int:
+    count, last = 0, b"\n"
+    with file.open("rb") as lines:
+        while chunk := lines.read(_CHUNK_BYTES):
+            count, last = count + chunk.count(b"\n"), chunk[-1:]
+    return count + (last != b"\n")
+
+
+def check_expert(facts: ExpertFacts) -> Iterator[Finding]:
+    """Check whether the plan can run here."""
+    yield _check_workers(facts.plan)
+    yield from _check_shared_memory(facts)
+    yield _check_memory(facts.plan)
+    yield _check_rows(facts.rows)
+    yield _check_weights(facts)
+    yield _check_checkpoints(facts)
+    yield from _check_host_memory(facts.plan)
+    yield _check_time(facts.plan)
+
+
+def _check_workers(plan: Plan) -> Finding:
+    ranks = max(1, plan.hardware.gpus_per_node)
+    cores, workers = plan.hardware.cpu_cores_per_node, plan.loader.num_workers * ranks
+    plural = "" if plan.loader.num_workers == 1 else "s"
+    each = f"{plan.loader.num_workers} loader worker{plural}" + (f" for each of {ranks} ranks" if ranks > 1 else "")
+    found = f"{each}, {cores} cores"
+    if workers + ranks <= cores or not workers:
+        return _finding("workers", "ok", found)
+    fits = max(0, cores // ranks - 1)
+    return _finding(
+        "workers",
+        "problem",
+        f"{found}: {workers + ranks} processes compete for them",
+        "workers slow down the process that drives the GPU",
+        f"--set training.config.dataloader_num_workers={fits}, or more cores",
+    )
+
+
+def _check_shared_memory(facts: ExpertFacts) -> Iterator[Finding]:
+    """Check the size of the prefetched batches of all ranks of this machine."""
+    loader, batch = facts.plan.loader, facts.plan.batch
+    ahead = loader.num_workers * (1 + (loader.prefetch_factor or 0)) * max(1, facts.plan.hardware.gpus_per_node)
+    need = ahead * batch.micro_batch_size * batch.sequence_length * _BATCH_BYTES_PER_TOKEN
+    if facts.shm_free_bytes is not None and need > facts.shm_free_bytes:
+        yield _finding(
+            "shared memory",
+            "problem",
+            f"{ahead} prefetched batches, {format_gib(need)}; {format_gib(facts.shm_free_bytes)} are free",
+            "a worker dies with a bus error when it is full",
+            "docker run --shm-size=8g, or --set training.config.dataloader_num_workers=0",
+        )
+
+
+def _check_memory(plan: Plan) -> Finding:
+    memory = plan.memory
+    what = "GPU memory" if plan.hardware.gpu is not None else "memory"
+    found = (
+        f"{format_gib(memory.total_bytes)} of {format_gib(memory.free_bytes)} free {what} predicted, "
+        f"{format_gib(memory.margin_bytes)} spare in addition to {format_gib(memory.headroom_bytes)} headroom"
+    )
+    held = memory.device_bytes - memory.free_bytes
+    if plan.hardware.gpu is not None and held > 0.1 * memory.device_bytes:
+        why = f"other processes use {format_gib(held)}: on a free GPU the plan would be larger and faster"
+        return _finding(what, "note", found, why, "the GPU section of this report names them")
+    if memory.margin_bytes < _THIN * memory.device_bytes and plan.oom_fallbacks:
+        fallback = plan.oom_fallbacks[0]
+        return _finding(what, "ok", f"{found}; OOM fallback: {fallback.action}, {format_gib(fallback.predicted_bytes)}")
+    return _finding(what, "ok", found)
+
+
+def _check_rows(rows: RowFacts) -> Finding:
+    if rows.file is None:
+        stated = "" if rows.stated is None else f"; the manifest states {rows.stated:,} rows"
+        return _finding("rows", "ok", f"not on this disk, they are downloaded as the manifest says{stated}")
+    about = "" if rows.is_counted else "about "
+    found = f"{about}{rows.num_rows or 0:,} in {rows.file}"
+    if not rows.num_rows:
+        return _finding("rows", "problem", found, "there is nothing to train on", "download or create the file again")
+    if rows.stated is None:
+        return _finding("rows", "ok", found)
+    found += f", the manifest states {rows.stated:,}"
+    slack = 0.0 if rows.is_counted else _ESTIMATE_SLACK
+    ratio = rows.num_rows / rows.stated
+    if ratio < _FEW - slack:
+        why = "the file may be truncated; steps, time and learning-rate schedule depend on it"
+        return _finding("rows", "problem", found, why, "download it again, or correct training.dataset.splits.train")
+    if ratio > _MANY + slack:
+        return _finding("rows", "note", found, "the estimates were for fewer", "set training.dataset.splits.train")
+    return _finding("rows", "ok", found)
+
+
+def _check_weights(facts: ExpertFacts) -> Finding:
+    plan = facts.plan
+    if facts.weights == "drawn":
+        return _finding("base", "ok", f"{facts.weights_at}: random weights from a seed, nothing is loaded")
+    if facts.weights == "here":
+        return _finding("base", "ok", f"{plan.base.name} in {facts.weights_at}")
+    if facts.weights == "no weights":
+        return _finding(
+            "base",
+            "problem",
+            f"{facts.weights_at} has a config.json, but no weights (*.safetensors)",
+            "the run would fail when it loads them",
+            "download them there; --random-weights measures speed and memory without them",
+        )
+    size = plan.base.num_parameters * _SAVED_BYTES
+    found = f"{plan.base.name} is not on this disk: {format_gib(size)} to download"
+    if facts.is_offline:
+        return _finding(
+            "base",
+            "problem",
+            f"{found}, and HF_HUB_OFFLINE forbids it",
+            "the run would fail when it loads them",
+            "unset HF_HUB_OFFLINE once, or set LAUNCHER_MODELS_DIR to a folder with the model",
+        )
+    room = facts.weights_free_bytes
+    if room is not None and room < 1.1 * size:
+        why = "the download would fill the disk of the Hugging Face cache"
+        return _finding(
+            "base", "problem", f"{found}, {format_gib(room)} free", why, "export HF_HOME=DIR on another disk"
+        )
+    return _finding("base", "ok", found)
+
+
+def _check_checkpoints(facts: ExpertFacts) -> Finding:
+    plan = facts.plan
+    one = plan.adapter.trainable_parameters * _STATE_BYTES
+    kept = 1 + (plan.schedule.save_total_limit or 3)  # the new one is complete before an old one is deleted
+    need = kept * one + plan.adapter.trainable_parameters * 4
+    found = f"{format_gib(one)} each, {format_gib(need)} for {kept} and the trained weights"
+    if facts.runs_free_bytes is None:
+        return _finding("checkpoints", "ok", found)
+    found += f"; {format_gib(facts.runs_free_bytes)} free"
+    if facts.runs_free_bytes < need:
+        return _finding(
+            "checkpoints",
+            "problem",
+            found,
+            "the run fails if a checkpoint cannot be written",
+            "choose a folder on another disk with --runs-dir, or --set training.config.save_total_limit=1",
+        )
+    return _finding("checkpoints", "ok", found)
+
+
+def _check_host_memory(plan: Plan) -> Iterator[Finding]:
+    ranks = max(1, plan.hardware.gpus_per_node)
+    have = plan.hardware.ram_gib_per_node * 1024 * MIB
+    saving = plan.adapter.trainable_parameters * _STATE_BYTES
+    need = plan.memory.host_bytes * ranks + saving
+    found = f"{format_gib(need)} of {format_gib(have)}"
+    if need > have:
+        yield _finding(
+            "CPU memory",
+            "problem",
+            found,
+            "rank 0 gathers weights and optimizer states there to save them"
+            + (", in addition to what is offloaded" if plan.memory.host_bytes else "")
+            + ": the kernel would kill it",
+            "a machine with more CPU memory, or an adapter (lora) instead of full fine-tuning",
+        )
+    elif need > 0.5 * have:
+        yield _finding("CPU memory", "note", found, "saving takes more than half of the available memory")
+
+
+def _check_time(plan: Plan) -> Finding:
+    speed = plan.speed
+    if speed.total_seconds is None or speed.tokens_per_second is None:
+        return _finding("time", "ok", speed.confidence)
+    found = (
+        f"about {format_duration(speed.total_seconds)} at {format_count(speed.tokens_per_second)} tokens/s "
+        f"({speed.confidence})"
+    )
+    return _finding("time", "ok", found)

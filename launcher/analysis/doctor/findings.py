@@ -1,0 +1,66 @@
+"""Findings of `launcher doctor`: what was found, whether it is wrong, why it matters and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from launcher.core.errors import ExitCode
+from launcher.core.frozen_model import Frozen
+
+Status = Literal["ok", "note", "problem"]
+Family = Literal["machine", "GPU", "disks", "packages", "W&B", "expert", "run"]
+
+FAMILIES: tuple[Family, ...] = ("run", "expert", "GPU", "machine", "disks", "packages", "W&B")
+_STATUS_ORDER: tuple[Status, ...] = ("problem", "note", "ok")
+
+
+class Finding(Frozen):
+    """Result of one check."""
+
+    family: Family
+    subject: str
+    status: Status
+    found: str
+    matters: str = ""  # why it matters; empty if all is well
+    next_step: str = ""  # a command or a setting
+
+
+class Report(Frozen):
+    """All findings: the output of `launcher doctor --json`."""
+
+    schema_version: Literal[1] = 1
+    findings: tuple[Finding, ...]
+
+    @property
+    def num_problems(self) -> int:
+        """Number of problems, which decides the exit code."""
+        return sum(finding.status == "problem" for finding in self.findings)
+
+    @property
+    def num_notes(self) -> int:
+        """Number of notes."""
+        return sum(finding.status == "note" for finding in self.findings)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Exit code of `launcher doctor`."""
+        return ExitCode.DOCTOR_FOUND_SOMETHING if self.num_problems else ExitCode.DONE
+
+
+def make_report(findings: Iterable[Finding]) -> Report:
+    """Sort findings by family, and within a family worst first."""
+    order = sorted(findings, key=lambda item: (FAMILIES.index(item.family), _STATUS_ORDER.index(item.status)))
+    return Report(findings=tuple(order))
+
+
+def make_finding(
+    family: Family, subject: str, status: Status, found: str, matters: str = "", next_step: str = ""
+) -> Finding:
+    """Make a finding from positional arguments; checks bind the family with functools.partial."""
+    return Finding(family=family, subject=subject, status=status, found=found, matters=matters, next_step=next_step)
+
+
+def make_skipped(family: Family, subject: str, reason: str) -> Finding:
+    """Report a check that could not run, which is not a problem of the machine."""
+    return make_finding(family, subject, "note", f"not checked: {reason}")

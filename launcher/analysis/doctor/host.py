@@ -1,0 +1,243 @@
+"""Check the host: CPU cores and load, memory, swap, shared memory and process limits."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from launcher.analysis.doctor.findings import Finding, make_finding
+from launcher.core.units import GIB, MIB, format_gib
+from launcher.hardware.probe import probe_cpu_cores, probe_ram_bytes
+
+SHM_FOLDER = Path("/dev/shm")
+# Docker's default, enough for our batches, but not for the buffers of several NCCL ranks.
+_MIN_SHM = 64 * MIB
+_MIN_SHM_MULTI_RANK = 1 * GIB
+_SHM_FULL = 0.9
+_MIN_RAM = 2 * GIB
+_MAX_SWAP_USED = 1 * GIB
+_CORES_PER_GPU = 2  # one drives it, one prepares batches
+_MIN_OPEN_FILES = 1024  # default of Linux; two workers with four prefetched batches use about a hundred
+_MIN_FILE_LIMIT = 16 * GIB
+_BUSY = 1.5  # runnable processes per core
+_finding = partial(make_finding, "machine")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Resource limits of this process; None: unlimited."""
+
+    open_files: int | None
+    locked_bytes: int | None
+    file_bytes: int | None
+    address_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostFacts:
+    """Measured state of the host."""
+
+    cores: int  # available to this process
+    machine_cores: int
+    load: float | None  # runnable processes on the machine (1 minute average)
+    ram_bytes: int  # available
+    swap_bytes: int
+    swap_used_bytes: int
+    shm_bytes: int | None  # None: no /dev/shm
+    shm_free_bytes: int
+    limits: Limits
+    has_infiniband: bool
+    is_wsl: bool
+
+
+def probe_host(root: Path = Path("/"), shm: Path = SHM_FOLDER) -> HostFacts:
+    """Probe the host; tests pass another root for /proc and /sys."""
+    swap = _read_meminfo(root, "SwapTotal")
+    size, free = _probe_shm(shm)
+    version = _read(root / "proc/version").lower()
+    return HostFacts(
+        cores=probe_cpu_cores(root),
+        machine_cores=os.cpu_count() or 1,
+        load=_read_load(root),
+        ram_bytes=probe_ram_bytes(root),
+        swap_bytes=swap,
+        swap_used_bytes=swap - _read_meminfo(root, "SwapFree"),
+        shm_bytes=size,
+        shm_free_bytes=free,
+        limits=_probe_limits(),
+        has_infiniband=any(_list(root / "sys/class/infiniband")),
+        is_wsl="microsoft" in version or (root / "usr/lib/wsl").is_dir(),
+    )
+
+
+def _probe_shm(folder: Path) -> tuple[int | None, int]:
+    try:
+        usage = os.statvfs(folder)
+    except OSError:
+        return None, 0
+    return usage.f_blocks * usage.f_frsize, usage.f_bavail * usage.f_frsize
+
+
+def _probe_limits() -> Limits:
+    def soft(number: int) -> int | None:
+        limit = resource.getrlimit(number)[0]
+        return None if limit == resource.RLIM_INFINITY else limit
+
+    return Limits(
+        open_files=soft(resource.RLIMIT_NOFILE),
+        locked_bytes=soft(resource.RLIMIT_MEMLOCK),
+        file_bytes=soft(resource.RLIMIT_FSIZE),
+        address_bytes=soft(resource.RLIMIT_AS),
+    )
+
+
+def _read_meminfo(root: Path, name: str) -> int:
+    found = re.search(rf"^{name}:\s+([0-9]+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
+def _read_load(root: Path) -> float | None:
+    with suppress(ValueError, IndexError):
+        return float(_read(root / "proc/loadavg").split()[0])
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _list(folder: Path) -> Iterator[Path]:
+    with suppress(OSError):
+        yield from folder.iterdir()
+
+
+def check_host(facts: HostFacts, num_gpus: int) -> Iterator[Finding]:
+    """Check everything but GPUs and disks."""
+    yield _check_cores(facts, num_gpus)
+    yield _check_load(facts)
+    yield _check_ram(facts)
+    yield _check_swap(facts)
+    yield _check_shm(facts, num_gpus)
+    yield from _check_limits(facts)
+
+
+def _check_cores(facts: HostFacts, num_gpus: int) -> Finding:
+    part = "" if facts.cores >= facts.machine_cores else f" of {facts.machine_cores} (affinity or control group)"
+    found = f"{facts.cores} cores{part}"
+    if num_gpus and facts.cores < _CORES_PER_GPU * num_gpus:
+        return _finding(
+            "CPU cores",
+            "problem",
+            f"{found} for {num_gpus} GPUs",
+            "each GPU needs one core that drives it and one that prepares batches; with fewer it waits",
+            f"give the job at least {_CORES_PER_GPU * num_gpus} cores: docker --cpus, Slurm --cpus-per-task, taskset",
+        )
+    return _finding("CPU cores", "ok", found)
+
+
+def _check_load(facts: HostFacts) -> Finding:
+    if facts.load is None:
+        return _finding("CPU load", "ok", "not reported by this system")
+    found = f"{facts.load:.1f} runnable processes on {facts.machine_cores} cores"
+    if facts.load > _BUSY * facts.machine_cores:
+        return _finding("CPU load", "note", found, "other programs use the CPU: steps are slower and less even", "top")
+    return _finding("CPU load", "ok", found)
+
+
+def _check_ram(facts: HostFacts) -> Finding:
+    found = f"{format_gib(facts.ram_bytes)} available"
+    if facts.ram_bytes < _MIN_RAM:
+        return _finding(
+            "CPU memory",
+            "problem",
+            found,
+            "loading a base model and saving a checkpoint need it; the kernel kills a process that exceeds it",
+            "stop other programs, or raise the container's memory limit",
+        )
+    return _finding("CPU memory", "ok", found)
+
+
+def _check_swap(facts: HostFacts) -> Finding:
+    if not facts.swap_bytes:
+        return _finding("swap", "ok", "none")
+    found = f"{format_gib(facts.swap_used_bytes)} of {format_gib(facts.swap_bytes)} in use"
+    if facts.swap_used_bytes > _MAX_SWAP_USED and facts.swap_used_bytes > facts.ram_bytes:
+        return _finding(
+            "swap",
+            "note",
+            found,
+            "memory was short: swapped pages must be read from disk before use",
+            "stop programs that use much memory (top, sorted by M)",
+        )
+    return _finding("swap", "ok", found)
+
+
+def _check_shm(facts: HostFacts, num_gpus: int) -> Finding:
+    remedy = (
+        "docker run --shm-size=8g (or --ipc=host), or mount -o remount,size=8G /dev/shm; "
+        "until then --set training.config.dataloader_num_workers=0"
+    )
+    why = "DataLoader workers pass batches through it, and NCCL its buffers: they die with a bus error when it is full"
+    if facts.shm_bytes is None:
+        return _finding("shared memory", "problem", "there is no /dev/shm", why, remedy)
+    found = f"{_format_bytes(facts.shm_free_bytes)} of {_format_bytes(facts.shm_bytes)} free"
+    needed = _MIN_SHM_MULTI_RANK if num_gpus > 1 else _MIN_SHM
+    if facts.shm_bytes < needed:
+        least = f"{_format_bytes(needed)} are needed" + (f" by {num_gpus} ranks" if num_gpus > 1 else "")
+        return _finding("shared memory", "problem", f"{found}; {least}", why, remedy)
+    if facts.shm_free_bytes < needed:
+        who = "ls -lS /dev/shm shows what fills it: files of processes that were killed may be deleted"
+        return _finding("shared memory", "problem", found, why, who)
+    if facts.shm_free_bytes < (1 - _SHM_FULL) * facts.shm_bytes:
+        return _finding("shared memory", "note", found, "it is nearly full", "ls -lS /dev/shm shows what fills it")
+    return _finding("shared memory", "ok", found)
+
+
+def _format_bytes(num_bytes: int) -> str:
+    return f"{num_bytes // 1024} KiB" if num_bytes < MIB else format_gib(num_bytes)
+
+
+def _check_limits(facts: HostFacts) -> Iterator[Finding]:
+    limits = facts.limits
+    problems = [
+        (
+            limits.open_files is not None and limits.open_files < _MIN_OPEN_FILES,
+            f"{limits.open_files} open files",
+            "every batch that a worker passes on is an open file",
+            "ulimit -n 65536 (docker run --ulimit nofile=65536:65536)",
+        ),
+        (
+            facts.has_infiniband and limits.locked_bytes is not None,
+            f"{format_gib(limits.locked_bytes or 0)} of locked memory",
+            "InfiniBand locks its buffers: NCCL fails or falls back to TCP sockets",
+            "ulimit -l unlimited (docker run --ulimit memlock=-1)",
+        ),
+        (
+            limits.file_bytes is not None and limits.file_bytes < _MIN_FILE_LIMIT,
+            f"files of at most {format_gib(limits.file_bytes or 0)}",
+            "a checkpoint or a merged model is larger, and writing it would fail",
+            "ulimit -f unlimited",
+        ),
+        (
+            limits.address_bytes is not None,
+            f"{format_gib(limits.address_bytes or 0)} of address space",
+            "CUDA maps far more than it uses, and fails to start with such a limit",
+            "ulimit -v unlimited",
+        ),
+    ]
+    wrong = [
+        _finding("limits", "problem", found, matters, next_step)
+        for applies, found, matters, next_step in problems
+        if applies
+    ]
+    files = "any number of" if limits.open_files is None else f"{limits.open_files:,}"
+    yield from wrong or [_finding("limits", "ok", f"{files} open files, no other limit that affects training")]

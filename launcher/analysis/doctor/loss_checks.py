@@ -1,0 +1,156 @@
+"""Check the loss: non-finite steps, spikes, divergence, no progress, missing evaluation, overfitting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from launcher.analysis.doctor.findings import Finding, Status
+from launcher.analysis.doctor.series import split_evenly
+from launcher.analysis.doctor.text import run_finding, train_command
+from launcher.core import metrics
+from launcher.core.metrics import StepMetrics, find_values
+from launcher.plan.model import Plan
+from launcher.runs.record import RunRecord
+
+# A spike, as during training: this many median deviations, and this share of it, above the median of recent steps.
+_WINDOW, _MIN_WINDOW = 64, 16
+_MAX_STEPS = 10_000  # the last ones of a long run
+_SPIKE_DEVIATIONS, _SPIKE_SHARE = 8.0, 0.2
+_MAX_SPIKE_SHARE = 0.01  # of the steps
+_MAX_SKIPPED_SHARE = 0.01
+_DIVERGES = 1.05  # loss of the last third over the lowest third
+_MIN_TREND_STEPS = 24
+_FIRST_STEPS = 10
+# No progress: the loss of the last third is at least this share of the first steps'; a problem after 200 steps.
+_FLAT_STEPS, _SURELY_FLAT_STEPS, _FLAT = 50, 200, 0.995
+_EVALUATED_STEPS = 100  # longer runs should have a validation loss
+_OVERFITS = 1.05  # last eval loss over the best
+
+
+def check_loss(record: RunRecord) -> Iterator[Finding]:
+    """Check training and eval loss of a run."""
+    steps = record.steps
+    yield from _check_nonfinite(record, steps)
+    yield from _check_spikes(record, steps)
+    yield from _check_trend(record, steps)
+    yield from _check_evaluation(record)
+
+
+def _stabilize(plan: Plan) -> tuple[str, ...]:
+    """Halve the learning rate, and add a warm-up if there is almost none."""
+    rate = f"training.config.learning_rate={plan.optimizer.learning_rate / 2:g}"
+    has_warm_up = (plan.schedule.warmup_ratio or 0.0) >= 0.03 or (plan.schedule.warmup_steps or 0) >= 20
+    return (rate,) if has_warm_up else (rate, "training.config.warmup_ratio=0.05")
+
+
+def _check_nonfinite(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Finding]:
+    # Loss scaling finds its scale by overflowing steps: only a non-finite loss is bad there.
+    counts_skipped = not record.plan.precision.loss_scaling
+    numbers = [
+        step.step
+        for step in steps
+        if not math.isfinite(step.values[metrics.TRAIN_LOSS])
+        or (counts_skipped and (step.get(metrics.SKIPPED) or 0.0) > 0)
+    ]
+    if not numbers:
+        return
+    status: Status = "problem" if len(numbers) > max(1, _MAX_SKIPPED_SHARE * len(steps)) else "note"
+    yield run_finding(
+        "unstable loss",
+        status,
+        f"{len(numbers)} of {len(steps)} steps were skipped ({_format_steps(numbers)}): non-finite loss or gradients",
+        "training is about to diverge, or rows are broken",
+        f"{train_command(record, *_stabilize(record.plan))}; the console names the rows",
+    )
+
+
+def _format_steps(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:4]))
+    return f"step{'s' if len(numbers) > 1 else ''} {shown}{', …' if len(numbers) > 4 else ''}"
+
+
+def find_loss_spikes(steps: Sequence[StepMetrics]) -> list[int]:
+    """Return the numbers of steps whose loss is far above the recent median."""
+    spikes: list[int] = []
+    recent: list[float] = []
+    for step in steps[-_MAX_STEPS:]:
+        loss = step.get(metrics.TRAIN_LOSS)
+        if loss is None or not math.isfinite(loss):
+            continue
+        if len(recent) >= _MIN_WINDOW:
+            usual = median(recent)
+            spread = median(abs(other - usual) for other in recent)
+            if loss > usual + max(_SPIKE_DEVIATIONS * spread, _SPIKE_SHARE * usual):
+                spikes.append(step.step)
+        recent = [*recent, loss][-_WINDOW:]
+    return spikes
+
+
+def _check_spikes(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Finding]:
+    spikes = find_loss_spikes(steps)
+    if not spikes:
+        return
+    yield run_finding(
+        "unstable loss",
+        "problem" if len(spikes) > max(1, _MAX_SPIKE_SHARE * len(steps)) else "note",
+        f"the loss spiked {len(spikes)} times ({_format_steps(spikes)})"
+        if len(spikes) > 1
+        else f"the loss spiked at step {spikes[0]}",
+        "the learning rate is too high, or some rows are unlike the others",
+        f"{train_command(record, *_stabilize(record.plan))}; the console names the rows",
+    )
+
+
+def _check_trend(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Finding]:
+    losses = find_values(steps, metrics.TRAIN_LOSS)
+    if len(losses) < _MIN_TREND_STEPS:
+        return
+    parts = [median(part) for part in split_evenly(losses, 3)]
+    if parts[-1] > _DIVERGES * min(parts):
+        yield run_finding(
+            "unstable loss",
+            "problem",
+            f"it rises: {min(parts):.3f} before, {parts[-1]:.3f} over the last third",
+            "training diverges",
+            train_command(record, *_stabilize(record.plan)),
+        )
+        return
+    first = median(losses[:_FIRST_STEPS])  # most progress is early: long runs are flat for most of their time
+    if len(losses) >= _FLAT_STEPS and parts[-1] > _FLAT * first:
+        yield run_finding(
+            "loss",
+            "problem" if len(losses) >= _SURELY_FLAT_STEPS else "note",
+            f"it does not fall: {first:.3f} over the first {_FIRST_STEPS} steps, {parts[-1]:.3f} over the last third",
+            "nothing is learned: the learning rate is too low, or the loss mask is wrong",
+            f"{train_command(record, f'training.config.learning_rate={2 * record.plan.optimizer.learning_rate:g}')}; "
+            f"launcher prepare {record.plan.expert} shows the loss mask",
+        )
+
+
+def _check_evaluation(record: RunRecord) -> Iterator[Finding]:
+    held_out = find_values(record.evaluations, metrics.EVAL_LOSS)
+    is_done = record.outcome is not None and record.outcome.status == "done"
+    if not held_out:
+        if is_done and len(record.steps) >= _EVALUATED_STEPS:
+            yield run_finding(
+                "quality",
+                "note",
+                "unknown: no eval loss was computed",
+                "the training loss says nothing about unseen rows",
+                train_command(record, "training.config.evaluation_strategy=epoch"),
+            )
+        return
+    best = min(held_out)
+    keeps_best = record.plan.schedule.load_best_model_at_end
+    if len(held_out) >= 3 and held_out[-1] > _OVERFITS * best and not keeps_best:
+        yield run_finding(
+            "quality",
+            "note",
+            f"the eval loss was {best:.3f} at its best and is {held_out[-1]:.3f} now",
+            "overfitting: the last weights are not the best ones",
+            train_command(
+                record, "training.config.load_best_model_at_end=true", "training.config.early_stopping_patience=2"
+            ),
+        )

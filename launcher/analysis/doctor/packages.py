@@ -1,0 +1,212 @@
+"""Check torch and its packages by running micro-tests in a separate process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from launcher.analysis.doctor.examination import Check, parse_checks
+from launcher.analysis.doctor.findings import Finding, Status, make_finding, make_skipped
+from launcher.analysis.doctor.nvidia_smi import GpuFacts
+from launcher.analysis.doctor.timed_probe import first_line
+from launcher.core.worker import WorkerError, kill_process_group, start_process
+from launcher.hardware.model import Gpu
+from launcher.plan.model import Plan
+
+EXAMINATION = "launcher.training.diagnostics.run_checks"
+LIMIT_SECONDS = 240.0
+# Shares of the data sheet's peak. Large matmuls reach 80 % on an idle, healthy GPU.
+_GOOD_SHARE, _BAD_SHARE = 0.65, 0.45
+_SLOW_COPIES = 6.0  # GB/s: half the bandwidth of eight PCIe 4 lanes
+_INSTALL = "pip install 'expert-launcher[train]'"
+# Packages that only some plans need, and how to install them.
+_OPTIONAL = {
+    "bitsandbytes": ("bitsandbytes", "pip install 'expert-launcher[cuda]'"),
+    "deepspeed": ("deepspeed", "pip install 'expert-launcher[train]'"),
+    "flash_attn": (
+        "flash-attn",
+        "pip install flash-attn --no-build-isolation, or training.config.attention=auto",
+    ),
+    "flash_attn_interface": (
+        "flash-attn-3",
+        "build it from github.com/Dao-AILab/flash-attention, or training.config.attention=auto",
+    ),
+    "flash_attn.cute": ("flash-attn-4", "pip install 'expert-launcher[flash4]'"),
+    "fused loss": ("triton", "pip install triton"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackageReport:
+    """Checks of the separate process."""
+
+    checks: tuple[Check, ...]
+    error: str = ""  # why the process did not finish
+
+
+def probe_packages(environment: Mapping[str, str], seconds: float = LIMIT_SECONDS) -> PackageReport:
+    """Run the checks in a separate process group, so that compilers are killed with it on a timeout."""
+    command = [sys.executable, "-P", "-m", EXAMINATION]
+    try:
+        process = start_process(command, environment=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    except WorkerError as failure:
+        return PackageReport(checks=(), error=f"python {failure}")
+    error = ""
+    try:
+        stdout, stderr = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        error = f"timed out after {seconds:.0f} s"
+        kill_process_group(process)
+        stdout, stderr = process.communicate()  # the checks that were finished
+    except BaseException:
+        kill_process_group(process)
+        raise
+    if process.returncode and not error:
+        error = _describe_exit(process.returncode, stderr.decode("utf-8", "replace"))
+    return PackageReport(checks=parse_checks(stdout.decode("utf-8", "replace").splitlines()), error=error)
+
+
+def _describe_exit(code: int, stderr: str) -> str:
+    if code < 0:
+        with suppress(ValueError):
+            return f"the process was killed by {signal.Signals(-code).name}"
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    return f"the process exited with code {code}: {first_line(lines[-1]) if lines else 'no output'}"
+
+
+def check_packages(report: PackageReport, gpus: GpuFacts, plan: Plan | None = None) -> Iterator[Finding]:
+    """Check the report of the separate process against GPUs and plan."""
+    if not report.checks:
+        yield make_skipped("packages", "torch", report.error or "no output")
+        return
+    for check in report.checks:
+        yield from _check(check, report.error, gpus, plan)
+
+
+def _make(check: Check, status: Status, found: str, matters: str = "", next_step: str = "") -> Finding:
+    return make_finding("packages", check.name, status, found, matters, next_step)
+
+
+def _check(check: Check, error: str, gpus: GpuFacts, plan: Plan | None) -> Iterator[Finding]:
+    if check.status == "begun":
+        why = error or "the process ended during this check"
+        matters = "a run that uses it would fail the same way"
+        yield _make(check, "problem", f"{why}", matters, _suggest_fix(check))
+    elif check.status == "not needed":
+        return
+    elif check.status == "not tried":
+        yield _make(check, "note", f"not checked: {check.detail}", "", "run it again when the GPU is free")
+    elif check.status == "missing":
+        yield _check_missing(check, plan)
+    elif check.status == "fails":
+        yield _check_failure(check, plan)
+    else:
+        yield _check_figures(check, gpus, plan)
+
+
+def _check_missing(check: Check, plan: Plan | None) -> Finding:
+    if check.name == "torch":
+        return _make(check, "note", check.detail, "planning works without it, training does not", _INSTALL)
+    if check.name not in _OPTIONAL:
+        return _make(check, "problem", check.detail, "training does not start without it", _INSTALL)
+    if needs := _describe_need(check.name, plan):
+        _, remedy = _OPTIONAL[check.name]
+        return _make(check, "problem", check.detail, f"the plan needs it: {needs}", remedy)
+    return _make(check, "ok", "not installed; nothing here needs it")
+
+
+def _check_failure(check: Check, plan: Plan | None) -> Finding:
+    needs = _describe_need(check.name, plan)
+    if plan is not None and check.name in _OPTIONAL and not needs:
+        return _make(check, "note", check.detail, "the plan does not use it", _suggest_fix(check))
+    return _make(
+        check, "problem", check.detail, needs or "a run that uses it would fail the same way", _suggest_fix(check)
+    )
+
+
+def _suggest_fix(check: Check) -> str:
+    remedies = {
+        "torch": "install the torch build for this driver: pytorch.org/get-started",
+        "attention: varlen": "--set training.config.attention=sdpa",
+        "attention: triton": "--set training.config.attention=varlen",
+        "torch.compile": "apt install build-essential python3-dev, or --set training.config.torch_compile=false",
+        "TF32": "unset NVIDIA_TF32_OVERRIDE",
+    }
+    if check.name in _OPTIONAL:
+        return f"pip install --force-reinstall {_OPTIONAL[check.name][0]}"
+    return remedies.get(check.name, f"python -m {EXAMINATION} shows its complete output")
+
+
+def _describe_need(name: str, plan: Plan | None) -> str:
+    if plan is None:
+        return ""
+    uses = {
+        "bitsandbytes": (
+            (plan.quantization is not None, f"{plan.quantization_kind} weights"),
+            (plan.optimizer.name == "adamw_bnb_8bit", "the 8-bit optimizer"),
+        ),
+        "deepspeed": ((plan.strategy.startswith("zero"), plan.strategy), (plan.offload != "none", "offloading")),
+        "flash_attn": ((plan.attention.backend == "flash_attention_2", "attention"),),
+        "flash_attn_interface": ((plan.attention.backend == "flash_attention_3", "attention"),),
+        "flash_attn.cute": ((plan.attention.backend == "flash_attention_4", "attention"),),
+        "fused loss": ((plan.loss_kernel == "fused", "the loss"),),
+    }
+    return " and ".join(words for applies, words in uses.get(name, ()) if applies)
+
+
+def _check_figures(check: Check, gpus: GpuFacts, plan: Plan | None) -> Finding:
+    figures = check.figures
+    if check.name == "torch":
+        return _check_torch(check, gpus)
+    if check.name == "BF16" and "tflops" in figures:
+        return _check_speed(check, figures["tflops"], gpus.gpu, gpus)
+    if check.name == "copies" and figures.get("to_gpu", _SLOW_COPIES) < _SLOW_COPIES:
+        why = "loading and offloading cross this link"
+        return _make(check, "note", check.detail, why, "nvidia-smi -q shows the link's lanes and generation")
+    if check.name == "spill" and figures.get("spills"):
+        why = "a step that spills is many times slower, and no OOM fallback is used"
+        remedy = "NVIDIA Control Panel (Windows): CUDA - Sysmem Fallback Policy > Prefer No Sysmem Fallback"
+        return _make(check, "problem", check.detail, why, remedy)
+    if check.name == "peer access" and figures.get("denied") and gpus.gpu is not None and gpus.gpu.has_p2p:
+        why = "the plan assumes peer-to-peer access; NCCL goes through host memory instead"
+        return _make(check, "problem", check.detail, why, "export NCCL_P2P_DISABLE=1; BIOS: IOMMU/ACS off")
+    if check.name == "deepspeed" and figures.get("cpu_adam") == 0 and plan is not None and plan.offload != "none":
+        why = "the plan offloads the optimizer, which needs it"
+        return _make(check, "problem", check.detail, why, "apt install build-essential; pip install ninja")
+    return _make(check, "ok", check.detail)
+
+
+def _check_torch(check: Check, gpus: GpuFacts) -> Finding:
+    seen, there = int(check.figures.get("gpus", 0)), len(gpus.readings)
+    if there and not seen:
+        return _make(
+            check,
+            "problem",
+            f"{check.detail}; it sees none of the {there} GPUs",
+            "training would silently run on the CPU",
+            f"install torch for CUDA {gpus.cuda or 'of this driver'} or older: pytorch.org/get-started",
+        )
+    if there and seen < there:
+        why = "a plan for all of them would not start"
+        return _make(
+            check, "problem", f"{check.detail}; nvidia-smi lists {there}", why, "reboot; look at dmesg for Xid"
+        )
+    return _make(check, "ok", check.detail)
+
+
+def _check_speed(check: Check, tflops: float, gpu: Gpu | None, gpus: GpuFacts) -> Finding:
+    peak = None if gpu is None else gpu.bf16_tflops
+    if peak is None:
+        return _make(check, "ok", f"{check.detail} (peak unknown)")
+    share = tflops / peak
+    found = f"{check.detail}, {100 * share:.0f} % of the data sheet's {peak:g}"
+    if share >= _GOOD_SHARE:
+        return _make(check, "ok", found)
+    is_shared = any(state.holders for state in gpus.states)
+    why = "other processes use the GPU" if is_shared else "power limit, heat, or other load; 80 % is usual"
+    status: Status = "problem" if share < _BAD_SHARE and not is_shared else "note"
+    return _make(check, status, found, f"every step is slower accordingly: {why}", "nvidia-smi -q -d PERFORMANCE,POWER")

@@ -1,0 +1,148 @@
+"""Run all checks of `launcher doctor` and make one report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.analysis.doctor.disk_checks import check_disks, list_disk_uses, probe_disks
+from launcher.analysis.doctor.expert import check_expert, probe_expert
+from launcher.analysis.doctor.findings import Family, Finding, Report, make_report, make_skipped
+from launcher.analysis.doctor.gpu_checks import check_gpus
+from launcher.analysis.doctor.host import check_host, probe_host
+from launcher.analysis.doctor.loss_checks import check_loss
+from launcher.analysis.doctor.memory_checks import check_memory
+from launcher.analysis.doctor.nvidia_smi import GpuFacts, probe_gpus
+from launcher.analysis.doctor.packages import check_packages, probe_packages
+from launcher.analysis.doctor.run_status import RunState, check_status, probe_run
+from launcher.analysis.doctor.series import compute_median, select_warm_steps
+from launcher.analysis.doctor.speed_checks import check_speed
+from launcher.analysis.doctor.text import run_finding
+from launcher.analysis.doctor.wandb_checks import check_login, probe_current_login
+from launcher.core import metrics
+from launcher.core.errors import DoesNotFitError, InputError, LauncherError, ManifestError
+from launcher.core.metrics import find_values
+from launcher.core.run_paths import RunPaths
+from launcher.hardware.user_overrides import load_hardware_overrides
+from launcher.plan import Plan
+from launcher.request.request import PlannedRun, Request, plan_request
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DoctorRequest:
+    """What to check."""
+
+    request: Request | None  # an expert to plan for this machine
+    run: RunPaths | None
+    runs_dir: Path
+    is_quick: bool  # without the micro-test, which imports torch
+    environment: Mapping[str, str]  # for the process that imports torch
+
+
+def run_doctor(request: DoctorRequest, say: Callable[[str], None]) -> Report:
+    """Run all checks. Wrong input (unknown expert, unreadable run) raises before any slow check."""
+    run = probe_run(request.run) if request.run is not None else None
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        gpus = pool.submit(probe_gpus)
+        host = pool.submit(probe_host)
+        places = pool.submit(lambda: probe_disks(list_disk_uses(request.runs_dir)))
+        login = pool.submit(probe_current_login)
+    failure = gpus.exception()
+    gpu_facts = gpus.result() if failure is None else GpuFacts(error=f"nvidia-smi failed: {failure}")
+    planned, refusal = _make_plan(request.request, gpu_facts)
+    plan = planned.plan if planned is not None else run.record.plan if run is not None else None
+    findings: list[Finding] = [] if refusal is None else [refusal]
+    if run is not None:
+        findings += check_run(run)
+    if planned is not None:
+        expert = planned
+        findings += _run_check("expert", "plan", lambda: check_expert(probe_expert(expert, request.runs_dir)))
+    is_wsl = host.exception() is None and host.result().is_wsl
+    findings += _run_check("GPU", "GPU", lambda: check_gpus(gpu_facts, is_wsl=is_wsl))
+    findings += _run_check("machine", "machine", lambda: check_host(host.result(), len(gpu_facts.readings)))
+    findings += _check_hardware_overrides()
+    findings += _run_check("disks", "disks", lambda: check_disks(places.result()))
+    findings += _run_check("W&B", "login", lambda: [check_login(login.result(), plan.wandb.mode if plan else None)])
+    findings += _check_packages(request, run, gpu_facts, plan, say)
+    return make_report(findings)
+
+
+def _check_hardware_overrides() -> Iterator[Finding]:
+    try:
+        load_hardware_overrides()
+    except InputError as error:
+        found = "; ".join((error.title, *map(str, error.problems)))
+        why = "planning for this machine fails"
+        yield Finding(
+            family="machine",
+            subject="hardware.json",
+            status="problem",
+            found=found,
+            matters=why,
+            next_step=error.hint,
+        )
+
+
+def _run_check(family: Family, subject: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    """Run one check; if it raises, report that and continue with the others."""
+    try:
+        return list(check())
+    except Exception as error:
+        return [make_skipped(family, subject, f"{type(error).__name__}: {error}")]
+
+
+def _make_plan(request: Request | None, gpus: GpuFacts) -> tuple[PlannedRun | None, Finding | None]:
+    if request is None:
+        return None, None
+    try:
+        return plan_request(request), None
+    except DoesNotFitError as error:
+        return None, _report_refusal(error, "no plan fits this machine")
+    except ManifestError:
+        raise
+    except InputError as error:
+        if not gpus.unusable:
+            raise
+        return None, _report_refusal(error, "the GPUs of this machine cannot be planned for")
+
+
+def _report_refusal(error: LauncherError, why: str) -> Finding:
+    found = "; ".join((error.title.splitlines()[0], *map(str, error.problems)))
+    return Finding(family="expert", subject="plan", status="problem", found=found, matters=why, next_step=error.hint)
+
+
+def check_run(facts: RunState) -> list[Finding]:
+    """Check a run directory; if nothing is wrong, summarise the run in one finding."""
+    record = facts.record
+    findings = [*check_status(facts), *check_speed(record), *check_memory(record), *check_loss(record)]
+    if all(finding.status == "ok" for finding in findings) and record.steps:
+        findings.insert(0, run_finding("run", "ok", f"healthy: {_summarize_run(facts)}"))
+    return findings
+
+
+def _summarize_run(facts: RunState) -> str:
+    record = facts.record
+    losses = find_values(record.steps, metrics.TRAIN_LOSS)
+    held_out = find_values(record.evaluations, metrics.EVAL_LOSS)
+    seconds = compute_median(select_warm_steps(record), metrics.STEP_SECONDS)
+    parts = [
+        f"{len(record.steps):,} steps",
+        *([f"{seconds:.2g} s each"] if seconds is not None else []),
+        *([f"loss {losses[0]:.3f} -> {losses[-1]:.3f}"] if losses else []),
+        *([f"eval loss {min(held_out):.3f}"] if held_out else []),
+    ]
+    return ", ".join(parts)
+
+
+def _check_packages(
+    request: DoctorRequest, run: RunState | None, gpus: GpuFacts, plan: Plan | None, say: Callable[[str], None]
+) -> list[Finding]:
+    if request.is_quick:
+        return []
+    if run is not None and run.is_trained and run.record.outcome is not None and not run.record.outcome.is_final:
+        why = "this run is training, and a micro-test would slow it down"
+        return [make_skipped("packages", "micro-test", why)]
+    say("testing torch, the GPU and installed packages (--quick skips this) ...")
+    return _run_check("packages", "torch", lambda: check_packages(probe_packages(request.environment), gpus, plan))

@@ -1,0 +1,330 @@
+"""Compare the speed of a run with the plan's estimate, and find its bottlenecks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Literal
+
+from launcher.analysis.doctor.findings import Finding
+from launcher.analysis.doctor.series import (
+    ENOUGH_STEPS,
+    compare_ends,
+    compute_lost_share,
+    compute_median,
+    find_period,
+    find_slow_steps,
+    select_recent_steps,
+)
+from launcher.analysis.doctor.text import rerun_command, run_finding, set_eval_interval, set_save_interval
+from launcher.core import metrics
+from launcher.core.choices import UNPACKED_SIZES
+from launcher.core.metrics import StepMetrics, find_values
+from launcher.core.units import format_count, format_percent
+from launcher.plan.model import Plan
+from launcher.runs.record import RunRecord
+
+Grade = Literal["excellent", "good", "acceptable", "problem"]
+
+_ROUGH_ERROR = 0.6  # relative error of an estimate without a stated one, or with an assumed row length
+# Shares of a step spent waiting for data: a note, a problem. Rows are memory-mapped, so a healthy run waits < 1 %.
+_DATA_WAIT_NOTE, _DATA_WAIT_PROBLEM = 0.05, 0.10
+# On a GPU the host waits while the device still works: allowed if only the host's wait was recorded.
+_HOST_SLACK = 0.10
+_IDLE = 0.70  # GPU utilization below which the GPU waits for the host
+_BUSY = 0.90  # GPU utilization of a GPU that is never idle; with a low MFU it waits in collectives
+_SMALL_TOKENS = 8192  # per micro-batch: below, kernel launches may take longer than the kernels
+_LOST_PROBLEM, _LOST_NOTE = 0.05, 0.02  # share of the time lost in periodic slow steps
+_SPIKE = 3.0  # times the usual duration: an irregular slow step
+_SPIKES_LOST = 0.10  # share of the time lost in them
+_SPIKES_LOST_ON_CPU = 0.30  # a CPU is shared with other programs
+_TREND_STEPS, _SLOWS_DOWN = 30, 0.90  # steps needed; speed of the last third over the first
+_HOT = 80.0  # °C: with a falling speed, the GPU throttles
+_COMMUNICATION_SHARE = 0.25  # of a step, planned: communication is then the likely cause of a slow run
+_LOW_MFU = 0.75  # of the planned MFU
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """Measured and planned speed."""
+
+    tokens_per_second: float
+    expected: float
+    error: float  # relative error of the estimate, as the plan states it
+
+    @property
+    def ratio(self) -> float:
+        """Measured over expected tokens/s."""
+        return self.tokens_per_second / self.expected
+
+    @property
+    def grade(self) -> Grade:
+        """Grade of the speed; a problem if the error of the estimate does not explain it."""
+        if self.ratio >= 1 + self.error / 4:
+            return "excellent"
+        if self.ratio >= 1 - self.error / 2:
+            return "good"
+        return "acceptable" if self.ratio >= 1 - self.error else "problem"
+
+
+def compare_speed(record: RunRecord) -> Speed | None:
+    """Return measured and expected speed; None without an estimate (CPU, unknown GPU) or with too few steps."""
+    steps, expected = select_recent_steps(record), record.plan.speed.tokens_per_second
+    measured = compute_median(steps, metrics.TOKENS_PER_SECOND)
+    if expected is None or measured is None or len(steps) < ENOUGH_STEPS:
+        return None
+    return Speed(tokens_per_second=measured, expected=expected, error=_get_error(record))
+
+
+def _get_error(record: RunRecord) -> float:
+    plan = record.plan
+    error = _ROUGH_ERROR if plan.speed.error is None else plan.speed.error
+    is_length_assumed = not plan.batch.packed and plan.data.is_length_assumed
+    used_fallback = record.outcome is not None and bool(record.outcome.oom_fallbacks)
+    return max(error, _ROUGH_ERROR) if is_length_assumed or used_fallback else error
+
+
+def check_speed(record: RunRecord) -> Iterator[Finding]:
+    """Grade the speed, then report its bottlenecks."""
+    steps = select_recent_steps(record)
+    if len(steps) < ENOUGH_STEPS:
+        yield run_finding("speed", "ok", f"{len(record.steps)} steps are too few to check it")
+        return
+    bottlenecks = [*_find_bottlenecks(record, steps)]
+    yield _describe_speed(record, steps, bottlenecks)
+    yield from bottlenecks
+
+
+def _find_bottlenecks(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Finding]:
+    data = [*_check_data_wait(record, steps)]
+    yield from data
+    yield from _check_recompilation(record)
+    links = [*_check_communication(record, steps)]
+    yield from links
+    if not data and not links:
+        yield from _check_idle_gpu(record, steps)
+    if not data:  # waiting for data makes slow steps itself
+        yield from _check_slow_steps(record, steps)
+    yield from _check_trend(record, steps)
+
+
+def _describe_speed(record: RunRecord, steps: Sequence[StepMetrics], bottlenecks: Sequence[Finding]) -> Finding:
+    rate = compute_median(steps, metrics.TOKENS_PER_SECOND) or 0.0
+    mfu = compute_median(steps, metrics.DEVICE_MFU)
+    reached = f"{format_count(rate)} tokens/s" + (f", {format_percent(mfu)} MFU" if mfu is not None else "")
+    speed = compare_speed(record)
+    if speed is None:
+        return run_finding("speed", "ok", f"{reached}; no estimate to compare with ({record.plan.speed.confidence})")
+    found = f"{speed.grade}: {reached}, {100 * speed.ratio:.0f} % of the {format_count(speed.expected)} expected"
+    if speed.grade != "problem":
+        return run_finding("speed", "ok", found)
+    why = f"the estimate may be off by {100 * speed.error:.0f} %, which does not explain this"
+    named = ", ".join(dict.fromkeys(finding.subject for finding in bottlenecks))
+    step = f"fix these findings first: {named}" if named else "launcher doctor: its micro-test measures the GPU"
+    return run_finding("speed", "problem", found, why, step)
+
+
+def _check_data_wait(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Finding]:
+    shares = find_values(steps, metrics.DATA_WAIT_SHARE)
+    slack = 0.0
+    if not shares:
+        pairs = ((step.get(metrics.DATA_WAIT_SECONDS), step.get(metrics.STEP_SECONDS)) for step in steps)
+        shares = [waited / took for waited, took in pairs if waited is not None and took]
+        slack = _HOST_SLACK if record.plan.hardware.gpu is not None else 0.0
+    if not shares:
+        return
+    share = max(mean(shares), sorted(shares)[len(shares) // 2])
+    if share <= _DATA_WAIT_NOTE + slack:
+        return
+    num_waiting = sum(value > _DATA_WAIT_NOTE + slack for value in shares)
+    where = f"in {num_waiting} of {len(shares)} steps" if num_waiting < len(shares) else "in every step"
+    plan = record.plan
+    yield run_finding(
+        "data",
+        "problem" if share > _DATA_WAIT_PROBLEM + slack else "note",
+        f"{format_percent(share)} of the step time waits for data, {where}; {_describe_workers(plan)}",
+        "the device idles until its batches are ready",
+        _suggest_workers(record),
+    )
+
+
+def _describe_workers(plan: Plan) -> str:
+    ranks = max(1, plan.hardware.gpus_per_node)
+    each = " for each rank" if ranks > 1 else ""
+    count = plan.loader.num_workers
+    return f"{count} loader worker{'' if count == 1 else 's'}{each}, {plan.hardware.cpu_cores_per_node} cores"
+
+
+def _suggest_workers(record: RunRecord) -> str:
+    """Suggest more workers if cores are free, else a faster disk."""
+    plan = record.plan
+    spare = plan.hardware.cpu_cores_per_node // max(1, plan.hardware.gpus_per_node) - 1
+    wanted = min(max(2, 2 * plan.loader.num_workers), spare)
+    disk = "launcher data --move-to DIR moves prepared data to a faster disk"
+    if wanted > plan.loader.num_workers:
+        return f"{rerun_command(record, f'training.config.dataloader_num_workers={wanted}')}; {disk}"
+    return f"no core is free for more workers: use more cores; {disk}"
+
+
+def _check_recompilation(record: RunRecord) -> Iterator[Finding]:
+    outcome = record.outcome
+    if outcome is None or outcome.compiled_graphs is None:
+        return
+    graphs, more = outcome.compiled_graphs, outcome.recompiled_graphs
+    shapes = 1 if record.plan.batch.packed else UNPACKED_SIZES
+    usual = graphs * shapes + 2  # evaluation has its own graphs
+    if more > usual:
+        yield run_finding(
+            "recompilation",
+            "problem",
+            f"{more} graphs were compiled during training, {usual} are usual",
+            "each takes seconds to minutes without training: shapes change between steps",
+            rerun_command(record, "training.config.torch_compile=false"),
+        )
+
+
+def _check_communication(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Finding]:
+    plan = record.plan
+    if plan.hardware.num_ranks < 2:
+        return
+    slow_links = record.outcome.slow_links if record.outcome is not None else ""
+    busy, mfu = compute_median(steps, metrics.GPU_UTILIZATION), compute_median(steps, metrics.DEVICE_MFU)
+    speed = compare_speed(record)
+    is_slow = speed is not None and speed.grade == "problem"
+    if slow_links:
+        found = slow_links
+    elif is_slow and plan.speed.communication_fraction > _COMMUNICATION_SHARE:
+        planned = format_percent(plan.speed.communication_fraction)
+        found = f"communication takes more than the planned {planned} of a step"
+    elif is_slow and busy is not None and busy >= _BUSY and plan.speed.mfu and mfu and mfu < _LOW_MFU * plan.speed.mfu:
+        found = (
+            f"GPU utilization is {format_percent(busy)}, but MFU is {format_percent(mfu)} instead of "
+            f"{format_percent(plan.speed.mfu)}"
+        )
+    else:
+        return
+    yield run_finding(
+        "communication",
+        "problem",
+        found,
+        "ranks wait for each other's weights or gradients",
+        _suggest_less_communication(record),
+    )
+
+
+def _suggest_less_communication(record: RunRecord) -> str:
+    plan = record.plan
+    if plan.speed.fewer_gpus_note:
+        return plan.speed.fewer_gpus_note
+    look = "NCCL_DEBUG=INFO shows which links are used; launcher doctor shows P2P"
+    if plan.strategy in ("fsdp2", "zero3") and plan.hardware.num_ranks > 1:
+        return f"--strategy zero2, if memory allows, gathers no weights; {look}"
+    return f"fewer nodes (--nodes {max(1, plan.hardware.nodes - 1)}); {look}" if plan.hardware.nodes > 1 else look
+
+
+def _check_idle_gpu(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Finding]:
+    busy, plan = compute_median(steps, metrics.GPU_UTILIZATION), record.plan
+    if busy is None or busy >= _IDLE:
+        return
+    speed = compare_speed(record)
+    is_expected = speed is not None and speed.grade in ("excellent", "good")
+    tokens = plan.batch.micro_batch_size * plan.batch.sequence_length
+    status: Literal["note", "problem"] = "note" if is_expected else "problem"
+    if tokens > _SMALL_TOKENS:
+        yield run_finding(
+            "idle GPU",
+            status,
+            f"GPU utilization is {format_percent(busy)}, though it does not wait for data",
+            "the host is too slow: other programs use its cores, or the CPU saves power",
+            "launcher doctor shows the CPU load; top shows the processes",
+        )
+        return
+    remedy = (
+        rerun_command(record, "training.config.torch_compile=true")
+        if plan.compile is None
+        else "use a GPU with more free memory, or fewer ranks: both allow larger micro-batches"
+    )
+    yield run_finding(
+        "launch-bound",
+        status,
+        f"GPU utilization is {format_percent(busy)} with micro-batches of {tokens:,} tokens",
+        "kernel launches take longer than the kernels",
+        remedy,
+    )
+
+
+def _check_slow_steps(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Finding]:
+    slow = find_slow_steps(steps)
+    period = find_period([step.step for step in steps], {step.step for step in slow})
+    if period is not None:
+        lost = compute_lost_share(steps, slow)
+        if lost > _LOST_NOTE:
+            cause, remedy = _explain_period(record, period)
+            yield run_finding(
+                "slow steps",
+                "problem" if lost > _LOST_PROBLEM else "note",
+                f"every {period} steps, one is slow ({_format_steps(slow)}): {format_percent(lost)} of the time",
+                cause,
+                remedy,
+            )
+        return
+    spikes = find_slow_steps(steps, _SPIKE)
+    lost = compute_lost_share(steps, spikes)
+    on_gpu = record.plan.hardware.gpu is not None
+    if lost <= (_SPIKES_LOST if on_gpu else _SPIKES_LOST_ON_CPU):
+        return
+    compiles = record.plan.compile is not None
+    yield run_finding(
+        "slow steps",
+        "problem" if on_gpu else "note",
+        f"{len(spikes)} steps took more than {_SPIKE:.0f} times as long as usual ({_format_steps(spikes)}): "
+        f"{format_percent(lost)} of the time",
+        "recompilation, or other programs on this machine"
+        if compiles
+        else "other programs on this machine, or its disk",
+        rerun_command(record, "training.config.torch_compile=false")
+        if compiles
+        else "launcher doctor shows load and disks",
+    )
+
+
+def _format_steps(steps: Sequence[StepMetrics]) -> str:
+    shown = ", ".join(str(step.step) for step in steps[:4])
+    return f"steps {shown}{', …' if len(steps) > 4 else ''}"
+
+
+def _explain_period(record: RunRecord, period: int) -> tuple[str, str]:
+    schedule = record.plan.schedule
+    last = record.steps[-1]
+    per_epoch = round(last.step / last.epoch) if last.epoch else 0
+    if period == schedule.save_every_steps:
+        return "checkpoints are saved at this interval", rerun_command(record, *set_save_interval(record.plan, 4))
+    if period == schedule.evaluate_every_steps:
+        return "evaluations run at this interval", rerun_command(record, *set_eval_interval(record.plan, 4))
+    if per_epoch and period % per_epoch == 0:
+        keep = "training.config.dataloader_persistent_workers=true"
+        return "epochs begin at this interval: workers restart, and the disk is read again", rerun_command(record, keep)
+    return (
+        "nothing in the plan has this interval: another job on this machine, or batches read from a slow disk",
+        "top and iostat while it trains; launcher doctor shows load and disks",
+    )
+
+
+def _check_trend(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Finding]:
+    """Check for a falling speed, on a GPU only: a CPU is shared and its speed varies."""
+    rates = find_values(steps, metrics.TOKENS_PER_SECOND)
+    if record.plan.hardware.gpu is None or len(rates) < _TREND_STEPS:
+        return
+    ratio = compare_ends(rates, 3)
+    if ratio >= _SLOWS_DOWN:
+        return
+    heat = find_values(steps, metrics.GPU_TEMPERATURE)
+    hottest = max(heat[-max(1, len(heat) // 3) :], default=0.0)
+    found = f"the last third of the run is {format_percent(1 - ratio)} slower than the first"
+    if hottest >= _HOT:
+        hot = f"{found}, at {hottest:.0f} °C"
+        yield run_finding("throttling", "problem", hot, "the GPU throttles", "airflow, fans, or nvidia-smi -pl WATTS")
+        return
+    remedy = "launcher doctor shows power, heat, and other programs on this machine"
+    yield run_finding("slowing down", "problem", found, "another program uses more and more of the machine", remedy)

@@ -1,0 +1,299 @@
+"""Render report.md from ReportFacts. Foreign text is escaped; only measured values are shown."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.analysis.report.load_facts import ReportFacts, load_facts
+from launcher.analysis.report.quality import render_quality
+from launcher.analysis.report.results import (
+    render_learning,
+    render_memory,
+    render_speed,
+    render_stability,
+    render_time,
+)
+from launcher.analysis.report.run_metrics import compute_total_seconds
+from launcher.core.errors import ExitCode, escape
+from launcher.core.log import get_logger
+from launcher.core.markdown import code, fenced, inline, prose, table
+from launcher.core.redaction import REDACTED, collect_known_secrets, redact_text
+from launcher.core.run_paths import RunPaths, write_text_atomically
+from launcher.core.units import format_count, format_duration
+from launcher.hardware.model import format_hardware
+from launcher.plan.model import Plan
+from launcher.request.request import Request
+from launcher.runs.record import Outcome
+
+log = get_logger(__name__)
+
+_DEFAULT_RUNS_DIR = Path("runs")
+_MAX_ERROR_LINES = 30
+_ADAPTER_NAMES = {"lora": "LoRA", "dora": "DoRA", "ia3": "IA³", "full": "none, full fine-tuning"}
+
+
+def make_report(paths: RunPaths) -> str:
+    """Return the report of a run directory, without secrets of the environment."""
+    return redact_text(render_report(load_facts(paths)), collect_known_secrets(os.environ))
+
+
+def write_report(paths: RunPaths) -> None:
+    """Write report.md; any failure is only a warning, since the run itself is over."""
+    try:
+        write_text_atomically(paths.report, make_report(paths))
+    except Exception as error:
+        log.warning(f"cannot write the report: {str(error).strip() or type(error).__name__}")
+
+
+def render_report(facts: ReportFacts) -> str:
+    """Render all sections of a report as Markdown."""
+    record = facts.record
+    sections = (
+        _render_head(facts),
+        _render_configuration(facts),
+        _render_environment(facts),
+        _render_reasons(record.plan),
+        _render_observed(record.outcome),
+        render_speed(record),
+        render_time(record),
+        render_memory(record),
+        render_learning(record),
+        render_stability(record),
+        render_quality(record, facts.evaluations, _format_run(facts)),
+        _render_reproduction(facts),
+        _render_files(facts),
+        _render_next_steps(facts),
+    )
+    return "\n\n".join(filter(None, sections)) + "\n"
+
+
+def _render_head(facts: ReportFacts) -> str:
+    record, outcome = facts.record, facts.record.outcome
+    lines = [f"# {inline(record.plan.expert)}, run `{code(record.paths.run_id)}`", _render_status(facts)]
+    if outcome is not None and outcome.error and outcome.status != "done":
+        tail = [escape(line) for line in outcome.error.splitlines()[-_MAX_ERROR_LINES:]]
+        lines.append(fenced("\n".join(tail), "text"))
+    if record.plan.profile == "smoke":
+        lines.append("Smoke run: a tiny base model on a small sample; its numbers say nothing about the full training.")
+    elif record.plan.random_weights:
+        lines.append("Random weights: speed and memory are real, losses and answers are meaningless.")
+    return "\n\n".join(lines)
+
+
+def _render_status(facts: ReportFacts) -> str:
+    outcome, seconds = facts.record.outcome, compute_total_seconds(facts.record)
+    if outcome is None:
+        return "**Not started.** The run directory is prepared; nothing ran."
+    steps = (
+        f"{outcome.steps_done:,}" if outcome.num_steps is None else f"{outcome.steps_done:,} of {outcome.num_steps:,}"
+    )
+    duration = "" if seconds is None else f" in {format_duration(seconds)}"
+    done = max((row.step for row in facts.record.steps), default=0)
+    at = f"after step {done:,}" if done else "before the first step finished"
+    match outcome.status:
+        case "done":
+            early = " Ended early." if outcome.ended_because else ""
+            return f"**Done.** {steps} steps{duration}.{early}"
+        case "stopped":
+            return f"**Stopped** {at}{duration}, exit code {outcome.exit_code}. The run can be resumed."
+        case "failed":
+            return f"**Failed** {at}{duration}, exit code {outcome.exit_code}."
+        case "crashed":
+            return f"**Crashed** {at}{duration} without reporting an error; exit code {outcome.exit_code}."
+        case "running":
+            return f"**Running** when this report was written, {at}; or killed since."
+
+
+def _render_configuration(facts: ReportFacts) -> str:
+    return f"## Configuration\n\n{table(('', ''), list(_list_configuration(facts)))}"
+
+
+def _list_configuration(facts: ReportFacts) -> Iterator[tuple[str, str]]:
+    plan, outcome = facts.record.plan, facts.record.outcome
+    at = f" at `{code(plan.base_revision)}`" if plan.base_revision else ""
+    yield "base", f"`{code(plan.base.name)}`{at}, {format_count(plan.base.num_parameters)} parameters"
+    yield "adapter", _describe_adapter(plan)
+    if plan.quantization is not None:
+        yield "base quantization", {"int4": "NF4, 4-bit", "int8": "8-bit"}[plan.quantization.kind]
+    source = f"`{code(plan.data.path)}`, " if plan.data.path else ""
+    tasks = f"{len(plan.data.tasks):,} tasks, " if plan.data.tasks else ""
+    yield "data", f"{source}{tasks}{inline(plan.data.basis)}"
+    if outcome is not None and outcome.data_key is not None:
+        yield "data key", f"`{code(outcome.data_key)}`"
+    batch = plan.batch
+    packed = ", packed" if batch.packed else ""
+    yield "global batch", f"{batch.global_batch_size:,} sequences of {batch.sequence_length:,} tokens{packed}"
+    ranks = "1 rank" if batch.num_ranks == 1 else f"{batch.num_ranks:,} ranks"
+    slots = (
+        f"micro-batch {batch.micro_batch_size:,} x {batch.gradient_accumulation_steps:,} accumulation steps x {ranks}"
+    )
+    yield "split", slots + (f", {batch.empty_slots:,} empty slots" if batch.empty_slots else "")
+    if outcome is not None and outcome.num_steps is not None:
+        yield "steps", f"{outcome.steps_done:,} of {outcome.num_steps:,}"
+    elif plan.schedule.num_steps is not None:
+        yield "steps planned", f"{plan.schedule.num_steps:,}"
+    rate = f"{plan.optimizer.learning_rate:g}, {plan.schedule.lr_scheduler.replace('_', ' ')}"
+    yield "optimizer, learning rate", f"{plan.optimizer.name}, {rate}"
+    yield "loss on", "completions" if plan.loss_on == "completion" else "all tokens"
+    yield "seed", str(plan.schedule.seed)
+
+
+def _describe_adapter(plan: Plan) -> str:
+    adapter = plan.adapter
+    rank = "" if adapter.rank is None else f", rank {adapter.rank}, alpha {adapter.alpha}"
+    return f"{_ADAPTER_NAMES[adapter.kind]}{rank}, {format_count(adapter.trainable_parameters)} trainable parameters"
+
+
+def _render_environment(facts: ReportFacts) -> str:
+    plan, outcome = facts.record.plan, facts.record.outcome
+    rows = [("hardware", inline(format_hardware(plan.hardware))), ("strategy", plan.strategy)]
+    if outcome is not None:
+        rows += [("started", code(outcome.started_at))]
+        rows += [("ended", code(outcome.ended_at))] if outcome.ended_at else []
+        versions = ", ".join(f"{name} {version}" for name, version in outcome.versions.items())
+        rows += [("versions", inline(versions))] if versions else []
+        rows += [("commit", f"`{code(outcome.git_commit)}`")] if outcome.git_commit else []
+    else:
+        rows.append(("launcher", inline(plan.launcher_version)))
+    return f"## Environment\n\n{table(('', ''), rows)}"
+
+
+def _render_reasons(plan: Plan) -> str:
+    rows = [(inline(item.name), inline(item.value), inline(item.reason), item.decided_by) for item in plan.decisions]
+    notes = "\n".join(f"- {prose(note)}" for note in plan.notes)
+    decisions = table(("decision", "value", "reason", "decided by"), rows)
+    return f"## Why these settings\n\n{decisions}" + (f"\n\n{notes}" if notes else "")
+
+
+def _render_observed(outcome: Outcome | None) -> str:
+    """Render what was active in the training process, as opposed to what was planned."""
+    if outcome is None or not outcome.observed:
+        return ""
+    rows = [(inline(name), inline(value)) for name, value in outcome.observed.items()]
+    return f"## Active at runtime\n\n{table(('', ''), rows)}"
+
+
+def _render_reproduction(facts: ReportFacts) -> str:
+    return "## How to reproduce\n\n" + "\n\n".join(_list_reproduction(facts))
+
+
+def _list_reproduction(facts: ReportFacts) -> Iterator[str]:
+    plan, outcome = facts.record.plan, facts.record.outcome
+    commit = outcome.git_commit if outcome is not None else None
+    lines = []
+    if commit is not None:
+        lines.append(f"git checkout {shlex.quote(commit.removesuffix('+changes'))}")
+    if facts.request is not None:
+        lines.append(format_command(facts.request))
+    if lines:
+        yield fenced("\n".join(map(escape, lines)), "sh")
+    if commit is not None and commit.endswith("+changes"):
+        yield "The checkout had uncommitted changes, which are not saved."
+    if any(REDACTED in line for line in lines):
+        yield f"{REDACTED} replaces a secret, which is not saved."
+    same = [f"seed {plan.schedule.seed}", f"manifest `{code(plan.manifest_sha256[:16])}`"]
+    if outcome is not None and outcome.data_key is not None:
+        same.append(f"data `{code(outcome.data_key[:16])}`")
+    yield f"Losses are the same with the same {', '.join(same)}, versions and hardware."
+    if facts.command is not None:
+        command = "\n".join(map(escape, facts.command.rstrip("\n").splitlines()))
+        yield f"The launch command, with the files of this directory:\n\n{fenced(command, 'sh')}"
+    elif outcome is not None:
+        yield "Started directly by `accelerate launch launcher/train.py`; the accelerate config is not saved here."
+
+
+def _render_files(facts: ReportFacts) -> str:
+    rows = [(f"`{code(file.name)}`", file.description) for file in facts.files]
+    return f"## Files\n\n{table(('', ''), rows)}" if rows else ""
+
+
+def _render_next_steps(facts: ReportFacts) -> str:
+    return "## Next steps\n\n" + "\n\n".join(_list_next_steps(facts))
+
+
+def _list_next_steps(facts: ReportFacts) -> Iterator[str]:
+    outcome, plan = facts.record.outcome, facts.record.plan
+    run = shlex.quote(_format_run(facts))
+    if outcome is not None and outcome.status == "done":
+        if not plan.random_weights:
+            lines = (f"launcher ask {run} 'your question'", f"launcher export {run}")
+            yield fenced("\n".join(map(escape, lines)), "sh")
+    else:
+        yield from _list_resume_hints(facts)
+        expert = shlex.quote(plan.expert if facts.request is None else facts.request.expert)
+        yield fenced(escape(f"launcher train {expert} --resume {run}"), "sh")
+    yield from _list_wandb(facts)
+
+
+def _list_resume_hints(facts: ReportFacts) -> Iterator[str]:
+    outcome = facts.record.outcome
+    exit_code = None if outcome is None else outcome.exit_code
+    if exit_code == ExitCode.DOES_NOT_FIT:
+        yield "The run needs more memory than available; the message above lists what would make it fit."
+    elif exit_code in (ExitCode.WRONG_INPUT, ExitCode.WRONG_TOPOLOGY):
+        yield "Fix what the message above names."
+    elif exit_code in (ExitCode.RUN_FAILED, ExitCode.BUG):
+        console_log = code(str(facts.record.paths.console_log))
+        yield f"Log: `{console_log}`. Resuming may succeed if the failure was transient."
+    if facts.saved_step is None:
+        yield "No checkpoint is saved: resuming starts at the first step."
+    else:
+        yield f"Resuming continues from the checkpoint of step {facts.saved_step:,}."
+
+
+def _list_wandb(facts: ReportFacts) -> Iterator[str]:
+    root, outcome = facts.record.paths.root, facts.record.outcome
+    trace = None if outcome is None else outcome.wandb
+    if trace is None:
+        return
+    if trace.url is not None:
+        yield f"W&B run: {inline(trace.url)}"
+    elif trace.folders:
+        lines = [escape(f"wandb sync {shlex.quote(str(root / folder))}") for folder in trace.folders]
+        yield f"To upload the offline run to W&B:\n\n{fenced(chr(10).join(lines), 'sh')}"
+
+
+def _format_run(facts: ReportFacts) -> str:
+    """Return the run as commands accept it: the id in the default runs directory, else the path."""
+    paths = facts.record.paths
+    return paths.run_id if paths.root.parent == _DEFAULT_RUNS_DIR else str(paths.root)
+
+
+def format_command(request: Request) -> str:
+    """Return the `launcher train` command of a request: the inverse of launcher/request/arguments.py."""
+    return shlex.join(["launcher", "train", request.expert, *_list_flags(request)])
+
+
+def _list_flags(request: Request) -> Iterator[str]:
+    # Only what was given explicitly: everything else is decided by the planner again.
+    for override in request.overrides:
+        yield from ("--set", override)
+    values: dict[str, object | None] = {
+        "--base": request.base,
+        "--max-steps": request.max_steps,
+        "--tokens-per-row": request.tokens_per_row,
+        "--profile": None if request.profile == "auto" else request.profile,
+        "--gpu": request.gpu,
+        "--vram-limit": None if request.vram_limit_mib is None else f"{request.vram_limit_mib}MiB",
+        "--gpus": request.gpus_per_node,
+        "--nodes": None if request.nodes == 1 else request.nodes,
+        "--cores": request.cpu_cores_per_node,
+        "--ram": request.ram_gib_per_node,
+        "--strategy": request.strategy,
+        "--price": request.price_per_gpu_hour,
+        "--cpu-ranks": request.cpu_ranks_per_node,
+        "--on-save-error": request.save_errors,
+        "--max-nonfinite-steps": request.max_nonfinite_steps,
+        "--hang-timeout": request.hang_seconds,
+        "--profile-steps": None if request.profile_steps is None else ":".join(map(str, request.profile_steps)),
+    }
+    for flag, value in values.items():
+        if value is not None:
+            yield from (flag, str(value))
+    if request.random_weights:
+        yield "--random-weights"
+    if not request.calibrated:
+        yield "--no-calibration"

@@ -1,0 +1,147 @@
+"""Summary values of a run, computed from its metrics.jsonl; None where nothing was measured."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+
+from launcher.core import metrics
+from launcher.core.metrics import METRICS_BY_NAME, StepMetrics, find_values, is_task_metric
+from launcher.core.units import format_duration, format_percent
+from launcher.runs.record import RunRecord
+
+_SPARKS = "▁▂▃▄▅▆▇█"
+_SPARK_WIDTH = 48
+_JOULES_PER_WH = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossCurve:
+    """Finite values of a loss during training, and its best step."""
+
+    first: float
+    last: float
+    best: float
+    best_step: int
+    values: tuple[float, ...]
+
+
+def compute_median(rows: Iterable[StepMetrics], name: str) -> float | None:
+    """Return the median of a metric's finite values."""
+    return _reduce(rows, name, statistics.median)
+
+
+def compute_max(rows: Iterable[StepMetrics], name: str) -> float | None:
+    """Return the maximum of a metric's finite values."""
+    return _reduce(rows, name, max)
+
+
+def get_last(rows: Iterable[StepMetrics], name: str) -> float | None:
+    """Return the last finite value of a metric."""
+    return _reduce(rows, name, lambda values: values[-1])
+
+
+def _reduce(rows: Iterable[StepMetrics], name: str, reduction: Callable[[list[float]], float]) -> float | None:
+    values = find_values(rows, name)
+    return reduction(values) if values else None
+
+
+def collect_loss_curve(rows: Sequence[StepMetrics], name: str) -> LossCurve | None:
+    """Return the finite values of a loss with its first, last and lowest value."""
+    points = [(value, row.step) for row in rows if (value := row.get(name)) is not None and math.isfinite(value)]
+    if not points:
+        return None
+    best, best_step = min(points)
+    values = tuple(value for value, _ in points)
+    return LossCurve(first=values[0], last=values[-1], best=best, best_step=best_step, values=values)
+
+
+def compute_data_wait(rows: Sequence[StepMetrics]) -> tuple[str, float] | None:
+    """Return title and value of the share of step time spent waiting for data: device if measured, else host."""
+    share = compute_median(rows, metrics.DATA_WAIT_SHARE)
+    if share is not None:
+        return METRICS_BY_NAME[metrics.DATA_WAIT_SHARE].title, share
+    waits = find_values(rows, metrics.DATA_WAIT_SECONDS)
+    step_seconds = sum(find_values(rows, metrics.STEP_SECONDS))
+    if not step_seconds or not waits:
+        return None
+    return METRICS_BY_NAME[metrics.DATA_WAIT_SECONDS].title, sum(waits) / step_seconds
+
+
+def compute_energy_wh(rows: Iterable[StepMetrics]) -> float | None:
+    """Return the energy of all steps that measured it, in watt-hours."""
+    names = (metrics.JOULES_PER_TOKEN, metrics.TOKENS_PER_SECOND, metrics.STEP_SECONDS)
+    factors = [[row.values.get(name, math.nan) for name in names] for row in rows]
+    joules = [math.prod(values) for values in factors if all(map(math.isfinite, values))]
+    return sum(joules) / _JOULES_PER_WH if joules else None
+
+
+def compute_total_seconds(record: RunRecord) -> float | None:
+    """Return the time of all attempts without the pauses between them; killed attempts without an end count as 0."""
+    final = None if record.outcome is None else record.outcome.goodput.get(metrics.TOTAL_SECONDS)
+    recorded = get_last(record.rows, metrics.TOTAL_SECONDS) if final is None else final
+    if recorded is not None:
+        return recorded
+    spans = [
+        (datetime.fromisoformat(attempt.ended_at) - datetime.fromisoformat(attempt.started_at)).total_seconds()
+        for attempt in (() if record.outcome is None else record.outcome.attempts)
+        if attempt.ended_at is not None
+    ]
+    return sum(spans) if spans else None
+
+
+def collect_goodput(record: RunRecord) -> dict[str, float]:
+    """Return the goodput metrics by name: the final ones of the outcome, else the last ones logged."""
+    final = {} if record.outcome is None else dict(record.outcome.goodput)
+    names = [name for name in METRICS_BY_NAME if name.startswith("goodput/")]
+    values = {name: final.get(name, get_last(record.rows, name)) for name in names}
+    return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def collect_last_task_metrics(rows: Iterable[StepMetrics]) -> dict[str, tuple[float, int]]:
+    """Return the last value of each task metric, and its step."""
+    return {
+        name: (value, row.step)
+        for row in rows
+        for name, value in row.values.items()
+        if is_task_metric(name) and math.isfinite(value)
+    }
+
+
+def draw_sparkline(values: Sequence[float]) -> str:
+    """Draw values as block characters, averaged over equal parts if there are many."""
+    width = min(len(values), _SPARK_WIDTH)
+    bounds = [round(part * len(values) / width) for part in range(width + 1)] if width else []
+    means = [statistics.fmean(values[start:end]) for start, end in pairwise(bounds)]
+    if not means:
+        return ""
+    low, high = min(means), max(means)
+    scale = (len(_SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_SPARKS[round((mean - low) * scale)] for mean in means)
+
+
+def format_metric(name: str, value: float) -> str:
+    """Format a value in the metric's unit."""
+    metric = METRICS_BY_NAME.get(name)
+    match metric.unit if metric is not None else "":
+        case "share":
+            return format_percent(value)
+        case "s":
+            return format_seconds(value)
+        case "GiB":
+            return f"{value:.2f} GiB"
+        case "J":
+            return f"{value:.3g} J"
+        case "":
+            return f"{value:.4g}"
+        case unit:
+            return f"{value:,.0f} {unit}" if abs(value) >= 100 else f"{value:.3g} {unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Format seconds: three digits below 10 s, else as a duration."""
+    return f"{seconds:.3g} s" if seconds < 10 else format_duration(seconds)

@@ -1,0 +1,1 @@
+"""The W&B workspace as code, turned into a specification by wandb-workspaces."""

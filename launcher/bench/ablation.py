@@ -1,0 +1,202 @@
+"""Runs an ablation: one process per stage, each with a time limit; finished stages are kept when it is resumed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+import launcher
+from launcher.bench.ablation_stages import LoopConfig, Measurement, Mode
+from launcher.bench.messages import Reply, Timing
+from launcher.bench.worker import (
+    MeasurementFailedError,
+    MeasurementProcess,
+    MeasurementTimeoutError,
+    ProcessQueue,
+    closing_process,
+)
+from launcher.core.errors import ExitCode
+from launcher.core.frozen_model import Frozen
+from launcher.core.versions import find_package_versions
+from launcher.plan.model import Plan
+
+_MODULE = "launcher.bench.workers.ablation"
+RECORDS_FILE = "stages.jsonl"
+_MIN_CORES_FOR_TWO = 8
+_FINGERPRINTED = ("training", "corpus", "plan/estimate", "bench")  # code of a step, and of its measurement
+
+# Parts of a specification that change between two probes of the machine and do not affect a step.
+_VOLATILE_PLAN: dict[str, bool | set[str]] = dict.fromkeys(
+    ("decisions", "notes", "memory", "speed", "oom_fallbacks"), True
+)
+_VOLATILE = {"plan": {**_VOLATILE_PLAN, "hardware": {"free_vram_mib", "ram_gib_per_node"}}}
+
+Status = Literal["measured", "unavailable", "out of memory", "timeout", "failed"]
+
+
+class StageSpec(Frozen):
+    """Specification for the process that measures a stage."""
+
+    plan: Plan
+    store: str
+    config: LoopConfig | None
+    warmup_steps: int
+    timed_steps: int
+    seconds: float  # time limit of the steps; at least one warm-up step and two timed ones are run
+
+
+class StageRecord(Frozen):
+    """A line of stages.jsonl."""
+
+    key: str
+    title: str
+    mode: Mode
+    status: Status
+    reason: str = ""
+    config: LoopConfig | None = None
+    timing: Timing | None = None
+    fingerprint: str = ""
+
+    def format_outcome(self) -> str:
+        """Format the speed, or why there is none."""
+        if self.timing is not None:
+            return f"{self.timing.tokens_per_second:,.0f} tokens/s"
+        return f"{self.status}: {self.reason}"
+
+
+class AblationEffort(Frozen):
+    """Steps per stage, and time limits."""
+
+    warmup_steps: int
+    timed_steps: int
+    seconds: float
+    limit_seconds: float
+
+
+def run_ablation(
+    plan: Plan,
+    store: Path,
+    measurements: Sequence[Measurement],
+    effort: AblationEffort,
+    folder: Path,
+    report: Callable[[str], None],
+) -> tuple[StageRecord, ...]:
+    """Measure in order. A stage that fails gets a record, too, and the others are still measured."""
+    file = folder / RECORDS_FILE
+    known, software = _load_records(file), _hash_software()
+    specs = {measurement: _make_spec(plan, store, measurement.config, effort) for measurement in measurements}
+    fingerprints = {
+        measurement: _fingerprint(specs[measurement], measurement, software) for measurement in measurements
+    }
+    # Equal configurations are measured once: the first measurement of each fingerprint.
+    first = {fingerprints[each]: each for each in reversed(measurements) if not each.unavailable}
+    due = [each for each in measurements if first.get(fingerprints[each]) is each and fingerprints[each] not in known]
+    named_specs = [(f"{each.mode}-{each.key}", specs[each]) for each in due]
+    records: list[StageRecord] = []
+    with ProcessQueue(_MODULE, folder / "logs", named_specs, start_next=_can_start_next(plan)) as queue:
+        for number, measurement in enumerate(measurements, 1):
+            if measurement.unavailable:
+                records.append(_make_record(measurement, "unavailable", measurement.unavailable))
+                continue
+            fingerprint = fingerprints[measurement]
+            progress = f"{number} of {len(measurements)}, {measurement.mode}: {measurement.title}"
+            if fingerprint in known:
+                record = known[fingerprint]
+                report(f"{progress}: {record.format_outcome()} (already measured)")
+                identity = {"key": measurement.key, "title": measurement.title, "mode": measurement.mode}
+                records.append(record.model_copy(update=identity))
+                continue
+            record = _measure(measurement, queue.take(), effort, fingerprint)
+            _append(file, record)
+            report(f"{progress}: {record.format_outcome()}")
+            known[fingerprint] = record
+            records.append(record)
+    return tuple(records)
+
+
+def _can_start_next(plan: Plan) -> bool:
+    """Whether a second process can start without disturbing the one that measures: on a GPU, with cores to spare."""
+    return plan.hardware.gpu is not None and plan.hardware.cpu_cores_per_node >= _MIN_CORES_FOR_TWO
+
+
+def _append(file: Path, record: StageRecord) -> None:
+    """Append a line; the last line may have been cut short by a kill."""
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    separator = "\n" if text and not text.endswith("\n") else ""
+    with file.open("a", encoding="utf-8") as out:
+        out.write(f"{separator}{record.model_dump_json()}\n")
+
+
+def _make_spec(plan: Plan, store: Path, config: LoopConfig | None, effort: AblationEffort) -> StageSpec:
+    return StageSpec(
+        plan=plan,
+        store=str(store.resolve()),
+        config=config,
+        warmup_steps=effort.warmup_steps,
+        timed_steps=effort.timed_steps,
+        seconds=effort.seconds,
+    )
+
+
+def _fingerprint(spec: StageSpec, measurement: Measurement, software: str) -> str:
+    """Hash everything a time depends on: plan, stage, code, libraries. The second baseline is measured separately."""
+    is_repeat = measurement.key == "baseline" and measurement.mode == "alone"
+    return hashlib.sha256(f"{spec.model_dump_json(exclude=_VOLATILE)}\n{software}\n{is_repeat}".encode()).hexdigest()[
+        :24
+    ]
+
+
+def _hash_software() -> str:
+    """Hash code and library versions: with others, nothing that was measured before is reused."""
+    versions = find_package_versions()
+    digest = hashlib.sha256("".join(f"{name} {version}\n" for name, version in versions.items()).encode())
+    package = Path(launcher.__file__).parent
+    for folder in _FINGERPRINTED:
+        for file in sorted((package / folder).rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _load_records(file: Path) -> dict[str, StageRecord]:
+    """Load reusable records by fingerprint. Lines of another version and incomplete lines are skipped."""
+    known: dict[str, StageRecord] = {}
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        try:
+            record = StageRecord.model_validate_json(line)
+        except ValidationError:
+            continue
+        if record.status in ("measured", "out of memory"):  # other failures may not happen again
+            known[record.fingerprint] = record
+    return known
+
+
+def _measure(
+    measurement: Measurement, process: MeasurementProcess, effort: AblationEffort, fingerprint: str
+) -> StageRecord:
+    status: Status
+    try:
+        with closing_process(process):
+            process.send("start")
+            timing = Reply.model_validate_json(process.read(effort.limit_seconds)).timing
+    except MeasurementTimeoutError:
+        return _make_record(measurement, "timeout", f"not finished after {effort.limit_seconds:.0f} s", fingerprint)
+    except MeasurementFailedError as error:
+        status = "out of memory" if error.exit_code == ExitCode.DOES_NOT_FIT else "failed"
+        return _make_record(measurement, status, error.reason, fingerprint)
+    return _make_record(measurement, "measured", "", fingerprint).model_copy(update={"timing": timing})
+
+
+def _make_record(measurement: Measurement, status: Status, reason: str, fingerprint: str = "") -> StageRecord:
+    return StageRecord(
+        key=measurement.key,
+        title=measurement.title,
+        mode=measurement.mode,
+        status=status,
+        reason=reason,
+        config=None if measurement.unavailable else measurement.config,
+        fingerprint=fingerprint,
+    )

@@ -1,0 +1,223 @@
+"""Result of an ablation as a table, Markdown and HTML: each stage cumulatively and alone, against the baseline."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+from collections.abc import Sequence
+from typing import Literal
+
+from launcher.analysis.compare.html import read_style
+from launcher.bench.ablation import StageRecord
+from launcher.bench.ablation_stages import Mode
+from launcher.bench.result import format_gpu_columns, format_rate
+from launcher.core.frozen_model import Frozen
+from launcher.core.markdown import inline, table
+from launcher.hardware.model import format_hardware
+from launcher.plan.model import Plan
+
+_MAX_DRIFT = 0.05  # of the baseline from the first to the last measurement; beyond it small gains mean nothing
+_EXTRA_STYLE = "figure img { width: 100%; height: auto; border-radius: 6px; } li { margin-top: 0.3rem; }\n"
+
+HEADER = (
+    "stage",
+    "tokens/s",
+    "x baseline",
+    "alone: tokens/s",
+    "alone: x baseline",
+    "MFU",
+    "peak memory",
+    "GPU utilization",
+)
+
+
+class Ablation(Frozen):
+    """ablation.json."""
+
+    schema_version: Literal[2] = 2
+    expert: str
+    base: str
+    hardware: str
+    on_gpu: bool
+    sequences_per_step: int
+    sequence_length: int
+    warmup_steps: int
+    timed_steps: int
+    records: tuple[StageRecord, ...]
+    notes: tuple[str, ...]
+
+
+class StageGain(Frozen):
+    """A stage, measured cumulatively and alone."""
+
+    title: str
+    record: StageRecord
+    alone: StageRecord | None  # None for the baseline and the launcher's own loop
+    gain: float | None  # speed relative to the baseline
+    alone_gain: float | None
+
+
+def make_ablation(
+    plan: Plan, records: Sequence[StageRecord], warmup_steps: int, timed_steps: int, notes: Sequence[str]
+) -> Ablation:
+    """Combine the records of an ablation with what they were measured on."""
+    return Ablation(
+        expert=plan.expert,
+        base=plan.base.name,
+        hardware=format_hardware(plan.hardware),
+        on_gpu=plan.hardware.gpu is not None,
+        sequences_per_step=plan.batch.global_batch_size,
+        sequence_length=plan.batch.sequence_length,
+        warmup_steps=warmup_steps,
+        timed_steps=timed_steps,
+        records=tuple(records),
+        notes=(*notes, *list_notes(records)),
+    )
+
+
+def get_speed(record: StageRecord | None) -> float | None:
+    """Return the tokens/s of a record that was measured."""
+    return None if record is None or record.timing is None else record.timing.tokens_per_second
+
+
+def _find_record(records: Sequence[StageRecord], key: str, mode: Mode) -> StageRecord | None:
+    return next((record for record in records if (record.key, record.mode) == (key, mode)), None)
+
+
+def compute_gains(ablation: Ablation) -> list[StageGain]:
+    """Compute the gain of every stage, in order, including those that are unavailable."""
+    baseline = get_speed(_find_record(ablation.records, "baseline", "cumulative"))
+    gains = []
+    for record in ablation.records:
+        if record.mode != "cumulative":
+            continue
+        alone = None if record.key == "baseline" else _find_record(ablation.records, record.key, "alone")
+        gain, alone_gain = (
+            None if speed is None or baseline is None else speed / baseline
+            for speed in (get_speed(record), get_speed(alone))
+        )
+        gains.append(StageGain(title=record.title, record=record, alone=alone, gain=gain, alone_gain=alone_gain))
+    return gains
+
+
+def list_notes(records: Sequence[StageRecord]) -> list[str]:
+    """Return the notes of the measurements, and a warning if the machine drifted."""
+    notes = []
+    first, last = (get_speed(_find_record(records, "baseline", mode)) for mode in ("cumulative", "alone"))
+    if first is not None and last is not None and abs(last / first - 1) > _MAX_DRIFT:
+        notes.append(
+            f"the machine drifted: the baseline ran at {format_rate(first)} tokens/s first and at {format_rate(last)} "
+            "last; smaller gains are not significant"
+        )
+    notes += [
+        f"{record.title} ({record.mode}): {record.timing.note}"
+        for record in records
+        if record.timing is not None and record.timing.note
+    ]
+    return notes
+
+
+def table_rows(ablation: Ablation) -> list[tuple[str, ...]]:
+    """Return one row per stage that was measured or tried."""
+    return [_make_row(gain) for gain in compute_gains(ablation) if gain.record.status != "unavailable"]
+
+
+def _make_row(stage: StageGain) -> tuple[str, ...]:
+    timing = stage.record.timing
+    return (
+        stage.title,
+        _format_speed(stage.record),
+        _format_gain(stage.gain),
+        "" if stage.alone is None else _format_speed(stage.alone),
+        "" if stage.alone is None else _format_gain(stage.alone_gain),
+        *(
+            format_gpu_columns(None, None, None)
+            if timing is None
+            else format_gpu_columns(timing.mfu, timing.peak_gib, timing.utilization)
+        ),
+    )
+
+
+def _format_speed(record: StageRecord) -> str:
+    speed = get_speed(record)
+    return record.status if speed is None else format_rate(speed)
+
+
+def _format_gain(gain: float | None) -> str:
+    return "-" if gain is None else f"{gain:.2f}"
+
+
+def list_missing(ablation: Ablation) -> list[str]:
+    """Return what was not measured, and why."""
+    unavailable = [
+        f"unavailable: {gain.title}: {gain.record.reason}"
+        for gain in compute_gains(ablation)
+        if gain.record.status == "unavailable"
+    ]
+    failed = [
+        f"{record.title} ({record.mode}): {record.status}: {record.reason}"
+        for record in ablation.records
+        if record.status not in ("measured", "unavailable")
+    ]
+    return unavailable + failed
+
+
+def describe(ablation: Ablation) -> str:
+    """Describe in one line what was measured."""
+    size = f"{ablation.sequences_per_step} sequences of {ablation.sequence_length:,} tokens per step"
+    return (
+        f"{ablation.base} on {ablation.hardware}; {size}, the same rows in every stage; "
+        f"median of {ablation.timed_steps} steps after {ablation.warmup_steps} warm-up steps"
+    )
+
+
+def _list_remarks(ablation: Ablation) -> list[str]:
+    return [*list_missing(ablation), *(f"note: {note}" for note in ablation.notes)]
+
+
+def render_markdown(ablation: Ablation) -> str:
+    """Render ablation.md."""
+    rows = [[inline(cell) for cell in row] for row in table_rows(ablation)]
+    parts = [f"# Ablation: {inline(ablation.expert)}", f"{inline(describe(ablation))}.", table(HEADER, rows)]
+    if remarks := _list_remarks(ablation):
+        parts.append("\n".join(f"- {inline(line)}" for line in remarks))
+    return "\n\n".join(parts) + "\n"
+
+
+def render_page(ablation: Ablation, png: bytes | None) -> str:
+    """Render ablation.html, self-contained: no scripts, nothing loaded, foreign text escaped."""
+    style = read_style() + _EXTRA_STYLE
+    title = html.escape(f"Ablation: {ablation.expert}")
+    digest = base64.b64encode(hashlib.sha256(style.encode("utf-8")).digest()).decode("ascii")
+    image = "" if png is None else base64.b64encode(png).decode("ascii")
+    figure = f'<figure><img alt="speed of each stage" src="data:image/png;base64,{image}"></figure>' if image else ""
+    items = "".join(f"<li>{html.escape(line)}</li>" for line in _list_remarks(ablation))
+    remarks = f'<section><h2>Not measured, and notes</h2><ul class="quiet">{items}</ul></section>' if items else ""
+    header = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in HEADER)
+    rows = []
+    for row in table_rows(ablation):
+        cells = "".join(f'<td class="number">{html.escape(cell)}</td>' for cell in row[1:])
+        rows.append(f'<tr><th scope="row">{html.escape(row[0])}</th>{cells}</tr>')
+    return f"""<!doctype html>
+<!-- written by launcher bench ablation -->
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'sha256-{digest}'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<header class="top"><div><h1>{title}</h1><p class="quiet">{html.escape(describe(ablation))}</p></div></header>
+<main>
+{figure}
+<section><h2>Results</h2><div class="scroll">
+<table><thead><tr>{header}</tr></thead><tbody>{"".join(rows)}</tbody></table>
+</div></section>
+{remarks}
+</main>
+</body>
+</html>
+"""

@@ -1,0 +1,149 @@
+"""Processes that measure: started with a specification, controlled over a pipe, killed when they take too long."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from launcher.core.errors import ExitCode, LauncherError, Problem
+from launcher.core.frozen_model import Frozen
+from launcher.core.processes import make_dependent_environment
+from launcher.core.worker import Worker, WorkerError, WorkerFailure
+
+_SECONDS_TO_EXIT = 20.0
+_SECONDS_TO_SEND = 20.0
+_TAIL_LINES = 12
+
+
+class ChildFailedError(LauncherError):
+    """A child process failed; we exit with its exit code if it is one of ours."""
+
+    def __init__(self, title: str, problems: tuple[Problem, ...], exit_code: int) -> None:
+        """Take over the exit code of the child."""
+        super().__init__(title, problems)
+        self.exit_code = ExitCode(exit_code) if exit_code in set(ExitCode) else ExitCode.RUN_FAILED
+
+
+class MeasurementFailedError(ChildFailedError):
+    """A worker exited without a result; shows the end of its log and carries its exit code."""
+
+    def __init__(self, title: str, log: Path, exit_code: int) -> None:
+        """Read the problems from the log."""
+        super().__init__(title, tuple(Problem(where="", what=line) for line in _read_tail(log)), exit_code)
+
+    @property
+    def reason(self) -> str:
+        """One line: the message of our own error, or the last line of a traceback."""
+        if not self.problems:
+            return self.title
+        first, last = self.problems[0].what, self.problems[-1].what
+        return first.removeprefix("error: ") if first.startswith("error: ") else last
+
+
+class MeasurementTimeoutError(MeasurementFailedError):
+    """A worker was killed because it exceeded its time limit."""
+
+
+class MeasurementProcess:
+    """`python -m MODULE SPEC`: replies to each line on stdin with one on stdout; exits when stdin closes."""
+
+    def __init__(self, module: str, spec: Frozen, folder: Path, name: str) -> None:
+        """Write the specification to `folder` and start the process; its stderr goes to a log there."""
+        folder.mkdir(parents=True, exist_ok=True)
+        file, self._log, self._name = folder / f"{name}.json", folder / f"{name}.log", name
+        file.write_text(spec.model_dump_json(), encoding="utf-8")
+        sys.stdout.flush()
+        with self._log.open("wb") as log:
+            # -P: files in the working directory must not shadow packages of the same name.
+            command = [sys.executable, "-P", "-m", module, str(file)]
+            self._worker = Worker(command, environment=make_dependent_environment(), stderr=log)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._worker.pid
+
+    def send(self, line: str) -> None:
+        """Send a command; if the process has died, the next `read` reports it."""
+        with suppress(WorkerError):
+            self._worker.write_line(line, _SECONDS_TO_SEND)
+
+    def read(self, limit_seconds: float) -> str:
+        """Return the next line; raises MeasurementFailedError if the process exits or exceeds the limit."""
+        try:
+            return self._worker.read_line(limit_seconds)
+        except WorkerError as error:
+            if error.reason is WorkerFailure.EXITED:
+                code = ExitCode.RUN_FAILED if error.returncode is None else error.returncode
+                raise MeasurementFailedError(f"{self._name}: measurement failed ({error})", self._log, code) from None
+            self.kill()
+            title = f"{self._name}: {error}"
+            raise MeasurementTimeoutError(title, self._log, ExitCode.RUN_FAILED) from None
+
+    def close(self) -> None:
+        """End the process; its memory is free when this returns."""
+        self._worker.close(_SECONDS_TO_EXIT)
+
+    def kill(self) -> None:
+        """Kill the process and its children."""
+        self._worker.kill()
+
+
+@contextmanager
+def closing_process(process: MeasurementProcess) -> Iterator[MeasurementProcess]:
+    """Close the process at the end, and kill it after an error."""
+    try:
+        yield process
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        process.close()
+
+
+class ProcessQueue:
+    """Processes that measure one after another, the next one started in advance.
+
+    Importing the libraries takes as long as many measurements. The next process does it while the current one
+    measures, and waits for a line on stdin before it touches the GPU.
+    """
+
+    def __init__(self, module: str, folder: Path, specs: Sequence[tuple[str, Frozen]], *, start_next: bool) -> None:
+        """Start nothing yet; `specs` are pairs of a name and a specification."""
+        self._module, self._folder, self._specs, self._start_next = module, folder, deque(specs), start_next
+        self._waiting: MeasurementProcess | None = None
+
+    def take(self) -> MeasurementProcess:
+        """Return the next process and start the one after it."""
+        process, self._waiting = self._waiting or self._start(), None
+        if self._start_next and self._specs:
+            self._waiting = self._start()
+        return process
+
+    def _start(self) -> MeasurementProcess:
+        name, spec = self._specs.popleft()
+        return MeasurementProcess(self._module, spec, self._folder, name)
+
+    def __enter__(self) -> ProcessQueue:
+        """Return the queue."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Kill a process that was started in advance and not taken."""
+        if self._waiting is not None:
+            self._waiting.kill()
+            self._waiting.close()
+
+
+def _read_tail(log: Path) -> list[str]:
+    """Return our last error message with what follows it, or else the last lines."""
+    try:
+        with log.open(encoding="utf-8", errors="replace") as file:
+            lines = list(deque((line.rstrip() for line in file if line.strip()), maxlen=_TAIL_LINES))
+    except OSError:
+        return []
+    errors = [index for index, line in enumerate(lines) if line.startswith("error: ")]
+    return lines[errors[-1] :] if errors else lines

@@ -1,0 +1,1 @@
+"""Worker processes of `launcher bench`: each builds what a plan says, trains a few steps and reports their times."""

@@ -1,0 +1,208 @@
+"""The plain training loop that every ablation stage but the last one runs."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader
+
+from launcher.bench.ablation import StageSpec
+from launcher.bench.ablation_stages import SMALL_MICRO_BATCH, LoopConfig
+from launcher.bench.messages import Timing
+from launcher.bench.workers.ablation_data import AnyBatch, StageBatches, make_batches
+from launcher.bench.workers.ablation_model import StageModel, build_stage_model, derive_stage_plan
+from launcher.bench.workers.training_loop import open_store, read_peak_gib, reset_peak
+from launcher.core.metrics import compute_mfu
+from launcher.corpus.pack_file import PackFile
+from launcher.corpus.tokenizer import load_tokenizer
+from launcher.plan.estimate.step_time import compute_flops_per_token, get_peak_tflops
+from launcher.plan.estimator_inputs import workload_from_plan
+from launcher.plan.model import Plan
+from launcher.request.request import base_folders
+from launcher.training.data.sampler import PackSampler
+from launcher.training.engine.optimizer import build_optimizer
+from launcher.training.monitoring.nvml import NvmlSampler
+from launcher.training.monitoring.step_timer import StepTimer, StepTiming
+
+MIN_TIMED_STEPS = 2
+PROBED_MICRO_BATCHES = 4
+
+
+def time_stage(spec: StageSpec, config: LoopConfig) -> Timing:
+    """Measure a stage; a micro-batch that does not fit is halved until it does."""
+    file = open_store(Path(spec.store)).open_split("train")
+    size = requested = _choose_micro_batch(spec.plan, config, file)
+    while True:
+        try:
+            timing = _time(spec, config, file, size)
+        except torch.OutOfMemoryError:
+            if size <= SMALL_MICRO_BATCH:
+                raise
+        else:
+            reduced = "" if size == requested else f"micro-batch {size}: {requested} did not fit"
+            return timing.model_copy(update={"note": "; ".join(filter(None, (reduced, timing.note)))})
+        size = max(SMALL_MICRO_BATCH, size // 2)
+        gc.collect()  # outside the handler: the error's traceback would keep the tensors alive
+        torch.cuda.empty_cache()
+
+
+def _choose_micro_batch(plan: Plan, config: LoopConfig, file: PackFile) -> int:
+    """Return the micro-batch size; for padded rows, as many rows as the plan's micro-batch of sequences holds."""
+    if config.rows == "packed" or config.micro_batch_size == SMALL_MICRO_BATCH or not plan.batch.packed:
+        return config.micro_batch_size
+    return max(SMALL_MICRO_BATCH, round(config.micro_batch_size * float(file.count("document_lengths").mean())))
+
+
+def _time(spec: StageSpec, config: LoopConfig, file: PackFile, micro_batch_size: int) -> Timing:
+    plan = derive_stage_plan(spec.plan, config)
+    device = torch.device("cuda" if plan.hardware.gpu is not None else "cpu")
+    folders = base_folders(Path(plan.data.folder))
+    tokenizer = load_tokenizer(plan.base.name, folders, allow_tiny_fallback=plan.random_weights).backend
+    num_steps = 1 + spec.warmup_steps + max(MIN_TIMED_STEPS, spec.timed_steps)  # the first is the probe
+    steps = list_steps(plan, file, num_steps)
+    batches = make_batches(file, steps, config, micro_batch_size, plan.batch.sequence_length, tokenizer)
+    loop = PlainLoop(build_stage_model(plan, config, folders, device), plan, batches, device)
+    timing = loop.run(spec.warmup_steps, spec.timed_steps, spec.seconds)
+    return timing.model_copy(update={"mfu": _compute_mfu(spec.plan, file, steps, timing)})
+
+
+def list_steps(plan: Plan, file: PackFile, num_steps: int) -> list[tuple[int, ...]]:
+    """Return the packs of each of the first steps of the plan's own training."""
+    order = PackSampler(num_packs=len(file), global_batch_size=plan.batch.global_batch_size, seed=plan.schedule.seed)
+    return [order.packs_for_step(step) for step in range(num_steps)]
+
+
+class PlainLoop:
+    """Gradient accumulation, clipping, optimizer step; timed."""
+
+    def __init__(self, model: StageModel, plan: Plan, batches: StageBatches, device: torch.device) -> None:
+        """Build the optimizer, the gradient scaler and the loader."""
+        self._model, self._batches, self._device = model, batches, device
+        num_workers = batches.config.num_workers
+        self._optimizer = build_optimizer(plan.optimizer, model)
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._max_norm = plan.optimizer.max_grad_norm
+        self._num_trained = batches.count_trained(0)
+        self._scaler = torch.amp.GradScaler(device.type, enabled=plan.precision.loss_scaling)
+        self._loader: DataLoader[AnyBatch] = DataLoader(
+            batches,
+            batch_size=None,
+            shuffle=False,
+            num_workers=num_workers,
+            pin_memory=num_workers > 0 and device.type == "cuda",
+        )
+
+    def run(self, warmup_steps: int, timed_steps: int, seconds: float) -> Timing:
+        """Run warm-up and timed steps until the batches or the seconds of each phase are used up.
+
+        At least one warm-up step and two timed ones are run. If steps take too long for that, they are shortened to
+        some micro-batches and an optimizer step.
+        """
+        counters, clock = NvmlSampler(self._device), StepTimer(self._device)
+        counters.start()
+        reader = _MicroBatchReader(self._batches, iter(self._loader))
+        complete = max(map(self._batches.count_micro_batches, range(len(self._batches.steps))))
+        try:
+            size = self._choose_step_size(reader, clock, complete, seconds)
+            reader.skip_to_next_step()
+            self._run_steps(reader, clock, size, (1, warmup_steps), seconds)
+            reset_peak()
+            counters.read()
+            limits = (MIN_TIMED_STEPS, max(MIN_TIMED_STEPS, timed_steps))
+            laps = self._run_steps(reader, clock, size, limits, seconds)
+            note = "" if size == complete else f"timed {size} of {complete} micro-batches per step, with the update"
+            return self._make_timing(laps, counters).model_copy(update={"note": note})
+        finally:
+            counters.stop()
+
+    def _choose_step_size(self, reader: _MicroBatchReader, clock: StepTimer, complete: int, seconds: float) -> int:
+        """Return the micro-batches per step. The first few compile and allocate; the next few are timed."""
+        if complete <= 2 * PROBED_MICRO_BATCHES:
+            return complete
+        self._train_step(reader, clock, PROBED_MICRO_BATCHES)[1].seconds()
+        num_before = reader.num_read
+        lap = self._train_step(reader, clock, PROBED_MICRO_BATCHES)[1]
+        each = lap.seconds() / (reader.num_read - num_before)
+        return min(complete, max(PROBED_MICRO_BATCHES, int(seconds / MIN_TIMED_STEPS / each)))
+
+    def _run_steps(
+        self, reader: _MicroBatchReader, clock: StepTimer, size: int, limits: tuple[int, int], seconds: float
+    ) -> list[tuple[int, StepTiming]]:
+        """Run between `limits` steps, within the seconds."""
+        laps, began = list[tuple[int, StepTiming]](), time.perf_counter()
+        least, most = limits
+        while len(laps) < most and reader.has_more:
+            laps.append(self._train_step(reader, clock, size))
+            laps[max(0, len(laps) - 2)][1].seconds()  # sync with the previous step: the host is at most one ahead
+            if len(laps) >= least and time.perf_counter() - began > seconds:
+                break
+        return laps
+
+    def _train_step(self, reader: _MicroBatchReader, clock: StepTimer, size: int) -> tuple[int, StepTiming]:
+        """Train up to `size` micro-batches of one step and update; return their tokens and their time."""
+        num_tokens = 0
+        for _ in range(size):
+            with clock.waiting_for_data():
+                batch, count, is_last = reader.read()
+            num_tokens += count
+            loss = self._model(batch.to(self._device)) / self._num_trained
+            self._scaler.scale(loss).backward()
+            if is_last:
+                break
+        self._scaler.unscale_(self._optimizer)
+        if self._max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._parameters, self._max_norm)
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
+        return num_tokens, clock.finish_step()
+
+    def _make_timing(self, laps: list[tuple[int, StepTiming]], counters: NvmlSampler) -> Timing:
+        waited = [min(1.0, lap.starved_seconds() / max(1e-9, lap.seconds())) for _, lap in laps]
+        sample = counters.read()
+        return Timing(
+            seconds=tuple(lap.seconds() for _, lap in laps),
+            tokens=tuple(num_tokens for num_tokens, _ in laps),
+            data_wait_share=statistics.fmean(waited),
+            peak_gib=read_peak_gib(),
+            utilization=None if sample is None else sample.utilization,
+            watts=None if sample is None else sample.watts,
+        )
+
+
+class _MicroBatchReader:
+    """Reads micro-batches in order and counts them."""
+
+    def __init__(self, batches: StageBatches, micro_batches: Iterator[AnyBatch]) -> None:
+        self._batches, self._micro_batches, self.num_read = batches, micro_batches, 0
+
+    @property
+    def has_more(self) -> bool:
+        return self.num_read < len(self._batches)
+
+    def skip_to_next_step(self) -> None:
+        while self.has_more and self.num_read and not self._batches.is_last_of_step(self.num_read - 1):
+            self.read()
+
+    def read(self) -> tuple[AnyBatch, int, bool]:
+        """Return the next micro-batch, its tokens, and whether its step ends with it."""
+        batch, num_tokens = next(self._micro_batches), self._batches.count_micro_batch_tokens(self.num_read)
+        is_last = self._batches.is_last_of_step(self.num_read)
+        self.num_read += 1
+        return batch, num_tokens, is_last
+
+
+def _compute_mfu(plan: Plan, file: PackFile, steps: list[tuple[int, ...]], timing: Timing) -> float | None:
+    """Compute the MFU relative to the peak of the plan's own precision, so that stages are comparable."""
+    gpu = plan.hardware.gpu
+    peak = None if gpu is None else get_peak_tflops(gpu, plan.precision.compute_dtype)
+    packs = [pack for step in steps for pack in step]
+    num_tokens = float(file.count("input_ids")[packs].sum())
+    workload = workload_from_plan(plan, float(file.column("sum_squares")[packs].sum()) / num_tokens)
+    trained_share = float(file.column("num_trained")[packs].sum()) / num_tokens
+    return compute_mfu(timing.tokens_per_second, compute_flops_per_token(workload, trained_share), peak)

@@ -1,0 +1,134 @@
+"""Measures a few steps of a plan with the training's own loop."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from launcher.bench.messages import Timing
+from launcher.core import metrics
+from launcher.core.errors import InputError
+from launcher.core.metrics import StepMetrics
+from launcher.core.run_paths import RunPaths
+from launcher.core.units import bytes_to_gib
+from launcher.corpus.store import Store, load_store_manifest
+from launcher.plan.model import Plan
+from launcher.request.request import base_folders
+from launcher.training.build import build_run
+from launcher.training.engine.accelerator import build_accelerator
+from launcher.training.engine.engine import Engine
+from launcher.training.engine.run import TrainingRun
+from launcher.training.loop import train
+from launcher.training.monitoring.meters import Meters, NvmlMeter, ThroughputMeter
+from launcher.training.monitoring.nvml import NvmlSampler
+from launcher.training.observers.base import Observer
+from launcher.training.topology_check import check_accelerator
+from launcher.training.warmup_step import run_warmup_step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltRun:
+    """A training that is ready to run."""
+
+    run: TrainingRun
+    attention: str  # the active backend: the planned one or a fallback
+    compiled: str  # description
+
+
+def build(plan: Plan, store: Path, folder: Path) -> BuiltRun:
+    """Build a run like a training does, with its checks and warm-up step; nothing is saved or evaluated."""
+    quiet = _without_interruptions(plan)
+    accelerator = build_accelerator(quiet)
+    check_accelerator(quiet, accelerator)
+    folders = base_folders(Path(plan.data.folder))
+    run, _ = build_run(quiet, RunPaths(folder), open_store(store), folders, accelerator)
+    run = replace(run, validation=None)
+    compiled = run_warmup_step(run).description
+    return BuiltRun(run=run, attention=run.plan.attention.backend, compiled=compiled)
+
+
+def open_store(folder: Path) -> Store:
+    """Open prepared data; raises InputError."""
+    manifest = load_store_manifest(folder)
+    if manifest is None:
+        raise InputError(f"{folder}: the prepared data is gone", hint="start again: it is prepared again")
+    return Store(folder, manifest)
+
+
+def _without_interruptions(plan: Plan) -> Plan:
+    names = ("save_every_steps", "save_every_epochs", "evaluate_every_steps", "evaluate_every_epochs")
+    schedule = plan.schedule.model_copy(update=dict.fromkeys(names))
+    return plan.model_copy(update={"schedule": schedule, "task_eval": None, "profile_steps": None})
+
+
+class _TimedSteps(Observer):
+    """Collects the metrics of the steps after warm-up, and resets memory peak and GPU counters before them."""
+
+    def __init__(self, warmup_steps: int, counters: NvmlSampler) -> None:
+        self.rows: list[StepMetrics] = []
+        self._warmup_steps, self._counters = warmup_steps, counters
+
+    def on_step(self, run: TrainingRun, metrics: StepMetrics) -> None:  # noqa: ARG002
+        if metrics.step > self._warmup_steps:
+            self.rows.append(metrics)
+        elif metrics.step == self._warmup_steps:
+            reset_peak()
+            self._counters.read()
+
+
+def time_block(run: TrainingRun, warmup_steps: int, timed_steps: int) -> Timing:
+    """Time steps from the first sequences on. The weights are not reset: step times do not depend on them."""
+    counters = NvmlSampler(run.engine.device)
+    counters.start()
+    steps = _TimedSteps(warmup_steps, counters)
+    measures = Meters([ThroughputMeter(run), NvmlMeter(counters, run.engine.num_ranks)])
+    try:
+        train(replace(run, num_steps=warmup_steps + timed_steps), steps, meter=measures)
+    finally:
+        counters.stop()
+    gc.collect()  # ends the loader's workers
+    return _make_timing(run, steps.rows)
+
+
+def _make_timing(run: TrainingRun, rows: Sequence[StepMetrics]) -> Timing:
+    return Timing(
+        seconds=tuple(row.values[metrics.STEP_SECONDS] for row in rows),
+        tokens=tuple(int(run.train.num_tokens[list(row.packs)].sum()) for row in rows),
+        num_skipped=sum(int(row.values[metrics.SKIPPED]) for row in rows),
+        data_wait_share=statistics.fmean(row.values[metrics.DATA_WAIT_SHARE] for row in rows),
+        mfu=_median(rows, metrics.DEVICE_MFU),
+        peak_gib=read_peak_gib(run.engine),
+        utilization=_mean_over_time(rows, metrics.GPU_UTILIZATION),
+        watts=_mean_over_time(rows, metrics.GPU_POWER_WATTS),
+    )
+
+
+def _median(rows: Sequence[StepMetrics], name: str) -> float | None:
+    values = [row.values[name] for row in rows if name in row.values]
+    return statistics.median(values) if values else None
+
+
+def _mean_over_time(rows: Sequence[StepMetrics], name: str) -> float | None:
+    """Return the mean weighted by step time."""
+    known = [row for row in rows if name in row.values]
+    seconds = sum(row.values[metrics.STEP_SECONDS] for row in known)
+    return sum(row.values[name] * row.values[metrics.STEP_SECONDS] for row in known) / seconds if known else None
+
+
+def reset_peak() -> None:
+    """Reset the GPU's memory peak."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def read_peak_gib(engine: Engine | None = None) -> float:
+    """Return the peak that torch allocated since reset_peak; without a GPU, the process's peak RSS."""
+    if torch.cuda.is_available():
+        return bytes_to_gib(torch.cuda.max_memory_allocated() if engine is None else engine.peak_bytes)
+    return bytes_to_gib(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)

@@ -1,0 +1,32 @@
+"""`python -m launcher.bench.workers.vary SPEC`: measures one variant of an A/B test with the training's own loop.
+
+It builds its model, reports that it is ready, then trains one block of steps per line on stdin. Each block starts at
+the same sequences, so that all blocks of all variants do the same work.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from launcher.bench.messages import Ready, Reply, VariantSpec
+from launcher.bench.workers.output import Send, run_worker
+
+
+def measure_blocks(spec: VariantSpec, send: Send) -> None:
+    """Build the model once and time a block per line on stdin."""
+    from launcher.bench.workers.training_loop import build, time_block
+
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        built = build(spec.plan, Path(spec.store), Path(folder))
+        ready = Ready(seconds=time.perf_counter() - began, attention=built.attention, compiled=built.compiled)
+        send(Reply(ready=ready))
+        for _ in sys.stdin:
+            send(Reply(timing=time_block(built.run, spec.warmup_steps, spec.timed_steps)))
+
+
+if __name__ == "__main__":
+    sys.exit(run_worker(VariantSpec, measure_blocks))

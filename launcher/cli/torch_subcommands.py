@@ -1,0 +1,32 @@
+"""Verbs that need torch run in a separate process, so that the command line never imports it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from launcher.core.processes import make_dependent_environment
+
+_CLEANUP_SECONDS = 30.0
+
+
+def run_module(module: str, arguments: Sequence[str]) -> int:
+    """Run `python -m module …` on our streams and return its exit code."""
+    # -P: files in the working directory must not shadow packages of the same name.
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    sys.stdout.flush()
+    process = subprocess.Popen(command, env=make_dependent_environment())
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:  # the terminal signals both processes; the child cleans up
+        code = _wait_or_kill(process)
+    return code if code >= 0 else 128 - code
+
+
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return process.wait(_CLEANUP_SECONDS)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        process.kill()
+        return process.wait()

@@ -1,0 +1,1 @@
+"""Foundations that every package uses: errors, logging, paths, metrics, processes."""

@@ -1,0 +1,43 @@
+"""Values of decisions, named as in manifests, plans and upstream libraries."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+AdapterKind = Literal["lora", "dora", "ia3", "full"]
+Quantization = Literal["none", "int8", "int4"]  # int4: NF4 with double quantization
+Dtype = Literal["bf16", "fp16", "fp32"]
+OptimizerName = Literal["adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "sgd"]
+Checkpointing = Literal["none", "selective", "full"]  # selective keeps matmuls and attention, recomputes the rest
+Strategy = Literal["single", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
+Offload = Literal["none", "optimizer", "optimizer_and_parameters"]
+AttentionBackend = Literal[
+    "flash_attention_4", "flash_attention_3", "flash_attention_2", "triton", "varlen", "flex", "sdpa", "eager"
+]
+LossKernel = Literal["fused", "chunked", "full_logits"]
+CompileScope = Literal["layer", "model"]
+Profile = Literal["full", "smoke"]
+
+DTYPE_BYTES: dict[Dtype, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
+NF4_BYTES = 4.127 / 8  # per weight: 4 bits, one 8-bit scale per 64, one fp32 per 256 scales (QLoRA, section 3)
+
+# Backends whose shapes differ between micro-batches: a CUDA graph cannot capture them.
+UNRECORDABLE_ATTENTION: frozenset[AttentionBackend] = frozenset({"flex", "sdpa", "eager"})
+
+# Our own attention kernels: supported head dimensions, and the most query heads per KV head (rows of one tile).
+OWN_HEAD_SIZES = (64, 128)
+OWN_GROUP = 32
+
+SHARDED_STRATEGIES: frozenset[Strategy] = frozenset({"fsdp2", "zero3"})
+DEEPSPEED_STRATEGIES: frozenset[Strategy] = frozenset({"zero1", "zero2", "zero3"})
+
+# Without packing, micro-batches have uneven lengths. They are padded to one of this many sizes, so that torch.compile
+# sees at most this many shapes.
+UNPACKED_SIZES = 8
+
+# Bucket sizes in our DeepSpeed configs, in elements; the memory estimate uses the same values.
+# DeepSpeed allocates the full reduce buffer, and twice with overlap_comm. Its default of 5e8 takes 2 GB of GPU memory
+# even for an adapter of ten million weights; 5e7 takes 200 MB and still makes messages that are long for any link.
+ZERO_BUCKET_ELEMENTS = 50_000_000
+# Most parameters gathered at a time: 5e8 are 1 GB in 16 bits. DeepSpeed's default is twice that.
+ZERO_LIVE_ELEMENTS = 500_000_000

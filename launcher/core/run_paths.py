@@ -1,0 +1,241 @@
+"""File names of a run directory, and atomic writes that never replace another run's files."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+
+from launcher.core.errors import InputError
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_MAX_PART_LENGTH = 38  # of an automatic run id, which has two parts, a time and possibly a counter
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """Paths of runs/<id>/.
+
+    Rendered files contain these paths as they are: a relative one is relative to the directory where the command is
+    started, which is the project root for `launcher train`, `accelerate launch` and `sbatch`.
+    """
+
+    root: Path
+    node_rank: int = 0  # of the node that writes: nodes may share the directory, but not a log
+
+    @property
+    def run_id(self) -> str:
+        return self.root.name
+
+    @property
+    def manifest(self) -> Path:
+        return self.root / "manifest.json"
+
+    @property
+    def request(self) -> Path:
+        """The user's request, from which a resumed run is planned again."""
+        return self.root / "request.json"
+
+    @property
+    def hardware(self) -> Path:
+        return self.root / "hardware.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def accelerate(self) -> Path:
+        return self.root / "accelerate.yaml"
+
+    @property
+    def deepspeed(self) -> Path:
+        return self.root / "deepspeed.json"
+
+    @property
+    def command(self) -> Path:
+        return self.root / "command.txt"
+
+    @property
+    def slurm(self) -> Path:
+        return self.root / "slurm.sbatch"
+
+    @property
+    def outcome(self) -> Path:
+        return self.root / "outcome.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.md"
+
+    @property
+    def wandb(self) -> Path:
+        """The W&B run, and how much was logged to it."""
+        return self.root / "wandb.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        """Folder of the checkpoint after a step."""
+        return self.checkpoints / f"step-{step:06d}"
+
+    @property
+    def adapter(self) -> Path:
+        """The result: an adapter in PEFT format, or the full model after full fine-tuning."""
+        return self.root / "adapter"
+
+    @property
+    def evaluation(self) -> Path:
+        """Result of the last `launcher eval`."""
+        return self.root / "eval.json"
+
+    @property
+    def evaluations(self) -> Path:
+        """Task evaluations during training; step 0 is the base model."""
+        return self.root / "evaluations"
+
+    def evaluation_at(self, step: int) -> Path:
+        """Task evaluation after a step."""
+        return self.evaluations / f"step-{step:06d}.json"
+
+    @property
+    def profile(self) -> Path:
+        """Profiler output: a summary, the trace and a memory snapshot."""
+        return self.root / "profile"
+
+    @property
+    def merged(self) -> Path:
+        return self.root / "merged"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def node_facts(self) -> Path:
+        """Facts about each node at the start of a multi-node run."""
+        return self.logs / "nodes.json"
+
+    @property
+    def console_log(self) -> Path:
+        """Complete stdout and stderr of the training on this node."""
+        return self.logs / (f"console-node{self.node_rank}.log" if self.node_rank else "console.log")
+
+
+def make_run_id(expert: str, hardware_name: str, when: datetime) -> str:
+    """Make a run id that sorts by time within an expert: neo4j-20261115-142530-4xrtx4090."""
+    return f"{_sanitize(expert)}-{when:%Y%m%d-%H%M%S}-{_sanitize(hardware_name)}"
+
+
+def _sanitize(text: str) -> str:
+    """Make a name safe for use as a file name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:_MAX_PART_LENGTH].rstrip("-._") or "x"
+
+
+def make_run_paths(runs_dir: Path, run_id: str) -> RunPaths:
+    """Return the paths of a run, refusing an id that leads out of the runs folder."""
+    if not _RUN_ID.fullmatch(run_id):
+        raise InputError(f"--run-id {run_id!r}: a run id has 1 to 100 letters, digits, dots, dashes and underscores")
+    if not str(runs_dir).isprintable():
+        raise InputError(f"--runs-dir {str(runs_dir)!r}: it has characters that a script cannot contain")
+    return RunPaths(runs_dir / run_id)
+
+
+def check_free(paths: RunPaths) -> None:
+    """Refuse a run directory that already exists."""
+    if os.path.lexists(paths.root):
+        raise _make_exists_error(paths)
+
+
+def create_run(paths: RunPaths) -> None:
+    """Create a run directory with an empty logs/; an existing run is never touched."""
+    if not _make_root(paths):
+        raise _make_exists_error(paths)
+
+
+def _make_exists_error(paths: RunPaths) -> InputError:
+    return InputError(
+        f"{paths.root} already exists", hint="choose another --run-id, or delete that run if you no longer need it"
+    )
+
+
+def create_next_run(runs_dir: Path, run_id: str) -> RunPaths:
+    """Create a run directory with an automatic name; if it is taken, append -2, -3, ..."""
+    for number in count(1):
+        paths = make_run_paths(runs_dir, run_id if number == 1 else f"{run_id}-{number}")
+        if _make_root(paths):
+            return paths
+    raise AssertionError("unreachable")
+
+
+def _make_root(paths: RunPaths) -> bool:
+    """Create the directory and return whether it is new; atomic, so two processes never get the same one."""
+    try:
+        paths.root.mkdir(parents=True)
+    except OSError as error:
+        if isinstance(error, FileExistsError) and os.path.lexists(paths.root):  # not a folder above it
+            return False
+        raise InputError(
+            f"{paths.root} cannot be created: {error.strerror}", hint="choose another folder with --runs-dir"
+        ) from None
+    with removed_on_failure(paths):
+        try:
+            paths.logs.mkdir()
+        except OSError as error:
+            raise InputError(f"{paths.logs} cannot be created: {error.strerror}", hint="is the disk full?") from None
+    return True
+
+
+@contextmanager
+def removed_on_failure(paths: RunPaths) -> Iterator[None]:
+    """Remove the run directory if writing it fails: it is complete or does not exist."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(paths.root, ignore_errors=True)
+        raise
+
+
+def write_files(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write several text files atomically, in order."""
+    for name, text in texts.items():
+        write_text_atomically(folder / name, text)
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Write a file via a temporary one that is synced and renamed: it is complete or does not exist."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InputError(
+            f"{path} cannot be written: {error.strerror}", hint="is the disk full, or read-only?"
+        ) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's files and their names to disk (fsync)."""
+    for file in (*folder.iterdir(), folder):
+        if file == folder or file.is_file():
+            descriptor = os.open(file, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,48 @@
+"""Units and their formatting; the only module that divides by 1024**3."""
+
+from __future__ import annotations
+
+MIB = 1024**2
+GIB = 1024**3
+TERA = 1e12
+
+
+def bytes_to_gib(num_bytes: float) -> float:
+    """Convert bytes to GiB."""
+    return num_bytes / GIB
+
+
+def mib_to_bytes(mib: int) -> int:
+    """Convert MiB to bytes."""
+    return mib * MIB
+
+
+def format_gib(num_bytes: float) -> str:
+    """Format a size as GiB, or as MiB if it is small."""
+    gib = bytes_to_gib(num_bytes)
+    if abs(gib) >= 0.095:
+        return f"{gib:.1f} GiB"
+    return f"{num_bytes / MIB:.0f} MiB"
+
+
+def format_count(number: float) -> str:
+    """Abbreviate a number for display: 1234 is 1.2k, 595776512 is 596M."""
+    for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= limit:
+            value = number / limit
+            return f"{value:.0f}{suffix}" if value >= 100 else f"{value:.1f}{suffix}"
+    return f"{number:.0f}"
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration in seconds, minutes or hours."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def format_percent(fraction: float) -> str:
+    """Format a fraction as a percentage."""
+    return f"{100 * fraction:.1f} %"

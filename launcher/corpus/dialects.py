@@ -1,0 +1,99 @@
+"""Already templated text: turns are located by the markers of the template that rendered it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from launcher.corpus.conversations import Conversation, Message
+from launcher.corpus.templates import Segment, Template, merge_segments
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dialect:
+    """Pattern of turns in text. `turn` has the groups role, content and close."""
+
+    name: str
+    turn: re.Pattern[str]
+    templates: frozenset[str]  # our templates that render this dialect
+
+
+_HEADLINES = "Instruction|Input|Schema|Context|Response"  # other headlines are part of an answer, which may be Markdown
+
+_DIALECTS = (
+    Dialect(
+        name="chatml",
+        turn=re.compile(r"<\|im_start\|>(?P<role>\w+)\n(?P<content>.*?)(?P<close><\|im_end\|>|\Z)", re.DOTALL),
+        templates=frozenset({"chatml", "qwen3"}),
+    ),
+    Dialect(
+        name="llama3",
+        turn=re.compile(
+            r"<\|start_header_id\|>(?P<role>\w+)<\|end_header_id\|>\n\n(?P<content>.*?)(?P<close><\|eot_id\|>|\Z)",
+            re.DOTALL,
+        ),
+        templates=frozenset({"llama3"}),
+    ),
+    Dialect(  # used by the published json, sql and neo4j experts under the name chatml
+        name="<|role|> ... <|end|>",
+        turn=re.compile(
+            r"<\|(?P<role>system|user|assistant)\|>\n(?P<content>.*?)(?P<close>\n?<\|end\|>|\Z)", re.DOTALL
+        ),
+        templates=frozenset(),
+    ),
+    Dialect(
+        name="alpaca",
+        turn=re.compile(
+            rf"### (?P<role>{_HEADLINES}):\n(?P<content>.*?)(?P<close>(?=\n\n### (?:{_HEADLINES}):\n)|\Z)",
+            re.DOTALL,
+        ),
+        templates=frozenset({"alpaca"}),
+    ),
+)
+_ALPACA_ROLES = {"Instruction": "user", "Response": "assistant"}
+
+
+def find_dialect(text: str) -> Dialect | None:
+    """Return the dialect of a templated text; None if it has none."""
+    return next((dialect for dialect in _DIALECTS if dialect.turn.search(text)), None)
+
+
+def cut_segments(text: str, dialect: Dialect, template: Template) -> tuple[Segment, ...] | None:
+    """Return the segments of a text, or None if it has no answer; another dialect is rendered by the template."""
+    if template.name not in dialect.templates:
+        conversation = parse_conversation(text, dialect)
+        return None if conversation is None else template.render(conversation)
+    pieces = tuple(merge_segments(_pieces(text, dialect, template)))
+    return pieces if any(piece.is_trained for piece in pieces) else None
+
+
+def _pieces(text: str, dialect: Dialect, template: Template) -> Iterator[Segment]:
+    """Split the text at its answers. The end token is appended to an unclosed answer, so that it is learned."""
+    position = 0
+    for turn in dialect.turn.finditer(text):
+        if turn["role"] not in ("assistant", "Response"):
+            continue
+        yield Segment(text[position : turn.start("content")], False)
+        body = text[turn.start("content") : turn.end("close")]
+        closed = body.rstrip()
+        if closed.endswith(template.end_token):
+            position = turn.start("content") + len(closed)
+            yield Segment(closed, True)
+        else:
+            position = turn.end("close")
+            yield Segment(body + template.end_token, True)
+    yield Segment(text[position:], False)
+
+
+def parse_conversation(text: str, dialect: Dialect) -> Conversation | None:
+    """Parse a templated text into messages; None if it has no answer."""
+    messages: list[Message] = []
+    for turn in dialect.turn.finditer(text):
+        role, content = _ALPACA_ROLES.get(turn["role"], turn["role"]), turn["content"].strip()
+        if role in ("Input", "Schema", "Context"):
+            if messages:
+                messages[-1] = Message(messages[-1].role, messages[-1].content, content)
+        elif content:
+            messages.append(Message(role, content))
+    return Conversation(tuple(messages)) if any(message.role == "assistant" for message in messages) else None

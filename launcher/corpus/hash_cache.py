@@ -1,0 +1,64 @@
+"""Cached file hashes: a file with unchanged size, inode and times is not read again."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from launcher.core.errors import InputError
+from launcher.core.run_paths import write_text_atomically
+
+_CACHE_FILE = ".fingerprints.json"
+_MAX_ENTRIES = 1000
+_READ_BYTES = 1 << 20
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_READ_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+@contextmanager
+def lock_file(path: Path) -> Iterator[None]:
+    """Hold an exclusive flock, which the kernel releases when the process ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def hash_file_cached(path: Path, root: Path) -> str:
+    """Return the SHA-256 of a file; the cache key contains ctime, which cannot be set back."""
+    stat = path.stat()
+    key = f"{path.resolve()}:{stat.st_size}:{stat.st_ino}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
+    cache = _load(root)
+    if key not in cache:
+        cache[key] = hash_file(path)
+        with suppress(OSError, InputError):  # read-only or full disk: hashed again next time
+            _store(root, key, cache[key])
+    return cache[key]
+
+
+def _store(root: Path, key: str, digest: str) -> None:
+    with lock_file(root / ".fingerprints.lock"):
+        for leftover in root.glob(f".{_CACHE_FILE}.*.tmp"):  # left by a killed process
+            leftover.unlink(missing_ok=True)
+        cache = {**dict(list(_load(root).items())[-_MAX_ENTRIES:]), key: digest}
+        write_text_atomically(root / _CACHE_FILE, json.dumps(cache, indent=1) + "\n")
+
+
+def _load(root: Path) -> dict[str, str]:
+    try:
+        cache = json.loads((root / _CACHE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    is_ours = isinstance(cache, dict) and all(isinstance(value, str) for value in cache.values())
+    return cache if is_ours else {}

@@ -1,0 +1,185 @@
+"""Specification of prepared data: sources of each split, tokenizer, template and rules, all part of the key."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from launcher.core.errors import InputError, LauncherError
+from launcher.corpus.bin_packing import PACKER_VERSION
+from launcher.corpus.documents import make_template
+from launcher.corpus.hash_cache import hash_file_cached
+from launcher.corpus.sources import FileSource, HubSource, Source, make_file_source
+from launcher.corpus.store import check_inside, make_key
+from launcher.corpus.templates import Template
+from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
+from launcher.plan.estimate.dataset_size import SAMPLE_TRAIN
+from launcher.plan.model import DataPlan, Plan
+
+DATA_DIR_VARIABLE = "LAUNCHER_DATA_DIR"
+DEFAULT_FOLDER = "datasets_optimized"
+# Version of reading, rendering, masking and counting rows: raise it if tokens, masks or audit counts change.
+RULES_VERSION = 3
+
+Split = Literal["train", "validation", "test"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightedSource:
+    """A source and the share of its rows that is used."""
+
+    source: Source
+    weight: float = 1.0  # share of the rows that is used, selected by hash
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparationSpec:
+    """Everything that the packs depend on."""
+
+    expert: str
+    root: Path
+    train: tuple[WeightedSource, ...]
+    validation: tuple[WeightedSource, ...]
+    test: tuple[WeightedSource, ...]
+    cuts_validation: bool
+    data: DataPlan
+    tokenizer: BaseTokenizer
+    template: Template
+    trains_all: bool
+    capacity: int
+    is_packed: bool
+    seed: int = 0  # shuffles the packs in the store; the order of an epoch uses the manifest's seed
+    notes: tuple[str, ...] = ()  # for the audit
+
+    def key_parts(self) -> dict[str, str]:
+        """Return the inputs of the key by name."""
+        parts = {
+            "fields": self.data.field_mapping.model_dump_json(exclude_none=True),
+            "tokenizer": self.tokenizer.fingerprint,
+            "template": f"{self.template.name}:{hashlib.sha256(self.template.text.encode()).hexdigest()}",
+            "loss_on": "all" if self.trains_all else "completion",
+            "max_seq_length": str(self.capacity),
+            "packing": str(self.is_packed),
+            "packer": str(PACKER_VERSION),
+            "rules": str(RULES_VERSION),
+            "validation": "cut" if self.cuts_validation else "given" if self.validation else "none",
+        }
+        for name, sources in (("train", self.train), ("validation", self.validation), ("test", self.test)):
+            prints = [f"{fingerprint_source(s.source, self.root)}*{s.weight:g}" for s in sources]
+            if prints:
+                parts[f"data ({name})"] = " + ".join(prints)
+        return parts
+
+
+def make_preparation_spec(plan: Plan, folder: Path, tokenizer: BaseTokenizer) -> PreparationSpec:
+    """Return the specification of a plan; relative paths start at `folder`, the manifest's."""
+    data = plan.data
+    if plan.profile == "smoke" and data.path == SAMPLE_TRAIN and not (folder / SAMPLE_TRAIN).is_file():
+        raise InputError(
+            f"{folder / SAMPLE_TRAIN}: no such file; the smoke profile trains on the sample in the manifest's folder",
+            hint="add a few hundred rows, one JSON object per line, or use --profile full for the manifest's dataset",
+        )
+    validation = _make_sources(data, folder, "validation")
+    cuts_validation = not validation and _evaluates(plan)
+    return PreparationSpec(
+        expert=plan.expert,
+        root=get_expert_stores_dir(plan),
+        train=_make_sources(data, folder, "train"),
+        validation=validation,
+        test=_make_sources(data, folder, "test"),
+        cuts_validation=cuts_validation,
+        data=data,
+        tokenizer=tokenizer,
+        template=make_template(data.prompt_template, tokenizer),
+        trains_all=plan.loss_on == "all",
+        capacity=plan.batch.sequence_length,
+        is_packed=plan.batch.packed,
+        notes=_note_missing(data, folder, cuts_validation),
+    )
+
+
+def get_data_dir() -> Path:
+    """Return LAUNCHER_DATA_DIR, or the working directory."""
+    return Path(os.environ.get(DATA_DIR_VARIABLE) or ".")
+
+
+def get_stores_dir() -> Path:
+    """Return the folder of all prepared data."""
+    return get_data_dir() / DEFAULT_FOLDER
+
+
+def get_expert_stores_dir(plan: Plan) -> Path:
+    """Return the folder of an expert's stores: as set in the manifest, or one folder per expert."""
+    return check_inside(get_data_dir(), plan.data.cache_dir or f"{DEFAULT_FOLDER}/{plan.expert}")
+
+
+def _evaluates(plan: Plan) -> bool:
+    return plan.schedule.evaluate_every_steps is not None or plan.schedule.evaluate_every_epochs is not None
+
+
+def _note_missing(data: DataPlan, folder: Path, cuts_validation: bool) -> tuple[str, ...]:
+    if data.kind != "single":
+        return ()
+    named = {"validation": data.validation_path, "test": data.test_path}
+    cut = {"validation": "; a part of the training rows is held out instead"} if cuts_validation else {}
+    return tuple(
+        f"{split}: {path} does not exist{cut.get(split, '')}"
+        for split, path in named.items()
+        if path is not None and not (folder / path).exists()
+    )
+
+
+def _make_sources(data: DataPlan, folder: Path, split: Split) -> tuple[WeightedSource, ...]:
+    if data.kind == "multi_task":
+        return _make_task_sources(data, folder, split)
+    path = {"train": data.path, "validation": data.validation_path, "test": data.test_path}[split]
+    if path is None:
+        return ()
+    if data.kind == "huggingface" and not (folder / path).exists():
+        name, _, rest = path.partition("::")  # dataset::split::config, as in published manifests
+        hub_split, _, config = rest.partition("::")
+        source: Source = HubSource(
+            dataset=name,
+            config=config or None,
+            split=hub_split or split,
+            revision=data.revision,
+            streaming=data.streaming,
+        )
+        return (WeightedSource(source=source),)
+    file = folder / path
+    if split != "train" and not file.exists():
+        return ()  # published manifests name files that were not published
+    return (WeightedSource(source=make_file_source(file, data.format)),)
+
+
+def _make_task_sources(data: DataPlan, folder: Path, split: Split) -> tuple[WeightedSource, ...]:
+    heaviest = max((task.weight for task in data.tasks.values()), default=1.0) or 1.0
+    sources = []
+    for task in data.tasks.values():
+        path = {"train": task.train, "validation": task.valid, "test": task.test}[split]
+        if path is not None and task.weight > 0:
+            source = make_file_source(folder / path, None)
+            sources.append(WeightedSource(source=source, weight=task.weight / heaviest if split == "train" else 1.0))
+    return tuple(sources)
+
+
+def fingerprint_source(source: Source, root: Path) -> str:
+    """Return the hash of a file, or the fingerprint of a hub dataset."""
+    if isinstance(source, FileSource):
+        try:
+            return f"sha256:{hash_file_cached(source.path, root)}"
+        except OSError as error:
+            raise InputError(f"{source.path}: cannot be read: {error.strerror or error}") from None
+    return f"hub:{source.dataset}:{source.split}:{source.fingerprint}"
+
+
+def compute_current_key(plan: Plan, folder: Path, search: tuple[Path, ...]) -> str | None:
+    """Return the key of the data that a plan would prepare now; None if its data or tokenizer is not available."""
+    try:
+        spec = make_preparation_spec(plan, folder, load_tokenizer(plan.base.name, search))
+        return make_key(spec.key_parts())
+    except LauncherError:
+        return None

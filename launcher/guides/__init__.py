@@ -1,1 +1,0 @@
-"""Pages of docs/ that are made from the code they describe. `python -m launcher.guides [--check]`."""

@@ -1,0 +1,1 @@
+"""Hardware to plan for: GPU catalogue, probe of this machine, launch environment."""

@@ -1,0 +1,95 @@
+"""Interface of judges, which check generated answers against a reference. There is one judge per language."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+MAX_ANSWER_CHARACTERS = 100_000  # a longer answer is wrong without being parsed
+_FENCED = re.compile(r"\s*(?P<fence>`{3,})[ \t]*[\w+#.-]*[ \t]*\r?\n(?P<text>.*?)\s*(?P=fence)\s*", re.S)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceRow:
+    """A held-out row with its reference answer."""
+
+    instruction: str  # the question
+    context: str  # a graph schema, CREATE TABLEs, a JSON Schema; may be empty
+    reference: str  # the reference (gold) answer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One property of an answer. Later checks of a judge are stricter and may depend on earlier ones."""
+
+    name: str  # in metrics: eval/<name>
+    title: str  # in reports: `parses as SQL`
+    checker: str  # package and version that checks: `sqlglot 27.1`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Result of each check: passed, failed, or None if not judged (e.g. no schema, or an unsupported feature).
+
+    A check that depends on a failed one has failed, too.
+    """
+
+    checks: Mapping[str, bool | None]
+    reason: str = ""  # why the first check failed, or was not judged
+
+
+class Judge(Protocol):
+    """Checks answers against reference rows; used as a context manager.
+
+    Answers are hostile input: a judge limits time and memory, accesses nothing outside a scratch folder, and never
+    raises because of an answer. It may hold processes, which `close` ends.
+    """
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """All checks, in order of strictness."""
+        ...
+
+    @property
+    def main_check(self) -> str:
+        """Name of the check that an expert is measured by."""
+        ...
+
+    def judge(self, rows: Sequence[ReferenceRow], answers: Sequence[str]) -> list[Verdict]:
+        """Return the verdict on each answer."""
+        ...
+
+    def close(self) -> None:
+        """End the processes of the judge."""
+        ...
+
+
+class CloseOnExit:
+    """Context manager that calls `close` on exit."""
+
+    def close(self) -> None:
+        """Release resources; nothing by default."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def fail_all(checks: Sequence[Check], reason: str) -> Verdict:
+    """Return a verdict in which all checks fail."""
+    return Verdict(checks={check.name: False for check in checks}, reason=reason)
+
+
+def strip_code_fence(answer: str) -> str:
+    """Return the content of an answer that is one fenced Markdown block; any other answer is returned unchanged."""
+    if not answer.lstrip().startswith("```"):
+        return answer
+    match = _FENCED.fullmatch(answer)
+    return match["text"] if match and "```" not in match["text"] else answer

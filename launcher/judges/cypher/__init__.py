@@ -1,0 +1,1 @@
+"""Judge of Cypher answers."""

@@ -1,0 +1,313 @@
+"""Execution match of two Cypher queries: run by an embedded graph database on generated graphs.
+
+The engine is not Neo4j. If it lacks a feature, or may behave differently, the result is None (not judged).
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from itertools import pairwise
+
+from launcher.core.worker import WorkerError
+from launcher.judges.cypher.graph_generator import find_literals, make_tables, render_setup
+from launcher.judges.cypher.lexer import Kind, Token, match_brackets, render_token, strip_end, token_at, words
+from launcher.judges.cypher.normalize import find_variables, is_variable
+from launcher.judges.cypher.patterns import find_chains
+from launcher.judges.cypher.schema import GraphSchema
+from launcher.judges.cypher.server_rules import find_acts
+from launcher.judges.cypher.syntax import get_version, start_script_worker
+
+_NUM_GRAPHS = 10
+_SECONDS = 15.0
+_MEMORY_MIB = 2048
+# Functions that differ from Neo4j's, or depend on the current date.
+_DIFFERENT_FUNCTIONS = words(
+    "labels id elementid nodes relationships keys properties split substring rand randomuuid timestamp duration left "
+    "right point reduce percentilecont percentiledisc round"
+)  # fmt: skip
+_COMPONENTS = words("year month day hour minute second quarter week")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """Whether the results are the same; None if not judged."""
+
+    same: bool | None
+    reason: str
+
+
+class Engine:
+    """The embedded graph database, in one worker process."""
+
+    def __init__(self) -> None:
+        self.checker = f"ladybug {get_version('ladybug')}"
+        self._worker = start_script_worker("engine_worker.py", memory_mib=_MEMORY_MIB, seconds=_SECONDS)
+
+    def compare(self, schema: GraphSchema, reference: Sequence[Token], answer: Sequence[Token]) -> Outcome:
+        """Compare the results of two queries on graphs of a schema."""
+        reference, answer = strip_end(reference), strip_end(answer)
+        for query in (reference, answer):
+            if reason := _find_obstacle(query):
+                return Outcome(same=None, reason=reason)
+        return _Comparison(self, schema, reference, answer).decide()
+
+    def run(self, setup: list[str], queries: list[str]) -> list[list[object] | str]:
+        """Create a graph and return the rows or the error of each query."""
+        try:
+            reply: list[list[object] | str] = json.loads(
+                self._worker.request(json.dumps({"setup": setup, "queries": queries}))
+            )
+        except (WorkerError, ValueError) as error:
+            return [f"the engine {error}"] * len(queries)
+        return reply
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()
+
+
+def open_engine() -> Engine | None:
+    """Open the engine; None if it is not installed."""
+    return Engine() if find_spec("ladybug") is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    engine: Engine
+    schema: GraphSchema
+    reference: list[Token]
+    answer: list[Token]
+
+    def decide(self) -> Outcome:
+        """Compare on every graph on which the reference does not depend on the insertion order."""
+        bodies, tails = zip(*(_split_tail(query) for query in (self.reference, self.answer)), strict=True)
+        same_tails = tails[0] == tails[1]
+        is_ordered = _is_ordered(self.reference)
+        texts = [render_for_engine(query) for query in _shrink_counts(bodies)]
+        tables = make_tables(self.schema, (self.reference, self.answer))
+        literals = find_literals((self.reference, self.answer))
+        seed = zlib.crc32(repr((texts[0], sorted(self.schema.nodes))).encode(errors="replace"))
+        is_conclusive = False
+        for number in range(_NUM_GRAPHS):
+            graph = partial(render_setup, tables, literals, number=number, seed=seed)
+            expected, actual = self.engine.run(graph(is_reversed=False), texts)
+            if isinstance(expected, str) or isinstance(actual, str):
+                which, error = ("reference", expected) if isinstance(expected, str) else ("answer", actual)
+                return Outcome(same=None, reason=f"the engine cannot run the {which}: {error}")
+            if not same_tails and not (len(expected) <= 1 and all(map(_keeps_one, tails))):
+                return Outcome(same=False, reason="has another SKIP or LIMIT than the reference")
+            if _matches(expected, actual, is_ordered):
+                is_conclusive = is_conclusive or bool(expected)
+                continue
+            # The reference may be ambiguous: then its result changes with the insertion order.
+            (reversed_rows,) = self.engine.run(graph(is_reversed=True), texts[:1])
+            if isinstance(reversed_rows, str) or _sort_rows(reversed_rows) != _sort_rows(expected):
+                continue
+            if not _matches(expected, actual, is_ordered and expected == reversed_rows):
+                return self._differ()
+            is_conclusive = is_conclusive or bool(expected)
+        return (
+            Outcome(same=True, reason="")
+            if is_conclusive
+            else Outcome(same=None, reason="the reference returns no rows on any test graph")
+        )
+
+    def _differ(self) -> Outcome:
+        if any(map(_may_reuse, (self.reference, self.answer))):
+            return Outcome(same=None, reason="the engine may match one relationship twice in a pattern")
+        return Outcome(same=False, reason="returns something else than the reference")
+
+
+def _matches(expected: list[object], actual: list[object], is_ordered: bool) -> bool:
+    return expected == actual if is_ordered else _sort_rows(expected) == _sort_rows(actual)
+
+
+def _find_obstacle(tokens: Sequence[Token]) -> str:
+    """Return why a query is not run; empty if it can be. Only reading queries are run."""
+    if acts := find_acts(tokens):
+        return f"{', '.join(sorted(acts))} is not run"
+    for index, token in enumerate(tokens):
+        if token.kind is Kind.PARAMETER or token.is_mark(";", "$"):
+            return f"{token.text} is not run"
+        if token.is_word("CALL", "LOAD", "COPY", "ATTACH", "INSTALL", "EXPORT", "IMPORT", "USE", "PROFILE", "EXPLAIN"):
+            return f"{token.text.upper()} is not run"
+        is_call = token.kind is Kind.NAME and token_at(tokens, index + 1).is_mark("(")
+        if is_call and (token.text.lower() in _DIFFERENT_FUNCTIONS or token_at(tokens, index - 1).is_mark(".")):
+            return f"{token.text}() may differ in the engine"
+        if token.is_mark("[") and _is_indexed(tokens, index):
+            return "the engine indexes lists from 1"
+    return ""
+
+
+def _is_indexed(tokens: Sequence[Token], index: int) -> bool:
+    before = token_at(tokens, index - 1)
+    is_value = before.is_mark(")", "]") or (
+        before.is_name and not before.is_word("IN", "RETURN", "WITH", "UNWIND", "AND")
+    )
+    return is_value and token_at(tokens, index + 1).kind is Kind.NUMBER
+
+
+def _split_tail(tokens: Sequence[Token]) -> tuple[list[Token], tuple[str, ...]]:
+    """Split off the last SKIP and LIMIT, which are compared as text: with ties their result is arbitrary."""
+    depth = 0
+    for index in range(len(tokens) - 1, -1, -1):
+        token = tokens[index]
+        depth += token.is_mark(")", "]", "}") - token.is_mark("(", "[", "{")
+        if depth == 0 and token.is_word("RETURN", "BY", "UNION"):
+            break
+        if depth == 0 and token.is_word("SKIP", "LIMIT", "OFFSET") and not token_at(tokens, index - 1).is_mark("."):
+            body, tail = _split_tail(tokens[:index])
+            written = tuple(render_token(one).upper() for one in tokens[index:])
+            return body, (*tail, *written)
+    return list(tokens), ()
+
+
+def _keeps_one(tail: tuple[str, ...]) -> bool:
+    return not tail or (len(tail) == 2 and tail[0] == "LIMIT" and tail[1].isdigit() and int(tail[1]) > 0)
+
+
+def _is_ordered(tokens: Sequence[Token]) -> bool:
+    """Return whether the last RETURN has an ORDER BY."""
+    last = max((index for index, token in enumerate(tokens) if token.is_word("RETURN")), default=0)
+    return any(token.is_word("ORDER") for token in tokens[last:])
+
+
+def _sort_rows(rows: list[object]) -> list[str]:
+    return sorted(json.dumps(row, sort_keys=True) for row in rows)
+
+
+def _may_reuse(tokens: Sequence[Token]) -> bool:
+    """Return whether a MATCH has two relationships of one type, which only Neo4j keeps distinct."""
+    types: set[str] = set()
+    previous = 0
+    for chain in find_chains(tokens, match_brackets(tokens)):
+        if any(token.is_word("MATCH", "EXISTS", "COUNT", "NOT") for token in tokens[previous : chain.start]):
+            types = set()
+        previous = chain.end
+        for arrow in chain.arrows:
+            names = set(arrow.element.names) or {"*"}
+            if types & names or "*" in types or (types and "*" in names):
+                return True
+            types |= names
+    return False
+
+
+def _shrink_counts(queries: Sequence[Sequence[Token]]) -> list[list[Token]]:
+    """Lower compared counts that no small graph reaches, in both queries: `count(b) > 12` becomes `count(b) > 2`.
+
+    Order and adjacency of the numbers are kept.
+    """
+    positions = [(at, index) for at, query in enumerate(queries) for index in _find_counts(query)]
+    sizes = sorted({int(queries[at][index].text) for at, index in positions})
+    if not sizes or sizes[-1] < 4:
+        return [list(query) for query in queries]
+    smaller = {sizes[0]: 2}
+    for before, size in pairwise(sizes):
+        smaller[size] = smaller[before] + min(2, size - before)
+    shrunk = [list(query) for query in queries]
+    for at, index in positions:
+        shrunk[at][index] = Token(Kind.NUMBER, str(smaller[int(queries[at][index].text)]))
+    return shrunk
+
+
+def _find_counts(tokens: Sequence[Token]) -> list[int]:
+    """Return the positions of numbers that an alias of `count(...)` is compared with."""
+    opened = {close: index for index, close in match_brackets(tokens).items()}
+    counts = {
+        tokens[index + 2].text
+        for index in opened
+        if token_at(tokens, opened[index] - 1).is_word("COUNT")
+        and token_at(tokens, index + 1).is_word("AS")
+        and token_at(tokens, index + 2).is_name
+    }
+    return [
+        index
+        for index, token in enumerate(tokens)
+        if token.kind is Kind.NUMBER
+        and token.text.isdigit()
+        and token_at(tokens, index - 1).is_mark("=", "<", ">", "<=", ">=", "<>")
+        and token_at(tokens, index - 2).text in counts
+        and not token_at(tokens, index - 3).is_mark(".")
+    ]
+
+
+def render_for_engine(tokens: Sequence[Token]) -> str:
+    """Translate a query to the engine's dialect: quoted names, MATCH in subqueries, trails instead of walks."""
+    variables = find_variables(tokens)
+    chains = find_chains(tokens, match_brackets(tokens))
+    arrows = [arrow.element for chain in chains for arrow in chain.arrows]
+    lengths = {at for one in arrows for at in range(one.start, one.end) if tokens[at].is_mark("*")}
+    tests = {chain.start: chain.end - 1 for chain in chains if chain.arrows and _is_test(tokens, chain.start)}
+    written: list[str] = []
+    for index, token in enumerate(tokens):
+        before, following = token_at(tokens, index - 1), token_at(tokens, index + 1)
+        if index in tests:
+            written += ["EXISTS", "{ MATCH", "("]
+        elif index in tests.values():
+            written += [")", "}"]
+        elif token.is_word(*map(str.upper, _COMPONENTS)) and _is_component(tokens, index):
+            _wrap_component(written, token.text.lower())
+        elif token.is_mark(".") and _is_component(tokens, index + 1):
+            continue
+        elif index in lengths:
+            written.append("* TRAIL")
+        elif token.is_mark("{") and before.is_word("EXISTS", "COUNT") and following.is_mark("("):
+            written.append("{ MATCH")
+        elif token.is_name and (is_variable(tokens, index, variables) or _is_schema_name(tokens, index)):
+            written.append("`" + token.text.replace("`", "``") + "`")
+        elif token.is_word("DATETIME", "LOCALDATETIME") and following.is_mark("("):
+            written.append("timestamp")
+        elif token.is_word("TYPE") and following.is_mark("("):
+            written.append("label")
+        else:
+            written.append(render_token(token))
+    return _glue(written)
+
+
+def _is_test(tokens: Sequence[Token], index: int) -> bool:
+    """Return whether a pattern is a predicate: `WHERE (a)-[:R]->(b)`."""
+    return token_at(tokens, index - 1).is_word("WHERE", "AND", "OR", "XOR", "NOT")
+
+
+def _is_component(tokens: Sequence[Token], index: int) -> bool:
+    """Return whether a name is a date component, like the year in `a.born.year`."""
+    return (
+        token_at(tokens, index).text.lower() in _COMPONENTS
+        and token_at(tokens, index - 1).is_mark(".")
+        and token_at(tokens, index - 2).is_name
+        and token_at(tokens, index - 3).is_mark(".")
+        and not token_at(tokens, index + 1).is_mark("(")
+    )
+
+
+def _wrap_component(written: list[str], component: str) -> None:
+    owner = [written.pop() for _ in range(3)][::-1]
+    written.append(f"date_part('{component}', {''.join(owner)})")
+
+
+def _is_schema_name(tokens: Sequence[Token], index: int) -> bool:
+    before, following = token_at(tokens, index - 1), token_at(tokens, index + 1)
+    if before.is_mark("."):
+        return not following.is_mark("(")
+    if following.is_mark(":") and before.is_mark("{", ","):
+        return True
+    return (
+        before.is_mark(":", "|") and not tokens[index].is_word("TRUE", "FALSE", "NULL") and not following.is_mark("(")
+    )
+
+
+def _glue(written: Sequence[str]) -> str:
+    """Join texts without spaces inside arrows, before the parenthesis of a call or around dots."""
+    text = ""
+    for at, piece in enumerate(written):
+        before = written[at - 1] if at else ""
+        is_call = piece == "(" and before not in ("-", ">", ",", "(", "MATCH", "{ MATCH")
+        in_arrow = piece in ("-", ">") and before in ("-", "]")
+        glued = piece == "." or before in (".", "<", "-") or is_call or in_arrow
+        text += ("" if glued or not text else " ") + piece
+    return text

@@ -1,0 +1,38 @@
+"""Quality gate: fails if an expert got worse by more than allowed, and the drop is statistically significant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.core.units import format_percent
+from launcher.judges.statistics import PairedChange
+
+SIGNIFICANCE_LEVEL = 0.05  # without a real change, the gate fails at most once in 20 times
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateVerdict:
+    """Result of the quality gate."""
+
+    is_open: bool
+    message: str
+
+
+def check_change(change: PairedChange, max_regression: float) -> GateVerdict:
+    """Apply the gate; `max_regression` is a difference of rates (0.05: five percentage points)."""
+    if change.num_rows == 0:
+        return GateVerdict(is_open=False, message="no row was judged in both evaluations: nothing to compare")
+    summary = (
+        f"{change.num_lost} of {change.num_rows} rows lost, {change.num_won} won: "
+        f"{change.difference * 100:+.1f} points ({change.low * 100:+.1f} to {change.high * 100:+.1f} with 95 %)"
+    )
+    allowed = format_percent(max_regression)
+    if -change.difference > max_regression and change.p_worse < SIGNIFICANCE_LEVEL:
+        accident = f"by chance once in {1 / max(change.p_worse, 1e-12):,.0f} times"
+        return GateVerdict(is_open=False, message=f"worse by more than {allowed}: {summary}; {accident}")
+    if -change.low > max_regression:
+        return GateVerdict(
+            is_open=True,
+            message=f"no drop of more than {allowed} is shown, and none is excluded: {summary}; evaluate more rows",
+        )
+    return GateVerdict(is_open=True, message=f"not worse by more than {allowed}: {summary}")

@@ -1,0 +1,1 @@
+"""Judge of JSON answers."""

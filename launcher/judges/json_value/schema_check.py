@@ -1,0 +1,153 @@
+"""JSON Schema validation by jsonschema-rs, which never downloads schemas.
+
+Schemas are part of the data and not trusted. One without references is validated in this process. One with references
+can take exponential time, so a worker process validates it under a timeout.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import lru_cache
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from launcher.core.errors import InputError
+from launcher.judges.json_value.compare import Json, load_json
+from launcher.judges.worker import make_python_worker
+
+if TYPE_CHECKING:
+    from jsonschema_rs import Validator
+
+_SECONDS, _MEMORY_MIB = 5.0, 1024
+_MAX_PRODUCT = 50_000_000  # characters of schema times characters of answer; a larger product is left to the worker
+_MAX_SCHEMA_CHARACTERS = 1_000_000
+_MAX_PATTERN_BYTES = 10 * 2**20
+_REFERENCES = ('"$ref"', '"$dynamicRef"', '"$recursiveRef"')
+# An object without any of these is not meant as a schema: everything would be valid.
+_KEYWORDS = frozenset(
+    {
+        "$schema", "$ref", "$defs", "definitions", "type", "enum", "const", "properties", "required", "items",
+        "prefixItems", "additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "not", "if", "pattern",
+        "format", "minimum", "maximum", "multipleOf", "minItems", "maxItems", "uniqueItems", "contains", "minLength",
+        "maxLength", "propertyNames",
+    }
+)  # fmt: skip
+
+
+class UnusableSchemaError(Exception):
+    """The schema is not valid, so no value can be checked against it."""
+
+
+def name_checker() -> str:
+    """Return package and version; raises InputError if it is not installed."""
+    _import()
+    return f"jsonschema-rs {version('jsonschema-rs')}"
+
+
+class SchemaChecker:
+    """Validator of values; starts a worker when a schema needs one."""
+
+    def __init__(self, *, seconds: float = _SECONDS) -> None:
+        self._worker = make_python_worker(__name__, seconds=seconds, memory_mib=_MEMORY_MIB)
+
+    def find_schema_violation(self, schema_text: str, value: Json, value_text: str) -> str:
+        """Return the first violation; empty if the value is valid.
+
+        Raises UnusableSchemaError, or WorkerError after a timeout.
+        """
+        if _is_linear(schema_text) and len(schema_text) * len(value_text) <= _MAX_PRODUCT:
+            return _describe(_load_validator(schema_text), value)
+        fault, violation = json.loads(self._worker.request(json.dumps([schema_text, value_text])))
+        if fault:
+            raise UnusableSchemaError(fault)
+        return str(violation)
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()
+
+
+def serve() -> None:
+    """Run the worker process: each input line has a JSON Schema and a value, each output line the verdict."""
+    print("ready", flush=True)
+    for line in sys.stdin:
+        schema_text, value_text = json.loads(line)
+        fault = violation = ""
+        try:
+            violation = _describe(_load_validator(schema_text), load_json(value_text))
+        except UnusableSchemaError as error:
+            fault = str(error)
+        print(json.dumps([fault, violation]), flush=True)
+
+
+def _is_linear(schema_text: str) -> bool:
+    """Return whether validation takes at most O(schema * value) time.
+
+    That is: no references (nor escapes that may hide one), and no pattern that needs backtracking.
+    """
+    if "\\u" in schema_text or any(word in schema_text for word in _REFERENCES):
+        return False
+    return "attern" not in schema_text or _has_plain_patterns(schema_text)
+
+
+@lru_cache(maxsize=4096)
+def _has_plain_patterns(schema_text: str) -> bool:
+    try:
+        _compile(_read_schema(schema_text), _import().RegexOptions(size_limit=_MAX_PATTERN_BYTES))
+    except UnusableSchemaError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=4096)
+def _load_validator(schema_text: str) -> Validator:
+    """Compile a schema; patterns use the linear-time engine if possible, else bounded backtracking."""
+    rs, schema = _import(), _read_schema(schema_text)
+    try:
+        return _compile(schema, rs.RegexOptions(size_limit=_MAX_PATTERN_BYTES))
+    except UnusableSchemaError:
+        return _compile(schema, rs.FancyRegexOptions(backtrack_limit=100_000, size_limit=_MAX_PATTERN_BYTES))
+
+
+def _compile(schema: Json, pattern_options: object) -> Validator:
+    """Compile a schema with format checks."""
+    rs = _import()
+    try:
+        validator: Validator = rs.validator_for(
+            schema, offline=True, validate_formats=True, pattern_options=pattern_options
+        )
+    except (ValueError, RecursionError, rs.ReferencingError) as error:
+        raise UnusableSchemaError(str(error).partition("\n")[0][:200]) from None
+    return validator
+
+
+def _describe(validator: Validator, value: Json) -> str:
+    if validator.is_valid(value):
+        return ""
+    error = next(iter(validator.iter_errors(value)))
+    where = ".".join(map(str, error.instance_path))[:60]
+    return f"{where + ': ' if where else ''}{error.message[:200]}"
+
+
+def _read_schema(text: str) -> dict[str, Json]:
+    if len(text) > _MAX_SCHEMA_CHARACTERS:
+        raise UnusableSchemaError("the schema is too long")
+    try:
+        tree = load_json(text)
+    except ValueError as error:
+        raise UnusableSchemaError(f"the schema {error}") from None
+    if not isinstance(tree, dict) or _KEYWORDS.isdisjoint(tree):
+        raise UnusableSchemaError("it is not a JSON Schema")
+    return tree
+
+
+def _import() -> Any:
+    try:
+        import jsonschema_rs
+    except ImportError:
+        raise InputError(
+            "JSON answers are checked against their schemas by jsonschema-rs, which is not installed",
+            hint="pip install 'expert-launcher[quality]'",
+        ) from None
+    return jsonschema_rs

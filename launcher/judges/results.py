@@ -1,0 +1,131 @@
+"""Results of an evaluation as stored on disk: every answer with its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from launcher.core.errors import InputError, Problem
+from launcher.core.frozen_model import Frozen
+from launcher.judges.base import Check, Verdict
+from launcher.judges.statistics import PairedChange, compare_paired, compute_rate
+
+_MIN_SHARED = 0.5  # share of the rows that both evaluations must have
+
+
+class CheckResult(Frozen):
+    """Pass rate of one check with its 95 % confidence interval."""
+
+    name: str
+    title: str
+    checker: str  # package and version
+    num_passed: int
+    num_judged: int
+    low: float
+    high: float
+
+    @property
+    def rate(self) -> float:
+        """Share of the judged answers that passed."""
+        return self.num_passed / self.num_judged if self.num_judged else 0.0
+
+
+class AnswerResult(Frozen):
+    """One generated answer and its verdict."""
+
+    key: str  # of the row
+    instruction: str
+    reference: str
+    answer: str
+    checks: dict[str, bool | None]
+    reason: str  # why the first check failed
+    num_tokens: int
+    end: str  # `length`: truncated
+
+
+class EvalResult(Frozen):
+    """An evaluation of a run, an adapter or a base model."""
+
+    schema_version: Literal[1] = 1
+    expert: str
+    subject: str  # what was evaluated: `run neo4j-…`, `adapter …`, `base …`
+    base: str
+    split: str
+    source: str
+    num_rows: int  # of the split; fewer may have been evaluated
+    main_check: str
+    checks: tuple[CheckResult, ...]
+    answers: tuple[AnswerResult, ...]
+    greedy: bool
+    seed: int
+    max_new_tokens: int
+    seconds: float  # of generation
+    judging_seconds: float
+    versions: dict[str, str]
+    made_at: str  # ISO 8601, UTC
+
+    @property
+    def main(self) -> CheckResult:
+        """The result of the main check."""
+        return next(check for check in self.checks if check.name == self.main_check)
+
+
+def summarize_checks(checks: Sequence[Check], verdicts: Sequence[Verdict]) -> tuple[CheckResult, ...]:
+    """Return the pass rate of each check."""
+    results = []
+    for check in checks:
+        rate = compute_rate([verdict.checks.get(check.name) for verdict in verdicts])
+        results.append(
+            CheckResult(
+                name=check.name,
+                title=check.title,
+                checker=check.checker,
+                num_passed=rate.num_passed,
+                num_judged=rate.num_judged,
+                low=rate.low,
+                high=rate.high,
+            )
+        )
+    return tuple(results)
+
+
+def load_result(file: Path) -> EvalResult:
+    """Load a stored evaluation; raises InputError."""
+    try:
+        return EvalResult.model_validate_json(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, ValidationError):
+        hint = "`launcher eval … -o FILE` writes one"
+        raise InputError(f"{file}: not the result of an evaluation", hint=hint) from None
+
+
+def compare_results(before: EvalResult, now: EvalResult) -> tuple[PairedChange, tuple[str, ...]]:
+    """Compare the main check on the rows that both have; also returns caveats."""
+    if before.main_check != now.main_check or before.expert != now.expert:
+        problems = (
+            Problem(where="expert", what=f"{before.expert} before, {now.expert} now"),
+            Problem(where="main check", what=f"{before.main_check} before, {now.main_check} now"),
+        )
+        raise InputError("the two evaluations are of different experts or checks", problems)
+    old = {answer.key: answer.checks.get(now.main_check) for answer in before.answers}
+    new = {answer.key: answer.checks.get(now.main_check) for answer in now.answers}
+    shared = sorted(old.keys() & new.keys())
+    if not shared:
+        raise InputError("the two evaluations have no row in common", hint="evaluate both on the same split")
+    if len(shared) < _MIN_SHARED * len(new):
+        raise InputError(
+            f"the two evaluations have only {len(shared)} rows in common, of {len(old)} before and {len(new)} now",
+            hint="evaluate both with the same split and the same --rows",
+        )
+    warnings = []
+    if len(shared) < max(len(old), len(new)):
+        warnings.append(f"{len(shared)} rows in common, of {len(old)} before and {len(new)} now")
+    if before.main.checker != now.main.checker:
+        warnings.append(f"judged by {before.main.checker} before, by {now.main.checker} now")
+    if before.base != now.base:
+        warnings.append(f"different base model: {before.base} before, {now.base} now")
+    return compare_paired([old[key] for key in shared], [new[key] for key in shared]), tuple(warnings)

@@ -1,0 +1,277 @@
+"""Worker process of the SQL judge: reads requests from stdin and writes verdicts to stdout.
+
+`SqlJudge` starts it. It limits its own resources before the first request, and may be killed at any time.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import os
+import resource
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import apsw
+from sqlglot import exp
+
+from launcher.judges.base import strip_code_fence
+from launcher.judges.sql.database import CannotRunError, Database
+from launcher.judges.sql.fixtures import NotComparedReason, QueryFixture, TestDatabase
+from launcher.judges.sql.judge import CPU_SECONDS, PARSED, PREPARED, READY, Request, WorkerVerdict, fail_from
+from launcher.judges.sql.parse import (
+    SqlParseError,
+    describe_kind,
+    find_rowid,
+    is_query,
+    is_same_query,
+    parse_statements,
+    split_statements,
+)
+from launcher.judges.sql.query_analysis import analyze_query
+
+
+class ParsedAnswer:
+    """A parsed answer; raises SqlParseError if neither sqlglot nor SQLite can parse it."""
+
+    def __init__(self, text: str, fixture: QueryFixture) -> None:
+        self.sql = strip_code_fence(text)
+        self.statements: list[exp.Expr] | None
+        try:
+            self.statements = parse_statements(self.sql, fixture.names)
+        except SqlParseError:
+            if not _is_parsed_by_sqlite(self.sql):
+                raise
+            self.statements = None  # SQLite accepts it
+        if self.statements is not None and not self.statements:
+            raise SqlParseError("it contains no statement")
+        if self.statements is not None and len(self.statements) == 1 and ";" in self.sql.rstrip(";"):
+            self.sql = split_statements(self.sql)[0]  # SQLite takes a comment after a semicolon for a statement
+
+
+def _is_parsed_by_sqlite(sql: str) -> bool:
+    database = Database("")
+    database.make_read_only()
+    try:
+        database.run(sql, 0)
+    except CannotRunError as error:
+        return str(error).startswith("no such")  # names are resolved after parsing
+    finally:
+        database.close()
+    return True
+
+
+def drop_unjudgeable(fixture: QueryFixture, verdict: WorkerVerdict) -> WorkerVerdict:
+    """Set checks that the row cannot decide to None.
+
+    Whether a row can be judged must not depend on the answer; otherwise only wrong answers would count.
+    """
+    if fixture.why_not_run or not fixture.reference_is_query:
+        return verdict.model_copy(update={"executes": None, "result": None})
+    return verdict.model_copy(update={"result": None}) if fixture.why_not_compared else verdict
+
+
+def judge_answer(fixture: QueryFixture, answer: ParsedAnswer) -> WorkerVerdict:
+    """Return the verdict on an answer that parses."""
+    refusal = _refuse(fixture, answer)
+    if refusal:
+        return fail_from(refusal, parses=True)
+    if fixture.why_not_run or not fixture.reference_is_query:
+        return WorkerVerdict(parses=True, reason=f"not judged: {fixture.why_not_run or fixture.why_not_compared}")
+    if fixture.why_not_compared:
+        return _judge_without_reference(fixture, answer)
+    try:
+        is_equal = _compare(fixture, answer)
+    except CannotRunError as error:
+        return fail_from(f"it does not run: {error}", parses=True)
+    if is_equal is False:
+        return fail_from("its result differs from the reference's", parses=True, executes=True)
+    if is_equal is None:
+        reason = "not judged: the reference returns the same on all test databases, or its result is not deterministic"
+        return WorkerVerdict(parses=True, executes=True, reason=reason)
+    return WorkerVerdict(parses=True, executes=True, result=True)
+
+
+def _compare(fixture: QueryFixture, answer: ParsedAnswer) -> bool | None:
+    """Compare results on one database after another until they differ; None if no database can distinguish.
+
+    An answer that is written like the reference needs only one distinguishing pair of databases.
+    """
+    candidates = list(range(len(fixture.accepted)))
+    first = answer.statements[0] if answer.statements else None
+    verbatim = [index for index in candidates if is_same_query(first, fixture.accepted[index].statement)]
+    used: list[TestDatabase] = []
+    for database in fixture.iterate_databases():
+        used.append(database)
+        candidates = _keep_equal(fixture, answer, database, candidates)
+        if not candidates:
+            return False
+        if any(index in candidates and _is_distinguishing(used, index) for index in verbatim):
+            return True
+    if first is not None and not verbatim:
+        for database in fixture.make_targeted_databases(analyze_query(first, fixture.schema)):
+            candidates = _keep_equal(fixture, answer, database, candidates)
+            database.sqlite.close()
+            if not candidates:
+                return False
+    return True if any(_is_distinguishing(used, index) for index in candidates) else None
+
+
+def _is_distinguishing(databases: Sequence[TestDatabase], index: int) -> bool:
+    """Return whether the reference has different results; one constant result is matched by too many answers."""
+    settled = [expected for database in databases if (expected := database.expected[index]) is not None]
+    return any(expected != settled[0] for expected in settled[1:])
+
+
+def _keep_equal(
+    fixture: QueryFixture, answer: ParsedAnswer, database: TestDatabase, candidates: list[int]
+) -> list[int]:
+    """Return the indices of the accepted queries that return the same rows as the answer."""
+    cap = max((expected.num_rows for expected in database.expected if expected is not None), default=0)
+    runs = [database.sqlite.run(answer.sql, cap)]
+    if any(fixture.accepted[index].has_order for index in candidates):
+        with database.sqlite.reversed_scans():  # an order without ORDER BY is accidental
+            runs.append(database.sqlite.run(answer.sql, cap))
+    return [
+        index
+        for index in candidates
+        if (expected := database.expected[index]) is None
+        or all(run.complete and expected.accepts(run.rows, run.num_columns) for run in runs)
+    ]
+
+
+def _refuse(fixture: QueryFixture, answer: ParsedAnswer) -> str:
+    """Return why an answer is wrong without running it; empty if it has to run."""
+    if answer.statements is None:
+        return ""
+    max_statements = fixture.num_references if fixture.why_not_run else 1
+    if len(answer.statements) > max(max_statements, 1):
+        return f"it contains {len(answer.statements)} statements instead of one"
+    if fixture.reference_is_query:
+        for statement in answer.statements:
+            if not is_query(statement):
+                return f"it is not a query but {describe_kind(statement)}"
+            rowid = (
+                "" if fixture.why_not_run or fixture.reads_rowid else find_rowid(statement, answer.sql, fixture.names)
+            )
+            if rowid:
+                return f"it does not run: no such column: {rowid}"
+    return ""
+
+
+def _judge_without_reference(fixture: QueryFixture, answer: ParsedAnswer) -> WorkerVerdict:
+    """Judge an answer whose result cannot be compared.
+
+    A reference that does not run may be in a dialect that SQLite does not support; an unknown name is wrong in any.
+    """
+    reason = f"not judged: {fixture.why_not_compared}"
+    try:
+        for database in fixture.iterate_databases():
+            database.sqlite.run(answer.sql, 0)
+    except CannotRunError as error:
+        kind = fixture.not_compared
+        is_foreign = (
+            kind in (NotComparedReason.UNREADABLE, NotComparedReason.DOES_NOT_RUN) and not error.is_unknown_name
+        )
+        if kind is NotComparedReason.UNKNOWN_NAME or is_foreign:
+            return WorkerVerdict(parses=True, reason=reason)
+        return fail_from(f"it does not run: {error}", parses=True)
+    return WorkerVerdict(parses=True, executes=True if fixture.databases else None, reason=reason)
+
+
+MEMORY_BYTES = 768 * 2**20  # address space; Python, sqlglot and SQLite need about 150 MiB
+_SQLITE_BYTES = 128 * 2**20
+_OPEN_FILES = 16
+_RECURSION = 4_000  # sqlglot makes about 20 nested calls per pair of parentheses
+_CACHED_FIXTURES = 4
+
+
+def main() -> int:
+    """Judge one request per line of stdin."""
+    import sqlglot.dialects.mysql
+    import sqlglot.dialects.postgres
+    import sqlglot.dialects.sqlite
+    import sqlglot.dialects.tsql  # noqa: F401  (no file can be opened later)
+
+    logging.disable()
+    gc.freeze()  # scanning the objects of imported packages takes a tenth of the time
+    gc.set_threshold(20_000)
+    sys.setrecursionlimit(_RECURSION)
+    apsw.hard_heap_limit(_SQLITE_BYTES)
+    _limit_process()
+    fixtures: OrderedDict[tuple[str, str], QueryFixture] = OrderedDict()
+    _write(READY)
+    for line in sys.stdin:
+        request = Request.model_validate_json(line)
+        _extend_cpu_limit()
+        _write(_judge(request, fixtures).model_dump_json())
+    return 0
+
+
+def _judge(request: Request, fixtures: OrderedDict[tuple[str, str], QueryFixture]) -> WorkerVerdict:
+    try:
+        fixture = _get_fixture(request, fixtures)
+    except Exception as error:  # an unforeseen row costs its own verdict, not the evaluation
+        return WorkerVerdict(reason=f"not judged: the row's tables and reference: {type(error).__name__}: {error}")
+    _write(PREPARED)
+    _extend_cpu_limit()
+    return drop_unjudgeable(fixture, _judge_request(request, fixture))
+
+
+def _judge_request(request: Request, fixture: QueryFixture) -> WorkerVerdict:
+    try:
+        answer = ParsedAnswer(request.answer, fixture)
+    except SqlParseError as error:
+        if not fixture.reference_is_readable:  # probably another dialect than SQLite's
+            return WorkerVerdict(reason=f"not judged: neither it nor the reference can be parsed: {error}")
+        return fail_from(f"it does not parse: {error}")
+    except Exception as error:
+        return fail_from(f"it does not parse: {type(error).__name__}: {error}")
+    _write(PARSED)
+    try:
+        return judge_answer(fixture, answer)
+    except Exception as error:
+        return fail_from(f"it cannot be judged: {type(error).__name__}: {error}", parses=True)
+
+
+def _get_fixture(request: Request, fixtures: OrderedDict[tuple[str, str], QueryFixture]) -> QueryFixture:
+    key = (request.context, request.reference)
+    if key in fixtures:
+        fixtures.move_to_end(key)
+        return fixtures[key]
+    if len(fixtures) >= _CACHED_FIXTURES:
+        fixtures.popitem(last=False)[1].close()
+    fixtures[key] = QueryFixture(request.context, request.reference)
+    return fixtures[key]
+
+
+def _limit_process() -> None:
+    """Limit memory and open files; forbid writing files and core dumps."""
+    limits = {
+        resource.RLIMIT_AS: MEMORY_BYTES,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_NOFILE: _OPEN_FILES,
+        resource.RLIMIT_CORE: 0,
+    }
+    for limit, value in limits.items():
+        _, hard = resource.getrlimit(limit)
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (value, value))
+
+
+def _extend_cpu_limit() -> None:
+    """Raise the CPU limit for the next answer: it counts from the start of the process."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = math.ceil(time.process_time()) + CPU_SECONDS
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+
+
+def _write(line: str) -> None:
+    os.write(sys.stdout.fileno(), (line + "\n").encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

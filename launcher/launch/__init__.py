@@ -1,0 +1,1 @@
+"""Write a run directory, start accelerate, supervise and restart it."""

@@ -1,0 +1,261 @@
+"""Relay of the child's output to our console and to the run's log.
+
+accelerate and torch's agent end every failed run with tracebacks of their own, below the message that the training has
+already printed. stderr therefore goes through a gate, which holds back a traceback until it is known whether the
+training has reported the error itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import select
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+_TRACEBACK = b"Traceback (most recent call last):"
+# Possible prefixes: escape codes that clear a progress bar, and the rank, from torch's --tee and from torch.
+_PREFIXES = re.compile(rb"(?:\x1b\[[0-9;?]*[A-Za-z])*(?:\[[A-Za-z_]+\d+\]: ?)*")
+_PART_OF_PREFIX = re.compile(rb"\x1b(?:\[[0-9;?]*)?|\[[A-Za-z_]*\d*\]?:?")
+_AGENT_LINE = re.compile(rb"[WEF]\d{4} \d\d:\d\d:\d\d\S* +\d+ +\S*torch/distributed/elastic/")
+_AGENT_START = b"E0000 00:00:00"  # its pattern, each digit as 0
+_PART_OF_AGENT_LINE = re.compile(rb"[WEF]\d{4} \d\d:\d\d:\d\d[^\r\n]{0,60}")
+_LINE_END = re.compile(rb"[\r\n]")
+_SAME_DIGIT = bytes.maketrans(b"123456789WF", b"000000000EE")
+
+_PARTIAL_LINE_SECONDS = 0.2
+_UNENDED_LINE_SECONDS = 2.0  # Python writes the line break separately, on a busy machine some time later
+_CHUNK_BYTES = 65536
+_TAIL_BYTES = 65536
+
+
+class Gate:
+    """Filter of a byte stream that holds everything back from the first line of a traceback."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._held_since: float | None = None
+        self._partial = b""
+        self._is_line_start = True
+
+    @property
+    def has_partial(self) -> bool:
+        """Whether the start of a line is held that may become a traceback; flush() it after a moment."""
+        return bool(self._partial)
+
+    @property
+    def held_seconds(self) -> float:
+        """Return for how long output has been held back."""
+        return 0.0 if self._held_since is None else time.monotonic() - self._held_since
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes and return those to show now."""
+        if self._held_since is not None:
+            self._held += data
+            return b""
+        data, self._partial = self._partial + data, b""
+        position = 0
+        while position < len(data):
+            end = _LINE_END.search(data, position)
+            if self._is_line_start:
+                line = data[position : end.start() if end else None]
+                if _starts_noise(line):
+                    self._held += data[position:]
+                    self._held_since = time.monotonic()
+                    break
+                if end is None and _may_start_noise(line):
+                    self._partial = line
+                    break
+            self._is_line_start = end is not None
+            position = end.end() if end else len(data)
+        return data[:position]
+
+    def flush(self) -> bytes:
+        """Return the partial line: nothing followed that would make it a traceback."""
+        partial, self._partial = self._partial, b""
+        self._is_line_start = self._is_line_start and not partial
+        return partial
+
+    def release(self) -> bytes:
+        """Return everything that is held and stop holding."""
+        text = self.flush() + bytes(self._held)
+        self._held.clear()
+        self._held_since = None
+        self._is_line_start = not text or text[-1:] in b"\r\n"
+        return text
+
+
+def _starts_noise(line: bytes) -> bool:
+    rest = _without_prefixes(line)
+    return rest.startswith(_TRACEBACK) or _AGENT_LINE.match(rest) is not None
+
+
+def _may_start_noise(line: bytes) -> bool:
+    rest = _without_prefixes(line)
+    return bool(
+        _TRACEBACK.startswith(rest)
+        or _AGENT_START.startswith(rest.translate(_SAME_DIGIT))
+        or _PART_OF_AGENT_LINE.fullmatch(rest)
+        or _PART_OF_PREFIX.fullmatch(rest)
+    )
+
+
+def _without_prefixes(line: bytes) -> bytes:
+    match = _PREFIXES.match(line)
+    return line[match.end() :] if match else line
+
+
+class _Sink:
+    """An output that may fail (closed terminal, full disk) without stopping the training."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> None:
+        with self._lock:
+            if self.error is not None or not data:
+                return
+            try:
+                self._stream.write(data)
+                self._stream.flush()
+            except OSError as error:
+                self.error = error
+
+    def close(self) -> None:
+        with self._lock:
+            self.error = self.error or OSError(errno.EBADF, os.strerror(errno.EBADF))
+            self._stream.close()
+
+
+class _Lines:
+    """Line buffer of one stream in front of a log that two streams share."""
+
+    def __init__(self, log: _Sink) -> None:
+        self._log = log
+        self._unended = b""
+
+    @property
+    def has_unended(self) -> bool:
+        return bool(self._unended)
+
+    def write(self, data: bytes) -> None:
+        data = self._unended + data
+        end = 1 + max(data.rfind(b"\n"), data.rfind(b"\r"))
+        self._log.write(data[:end])
+        self._unended = data[end:]
+        if len(self._unended) > _CHUNK_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        self._log.write(self._unended)
+        self._unended = b""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Console:
+    """Destinations of the child's two streams; both are our stderr if a program reads our stdout."""
+
+    stdout: IO[bytes]
+    stderr: IO[bytes]
+    columns: int | None = None  # None if stderr is not a terminal
+
+
+class Relay:
+    """Two reader threads and one log: start() with the child's pipes, finish() when the child has ended."""
+
+    def __init__(self, console: Console, log: Path) -> None:
+        self._log_path = log
+        self._log = _Sink(log.open("ab", buffering=0))
+        self._stdout, self._stderr = _Sink(console.stdout), _Sink(console.stderr)
+        self._is_terminal = console.columns is not None
+        self._gate = Gate()
+        self._gate_lock = threading.Lock()
+        self._tail = bytearray()
+        self._pumps: list[threading.Thread] = []
+
+    @property
+    def tail(self) -> str:
+        """The end of the child's stderr, shown or held."""
+        with self._gate_lock:
+            return self._tail.decode("utf-8", "replace")
+
+    def start(self, stdout: IO[bytes], stderr: IO[bytes]) -> None:
+        """Start reading the child's pipes."""
+        for target, pipe in ((self._pump_stdout, stdout), (self._pump_stderr, stderr)):
+            pump = threading.Thread(target=target, args=(pipe.fileno(),), daemon=True)
+            pump.start()
+            self._pumps.append(pump)
+
+    def log(self, line: str) -> None:
+        """Write a line of ours to stderr and to the log, clearing a progress bar of the child first."""
+        data = f"{line}\n".encode(errors="replace")
+        self._log.write(data)
+        self._stderr.write((b"\r\x1b[K" if self._is_terminal else b"") + data)
+
+    def held_seconds(self) -> float:
+        """Return for how long a traceback has been held back."""
+        with self._gate_lock:
+            return self._gate.held_seconds
+
+    def release(self) -> None:
+        """Show what is held: the training continues, or did not report the error itself."""
+        with self._gate_lock:
+            self._stderr.write(self._gate.release())
+
+    def finish(self, limit_seconds: float) -> None:
+        """Wait for the last bytes, but not for a foreign process that keeps a pipe open."""
+        deadline = time.monotonic() + limit_seconds
+        for pump in self._pumps:
+            pump.join(max(0.0, deadline - time.monotonic()))
+        if self._log.error is not None:
+            self.log(f"warning: {self._log_path} is incomplete: {self._log.error.strerror}")
+
+    def close(self) -> None:
+        """Close the log."""
+        self._log.close()
+
+    def _pump_stdout(self, pipe: int) -> None:
+        log = _Lines(self._log)
+        while data := _read(pipe, log):
+            log.write(data)
+            self._stdout.write(data)
+
+    def _pump_stderr(self, pipe: int) -> None:
+        log = _Lines(self._log)
+        while True:
+            if self._gate.has_partial and not _has_data(pipe, _PARTIAL_LINE_SECONDS):
+                with self._gate_lock:
+                    self._stderr.write(self._gate.flush())
+            data = _read(pipe, log)
+            log.write(data)
+            with self._gate_lock:
+                self._tail = (self._tail + data)[-_TAIL_BYTES:]
+                self._stderr.write(self._gate.feed(data) if data else self._gate.flush())
+            if not data:
+                return
+
+
+def _has_data(pipe: int, seconds: float) -> bool:
+    try:
+        return bool(select.select([pipe], [], [], seconds)[0])
+    except (OSError, ValueError):  # closed while finish() no longer waited
+        return True
+
+
+def _read(pipe: int, log: _Lines) -> bytes:
+    """Return the next bytes, none at the end; a line without an end goes to the log after a while."""
+    if log.has_unended and not _has_data(pipe, _UNENDED_LINE_SECONDS):
+        log.flush()
+    try:
+        data = os.read(pipe, _CHUNK_BYTES)
+    except OSError:
+        data = b""
+    if not data:
+        log.flush()
+    return data

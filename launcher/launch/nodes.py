@@ -1,0 +1,161 @@
+"""One node of several: rendezvous address, checks of it, and the run directory that the nodes may share.
+
+Every wait has a timeout. Errors that torch's agent would report as a traceback, minutes later, are found before it
+starts.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.core.errors import InputError, Problem, RunFailedError, show_value
+from launcher.core.frozen_model import flatten
+from launcher.core.run_paths import RunPaths, make_run_paths
+from launcher.plan import Plan, load_plan
+from launcher.render.rendezvous import Rendezvous, check_rendezvous
+from launcher.render.spec import make_launch_spec
+from launcher.runs.record import load_outcome
+
+_POLL_SECONDS = 0.5
+_ATTEMPT_SECONDS = 5.0  # per connection attempt: a firewall may drop packets silently
+_WRITING_SECONDS = 60.0  # how long another node may take to write the run directory
+_MAX_SHOWN = 12
+# Explanations, and measurements of one node: nothing that runs depends on them.
+_EXPLANATIONS = ("decisions", "memory", "notes", "speed")
+_MEASURED = ("hardware.free_vram_mib", "hardware.ram_gib_per_node")
+JOIN_FLAGS = "--node-rank R --rendezvous HOST:PORT --run-id ID"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """Rank and rendezvous of one node."""
+
+    rank: int
+    rendezvous: Rendezvous
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of node 0."""
+        host = self.rendezvous.host
+        return f"[{host}]:{self.rendezvous.port}" if ":" in host else f"{host}:{self.rendezvous.port}"
+
+    @property
+    def keeps_record(self) -> bool:
+        """Whether rank 0, which writes outcome.json, is certain to run here: with c10d it may run on any node."""
+        return self.rank == 0 and self.rendezvous.backend == "static"
+
+
+def check_node(plan: Plan, node: Node) -> None:
+    """Check everything that can be known before data is prepared; torch would report a busy port only after loading."""
+    check_rendezvous(make_launch_spec(plan), node.rendezvous, node.rank)
+    _resolve(node)
+    if node.rank == 0:
+        check_port_free(node)
+
+
+def check_port_free(node: Node) -> None:
+    """Bind the port on every interface, as torch's store will, and release it."""
+    assert isinstance(node.rendezvous.port, int)
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    try:
+        socket.create_server(
+            ("", node.rendezvous.port), family=family, dualstack_ipv6=family == socket.AF_INET6, reuse_port=False
+        ).close()
+    except OSError as error:
+        reason = "it is already in use" if error.errno == errno.EADDRINUSE else f"{error.strerror}"
+        raise InputError(
+            f"--rendezvous {node.address}: node 0 cannot listen on port {node.rendezvous.port}: {reason}",
+            hint="give all nodes another port; another run on this machine may use it",
+        ) from None
+
+
+def wait_for_head(node: Node) -> None:
+    """Wait until node 0 listens, at most as long as the join timeout."""
+    assert isinstance(node.rendezvous.port, int)
+    limit = node.rendezvous.join_timeout_seconds
+    began = time.monotonic()
+    reason = "no answer"
+    while (left := began + limit - time.monotonic()) > 0:
+        try:
+            endpoint = (node.rendezvous.host, node.rendezvous.port)
+            socket.create_connection(endpoint, timeout=min(_ATTEMPT_SECONDS, left)).close()
+            return
+        except OSError as error:
+            reason = error.strerror or str(error) or reason
+        time.sleep(min(_POLL_SECONDS, max(0.0, left)))
+    raise RunFailedError(
+        f"node {node.rank} could not reach node 0 at {node.address} for {limit} s: {reason}",
+        hint="is node 0 started, with the same --rendezvous, and is the port open between the nodes? "
+        "--join-timeout waits longer",
+    )
+
+
+def _resolve(node: Node) -> None:
+    try:
+        socket.getaddrinfo(node.rendezvous.host, node.rendezvous.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a host name"
+        raise InputError(f"--rendezvous {node.address}: the host cannot be found: {reason}") from None
+
+
+def find_run_to_join(runs_dir: Path, run_id: str, plan: Plan, node: Node) -> RunPaths | None:
+    """Return this run's directory if another node has created it on a shared file system, else None.
+
+    Raises InputError for another plan under the same name, or a run that has already started.
+    """
+    paths = RunPaths(make_run_paths(runs_dir, run_id).root, node_rank=node.rank)
+    if not os.path.lexists(paths.root):
+        return None
+    _check_not_started(paths, node)
+    _check_same_plan(paths, plan, _load_plan(paths))
+    return paths
+
+
+def _check_not_started(paths: RunPaths, node: Node) -> None:
+    outcome = load_outcome(paths.outcome)
+    if outcome is None or (node.rank > 0 and not outcome.is_final):
+        return
+    state = f"has ended already ({outcome.status})" if outcome.is_final else "has been started already"
+    raise InputError(f"{paths.root}: this run {state}", hint="choose another --run-id, the same on all nodes")
+
+
+def _load_plan(paths: RunPaths) -> Plan:
+    """Load plan.json, which is written last: with it the directory is complete."""
+    deadline = time.monotonic() + _WRITING_SECONDS
+    is_recent = time.time() - paths.root.lstat().st_mtime < _WRITING_SECONDS
+    while is_recent and not paths.plan.is_file() and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    try:
+        return load_plan(paths.plan)
+    except InputError:
+        raise InputError(
+            f"{paths.root} already exists and has no plan that can be joined",
+            hint="choose another --run-id, the same on all nodes",
+        ) from None
+
+
+def _check_same_plan(paths: RunPaths, ours: Plan, theirs: Plan) -> None:
+    problems = find_differences(theirs, ours)
+    if problems:
+        more = len(problems) - _MAX_SHOWN
+        shown = problems[:_MAX_SHOWN] + ((Problem(where="", what=f"and {more} more"),) if more > 0 else ())
+        raise InputError(
+            f"{paths.root} has a different plan than this node",
+            shown,
+            "start every node with the same flags and the same version, or choose another --run-id",
+        )
+
+
+def find_differences(theirs: Plan, ours: Plan) -> tuple[Problem, ...]:
+    """List the settings in which two plans differ, without explanations and measurements."""
+    there, here = (flatten(plan.model_dump(mode="json", exclude=set(_EXPLANATIONS))) for plan in (theirs, ours))
+    return tuple(
+        Problem(where=key, what=f"{show_value(there.get(key))} there, {show_value(here.get(key))} on this node")
+        for key in sorted(there.keys() | here.keys())
+        if key not in _MEASURED and there.get(key) != here.get(key)
+    )

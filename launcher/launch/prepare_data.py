@@ -1,0 +1,82 @@
+"""Prepared data of planned runs, and the inventory of all data on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.core.choices import Profile
+from launcher.core.errors import LauncherError
+from launcher.corpus.inventory import (
+    CachedDataset,
+    CurrentKeys,
+    StoreEntry,
+    get_dataset_cache_dirs,
+    list_cached_datasets,
+    list_stores,
+)
+from launcher.corpus.prepare import Prepared, prepare
+from launcher.corpus.spec import compute_current_key, get_expert_stores_dir, get_stores_dir, make_preparation_spec
+from launcher.corpus.tokenizer import load_tokenizer
+from launcher.manifest import list_experts
+from launcher.request.request import PlannedRun, Request, base_folders, plan_request
+
+# Prepared data does not depend on the hardware, but a plan needs some.
+_ANY_GPU = "h100"
+_PROFILES: tuple[Profile, ...] = ("full", "smoke")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataInventory:
+    """Cached datasets and prepared stores."""
+
+    datasets: tuple[CachedDataset, ...]
+    stores: tuple[StoreEntry, ...]
+
+
+def take_inventory() -> DataInventory:
+    """List caches and stores, those of known experts and all others, without downloading anything."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's client is imported, which has not happened yet
+    users: dict[str, list[str]] = {}
+    keys: dict[str, CurrentKeys] = {}
+    default = get_stores_dir()
+    roots = sorted(folder for folder in default.iterdir() if folder.is_dir()) if default.is_dir() else []
+    for name in list_experts():
+        plans = _plan_profiles(name)
+        for planned in plans:
+            path = planned.loaded.manifest.training.dataset.path
+            if path is not None and name not in users.setdefault(path.partition("::")[0], []):
+                users[path.partition("::")[0]].append(name)
+            keys[planned.plan.expert] = _current_keys(plans)
+            roots.append(get_expert_stores_dir(planned.plan))
+    caches = get_dataset_cache_dirs(os.environ, Path.home())
+    return DataInventory(datasets=tuple(list_cached_datasets(caches, users)), stores=tuple(list_stores(roots, keys)))
+
+
+def _plan_profiles(expert: str) -> list[PlannedRun]:
+    """Plan both profiles, skipping errors: a broken manifest must not hide the other experts' data."""
+    plans = []
+    for profile in _PROFILES:
+        with suppress(LauncherError):
+            plans.append(plan_request(Request(expert=expert, gpu=_ANY_GPU, profile=profile)))
+    return plans
+
+
+def _current_keys(plans: Sequence[PlannedRun]) -> CurrentKeys:
+    keys = [
+        compute_current_key(planned.plan, planned.loaded.folder, base_folders(planned.loaded.folder))
+        for planned in plans
+    ]
+    is_complete = None not in keys and len(plans) == len(_PROFILES)
+    return CurrentKeys(keys=frozenset(key for key in keys if key), is_complete=is_complete)
+
+
+def prepare_planned(planned: PlannedRun, report: Callable[[str], None], advance: Callable[[int], None]) -> Prepared:
+    """Tokenize and pack a planned run's data, or find it prepared."""
+    plan = planned.plan
+    folders = base_folders(planned.loaded.folder)
+    tokenizer = load_tokenizer(plan.base.name, folders, allow_tiny_fallback=plan.random_weights)
+    return prepare(make_preparation_spec(plan, planned.loaded.folder, tokenizer), report, advance)

@@ -1,0 +1,79 @@
+"""Resume of an existing run: its request, planned again for the current hardware and compared before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.core.errors import InputError
+from launcher.core.run_paths import RunPaths
+from launcher.launch.write_run import write_run_files
+from launcher.plan import load_plan
+from launcher.plan.resume_identity import collect_learning_settings, find_changed_settings
+from launcher.render import Rendezvous, SlurmOptions
+from launcher.request.request import PlannedRun, Request, load_request, merge_requests, plan_request
+from launcher.request.run_directory import find_run_to_resume
+from launcher.runs.checkpoints import find_newest
+from launcher.runs.record import load_outcome
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResumedRun:
+    """A run to resume, with its new plan."""
+
+    planned: PlannedRun
+    paths: RunPaths
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run has finished."""
+        outcome = load_outcome(self.paths.outcome)
+        return outcome is not None and outcome.status == "done"
+
+    def describe(self) -> str:
+        """Say from which checkpoint the run would resume; the training checks it again."""
+        checkpoint, damaged = find_newest(self.paths)
+        lines = [f"warning: {problem}" for problem in damaged]
+        if checkpoint is None:
+            lines.append(f"resuming {self.paths.root}: no checkpoint, starting at step 1")
+        else:
+            done, total = checkpoint.manifest.step, checkpoint.manifest.num_steps
+            lines.append(f"resuming {self.paths.root}: step {done:,} of {total:,} is saved in {checkpoint.folder}")
+        return "\n".join(lines)
+
+
+def plan_resumed(runs_dir: Path, name: str, overrides: Request) -> ResumedRun:
+    """Plan an existing run again: its own request, overridden by the flags given now."""
+    paths = find_run_to_resume(runs_dir, name, overrides.expert)
+    planned = plan_request(merge_requests(load_request(paths.request), overrides))
+    return ResumedRun(planned=planned, paths=paths)
+
+
+def check_unchanged(resumed: ResumedRun) -> None:
+    """Refuse changed training settings. The training itself compares data and base weights."""
+    before = collect_learning_settings(load_plan(resumed.paths.plan))
+    problems = find_changed_settings(before, collect_learning_settings(resumed.planned.plan))
+    if problems:
+        raise InputError(
+            f"{resumed.paths.root}: the settings differ from those this run was trained with",
+            problems,
+            "undo the change, or train a new run; --allow-changed-inputs resumes anyway",
+        )
+
+
+def rewrite_run(
+    resumed: ResumedRun,
+    *,
+    rendezvous: Rendezvous | None = None,
+    slurm: SlurmOptions | None = None,
+    script_args: Sequence[str] = (),
+) -> None:
+    """Write the files of the new plan; the replaced plan is kept in logs/."""
+    paths, plan = resumed.paths, resumed.planned.plan
+    before = paths.plan.read_text(encoding="utf-8")
+    if before != plan.model_dump_json(indent=2) + "\n":
+        outcome = load_outcome(paths.outcome)
+        number = 1 if outcome is None else max(1, len(outcome.attempts))
+        (paths.logs / f"plan-of-attempt-{number}.json").write_text(before, encoding="utf-8")
+    write_run_files(resumed.planned, paths, rendezvous=rendezvous, slurm=slurm, script_args=script_args)

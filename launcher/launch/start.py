@@ -1,0 +1,226 @@
+"""Start of a written run by `accelerate launch`, supervised until its last process has ended."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from launcher.analysis.report import write_report
+from launcher.core.choices import DEEPSPEED_STRATEGIES
+from launcher.core.errors import ExitCode, InputError, RunFailedError
+from launcher.core.processes import LAUNCHER_TERMINAL, make_child_environment
+from launcher.core.run_paths import RunPaths
+from launcher.hardware.model import Hardware, format_hardware
+from launcher.hardware.probe import probe_hardware
+from launcher.launch.console import Console, Relay
+from launcher.launch.exit_status import (
+    describe_dead_ranks,
+    explain_missing_nodes,
+    is_out_of_memory,
+    make_node_outcome,
+    make_outcome,
+)
+from launcher.launch.multi_agent import make_argv
+from launcher.launch.nodes import JOIN_FLAGS, Node, check_node
+from launcher.launch.supervise import ChildExit, Timeouts, supervise
+from launcher.launch.write_run import find_train_script
+from launcher.plan.model import Plan
+from launcher.render import Command, render_command
+from launcher.runs.record import Outcome, load_outcome, write_outcome
+
+# By this Python, not by the first `accelerate` on the PATH.
+ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch")
+
+_RECORD_SECONDS = 5.0  # how long rank 0 may take, on another node, to write outcome.json
+_POLL_SECONDS = 0.2
+
+_PACKAGES = ("accelerate", "jinja2", "numpy", "peft", "pyarrow", "tokenizers", "torch", "transformers")
+
+
+def check_packages(plan: Plan) -> None:
+    """Refuse a plan whose packages are not installed, without importing them."""
+    needed = (*_PACKAGES, "deepspeed") if plan.strategy in DEEPSPEED_STRATEGIES else _PACKAGES
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"training needs packages that are not installed: {', '.join(missing)}",
+            hint="pip install 'expert-launcher[train]', or `make train`, which installs them",
+        )
+
+
+def check_startable(plan: Plan, node: Node | None = None) -> None:
+    """Refuse a plan for other hardware: it can be written here, but not started."""
+    planned = plan.hardware
+    if planned.nodes > 1 and node is None:
+        raise InputError(
+            f"this plan is for {format_hardware(planned)}; `launcher train` starts one node",
+            hint=f"on each of them: {JOIN_FLAGS}; --slurm submits it to Slurm; "
+            "--dry-run writes the files: submit slurm.sbatch, or run command.txt on every node",
+        )
+    if node is not None:
+        check_node(plan, node)
+    if planned.source == "probe":
+        return
+    here = probe_hardware()
+    if not _is_part_of(planned, here):
+        raise InputError(
+            f"this plan is for {format_hardware(planned)}; this machine is {format_hardware(here)}",
+            hint="--dry-run writes the files to copy to that machine; omit --gpu to plan for this machine",
+        )
+
+
+def _is_part_of(planned: Hardware, here: Hardware) -> bool:
+    keys = [None if hardware.gpu is None else hardware.gpu.key for hardware in (planned, here)]
+    return keys[0] == keys[1] and planned.gpus_per_node <= here.gpus_per_node
+
+
+def start_run(
+    plan: Plan,
+    paths: RunPaths,
+    console: Console,
+    *,
+    nodes: Sequence[Node] = (),
+    script: str | None = None,
+    script_args: Sequence[str] = (),
+    accelerate: Sequence[str] = ACCELERATE,
+    timeouts: Timeouts | None = None,
+) -> Outcome:
+    """Start what the run directory holds, wait for its last process, and return the final outcome.
+
+    `nodes` are the nodes that this machine plays: none on a single node, all of them in a rehearsal.
+    """
+    started_at = datetime.now(UTC)
+    commands = [
+        replace(command, argv=(*command.argv, *script_args))
+        for command in _render_commands(plan, paths, nodes, script or find_train_script(), accelerate)
+    ]
+    keeps_record = not nodes or any(node.keeps_record for node in nodes)
+    if keeps_record:
+        _reopen_outcome(paths)
+    environment = _make_environment(commands[0], console, os.environ)
+    relay = _open_relay(console, paths)
+    try:
+        argv = make_argv([command.argv for command in commands])
+        child = supervise(argv, environment, relay, lambda: _load_final(paths) is not None, timeouts)
+        missing = explain_missing_nodes(paths, child, nodes[0], plan.hardware.nodes) if nodes else None
+        if not keeps_record:
+            return _collect_remote_outcome(paths, child, nodes[0], relay, started_at, missing)
+        outcome = _load_final(paths)
+        if outcome is not None and outcome.exit_code == ExitCode.RUN_FAILED:
+            outcome = _add_cause(paths, outcome, child, relay)
+        if missing is None and (outcome is None or not outcome.exit_code):
+            relay.release()
+        if outcome is None:
+            outcome = make_outcome(paths, child, load_outcome(paths.outcome), started_at)
+            outcome = outcome if missing is None else outcome.model_copy(update={"error": str(missing)})
+            relay.log(f"error: {outcome.error}")
+            _try_to_write(paths, outcome, relay)
+        return outcome
+    finally:
+        relay.close()
+
+
+def _add_cause(paths: RunPaths, outcome: Outcome, child: ChildExit, relay: Relay) -> Outcome:
+    """Rank 0 only noticed that another rank is gone; the agent knows why."""
+    if is_out_of_memory(child):
+        changes: dict[str, object] = {
+            "exit_code": int(ExitCode.DOES_NOT_FIT),
+            "error": "another rank ran out of memory",
+        }
+    elif dead := describe_dead_ranks(child):
+        relay.log(f"error: {dead}")
+        changes = {"error": f"{dead}\n{outcome.error}"}
+    else:
+        return outcome
+    explained = outcome.model_copy(update=changes)
+    _try_to_write(paths, explained, relay)
+    return explained
+
+
+def _render_commands(
+    plan: Plan, paths: RunPaths, nodes: Sequence[Node], script: str, accelerate: Sequence[str]
+) -> list[Command]:
+    if not nodes:
+        return [render_command(plan, paths, script=script, accelerate=accelerate)]
+    return [
+        render_command(
+            plan,
+            paths,
+            rendezvous=node.rendezvous,
+            machine_rank=node.rank if node.rendezvous.backend == "static" else None,  # torch would warn and ignore it
+            script=script,
+            accelerate=accelerate,
+        )
+        for node in nodes
+    ]
+
+
+def _make_environment(command: Command, console: Console, inherited: Mapping[str, str]) -> dict[str, str]:
+    environment = make_child_environment({**inherited, **command.environment})
+    environment.setdefault("PYTHONUNBUFFERED", "1")  # a pipe is block-buffered
+    environment.pop(LAUNCHER_TERMINAL, None)
+    if console.columns is not None:
+        environment |= {LAUNCHER_TERMINAL: "1", "COLUMNS": str(console.columns)}
+    return environment
+
+
+def _collect_remote_outcome(
+    paths: RunPaths,
+    child: ChildExit,
+    node: Node,
+    relay: Relay,
+    started_at: datetime,
+    missing: RunFailedError | None,
+) -> Outcome:
+    """Return the outcome on a node where rank 0 may not run: its record may be here, late, or on another node."""
+    running = load_outcome(paths.outcome)
+    is_late = running is not None and child.returncode > 0  # a killed agent is itself the reason
+    deadline = time.monotonic() + (_RECORD_SECONDS if is_late else 0.0)
+    while (outcome := _load_final(paths)) is None and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    if outcome is None or child.returncode < 0:
+        outcome = make_node_outcome(paths, child, running, started_at, node)
+        outcome = outcome if missing is None else outcome.model_copy(update={"error": str(missing)})
+    if not outcome.exit_code:
+        relay.release()
+    elif outcome.error:
+        # Only the last line of a traceback: the rank that raised it has printed it, perhaps on another node.
+        message = outcome.error.splitlines()[-1] if outcome.error.startswith("Traceback") else outcome.error
+        if message.splitlines()[0] not in relay.tail:
+            relay.log(f"error: {message}")
+    return outcome
+
+
+def _open_relay(console: Console, paths: RunPaths) -> Relay:
+    try:
+        return Relay(console, paths.console_log)
+    except OSError as error:
+        raise InputError(f"{paths.console_log} cannot be written: {error.strerror}") from None
+
+
+def _try_to_write(paths: RunPaths, outcome: Outcome, relay: Relay) -> None:
+    """Never raises: a full disk may be what ended the run, and its exit code must not be lost."""
+    try:
+        write_outcome(paths.outcome, outcome)
+    except InputError as error:
+        relay.log(f"warning: {error}")
+        return
+    write_report(paths)
+
+
+def _reopen_outcome(paths: RunPaths) -> None:
+    """Mark a run that ended earlier as running again."""
+    outcome = _load_final(paths)
+    if outcome is not None:
+        changes = {"status": "running", "exit_code": None, "error": "", "ended_at": None, "pid": os.getpid()}
+        write_outcome(paths.outcome, outcome.model_copy(update=changes))
+
+
+def _load_final(paths: RunPaths) -> Outcome | None:
+    outcome = load_outcome(paths.outcome)
+    return outcome if outcome is not None and outcome.is_final else None

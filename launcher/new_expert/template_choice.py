@@ -1,0 +1,142 @@
+"""Choose the prompt template for a base model, and preview one row in it with its loss mask."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.base_models.catalogue import TINY_BASE_NAME, get_last_component
+from launcher.base_models.shapes import ModelShape
+from launcher.core.errors import InputError
+from launcher.core.units import format_percent
+from launcher.corpus.audit import SampleSegment
+from launcher.corpus.documents import Document, make_template
+from launcher.corpus.templates import CHATML, LLAMA3, QWEN3, Template
+from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
+from launcher.plan.estimate.dataset_size import BYTES_PER_TOKEN
+
+# Templates that write special tokens, and the model families that have these tokens.
+_TEMPLATES: dict[str, Template] = {"chatml": CHATML, "qwen3": QWEN3, "llama3": LLAMA3}
+_FAMILIES = {"chatml": "Qwen", "qwen3": "Qwen 3", "llama3": "Llama 3"}
+_PREVIEW_ROWS = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChosenTemplate:
+    """Template for the manifest, and the one used to show rows on this machine."""
+
+    name: str
+    reason: str
+    preview: Template
+    preview_note: str  # how the preview differs from training; empty if it does not
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mask:
+    """One row as it is trained: its text in segments, with and without loss."""
+
+    row: int
+    segments: tuple[SampleSegment, ...]
+    num_tokens: int
+    num_trained: int
+    tokenizer: str  # name of the base model whose tokens are counted
+    template: str
+    notes: tuple[str, ...]  # where the preview differs from training, and where the row is truncated
+
+
+def choose_template(base: ModelShape, requested: str | None, tokenizer: BaseTokenizer) -> ChosenTemplate:
+    """Choose the template that fits the base model, unless one is requested."""
+    native, native_reason = _find_native(base)
+    name, reason = (native, native_reason) if requested is None else (requested, "set by --template")
+    has_tokenizer = base.name == TINY_BASE_NAME or not is_embedded(tokenizer)
+    preview = _make_own_template(name, base, tokenizer) if has_tokenizer else _TEMPLATES.get(name)
+    note, missing = "", f"the tokenizer of {get_last_component(base.name)} is not on this machine"
+    if preview is None and name == "alpaca":
+        preview, note = make_template(name, tokenizer), f"ends with the tiny base's end token: {missing}"
+    elif preview is None:
+        preview, note = CHATML, f"shown in chatml: {missing}, and neither is its chat template"
+    notes = tuple(_note_family(base, name, native, has_tokenizer))
+    return ChosenTemplate(name=name, reason=reason, preview=preview, preview_note=note, notes=notes)
+
+
+def is_embedded(tokenizer: BaseTokenizer) -> bool:
+    """Whether this is the tokenizer of the embedded tiny base, used where the real one is missing."""
+    return tokenizer.folder == load_tokenizer(TINY_BASE_NAME, ()).folder
+
+
+def _find_native(base: ModelShape) -> tuple[str, str]:
+    """Return the template of the base's family; for other chat models, the tokenizer's own chat template."""
+    if base.model_type.startswith("qwen") or base.name.startswith("launcher/"):
+        return "chatml", f"special tokens of {get_last_component(base.name)}"
+    if re.search(r"llama-?3", base.name.lower()):
+        return "llama3", "special tokens of Llama 3"
+    words = re.split(r"[^a-z0-9]+", base.name.lower())
+    if {"instruct", "it", "chat"} & set(words) or base.model_type == "smollm3":
+        return "tokenizer", "the base's own chat template"
+    return "alpaca", "plain headings: this base has no known chat template"
+
+
+def _make_own_template(name: str, base: ModelShape, tokenizer: BaseTokenizer) -> Template:
+    try:
+        return make_template(name, tokenizer)
+    except InputError as error:  # its hint is about a manifest, which does not exist yet
+        raise InputError(
+            f"{get_last_component(base.name)}: {error.title}",
+            hint="choose another --template: alpaca needs no special tokens, tokenizer uses the base's chat template",
+        ) from None
+
+
+def _note_family(base: ModelShape, name: str, native: str, has_tokenizer: bool) -> list[str]:
+    """Warn about special tokens that the base was not trained with or does not have."""
+    is_related = name == native or {name, native} == {"chatml", "qwen3"}
+    if name not in _FAMILIES or is_related or (native == "alpaca" and has_tokenizer):
+        return []
+    short = get_last_component(base.name)
+    return [f"template {name} uses special tokens of {_FAMILIES[name]}, which {short} may not know: try {native}"]
+
+
+def estimate_tokens(document: Document) -> float:
+    """Estimate a document's tokens from its bytes."""
+    return sum(len(segment.text.encode()) for segment in document.segments) / BYTES_PER_TOKEN
+
+
+def count_untrained(documents: Sequence[Document], max_length: int) -> int:
+    """Count documents whose first answer begins after the sequence ends, by an estimate from their bytes."""
+    prompts = [document.segments[0] for document in documents if not document.segments[0].is_trained]
+    return sum(len(prompt.text.encode()) / BYTES_PER_TOKEN >= max_length for prompt in prompts)
+
+
+def make_mask(
+    documents: Sequence[Document], tokenizer: BaseTokenizer, base: str, template: ChosenTemplate, max_length: int
+) -> Mask:
+    """Preview the row of median length, because the first one is often unusual."""
+    ordered = sorted(documents[:_PREVIEW_ROWS], key=estimate_tokens)
+    document = ordered[len(ordered) // 2]
+    encoded = [tokenizer.backend.encode(segment.text, add_special_tokens=False) for segment in document.segments]
+    total = sum(len(encoding.ids) for encoding in encoded)
+    embedded = is_embedded(tokenizer)
+    # The embedded tokenizer makes more tokens of a row than the base's own: keep the same share of the row instead.
+    share = min(1.0, max_length / max(1.0, estimate_tokens(document)))
+    num_kept = round(total * share) if embedded else min(total, max_length)
+    segments, num_trained, left = [], 0, num_kept
+    for segment, encoding in zip(document.segments, encoded, strict=True):
+        count = min(left, len(encoding.ids))
+        if count:
+            text = segment.text if count == len(encoding.ids) else segment.text[: encoding.offsets[count][0]]
+            segments.append(SampleSegment(text=text, is_trained=segment.is_trained))
+            num_trained += count if segment.is_trained else 0
+        left -= count
+    whose = f" of {get_last_component(base)} (estimated)" if embedded else ""
+    dropped = format_percent(1 - num_kept / max(1, total))
+    truncated = f"truncated at {max_length:,} tokens{whose}, as in training: {dropped} of the row is dropped"
+    return Mask(
+        row=document.row,
+        segments=tuple(segments),
+        num_tokens=num_kept,
+        num_trained=num_trained,
+        tokenizer="the embedded tiny base" if embedded else base,
+        template=template.preview.name if template.preview_note else template.name,
+        notes=tuple(note for note in (template.preview_note, truncated if num_kept < total else "") if note),
+    )

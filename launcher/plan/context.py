@@ -1,0 +1,93 @@
+"""The inputs of a plan in one object, and constructors for decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from launcher.base_models.shapes import ModelShape
+from launcher.core.choices import Profile, Strategy
+from launcher.hardware.model import Gpu, Hardware
+from launcher.manifest.config import TrainingConfig
+from launcher.manifest.model import BaseModelEntry, Manifest
+from launcher.plan.calibration import NO_CALIBRATION, Calibration
+from launcher.plan.estimate.dataset_size import RowEstimate
+from launcher.plan.model import Decision, GuardPlan, ProfilePlan
+
+DEFAULT_GUARDS = GuardPlan(save_errors="stop", max_nonfinite_steps=3, hang_seconds=600)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanOptions:
+    """Options that do not come from the manifest: the command line, and earlier runs of this machine."""
+
+    profile: Profile = "full"
+    profile_reason: str = "requested"
+    strategy: Strategy | None = None
+    price_per_gpu_hour: float | None = None
+    random_weights: bool = False
+    guards: GuardPlan = DEFAULT_GUARDS
+    profile_steps: ProfilePlan | None = None
+    oom_bytes: int | None = None  # prediction of a similar plan that ran out of memory on the same hardware
+    oom_date: str = ""
+    calibration: Calibration = NO_CALIBRATION  # measured runs of this machine
+    manifest_folder: str = ""
+    overridden_keys: frozenset[str] = frozenset()  # dotted manifest keys set on the command line
+    uses_sample: bool = True  # smoke profile: train on the sample next to the manifest, not on the manifest's dataset
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanContext:
+    """Everything that decisions depend on."""
+
+    manifest: Manifest
+    config: TrainingConfig  # the manifest's; in the smoke profile with smaller sizes
+    hardware: Hardware
+    base: ModelShape
+    rows: RowEstimate
+    options: PlanOptions
+    replaced: Mapping[str, str] = field(default_factory=dict)  # decision -> why the smoke profile replaces it
+
+    @property
+    def entry(self) -> BaseModelEntry:
+        """Return the manifest's entry of the trained base model."""
+        return self.manifest.base
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """Return the GPU model, or None for a machine without one."""
+        return self.hardware.gpu
+
+    @property
+    def num_ranks(self) -> int:
+        """Return the number of training processes."""
+        return self.hardware.num_ranks
+
+    def lacks(self, package: str) -> bool:
+        """Return whether an optional package is missing here. A machine from the catalogue has them all."""
+        return self.hardware.source == "probe" and package not in self.hardware.packages
+
+    @property
+    def is_smoke(self) -> bool:
+        """Return whether this is the smoke profile."""
+        return self.options.profile == "smoke"
+
+
+def manifest_decision(name: str, value: str, reason: str) -> Decision:
+    """Return a decision made by the manifest."""
+    return Decision(name=name, value=value, reason=reason, decided_by="manifest")
+
+
+def plan_decision(name: str, value: str, reason: str) -> Decision:
+    """Return a decision made by the plan."""
+    return Decision(name=name, value=value, reason=reason, decided_by="plan")
+
+
+def hardware_decision(name: str, value: str, reason: str) -> Decision:
+    """Return a decision forced by the hardware."""
+    return Decision(name=name, value=value, reason=reason, decided_by="hardware")
+
+
+def user_decision(name: str, value: str) -> Decision:
+    """Return a value taken from the user's hardware.json."""
+    return Decision(name=name, value=value, reason="your hardware.json", decided_by="user")

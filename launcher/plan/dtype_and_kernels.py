@@ -1,0 +1,176 @@
+"""Settings that do not depend on memory: precision, adapter, quantization, attention, loss kernel, optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.core.choices import Dtype, LossKernel, OptimizerName, Quantization
+from launcher.core.errors import InputError
+from launcher.plan.adapter import decide_adapter, decide_quantization
+from launcher.plan.attention import decide_attention
+from launcher.plan.context import PlanContext, hardware_decision, manifest_decision, plan_decision
+from launcher.plan.model import (
+    AdapterPlan,
+    AttentionPlan,
+    Decision,
+    OptimizerPlan,
+    PrecisionPlan,
+    QuantizationPlan,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSettings:
+    """The settings that are chosen before the search for a layout that fits."""
+
+    precision: PrecisionPlan
+    adapter: AdapterPlan
+    quantization: QuantizationPlan | None
+    attention: AttentionPlan
+    loss_kernel: LossKernel
+    optimizer: OptimizerPlan
+    decisions: tuple[Decision, ...]
+
+    @property
+    def quantization_kind(self) -> Quantization:
+        """Return the quantization of the base, "none" included."""
+        return "none" if self.quantization is None else self.quantization.kind
+
+
+def decide_model_settings(context: PlanContext) -> ModelSettings:
+    """Return all settings that do not depend on memory."""
+    precision, precision_decisions = decide_precision(context)
+    adapter, adapter_decisions = decide_adapter(context)
+    quantization, quantization_decision = decide_quantization(context)
+    attention, attention_decision = decide_attention(context, precision.compute_dtype)
+    loss_kernel, loss_decisions = _decide_loss(context)
+    optimizer, optimizer_decisions = decide_optimizer(context)
+    return ModelSettings(
+        precision=precision,
+        adapter=adapter,
+        quantization=quantization,
+        attention=attention,
+        loss_kernel=loss_kernel,
+        optimizer=optimizer,
+        decisions=(
+            *adapter_decisions,
+            quantization_decision,
+            *precision_decisions,
+            attention_decision,
+            *loss_decisions,
+            *optimizer_decisions,
+        ),
+    )
+
+
+def decide_precision(context: PlanContext) -> tuple[PrecisionPlan, list[Decision]]:
+    """Return the data types, and the decisions about them."""
+    compute, precision = _decide_compute_dtype(context)
+    use_tf32, tf32 = _decide_tf32(context, compute)
+    is_full = context.config.adapter_type == "full"
+    plan = PrecisionPlan(
+        compute_dtype=compute,
+        base_dtype="fp32" if is_full else compute,
+        trainable_dtype="fp32",
+        use_tf32=use_tf32,
+        loss_scaling=compute == "fp16",
+    )
+    if compute == "fp32":
+        reason = "everything is computed in FP32"
+    else:
+        reason = (
+            f"{'the model' if is_full else 'the adapter'} is stored in FP32 and computed in {compute.upper()}: at this "
+            f"learning rate ({context.config.learning_rate:g}) {compute.upper()} would round most updates to zero"
+        )
+    return plan, [precision, tf32, plan_decision("trainable weights", "FP32", reason)]
+
+
+def _decide_compute_dtype(context: PlanContext) -> tuple[Dtype, Decision]:
+    config, gpu = context.config, context.gpu
+    name, fp16 = "precision", "FP16 with loss scaling"
+    if gpu is None:
+        return "fp32", hardware_decision(name, "FP32", "no GPU; CPUs emulate BF16, about 20 times slower than FP32")
+    if config.fp16:
+        hint = "; BF16 needs no loss scaling on this GPU: set bf16 instead of fp16" if gpu.has_bf16 else ""
+        return "fp16", manifest_decision(name, fp16, f"fp16 in the manifest{hint}")
+    if not gpu.has_bf16:
+        capability = ".".join(map(str, gpu.compute_capability))
+        return "fp16", hardware_decision(name, fp16, f"{gpu.title} (compute capability {capability}) has no BF16")
+    if config.bf16:
+        return "bf16", manifest_decision(name, "BF16", "bf16 in the manifest; same range as FP32, so no loss scaling")
+    if config.bf16 is False:
+        return "fp32", manifest_decision(name, "FP32", "bf16 and fp16 are both off in the manifest")
+    return "bf16", plan_decision(name, "BF16", f"{gpu.title} supports it; same range as FP32, so no loss scaling")
+
+
+def _decide_tf32(context: PlanContext, compute: Dtype) -> tuple[bool, Decision]:
+    gpu, use_tf32 = context.gpu, context.config.use_tf32
+    if gpu is None or not gpu.has_tf32:
+        return False, hardware_decision("TF32", "off", "no GPU" if gpu is None else f"{gpu.title} has no TF32")
+    if use_tf32 is not None:
+        return use_tf32, manifest_decision("TF32", "on" if use_tf32 else "off", "use_tf32 in the manifest")
+    matmuls = "all matmuls" if compute == "fp32" else "the few FP32 matmuls"
+    reason = f"{matmuls} run on tensor cores; a 10-bit mantissa is enough for training"
+    return True, plan_decision("TF32", "on", reason)
+
+
+def _decide_loss(context: PlanContext) -> tuple[LossKernel, list[Decision]]:
+    gpu, config = context.gpu, context.config
+    tokens = "the completion only" if config.loss_on == "completion" else "every token"
+    if "loss_on" in config.model_fields_set:
+        trained = manifest_decision("loss tokens", tokens, "loss_on in the manifest")
+    else:
+        trained = plan_decision("loss tokens", tokens, "default of the published trainer")
+    full_logits = "the full logits are never held in memory"
+    if gpu is None or gpu.compute_capability < (8, 0):
+        obstacle = "no GPU" if gpu is None else f"{gpu.title} is too old for the fused Triton kernel"
+    elif context.lacks("triton"):
+        obstacle = "Triton is not installed (torch for Linux includes it)"
+    else:
+        reason = f"{full_logits}: they would not fit on the GPU"
+        return "fused", [trained, plan_decision("loss", "fused linear cross-entropy", reason)]
+    return "chunked", [trained, plan_decision("loss", "chunked cross-entropy", f"{obstacle}; {full_logits}")]
+
+
+def decide_optimizer(context: PlanContext) -> tuple[OptimizerPlan, list[Decision]]:
+    """Return the optimizer, and the decisions about it and about gradient clipping."""
+    config = context.config
+    name, decision = _decide_optimizer_name(context)
+    clipping = config.max_grad_norm or None
+    plan = OptimizerPlan(
+        name=name,
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        betas=(config.adam_beta1, config.adam_beta2),
+        epsilon=config.adam_epsilon,
+        max_grad_norm=clipping,
+    )
+    is_set = "max_grad_norm" in config.model_fields_set
+    reason = "max_grad_norm in the manifest" if is_set else "default of the published trainer"
+    return plan, [
+        decision,
+        manifest_decision("gradient clipping", f"norm {clipping:g}" if clipping else "off", reason),
+    ]
+
+
+def _decide_optimizer_name(context: PlanContext) -> tuple[OptimizerName, Decision]:
+    name, gpu = context.config.optim, context.gpu
+    if name is None:
+        reason = "one kernel for all weights; same arithmetic as adamw_torch"
+        return "adamw_torch_fused", plan_decision("optimizer", "adamw_torch_fused", reason)
+    reason = "optim in the manifest"
+    if name == "adamw_bnb_8bit":
+        if gpu is None and context.is_smoke:
+            return "adamw_torch", hardware_decision("optimizer", "adamw_torch", "adamw_bnb_8bit needs a CUDA GPU")
+        if gpu is None:
+            raise InputError(
+                "training.config.optim: adamw_bnb_8bit needs a CUDA GPU, and this machine has none",
+                hint="--gpu NAME plans for one, or --set training.config.optim=adamw_torch",
+            )
+        if context.lacks("bitsandbytes"):
+            raise InputError(
+                "training.config.optim: adamw_bnb_8bit needs the package bitsandbytes, which is not installed",
+                hint="pip install 'expert-launcher[cuda]', or --set training.config.optim=adamw_torch_fused",
+            )
+        reason += "; every step waits for the host to read the gradients, which adamw_torch_fused avoids"
+    return name, manifest_decision("optimizer", name, reason)

@@ -1,0 +1,1 @@
+"""Estimates of memory, step time, communication and dataset size."""

@@ -1,0 +1,260 @@
+"""Communication time per step: the collectives of a strategy, the link they use, and how much compute hides.
+
+The traffic is counted and checked against real runs of two ranks (tests/distributed/test_traffic.py). Its duration was
+never measured by us on several GPUs: the constants below come from published tables of other trainers
+(tests/data/scaling_published.json), and the plan lists them as assumptions. Pure, without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil, log2
+from typing import Literal
+
+from launcher.core.choices import DTYPE_BYTES, NF4_BYTES, ZERO_BUCKET_ELEMENTS, AdapterKind, Quantization, Strategy
+from launcher.core.units import MIB
+from launcher.hardware.model import Hardware
+from launcher.plan.estimate.step_time import Workload
+
+CollectiveKind = Literal["all-reduce", "all-gather", "reduce-scatter"]
+Moment = Literal["micro-step", "last micro-step", "after the step"]
+
+# Share of a link's stated bandwidth that collectives reach.
+LINK_EFFICIENCY = 0.7
+# Share of a micro-step's compute that communication can overlap with.
+OVERLAP = 0.8
+# Share of overlapped communication that still costs time: it uses compute units and memory bandwidth.
+INTERFERENCE = 0.5
+# Waiting for the slowest rank, as a share of compute.
+STRAGGLING = 0.02
+# Latency of a collective, and of each of its hops.
+_MESSAGE_SECONDS = 15e-6
+_HOP_SECONDS = 4e-6
+_NODE_HOP_SECONDS = 20e-6
+# Between nodes: 200 Gb/s InfiniBand per GPU in data centres, one 25 GbE port per machine elsewhere. Assumed.
+_GPU_NETWORK_GB_PER_SECOND = 25.0
+_NODE_NETWORK_GB_PER_SECOND = 3.0
+# DDP sends gradients in buckets of this size.
+_DDP_BUCKET_BYTES = 25 * MIB
+
+# Bytes of one weight of a layer's matrices as stored and gathered; None: as in the compute dtype.
+_STORED_BYTES: dict[Quantization, float | None] = {"none": None, "int8": 1.0, "int4": NF4_BYTES}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange:
+    """Bytes of the weights and gradients that ranks exchange."""
+
+    adapter: AdapterKind
+    num_layers: int
+    layer_bytes: float  # weights of all layers, as they are gathered
+    other_bytes: float  # embeddings, head, last norm
+    num_trained: float
+    compute_bytes: float  # of one number in the compute dtype
+    reduced_bytes: float = 4.0  # of one gradient, where DDP and FSDP2 add them up: always in FP32
+
+    @property
+    def weight_bytes(self) -> float:
+        """Return the bytes of the base weights."""
+        return self.layer_bytes + self.other_bytes
+
+    @property
+    def adapter_bytes(self) -> float:
+        """Return the bytes of the adapter, which is gathered with the layers."""
+        return 0.0 if self.adapter == "full" else self.num_trained * self.compute_bytes
+
+
+def make_exchange(workload: Workload, num_trained: float) -> Exchange:
+    """Return the sizes. Only matrices of layers are quantized; embeddings, head and norms stay in the compute dtype."""
+    shape, compute = workload.shape, float(DTYPE_BYTES[workload.compute_dtype])
+    matrices = sum(linear.in_features * linear.out_features for linear in shape.linears)
+    stored = _STORED_BYTES[workload.quantization]
+    layer = shape.layer_parameters * compute if stored is None else matrices * stored
+    if stored is not None:
+        layer += (shape.layer_parameters - matrices) * compute
+    return Exchange(
+        adapter=workload.adapter,
+        num_layers=shape.num_layers,
+        layer_bytes=shape.num_layers * layer,
+        other_bytes=(shape.num_parameters - shape.num_layers * shape.layer_parameters) * compute,
+        num_trained=num_trained,
+        compute_bytes=compute,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collective:
+    """One kind of collective, with all its messages per step or micro-step."""
+
+    kind: CollectiveKind
+    what: str
+    num_bytes: float  # of what all ranks together hold of it
+    num_messages: int
+    moment: Moment
+
+    def moved_bytes(self, num_ranks: int) -> float:
+        """Return the bytes sent by each rank in a ring; an all-reduce is a reduce-scatter and an all-gather."""
+        return (2 if self.kind == "all-reduce" else 1) * self.num_bytes * (num_ranks - 1) / num_ranks
+
+
+def make_collectives(strategy: Strategy, exchange: Exchange, *, replays: bool = False) -> tuple[Collective, ...]:
+    """Return the collectives: DDP all-reduces gradients once per step, shards gather weights for every micro-step.
+
+    Replicas that replay a CUDA graph all-reduce in one message after it (training/engine/gradient_sync.py).
+    """
+    layers = exchange.num_layers
+    if strategy == "single":
+        return ()
+    if strategy == "ddp":
+        size = exchange.reduced_bytes * exchange.num_trained
+        if replays:
+            return (_collective("all-reduce", "gradients", size, 1, "after the step"),)
+        count = max(1, ceil(size / _DDP_BUCKET_BYTES))
+        return (_collective("all-reduce", "gradients", size, count, "last micro-step"),)
+    if strategy == "fsdp2":  # the root's weights stay from the forward to the backward pass
+        moment: Moment = "micro-step" if exchange.adapter == "full" else "last micro-step"
+        layer_bytes = exchange.layer_bytes + exchange.adapter_bytes
+        return (
+            _collective("all-gather", "weights", 2 * layer_bytes, 2 * layers, "micro-step"),
+            _collective("all-gather", "weights", exchange.other_bytes, 1, "micro-step"),
+            _collective("reduce-scatter", "gradients", exchange.reduced_bytes * exchange.num_trained, layers, moment),
+        )
+    size, buckets = exchange.compute_bytes * exchange.num_trained, ceil(exchange.num_trained / ZERO_BUCKET_ELEMENTS)
+    if strategy == "zero3":
+        return (
+            _collective("all-gather", "weights", 2 * exchange.weight_bytes, 2 * (layers + 1), "micro-step"),
+            _collective("reduce-scatter", "gradients", size, max(1, buckets), "micro-step"),
+        )
+    # DeepSpeed all-reduces full gradients and keeps its shard; ZeRO-2 does so for every micro-step to save memory.
+    moment = "micro-step" if strategy == "zero2" else "last micro-step"
+    return (
+        _collective("all-reduce", "gradients", size, max(1, buckets), moment),
+        _collective("all-gather", "updated weights", size, max(1, buckets), "after the step"),
+    )
+
+
+def _collective(kind: CollectiveKind, what: str, num_bytes: float, num_messages: int, moment: Moment) -> Collective:
+    return Collective(kind=kind, what=what, num_bytes=num_bytes, num_messages=num_messages, moment=moment)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """The slowest link of a ring over all ranks, as the bandwidth per rank."""
+
+    name: str
+    gb_per_second: float  # as stated
+    is_assumed: bool  # the network between nodes is unknown
+
+    @property
+    def reached_gb_per_second(self) -> float:
+        return self.gb_per_second * LINK_EFFICIENCY
+
+
+def get_slowest_link(hardware: Hardware, node_gb_per_second: float | None = None) -> Link | None:
+    """Return the slowest link, or None for one rank. A ring uses all network cards of a node at once."""
+    gpu = hardware.gpu
+    if gpu is None or hardware.num_ranks == 1:
+        return None
+    inside = None
+    if hardware.gpus_per_node > 1:
+        names = {"nvlink": "NVLink", "pcie-p2p": "PCIe", "pcie-host": "PCIe and host memory"}
+        stated = gpu.interconnect_gb_per_second / (1 if gpu.has_p2p else 2)  # in and out of host memory
+        inside = Link(name=names[gpu.interconnect], gb_per_second=stated, is_assumed=False)
+    if hardware.nodes == 1:
+        return inside
+    if node_gb_per_second is None:
+        node_gb_per_second = hardware.network_gb_per_second
+    is_assumed = node_gb_per_second is None
+    if node_gb_per_second is None:
+        is_center = gpu.gpu_class == "datacenter"
+        per_gpu = _GPU_NETWORK_GB_PER_SECOND * hardware.gpus_per_node
+        node_gb_per_second = per_gpu if is_center else _NODE_NETWORK_GB_PER_SECOND
+    between = Link(name="the network between nodes", gb_per_second=node_gb_per_second, is_assumed=is_assumed)
+    return between if inside is None or between.gb_per_second < inside.gb_per_second else inside
+
+
+def reached_gb_per_second(hardware: Hardware) -> float:
+    """Return the bus bandwidth that a collective is assumed to reach."""
+    link = get_slowest_link(hardware)
+    return float("inf") if link is None else link.reached_gb_per_second
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime:
+    """Time of one optimizer step on one rank."""
+
+    compute_seconds: float
+    communication_seconds: float  # time the links are busy
+    hidden_seconds: float  # of that, overlapped with compute
+    straggling_seconds: float
+    moved_bytes: float
+    num_messages: int
+
+    @property
+    def exposed_seconds(self) -> float:
+        return self.communication_seconds - self.hidden_seconds
+
+    @property
+    def waiting_seconds(self) -> float:
+        """Return the time spent waiting for links and other ranks."""
+        return self.exposed_seconds + self.straggling_seconds
+
+    @property
+    def seconds(self) -> float:
+        return self.compute_seconds + self.waiting_seconds
+
+
+def estimate_step(
+    collectives: Iterable[Collective],
+    hardware: Hardware,
+    *,
+    micro_step_seconds: float,
+    num_micro_steps: int,
+    num_layers: int,
+    node_gb_per_second: float | None = None,
+) -> StepTime:
+    """Return the step time: micro-step traffic overlaps with each micro-step, other traffic with the last."""
+    compute = micro_step_seconds * num_micro_steps
+    link = get_slowest_link(hardware, node_gb_per_second)
+    if link is None:
+        return StepTime(
+            compute_seconds=compute,
+            communication_seconds=0.0,
+            hidden_seconds=0.0,
+            straggling_seconds=0.0,
+            moved_bytes=0.0,
+            num_messages=0,
+        )
+    times: dict[Moment, float] = {"micro-step": 0.0, "last micro-step": 0.0, "after the step": 0.0}
+    moved, messages = 0.0, 0
+    for one in collectives:
+        size, count = one.moved_bytes(hardware.num_ranks), num_micro_steps if one.moment == "micro-step" else 1
+        times[one.moment] += size / (link.reached_gb_per_second * 1e9) + one.num_messages * _latency(one, hardware)
+        moved, messages = moved + count * size, messages + count * one.num_messages
+    often, once, after = times["micro-step"], times["last micro-step"], times["after the step"]
+    hidden = num_micro_steps * _hide(often, micro_step_seconds, num_layers)
+    hidden += _hide(once, max(0.0, micro_step_seconds - often / OVERLAP), num_layers)
+    return StepTime(
+        compute_seconds=compute,
+        communication_seconds=num_micro_steps * often + once + after,
+        hidden_seconds=hidden,
+        straggling_seconds=STRAGGLING * compute,
+        moved_bytes=moved,
+        num_messages=messages,
+    )
+
+
+def _hide(seconds: float, compute_seconds: float, num_layers: int) -> float:
+    """Return the hidden time; the first layer's weights and the last layer's gradients cannot overlap."""
+    return (1 - INTERFERENCE) * min(seconds * (1 - 1 / (num_layers + 1)), OVERLAP * compute_seconds)
+
+
+def _latency(one: Collective, hardware: Hardware) -> float:
+    """Return the latency of one message: rings pass every rank, all-reduce uses trees of logarithmic depth."""
+    ranks, nodes = hardware.num_ranks, hardware.nodes
+    if one.kind == "all-reduce":
+        inside, between = 2 * log2(max(2, ranks // nodes)), 2 * log2(nodes) if nodes > 1 else 0.0
+    else:
+        inside, between = float(ranks - nodes), float(nodes if nodes > 1 else 0)
+    return _MESSAGE_SECONDS + inside * _HOP_SECONDS + between * _NODE_HOP_SECONDS

@@ -1,0 +1,37 @@
+"""Estimate of the peak memory of one rank, term by term, from shapes alone; it needs neither torch nor a GPU."""
+
+from launcher.plan.estimate.memory.estimate import (
+    CONTEXT_BYTES,
+    MemoryEstimate,
+    MemoryTerm,
+    count_allocated,
+    estimate_memory,
+)
+from launcher.plan.estimate.memory.recipe import (
+    FUSED_MLP_FAMILIES,
+    FUSED_QKV_FAMILIES,
+    SELECTIVE_MIN_INNER,
+    SHARED_INPUTS,
+    Recipe,
+    count_fused_ranks,
+    count_loss_chunk,
+    count_trainable,
+    fuses_mlp,
+)
+
+__all__ = [
+    "CONTEXT_BYTES",
+    "FUSED_MLP_FAMILIES",
+    "FUSED_QKV_FAMILIES",
+    "SELECTIVE_MIN_INNER",
+    "SHARED_INPUTS",
+    "MemoryEstimate",
+    "MemoryTerm",
+    "Recipe",
+    "count_allocated",
+    "count_fused_ranks",
+    "count_loss_chunk",
+    "count_trainable",
+    "estimate_memory",
+    "fuses_mlp",
+]

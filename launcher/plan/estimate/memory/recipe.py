@@ -1,0 +1,198 @@
+"""Settings that determine memory use, and what follows directly from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.base_models.shapes import Linear, ModelShape
+from launcher.core.choices import (
+    DEEPSPEED_STRATEGIES,
+    DTYPE_BYTES,
+    AdapterKind,
+    AttentionBackend,
+    Checkpointing,
+    Dtype,
+    LossKernel,
+    Offload,
+    OptimizerName,
+    Quantization,
+    Strategy,
+)
+
+_CHUNK_LOGITS = 160_000_000  # per loss chunk: 1,024 positions with a vocabulary of 152k were fastest on an H200
+_CHUNK_POSITIONS = (256, 8_192)
+SELECTIVE_MIN_INNER = 512  # selective checkpointing keeps matmuls of at least this inner size: not lora_B's
+# Matrices with a common input, as Llama-like models name them.
+SHARED_INPUTS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# Model types for which training/fused_lora/ has fused layers.
+FUSED_MLP_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FUSED_QKV_FAMILIES = ("llama", "qwen3")
+_ALIGNED = 8  # 16-bit elements: aligns rows for tensor cores; the padding is zero
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """Settings that determine the memory of one rank, in addition to the base model's shape."""
+
+    adapter: AdapterKind
+    rank: int | None  # LoRA rank; None for ia3 and full
+    target_modules: tuple[str, ...]
+    quantization: Quantization
+    compute_dtype: Dtype
+    base_dtype: Dtype
+    trainable_dtype: Dtype
+    optimizer: OptimizerName
+    checkpointing: Checkpointing
+    compiled: bool
+    loss_kernel: LossKernel
+    attention: AttentionBackend
+    sequence_length: int
+    micro_batch_size: int
+    strategy: Strategy
+    offload: Offload
+    num_ranks: int
+    on_gpu: bool
+    adapter_dropout: float = 0.0  # above 0, masks and copies of the adapters' inputs are saved
+    accumulates_gradients: bool = True  # several micro-batches per step: gradients and activations coexist
+    graphed: bool = False  # each micro-step is captured as one CUDA graph
+    has_kernels: bool = True  # our Triton kernels run on this device, or it is a CPU
+
+
+def count_loss_chunk(vocab_size: int) -> int:
+    """Return how many positions the loss processes at a time, a power of two."""
+    low, high = _CHUNK_POSITIONS
+    return max(low, min(high, 1 << ((_CHUNK_LOGITS // vocab_size).bit_length() - 1)))
+
+
+def count_trainable(
+    shape: ModelShape,
+    adapter: AdapterKind,
+    rank: int | None,
+    target_modules: tuple[str, ...],
+    feedforward_modules: tuple[str, ...] = ("down_proj",),
+) -> int:
+    """Count the trainable parameters. IA3 scales the inputs of feedforward modules and the outputs of all others."""
+    if adapter == "full":
+        return shape.num_parameters
+    per_layer = 0
+    for linear in select_targets(shape, target_modules):
+        if adapter == "ia3":
+            per_layer += linear.in_features if linear.name in feedforward_modules else linear.out_features
+            continue
+        per_layer += (rank or 0) * (linear.in_features + linear.out_features)
+        per_layer += linear.out_features if adapter == "dora" else 0
+    return per_layer * shape.num_layers
+
+
+def select_targets(shape: ModelShape, target_modules: tuple[str, ...]) -> tuple[Linear, ...]:
+    """Return the linear layers of a decoder layer that are adapted."""
+    return tuple(linear for linear in shape.linears if linear.name in target_modules)
+
+
+def get_trainable_bytes(recipe: Recipe) -> int:
+    """Return the bytes of a trainable weight; DeepSpeed's fp32 master weights count as optimizer state instead."""
+    if recipe.strategy in DEEPSPEED_STRATEGIES:
+        return DTYPE_BYTES[recipe.compute_dtype]
+    return DTYPE_BYTES[recipe.trainable_dtype]
+
+
+def has_buckets(recipe: Recipe) -> bool:
+    """Whether DDP allocates buckets as large as all gradients. With CUDA graphs, gradients are reduced without DDP."""
+    return recipe.strategy == "ddp" and not recipe.graphed
+
+
+def is_mixed(recipe: Recipe) -> bool:
+    """Whether trainable weights are more precise than the compute dtype, so that autocast casts them on every use."""
+    return get_trainable_bytes(recipe) > DTYPE_BYTES[recipe.compute_dtype]
+
+
+def is_mixed_full(recipe: Recipe) -> bool:
+    """Whether all weights are trained in mixed precision."""
+    return recipe.adapter == "full" and is_mixed(recipe)
+
+
+def fuses_lora(recipe: Recipe) -> bool:
+    """Whether LoRA is computed inside the base's matmuls (training/fused_lora/) instead of by PEFT."""
+    if recipe.adapter not in ("lora", "dora") or recipe.quantization == "int8":
+        return False
+    if recipe.quantization == "int4" and not recipe.has_kernels:  # needed to dequantize the base weights
+        return False
+    return recipe.strategy in ("single", "ddp") and recipe.base_dtype == recipe.compute_dtype
+
+
+def fuses_mlp(shape: ModelShape, recipe: Recipe) -> bool:
+    """Whether the MLP block is one fused op, which recomputes SwiGLU's output in the backward pass."""
+    return shape.model_type in FUSED_MLP_FAMILIES and _can_fuse(
+        shape, recipe, (("gate_proj", "up_proj"), ("down_proj",))
+    )
+
+
+def fuses_qkv(shape: ModelShape, recipe: Recipe) -> bool:
+    """Whether RMSNorm, the Q/K/V projections and RoPE are one fused op."""
+    return shape.model_type in FUSED_QKV_FAMILIES and _can_fuse(shape, recipe, (("q_proj", "k_proj", "v_proj"),))
+
+
+def _can_fuse(shape: ModelShape, recipe: Recipe, blocks: tuple[tuple[str, ...], ...]) -> bool:
+    """Whether each block can be fused: at least one of its matrices is adapted, and none has a bias."""
+    if not fuses_lora(recipe) or not recipe.has_kernels or recipe.checkpointing == "selective":
+        return False
+    if not recipe.on_gpu and not recipe.compiled:  # without kernels for CPUs, plain torch is faster
+        return False
+    parts = {linear.name: linear for linear in shape.linears}
+    return all(
+        all(name in parts and not parts[name].has_bias for name in names)
+        and any(name in recipe.target_modules for name in names)
+        for names in blocks
+    )
+
+
+def count_fused_ranks(rank: int, num_matrices: int) -> int:
+    """Count the rows and columns that a fused weight has for its adapters."""
+    return -(-rank * num_matrices // _ALIGNED) * _ALIGNED
+
+
+def count_fused_weights(group: list[Linear], recipe: Recipe) -> int:
+    """Count the elements of a fused weight, including the adapters' rows and columns."""
+    ranks = count_fused_ranks(recipe.rank or 0, len(group))
+    return (group[0].in_features + ranks) * (sum(linear.out_features for linear in group) + ranks)
+
+
+def count_adapter_ranks(shape: ModelShape, recipe: Recipe) -> int:
+    """Sum the ranks of all adapters of a layer, with padding where they are fused."""
+    rank = recipe.rank or 0
+    if fuses_lora(recipe):
+        return sum(count_fused_ranks(rank, len(group)) for group in group_targets(shape, recipe))
+    return rank * len(select_targets(shape, recipe.target_modules))
+
+
+def has_input_copies(recipe: Recipe) -> bool:
+    """Whether PEFT casts inputs to the adapter's dtype and autocast casts them back, which saves one copy per matrix.
+
+    Quantized layers do not.
+    """
+    if fuses_lora(recipe):
+        return False
+    return is_mixed(recipe) and recipe.adapter in ("lora", "dora") and recipe.quantization == "none"
+
+
+def get_input_name(matrix: str) -> str:
+    """Return the name of a matrix's input: the first matrix that shares it."""
+    return next((names[0] for names in SHARED_INPUTS if matrix in names), matrix)
+
+
+def group_targets(shape: ModelShape, recipe: Recipe) -> list[list[Linear]]:
+    """Group the adapted matrices, and others that fused ops include, by their common input."""
+    groups: dict[str, list[Linear]] = {}
+    for linear in list_block_members(shape, recipe):
+        groups.setdefault(get_input_name(linear.name), []).append(linear)
+    return list(groups.values())
+
+
+def list_block_members(shape: ModelShape, recipe: Recipe) -> list[Linear]:
+    """Return the adapted matrices and those that fused ops include."""
+    names = set(recipe.target_modules)
+    if fuses_qkv(shape, recipe):
+        names |= {"q_proj", "k_proj", "v_proj"}
+    if fuses_mlp(shape, recipe):
+        names |= {"gate_proj", "up_proj"}
+    return [linear for linear in shape.linears if linear.name in names]

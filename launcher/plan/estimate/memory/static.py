@@ -1,0 +1,163 @@
+"""Memory that persists between steps: weights, adapter, gradients, optimizer state and buffers of their sizes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from launcher.base_models.shapes import ModelShape
+from launcher.core.choices import (
+    DEEPSPEED_STRATEGIES,
+    DTYPE_BYTES,
+    NF4_BYTES,
+    SHARDED_STRATEGIES,
+    ZERO_BUCKET_ELEMENTS,
+    ZERO_LIVE_ELEMENTS,
+)
+from launcher.plan.estimate.memory.recipe import (
+    Recipe,
+    count_fused_weights,
+    count_trainable,
+    fuses_lora,
+    get_trainable_bytes,
+    group_targets,
+    has_buckets,
+    is_mixed,
+    select_targets,
+)
+
+_BNB_BLOCK = 256  # parameters per fp32 scale of each 8-bit moment
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Static:
+    """Bytes that do not depend on the batch size."""
+
+    weights: float
+    adapter: float
+    gradients: float
+    optimizer: float
+    working_set: float
+    host: float
+
+
+def estimate_static(shape: ModelShape, recipe: Recipe) -> Static:
+    """Estimate the bytes that do not depend on the batch size."""
+    trainable = count_trainable(shape, recipe.adapter, recipe.rank, recipe.target_modules)
+    is_zero = recipe.strategy in DEEPSPEED_STRATEGIES
+    is_sharded = recipe.strategy in SHARDED_STRATEGIES
+    ranks = recipe.num_ranks
+    weights = _count_weight_bytes(shape, recipe) / (ranks if is_sharded else 1)
+    adapter = 0.0 if recipe.adapter == "full" else float(trainable * get_trainable_bytes(recipe))
+    adapter /= ranks if is_sharded else 1
+    adapter += _count_border_bytes(shape, recipe)
+    gradients = float(trainable * get_trainable_bytes(recipe))
+    if has_buckets(recipe):
+        gradients *= 2
+    elif is_sharded or recipe.strategy == "zero2":
+        gradients /= ranks
+    optimizer = _count_optimizer_bytes(shape, recipe, trainable) / (ranks if is_sharded or is_zero else 1)
+    working_set = _count_gathered_bytes(shape, recipe) + _count_bucket_bytes(recipe)
+    host = 0.0
+    if recipe.offload != "none":
+        host, optimizer = optimizer + _count_host_gradient_bytes(recipe, trainable), 0.0
+        gradients = 0.0  # moved to the CPU bucket by bucket
+    if recipe.offload == "optimizer_and_parameters":
+        host += weights + adapter
+        weights, adapter = 0.0, 0.0
+    working_set += _count_autocast_bytes(shape, recipe, trainable)
+    return Static(
+        weights=weights, adapter=adapter, gradients=gradients, optimizer=optimizer, working_set=working_set, host=host
+    )
+
+
+def _count_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
+    """Count the base weights. Only linear layers are quantized; embeddings, head and norms are not."""
+    base = DTYPE_BYTES[recipe.base_dtype]
+    if recipe.adapter == "full":
+        base = get_trainable_bytes(recipe)
+    linears = shape.num_layers * sum(linear.in_features * linear.out_features for linear in shape.linears)
+    if recipe.quantization == "none":
+        return float(shape.num_parameters * base)
+    rest = (shape.num_parameters - linears) * base
+    if recipe.quantization == "int4":
+        return rest + linears * NF4_BYTES
+    rows = shape.num_layers * sum(linear.out_features for linear in shape.linears)
+    return float(rest + linears + 4 * rows)
+
+
+def _count_optimizer_bytes(shape: ModelShape, recipe: Recipe, trainable: int) -> float:
+    """Count the optimizer state: fp32 master weights and moments with ZeRO, else moments in the parameters' dtype."""
+    is_zero = recipe.strategy in DEEPSPEED_STRATEGIES
+    master = 4 * trainable if is_zero and recipe.compute_dtype != "fp32" else 0
+    if recipe.optimizer == "sgd":
+        return float(master)
+    if recipe.optimizer == "adamw_bnb_8bit":
+        blocks = 2 * 4 / _BNB_BLOCK
+        return master + trainable * (2 + blocks) + _count_small_bytes(shape, recipe)
+    return float(master + 2 * trainable * (4 if is_zero else DTYPE_BYTES[recipe.trainable_dtype]))
+
+
+def _count_small_bytes(shape: ModelShape, recipe: Recipe) -> int:
+    """Count the moments that bitsandbytes keeps in fp32 (tensors below 4096 elements): norms, IA3, DoRA magnitudes."""
+    if recipe.adapter == "full":
+        small = shape.num_layers * shape.norm_parameters_per_layer + shape.other_parameters
+    elif recipe.adapter == "ia3":
+        small = count_trainable(shape, "ia3", None, recipe.target_modules)
+    elif recipe.adapter == "dora":
+        small = shape.num_layers * sum(linear.out_features for linear in select_targets(shape, recipe.target_modules))
+    else:
+        small = 0
+    return 6 * small
+
+
+def _count_gathered_bytes(shape: ModelShape, recipe: Recipe) -> float:
+    """Count the largest gathered unit under sharding or offload: two layers (one is prefetched), or the embeddings."""
+    if recipe.strategy not in SHARDED_STRATEGIES:
+        return 0.0
+    compute = DTYPE_BYTES[recipe.compute_dtype]
+    layer = shape.layer_parameters * compute
+    if recipe.quantization == "int4":
+        layer = math.ceil(shape.layer_parameters * NF4_BYTES)
+    gathered = max(2 * layer, (shape.embedding_parameters + shape.head_parameters) * compute)
+    if recipe.strategy == "zero3":  # prefetches until this many parameters are live
+        gathered = max(gathered, min(shape.num_parameters, ZERO_LIVE_ELEMENTS) * layer // shape.layer_parameters)
+    return float(gathered)
+
+
+def _count_host_gradient_bytes(recipe: Recipe, trainable: int) -> float:
+    """Count the gradients in CPU memory: fp32 along with the offloaded state, and a 16-bit copy for accumulation."""
+    accumulated = DTYPE_BYTES[recipe.compute_dtype] if recipe.accumulates_gradients else 0
+    return trainable * (4 + accumulated) / recipe.num_ranks
+
+
+def _count_bucket_bytes(recipe: Recipe) -> float:
+    """Count DeepSpeed's reduce buffers, always at full size: two with ZeRO-1 and -2 (overlapped), one with ZeRO-3."""
+    if recipe.strategy not in DEEPSPEED_STRATEGIES:
+        return 0.0
+    buffers = 1 if recipe.strategy == "zero3" else 2
+    return float(buffers * ZERO_BUCKET_ELEMENTS * DTYPE_BYTES[recipe.compute_dtype])
+
+
+def _count_autocast_bytes(shape: ModelShape, recipe: Recipe, trainable: int) -> float:
+    """Count autocast's copies of fp32 weights, and with full fine-tuning a separate gradient of the head."""
+    compute = DTYPE_BYTES[recipe.compute_dtype]
+    if recipe.strategy in SHARDED_STRATEGIES:
+        return 0.0  # sharded weights are gathered in the compute dtype and freed: counted there
+    if recipe.adapter != "full":
+        return float(trainable * compute if is_mixed(recipe) and not fuses_lora(recipe) else 0)
+    head = shape.embedding_parameters * compute
+    # with checkpointing, copies of the layers' weights are freed before the backward pass: _count_loss_bytes adds them
+    layers = shape.num_layers * shape.layer_parameters * compute if recipe.checkpointing == "none" else 0
+    return float(2 * head + layers if is_mixed(recipe) else head)
+
+
+def _count_border_bytes(shape: ModelShape, recipe: Recipe) -> int:
+    """Count the rows and columns that fused weights have for adapters, in the compute dtype."""
+    if not fuses_lora(recipe):
+        return 0
+    elements = 0
+    for group in group_targets(shape, recipe):
+        own = sum(linear.in_features * linear.out_features for linear in group)
+        elements += count_fused_weights(group, recipe) - own
+    return elements * DTYPE_BYTES[recipe.compute_dtype] * shape.num_layers

@@ -1,0 +1,181 @@
+"""Memory budget of the hardware, and the inputs of the search for a layout that fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from launcher.base_models.shapes import ModelShape
+from launcher.core.choices import UNPACKED_SIZES, UNRECORDABLE_ATTENTION, Checkpointing
+from launcher.core.units import GIB
+from launcher.hardware.model import Hardware
+from launcher.plan.calibration import Calibration
+from launcher.plan.context import PlanContext
+from launcher.plan.dtype_and_kernels import ModelSettings
+from launcher.plan.estimate.memory import Recipe, fuses_mlp
+from launcher.plan.estimate.step_time import Workload
+
+LEVELS: tuple[Checkpointing, ...] = ("none", "selective", "full")
+# Reserve for fragmentation, the driver, and errors of the estimate.
+_GPU_HEADROOM = 0.08
+CPU_HEADROOM = 0.25
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """Memory of one GPU (or of the host without a GPU) and of one node's CPU."""
+
+    device_bytes: int
+    free_bytes: int
+    headroom_bytes: int
+    host_bytes: int  # CPU memory of a node
+    oom_bytes: int | None = None  # prediction of a plan that ran out of memory here
+
+    @property
+    def usable_bytes(self) -> int:
+        """Return the bytes that a plan may use."""
+        usable = self.free_bytes - self.headroom_bytes
+        return usable if self.oom_bytes is None else min(usable, self.oom_bytes - 1)
+
+    @property
+    def usable_host_bytes(self) -> int:
+        """Return the CPU memory that a plan may use."""
+        return int(self.host_bytes * (1 - CPU_HEADROOM))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchInputs:
+    """What the search, the OOM fallbacks and the suggestions work on."""
+
+    shape: ModelShape
+    hardware: Hardware
+    recipe: Recipe
+    workload: Workload
+    global_batch_size: int
+    slot_tokens: float  # tokens computed per sequence of the batch, padding included
+    budget: Budget
+    levels: tuple[Checkpointing, ...]  # allowed gradient checkpointing, least first
+    gradient_bytes: float
+    calibration: Calibration
+    can_use_cuda_graph: bool  # a CUDA graph is possible if memory allows
+
+    @property
+    def num_trained(self) -> float:
+        """Return the number of trainable parameters."""
+        return self.gradient_bytes / 4
+
+    @property
+    def slots_per_rank(self) -> int:
+        """Return the number of sequences per step and rank."""
+        return ceil(self.global_batch_size / self.hardware.num_ranks)
+
+
+def make_budget(hardware: Hardware) -> Budget:
+    """Return the memory budget of the hardware."""
+    host = int(hardware.ram_gib_per_node * GIB)
+    if hardware.gpu is None:
+        return Budget(device_bytes=host, free_bytes=host, headroom_bytes=int(host * CPU_HEADROOM), host_bytes=host)
+    gpu_bytes = hardware.gpu.memory_bytes
+    return Budget(
+        device_bytes=gpu_bytes,
+        free_bytes=hardware.free_vram_bytes,
+        headroom_bytes=int(gpu_bytes * _GPU_HEADROOM),
+        host_bytes=host,
+    )
+
+
+def make_workload(context: PlanContext, settings: ModelSettings) -> Workload:
+    """Return the workload per token, compiled and without checkpointing."""
+    return Workload(
+        shape=context.base,
+        adapter=settings.adapter.kind,
+        quantization=settings.quantization_kind,
+        compute_dtype=settings.precision.compute_dtype,
+        compiled=True,
+        checkpointing="none",
+        document_tokens=min(context.rows.mean_tokens, context.config.max_seq_length),
+        repeated_modules=settings.adapter.repeated_modules,
+        has_dropout=settings.adapter.dropout > 0,
+        fused=fuses_mlp(context.base, _make_recipe(context, settings, compiled=True)),
+    )
+
+
+def make_search_inputs(context: PlanContext, settings: ModelSettings, workload: Workload) -> SearchInputs:
+    """Return the inputs of the search for a layout."""
+    return SearchInputs(
+        shape=context.base,
+        hardware=context.hardware,
+        recipe=_make_recipe(context, settings, workload.compiled),
+        workload=workload,
+        global_batch_size=context.config.global_batch_size,
+        slot_tokens=estimate_slot_tokens(context),
+        budget=replace(make_budget(context.hardware), oom_bytes=context.options.oom_bytes),
+        levels=_allowed_levels(context),
+        gradient_bytes=4.0 * settings.adapter.trainable_parameters,
+        calibration=context.options.calibration,
+        can_use_cuda_graph=can_use_cuda_graph(context, settings),
+    )
+
+
+def can_use_cuda_graph(context: PlanContext, settings: ModelSettings) -> bool:
+    """Return whether micro-steps could run as a CUDA graph if there is enough memory."""
+    is_allowed = context.config.torch_compile_mode in (None, "reduce-overhead")
+    return context.gpu is not None and is_allowed and not find_cuda_graph_obstacle(context, settings)
+
+
+def expects_cuda_graph(context: PlanContext, settings: ModelSettings) -> bool:
+    """Return whether a CUDA graph is likely, before memory is considered."""
+    return can_use_cuda_graph(context, settings) and (context.num_ranks == 1 or settings.adapter.kind != "full")
+
+
+def find_cuda_graph_obstacle(context: PlanContext, settings: ModelSettings) -> str:
+    """Return why a CUDA graph is impossible, or an empty string."""
+    if settings.attention.backend in UNRECORDABLE_ATTENTION:
+        return f"attention by {settings.attention.backend} has different shapes in every micro-batch"
+    if settings.loss_kernel != "fused" or settings.precision.loss_scaling:
+        return "the loss synchronizes with the host"
+    if settings.quantization_kind == "int8":
+        return "8-bit matmuls synchronize with the host"
+    return "" if context.config.packing else "without packing, shapes vary"
+
+
+def estimate_slot_tokens(context: PlanContext) -> float:
+    """Return the expected number of computed tokens per sequence of the batch."""
+    config = context.config
+    if config.packing:
+        return config.max_seq_length
+    padding = config.max_seq_length / (2 * UNPACKED_SIZES)  # half a bucket size on average
+    return min(config.max_seq_length, context.rows.mean_tokens + padding)
+
+
+def _allowed_levels(context: PlanContext) -> tuple[Checkpointing, ...]:
+    level = context.config.gradient_checkpointing
+    if level is None:
+        return LEVELS
+    return ("full",) if level is True else ("none",) if level is False else ("selective",)
+
+
+def _make_recipe(context: PlanContext, settings: ModelSettings, compiled: bool) -> Recipe:
+    """Return the smallest recipe; the search replaces what it decides."""
+    return Recipe(
+        adapter=settings.adapter.kind,
+        rank=settings.adapter.rank,
+        target_modules=settings.adapter.target_modules,
+        adapter_dropout=settings.adapter.dropout,
+        quantization=settings.quantization_kind,
+        compute_dtype=settings.precision.compute_dtype,
+        base_dtype=settings.precision.base_dtype,
+        trainable_dtype=settings.precision.trainable_dtype,
+        optimizer=settings.optimizer.name,
+        checkpointing="none",
+        compiled=compiled,
+        loss_kernel=settings.loss_kernel,
+        attention=settings.attention.backend,
+        sequence_length=context.config.max_seq_length,
+        micro_batch_size=1,
+        strategy="single",
+        offload="none",
+        num_ranks=context.num_ranks,
+        on_gpu=context.gpu is not None,
+        has_kernels=context.gpu is None or context.gpu.has_kernels,
+    )

@@ -1,0 +1,61 @@
+"""Settings copied from the manifest into the plan: the data, and Weights & Biases."""
+
+from __future__ import annotations
+
+from launcher.plan.context import PlanContext
+from launcher.plan.estimate.dataset_size import SAMPLE_TEST, SAMPLE_TRAIN, SAMPLE_VALIDATION
+from launcher.plan.model import DataPlan, WandbPlan
+
+DEFAULT_WANDB_PROJECT = "expert-launcher"
+
+
+def make_data_plan(context: PlanContext) -> DataPlan:
+    """Return the training data; in the smoke profile the sample of the manifest's folder."""
+    dataset = context.manifest.training.dataset
+    if context.is_smoke and context.options.uses_sample:
+        sample = {"path": SAMPLE_TRAIN, "validation_path": SAMPLE_VALIDATION, "test_path": SAMPLE_TEST}
+        dataset = dataset.model_copy(
+            update={**sample, "type": "single", "format": "jsonl", "revision": None, "tasks": None}
+        )
+    mapping = dataset.field_mapping
+    if dataset.text_field is not None:
+        mapping = mapping.model_copy(update={"text": dataset.text_field})
+    return DataPlan(
+        folder=context.options.manifest_folder,
+        kind="huggingface" if dataset.format == "huggingface" else dataset.type,
+        path=dataset.path,
+        format=dataset.format,
+        revision=dataset.revision,
+        validation_path=dataset.validation_path,
+        test_path=dataset.test_path,
+        tasks=dataset.tasks or {},
+        streaming=dataset.streaming,
+        field_mapping=mapping,
+        prompt_template=_get_template(context),
+        cache_dir=context.config.pretokenized_cache,
+        num_rows=context.rows.num_rows,
+        mean_tokens=context.rows.mean_tokens,
+        basis=context.rows.basis,
+        is_length_assumed=context.rows.is_length_assumed,
+    )
+
+
+def _get_template(context: PlanContext) -> str:
+    """Return the prompt template; the tiny base of the smoke profile has special tokens for chatml only."""
+    template = context.entry.prompt_template
+    return "chatml" if context.is_smoke and template == "llama3" else template
+
+
+def make_wandb_plan(context: PlanContext) -> WandbPlan:
+    """Return the settings of the Weights & Biases run."""
+    wandb = context.config.wandb
+    return WandbPlan(
+        project=wandb.project or DEFAULT_WANDB_PROJECT,
+        entity=wandb.entity,
+        group=wandb.group or context.manifest.expert,
+        name=wandb.name,
+        tags=wandb.tags,
+        notes=wandb.notes,
+        mode=wandb.mode,
+        artifacts=wandb.artifacts,
+    )

@@ -1,0 +1,48 @@
+"""Settings that affect what is learned. A resumed run must not change them; all others may change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from launcher.core.errors import Problem, show_value
+from launcher.core.frozen_model import flatten
+from launcher.plan.model import Plan
+
+# Groups of the plan -> keys in them that do not affect learning.
+_GROUPS: Mapping[str, frozenset[str]] = {
+    "adapter": frozenset({"trainable_parameters"}),
+    "precision": frozenset({"use_tf32"}),
+    "quantization": frozenset({"storage_dtype"}),
+    "data": frozenset({"folder", "cache_dir", "num_rows", "mean_tokens", "basis", "streaming"}),
+    "optimizer": frozenset({"name"}),  # see optimizer_rule: a fused implementation is the same optimizer
+}
+_BATCH = ("global_batch_size", "sequence_length", "packed", "group_by_length")
+_SCHEDULE = ("lr_scheduler", "scheduler_kwargs", "epochs", "max_steps", "warmup_ratio", "seed")
+
+
+def collect_learning_settings(plan: Plan) -> dict[str, object]:
+    """Return the settings that affect learning, by dotted key."""
+    tree = plan.model_dump(mode="json")
+    picked: dict[str, object] = {
+        "base": {"name": plan.base.name, "revision": plan.base_revision, "random_weights": plan.random_weights},
+        "loss_on": plan.loss_on,
+        "batch": {name: tree["batch"][name] for name in _BATCH},
+        "schedule": {name: tree["schedule"][name] for name in _SCHEDULE},
+        "optimizer_rule": plan.optimizer.name.removesuffix("_fused"),
+    }
+    for group, ignored in _GROUPS.items():
+        value = tree[group]
+        picked[group] = {key: below for key, below in value.items() if key not in ignored} if value else value
+    values = flatten(picked)
+    if plan.schedule.warmup_ratio is None:
+        values["schedule.warmup_steps"] = plan.schedule.warmup_steps
+    return values
+
+
+def find_changed_settings(before: Mapping[str, object], now: Mapping[str, object]) -> tuple[Problem, ...]:
+    """Return one problem per setting that differs."""
+    return tuple(
+        Problem(where=key, what=f"{show_value(before.get(key))} before, {show_value(now.get(key))} now")
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    )

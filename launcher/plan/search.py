@@ -1,0 +1,235 @@
+"""Search for the fastest layout that fits: strategy, offload, gradient checkpointing and micro-batch together.
+
+If each rank holds the full model, checkpointing is dropped first, at a small micro-batch, and only then does the
+micro-batch grow. So more memory never leads to more checkpointing or to a smaller micro-batch, except to make room for
+a CUDA graph. If weights are gathered or fetched for every micro-step, fewer and larger micro-steps may be worth
+recomputing: there, all combinations are compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from launcher.core.choices import SHARDED_STRATEGIES, Checkpointing, Offload, Strategy
+from launcher.plan.calibration import correct_memory
+from launcher.plan.estimate.communication import StepTime, estimate_step, make_collectives, make_exchange
+from launcher.plan.estimate.memory import MemoryEstimate, Recipe, estimate_memory, fuses_mlp
+from launcher.plan.estimate.step_time import (
+    MICRO_STEP_SECONDS,
+    Workload,
+    estimate_dequantize_seconds,
+    estimate_launch_seconds,
+    estimate_offload_seconds,
+    estimate_seconds_per_token,
+    overlap_launch,
+)
+from launcher.plan.memory_budget import SearchInputs
+
+# Smaller micro-batches leave most GPUs idle; checkpointing is dropped before the micro-batch grows beyond this.
+_SMALL_MICRO_BATCH_TOKENS = 2048
+# If DDP fits, sharding must be this much faster to be chosen: DDP is simpler, and links were never measured.
+_MIN_SHARDING_SPEEDUP = 1.2
+# Number of micro-batch sizes to try: all small ones, then with growing distance.
+_TRIED_SIZES = 512
+# Share of the GPU's memory that a run with a CUDA graph may use: evaluation needs the rest (two chunks of logits and
+# one layer: 0.8 to 1 GiB for a 0.6B model; derived, not measured).
+_MAX_GRAPH_MEMORY = 0.85
+_LAUNCH_MARGIN = 1.3  # on the time to launch a micro-step: hosts differ, and so does their load
+# For a GPU of unknown peak: any rate will do to compare layouts of the same work.
+_ARBITRARY_SECONDS_PER_TOKEN = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """One way to run the training, as decided by the search."""
+
+    strategy: Strategy
+    offload: Offload
+    checkpointing: Checkpointing
+    micro_batch_size: int
+
+
+def estimate_layout_memory(inputs: SearchInputs, layout: Layout, *, cautious: bool = False) -> MemoryEstimate:
+    """Return the calibrated memory estimate of a layout.
+
+    `cautious` assumes gradient accumulation even for a single micro-step, so that memory grows with the micro-batch.
+    """
+    recipe = make_recipe(inputs, layout, cautious=cautious)
+    return correct_memory(inputs.shape, recipe, estimate_memory(inputs.shape, recipe), inputs.calibration)
+
+
+def uses_cuda_graph(inputs: SearchInputs, layout: Layout) -> bool:
+    """Return whether micro-steps run as a CUDA graph: if its private memory pool fits.
+
+    Replicas then all-reduce gradients after it, which is cheap for an adapter. In full fine-tuning the all-reduce must
+    overlap with the backward pass.
+    """
+    if not inputs.can_use_cuda_graph or layout.offload != "none":
+        return False
+    if layout.strategy != "single" and (layout.strategy != "ddp" or inputs.recipe.adapter == "full"):
+        return False
+    recipe = _make_recipe(inputs, layout, accumulates=True, graphed=True)
+    memory = correct_memory(inputs.shape, recipe, estimate_memory(inputs.shape, recipe), inputs.calibration)
+    return memory.total_bytes <= _MAX_GRAPH_MEMORY * min(inputs.budget.device_bytes, inputs.budget.free_bytes)
+
+
+def make_recipe(inputs: SearchInputs, layout: Layout, *, cautious: bool = False) -> Recipe:
+    """Return the inputs of the memory estimate. A graph keeps gradients alive, as gradient accumulation does."""
+    graphed = uses_cuda_graph(inputs, layout)
+    accumulates = cautious or count_accumulation_steps(inputs, layout) > 1 or graphed
+    return _make_recipe(inputs, layout, accumulates=accumulates, graphed=graphed)
+
+
+def _make_recipe(inputs: SearchInputs, layout: Layout, *, accumulates: bool, graphed: bool) -> Recipe:
+    return replace(
+        inputs.recipe,
+        strategy=layout.strategy,
+        offload=layout.offload,
+        checkpointing=layout.checkpointing,
+        micro_batch_size=layout.micro_batch_size,
+        accumulates_gradients=accumulates,
+        graphed=graphed,
+    )
+
+
+def fits_memory(inputs: SearchInputs, layout: Layout) -> bool:
+    """Return whether a layout fits in GPU and CPU memory."""
+    memory = estimate_layout_memory(inputs, layout, cautious=True)
+    return memory.total_bytes <= inputs.budget.usable_bytes and fits_host_memory(inputs, memory)
+
+
+def fits_host_memory(inputs: SearchInputs, memory: MemoryEstimate) -> bool:
+    """Return whether the offloaded state of all ranks of a node fits in its CPU memory."""
+    return memory.host_bytes * max(1, inputs.hardware.gpus_per_node) <= inputs.budget.usable_host_bytes
+
+
+def find_best_layout(inputs: SearchInputs, candidates: tuple[tuple[Strategy, Offload], ...]) -> Layout | None:
+    """Return the simplest candidate that fits, unless sharding is clearly faster. Offloading is a last resort."""
+    best: Layout | None = None
+    for strategy, offload in candidates:
+        if best is not None and offload != "none":
+            break
+        layout = _find_best_of(inputs, strategy, offload)
+        if layout is None:
+            continue
+        if best is None or estimate_step_seconds(inputs, best) > _MIN_SHARDING_SPEEDUP * estimate_step_seconds(
+            inputs, layout
+        ):
+            best = layout
+    return best
+
+
+def _find_best_of(inputs: SearchInputs, strategy: Strategy, offload: Offload) -> Layout | None:
+    if strategy not in SHARDED_STRATEGIES and offload == "none":
+        return _find_replicated(inputs, strategy)
+    layouts = []
+    for level in inputs.levels:
+        start = Layout(strategy=strategy, offload=offload, checkpointing=level, micro_batch_size=1)
+        if fits_memory(inputs, start):
+            layouts.append(_fastest_split(inputs, start, _largest_fit(inputs, start, inputs.slots_per_rank)))
+    return min(layouts, key=lambda layout: estimate_step_seconds(inputs, layout), default=None)
+
+
+def _find_replicated(inputs: SearchInputs, strategy: Strategy) -> Layout | None:
+    """Return the layout with the least recomputation that fits, then with the largest useful micro-batch."""
+    slots = inputs.slots_per_rank
+    small = min(slots, ceil(_SMALL_MICRO_BATCH_TOKENS / inputs.recipe.sequence_length))
+    for level in inputs.levels:
+        start = Layout(strategy=strategy, offload="none", checkpointing=level, micro_batch_size=small)
+        if fits_memory(inputs, start):
+            limit = slots if level == inputs.levels[0] else small
+            return _fastest_split(inputs, start, _largest_fit(inputs, start, limit))
+    last = Layout(strategy=strategy, offload="none", checkpointing=inputs.levels[-1], micro_batch_size=1)
+    return _fastest_split(inputs, last, _largest_fit(inputs, last, small)) if fits_memory(inputs, last) else None
+
+
+def _largest_fit(inputs: SearchInputs, start: Layout, limit: int) -> int:
+    """Bisect for the largest micro-batch that fits: memory grows with it."""
+    low, high = start.micro_batch_size, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits_memory(inputs, replace(start, micro_batch_size=middle)):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _fastest_split(inputs: SearchInputs, layout: Layout, largest: int) -> Layout:
+    """Return the layout with the micro-batch that finishes a step first; the smaller on a tie."""
+    options = (replace(layout, micro_batch_size=size) for size in _sizes(inputs.slots_per_rank, largest))
+    return min(options, key=lambda option: round(estimate_step_seconds(inputs, option), 9))
+
+
+def _sizes(slots: int, largest: int) -> list[int]:
+    """Return the micro-batch sizes to try: for every number of micro-steps the smallest size."""
+    if largest <= _TRIED_SIZES:
+        return list(range(1, largest + 1))
+    fewest = ceil(slots / largest)
+    return sorted({min(largest, ceil(slots / steps)) for steps in range(fewest, fewest + _TRIED_SIZES)})
+
+
+def count_accumulation_steps(inputs: SearchInputs, layout: Layout) -> int:
+    """Return the number of micro-steps per optimizer step."""
+    return ceil(inputs.slots_per_rank / layout.micro_batch_size)
+
+
+def estimate_step_seconds(inputs: SearchInputs, layout: Layout) -> float:
+    """Return the estimated duration of one optimizer step."""
+    micro, exposed = split_step_seconds(inputs, layout)
+    return micro * count_accumulation_steps(inputs, layout) + exposed
+
+
+def split_step_seconds(inputs: SearchInputs, layout: Layout) -> tuple[float, float]:
+    """Return the seconds of one micro-step, and the seconds per step spent waiting for links, ranks or CPU memory."""
+    time, weights = estimate_time(inputs, layout), make_exchange(inputs.workload, inputs.num_trained).weight_bytes
+    steps = count_accumulation_steps(inputs, layout)
+    waiting = time.waiting_seconds + estimate_offload_seconds(layout.offload, steps, weights, inputs.gradient_bytes)
+    return time.compute_seconds / steps, waiting
+
+
+def estimate_time(inputs: SearchInputs, layout: Layout) -> StepTime:
+    """Return the time of one optimizer step, without offloading."""
+    return estimate_step(
+        make_collectives(
+            layout.strategy,
+            make_exchange(inputs.workload, inputs.num_trained),
+            replays=uses_cuda_graph(inputs, layout),
+        ),
+        inputs.hardware,
+        micro_step_seconds=_micro_step_seconds(inputs, layout),
+        num_micro_steps=count_accumulation_steps(inputs, layout),
+        num_layers=inputs.shape.num_layers,
+    )
+
+
+def _make_workload(inputs: SearchInputs, layout: Layout) -> Workload:
+    recipe = replace(inputs.recipe, strategy=layout.strategy, checkpointing=layout.checkpointing)
+    fused = fuses_mlp(inputs.shape, recipe)
+    return replace(inputs.workload, checkpointing=layout.checkpointing, fused=fused)
+
+
+def _micro_step_seconds(inputs: SearchInputs, layout: Layout) -> float:
+    workload, gpu = _make_workload(inputs, layout), inputs.hardware.gpu
+    tokens = layout.micro_batch_size * inputs.slot_tokens
+    if gpu is None:
+        return tokens * _ARBITRARY_SECONDS_PER_TOKEN  # larger micro-batches do not help a CPU
+    compute = _compute_seconds(inputs, layout)
+    launching = 0.0 if uses_cuda_graph(inputs, layout) else estimate_launch_seconds(workload)
+    return MICRO_STEP_SECONDS + overlap_launch(compute, launching)
+
+
+def _compute_seconds(inputs: SearchInputs, layout: Layout) -> float:
+    """Return the seconds of one micro-step on a GPU that never waits for the host."""
+    workload, gpu = _make_workload(inputs, layout), inputs.hardware.gpu
+    tokens = layout.micro_batch_size * inputs.slot_tokens
+    per_token = None if gpu is None else estimate_seconds_per_token(gpu, workload)
+    if gpu is None or per_token is None:
+        return tokens * _ARBITRARY_SECONDS_PER_TOKEN
+    return tokens * per_token + estimate_dequantize_seconds(gpu, workload)
+
+
+def is_launch_bound(inputs: SearchInputs, layout: Layout) -> bool:
+    """Return whether the host takes (nearly) longer to launch a micro-step than the GPU to run it."""
+    return _compute_seconds(inputs, layout) < _LAUNCH_MARGIN * estimate_launch_seconds(_make_workload(inputs, layout))

@@ -1,0 +1,142 @@
+"""Estimated tokens/s, duration and cost, and how accurate they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from launcher.core.choices import SHARDED_STRATEGIES
+from launcher.core.units import TERA
+from launcher.plan.calibration import Correction, compute_measured_speed, compute_speed_correction, make_family
+from launcher.plan.context import PlanContext
+from launcher.plan.estimate.step_time import (
+    Workload,
+    compute_flops_per_token,
+    estimate_seconds_per_token,
+    get_peak_tflops,
+)
+from launcher.plan.memory_budget import SearchInputs
+from launcher.plan.model import SpeedPlan
+from launcher.plan.schedule import PACKING_EFFICIENCY, RunLength
+from launcher.plan.search import Layout, estimate_step_seconds, make_recipe, split_step_seconds
+from launcher.plan.torch_compile import compile_seconds
+
+# The step-time estimate is fitted to this GPU and model family.
+_MEASURED_GPU = "h200"
+_MEASURED_FAMILY = "qwen3"
+_RUNS_TO_TRUST = 3  # measured runs after which their spread is reported as the error
+_MIN_ERROR = 0.1
+_MEASURED_ERROR, _UNMEASURED_ERROR = 0.2, 0.4
+
+
+def lookup_speed_correction(
+    context: PlanContext, inputs: SearchInputs, layout: Layout, *, captures: bool
+) -> tuple[Correction | None, bool]:
+    """Return the correction from measured runs, and whether it corrects an estimate (or replaces a missing one)."""
+    family = make_family(inputs.shape, make_recipe(inputs, layout))
+    gpu, known = context.gpu, inputs.calibration
+    if gpu is None or estimate_seconds_per_token(gpu, inputs.workload) is None:
+        return compute_measured_speed(known, family, context.base.name), False
+    return compute_speed_correction(known, family, captures=captures), True
+
+
+def make_speed_plan(
+    context: PlanContext, inputs: SearchInputs, layout: Layout, length: RunLength, *, captures: bool = False
+) -> SpeedPlan:
+    """Return the speed estimate of a layout."""
+    gpu = context.gpu
+    tokens = context.config.global_batch_size * _useful_tokens(context)
+    correction, is_estimated = lookup_speed_correction(context, inputs, layout, captures=captures)
+    factor = 1.0 if correction is None else correction.factor
+    if is_estimated:
+        plain = estimate_step_seconds(inputs, layout)
+        seconds, exposed = plain / factor, split_step_seconds(inputs, layout)[1] / factor
+    elif correction is not None:
+        plain, seconds, exposed = None, tokens / factor, 0.0
+    else:
+        return _unknown(context)
+    workload = replace(inputs.workload, checkpointing=layout.checkpointing)
+    start = compile_seconds(workload) if workload.compiled else 0.0
+    total = None if length.num_steps is None else start + seconds * length.num_steps
+    price = context.options.price_per_gpu_hour
+    peak = None if gpu is None else get_peak_tflops(gpu, workload.compute_dtype)
+    mfu = compute_flops_per_token(workload) * tokens / seconds / (peak * TERA * context.num_ranks) if peak else None
+    confidence, error = _confidence(context, inputs.workload, layout, correction, is_estimated)
+    return SpeedPlan(
+        tokens_per_second=tokens / seconds,
+        seconds_per_step=seconds,
+        total_seconds=total,
+        mfu=mfu,
+        communication_fraction=exposed / seconds,
+        price_per_gpu_hour=price,
+        cost=None if price is None or total is None else price * context.num_ranks * total / 3600,
+        confidence=confidence,
+        error=error,
+        estimated_tokens_per_second=None if plain is None else tokens / plain,
+    )
+
+
+def _useful_tokens(context: PlanContext) -> float:
+    config = context.config
+    if config.packing:
+        return config.max_seq_length * PACKING_EFFICIENCY
+    return min(context.rows.mean_tokens, config.max_seq_length)
+
+
+def _unknown(context: PlanContext) -> SpeedPlan:
+    on_cpu = context.gpu is None
+    reason = "on a CPU; the first steps will show it" if on_cpu else "the peak of this GPU is unknown"
+    return SpeedPlan(
+        tokens_per_second=None,
+        seconds_per_step=None,
+        total_seconds=None,
+        mfu=None,
+        communication_fraction=0.0,
+        price_per_gpu_hour=context.options.price_per_gpu_hour,
+        cost=None,
+        confidence=f"no estimate{' ' if on_cpu else ': '}{reason}",
+    )
+
+
+def _confidence(
+    context: PlanContext, workload: Workload, layout: Layout, correction: Correction | None, is_estimated: bool
+) -> tuple[str, float | None]:
+    """Return how accurate the estimate is, as text, and its relative error if known."""
+    length = "" if context.rows.is_measured else f"; length of the run: {context.rows.basis}"
+    if correction is not None and (not is_estimated or correction.num_runs >= _RUNS_TO_TRUST):
+        accuracy, error = _assess_runs(correction)
+    else:
+        accuracy, error = _assess_estimate(context, workload, layout)
+    return f"{accuracy}{length}; without start-up, evaluation and checkpoints", error
+
+
+def _assess_runs(correction: Correction) -> tuple[str, float | None]:
+    """Derive the error from the spread of measured runs, with a larger minimum for few runs."""
+    spread = max(correction.highest / correction.factor - 1, 1 - correction.lowest / correction.factor)
+    error = round(max(_MIN_ERROR if correction.num_runs >= _RUNS_TO_TRUST else 2 * _MIN_ERROR, spread), 2)
+    return f"{_format_error(error)}: similar runs were measured on this machine", error
+
+
+def _format_error(error: float | None) -> str:
+    return "a rough guess" if error is None else f"within about {100 * error:.0f} %"
+
+
+def _assess_estimate(context: PlanContext, workload: Workload, layout: Layout) -> tuple[str, float | None]:
+    assert context.gpu is not None
+    unmeasured = [
+        feature
+        for applies, feature in (
+            (context.gpu.key != _MEASURED_GPU, "this GPU (scaled from an H200 by data sheets)"),
+            (workload.compute_dtype == "fp16", "FP16"),
+            (workload.quantization == "int8", "8-bit bases"),
+            (workload.adapter == "ia3", "IA3"),
+            (layout.offload != "none", "offloading"),
+            (layout.strategy in SHARDED_STRATEGIES, "sharding"),
+            (context.num_ranks > 1, "links between GPUs"),
+            (context.base.model_type != _MEASURED_FAMILY, f"{context.base.model_type} models"),
+        )
+        if applies
+    ]
+    if not unmeasured:
+        return f"{_format_error(_MEASURED_ERROR)}: similar runs were measured on this GPU", _MEASURED_ERROR
+    error = None if layout.offload != "none" else _UNMEASURED_ERROR
+    return f"{_format_error(error)}; not measured: {', '.join(unmeasured)}", error

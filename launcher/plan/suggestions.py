@@ -1,0 +1,152 @@
+"""The error if nothing fits: by how much, and what would fit. Every suggestion is checked by the same search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from launcher.core.errors import DoesNotFitError, Problem
+from launcher.core.units import GIB, format_gib
+from launcher.hardware.gpu_catalogue import GPUS
+from launcher.hardware.model import Gpu, Hardware
+from launcher.plan.estimate.memory import MemoryEstimate, count_trainable
+from launcher.plan.memory_budget import CPU_HEADROOM, LEVELS, SearchInputs, make_budget
+from launcher.plan.search import Layout, estimate_layout_memory, find_best_layout
+from launcher.plan.strategy import Candidate
+
+_MIN_SEQUENCE_LENGTH = 256
+
+
+def make_does_not_fit_error(inputs: SearchInputs, candidates: tuple[Candidate, ...]) -> DoesNotFitError:
+    """Return the error with the memory terms of the leanest attempt, and suggestions."""
+    attempts = [estimate_layout_memory(inputs, _leanest_layout(inputs, candidate)) for candidate in candidates]
+    leanest = min(attempts, key=lambda memory: memory.total_bytes)
+    terms = tuple(Problem(where=term.name, what=format_gib(term.num_bytes)) for term in leanest.terms if term.num_bytes)
+    suggestions = list(_suggest(inputs, candidates, leanest))
+    return DoesNotFitError(
+        _format_title(inputs, leanest),
+        terms,
+        hint="; ".join(suggestions) or "no setting makes it fit; use a smaller base model",
+    )
+
+
+def _leanest_layout(inputs: SearchInputs, candidate: Candidate) -> Layout:
+    strategy, offload = candidate
+    return Layout(strategy=strategy, offload=offload, checkpointing=inputs.levels[-1], micro_batch_size=1)
+
+
+def _format_title(inputs: SearchInputs, leanest: MemoryEstimate) -> str:
+    budget = inputs.budget
+    if leanest.total_bytes <= budget.usable_bytes:
+        return (
+            f"{inputs.shape.name} does not fit: offloading needs {format_gib(_host_bytes(inputs, leanest))} of CPU "
+            f"memory per node, and {format_gib(budget.usable_host_bytes)} of {format_gib(budget.host_bytes)} are usable"
+        )
+    held = budget.device_bytes - budget.free_bytes
+    others = f" ({format_gib(held)} in use by other processes)" if held > 0 else ""
+    return (
+        f"{inputs.shape.name} does not fit: it needs at least {format_gib(leanest.total_bytes)} per rank, "
+        f"and {format_gib(max(0, budget.usable_bytes))} of {format_gib(budget.device_bytes)} are usable{others}"
+    )
+
+
+def _host_bytes(inputs: SearchInputs, memory: MemoryEstimate) -> int:
+    return memory.host_bytes * max(1, inputs.hardware.gpus_per_node)
+
+
+def _suggest(inputs: SearchInputs, candidates: tuple[Candidate, ...], leanest: MemoryEstimate) -> Iterator[str]:
+    if inputs.budget.free_bytes < inputs.budget.device_bytes and _fits_on_free_gpu(inputs, candidates):
+        yield "it fits once the other processes have ended"
+    if leanest.total_bytes <= inputs.budget.usable_bytes:
+        needed = _host_bytes(inputs, leanest) / (1 - CPU_HEADROOM)
+        yield f"--ram {needed / GIB:.0f} fits, if the nodes have that much"
+    if inputs.levels[-1] != "full" and find_best_layout(replace(inputs, levels=LEVELS), candidates):
+        yield "gradient_checkpointing true fits, or let the plan decide"
+    yield from _suggest_smaller_training(inputs)
+    if shorter := _find_shorter_sequence(inputs, candidates):
+        yield f"max_seq_length {shorter} fits"
+    if more := _find_more_gpus(inputs):
+        yield f"{more} fits (sharded)"
+    if larger := _find_larger_gpu(inputs, candidates):
+        yield f"--gpu {larger.key} fits ({format_gib(larger.memory_bytes)})"
+
+
+def _fits_on_free_gpu(inputs: SearchInputs, candidates: tuple[Candidate, ...]) -> bool:
+    free = replace(inputs.budget, free_bytes=inputs.budget.device_bytes)
+    return find_best_layout(replace(inputs, budget=free), candidates) is not None
+
+
+def _suggest_smaller_training(inputs: SearchInputs) -> Iterator[str]:
+    """Suggest an adapter instead of full fine-tuning, a quantized base, or both."""
+    recipe = inputs.recipe
+    if recipe.adapter != "full":
+        if fits_with_int4(inputs):
+            yield "base_models[0].quantization int4 fits"
+        return
+    targets = tuple(linear.name for linear in inputs.shape.linears)
+    lora = replace(
+        inputs,
+        recipe=replace(recipe, adapter="lora", rank=16, base_dtype=recipe.compute_dtype, target_modules=targets),
+        gradient_bytes=4.0 * count_trainable(inputs.shape, "lora", 16, targets),
+    )
+    if find_best_layout(lora, list_candidates_without_offload(inputs)):
+        yield "adapter_type lora fits"
+    elif fits_with_int4(lora):
+        yield "adapter_type lora with base_models[0].quantization int4 fits"
+
+
+def list_candidates_without_offload(inputs: SearchInputs) -> tuple[Candidate, ...]:
+    """Return the strategies without offloading: one process, or DDP and sharding."""
+    if inputs.hardware.num_ranks == 1:
+        return (("single", "none"),)
+    sharded: Candidate = ("zero3" if inputs.recipe.quantization == "int4" else "fsdp2", "none")
+    return (("ddp", "none"), sharded)
+
+
+def fits_with_int4(inputs: SearchInputs) -> bool:
+    """Return whether the training fits without offloading if the base is quantized to 4 bits."""
+    recipe = inputs.recipe
+    if recipe.adapter == "full" or recipe.quantization == "int4" or not recipe.on_gpu:
+        return False
+    quantized = replace(inputs, recipe=replace(recipe, quantization="int4"))
+    return find_best_layout(quantized, list_candidates_without_offload(quantized)) is not None
+
+
+def _find_shorter_sequence(inputs: SearchInputs, candidates: tuple[Candidate, ...]) -> int | None:
+    length = inputs.recipe.sequence_length // 2
+    while length >= _MIN_SEQUENCE_LENGTH:
+        if find_best_layout(replace(inputs, recipe=replace(inputs.recipe, sequence_length=length)), candidates):
+            return length
+        length //= 2
+    return None
+
+
+def _find_more_gpus(inputs: SearchInputs) -> str | None:
+    hardware = inputs.hardware
+    if hardware.gpu is None or inputs.recipe.quantization == "int8" or inputs.recipe.optimizer == "adamw_bnb_8bit":
+        return None
+    for gpus, nodes in ((2, 1), (4, 1), (8, 1), (8, 2), (8, 4)):
+        if gpus >= hardware.gpus_per_node and nodes >= hardware.nodes and gpus * nodes > hardware.num_ranks:
+            larger = move_to_hardware(inputs, hardware.model_copy(update={"gpus_per_node": gpus, "nodes": nodes}))
+            if find_best_layout(larger, list_candidates_without_offload(larger)):
+                return f"--gpus {gpus}" + (f" --nodes {nodes}" if nodes > 1 else "")
+    return None
+
+
+def _find_larger_gpu(inputs: SearchInputs, candidates: tuple[Candidate, ...]) -> Gpu | None:
+    here = inputs.hardware.gpu
+    if here is None:
+        return None
+    for gpu in sorted(GPUS.values(), key=lambda gpu: gpu.memory_mib):
+        if gpu.memory_mib > here.memory_mib and gpu.has_bf16 == here.has_bf16:
+            hardware = inputs.hardware.model_copy(update={"gpu": gpu, "free_vram_mib": None})
+            if find_best_layout(move_to_hardware(inputs, hardware), candidates):
+                return gpu
+    return None
+
+
+def move_to_hardware(inputs: SearchInputs, hardware: Hardware) -> SearchInputs:
+    """Return the inputs on other hardware. A remembered OOM applies to the same GPU model only."""
+    recipe = replace(inputs.recipe, num_ranks=hardware.num_ranks)
+    failed = inputs.budget.oom_bytes if hardware.gpu == inputs.hardware.gpu else None
+    return replace(inputs, hardware=hardware, recipe=recipe, budget=replace(make_budget(hardware), oom_bytes=failed))

@@ -1,0 +1,1 @@
+"""From command-line flags to a planned run and its directory."""

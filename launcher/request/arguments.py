@@ -1,0 +1,245 @@
+"""Flags that several verbs share, in groups, and the Request that they make."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from launcher.request import flag_types as types
+
+if TYPE_CHECKING:
+    from launcher.request.request import Request
+
+_WANDB_NAMES = ("mode", "project", "entity", "group", "name", "notes", "tags", "artifacts")
+
+
+def add_request_arguments(parser: argparse.ArgumentParser, default_expert: str | None = None) -> None:
+    """Add the expert and every flag that planning a run uses."""
+    shown = "an expert by name (neo4j), or the path of a manifest.json"
+    if default_expert is None:
+        parser.add_argument("expert", metavar="EXPERT", help=shown)
+    else:
+        shown += f" (default: {default_expert})"
+        parser.add_argument("expert", metavar="EXPERT", nargs="?", default=default_expert, help=shown)
+    add_learning_arguments(parser)
+    add_hardware_arguments(parser)
+    add_wandb_arguments(parser)
+    add_failure_arguments(parser)
+    add_profiler_arguments(parser)
+
+
+def add_learning_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add flags for what is trained."""
+    group = parser.add_argument_group("training")
+    group.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override a manifest value"
+    )
+    group.add_argument("--max-steps", type=types.positive_int, metavar="N", help="stop after N optimizer steps")
+    group.add_argument(
+        "--base",
+        type=types.base_model,
+        metavar="NAME",
+        help="another base model: one of the manifest's, a folder, or a name on the Hugging Face hub",
+    )
+    group.add_argument(
+        "--tokens-per-row", type=types.positive_int, metavar="N", help="mean tokens per row, if you know it"
+    )
+    group.add_argument(
+        "--profile", choices=("auto", "full", "smoke"), default="auto", help="auto: full with a GPU, smoke without"
+    )
+    group.add_argument(
+        "--random-weights",
+        action="store_true",
+        help="use the base model's architecture with random weights, to measure speed and memory without a download",
+    )
+
+
+def add_hardware_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add flags for the hardware that is planned for."""
+    group = parser.add_argument_group("hardware (default: this machine)")
+    group.add_argument("--gpu", metavar="NAME", help="plan for this GPU of the catalogue: rtx4090, h100, ...")
+    group.add_argument(
+        "--vram-limit",
+        type=types.vram_mib,
+        metavar="SIZE",
+        help="plan for, and use, at most this much memory per GPU: 24GiB simulates an RTX 4090 on a larger GPU",
+    )
+    group.add_argument("--gpus", type=types.positive_int, metavar="N", help="GPUs per node")
+    group.add_argument("--nodes", type=types.positive_int, default=1, metavar="N", help="nodes (default 1)")
+    group.add_argument("--cores", type=types.positive_int, metavar="N", help="CPU cores per node")
+    group.add_argument("--ram", type=types.gib, metavar="GIB", help="CPU memory per node")
+    group.add_argument(
+        "--strategy", choices=("ddp", "fsdp2", "zero1", "zero2", "zero3"), help="override the plan's strategy"
+    )
+    group.add_argument("--price", type=types.price_per_hour, metavar="PRICE/h", help="price per GPU-hour: 0.40/h")
+    group.add_argument(
+        "--no-calibration",
+        action="store_true",
+        help="use the estimates only, not what finished runs on this machine have measured",
+    )
+    # For tests and rehearsals: this many processes per node, without a GPU.
+    group.add_argument("--cpu-ranks", type=types.positive_int, help=argparse.SUPPRESS)
+
+
+def add_wandb_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add flags that are short for `--set training.config.wandb.…`."""
+    group = parser.add_argument_group("Weights & Biases (default: the manifest's settings)")
+    group.add_argument(
+        "--wandb",
+        choices=("online", "offline", "disabled"),
+        dest="wandb_mode",
+        help="default: online with an API key, offline without; WANDB_MODE takes precedence, except over disabled",
+    )
+    group.add_argument("--wandb-project", metavar="NAME", help="default: expert-launcher")
+    group.add_argument("--wandb-entity", metavar="NAME", help="a team or a user (default: yours)")
+    group.add_argument("--wandb-group", metavar="NAME", help="default: the expert")
+    group.add_argument("--wandb-name", metavar="NAME", help="default: the run's id")
+    group.add_argument("--wandb-notes", metavar="TEXT", help="notes shown with the run")
+    group.add_argument("--wandb-tags", type=types.word_list, metavar="A,B", help="tags to filter by")
+    group.add_argument(
+        "--wandb-artifacts",
+        type=types.artifact_list,
+        metavar="adapter,manifest",
+        help="upload these when the run is done",
+    )
+
+
+def add_failure_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add flags for what happens when something goes wrong."""
+    group = parser.add_argument_group("failures")
+    group.add_argument(
+        "--on-save-error",
+        choices=("stop", "continue"),
+        dest="save_errors",
+        help="if a checkpoint cannot be written (default: stop)",
+    )
+    group.add_argument(
+        "--max-nonfinite-steps",
+        type=types.non_negative_int,
+        metavar="N",
+        help="abort after more than N consecutive steps with NaN/Inf loss or gradients (default 3)",
+    )
+    group.add_argument(
+        "--max-restarts",
+        type=types.non_negative_int,
+        metavar="N",
+        help="restart a crashed training from its last checkpoint up to N times; several nodes need c10d (default 0)",
+    )
+    group.add_argument(
+        "--hang-timeout",
+        type=types.positive_int,
+        metavar="SECONDS",
+        dest="hang_seconds",
+        help="abort a training that completes no step for this long (default 600)",
+    )
+
+
+def add_profiler_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add flags of the PyTorch profiler."""
+    group = parser.add_argument_group("profiler")
+    group.add_argument(
+        "--profile-steps",
+        type=types.step_range,
+        metavar="A:B",
+        help="profile steps A to B: a trace, a summary and a memory snapshot in runs/<id>/profile/",
+    )
+
+
+def add_resume_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add flags for resuming a run."""
+    group = parser.add_argument_group("resume")
+    group.add_argument(
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="RUN",
+        help="resume a run from its newest intact checkpoint (default: this expert's last unfinished run)",
+    )
+    group.add_argument(
+        "--allow-changed-inputs",
+        action="store_true",
+        help="resume even if manifest, data or base model changed",
+    )
+    group.add_argument(
+        "--verify",
+        type=types.positive_int,
+        nargs="?",
+        const=3,
+        default=0,
+        metavar="K",
+        help="train the last K recorded steps again and compare packs and losses with the record (default 3)",
+    )
+
+
+def add_node_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add flags for one node of several."""
+    group = parser.add_argument_group("multi-node (start it on every node)")
+    group.add_argument("--node-rank", type=types.non_negative_int, metavar="R", help="rank of this node, from 0")
+    group.add_argument("--rendezvous", type=types.address, metavar="HOST:PORT", help="where node 0 listens")
+    group.add_argument(
+        "--rdzv-backend", choices=("static", "c10d"), help="c10d: nodes can restart (default static: they cannot)"
+    )
+    group.add_argument(
+        "--join-timeout",
+        type=types.positive_int,
+        metavar="SECONDS",
+        help="how long nodes wait for each other (default 300)",
+    )
+
+
+def add_slurm_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add flags for a Slurm job."""
+    group = parser.add_argument_group("Slurm")
+    group.add_argument("--slurm", action="store_true", help="write slurm.sbatch and submit it")
+    group.add_argument("--partition", type=types.slurm_name, metavar="NAME", help="default: the cluster's")
+    group.add_argument("--account", type=types.slurm_name, metavar="NAME", help="default: yours")
+    group.add_argument(
+        "--time-limit",
+        type=types.time_limit,
+        metavar="HH:MM:SS",
+        help="default: from the plan's estimate; D-HH:MM:SS too",
+    )
+    group.add_argument("--no-submit", action="store_true", help="write the files only, to submit them elsewhere")
+
+
+def make_request(arguments: argparse.Namespace) -> Request:
+    """Return what a user requested: what is trained, and on which hardware."""
+    return replace(
+        make_learning_request(arguments, arguments.expert),
+        gpu=arguments.gpu,
+        vram_limit_mib=arguments.vram_limit,
+        gpus_per_node=arguments.gpus,
+        nodes=arguments.nodes,
+        cpu_cores_per_node=arguments.cores,
+        ram_gib_per_node=arguments.ram,
+        strategy=arguments.strategy,
+        price_per_gpu_hour=arguments.price,
+        cpu_ranks_per_node=arguments.cpu_ranks,
+        calibrated=not arguments.no_calibration,
+    )
+
+
+def make_learning_request(arguments: argparse.Namespace, expert: str) -> Request:
+    """Return what is trained, independent of the hardware."""
+    from launcher.request.request import Request
+
+    return Request(
+        expert=expert,
+        overrides=(*arguments.overrides, *_make_wandb_overrides(arguments)),
+        base=arguments.base,
+        max_steps=arguments.max_steps,
+        profile=arguments.profile,
+        tokens_per_row=arguments.tokens_per_row,
+        random_weights=arguments.random_weights,
+        save_errors=arguments.save_errors,
+        max_nonfinite_steps=arguments.max_nonfinite_steps,
+        hang_seconds=arguments.hang_seconds,
+        profile_steps=arguments.profile_steps,
+    )
+
+
+def _make_wandb_overrides(arguments: argparse.Namespace) -> list[str]:
+    values = {name: getattr(arguments, f"wandb_{name}") for name in _WANDB_NAMES}
+    return [f"training.config.wandb.{name}={json.dumps(value)}" for name, value in values.items() if value is not None]

@@ -1,0 +1,304 @@
+"""A user's request, and the plan made from it with the manifest, the hardware, the base model and the data."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+from launcher.base_models.catalogue import TINY_BASE_NAME, get_last_component
+from launcher.base_models.shapes import load_shape
+from launcher.core.choices import Strategy
+from launcher.core.errors import InputError, ManifestError, Problem
+from launcher.core.frozen_model import flatten
+from launcher.core.redaction import redact_text, redact_tree
+from launcher.hardware.launch_env import LaunchEnv
+from launcher.hardware.model import MAX_GPUS_PER_NODE, Hardware, limit_vram, make_hardware
+from launcher.hardware.probe import probe_hardware
+from launcher.hardware.user_overrides import (
+    HardwareOverrides,
+    apply_hardware_overrides,
+    load_hardware_overrides,
+    lookup_named_gpu,
+)
+from launcher.manifest import LoadedManifest, Manifest, find_manifest, load_manifest
+from launcher.plan import Plan, PlanOptions, make_plan
+from launcher.plan.calibration import NO_CALIBRATION
+from launcher.plan.context import DEFAULT_GUARDS
+from launcher.plan.estimate.dataset_size import SAMPLE_TRAIN, RowEstimate, probe_rows, probe_sample, with_tokens_per_row
+from launcher.plan.model import GuardPlan, ProfilePlan
+from launcher.runs.calibration_store import load_calibration
+from launcher.runs.oom_history import find_failure
+
+MODELS_DIR_VARIABLE = "LAUNCHER_MODELS_DIR"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What a user requested."""
+
+    expert: str
+    overrides: Sequence[str] = ()
+    base: str | None = None
+    max_steps: int | None = None
+    profile: Literal["auto", "full", "smoke"] = "auto"
+    gpu: str | None = None
+    vram_limit_mib: int | None = None  # per GPU: the plan and the run use at most this much
+    gpus_per_node: int | None = None
+    nodes: int = 1
+    cpu_cores_per_node: int | None = None
+    ram_gib_per_node: float | None = None
+    strategy: Strategy | None = None
+    price_per_gpu_hour: float | None = None
+    tokens_per_row: int | None = None
+    random_weights: bool = False
+    save_errors: Literal["stop", "continue"] | None = None
+    max_nonfinite_steps: int | None = None
+    hang_seconds: int | None = None
+    profile_steps: tuple[int, int] | None = None
+    cpu_ranks_per_node: int | None = None  # processes per node without a GPU, for rehearsals and tests
+    calibrated: bool = True  # use what finished runs on this machine have measured
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRun:
+    """A request, its manifest and its plan."""
+
+    request: Request
+    loaded: LoadedManifest
+    plan: Plan
+
+
+def plan_request(request: Request) -> PlannedRun:
+    """Plan a run, staying below sizes that ran out of memory on this machine."""
+    loaded = _load(request)
+    hardware = limit_vram(_resolve_hardware(request), request.vram_limit_mib)
+    options = _make_options(request, hardware, loaded)
+    is_smoke = options.profile == "smoke"
+    name = TINY_BASE_NAME if is_smoke else loaded.manifest.base.name
+    base = load_shape(name, base_folders(loaded.folder))
+    rows = _estimate_rows(request, loaded, is_smoke and options.uses_sample)
+    plan = make_plan(loaded.manifest, hardware, base=base, rows=rows, options=options)
+    failure = find_failure(plan)
+    if failure is not None and options.calibration.runs:  # not all runs stayed below their estimates
+        options = replace(options, calibration=replace(options.calibration, may_lower=False))
+        plan = make_plan(loaded.manifest, hardware, base=base, rows=rows, options=options)
+    if failure is not None and plan.memory.total_bytes >= failure.predicted_bytes:
+        lower = replace(options, oom_bytes=failure.predicted_bytes, oom_date=failure.when)
+        plan = make_plan(loaded.manifest, hardware, base=base, rows=rows, options=lower)
+    return PlannedRun(request=request, loaded=loaded, plan=plan)
+
+
+def format_request(request: Request) -> str:
+    """Return the text of request.json, with an absolute path of the manifest."""
+    path = Path(request.expert)
+    resolved = replace(request, expert=str(path.resolve())) if path.is_file() else request
+    overrides = tuple(_redact_override(text) for text in resolved.overrides)
+    return json.dumps(asdict(replace(resolved, overrides=overrides)), indent=2, sort_keys=True) + "\n"
+
+
+def _redact_override(text: str) -> str:
+    """Redact the value of KEY=VALUE if it is a secret; a resumed run does not have it."""
+    key, equals, value = text.partition("=")
+    return f"{key}{equals}{redact_tree(value, key)}"
+
+
+def load_request(file: Path) -> Request:
+    """Load request.json."""
+    try:
+        return TypeAdapter(Request).validate_json(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from None
+    except ValueError:  # includes those of pydantic and Unicode
+        raise InputError(f"{file}: not a request of this version", hint="use the version that wrote it") from None
+
+
+def merge_requests(stored: Request, changes: Request) -> Request:
+    """Override a stored request by what is requested now."""
+    default = Request(expert=stored.expert)
+    changed = {
+        field.name: getattr(changes, field.name)
+        for field in fields(Request)
+        if field.name != "expert" and getattr(changes, field.name) != getattr(default, field.name)
+    }
+    changed["overrides"] = (*stored.overrides, *changes.overrides)  # the last value of a key takes precedence
+    return replace(stored, **changed)
+
+
+def adapt_to_launch(request: Request, launched: LaunchEnv) -> Request:
+    """Return the request for the processes that accelerate started; CPU ranks if there is no GPU."""
+    strategy = None if launched.strategy == "single" else launched.strategy
+    if launched.num_ranks == 1 and strategy is None:
+        return request
+    on_cpu = launched.on_cpu or probe_hardware().gpu is None
+    return replace(
+        request,
+        strategy=strategy,
+        nodes=launched.num_nodes,
+        gpus_per_node=None if on_cpu else launched.ranks_per_node,
+        cpu_ranks_per_node=launched.ranks_per_node if on_cpu else None,
+    )
+
+
+def base_folders(manifest_folder: Path) -> tuple[Path, ...]:
+    """Return the folders in which base models are searched, besides the manifest's path."""
+    configured = os.environ.get(MODELS_DIR_VARIABLE)
+    folders = [Path(configured)] if configured else []
+    return (*folders, manifest_folder, Path("models"), Path())
+
+
+def _load(request: Request) -> LoadedManifest:
+    overrides = list(request.overrides)
+    if request.max_steps is not None:
+        overrides.append(f"training.config.max_steps={request.max_steps}")
+    loaded = load_manifest(find_manifest(request.expert), overrides)
+    _check_no_secret(loaded)
+    if request.base is None:
+        return loaded
+    manifest = _with_base(loaded.manifest, request.base)
+    return replace(loaded, manifest=manifest)
+
+
+def _check_no_secret(loaded: LoadedManifest) -> None:
+    """Refuse secrets in dataset paths, which appear in the plan and on the console."""
+    tree = loaded.manifest.training.dataset.model_dump(mode="json")
+    problems = tuple(
+        Problem(where=f"training.dataset.{key}", what="contains a password or a token")
+        for key, value in flatten(tree).items()
+        if isinstance(value, str) and redact_text(value) != value
+    )
+    if problems:
+        raise ManifestError(
+            f"{loaded.path}: manifest contains a secret",
+            problems,
+            "remove it, and use environment variables such as HF_TOKEN, or ~/.netrc",
+        )
+
+
+def _with_base(manifest: Manifest, name: str) -> Manifest:
+    """Put a base model first: one of the manifest's, or any other in place of the first."""
+    key = get_last_component(name).lower()
+    matches = [entry for entry in manifest.base_models if get_last_component(entry.name).lower() == key]
+    first = matches[0] if matches else manifest.base.model_copy(update={"name": name, "revision": None})
+    others = (
+        tuple(entry for entry in manifest.base_models if entry is not first) if matches else manifest.base_models[1:]
+    )
+    return manifest.model_copy(update={"base_models": (first, *others)})
+
+
+def _resolve_hardware(request: Request) -> Hardware:
+    """Return the hardware with the user's hardware.json applied; the command line takes precedence."""
+    own = load_hardware_overrides()
+    flags = ("cpu_cores_per_node", "ram_gib_per_node", "price_per_gpu_hour")
+    keeps = tuple(name for name in flags if getattr(request, name) is not None)
+    return apply_hardware_overrides(own, _lookup_hardware(request, own), keeps=keeps)
+
+
+def _lookup_hardware(request: Request, own: HardwareOverrides) -> Hardware:
+    if request.gpu is not None and request.cpu_ranks_per_node is not None:
+        raise InputError("--cpu-ranks and --gpu cannot be used together: CPU ranks replace GPUs")
+    if request.gpu is not None:
+        return make_hardware(
+            lookup_named_gpu(own, request.gpu),
+            gpus_per_node=request.gpus_per_node if request.gpus_per_node is not None else 1,
+            nodes=request.nodes,
+            cpu_cores_per_node=request.cpu_cores_per_node,
+            ram_gib_per_node=request.ram_gib_per_node,
+        )
+    here = probe_hardware()
+    if request.cpu_ranks_per_node is not None:
+        ranks = {
+            "gpu": None,
+            "free_vram_mib": None,
+            "gpus_per_node": request.cpu_ranks_per_node,
+            "nodes": request.nodes,
+            "cpu_cores_per_node": request.cpu_cores_per_node or here.cpu_cores_per_node,
+        }
+        return here.model_copy(update=ranks)
+    _check_enough(request, here)
+    make_hardware(  # refuses impossible values with the same message for this machine and the catalogue
+        here.gpu,
+        gpus_per_node=request.gpus_per_node or min(here.gpus_per_node, MAX_GPUS_PER_NODE),
+        nodes=request.nodes,
+        cpu_cores_per_node=request.cpu_cores_per_node,
+        ram_gib_per_node=request.ram_gib_per_node,
+    )
+    update = {
+        "gpus_per_node": request.gpus_per_node if request.gpus_per_node is not None else here.gpus_per_node,
+        "nodes": request.nodes,
+        "cpu_cores_per_node": here.cpu_cores_per_node
+        if request.cpu_cores_per_node is None
+        else request.cpu_cores_per_node,
+        "ram_gib_per_node": here.ram_gib_per_node if request.ram_gib_per_node is None else request.ram_gib_per_node,
+    }
+    return here.model_copy(update=update)
+
+
+def _check_enough(request: Request, here: Hardware) -> None:
+    hint = "--gpu NAME plans for a GPU of the catalogue"
+    if request.nodes < 1 or (request.gpus_per_node is not None and request.gpus_per_node < 1):
+        raise InputError("--gpus and --nodes count from 1")
+    if here.gpu is None and (request.nodes > 1 or request.gpus_per_node is not None):
+        raise InputError("--gpus and --nodes have no effect: this machine has no GPU", hint=hint)
+    if request.gpus_per_node is not None and request.gpus_per_node > here.gpus_per_node:
+        raise InputError(f"--gpus {request.gpus_per_node}: this machine has {here.gpus_per_node}", hint=hint)
+
+
+def _make_options(request: Request, hardware: Hardware, loaded: LoadedManifest) -> PlanOptions:
+    if request.profile == "auto":
+        profile: Literal["full", "smoke"] = "full" if hardware.gpu is not None else "smoke"
+        reason = "there is a GPU" if profile == "full" else "no GPU here: a tiny base on sample data, same code path"
+    else:
+        profile, reason = request.profile, "requested by --profile"
+    steps = request.profile_steps
+    return PlanOptions(
+        profile=profile,
+        profile_reason=reason,
+        strategy=request.strategy,
+        price_per_gpu_hour=hardware.price_per_gpu_hour
+        if request.price_per_gpu_hour is None
+        else request.price_per_gpu_hour,
+        random_weights=request.random_weights,
+        guards=_make_guards(request),
+        profile_steps=None if steps is None else ProfilePlan(first_step=steps[0], last_step=steps[1]),
+        calibration=load_calibration(hardware) if request.calibrated else NO_CALIBRATION,
+        manifest_folder=_format_folder(loaded.folder),
+        overridden_keys=loaded.overridden_keys,
+        uses_sample=_uses_sample(loaded),
+    )
+
+
+def _uses_sample(loaded: LoadedManifest) -> bool:
+    """Whether the smoke profile uses sample/; local rows replace a sample that does not exist."""
+    dataset = loaded.manifest.training.dataset
+    with suppress(OSError):  # reported when the rows are read
+        is_here = dataset.type == "single" and bool(dataset.path) and (loaded.folder / (dataset.path or "")).is_file()
+        return (loaded.folder / SAMPLE_TRAIN).is_file() or not is_here
+    return True
+
+
+def _make_guards(request: Request) -> GuardPlan:
+    values = {name: getattr(request, name) for name in GuardPlan.model_fields}
+    return DEFAULT_GUARDS.model_copy(update={name: value for name, value in values.items() if value is not None})
+
+
+def _format_folder(folder: Path) -> str:
+    """Return the absolute path, since the plan may be read from another directory; it is stored as UTF-8."""
+    name = str(folder.resolve())
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"the manifest's folder {name!r} has a name that is not UTF-8", hint="rename it") from None
+    return name
+
+
+def _estimate_rows(request: Request, loaded: LoadedManifest, uses_sample: bool) -> RowEstimate:
+    dataset = loaded.manifest.training.dataset
+    rows = probe_sample(loaded.folder) if uses_sample else probe_rows(dataset, loaded.folder)
+    return rows if request.tokens_per_row is None else with_tokens_per_row(rows, request.tokens_per_row)

@@ -1,0 +1,88 @@
+"""Run directories: creating a new one, finding one to resume, and the inputs that every run stores.
+
+`accelerate launch launcher/train.py --manifest …` creates its run here too, so render is not imported.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+from launcher.core.errors import InputError
+from launcher.core.redaction import redact_tree
+from launcher.core.run_paths import RunPaths, check_free, create_next_run, create_run, make_run_id, make_run_paths
+from launcher.hardware.model import Hardware
+from launcher.manifest import find_manifest
+from launcher.request.request import PlannedRun, format_request, load_request
+from launcher.runs.record import load_outcome
+
+
+def check_run_id(runs_dir: Path, run_id: str | None) -> None:
+    """Raise the errors of create_run_directory before data is prepared."""
+    if run_id is not None:
+        check_free(make_run_paths(runs_dir, run_id))
+
+
+def create_run_directory(planned: PlannedRun, runs_dir: Path, run_id: str | None) -> RunPaths:
+    """Create runs/<id>/ with an empty logs/; the default id is expert, time and hardware."""
+    if run_id is None:
+        name = make_run_id(planned.plan.expert, _format_hardware(planned.plan.hardware), datetime.now(UTC))
+        return create_next_run(runs_dir, name)
+    paths = make_run_paths(runs_dir, run_id)
+    create_run(paths)
+    return paths
+
+
+def find_run_to_resume(runs_dir: Path, name: str, expert: str) -> RunPaths:
+    """Return a run by id or path; without a name, the expert's last unfinished run."""
+    if name:
+        is_path = Path(name).is_dir() and (Path(name).is_absolute() or not (runs_dir / name).is_dir())
+        paths = RunPaths(Path(name)) if is_path else make_run_paths(runs_dir, name)
+        if not paths.plan.is_file():
+            raise InputError(f"{paths.root} cannot be resumed: it has no {paths.plan.name}")
+        return paths
+    manifest = find_manifest(expert)
+    runs = [run for run in map(RunPaths, _list_folders(runs_dir)) if _is_unfinished(run, manifest)]
+    if not runs:
+        raise InputError(
+            f"no unfinished run of {expert} in {runs_dir}",
+            hint="--resume RUN chooses a run; without --resume a new run starts",
+        )
+    return max(runs, key=lambda run: run.request.stat().st_mtime)
+
+
+def _list_folders(runs_dir: Path) -> list[Path]:
+    return [folder for folder in runs_dir.iterdir() if folder.is_dir()] if runs_dir.is_dir() else []
+
+
+def _is_unfinished(run: RunPaths, manifest: Path) -> bool:
+    outcome = load_outcome(run.outcome)
+    if outcome is None or outcome.status == "done" or not run.request.is_file():
+        return False
+    try:
+        return find_manifest(load_request(run.request).expert).resolve() == manifest.resolve()
+    except InputError:
+        return False
+
+
+def input_texts(planned: PlannedRun, paths: RunPaths) -> dict[str, str]:
+    """Return manifest, hardware, request and plan as texts by file name."""
+    plan = planned.plan
+    return {
+        paths.manifest.name: _as_json(redact_tree(planned.loaded.manifest.model_dump(mode="json", exclude_unset=True))),
+        paths.hardware.name: _as_json(plan.hardware.model_dump(mode="json")),
+        paths.request.name: format_request(planned.request),
+        paths.plan.name: plan.model_dump_json(indent=2) + "\n",
+    }
+
+
+def _format_hardware(hardware: Hardware) -> str:
+    if hardware.gpu is None:
+        return "cpu"
+    nodes = f"{hardware.nodes}x" if hardware.nodes > 1 else ""
+    return f"{nodes}{hardware.gpus_per_node}x{hardware.gpu.key}"
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

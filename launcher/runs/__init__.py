@@ -1,0 +1,1 @@
+"""What a run directory and the local cache contain, read back."""

@@ -1,0 +1,146 @@
+"""Checkpoints on disk: their manifest, their integrity, and the newest intact one.
+
+A checkpoint is a folder of safetensors files and a checkpoint.json, which is written last and has the hash of every
+other file. The folder is renamed only then, so a folder with its final name was complete once; the hashes show whether
+it still is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import JsonValue, ValidationError
+
+from launcher.core.choices import Strategy
+from launcher.core.frozen_model import Frozen
+from launcher.core.run_paths import RunPaths
+
+MANIFEST_FILE = "checkpoint.json"
+_NAME = re.compile(r"step-(\d{6,})")
+_BLOCK = 1 << 20
+
+
+class FileHash(Frozen):
+    """Size and hash of a file."""
+
+    num_bytes: int
+    sha256: str
+
+
+class BestState(Frozen):
+    """The best evaluation so far, and the number of consecutive ones since then that were not better."""
+
+    step: int | None
+    value: float | None
+    worse_in_a_row: int
+
+
+class CheckpointManifest(Frozen):
+    """Content of checkpoint.json."""
+
+    schema_version: Literal[1] = 1
+    step: int  # completed steps, which determine the data position
+    num_steps: int
+    chain: str  # hash over the packs of all steps so far
+    data_key: str
+    base: str  # fingerprint of the frozen weights
+    learning: dict[str, JsonValue]
+    schedule_steps: int  # fewer than steps if loss scaling skipped some
+    scaler: dict[str, float]
+    best: BestState
+    owes_evaluation: bool  # due at this step, but omitted because the run was stopped
+    strategy: Strategy
+    num_ranks: int
+    launcher_version: str
+    saved_at: str  # ISO 8601, UTC
+    files: dict[str, FileHash]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """An intact checkpoint."""
+
+    folder: Path
+    manifest: CheckpointManifest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Damaged:
+    """A checkpoint that cannot be used, and why."""
+
+    folder: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.folder} is damaged and skipped: {self.reason}"
+
+
+def list_checkpoints(paths: RunPaths) -> list[Path]:
+    """List complete checkpoints, newest first. Partial ones are not listed: their names differ."""
+    if not paths.checkpoints.is_dir():
+        return []
+    named = [(match, folder) for folder in paths.checkpoints.iterdir() if (match := _NAME.fullmatch(folder.name))]
+    return [folder for _, folder in sorted(named, key=lambda pair: -int(pair[0][1]))]
+
+
+def read_checkpoint(folder: Path) -> Checkpoint | Damaged:
+    """Read a checkpoint and verify the hash of every file."""
+    try:
+        manifest = CheckpointManifest.model_validate_json((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+    except OSError as error:
+        return Damaged(folder=folder, reason=f"{MANIFEST_FILE}: {error.strerror}")
+    except (ValidationError, UnicodeDecodeError):
+        return Damaged(folder=folder, reason=f"{MANIFEST_FILE} was not written by this version")
+    reason = next(_find_damage(folder, manifest), None)
+    return Checkpoint(folder=folder, manifest=manifest) if reason is None else Damaged(folder=folder, reason=reason)
+
+
+def find_newest(paths: RunPaths, at_most: int | None = None) -> tuple[Checkpoint | None, tuple[Damaged, ...]]:
+    """Return the newest intact checkpoint, of step `at_most` or earlier, and the damaged ones that were skipped."""
+    damaged: list[Damaged] = []
+    for folder in list_checkpoints(paths):
+        if at_most is not None and step_of(folder) > at_most:
+            continue
+        checkpoint = read_checkpoint(folder)
+        if isinstance(checkpoint, Checkpoint):
+            return checkpoint, tuple(damaged)
+        damaged.append(checkpoint)
+    return None, tuple(damaged)
+
+
+def step_of(folder: Path) -> int:
+    """Return the step of a checkpoint, by its name."""
+    return int(folder.name.removeprefix("step-"))
+
+
+def hash_file(file: Path) -> FileHash:
+    """Compute size and SHA-256 of a file."""
+    digest, size = hashlib.sha256(), 0
+    with file.open("rb") as source:
+        while block := source.read(_BLOCK):
+            digest.update(block)
+            size += len(block)
+    return FileHash(num_bytes=size, sha256=digest.hexdigest())
+
+
+def _find_damage(folder: Path, manifest: CheckpointManifest) -> Iterator[str]:
+    if step_of(folder) != manifest.step:
+        yield f"its manifest is of step {manifest.step}"
+    for name, expected in manifest.files.items():
+        if Path(name).name != name:
+            yield f"{name!r} is not a file name"
+            continue
+        try:
+            actual = hash_file(folder / name)
+        except OSError as error:
+            yield f"{name}: {error.strerror}"
+            continue
+        if actual.num_bytes != expected.num_bytes:
+            yield f"{name} has {actual.num_bytes:,} bytes, not {expected.num_bytes:,}"
+        elif actual.sha256 != expected.sha256:
+            yield f"{name} was changed after writing"

@@ -1,0 +1,122 @@
+"""Task evaluations of a run: of the base model, of the adapter on the same rows, and by `launcher eval`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from launcher.core.errors import InputError
+from launcher.judges.results import EvalResult, compare_results, load_result
+from launcher.judges.statistics import PairedChange
+from launcher.runs.record import RunRecord
+
+_FILE = re.compile(r"step-(\d{1,12})\.json")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """A graded set of answers."""
+
+    result: EvalResult
+    step: int | None  # of the training; None: by `launcher eval`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunEvaluations:
+    """All evaluations of a run."""
+
+    base: Evaluation | None = None  # before the first step
+    trained: Evaluation | None = None  # the same rows, after training
+    full_eval: Evaluation | None = None  # by `launcher eval`, usually on more rows
+    kept_step: int = 0  # step whose weights the adapter has
+    unreadable: tuple[str, ...] = ()  # existing files that cannot be used
+    is_outdated: bool = False  # `launcher eval` graded an earlier state of this run, which is omitted
+
+    @property
+    def adapter(self) -> Evaluation | None:
+        """The evaluation with the most answers; on a tie, the one made from the saved adapter."""
+        evaluations = [evaluation for evaluation in (self.full_eval, self.trained) if evaluation is not None]
+        return max(evaluations, key=lambda evaluation: len(evaluation.result.answers), default=None)
+
+    @property
+    def gain(self) -> tuple[str, PairedChange, tuple[str, ...]] | None:
+        """The main check, its change from the base to the trained model on the same rows, and caveats; None if no row
+        was graded both times."""
+        for now in (self.trained, self.full_eval):
+            if self.base is not None and now is not None:
+                with suppress(InputError):
+                    change, warnings = compare_results(self.base.result, now.result)
+                    if change.num_rows:
+                        return now.result.main_check, change, warnings
+        return None
+
+
+def load_evaluations(record: RunRecord) -> RunEvaluations:
+    """Load all evaluations of a run; missing or unreadable files are skipped."""
+    paths, unreadable = record.paths, list[str]()
+
+    def load(file: Path) -> EvalResult | None:
+        try:
+            result = load_result(file)
+            if any(check.name == result.main_check for check in result.checks):
+                return result
+        except InputError:
+            if not file.exists():
+                return None
+        unreadable.append(str(file.relative_to(paths.root)))
+        return None
+
+    def load_step(step: int) -> Evaluation | None:
+        result = load(paths.evaluation_at(step))
+        return None if result is None else Evaluation(result=result, step=step)
+
+    kept = find_kept_step(record)
+    steps = order_steps(list(_find_steps(record)), kept)
+    trained = next((loaded for step in steps if (loaded := load_step(step)) is not None), None)
+    full = load(paths.evaluation)
+    is_outdated = full is not None and _is_outdated(record, full)
+    return RunEvaluations(
+        base=load_step(0),
+        trained=trained,
+        full_eval=None if full is None or is_outdated else Evaluation(result=full, step=None),
+        kept_step=kept,
+        unreadable=tuple(unreadable),
+        is_outdated=is_outdated,
+    )
+
+
+def find_kept_step(record: RunRecord) -> int:
+    """Return the step whose weights were saved: the best one if the plan loads it at the end, else the last."""
+    outcome = record.outcome
+    if outcome is not None and outcome.best_step is not None and record.plan.schedule.load_best_model_at_end:
+        return outcome.best_step
+    return record.steps[-1].step if record.steps else 0
+
+
+def order_steps(steps: Sequence[int], kept: int) -> list[int]:
+    """Order steps by how well they represent the adapter: its own step, then the latest ones."""
+    return sorted(steps, key=lambda step: (step == kept, step), reverse=True)
+
+
+def _find_steps(record: RunRecord) -> Iterator[int]:
+    """Yield evaluated steps up to the current progress; later ones are from steps that a resume trains again."""
+    last = max((row.step for row in record.rows), default=None)
+    folder = record.paths.evaluations
+    for file in folder.iterdir() if folder.is_dir() else ():
+        match = _FILE.fullmatch(file.name)
+        step = int(match[1]) if match else 0
+        if step and (last is None or step <= last):
+            yield step
+
+
+def _is_outdated(record: RunRecord, result: EvalResult) -> bool:
+    """Whether an evaluation is older than the end of the run: its weights no longer exist."""
+    ended = None if record.outcome is None else record.outcome.ended_at
+    try:
+        return ended is not None and datetime.fromisoformat(result.made_at) < datetime.fromisoformat(ended)
+    except (ValueError, TypeError):
+        return False

@@ -1,0 +1,243 @@
+"""W&B settings of a run: mode, project, login, id and config. wandb is not imported here."""
+
+from __future__ import annotations
+
+import configparser
+import netrc
+import os
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import ValidationError
+
+from launcher.core import metrics
+from launcher.core.redaction import collect_known_secrets, redact_tree
+from launcher.core.run_paths import RunPaths, write_text_atomically
+from launcher.hardware.model import Hardware, format_gpus
+from launcher.plan import Plan
+from launcher.plan.model import WandbPlan
+from launcher.plan.passthrough import DEFAULT_WANDB_PROJECT
+from launcher.runs.record import WandbTrace
+
+Mode = Literal["online", "offline", "disabled"]
+STEP_AXIS, EPOCH_AXIS = "train/step", "train/epoch"
+# Logged as medians in the summary: the speed of the last step is not representative.
+MEDIANS = (
+    metrics.TOKENS_PER_SECOND,
+    metrics.DEVICE_TOKENS_PER_SECOND,
+    metrics.DEVICE_MFU,
+    metrics.STEP_SECONDS,
+    metrics.DATA_WAIT_SHARE,
+    metrics.GPU_UTILIZATION,
+    metrics.JOULES_PER_TOKEN,
+)
+_HOSTS = ("api.wandb.ai", "api.forge.coreweave.com")  # W&B's own servers, old and new
+_PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
+_CONNECT_SECONDS = 5.0
+_ID_BYTES = 4
+_FOLDERS = re.compile(r"(?<![\w.:/~*])/(?:[^/\s'\"]+/)+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tracking:
+    """W&B mode of a run, and why."""
+
+    mode: Mode
+    reason: str
+
+
+def decide_tracking(planned: Mode | None, environment: Mapping[str, str]) -> Tracking:
+    """Decide the mode: disabled takes precedence, then the environment, then the plan; else online with a key."""
+    if planned == "disabled":
+        return Tracking(mode="disabled", reason="as planned")
+    mode = environment.get("WANDB_MODE", "").strip().lower()
+    if environment.get("WANDB_DISABLED", "").strip().lower() in ("1", "true", "yes"):
+        return Tracking(mode="disabled", reason="WANDB_DISABLED is set")
+    if mode in ("disabled", "dryrun", "offline", "online", "shared", "run"):
+        names: dict[str, Mode] = {"disabled": "disabled", "dryrun": "offline", "offline": "offline"}
+        return Tracking(mode=names.get(mode, "online"), reason=f"WANDB_MODE={mode}")
+    if planned is not None:
+        return Tracking(mode=planned, reason="as planned")
+    login = find_login(environment)
+    if login is None:
+        return Tracking(mode="offline", reason="no key: neither WANDB_API_KEY nor a login in ~/.netrc")
+    return Tracking(mode="online", reason=f"key from {login}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WandbProject:
+    """Project and entity that a run logs to."""
+
+    project: str
+    entity: str | None  # None: the default of the key
+
+
+def get_project(planned: WandbPlan, environment: Mapping[str, str]) -> WandbProject:
+    """Return project and entity; the environment sets what manifest and flags do not."""
+    configured = environment.get("WANDB_PROJECT", "").strip()
+    project = configured if configured and planned.project == DEFAULT_WANDB_PROJECT else planned.project
+    return WandbProject(project=project, entity=planned.entity or environment.get("WANDB_ENTITY", "").strip() or None)
+
+
+def find_base_url(environment: Mapping[str, str]) -> str | None:
+    """Return the URL of a self-hosted server, from the environment or `wandb login --host`; None for W&B's own."""
+    if url := environment.get("WANDB_BASE_URL", "").strip():
+        return url
+    home = Path(environment.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111  (of this environment)
+    folder = Path(environment.get("WANDB_CONFIG_DIR") or home / ".config/wandb")
+    parser = configparser.ConfigParser()
+    try:
+        parser.read_string((folder / "settings").read_text(encoding="utf-8"))
+        return parser.get("default", "base_url", fallback="").strip() or None
+    except (OSError, UnicodeDecodeError, configparser.Error):
+        return None
+
+
+def find_login(environment: Mapping[str, str]) -> str | None:
+    """Return where the API key is stored, never the key itself."""
+    key = find_key(environment)
+    return None if key is None else key.where
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """An API key and where it is stored."""
+
+    where: str
+    value: str = field(repr=False)
+
+
+def find_key(environment: Mapping[str, str]) -> Key | None:
+    """Return the API key from the environment or ~/.netrc."""
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
+        if value := environment.get(name, "").strip():
+            return Key(where=name, value=value)
+    base = urlsplit(find_base_url(environment) or "").hostname
+    home = Path(environment.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111  (of this environment)
+    configured = environment.get("NETRC")
+    for file in [Path(configured)] if configured else [home / ".netrc", home / "_netrc"]:
+        with suppress(OSError, netrc.NetrcParseError, UnicodeDecodeError):
+            known = netrc.netrc(str(file))
+            for host in (base,) if base else _HOSTS:
+                login = known.authenticators(host)
+                if login and login[2]:
+                    return Key(where=str(file), value=login[2])
+    return None
+
+
+def check_server(environment: Mapping[str, str]) -> str | None:
+    """Return why the W&B server cannot be reached; None if it can, or if there is a proxy.
+
+    wandb itself would retry for 90 seconds.
+    """
+    if any(environment.get(name) for name in _PROXIES):
+        return None
+    parts = urlsplit(find_base_url(environment) or f"https://{_HOSTS[0]}")
+    host, port = parts.hostname or _HOSTS[0], parts.port or (80 if parts.scheme == "http" else 443)
+    errors: list[str] = []
+
+    def connect() -> None:
+        try:
+            socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
+            errors.append("")
+        except OSError as error:
+            errors.append(error.strerror or str(error) or type(error).__name__)
+
+    thread = threading.Thread(target=connect, daemon=True)  # a DNS lookup has no timeout
+    thread.start()
+    thread.join(_CONNECT_SECONDS)
+    error = errors[0] if errors else f"no answer within {_CONNECT_SECONDS:.0f} s"
+    return f"{host} cannot be reached: {error}" if error else None
+
+
+def name_median(metric: str) -> str:
+    """Return the summary key of a metric's median."""
+    assert metric in MEDIANS
+    return f"median/{metric}"
+
+
+def load_trace(paths: RunPaths) -> WandbTrace | None:
+    """Load wandb.json; None if it is missing or unreadable."""
+    try:
+        return WandbTrace.model_validate_json(paths.wandb.read_text(encoding="utf-8"))
+    except (OSError, ValidationError, ValueError):
+        return None
+
+
+def write_trace(paths: RunPaths, trace: WandbTrace) -> None:
+    """Write wandb.json."""
+    write_text_atomically(paths.wandb, trace.model_dump_json(indent=2) + "\n")
+
+
+def make_id(run_id: str) -> str:
+    """Make a unique W&B id: run ids that users choose (`test`) are not unique in a shared project."""
+    return f"{run_id}-{secrets.token_hex(_ID_BYTES)}"
+
+
+def make_config(plan: Plan, manifest: object, *, data_key: str | None) -> dict[str, object]:
+    """Return the run's config: flat keys to filter and group by, then the complete manifest and plan."""
+    hardware, batch = plan.hardware, plan.batch
+    flat = {
+        "expert": plan.expert,
+        "profile": plan.profile,
+        "base": plan.base.name,
+        "adapter": plan.adapter.kind,
+        "rank": plan.adapter.rank,
+        "quantization": plan.quantization_kind,
+        "precision": plan.precision.compute_dtype,
+        "attention": plan.attention.backend,
+        "loss_kernel": plan.loss_kernel,
+        "optimizer": plan.optimizer.name,
+        "compile": "off" if plan.compile is None else plan.compile.scope,
+        "checkpointing": plan.checkpointing,
+        "strategy": plan.strategy,
+        "offload": plan.offload,
+        "packed": batch.packed,
+        "global_batch_size": batch.global_batch_size,
+        "micro_batch_size": batch.micro_batch_size,
+        "gradient_accumulation_steps": batch.gradient_accumulation_steps,
+        "sequence_length": batch.sequence_length,
+        "learning_rate": plan.optimizer.learning_rate,
+        "seed": plan.schedule.seed,
+        "num_workers": plan.loader.num_workers,
+        "hardware": format_machine(hardware),
+        "gpu": "none" if hardware.gpu is None else hardware.gpu.key,
+        "gpus_per_node": hardware.gpus_per_node,
+        "nodes": hardware.nodes,
+        "num_ranks": hardware.num_ranks,
+        "random_weights": plan.random_weights,
+        "data_key": data_key,
+        "launcher_version": plan.launcher_version,
+        "predicted_tokens_per_sec": plan.speed.tokens_per_second,
+    }
+    decisions = {decision.name: f"{decision.value}: {decision.reason}" for decision in plan.decisions}
+    # The folder may reveal a home directory; the OOM fallbacks and scaling tables are long lists.
+    omitted = {"decisions", "notes", "oom_fallbacks", "base", "wandb", "hardware"}
+    full_plan = plan.model_dump(mode="json", exclude=omitted)
+    full_plan["data"].pop("folder")
+    full_plan["speed"].pop("scaling")
+    config = {**flat, "manifest": manifest, "plan": full_plan, "decisions": decisions}
+    known = collect_known_secrets(os.environ)
+    return {name: _hide_folders(redact_tree(value, known=known)) for name, value in config.items()}
+
+
+def _hide_folders(value: object) -> object:
+    """Replace the folders of absolute paths, which may contain a user's name."""
+    if isinstance(value, dict):
+        return {key: _hide_folders(below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_hide_folders(below) for below in value]
+    return _FOLDERS.sub("…/", value) if isinstance(value, str) else value
+
+
+def format_machine(hardware: Hardware) -> str:
+    """Format hardware for a table column: `2 nodes of 8 x H100 SXM (80.0 GiB)`, or `CPU`."""
+    return "CPU" if hardware.gpu is None else format_gpus(hardware, hardware.gpu)

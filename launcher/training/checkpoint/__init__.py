@@ -1,0 +1,1 @@
+"""Checkpoints: state dicts of any engine, snapshots, resume."""

@@ -1,0 +1,171 @@
+"""Take, write and restore checkpoints: everything that the remaining steps of a training depend on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from launcher import __version__
+from launcher.core.errors import RunFailedError
+from launcher.core.run_paths import sync_folder, write_text_atomically
+from launcher.plan.resume_identity import collect_learning_settings
+from launcher.runs.checkpoints import (
+    MANIFEST_FILE,
+    BestState,
+    Checkpoint,
+    CheckpointManifest,
+    Damaged,
+    hash_file,
+    read_checkpoint,
+)
+from launcher.training.checkpoint.progress import TrainProgress
+from launcher.training.checkpoint.state_dict import gather_optimizer, gather_weights, load_optimizer, load_weights
+from launcher.training.checkpoint.weights import map_saved_names, weights_file, write_exact_weights, write_folder
+from launcher.training.engine.collectives import BroadcastTensors, broadcast_object
+from launcher.training.engine.engine import Engine
+from launcher.training.engine.run import TrainingRun
+
+OPTIMIZER_FILE = "optimizer.safetensors"
+RANDOM_FILE = "random.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """Host copy of a checkpoint on rank 0, written while the training continues."""
+
+    manifest: CheckpointManifest  # without the hashes of its files
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    rng_states: dict[str, Tensor]
+
+
+def take_snapshot(run: TrainingRun, progress: TrainProgress, best: BestState) -> Snapshot | None:
+    """Return a snapshot on rank 0, and None elsewhere. Every rank must call it."""
+    engine = run.engine
+    weights, optimizer = gather_weights(engine), gather_optimizer(engine)
+    rng_states = _gather_rng_states(engine)
+    if not engine.is_main:
+        return None
+    manifest = CheckpointManifest(
+        step=progress.step,
+        num_steps=run.num_steps,
+        chain=progress.chain,
+        data_key=run.data_key,
+        base=run.base_fingerprint,
+        learning=collect_learning_settings(run.plan),
+        schedule_steps=int(engine.schedule.last_epoch),
+        scaler=_get_loss_scale(engine),
+        best=best,
+        owes_evaluation=progress.owes_evaluation,
+        strategy=run.plan.strategy,
+        num_ranks=engine.num_ranks,
+        launcher_version=__version__,
+        saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        files={},
+    )
+    named = {f"{key}/{name}": tensor for (key, name), tensor in optimizer.items()}
+    return Snapshot(manifest=manifest, weights=weights, optimizer=named, rng_states=rng_states)
+
+
+def write_snapshot(run: TrainingRun, snapshot: Snapshot) -> Path:
+    """Write a checkpoint and verify it by reading it back; only then may an older one be deleted."""
+    folder = run.paths.checkpoint(snapshot.manifest.step)
+    write_folder(folder, lambda scratch: _write(run, snapshot, scratch))
+    verified = read_checkpoint(folder)
+    if isinstance(verified, Damaged):
+        raise RunFailedError(f"{folder}: verification after writing failed: {verified.reason}", hint="check the disk")
+    return folder
+
+
+def _write(run: TrainingRun, snapshot: Snapshot, folder: Path) -> None:
+    write_exact_weights(run, folder, snapshot.weights)
+    save_file(snapshot.optimizer, folder / OPTIMIZER_FILE)
+    save_file(snapshot.rng_states, folder / RANDOM_FILE)
+    sync_folder(folder)
+    files = {file.name: hash_file(file) for file in sorted(folder.iterdir())}
+    manifest = snapshot.manifest.model_copy(update={"files": files})
+    write_text_atomically(folder / MANIFEST_FILE, manifest.model_dump_json(indent=2) + "\n")
+
+
+def restore(run: TrainingRun, checkpoint: Checkpoint | None) -> None:
+    """Load a checkpoint, which rank 0 has, into the run. Every rank must call it."""
+    engine = run.engine
+    manifest = broadcast_object(engine.accelerator, None if checkpoint is None else checkpoint.manifest)
+    folder = broadcast_object(engine.accelerator, None if checkpoint is None else checkpoint.folder)
+    assert manifest is not None
+    assert folder is not None
+    names = map_saved_names(run)
+    weights = BroadcastTensors(engine, weights_file(run, folder))
+    load_weights(engine, ((names[entry.name], tensor) for entry, tensor in weights))
+    engine.module.fused_lora.refresh(force=True)
+    states = BroadcastTensors(engine, folder / OPTIMIZER_FILE)
+    keys = sorted({entry.name.partition("/")[0] for entry in states.entries if entry.shape})
+    load_optimizer(engine, ((_split_name(entry.name), tensor) for entry, tensor in states), keys)
+    _set_schedule(engine, manifest.schedule_steps)
+    _set_loss_scale(engine, manifest.scaler)
+    _set_rng_states(engine, {entry.name: tensor for entry, tensor in BroadcastTensors(engine, folder / RANDOM_FILE)})
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    key, _, parameter = name.partition("/")
+    return key, parameter
+
+
+def _set_schedule(engine: Engine, steps: int) -> None:
+    """Advance the LR schedule step by step; it has no other state."""
+    schedule: Any = engine.schedule
+    schedule._step_count = 2  # else torch warns that the optimizer has not stepped yet
+    schedule.optimizer._opt_called = True
+    while schedule.last_epoch < steps:
+        schedule.step()
+
+
+def _gather_rng_states(engine: Engine) -> dict[str, Tensor]:
+    """Return the RNG states, one row per rank."""
+    states = {"cpu": torch.get_rng_state()}
+    if engine.device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(engine.device)
+    gathered = {name: engine.accelerator.gather(state[None].to(engine.device)) for name, state in states.items()}
+    return {name: rows.cpu() for name, rows in gathered.items()}
+
+
+def _set_rng_states(engine: Engine, states: dict[str, Tensor]) -> None:
+    """Set this rank's RNG states; ranks that did not exist before take those of rank 0, as all were seeded equally."""
+    # Cloned: torch 2.13 crashes on a state that is a view of another tensor.
+    own = {name: rows[engine.rank if engine.rank < len(rows) else 0].cpu().clone() for name, rows in states.items()}
+    torch.set_rng_state(own["cpu"])
+    if engine.device.type == "cuda" and "cuda" in own:
+        torch.cuda.set_rng_state(own["cuda"], engine.device)
+
+
+def _get_loss_scale(engine: Engine) -> dict[str, float]:
+    """Return the state of FP16 loss scaling; empty without it."""
+    if engine.is_deepspeed:
+        scaler: Any = getattr(vars(engine.optimizer)["optimizer"], "loss_scaler", None)
+        names = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+        return {name: float(getattr(scaler, name)) for name in names if hasattr(scaler, name)}
+    if engine.accelerator.scaler is None:
+        return {}
+    state = engine.accelerator.scaler.state_dict()
+    return {name: float(value) for name, value in state.items()}
+
+
+def _set_loss_scale(engine: Engine, values: dict[str, float]) -> None:
+    if not values:
+        return
+    if engine.is_deepspeed:
+        scaler: Any = getattr(vars(engine.optimizer)["optimizer"], "loss_scaler", None)
+        for name, value in values.items():
+            if hasattr(scaler, name):
+                setattr(scaler, name, value if name == "cur_scale" else int(value))
+    elif engine.accelerator.scaler is not None and "scale" in values:
+        integers = {"growth_interval", "_growth_tracker"}
+        engine.accelerator.scaler.load_state_dict(
+            {name: int(value) if name in integers else value for name, value in values.items()}
+        )

@@ -1,0 +1,138 @@
+"""Complete, named weights (FP32) and optimizer states from any engine: DDP, FSDP2 shards or ZeRO partitions.
+
+Tensors are gathered one by one, so that no device holds more than one complete tensor. Only rank 0 reads and writes
+files: other nodes need not see its disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from launcher.training.checkpoint.zero_state import ZeroStates, is_partitioned
+from launcher.training.engine.engine import Engine
+from launcher.training.engine.optimizer import unwrap_optimizer
+
+StateName = tuple[str, str]  # (key of the optimizer state, name of the parameter)
+
+
+def named_trained(engine: Engine) -> list[tuple[str, nn.Parameter]]:
+    """Return the trained parameters under their state_dict names, as the optimizer knows them."""
+    # After an evaluation FSDP2 leaves its root module unsharded until a state_dict is requested. Only rank 0 did that
+    # for the last checkpoint, so without this the other ranks would not join the all-gather.
+    for module in engine.model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    return [(name, p) for name, p in engine.module.model.named_parameters() if p.requires_grad]
+
+
+def gather_weights(engine: Engine) -> dict[str, Tensor]:
+    """Return the trained weights on rank 0, and nothing elsewhere. Every rank must call it."""
+    zero = ZeroStates.of(engine)
+    gathered: dict[str, Tensor] = {}
+    for name, parameter in named_trained(engine):
+        full = _gather_parameter(parameter) if zero is None else zero.get_weight(parameter)
+        if engine.is_main:
+            gathered[name] = _to_host(full)
+    return gathered
+
+
+def gather_optimizer(engine: Engine) -> dict[StateName, Tensor]:
+    """Return the optimizer states on rank 0, and nothing elsewhere. Every rank must call it."""
+    zero = ZeroStates.of(engine)
+    states_by_parameter = dict(unwrap_optimizer(engine.optimizer).state)
+    gathered: dict[StateName, Tensor] = {}
+    if zero is not None:
+        zero.link()
+    for name, parameter in named_trained(engine):
+        own = states_by_parameter.get(parameter, {}) if zero is None else {}  # SGD has no state
+        states = _as_tensors(own) if zero is None else zero.get_states(parameter)
+        for key, value in states:
+            full = value.full_tensor() if isinstance(value, DTensor) else value
+            if engine.is_main:
+                gathered[key, name] = _to_host(full)
+    return gathered
+
+
+def load_weights(engine: Engine, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Load complete weights, which must cover all trained parameters. Every rank must call it with rank 0's values."""
+    zero = ZeroStates.of(engine)
+    parameters = dict(named_trained(engine))
+    for name, full in weights:
+        parameter = parameters.pop(name)
+        if zero is not None:
+            zero.set_weight(parameter, full)
+        else:
+            _copy_into(parameter, full)
+    if parameters:
+        raise KeyError(next(iter(parameters)))
+
+
+def load_optimizer(engine: Engine, states: Iterable[tuple[StateName, Tensor]], keys: Sequence[str]) -> None:
+    """Load complete optimizer states into an optimizer that has not stepped yet. `keys`: its per-element states."""
+    zero = ZeroStates.of(engine)
+    parameters = dict(named_trained(engine))
+    if zero is not None:
+        zero.create_states(keys)
+        for (key, name), full in states:
+            zero.set_state(parameters[name], key, full)
+        return
+    inner = unwrap_optimizer(engine.optimizer)
+    ordered = [parameter for group in inner.param_groups for parameter in group["params"]]
+    indices = {id(parameter): index for index, parameter in enumerate(ordered)}
+    loaded: dict[int, dict[str, Tensor | int]] = {}
+    for (key, name), full in states:
+        parameter = parameters[name]
+        loaded.setdefault(indices[id(parameter)], {})[key] = _shard_state(full, parameter)
+    inner.load_state_dict({"state": loaded, "param_groups": inner.state_dict()["param_groups"]})
+
+
+def _gather_parameter(parameter: Any) -> Tensor:
+    """Return the complete parameter on its device; it may be the parameter itself. Every rank must call it."""
+    if isinstance(parameter, DTensor):
+        return parameter.full_tensor()
+    if is_partitioned(parameter):
+        import deepspeed
+
+        with torch.no_grad(), deepspeed.zero.GatheredParameters([parameter], modifier_rank=None):
+            full: Tensor = parameter.data.clone()
+            return full
+    return parameter
+
+
+def _as_tensors(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield states as tensors: bitsandbytes counts steps in a plain int."""
+    for key, value in sorted(state.items()):
+        yield key, value if isinstance(value, Tensor) else torch.tensor(value)
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _copy_into(parameter: nn.Parameter, full: Tensor) -> None:
+    with torch.no_grad():
+        if isinstance(parameter, DTensor):
+            parameter.to_local().copy_(_shard_like(full, parameter).to_local())
+        else:
+            parameter.copy_(full)
+
+
+def _shard_state(value: Tensor, parameter: nn.Parameter) -> Tensor | int:
+    """Shard a state of the parameter's shape like the parameter; others are replicated. An integer count is an int."""
+    if value.dim() == 0:
+        return value.cpu() if value.is_floating_point() else int(value)  # load_state_dict moves it to its device
+    if isinstance(parameter, DTensor) and value.shape == parameter.shape:
+        return _shard_like(value, parameter)
+    return value
+
+
+def _shard_like(full: Tensor, parameter: DTensor) -> DTensor:
+    """Shard a tensor that every rank holds completely, without communication."""
+    moved = full.to(parameter.to_local().device)
+    return distribute_tensor(moved, parameter.device_mesh, parameter.placements, src_data_rank=None)

@@ -1,0 +1,1 @@
+"""Checks of several nodes before anything is loaded."""

@@ -1,0 +1,1 @@
+"""Order of packs, assignment to ranks, collation, loading."""

@@ -1,0 +1,1 @@
+"""The torch checks of `launcher doctor`."""

@@ -1,0 +1,1 @@
+"""Accelerator, optimizer, micro-steps and updates of a training run."""

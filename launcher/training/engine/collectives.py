@@ -1,0 +1,111 @@
+"""Broadcasts from rank 0, and the all-reduce of gradients after a step (`Engine.defer_gradient_sync`).
+
+DDP all-reduces gradient buckets during the backward pass, between kernel launches. A micro-step that is replayed as one
+CUDA graph has no such gaps, so its gradients are reduced afterwards, in one message per dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+from safetensors import safe_open
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from launcher.training.engine.engine import Engine
+
+T = TypeVar("T")
+
+_DTYPES: Mapping[str, torch.dtype] = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorEntry:
+    """Name, shape and safetensors dtype of a stored tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class BroadcastTensors:
+    """The tensors of a safetensors file that only rank 0 needs to read. Every rank must iterate over all of them."""
+
+    def __init__(self, engine: Engine, file: Path) -> None:
+        self._engine, self._file = engine, file
+        self.entries: tuple[TensorEntry, ...] = broadcast_object(
+            engine.accelerator, _list_entries(file) if engine.is_main else ()
+        )
+
+    def __iter__(self) -> Iterator[tuple[TensorEntry, Tensor]]:
+        if not self._engine.is_main:
+            for entry in self.entries:
+                empty = torch.empty(entry.shape, dtype=_DTYPES[entry.dtype], device=self._engine.device)
+                yield entry, self._broadcast(empty)
+            return
+        with safe_open(str(self._file), framework="pt", device="cpu") as source:
+            for entry in self.entries:
+                yield entry, self._broadcast(source.get_tensor(entry.name).to(self._engine.device))
+
+    def _broadcast(self, tensor: Tensor) -> Tensor:
+        if self._engine.num_ranks > 1:
+            dist.broadcast(tensor, src=0)
+        return tensor
+
+
+def _list_entries(file: Path) -> tuple[TensorEntry, ...]:
+    with safe_open(str(file), framework="pt", device="cpu") as source:
+        return tuple(
+            TensorEntry(name=name, shape=tuple(stored.get_shape()), dtype=stored.get_dtype())
+            for name in sorted(source.keys())
+            for stored in [source.get_slice(name)]
+        )
+
+
+def broadcast_object(accelerator: Accelerator, value: T) -> T:
+    """Return rank 0's `value` on every rank."""
+    if accelerator.num_processes == 1:
+        return value
+    values: list[Any] = [value]
+    broadcast_object_list(values, from_process=0)
+    result: T = values[0]
+    return result
+
+
+def broadcast_weights(parameters: list[nn.Parameter]) -> None:
+    """Copy rank 0's weights to all ranks, as DDP does, so that replicas start equal whatever each rank drew."""
+    _apply_flat(dist.broadcast, [parameter.data for parameter in parameters], src=0)
+
+
+def all_reduce_gradients(parameters: list[nn.Parameter]) -> None:
+    """Sum gradients over all ranks. A missing gradient counts as zero, because all ranks must send the same sizes."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    _apply_flat(dist.all_reduce, [parameter.grad for parameter in parameters if parameter.grad is not None])
+
+
+def _apply_flat(collective: Callable[..., object], tensors: list[Tensor], **options: int) -> None:
+    """Run a collective on all tensors, as one flat tensor per dtype."""
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        group = [tensor for tensor in tensors if tensor.dtype == dtype]
+        flat = torch.cat([tensor.flatten() for tensor in group])
+        collective(flat, **options)
+        parts = flat.split([tensor.numel() for tensor in group])
+        torch._foreach_copy_(group, [part.view_as(tensor) for part, tensor in zip(parts, group, strict=True)])

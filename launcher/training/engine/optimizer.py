@@ -1,0 +1,82 @@
+"""Optimizer and learning-rate schedule, by the names used in manifests."""
+
+from __future__ import annotations
+
+import re
+from math import ceil
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import get_scheduler
+
+from launcher.plan.model import OptimizerPlan, SchedulePlan
+
+_NORM = re.compile(r"norm(\.|$)|(^|\.)ln_")
+
+
+def build_optimizer(plan: OptimizerPlan, model: nn.Module) -> Optimizer:
+    """Return the planned optimizer over the trained parameters."""
+    groups = _make_groups(model, plan.weight_decay)
+    if plan.name == "sgd":
+        return torch.optim.SGD(groups, lr=plan.learning_rate, fused=True)
+    if plan.name == "adamw_bnb_8bit":
+        from launcher.training.engine.adamw_8bit import AdamW8bit
+
+        optimizer: Optimizer = AdamW8bit(groups, lr=plan.learning_rate, betas=plan.betas, eps=plan.epsilon)
+        return optimizer
+    return torch.optim.AdamW(
+        groups,
+        lr=plan.learning_rate,
+        betas=plan.betas,
+        eps=plan.epsilon,
+        fused=plan.name == "adamw_torch_fused",
+    )
+
+
+def _make_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Return parameter groups without weight decay for norms and biases, as in transformers' Trainer."""
+    decaying: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            is_excluded = weight_decay and (name.endswith("bias") or _NORM.search(name.lower()) is not None)
+            (others if is_excluded else decaying).append(parameter)
+    groups = ((decaying, weight_decay), (others, 0.0))
+    return [{"params": parameters, "weight_decay": decay} for parameters, decay in groups if parameters]
+
+
+def build_scheduler(plan: SchedulePlan, optimizer: Optimizer, num_steps: int) -> LRScheduler:
+    """Return the LR schedule over the real number of steps, which the plan could only estimate."""
+    return get_scheduler(
+        plan.lr_scheduler,
+        optimizer,
+        num_warmup_steps=count_warmup_steps(plan, num_steps),
+        num_training_steps=num_steps,
+        scheduler_specific_kwargs=_scheduler_options(plan),
+    )
+
+
+def count_warmup_steps(plan: SchedulePlan, num_steps: int) -> int:
+    """Return the number of warm-up steps."""
+    if plan.warmup_ratio is not None:
+        return ceil(plan.warmup_ratio * num_steps - 1e-9)
+    return plan.warmup_steps or 0
+
+
+def _scheduler_options(plan: SchedulePlan) -> dict[str, float | int]:
+    """Return the scheduler arguments; with restarts, transformers requires an integer number of cycles."""
+    is_integer = plan.lr_scheduler == "cosine_with_restarts"
+    return {
+        key: int(value) if key == "num_cycles" and is_integer else value for key, value in plan.scheduler_kwargs.items()
+    }
+
+
+def unwrap_optimizer(optimizer: object) -> Optimizer:
+    """Return the torch optimizer inside the wrappers of accelerate and DeepSpeed."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    assert isinstance(optimizer, Optimizer)
+    return optimizer

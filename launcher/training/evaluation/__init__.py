@@ -1,0 +1,1 @@
+"""Validation loss and task metrics during training."""

@@ -1,0 +1,76 @@
+"""Evaluation during training: the validation loss, and the task metrics."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from launcher.core import metrics
+from launcher.core.log import get_logger
+from launcher.training.data.collate import choose_batch_shape
+from launcher.training.data.loader import iterate_eval_batches
+from launcher.training.engine.run import Split, TrainingRun
+from launcher.training.evaluation.task_metrics import TaskEvaluator
+from launcher.training.model.fused_lora.linear import clear_cached_outputs
+
+log = get_logger(__name__)
+
+
+class Evaluator:
+    """Evaluate one run. After an out-of-memory error, a smaller batch gives the same loss."""
+
+    def __init__(self, run: TrainingRun, tasks: TaskEvaluator | None = None) -> None:
+        self._run, self._tasks = run, tasks
+        self._shape = None if run.validation is None else run.validation.shape
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Return task metrics and validation loss after a step; empty without held-out rows."""
+        return {**self.evaluate_tasks(step), **self._compute_loss()}
+
+    def evaluate_tasks(self, step: int, *, is_last: bool = False) -> dict[str, float]:
+        """Return the task metrics, if the plan has them and they are due."""
+        if self._tasks is None or not self._tasks.is_due(step, is_last=is_last):
+            return {}
+        return self._tasks.evaluate(step)
+
+    def _compute_loss(self) -> dict[str, float]:
+        """Mean loss over all trained tokens of the validation split."""
+        split = self._run.validation
+        if split is None:
+            return {}
+        started = time.perf_counter()
+        loss = float(self._run.engine.all_reduce_sum(self._sum_loss(split))) / max(1, int(split.num_trained.sum()))
+        return {metrics.EVAL_LOSS: loss, metrics.EVAL_SECONDS: time.perf_counter() - started}
+
+    def _sum_loss(self, split: Split) -> Tensor:
+        while True:
+            try:
+                return self._sum_loss_once(split)
+            except torch.OutOfMemoryError:
+                if not self._shrink(split):
+                    raise
+            clear_cached_outputs(self._run.engine.module.fused_lora)
+            torch.cuda.empty_cache()
+
+    def _sum_loss_once(self, split: Split) -> Tensor:
+        engine = self._run.engine
+        assert self._shape is not None
+        total = torch.zeros((), device=engine.device)
+        with engine.eval_mode():
+            for batch in iterate_eval_batches(split.file, split.costs, self._shape, engine.rank, engine.num_ranks):
+                self._run.heartbeat.beat("evaluating")
+                total += engine.model(batch.to(engine.device))
+        return total
+
+    def _shrink(self, split: Split) -> bool:
+        """Halves the batch, on a single rank only: several ranks synchronize inside the forward pass."""
+        assert self._shape is not None
+        size = self._shape.micro_batch_size // 2
+        if size == 0 or self._run.engine.num_ranks > 1:
+            return False
+        batch = self._run.plan.batch
+        self._shape = choose_batch_shape(split.num_documents, size, batch.sequence_length, is_packed=batch.packed)
+        log.warning(f"CUDA out of memory during evaluation; retrying with batch size {size}")
+        return True

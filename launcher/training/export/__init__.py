@@ -1,0 +1,1 @@
+"""Merged models and model cards."""

@@ -1,0 +1,171 @@
+"""Merges an adapter into its base, writes the model with tokenizer and model card, and verifies the written files."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
+
+from launcher.core.choices import Dtype
+from launcher.core.errors import InputError, LauncherError, RunFailedError
+from launcher.core.run_paths import write_text_atomically
+from launcher.corpus.documents import make_template
+from launcher.corpus.spec import get_expert_stores_dir
+from launcher.corpus.store import find_store
+from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
+from launcher.request.request import base_folders
+from launcher.training.checkpoint.weights import make_readable
+from launcher.training.export.logits_check import Agreement, check_agreement, compare_logits, compute_logits
+from launcher.training.export.model_card import CARD_FILE, collect_facts, render_card
+from launcher.training.inference.load import get_published_dtype, load_from_folder, load_trained_model, pick_device
+from launcher.training.inference.prompt import render_prompt
+from launcher.training.inference.trained_run import TrainedRun
+from launcher.training.model.base_model import DTYPES
+from launcher.training.runtime.process_output import silence_transformers
+from launcher.training.verify.packing import select_documents
+
+Report = Callable[[str], None]
+
+_TOKENIZER_FILES = (
+    "tokenizer*",
+    "*.jinja",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+)
+# Enough tokens to detect a wrong merge; logits of more would take gigabytes.
+_COMPARED_TOKENS = 512
+_EXAMPLE = "How many rows are there, and which of them is the oldest?"
+
+
+def merge_into(folder: Path, run: TrainedRun, requested: Dtype | None, report: Report) -> tuple[Dtype, Agreement]:
+    """Write a complete, verified model to `folder`, or raise."""
+    silence_transformers()
+    published = get_published_dtype(run)
+    dtype = requested or published
+    # In the base's own dtype; for another one, in FP32 and rounded once.
+    merge_dtype: Dtype = dtype if dtype == published else "fp32"
+    device = pick_device(run.plan, merge_dtype)
+    tokenizer = load_tokenizer(run.plan.base.name, base_folders(Path(run.plan.data.folder)))
+    rows = pick_rows(run, tokenizer)
+    if run.plan.quantization is not None:
+        report(f"trained on a base in {run.plan.quantization.kind}; merging into the unquantized base ({published})")
+    report(f"loading {run.plan.base.name} in {merge_dtype} on {device.type}")
+    model = load_trained_model(run, merge_dtype, device)
+    expected, base = _compute_expected(model, rows, device)
+    report("merging" if isinstance(model, PeftModel) else "copying (full fine-tuning: no adapter to merge)")
+    _write(folder, _merge(model).to(DTYPES[dtype]), run, dtype, tokenizer)  # type: ignore[arg-type]
+    del model
+    _free()
+    agreement = compare_logits(_compute_written(folder, run, dtype, rows, device), expected, base)
+    check_agreement(agreement, dtype)
+    _check_tokenizer(folder, tokenizer, run)
+    return dtype, agreement
+
+
+def pick_rows(run: TrainedRun, tokenizer: BaseTokenizer) -> list[Tensor]:
+    """Return rows of the run's data, validation rows first; if the data is gone, one example prompt."""
+    key = None if run.outcome is None else run.outcome.data_key
+    store = None if key is None else find_store(get_expert_stores_dir(run.plan), key)
+    splits = () if store is None else tuple(name for name in ("validation", "train") if name in store.splits)
+    for split in splits:
+        assert store is not None
+        file = store.open_split(split)
+        if documents := select_documents(file, _COMPARED_TOKENS):
+            return [torch.from_numpy(document.input_ids.astype("int64")) for document in documents]
+        if len(file):  # all rows are longer
+            return [torch.from_numpy(file[0].input_ids[:_COMPARED_TOKENS].astype("int64"))]
+    prompt = render_prompt(make_template(run.plan.data.prompt_template, tokenizer), _EXAMPLE)
+    return [torch.tensor(tokenizer.backend.encode(prompt, add_special_tokens=False).ids)]
+
+
+def _compute_expected(
+    model: PreTrainedModel | PeftModel, rows: list[Tensor], device: torch.device
+) -> tuple[list[Tensor], list[Tensor] | None]:
+    expected = compute_logits(model, rows, device)
+    if not isinstance(model, PeftModel):
+        return expected, None
+    with model.disable_adapter():
+        return expected, compute_logits(model, rows, device)
+
+
+def _merge(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    if not isinstance(model, PeftModel):
+        return model
+    try:
+        merged: Any = model.merge_and_unload(safe_merge=True)
+    except ValueError as error:  # PEFT found NaN
+        raise RunFailedError(f"the adapter cannot be merged: {error}") from None
+    return merged
+
+
+def _write(folder: Path, model: PreTrainedModel, run: TrainedRun, dtype: Dtype, tokenizer: BaseTokenizer) -> None:
+    _set_end_token(model, run, tokenizer)
+    try:
+        model.save_pretrained(str(folder))
+        for pattern in _TOKENIZER_FILES:
+            for file in tokenizer.folder.glob(pattern):
+                shutil.copyfile(file, folder / file.name)
+        make_readable(folder)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{folder.parent} cannot be written: {error}", hint="is the disk full?") from None
+    write_text_atomically(folder / CARD_FILE, _render_card(run, dtype))
+
+
+def _set_end_token(model: PreTrainedModel, run: TrainedRun, tokenizer: BaseTokenizer) -> None:
+    """Add the template's end token, which may differ from the base's, to the generation config."""
+    end = tokenizer.backend.token_to_id(make_template(run.plan.data.prompt_template, tokenizer).end_token)
+    config = model.generation_config
+    own = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    ends = list(dict.fromkeys(token for token in (end, *own) if token is not None))
+    config.eos_token_id = ends[0] if len(ends) == 1 else ends
+    try:
+        config.validate(strict=True)
+    except ValueError:  # some bases have settings that transformers no longer writes
+        model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
+
+
+def _render_card(run: TrainedRun, dtype: Dtype) -> str:
+    outcome, schedule = run.outcome, run.plan.schedule
+    steps_done = 0 if outcome is None else outcome.steps_done
+    best = outcome.best_step if outcome is not None and schedule.load_best_model_at_end else None
+    facts = collect_facts(
+        "merged", run.plan, run.manifest, run.paths, steps_done=steps_done, saved_step=best or steps_done, dtype=dtype
+    )
+    return render_card(facts)
+
+
+def _compute_written(
+    folder: Path, run: TrainedRun, dtype: Dtype, rows: list[Tensor], device: torch.device
+) -> list[Tensor]:
+    """Compute the logits of the written files."""
+    try:
+        return compute_logits(load_from_folder(folder, dtype, device, trusts=run.plan.trust_remote_code), rows, device)
+    except LauncherError as error:
+        raise RunFailedError(f"the written model cannot be loaded: {error.title}") from None
+
+
+def _check_tokenizer(folder: Path, tokenizer: BaseTokenizer, run: TrainedRun) -> None:
+    prompt = render_prompt(make_template(run.plan.data.prompt_template, tokenizer), _EXAMPLE)
+    loaded: Any = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=run.plan.trust_remote_code)
+    if (
+        loaded(prompt, add_special_tokens=False).input_ids
+        != tokenizer.backend.encode(prompt, add_special_tokens=False).ids
+    ):
+        raise RunFailedError("the written tokenizer gives other tokens than the one used in training")
+
+
+def _free() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

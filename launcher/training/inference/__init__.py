@@ -1,0 +1,1 @@
+"""Generation and evaluation with a trained run."""

@@ -1,0 +1,115 @@
+"""Answer one question with a trained expert, in the prompt format of its training: `launcher ask`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.core.errors import InputError
+from launcher.core.log import get_logger
+from launcher.judges.json_value.compare import load_json
+from launcher.manifest import Manifest
+from launcher.training.inference.trained_run import TrainedRun, load_trained_run
+from launcher.training.runtime.parent_watch import exit_with_parent
+from launcher.training.runtime.subcommand import run_subcommand
+
+if TYPE_CHECKING:
+    from launcher.training.inference.generate import Answer
+
+log = get_logger(__name__)
+
+_DEFAULT_NEW_TOKENS = 512
+_PARSES = "parses"
+# All control characters but tab and newline, which a terminal would interpret.
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    arguments = _make_parser().parse_args(argv)
+    exit_with_parent()
+    return run_subcommand("ask", lambda: _ask(arguments), is_json=arguments.json)
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m launcher.training.inference.ask", description=__doc__)
+    parser.add_argument("--run", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--question", required=True, metavar="TEXT")
+    parser.add_argument("--input", metavar="TEXT")
+    parser.add_argument("--max-new-tokens", type=int, default=_DEFAULT_NEW_TOKENS, metavar="N")
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
+def _ask(arguments: argparse.Namespace) -> str:
+    run = load_trained_run(arguments.run)
+    check_fields(run, arguments.question, arguments.input)
+    if run.plan.profile == "smoke":
+        log.info("note: this is a smoke run with a tiny base model; it only knows the languages of the sample data")
+    from launcher.training.inference.generate import answer_question
+
+    answer = answer_question(run, arguments.question, arguments.input or "", arguments.max_new_tokens)
+    check = check_json(run.manifest, answer.text)
+    if answer.end == "length":
+        log.info(f"note: cut off after {answer.num_tokens} tokens; raise --max-new-tokens for more")
+    if check is not None:
+        log.info(f"json: {check}")
+    if arguments.json:
+        return _render_json(answer, check)
+    if not sys.stdout.isatty():
+        return answer.text
+    return _CONTROL_CHARACTERS.sub(lambda match: repr(match.group())[1:-1], answer.text)
+
+
+def check_fields(run: TrainedRun, question: str, context: str | None) -> None:
+    """Check that question and --input correspond to the fields of the training rows."""
+    mapping = run.plan.data.field_mapping
+    if not question.strip():
+        raise InputError("the question is empty")
+    for name, text in (("the question", question), ("--input", context or "")):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"{name} is not UTF-8 text") from None
+    if mapping.instruction is None:
+        return
+    if context and mapping.input is None:
+        raise InputError(
+            f"--input: {run.plan.expert} was trained without a second field (field_mapping.input)",
+            hint="include it in the question",
+        )
+    if not context and mapping.input is not None:
+        log.info(f"note: {run.plan.expert} was trained with a second field, {mapping.input}; pass it with --input")
+
+
+def check_json(manifest: Manifest, text: str) -> str | None:
+    """Return "parses" or why an answer does not parse as JSON; None for experts of other languages."""
+    decoding = manifest.training.decoding
+    if decoding is None or decoding.grammar_type != "json":
+        return None
+    try:
+        load_json(text)
+    except ValueError as error:
+        return f"does not parse: {error}"
+    return _PARSES
+
+
+def _render_json(answer: Answer, check: str | None) -> str:
+    result = {
+        "answer": answer.text,
+        "prompt": answer.prompt,
+        "num_prompt_tokens": answer.num_prompt_tokens,
+        "num_answer_tokens": answer.num_tokens,
+        "end": answer.end,
+        "check": None if check is None else {"language": "json", "valid": check == _PARSES, "message": check},
+    }
+    return json.dumps(result, indent=2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

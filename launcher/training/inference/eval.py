@@ -1,0 +1,157 @@
+"""Generate answers for held-out rows and judge them: `launcher eval`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.core.errors import InputError
+from launcher.core.log import get_logger
+from launcher.core.run_paths import RunPaths, write_text_atomically
+from launcher.core.units import format_duration
+from launcher.corpus.heldout import HeldOutRows, load_held_out_rows
+from launcher.corpus.spec import make_preparation_spec
+from launcher.corpus.tokenizer import load_tokenizer
+from launcher.judges.registry import open_judge
+from launcher.manifest import Manifest
+from launcher.manifest.model import Decoding
+from launcher.plan.model import Plan
+from launcher.request.request import Request, base_folders, plan_request
+from launcher.training.inference.grade import GeneratedAnswers, grade
+from launcher.training.inference.trained_run import TrainedRun, load_trained_run
+from launcher.training.runtime.parent_watch import exit_with_parent
+from launcher.training.runtime.process_output import silence_transformers
+from launcher.training.runtime.subcommand import run_subcommand
+
+log = get_logger(__name__)
+
+_DEFAULT_NEW_TOKENS = 512
+_SHOW_EVERY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalTarget:
+    """What is evaluated: a run, an adapter from elsewhere, or the base without adapter."""
+
+    title: str  # `run neo4j-…`, `adapter …`, `base …`
+    plan: Plan
+    manifest: Manifest
+    run: TrainedRun | None  # None: the base without adapter
+
+    def load(self) -> Any:
+        """Load the model on the GPU if it fits, in the dtype in which the base was published."""
+        from launcher.training.inference.generate import load_base_for_generation, load_for_generation
+
+        return load_base_for_generation(self.plan) if self.run is None else load_for_generation(self.run)
+
+
+class _AdapterFolder(RunPaths):
+    """An adapter without a run directory."""
+
+    @property
+    def adapter(self) -> Path:
+        return self.root
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    arguments = _make_parser().parse_args(argv)
+    exit_with_parent()
+    return run_subcommand("eval", lambda: _evaluate(arguments), is_json=arguments.json)
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m launcher.training.inference.eval", description=__doc__)
+    parser.add_argument("--run", type=Path, metavar="DIR")
+    parser.add_argument("--expert", metavar="NAME")
+    parser.add_argument("--adapter", type=Path, metavar="DIR")
+    parser.add_argument("--profile", default="auto")
+    parser.add_argument("--rows", type=int, metavar="N")
+    parser.add_argument("--split", choices=("test", "validation"))
+    parser.add_argument("--batch-size", type=int, metavar="N")
+    parser.add_argument("--max-new-tokens", type=int, default=_DEFAULT_NEW_TOKENS, metavar="N")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quiet", action="store_true", help="print nothing on stdout")
+    return parser
+
+
+def _resolve_target(arguments: argparse.Namespace) -> EvalTarget:
+    if arguments.run is not None:
+        run = load_trained_run(arguments.run)
+        return EvalTarget(title=f"run {run.paths.run_id}", plan=run.plan, manifest=run.manifest, run=run)
+    planned = plan_request(Request(expert=arguments.expert, profile=arguments.profile))
+    plan, manifest, adapter = planned.plan, planned.loaded.manifest, arguments.adapter
+    if adapter is None:
+        return EvalTarget(title=f"base {plan.base.name}", plan=plan, manifest=manifest, run=None)
+    if not (adapter / "adapter_config.json").is_file():
+        raise InputError(f"{adapter} is not a PEFT adapter: it has no adapter_config.json")
+    run = TrainedRun(paths=_AdapterFolder(adapter), plan=plan, manifest=manifest, outcome=None)
+    return EvalTarget(title=f"adapter {adapter}", plan=plan, manifest=manifest, run=run)
+
+
+def _evaluate(arguments: argparse.Namespace) -> str:
+    target = _resolve_target(arguments)
+    plan, folder = target.plan, Path(target.plan.data.folder)
+    with closing(open_judge(target.manifest)) as judge:  # reports missing tools before the model is loaded
+        tokenizer = load_tokenizer(plan.base.name, base_folders(folder), allow_tiny_fallback=plan.random_weights)
+        held_out = load_held_out_rows(make_preparation_spec(plan, folder, tokenizer), arguments.rows, arguments.split)
+        generated = _generate(target, held_out, arguments)
+        result = grade(judge, held_out, generated, title=target.title, plan=plan, manifest=target.manifest)
+    write_text_atomically(arguments.out, result.model_dump_json(indent=1) + "\n")
+    return "" if arguments.quiet else str(arguments.out)
+
+
+def _generate(target: EvalTarget, held_out: HeldOutRows, arguments: argparse.Namespace) -> GeneratedAnswers:
+    from launcher.training.inference.generate import load_generator
+
+    silence_transformers()
+    log.info(f"evaluating {target.title}: {len(held_out.rows)} of {held_out.num_rows} {held_out.split} rows")
+    generator = load_generator(
+        target.load(),
+        target.plan,
+        decoding=target.manifest.training.decoding or Decoding(),
+        max_new_tokens=arguments.max_new_tokens,
+        batch_size=arguments.batch_size,
+    )
+    progress = _Progress(len(held_out.rows))
+    began = time.monotonic()
+    answers = generator.generate([row.prompt for row in held_out.rows], progress.advance)
+    progress.end()
+    return GeneratedAnswers(answers=answers, max_new_tokens=arguments.max_new_tokens, seconds=time.monotonic() - began)
+
+
+class _Progress:
+    """Progress on stderr: one updated line on a terminal, else a line every ten seconds."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done, self._began = total, 0, time.monotonic()
+        self._shown, self._is_terminal = self._began, sys.stderr.isatty()
+
+    def advance(self, count: int) -> None:
+        self._done += count
+        now = time.monotonic()
+        if now - self._shown < _SHOW_EVERY_SECONDS * (1 if self._is_terminal else 10):
+            return
+        self._shown = now
+        rate = self._done / max(1e-9, now - self._began)
+        text = f"{self._done}/{self._total}  {rate:.1f} examples/s  "
+        text += f"{format_duration((self._total - self._done) / max(1e-9, rate))} left"
+        if self._is_terminal:
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+        else:
+            log.info(text)
+
+    def end(self) -> None:
+        if self._is_terminal:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

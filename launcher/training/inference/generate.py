@@ -1,0 +1,267 @@
+"""Batched generation with the prompt template, stop sequences and sampling of the expert's manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+
+from launcher.core.errors import InputError
+from launcher.corpus.documents import make_template
+from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
+from launcher.manifest.model import Decoding
+from launcher.plan.model import Plan
+from launcher.request.request import base_folders
+from launcher.training.inference.load import (
+    get_base_dtype,
+    get_published_dtype,
+    load_published_base,
+    load_trained_model,
+    pick_device,
+)
+from launcher.training.inference.prompt import render_prompt
+from launcher.training.inference.trained_run import TrainedRun
+from launcher.training.runtime.process_output import silence_transformers
+
+_GPU_BATCH, _CPU_BATCH = 64, 16
+
+End = Literal["end token", "stop sequence", "length"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """A generated answer."""
+
+    text: str
+    prompt: str
+    num_prompt_tokens: int
+    num_tokens: int
+    end: End
+
+
+def answer_question(run: TrainedRun, question: str, context: str, max_new_tokens: int) -> Answer:
+    """Load a trained expert and answer one question."""
+    silence_transformers()
+    tokenizer = load_tokenizer(run.plan.base.name, base_folders(Path(run.plan.data.folder)))
+    template = make_template(run.plan.data.prompt_template, tokenizer)
+    prompt = render_prompt(template, question, context=context)
+    room = run.plan.base.max_positions - len(encode_prompt(tokenizer, prompt))
+    if room < 1:
+        raise InputError(
+            f"the prompt has {run.plan.base.max_positions - room:,} tokens, more than {run.plan.base.name} has "
+            f"positions ({run.plan.base.max_positions:,})",
+            hint="use a shorter --input",
+        )
+    decoding = run.manifest.training.decoding or Decoding()
+    generator = load_generator(
+        load_for_generation(run), run.plan, decoding=decoding, max_new_tokens=min(max_new_tokens, room), batch_size=1
+    )
+    (answer,) = generator.generate([prompt])
+    return answer
+
+
+def encode_prompt(tokenizer: BaseTokenizer, prompt: str) -> list[int]:
+    """Return the tokens of a prompt as in training: special tokens only where the template has them."""
+    ids: list[int] = tokenizer.backend.encode(prompt, add_special_tokens=False).ids
+    return ids
+
+
+def load_for_generation(run: TrainedRun) -> Any:
+    """Load base and adapter, on the GPU if they fit, quantized as trained if there is a GPU."""
+    dtype = get_published_dtype(run)
+    quantized = run.plan.quantization is not None and torch.cuda.is_available()
+    device = torch.device("cuda", torch.cuda.current_device()) if quantized else pick_device(run.plan, dtype)
+    return load_trained_model(run, dtype, device, quantized=quantized)
+
+
+def load_base_for_generation(plan: Plan) -> Any:
+    """Load the base without an adapter."""
+    dtype = get_base_dtype(plan)
+    return load_published_base(plan, dtype, pick_device(plan, dtype))
+
+
+def load_generator(
+    model: Any, plan: Plan, *, decoding: Decoding, max_new_tokens: int, batch_size: int | None
+) -> Generator:
+    """Build a generator with the tokenizer from the base's folder."""
+    tokenizer = load_tokenizer(plan.base.name, base_folders(Path(plan.data.folder)))
+    return build_generator(
+        model,
+        plan,
+        tokenizer=tokenizer,
+        end_token=make_template(plan.data.prompt_template, tokenizer).end_token,
+        decoding=decoding,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+    )
+
+
+def build_generator(
+    model: Any,
+    plan: Plan,
+    *,
+    tokenizer: BaseTokenizer,
+    end_token: str,
+    decoding: Decoding,
+    max_new_tokens: int,
+    batch_size: int | None,
+    on_token: Callable[[], None] = lambda: None,
+    ignore_eos: bool = False,
+) -> Generator:
+    """Build a generator that ends answers at the training's end token, unless `ignore_eos`."""
+    return Generator(
+        model,
+        tokenizer,
+        decoding=decoding,
+        eos_ids=_collect_eos_ids(tokenizer, end_token),
+        max_new_tokens=max_new_tokens,
+        max_positions=plan.base.max_positions,
+        seed=plan.schedule.seed,
+        batch_size=batch_size or (_GPU_BATCH if next(model.parameters()).is_cuda else _CPU_BATCH),
+        on_token=on_token,
+        ignore_eos=ignore_eos,
+    )
+
+
+class Generator:
+    """Generate in batches: longest prompts first, padded on the left, with a KV cache."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: BaseTokenizer,
+        *,
+        decoding: Decoding,
+        eos_ids: Sequence[int],
+        max_new_tokens: int,
+        max_positions: int,
+        seed: int,
+        batch_size: int,
+        on_token: Callable[[], None],
+        ignore_eos: bool,
+    ) -> None:
+        self._tokenizer, self._decoding, self._seed = tokenizer, decoding, seed
+        self._batch_size, self._max_positions = batch_size, max_positions
+        self._config = build_generation_config(decoding, eos_ids, max_new_tokens)
+        if ignore_eos:
+            self._config.min_new_tokens = max_new_tokens
+        self._on_token = on_token
+        self._model: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+
+    def generate(self, prompts: Sequence[str], advance: Callable[[int], None] = lambda _count: None) -> list[Answer]:
+        """Return an answer per prompt. `advance` is called with the size of each finished batch."""
+        # A prompt that is too long loses its beginning.
+        room = self._max_positions - int(self._config.max_new_tokens)
+        ids = [encode_prompt(self._tokenizer, prompt)[-max(1, room) :] for prompt in prompts]
+        order = sorted(range(len(ids)), key=lambda index: len(ids[index]), reverse=True)
+        answers: dict[int, Answer] = {}
+        # Options of the base's generation_config, such as a repetition penalty, would fill in what we leave unset.
+        published, self._model.generation_config = self._model.generation_config, self._config
+        try:
+            for start in range(0, len(order), self._batch_size):
+                batch = order[start : start + self._batch_size]
+                for index, tokens in zip(batch, self._generate_batch([ids[index] for index in batch]), strict=True):
+                    answers[index] = self._decode(tokens, prompts[index], len(ids[index]))
+                advance(len(batch))
+        finally:
+            self._model.generation_config = published
+        return [answers[index] for index in range(len(prompts))]
+
+    def _generate_batch(self, ids: Sequence[list[int]]) -> list[list[int]]:
+        width = max(map(len, ids))
+        pad = int(self._config.pad_token_id)
+        inputs = torch.full((len(ids), width), pad, device=self._model.device)
+        mask = torch.zeros_like(inputs)
+        for row, tokens in enumerate(ids):
+            inputs[row, width - len(tokens) :] = torch.tensor(tokens, device=self._model.device)
+            mask[row, width - len(tokens) :] = 1
+        stop = StopSequenceCriteria(self._tokenizer, self._decoding.stop_sequences, width, self._on_token)
+        torch.manual_seed(self._seed)
+        with torch.inference_mode():
+            out = self._model.generate(
+                input_ids=inputs,
+                attention_mask=mask,
+                generation_config=self._config,
+                stopping_criteria=StoppingCriteriaList([stop]),
+            )
+        return [self._cut(row) for row in out[:, width:].tolist()]
+
+    def _cut(self, tokens: list[int]) -> list[int]:
+        """Removes the padding after the end token."""
+        eos_ids: Any = self._config.eos_token_id
+        first = next((index for index, token in enumerate(tokens) if token in eos_ids), None)
+        return tokens if first is None else tokens[: first + 1]
+
+    def _decode(self, tokens: list[int], prompt: str, num_prompt_tokens: int) -> Answer:
+        eos_ids: Any = self._config.eos_token_id
+        end: End = "end token" if tokens and tokens[-1] in eos_ids else "length"
+        text = self._tokenizer.backend.decode(tokens, skip_special_tokens=True)
+        sequences = self._decoding.stop_sequences
+        cuts = [position for sequence in sequences if sequence and (position := text.find(sequence)) >= 0]
+        if cuts:
+            text, end = text[: min(cuts)], "stop sequence"
+        return Answer(text=text, prompt=prompt, num_prompt_tokens=num_prompt_tokens, num_tokens=len(tokens), end=end)
+
+
+def build_generation_config(decoding: Decoding, eos_ids: Sequence[int], max_new_tokens: int) -> GenerationConfig:
+    """Return a greedy config, unless the manifest sets a temperature or an option of sampling."""
+    do_sample = uses_sampling(decoding)
+    sampling: dict[str, Any] = {}
+    if do_sample:
+        sampling = {"temperature": decoding.temperature or 1.0, "top_k": 0, **_sampling_filters(decoding)}
+    return GenerationConfig(
+        do_sample=do_sample,
+        eos_token_id=list(eos_ids),
+        pad_token_id=eos_ids[0],
+        max_new_tokens=max_new_tokens,
+        **sampling,
+    )
+
+
+def uses_sampling(decoding: Decoding) -> bool:
+    """Return whether the manifest requests sampling."""
+    return decoding.temperature > 0 if decoding.temperature is not None else bool(_sampling_filters(decoding))
+
+
+def _sampling_filters(decoding: Decoding) -> dict[str, Any]:
+    filters = {"top_p": decoding.top_p, "top_k": decoding.top_k, "min_p": decoding.min_p}
+    return {name: value for name, value in filters.items() if value}
+
+
+def _collect_eos_ids(tokenizer: BaseTokenizer, end_token: str) -> list[int]:
+    """The template's end token and the base's end of text."""
+    names = (end_token, tokenizer.end_of_text)
+    ids = (tokenizer.backend.token_to_id(name) for name in names if name is not None)
+    return list(dict.fromkeys(token for token in ids if token is not None))
+
+
+class StopSequenceCriteria(StoppingCriteria):
+    """Stop each row at the manifest's stop sequences, which need not align with tokens."""
+
+    def __init__(
+        self,
+        tokenizer: BaseTokenizer,
+        sequences: Sequence[str],
+        num_prompt_tokens: int,
+        on_token: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_token = on_token
+        self._tokenizer, self._sequences, self._start = tokenizer, tuple(filter(None, sequences)), num_prompt_tokens
+        # A token has at least one byte, so only this many of the last ones can contain a stop sequence.
+        self._max_tokens = 4 + max((len(sequence.encode()) for sequence in self._sequences), default=0)
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_more: Any) -> Any:  # noqa: ARG002
+        """Return which rows contain a stop sequence."""
+        self._on_token()
+        if not self._sequences:
+            return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+        first = max(self._start, input_ids.shape[1] - self._max_tokens)
+        texts = self._tokenizer.backend.decode_batch(input_ids[:, first:].tolist())
+        stops = [any(sequence in text for sequence in self._sequences) for text in texts]
+        return torch.tensor(stops, dtype=torch.bool, device=input_ids.device)

@@ -1,0 +1,103 @@
+"""Load a trained expert for inference: the published base and its adapter, or a fully trained model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from launcher.base_models.catalogue import TINY_BASE_FOLDER, TINY_BASE_NAME, find_config
+from launcher.core.choices import DTYPE_BYTES, Dtype
+from launcher.core.errors import InputError, first_line
+from launcher.plan.model import Plan
+from launcher.request.request import base_folders
+from launcher.training.inference.trained_run import TrainedRun
+from launcher.training.model.base_model import DTYPES, has_attention_softcap, load_base
+
+_MEMORY_FACTOR = 1.3  # GPU memory relative to the weights: activations, logits, allocator
+
+
+def get_published_dtype(run: TrainedRun) -> Dtype:
+    """Return the dtype of the published base, or the dtype in which a fully trained model was saved."""
+    return run.plan.precision.compute_dtype if run.is_full else get_base_dtype(run.plan)
+
+
+def get_base_dtype(plan: Plan) -> Dtype:
+    """Return the dtype from the base's config.json; bf16 if it has none."""
+    config: Any = _load_config(plan)
+    text = None if config is None else config.get_text_config()
+    dtype = getattr(text, "dtype", None) or getattr(config, "dtype", None)
+    return next((name for name, value in DTYPES.items() if value == dtype), "bf16")
+
+
+def _load_config(plan: Plan) -> Any:
+    if plan.base.name == TINY_BASE_NAME:
+        source = TINY_BASE_FOLDER
+    else:
+        config = find_config(plan.base.name, base_folders(Path(plan.data.folder)))
+        source = Path(plan.base.name) if config is None else config.parent
+    try:
+        return AutoConfig.from_pretrained(
+            str(source), revision=plan.base_revision, trust_remote_code=plan.trust_remote_code
+        )
+    except (OSError, ValueError):
+        return None  # loading the base reports what is missing and where it was searched
+
+
+def pick_device(plan: Plan, dtype: Dtype) -> torch.device:
+    """Return the GPU if the weights fit its free memory, else the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    free, _ = torch.cuda.mem_get_info()
+    fits = plan.base.num_parameters * DTYPE_BYTES[dtype] * _MEMORY_FACTOR < free
+    return torch.device("cuda", torch.cuda.current_device()) if fits else torch.device("cpu")
+
+
+def load_trained_model(
+    run: TrainedRun, dtype: Dtype, device: torch.device, *, quantized: bool = False
+) -> PreTrainedModel | PeftModel:
+    """Load base and adapter in evaluation mode, by default without quantization, as the base was published."""
+    if run.is_full:
+        return load_from_folder(run.paths.adapter, dtype, device, trusts=run.plan.trust_remote_code)
+    base = load_published_base(run.plan, dtype, device, quantized=quantized)
+    try:
+        model = PeftModel.from_pretrained(base, str(run.paths.adapter))
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise InputError(
+            f"{run.paths.adapter} is not compatible with {run.plan.base.name}: {first_line(error)}"
+        ) from None
+    if not (quantized and run.plan.quantization is not None):
+        model.to(device)
+    return model.eval()
+
+
+def load_published_base(plan: Plan, dtype: Dtype, device: torch.device, *, quantized: bool = False) -> PreTrainedModel:
+    """Load the base without adapter, in evaluation mode."""
+    precision = plan.precision.model_copy(update={"base_dtype": dtype})
+    changes: dict[str, Any] = {"precision": precision, "strategy": "single"}
+    if not quantized:
+        changes["quantization"] = None
+    single = plan.model_copy(update=changes)
+    base = load_base(single, base_folders(Path(plan.data.folder)), _pick_attention(single), device)
+    return base.eval()
+
+
+def _pick_attention(plan: Plan) -> str:
+    config = _load_config(plan)
+    return "eager" if config is not None and has_attention_softcap(config) else "sdpa"
+
+
+def load_from_folder(folder: Path, dtype: Dtype, device: torch.device, *, trusts: bool = False) -> PreTrainedModel:
+    """Load a model with transformers alone, as other users would."""
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=DTYPES[dtype], trust_remote_code=trusts
+        )
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise InputError(f"{folder} cannot be loaded: {first_line(error)}") from None
+    model.to(device)  # type: ignore[arg-type]
+    return model.eval()

@@ -1,0 +1,77 @@
+"""Load what a finished run left in its directory. Imports no torch, so that input errors are reported at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.core.errors import InputError
+from launcher.core.run_paths import RunPaths
+from launcher.manifest import Manifest, load_manifest
+from launcher.plan import Plan, load_plan
+from launcher.runs.record import Outcome, load_outcome
+
+_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_MODEL_FILES = ("config.json",)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedRun:
+    """A run with trained weights."""
+
+    paths: RunPaths
+    plan: Plan
+    manifest: Manifest
+    outcome: Outcome | None  # None: unreadable; the weights are enough
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all weights were trained: the folder `adapter` is then a complete model."""
+        return self.plan.adapter.kind == "full"
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether the training did not reach its last step."""
+        return self.outcome is not None and self.outcome.status != "done"
+
+
+def load_trained_run(root: Path) -> TrainedRun:
+    """Load a run's metadata; raise InputError if it has no usable weights."""
+    paths = RunPaths(root.resolve())
+    plan = _load_plan(paths)
+    if plan.random_weights:
+        raise InputError(
+            f"{root}: this run trained on random weights in the shape of {plan.base.name} (--random-weights)",
+            hint="it only measures speed and memory; train again without --random-weights",
+        )
+    outcome = load_outcome(paths.outcome)
+    _check_weights(paths, plan, outcome)
+    return TrainedRun(paths=paths, plan=plan, manifest=load_manifest(paths.manifest).manifest, outcome=outcome)
+
+
+def _load_plan(paths: RunPaths) -> Plan:
+    if not paths.plan.is_file():
+        raise InputError(f"{paths.root} is not a run directory: it has no {paths.plan.name}")
+    return load_plan(paths.plan)
+
+
+def _check_weights(paths: RunPaths, plan: Plan, outcome: Outcome | None) -> None:
+    required = _MODEL_FILES if plan.adapter.kind == "full" else _ADAPTER_FILES
+    if not paths.adapter.is_dir():
+        raise InputError(f"{paths.root} has no trained weights: {_describe_outcome(outcome)}", hint=_suggest_fix(paths))
+    missing = [name for name in required if not (paths.adapter / name).is_file()]
+    if missing:
+        raise InputError(f"{paths.adapter} is incomplete: {', '.join(missing)} is missing", hint=_suggest_fix(paths))
+
+
+def _describe_outcome(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return "it was not started"
+    if outcome.status == "running":
+        return "it is still running, or was killed"
+    return f"it {'was stopped' if outcome.status == 'stopped' else outcome.status} after step {outcome.steps_done:,}"
+
+
+def _suggest_fix(paths: RunPaths) -> str:
+    checkpoints = sorted(paths.checkpoints.glob("step-*")) if paths.checkpoints.is_dir() else []
+    return f"its last checkpoint is {checkpoints[-1]}; or train again" if checkpoints else "train it to the end"

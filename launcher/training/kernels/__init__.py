@@ -1,0 +1,1 @@
+"""Triton kernels and custom ops; README.md has the equations."""

@@ -1,0 +1,1 @@
+"""Base model, adapters, attention backends and loss."""

@@ -1,0 +1,231 @@
+"""Find and load the base model in the planned dtype and quantization. Errors list where it was searched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
+from transformers.integrations import deepspeed as hf_deepspeed
+
+from launcher.base_models.catalogue import TINY_BASE_FOLDER, TINY_BASE_NAME, find_config, lookup_base
+from launcher.core.choices import Dtype
+from launcher.core.errors import InputError, Problem, first_line
+from launcher.plan.model import Plan, QuantizationPlan
+
+DTYPES: Mapping[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_RANDOM_WEIGHTS_SEED = 20_261_115  # fixed, so that random weights are the same everywhere
+_SAMPLES, _SAMPLE_BYTES = 16, 1 << 16  # per file, evenly spaced; the first one contains its header
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+
+
+def load_base(plan: Plan, folders: tuple[Path, ...], attention: str, device: torch.device) -> PreTrainedModel:
+    """Load the base in evaluation mode. `attention` is the registered name of a backend."""
+    if plan.base.name == TINY_BASE_NAME:
+        return _load_tiny(plan, attention)
+    source = _locate(plan, folders)
+    _check_positions(plan, source)
+    if plan.random_weights:
+        return _build_random(plan, source, attention, device)
+    options: dict[str, Any] = {
+        "dtype": DTYPES[plan.precision.base_dtype],
+        "attn_implementation": attention,
+        "revision": plan.base_revision,
+        "trust_remote_code": plan.trust_remote_code,
+    }
+    if device.type == "cuda" and plan.strategy in ("single", "ddp"):
+        options["device_map"] = {"": device}
+    if plan.quantization is not None:
+        options["quantization_config"] = make_quantization_config(plan, plan.quantization)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise _make_load_error(plan, source, folders, error) from None
+    model: PreTrainedModel = loaded[0]
+    _check_complete(plan, source, sorted(loaded[1]["missing_keys"]))
+    return model
+
+
+def has_attention_softcap(config: PretrainedConfig) -> bool:
+    """Return whether the model softcaps its attention scores, as Gemma 2 does; SDPA does not support that."""
+    return getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+
+
+def fingerprint_base(plan: Plan, model: PreTrainedModel) -> str:
+    """Return a fingerprint of the weights: sizes and samples of each file, without reading all of it."""
+    if plan.random_weights:
+        return f"drawn:{_RANDOM_WEIGHTS_SEED}:{plan.base.name}"
+    folder = TINY_BASE_FOLDER if plan.base.name == TINY_BASE_NAME else Path(str(model.config._name_or_path))
+    if not folder.is_dir():
+        return f"hub:{plan.base.name}@{getattr(model.config, '_commit_hash', None)}"
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name}:{size}".encode())
+        with file.open("rb") as source:
+            for index in range(_SAMPLES):
+                source.seek(index * max(0, size - _SAMPLE_BYTES) // (_SAMPLES - 1))
+                digest.update(source.read(_SAMPLE_BYTES))
+    return f"files:{digest.hexdigest()}"
+
+
+def _check_complete(plan: Plan, source: str, missing: list[str]) -> None:
+    """Refuses missing weights, which transformers initializes randomly with only a warning."""
+    if missing:
+        raise InputError(
+            f"{plan.base.name}: {source} lacks {len(missing)} of its weights: {', '.join(missing[:3])}"
+            + (", …" if len(missing) > 3 else ""),
+            hint="download it again, and check that config.json belongs to the same model",
+        )
+
+
+def _locate(plan: Plan, folders: tuple[Path, ...]) -> str:
+    """The folder with the base's files, or its name on the Hub."""
+    config = find_config(plan.base.name, folders)
+    if config is None:
+        return plan.base.name
+    if not plan.random_weights and not any(any(config.parent.glob(pattern)) for pattern in _WEIGHTS):
+        if "snapshots" in config.parts:  # the Hub's cache: the weights can still be downloaded
+            return plan.base.name
+        raise InputError(
+            f"{plan.base.name}: {config.parent} has a config.json, but no weights (*.safetensors)",
+            hint="download them there, or measure speed and memory without them: --random-weights",
+        )
+    return str(config.parent)
+
+
+def _make_load_error(plan: Plan, source: str, folders: tuple[Path, ...], error: Exception) -> InputError:
+    reason = first_line(error)
+    if Path(source).is_dir():
+        return InputError(f"{plan.base.name}: {source} cannot be loaded: {reason}")
+    searched = tuple(Problem(where="not in", what=str(folder / plan.base.name)) for folder in folders)
+    hub = Problem(where="not on the Hub", what=reason)
+    return InputError(
+        f"{plan.base.name}: weights not found",
+        (*searched, hub),
+        "set LAUNCHER_MODELS_DIR to the folder that contains it, pass a folder with --base, or connect to the Hub once",
+    )
+
+
+def _check_positions(plan: Plan, source: str) -> None:
+    """Checks the files themselves, because the plan may have used the catalogue's entry for another version."""
+    file = Path(source) / "config.json"
+    positions = json.loads(file.read_text()).get("max_position_embeddings") if file.is_file() else None
+    if isinstance(positions, int) and positions < plan.batch.sequence_length:
+        raise InputError(
+            f"{file}: the model has {positions} positions, fewer than the sequence length {plan.batch.sequence_length}",
+            hint=f"--set training.config.max_seq_length={positions}",
+        )
+
+
+def _load_tiny(plan: Plan, attention: str) -> PreTrainedModel:
+    """Loads the bundled base on the CPU, unsharded with any engine, because it is small."""
+    config = AutoConfig.from_pretrained(str(TINY_BASE_FOLDER))
+    with torch.random.fork_rng(devices=[]), _without_zero3_init():
+        torch.manual_seed(_RANDOM_WEIGHTS_SEED)
+        model = _from_config(config, attention, torch.float32)
+    if not plan.random_weights:
+        _load_tiny_weights(plan, model)
+    return model.to(DTYPES[plan.precision.base_dtype])  # type: ignore[arg-type]
+
+
+def _load_tiny_weights(plan: Plan, model: PreTrainedModel) -> None:
+    """Loads the weights; the file has no head, because it is tied to the embedding."""
+    try:
+        weights = load_file(TINY_BASE_FOLDER / "model.safetensors")
+        result = model.load_state_dict({name: weight.float() for name, weight in weights.items()}, strict=False)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise _make_load_error(plan, str(TINY_BASE_FOLDER), (), error) from None
+    _check_complete(plan, str(TINY_BASE_FOLDER), [name for name in result.missing_keys if name != "lm_head.weight"])
+
+
+@contextmanager
+def _without_zero3_init() -> Iterator[None]:
+    """Disables ZeRO-3's partitioned initialization, which would draw other weights; it partitions them later."""
+    reference = hf_deepspeed._hf_deepspeed_config_weak_ref
+    hf_deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        hf_deepspeed._hf_deepspeed_config_weak_ref = reference
+
+
+def _from_config(config: PretrainedConfig, attention: str, dtype: torch.dtype) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
+    return model
+
+
+def _build_random(plan: Plan, source: str, attention: str, device: torch.device) -> PreTrainedModel:
+    """Builds the base with random weights from a fixed seed, to measure speed and memory."""
+    known = lookup_base(plan.base.name)
+    if not Path(source).is_dir() and known is not None:  # the catalogue has the config
+        config = AutoConfig.for_model(**dict(known))  # type: ignore[arg-type]
+    else:
+        config = AutoConfig.from_pretrained(source)
+    torch.manual_seed(_RANDOM_WEIGHTS_SEED)
+    with torch.device(device):
+        model = _from_config(config, attention, DTYPES[plan.precision.base_dtype])
+    if plan.quantization is not None:
+        _quantize_linears(model, plan, plan.quantization, device)
+    return model
+
+
+def make_quantization_config(plan: Plan, quantization: QuantizationPlan) -> BitsAndBytesConfig:
+    """Return the bitsandbytes config for the planned quantization."""
+    if quantization.kind == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    storage = torch.uint8 if quantization.storage_dtype == "uint8" else DTYPES[plan.precision.compute_dtype]
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=quantization.double_quantization,
+        bnb_4bit_compute_dtype=DTYPES[plan.precision.compute_dtype],
+        bnb_4bit_quant_storage=storage,
+    )
+
+
+def _quantize_linears(model: PreTrainedModel, plan: Plan, quantization: QuantizationPlan, device: torch.device) -> None:
+    """Quantizes the decoder layers' linear modules one by one, as transformers does while loading."""
+    layers: Any = model.get_decoder().layers
+    for parent in [module for layer in layers for module in layer.modules()]:
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, _quantized(child, plan, quantization).to(device))
+    setattr(model, "is_loaded_in_8bit" if quantization.kind == "int8" else "is_loaded_in_4bit", True)
+
+
+def _quantized(linear: nn.Linear, plan: Plan, quantization: QuantizationPlan) -> nn.Module:
+    import bitsandbytes as bnb
+
+    sizes = linear.in_features, linear.out_features, linear.bias is not None
+    weight = linear.weight.data
+    result: Any
+    if quantization.kind == "int8":
+        result = bnb.nn.Linear8bitLt(*sizes, has_fp16_weights=False, threshold=6.0, device="meta")
+        result.weight = bnb.nn.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
+    else:
+        result = bnb.nn.Linear4bit(
+            *sizes,
+            compute_dtype=DTYPES[plan.precision.compute_dtype],
+            compress_statistics=quantization.double_quantization,
+            quant_type="nf4",
+            device="meta",
+        )
+        result.weight = bnb.nn.Params4bit(
+            weight,
+            requires_grad=False,
+            compress_statistics=quantization.double_quantization,
+            quant_type="nf4",
+            module=result,
+        )
+    if linear.bias is not None:
+        result.bias = linear.bias
+    return result

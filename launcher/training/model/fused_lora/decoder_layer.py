@@ -1,0 +1,263 @@
+"""Decoder layers whose attention block and MLP block run as fused ops, for the model families in FUSED_MLP_FAMILIES.
+
+Other families keep their own code around fused LoRA layers (linear.py).
+
+How a layer is patched: `fuse_decoder_layers` sets the `__class__` of the attention and MLP modules to a subclass of
+(a mixin below, the module's own class). The module object, its children and its parameters stay, so state dicts, hooks
+and PEFT see what they know, and super().forward is the family's own code. That code is used whenever the fused op does
+not apply: with a KV cache, with a disabled or merged adapter, or inside use_reference_forward(). The RMSNorm before
+each block becomes the identity (_DeferredNorm), because the fused op applies it. There is one class per family, so
+that one compiled graph serves all layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from launcher.plan.estimate.memory import FUSED_MLP_FAMILIES, FUSED_QKV_FAMILIES
+from launcher.training.kernels.fused_layer_autograd import DropoutSeeds, FusedMLP, FusedOutProj, FusedQKV
+from launcher.training.kernels.seeded_dropout import draw_seeds
+from launcher.training.model.fused_lora.dora import apply_magnitude
+from launcher.training.model.fused_lora.linear import FusedLoraLinear, is_reference_forward
+from launcher.training.model.fused_lora.weights import ADAPTER_NAME, FusedLoraWeights
+
+_FAMILIES = tuple(family.capitalize() for family in FUSED_MLP_FAMILIES)
+_LAYERS = tuple(f"{family}DecoderLayer" for family in _FAMILIES)
+_MLPS = tuple(f"{family}MLP" for family in _FAMILIES)
+_NORMS = tuple(f"{family}RMSNorm" for family in _FAMILIES)
+_ATTENTIONS = tuple(f"{family.capitalize()}Attention" for family in FUSED_QKV_FAMILIES)
+_HEAD_DIMS = (32, 64, 128, 256)  # Triton needs powers of two
+
+
+def _draw_dropout_seeds(weights: FusedLoraWeights, count: int, device: torch.device) -> DropoutSeeds:
+    """Draw a seed for each input of a block that LoRA's dropout is applied to."""
+    if not weights.dropout or not weights.first_adapted.training:
+        return DropoutSeeds(None, 0.0)
+    return DropoutSeeds(draw_seeds(weights.first_adapted.lora_dropout[ADAPTER_NAME], count, device), weights.dropout)
+
+
+def _get_active_weights(module: Any) -> FusedLoraWeights | None:
+    """Return the layer's fused weight; None if its adapter is disabled, merged or, after merge_and_unload, gone."""
+    if is_reference_forward() or not isinstance(module, FusedLoraLinear):
+        return None
+    lora: Any = module
+    return None if lora.disable_adapters or lora.merged else module.fused_weights
+
+
+def _finish_output(weights: FusedLoraWeights, y: Tensor, correction: Tensor) -> Tensor:
+    """Apply DoRA's magnitude to the output of a block's last projection."""
+    if weights.dora is None:
+        return y
+    has_correction = correction.numel() > 0
+    return apply_magnitude(y, weights.first_adapted, weights.dora.row_norms, correction if has_correction else None)
+
+
+class _DeferredNorm(nn.Module):
+    """Mixin for an RMSNorm that the following fused block applies."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return hidden_states
+
+    def family_forward(self, hidden_states: Tensor) -> Tensor:
+        result: Tensor = super().forward(hidden_states)
+        return result
+
+
+class _FusedBlock(nn.Module):
+    """Mixin placed before the family's class in the MRO; applies the preceding RMSNorm itself."""
+
+    preceding_norm: tuple[_DeferredNorm]  # in a tuple, so that it remains a child of the layer only
+    adapted_names: tuple[str, ...]  # of one adapted layer per fused weight
+
+    def _get_active_weights(self) -> list[FusedLoraWeights] | None:
+        all_weights = [_get_active_weights(getattr(self, name)) for name in self.adapted_names]
+        active = [weights for weights in all_weights if weights is not None]
+        return active if len(active) == len(all_weights) else None
+
+
+class _FusedMLPBlock(_FusedBlock):
+    def forward(self, x: Tensor) -> Tensor:
+        active = self._get_active_weights()
+        if active is None:
+            result: Tensor = super().forward(self.preceding_norm[0].family_forward(x))
+            return result
+        gate_up, down = active
+        norm: Any = self.preceding_norm[0]
+        with torch.autocast(x.device.type, enabled=False):
+            y, correction = FusedMLP.apply(
+                x.flatten(0, -2),
+                gate_up.dora_scale(),
+                norm.weight,
+                _draw_dropout_seeds(gate_up, 2, x.device),
+                norm.variance_epsilon,
+                (gate_up.stored, down.stored),
+                (gate_up.shape, down.shape),
+                *gate_up.lora_parameters(),
+                *down.lora_parameters(),
+            )
+            output = _finish_output(down, y, correction)
+        return output.unflatten(0, x.shape[:-1])
+
+
+class _FusedAttentionBlock(_FusedBlock):
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        attention: Any = self
+        backend = attention.config._attn_implementation
+        is_supported = backend in ALL_ATTENTION_FUNCTIONS and position_embeddings[0].shape[-1] == attention.head_dim
+        active = self._get_active_weights()
+        if past_key_values is not None or not is_supported or active is None:
+            normed = self.preceding_norm[0].family_forward(hidden_states)
+            result: tuple[Tensor, Tensor | None] = super().forward(
+                normed, position_embeddings, attention_mask, past_key_values, **kwargs
+            )
+            return result
+        query, key, value = self._compute_qkv(active[0], hidden_states, position_embeddings)
+        if hasattr(attention, "sliding_window"):
+            kwargs["sliding_window"] = attention.sliding_window
+        attend = ALL_ATTENTION_FUNCTIONS[backend]
+        out, probs = attend(self, query, key, value, attention_mask, scaling=attention.scaling, **kwargs)
+        return self._project_output(out.reshape(*hidden_states.shape[:-1], -1).contiguous()), probs
+
+    def _compute_qkv(
+        self, weights: FusedLoraWeights, hidden_states: Tensor, cos_sin: tuple[Tensor, Tensor]
+    ) -> Iterator[Tensor]:
+        attention: Any = self
+        shape, head_dim = hidden_states.shape[:-1], attention.head_dim
+        norm: Any = self.preceding_norm[0]
+        has_qk_norm = hasattr(attention, "q_norm")
+        out_features = weights.shape.out_features
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            qkv = FusedQKV.apply(
+                hidden_states.flatten(0, -2),
+                weights.dora_scale(),
+                norm.weight,
+                weights.stored,
+                (attention.q_norm.weight, attention.k_norm.weight) if has_qk_norm else (None, None),
+                tuple(one.expand(*shape, head_dim).reshape(-1, head_dim) for one in cos_sin),
+                _draw_dropout_seeds(weights, 1, hidden_states.device),
+                norm.variance_epsilon,
+                (out_features[0] // head_dim, out_features[1] // head_dim),
+                weights.shape,
+                *weights.lora_parameters(),
+            )
+        return (heads.unflatten(0, shape).transpose(1, 2) for heads in qkv)
+
+    def _project_output(self, x: Tensor) -> Tensor:
+        """Apply o_proj with the fused op if it has dropout; otherwise FusedLoraLinear.forward is equally fast."""
+        attention: Any = self
+        weights = _get_active_weights(attention.o_proj)
+        has_bias = weights is not None and weights.first_adapted.base_layer.bias is not None
+        seeds, rate = (None, 0.0) if weights is None or has_bias else _draw_dropout_seeds(weights, 1, x.device)
+        if weights is None or seeds is None:
+            plain: Tensor = attention.o_proj(x)
+            return plain
+        with torch.autocast(x.device.type, enabled=False):
+            flat = x.flatten(0, -2).to(weights.dtype)
+            is_dora = weights.dora is not None
+            y, correction = FusedOutProj.apply(
+                flat, (seeds, rate), weights.stored, weights.shape, is_dora, *weights.lora_parameters()
+            )
+            output = _finish_output(weights, y, correction)
+        return output.unflatten(0, x.shape[:-1])
+
+
+@cache
+def _add_mixin(mixin: Any, family_class: Any) -> Any:
+    return type(f"{mixin.__name__.strip('_')}{family_class.__name__}", (mixin, family_class), {})
+
+
+# The layers of each fused weight that a block needs.
+_FUSED_LAYERS: dict[Any, tuple[tuple[str, ...], ...]] = {
+    _FusedAttentionBlock: (("q_proj", "k_proj", "v_proj"),),
+    _FusedMLPBlock: (("gate_proj", "up_proj"), ("down_proj",)),
+}
+
+
+def list_fusable_blocks(layers: list[nn.Module]) -> list[nn.Module]:
+    """Return the blocks that can be fused if layers without an adapter join fused weights.
+
+    Call before fuse_lora_layers, which takes the result as `include_plain`.
+    """
+    return [block for layer in layers for mixin, block, _ in _list_known_blocks(layer) if _has_adapters(block, mixin)]
+
+
+def fuse_decoder_layers(layers: list[nn.Module]) -> int:
+    """Replace attention and MLP blocks with fused ops; return how many. Call after fuse_lora_layers."""
+    count = 0
+    for layer in layers:
+        for mixin, block, norm in _list_known_blocks(layer):
+            adapted_names = _match_fused_weights(block, mixin)
+            if adapted_names is not None:
+                block.__class__ = _add_mixin(mixin, block.__class__)
+                norm.__class__ = _add_mixin(_DeferredNorm, norm.__class__)
+                block.preceding_norm, block.adapted_names = (norm,), adapted_names
+                count += 1
+    return count
+
+
+def _list_known_blocks(layer: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield (mixin, block, preceding norm) of the blocks whose code and sizes are supported."""
+    if type(layer).__name__ not in _LAYERS:
+        return
+    decoder: Any = layer
+    if _is_attention(decoder.self_attn) and _is_norm(decoder.input_layernorm):
+        yield _FusedAttentionBlock, decoder.self_attn, decoder.input_layernorm
+    if _is_mlp(decoder.mlp) and _is_norm(decoder.post_attention_layernorm):
+        yield _FusedMLPBlock, decoder.mlp, decoder.post_attention_layernorm
+
+
+def _has_adapters(block: Any, mixin: Any) -> bool:
+    """Return whether each fused weight would have an adapted layer, and no layer has a bias."""
+    for names in _FUSED_LAYERS[mixin]:
+        members = [getattr(block, name) for name in names]
+        bases = [getattr(member, "base_layer", member) for member in members]
+        if bases == members or any(base.bias is not None for base in bases):
+            return False
+    return True
+
+
+def _match_fused_weights(block: Any, mixin: Any) -> tuple[str, ...] | None:
+    """Return the name of one adapted layer per fused weight.
+
+    None if the fused weights do not hold exactly the block's layers, or differ in storage, dropout or DoRA.
+    """
+    if not _has_adapters(block, mixin):
+        return None
+    adapted_names = []
+    for names in _FUSED_LAYERS[mixin]:
+        bases = [getattr(getattr(block, name), "base_layer", getattr(block, name)) for name in names]
+        fused = [name for name in names if isinstance(getattr(block, name), FusedLoraLinear)]
+        if not fused or [one.base_layer for one in getattr(block, fused[0]).fused_weights.members] != bases:
+            return None
+        adapted_names.append(fused[0])
+    all_weights: list[FusedLoraWeights] = [getattr(block, name).fused_weights for name in adapted_names]
+    kinds = {(len(weights.stored), weights.dropout, weights.dora is None) for weights in all_weights}
+    return tuple(adapted_names) if len(kinds) == 1 else None
+
+
+def _is_norm(module: Any) -> bool:
+    return type(module).__name__ in _NORMS and not module.weight.requires_grad
+
+
+def _is_mlp(module: Any) -> bool:
+    return type(module).__name__ in _MLPS and module.config.hidden_act == "silu"
+
+
+def _is_attention(module: Any) -> bool:
+    if type(module).__name__ not in _ATTENTIONS or module.head_dim not in _HEAD_DIMS:
+        return False
+    norms = [getattr(module, name) for name in ("q_norm", "k_norm") if hasattr(module, name)]
+    return all(_is_norm(norm) and norm.variance_epsilon == module.config.rms_norm_eps for norm in norms)

@@ -1,0 +1,149 @@
+"""Summed cross-entropy of the trained positions, computed in chunks so that not all logits exist at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from launcher.core.choices import LossKernel
+from launcher.plan.estimate.memory import count_loss_chunk
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LMHead:
+    """The LM head, with the scale and softcap that some families apply to logits."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: float = 1.0
+    softcap: float | None = None
+
+
+# (hidden [trained, features], targets [trained], head) -> sum over positions
+Loss = Callable[[Tensor, Tensor, LMHead], Tensor]
+# (logits, which may be overwritten, targets) -> loss per position, and its gradient with respect to the logits
+LossAndGrad = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+class _ChunkedLinearCrossEntropy(torch.autograd.Function):
+    """Computes gradients in the forward pass, chunk by chunk, so that each chunk's logits can be freed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, loss_and_grad: LossAndGrad
+    ) -> Tensor:
+        needs_hidden, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs_bias else None
+        losses: list[Tensor] = []
+        size = count_loss_chunk(len(weight))
+        for start in range(0, len(hidden), size):
+            chunk = slice(start, start + size)
+            chunk_losses, grad_logits = loss_and_grad(functional.linear(hidden[chunk], weight, bias), targets[chunk])
+            losses.append(chunk_losses)
+            if grad_hidden is not None:
+                torch.mm(grad_logits, weight, out=grad_hidden[chunk])
+            if grad_weight is not None:
+                _add_matmul(grad_weight, grad_logits.T, hidden[chunk])
+            if grad_bias is not None:
+                grad_bias += grad_logits.sum(0, dtype=torch.float32)
+            del grad_logits  # before the next chunk's logits are allocated
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
+        return torch.cat(losses).sum() if losses else hidden.new_zeros((), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        """Scales in place, because the head's gradient is the largest tensor; a second backward is not possible."""
+        (scale,) = grads
+        hidden, weight, bias = (None if grad is None else grad.mul_(scale) for grad in ctx.saved_tensors)
+        weight_dtype, bias_dtype = ctx.dtypes
+        return (
+            hidden,
+            None if weight is None else weight.to(weight_dtype),
+            None if bias is None else bias.to(bias_dtype),
+            None,
+            None,
+        )
+
+
+def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Accumulates in FP32; on a GPU within the matmul, without a temporary."""
+    if total.is_cuda and left.dtype != torch.float32:
+        torch.ops.aten.addmm.dtype_out(total, left, right, torch.float32, out=total)
+    else:
+        total += left @ right
+
+
+def _loss_and_grad(logits: Tensor, targets: Tensor, softcap: float | None) -> tuple[Tensor, Tensor]:
+    """The gradient is softmax(logits) - onehot(target)."""
+    capped = _softcap(logits.float(), softcap)
+    lse = torch.logsumexp(capped, dim=-1)
+    losses = lse - capped.gather(1, targets[:, None]).squeeze(1)
+    grad = torch.exp(capped - lse[:, None])
+    grad.scatter_add_(1, targets[:, None], torch.full_like(grad[:, :1], -1.0))
+    if softcap is not None:
+        grad *= 1 - (capped / softcap) ** 2  # derivative of tanh
+    return losses, grad.to(logits.dtype)
+
+
+def _softcap(logits: Tensor, softcap: float | None) -> Tensor:
+    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+
+def chunked_cross_entropy(hidden: Tensor, targets: Tensor, head: LMHead) -> Tensor:
+    """Return the summed loss, in plain torch on any device."""
+    return _in_chunks(hidden, targets, head, lambda logits, targets: _loss_and_grad(logits, targets, head.softcap))
+
+
+def fused_cross_entropy(hidden: Tensor, targets: Tensor, head: LMHead) -> Tensor:
+    """Return the summed loss, with a Triton kernel between the matmuls; CUDA only."""
+    from launcher.training.kernels.cross_entropy_triton import cross_entropy_in_place
+
+    return _in_chunks(
+        hidden, targets, head, lambda logits, targets: (cross_entropy_in_place(logits, targets, head.softcap), logits)
+    )
+
+
+def _in_chunks(hidden: Tensor, targets: Tensor, head: LMHead, loss_and_grad: LossAndGrad) -> Tensor:
+    weight, bias = head.weight, head.bias
+    if not torch.is_grad_enabled():  # needs_input_grad ignores torch.no_grad()
+        hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
+    total: Tensor = _ChunkedLinearCrossEntropy.apply(hidden, weight, bias, targets, loss_and_grad)
+    return total
+
+
+def full_logits_cross_entropy(hidden: Tensor, targets: Tensor, head: LMHead) -> Tensor:
+    """Return the summed loss from all logits, as the reference for the others."""
+    return functional.cross_entropy(compute_logits(hidden, head), targets, reduction="sum")
+
+
+def compute_logits(hidden: Tensor, head: LMHead) -> Tensor:
+    """Return all logits in FP32."""
+    scaled = hidden if head.scale == 1.0 else hidden * head.scale
+    return _softcap(functional.linear(scaled, head.weight, head.bias).float(), head.softcap)
+
+
+LOSSES: dict[LossKernel, Loss] = {
+    "chunked": chunked_cross_entropy,
+    "fused": fused_cross_entropy,
+    "full_logits": full_logits_cross_entropy,
+}
+
+
+def compute_summed_loss(kernel: LossKernel, hidden: Tensor, targets: Tensor, head: LMHead) -> Tensor:
+    """Return the summed loss in autocast's dtype where it is enabled, cast once so that kernels see one dtype."""
+    device = hidden.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.weight.dtype
+    with torch.autocast(device, enabled=False):
+        if head.scale != 1.0:
+            hidden = hidden * head.scale
+        bias = None if head.bias is None else head.bias.to(dtype)
+        cast_head = LMHead(weight=head.weight.to(dtype), bias=bias, softcap=head.softcap)
+        return LOSSES[kernel](hidden.to(dtype), targets, cast_head)

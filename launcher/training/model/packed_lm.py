@@ -1,0 +1,146 @@
+"""The trained module: takes a packed micro-batch, returns the summed loss of its trained positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from peft import PeftModel
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from launcher.core.choices import LossKernel
+from launcher.core.errors import InputError
+from launcher.plan.model import CompilePlan, Plan
+from launcher.training.data.collate import PackedBatch
+from launcher.training.kernels.availability import supports_triton
+from launcher.training.model.attention import Backend
+from launcher.training.model.base_model import DTYPES
+from launcher.training.model.compile_checkpoint import compile_forward, prepare_layers
+from launcher.training.model.fused_lora.decoder_layer import fuse_decoder_layers, list_fusable_blocks
+from launcher.training.model.fused_lora.linear import FusedLoraModel, fuse_lora_layers, use_reference_forward
+from launcher.training.model.loss import LMHead, compute_summed_loss
+
+
+class PackedCausalLM(nn.Module):
+    """A causal language model, with or without adapter, over packed documents."""
+
+    def __init__(self, model: PreTrainedModel | PeftModel, backend: Backend, loss_kernel: LossKernel) -> None:
+        super().__init__()
+        self.model = model
+        self._backend = backend
+        self.loss_kernel = loss_kernel
+        self.fused_lora = FusedLoraModel()
+
+    @property
+    def base(self) -> PreTrainedModel:
+        """The transformers model, without PEFT's wrapper."""
+        base: Any = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        return base
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The decoder layers."""
+        decoder: Any = self.base.get_decoder()
+        layers = getattr(decoder, "layers", None)
+        if layers is None:
+            raise InputError(
+                f"{type(self.base).__name__} is not supported: its decoder has no `layers`",
+                hint="supported are Llama, Mistral, Qwen, Gemma, Phi and similar families",
+            )
+        return list(layers)
+
+    def forward(
+        self, batch: PackedBatch, *, return_hidden: bool = False, is_reference: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the loss; only trained positions pass through the head. The flags are for verify/packing.py."""
+        if is_reference:
+            with use_reference_forward():
+                return self._forward_reference(batch)
+        self.fused_lora.refresh()
+        hidden = self.hidden_states(batch)
+        trained = hidden.index_select(0, batch.trained_positions)
+        loss = compute_summed_loss(self.loss_kernel, trained, batch.targets, self.head())
+        return (loss, hidden) if return_hidden else loss
+
+    def _forward_reference(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        """One document by transformers and PEFT alone: their attention, linear layers, head, and all logits."""
+        head_inputs: list[Tensor] = []
+        head: Any = self.base.get_output_embeddings()
+        # output_hidden_states=True would leave hooks that break torch.compile's graphs.
+        hook = head.register_forward_pre_hook(lambda _module, inputs: head_inputs.append(inputs[0]))
+        try:
+            logits = self.model(input_ids=batch.input_ids, use_cache=False).logits[0]
+        finally:
+            hook.remove()
+        trained = logits.index_select(0, batch.trained_positions).float()
+        return functional.cross_entropy(trained, batch.targets, reduction="sum"), head_inputs[0][0]
+
+    def head(self) -> LMHead:
+        """Return the LM head, with the logit scale and softcap that Gemma, Cohere and Granite configure."""
+        head: Any = self.base.get_output_embeddings()
+        config: Any = self.base.config.get_text_config()
+        scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+        return LMHead(
+            weight=head.weight,
+            bias=getattr(head, "bias", None),
+            scale=scale,
+            softcap=getattr(config, "final_logit_softcapping", None),
+        )
+
+    def hidden_states(self, batch: PackedBatch) -> Tensor:
+        """Return the hidden states [tokens, hidden_size] after the final norm."""
+        decoder: Any = self.base.get_decoder()
+        hidden: Tensor = decoder(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            documents=self._backend.build_metadata(batch),
+        ).last_hidden_state
+        return hidden[0]
+
+    def tie_weights(self) -> None:
+        """Tie embeddings and head again. accelerate calls this by name after sharding separated them."""
+        self.base.tie_weights()
+
+    def register_head_weight(self) -> None:
+        """Register the head's weight with ZeRO-3, which otherwise gathers it only when the head module is called."""
+        import deepspeed
+
+        head: Any = self.base.get_output_embeddings()
+        deepspeed.zero.register_external_parameter(self, head.weight)
+
+    def prepare(self, plan: Plan) -> None:
+        """Fuse LoRA, then checkpoint and compile the layers as planned. The module is on its device already."""
+        if plan.strategy == "zero3":
+            self._gather_by_layer()
+        if plan.strategy in ("single", "ddp"):  # the others shard weights, which fused blocks do not support
+            dtype, device = DTYPES[plan.precision.compute_dtype], self.base.device
+            is_faster = supports_triton(device) or (device.type == "cpu" and plan.compile is not None)
+            fuses_blocks = is_faster and plan.checkpointing != "selective"  # which saves the outputs of single matmuls
+            include_plain = list_fusable_blocks(self.layers) if fuses_blocks else []
+            self.fused_lora = fuse_lora_layers(
+                self.layers, dtype, compiled=plan.compile is not None, include_plain=include_plain
+            )
+            if fuses_blocks:
+                fuse_decoder_layers(self.layers)
+        prepare_layers(self.layers, plan.checkpointing, plan.compile)
+        if plan.compile is not None and plan.compile.scope == "model":
+            self.compile_decoder(plan.compile)
+
+    def _gather_by_layer(self) -> None:
+        """Attach ZeRO-3's hooks to decoder layers instead of to every module inside a compiled region.
+
+        ZeRO-3 reduces a layer's gradients when the gradient of the layer's input arrives. The input of the first layer
+        must therefore require a gradient.
+        """
+        from deepspeed.utils import set_z3_leaf_module
+
+        for layer in self.layers:
+            set_z3_leaf_module(layer, True)
+        self.base.enable_input_require_grads()
+
+    def compile_decoder(self, plan: CompilePlan) -> None:
+        """Compile the complete decoder."""
+        decoder: Any = self.base.get_decoder()
+        decoder.forward = compile_forward(decoder.forward, plan)

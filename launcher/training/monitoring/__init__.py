@@ -1,0 +1,1 @@
+"""Throughput, memory, GPU counters and goodput of a training."""

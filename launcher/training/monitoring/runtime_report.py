@@ -1,0 +1,178 @@
+"""Describe what is really active, read from the live process and not from the plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from launcher.core.units import format_count
+from launcher.training.data.collate import PackedBatch
+from launcher.training.engine.optimizer import unwrap_optimizer
+from launcher.training.engine.run import TrainingRun
+from launcher.training.model.compile_checkpoint import compile_disabled, get_checkpointing, is_compiled
+from launcher.training.model.packed_lm import PackedCausalLM
+from launcher.training.verify.packing import PackingCheck
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompileResult:
+    """What torch.compile did in the warm-up step."""
+
+    description: str = ""  # empty: nothing is compiled, or not yet
+    graphs: int | None = None  # None: nothing is compiled, or not yet
+    has_failed: bool = False
+
+
+def describe_runtime(run: TrainingRun, proof: PackingCheck | None, ops: ForwardOps, compiled: str) -> dict[str, str]:
+    """Return a description of each active feature, by name, in display order."""
+    engine = run.engine
+    report = {
+        "device": _device(engine.device),
+        "model": _model(engine.module),
+        "precision": _precision(engine.module, ops),
+        "attention": _attention(engine.module, proof, ops.attention),
+        "loss": f"{engine.module.loss_kernel} cross-entropy over the trained positions",
+        "optimizer": _optimizer(engine.optimizer),
+        "checkpointing": _checkpointing(engine.module),
+        "torch.compile": compiled or _compiling(engine.module),
+    }
+    if proof is not None and proof.lora_grads is not None:
+        blocks = len(engine.module.fused_lora.weights)
+        report["LoRA"] = (
+            f"LoRA fused into {blocks} base matmuls; equals PEFT (gradients differ by {proof.lora_grads:.0e})"
+        )
+    if engine.defer_gradient_sync:
+        report["gradients"] = f"all-reduced over {engine.num_ranks} ranks after each step"
+    if engine.graphs is not None:
+        report["CUDA graph"] = "micro-step" if engine.graphs.is_active else "failed; kernels are launched one by one"
+    if engine.device.type == "cuda":
+        report["TF32"] = "on" if torch.backends.cuda.matmul.allow_tf32 else "off"
+    return report
+
+
+def collect_runtime_fields(run: TrainingRun, compilation: CompileResult) -> dict[str, object]:
+    """Return the fields of outcome.json that code, unlike `describe_runtime`, may branch on."""
+    graphs = run.engine.graphs
+    return {
+        "attention_backend": _attention_backend(run.engine.module),
+        "has_compile_failed": compilation.has_failed,
+        "has_cuda_graph_failed": graphs is not None and not graphs.is_active,
+        "compiled_graphs": compilation.graphs,
+        "recompiled_graphs": 0,
+    }
+
+
+def count_compiled_graphs() -> tuple[int, int]:
+    """Return the number of graphs compiled in this process, and of graph breaks."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"]), sum(counters["graph_break"].values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForwardOps:
+    """Operations that a forward pass dispatches to."""
+
+    attention: tuple[str, ...]
+    matmul_dtypes: tuple[str, ...]
+
+
+def record_forward_ops(model: nn.Module, batch: PackedBatch) -> ForwardOps:
+    """Run a forward pass and record its attention operations and matmul dtypes."""
+    recorder = _Recorder()
+    with torch.no_grad(), compile_disabled(), recorder:
+        model(batch)
+    named = {name for name in recorder.names if any(word in name for word in ("attn", "attention", "flash"))}
+    named = named or {name for name in recorder.names if "softmax" in name}
+    return ForwardOps(attention=tuple(sorted(named)), matmul_dtypes=tuple(sorted(recorder.dtypes)))
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.dtypes: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), more: Any = None) -> Any:
+        name = str(function).rpartition(".")[0]
+        self.names.add(name)
+        if name in ("aten.mm", "aten.addmm", "aten.bmm"):
+            self.dtypes.add(str(arguments[-1].dtype).removeprefix("torch."))
+        return function(*arguments, **(more or {}))
+
+
+def _device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} threads"
+
+
+def _model(module: PackedCausalLM) -> str:
+    trained = sum(_count(p) for p in module.parameters() if p.requires_grad)
+    frozen = sum(_count(p) for p in module.parameters() if not p.requires_grad)
+    kind = type(module.base).__name__
+    if not isinstance(module.model, PeftModel):
+        return f"{kind}, full fine-tuning of {format_count(trained)} parameters"
+    config: Any = module.model.peft_config["default"]
+    adapter = "DoRA" if getattr(config, "use_dora", False) else str(config.peft_type.value)
+    return f"{kind}, {adapter}: {format_count(trained)} trained, {format_count(frozen)} frozen"
+
+
+def _count(parameter: Any) -> int:
+    """Return the size of a parameter, which under ZeRO-3 is an empty tensor."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+def _precision(module: PackedCausalLM, ops: ForwardOps) -> str:
+    trained = _main_dtype(p for p in module.parameters() if p.requires_grad)
+    frozen = _main_dtype(p for p in module.parameters() if not p.requires_grad)
+    matmuls = f"matmuls in {', '.join(ops.matmul_dtypes)}"
+    return f"{matmuls}, trained weights {trained}" + (f", frozen {frozen}" if frozen else "")
+
+
+def _main_dtype(parameters: Any) -> str:
+    counts: Counter[str] = Counter()
+    for parameter in parameters:
+        quantized = type(parameter).__name__ if type(parameter) is not nn.Parameter else ""
+        dtype = str(parameter.dtype).removeprefix("torch.")
+        counts[f"{dtype} ({quantized})" if quantized in ("Params4bit", "Int8Params") else dtype] += _count(parameter)
+    return counts.most_common(1)[0][0] if counts else ""
+
+
+def _attention(module: PackedCausalLM, proof: PackingCheck | None, operations: tuple[str, ...]) -> str:
+    name = _attention_backend(module)
+    shown = f"{name} ({', '.join(operations)})" if operations else name
+    if proof is None:
+        return shown
+    return f"{shown}; {proof.num_documents} packed documents equal unpacked ones (loss differs by {proof.loss:.0e})"
+
+
+def _attention_backend(module: PackedCausalLM) -> str:
+    return str(module.base.config._attn_implementation).removeprefix("launcher_").lower()
+
+
+def _optimizer(optimizer: Any) -> str:
+    inner = unwrap_optimizer(optimizer)
+    fused = inner.param_groups[0].get("fused")
+    name = f"{type(inner).__module__.split('.')[0]} {type(inner).__name__}"
+    return f"{name}{', fused' if fused else ''}"
+
+
+def _checkpointing(module: PackedCausalLM) -> str:
+    forwards = [get_checkpointing(layer) for layer in module.layers]
+    kinds = sorted({kind for kind in forwards if kind})
+    return f"{', '.join(kinds)}, {sum(1 for kind in forwards if kind)} layers" if kinds else "off"
+
+
+def _compiling(module: PackedCausalLM) -> str:
+    """Describe what is compiled in the first step: with DeepSpeed there is no warm-up step."""
+    decoder: Any = module.base.get_decoder()
+    if is_compiled(decoder):
+        return "decoder, in the first step"
+    return "per layer, in the first step" if any(is_compiled(layer) for layer in module.layers) else "off"

@@ -1,0 +1,134 @@
+"""Save checkpoints when they are due, and at the end the best or the last weights."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from launcher.core.errors import LauncherError
+from launcher.core.log import get_logger
+from launcher.runs.checkpoints import Damaged, list_checkpoints, read_checkpoint, step_of
+from launcher.training.checkpoint.progress import TrainProgress
+from launcher.training.checkpoint.snapshot import Snapshot, take_snapshot, write_snapshot
+from launcher.training.checkpoint.weights import read_exact_weights, save_weights, write_weights
+from launcher.training.engine.collectives import broadcast_object
+from launcher.training.engine.run import TrainingRun
+from launcher.training.export.model_card import CARD_FILE, write_card
+from launcher.training.observers.base import Observer
+from launcher.training.observers.best_checkpoint import BestCheckpoint
+
+log = get_logger(__name__)
+
+
+class BackgroundWriter:
+    """A thread that runs one write at a time; an error is raised by the next `wait`."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, write: Callable[[], None]) -> None:
+        """Wait for the previous write, then start this one."""
+        self.wait()
+        self._thread = threading.Thread(target=self._run, args=(write,), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self, beat: Callable[[], None] = lambda: None) -> None:
+        """Wait for the write to finish, calling `beat` every second to show that the process is alive."""
+        if self._thread is not None:
+            while self._thread.is_alive():
+                self._thread.join(1.0)
+                beat()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except BaseException as error:
+            self._error = error
+
+
+class Checkpointer(Observer):
+    """Copies states to the host while all ranks wait; rank 0 writes them during the next steps."""
+
+    def __init__(self, best: BestCheckpoint) -> None:
+        self._best = best
+        self._writer = BackgroundWriter()
+
+    def on_start(self, run: TrainingRun, step: int) -> None:  # noqa: ARG002
+        """Delete incomplete checkpoints of a killed run."""
+        if run.engine.is_main and run.paths.checkpoints.is_dir():
+            for folder in run.paths.checkpoints.glob(".step-*"):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def on_save(self, run: TrainingRun, progress: TrainProgress) -> None:
+        """Copy the state to the host and start writing it."""
+        self._finish_write(run)
+        snapshot = take_snapshot(run, progress, self._best.state)
+        if snapshot is not None:
+            best = self._best.step
+            self._writer.start(lambda: _write(run, snapshot, best))
+
+    def on_end(self, run: TrainingRun, step: int) -> None:
+        """Save the best checkpoint's weights if the plan says so, else the last weights."""
+        self._finish_write(run)
+        best = self._best.step if run.plan.schedule.load_best_model_at_end else None
+        saved_step = broadcast_object(run.engine.accelerator, _verify_best(run, best) or step)
+        if saved_step == step:
+            save_weights(run, run.paths.adapter)
+        if not run.engine.is_main:
+            return
+        if saved_step != step:
+            write_weights(run, read_exact_weights(run, run.paths.checkpoint(saved_step)), run.paths.adapter)
+        (run.paths.adapter / CARD_FILE).unlink(missing_ok=True)
+        write_card(run.plan, run.paths, steps_done=step, saved_step=saved_step)
+
+    def close(self) -> None:
+        """Finish the current write after another error."""
+        with suppress(Exception):
+            self._writer.wait()
+
+    def _finish_write(self, run: TrainingRun) -> None:
+        """Wait for the last checkpoint; if it failed, end the run unless the plan says to continue."""
+        try:
+            self._writer.wait(lambda: run.heartbeat.beat("writing a checkpoint"))
+        except LauncherError as error:
+            if run.plan.guards.save_errors == "stop":
+                raise
+            log.warning(f"checkpoint not saved: {error}")
+
+
+def _verify_best(run: TrainingRun, best: int | None) -> int | None:
+    """Return the best step on rank 0 if its checkpoint is intact, else None."""
+    if best is None or not run.engine.is_main:
+        return None
+    checkpoint = read_checkpoint(run.paths.checkpoint(best))
+    if isinstance(checkpoint, Damaged):
+        log.warning(f"{checkpoint}; saving the last weights instead of the best")
+        return None
+    return best
+
+
+def _write(run: TrainingRun, snapshot: Snapshot, best: int | None) -> None:
+    write_snapshot(run, snapshot)
+    _delete_old(run, best, newest=snapshot.manifest.step)
+
+
+def _delete_old(run: TrainingRun, best: int | None, newest: int) -> None:
+    """Delete checkpoints beyond save_total_limit, but never the new one, which is verified, or the best one."""
+    limit = run.plan.schedule.save_total_limit
+    steps = [step_of(folder) for folder in reversed(list_checkpoints(run.paths))]
+    while limit is not None and len(steps) > limit:
+        later = [step for step in steps if step > newest]  # damaged: the run resumed from an older one
+        oldest = next((step for step in (*later, *steps) if step not in (best, newest)), None)
+        if oldest is None:
+            return
+        steps.remove(oldest)
+        folder = run.paths.checkpoint(oldest)
+        with suppress(OSError):  # renamed first: a partly deleted folder must not look like a checkpoint
+            shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.deleting")))

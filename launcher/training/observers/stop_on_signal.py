@@ -1,0 +1,37 @@
+"""Stop a training after the current step when a signal arrives."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType
+
+from launcher.training.observers.base import Observer
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+# A scheduler signals every process of a job, including the parents that forward the signal to us. Signals that arrive
+# together count as one request.
+_TOGETHER_SECONDS = 2.0
+
+
+class StopOnSignal(Observer):
+    """The first signal ends the training after the step it is in; a second one ends it at once."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._received_at = 0.0
+
+    def install(self) -> None:
+        """Install the signal handlers."""
+        for number in _SIGNALS:
+            signal.signal(number, self._handle)
+
+    def stop_requested(self) -> bool:
+        """Whether a signal arrived."""
+        return self.received is not None
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self.received is None:
+            self.received, self._received_at = signal.Signals(number), time.monotonic()
+        elif number != signal.SIGUSR1 and time.monotonic() - self._received_at > _TOGETHER_SECONDS:
+            raise KeyboardInterrupt

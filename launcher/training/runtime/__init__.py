@@ -1,0 +1,1 @@
+"""Services of the training process: record, watchdog, output, rendezvous."""

@@ -1,0 +1,39 @@
+"""Exit when the launcher or agent that started this process is gone."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+from launcher.core.processes import LAUNCHER_PID, is_alive
+
+_POLL_SECONDS = 1.0
+
+
+def exit_with_parent() -> None:
+    """Start a thread that ends this process within seconds after its launcher or agent.
+
+    Otherwise a killed agent would leave its worker training, and the other nodes waiting for it.
+    """
+    pid = os.environ.get(LAUNCHER_PID, "")
+    launcher = int(pid) if pid.isdigit() else None
+    parent = os.getppid()
+    if parent == 1 and "TORCHELASTIC_RUN_ID" in os.environ and not _is_python(parent):
+        os._exit(1)  # the agent was killed during our start-up: init has already adopted us
+    threading.Thread(target=_watch, args=(parent, launcher), daemon=True).start()
+
+
+def _watch(parent: int, launcher: int | None) -> None:
+    while os.getppid() == parent and (launcher is None or is_alive(launcher)):
+        time.sleep(_POLL_SECONDS)
+    os._exit(1)
+
+
+def _is_python(pid: int) -> bool:
+    """Whether a process runs our Python: in a container the agent may be process 1."""
+    try:
+        return Path(f"/proc/{pid}/exe").samefile("/proc/self/exe")
+    except OSError:
+        return False

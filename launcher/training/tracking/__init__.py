@@ -1,0 +1,1 @@
+"""The W&B uploader, which runs as a separate process."""

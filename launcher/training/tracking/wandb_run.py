@@ -1,0 +1,201 @@
+"""Opens a run in Weights & Biases with time limits and without private facts about the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from launcher.core.errors import first_line
+from launcher.core.metrics import METRICS, TOKENS_SEEN, TOTAL_SECONDS, load_metrics
+from launcher.core.run_paths import RunPaths
+from launcher.plan import Plan
+from launcher.runs.record import Outcome, WandbTrace
+from launcher.runs.wandb_settings import (
+    EPOCH_AXIS,
+    MEDIANS,
+    STEP_AXIS,
+    Tracking,
+    WandbProject,
+    check_server,
+    format_machine,
+    make_config,
+    name_median,
+)
+
+_INIT_SECONDS = 20.0  # for a server that does not respond; wandb's default is 90
+_FLUSH_SECONDS = 1  # unflushed records are lost if this process is killed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenedRun:
+    """A W&B run that rows can be logged to."""
+
+    run: Any
+    run_id: str
+    project: str
+    mode: Literal["online", "offline"]
+    url: str | None
+    root: str  # the run directory
+    folder: str  # W&B's folder in it
+    reason: str  # of the mode
+
+    def announce(self, previous: WandbTrace | None) -> str:
+        """Return the message for the console."""
+        action = "resumed" if previous is not None and previous.id == self.run_id else "logging to"
+        if self.mode == "online":
+            return f"W&B: {action} {self.url}"
+        return f"W&B: offline ({self.reason}); upload it with: wandb sync {self.root}/wandb/offline-run-*"
+
+
+class ServerUnusableError(Exception):
+    """The server does not respond or refuses; the run must be logged offline, by a new process.
+
+    In this process wandb considers the run id in use.
+    """
+
+
+class NotSharedError(Exception):
+    """The server does not support shared runs; node 0 logs alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSpec:
+    """Which W&B run to open, and how."""
+
+    run_id: str
+    place: WandbProject
+    tracking: Tracking
+    node: int = 0  # only node 0 logs metrics
+    is_shared: bool = False  # other nodes log to it, too
+
+
+def open_run(plan: Plan, paths: RunPaths, spec: RunSpec) -> OpenedRun:
+    """Open the W&B run; raises ServerUnusableError or NotSharedError."""
+    if spec.tracking.mode == "offline":
+        return _open(plan, paths, spec, "offline")
+    if trouble := check_server(os.environ):
+        raise ServerUnusableError(trouble)
+    try:
+        return _open(plan, paths, spec, "online")
+    except Exception as error:  # wandb has no common class for refused keys, timeouts, proxies
+        if spec.is_shared:
+            raise NotSharedError from error
+        cause = f"{type(error).__name__}: {first_line(error)}"
+        raise ServerUnusableError(f"the server cannot be used: {cause}") from error
+
+
+def _open(plan: Plan, paths: RunPaths, spec: RunSpec, mode: Literal["online", "offline"]) -> OpenedRun:
+    import wandb
+
+    is_shared = spec.is_shared and mode == "online"
+    run = wandb.init(
+        project=spec.place.project,
+        entity=spec.place.entity,
+        group=plan.wandb.group,
+        name=plan.wandb.name or paths.run_id,
+        tags=plan.wandb.tags,
+        notes=plan.wandb.notes,
+        job_type="train",
+        id=spec.run_id,
+        resume=None if is_shared else "allow",
+        dir=str(paths.root),
+        mode="shared" if is_shared else mode,
+        config=None if spec.node else make_config(plan, _read_manifest(paths), data_key=None),
+        settings=make_settings(plan, spec.node, is_shared=is_shared),
+    )
+    if not spec.node:
+        _define_axes(run)
+    return OpenedRun(
+        run=run,
+        run_id=str(run.id),
+        project=spec.place.project,
+        mode=mode,
+        url=str(run.url) if mode == "online" else None,
+        root=str(paths.root),
+        folder=f"wandb/{Path(str(run.settings.sync_dir)).name}",
+        reason=spec.tracking.reason,
+    )
+
+
+def make_settings(plan: Plan, node: int, *, is_shared: bool) -> Any:
+    """Return settings that send no command line, console, code, packages or host name, which may be private.
+
+    Every node of a shared run logs its own system metrics.
+    """
+    import wandb
+
+    shared = {"x_primary": node == 0, "x_label": f"node-{node}", "x_update_finish_state": node == 0}
+    return wandb.Settings(
+        console="off",
+        disable_git=True,
+        save_code=False,
+        silent=True,
+        show_info=False,
+        host=format_machine(plan.hardware),
+        username="launcher",
+        email="",
+        program="launcher/train.py",
+        x_stats_pid=os.getppid(),  # the training
+        init_timeout=_INIT_SECONDS,
+        x_disable_meta=True,
+        x_save_requirements=False,
+        x_transaction_log_flush_interval=_FLUSH_SECONDS,
+        **(shared if is_shared else {}),
+    )
+
+
+def _define_axes(run: Any) -> None:
+    """Use the step as the x-axis of every metric; tokens and wall-clock time remain selectable."""
+    run.define_metric(STEP_AXIS, hidden=True)
+    run.define_metric(EPOCH_AXIS, step_metric=STEP_AXIS, hidden=True)
+    for axis in (TOKENS_SEEN, TOTAL_SECONDS):
+        run.define_metric(axis)
+    for metric in METRICS:
+        if metric.name not in (TOKENS_SEEN, TOTAL_SECONDS):
+            run.define_metric(metric.name, step_metric=STEP_AXIS)
+    run.define_metric("eval/*", step_metric=STEP_AXIS)
+
+
+def write_summary(run: Any, paths: RunPaths, outcome: Outcome) -> None:
+    """Log the outcome, and medians of speeds, which are more useful in a table of runs than the last step's."""
+    summary = {
+        "status": outcome.status,
+        "exit_code": outcome.exit_code,
+        "steps_done": outcome.steps_done,
+        "num_steps": outcome.num_steps,
+        "best_step": outcome.best_step,
+        "best_metric": outcome.best_metric,
+        "attempts": len(outcome.attempts),
+        "rungs": len(outcome.oom_fallbacks),
+        **outcome.goodput,
+    }
+    rows = load_metrics(paths.metrics) if paths.metrics.is_file() else []
+    for name in MEDIANS:
+        values = [row.values[name] for row in rows if name in row.values]
+        if values:
+            summary[name_median(name)] = statistics.median(values)
+    run.summary.update({name: value for name, value in summary.items() if value not in (None, "")})
+
+
+def log_artifacts(run: Any, plan: Plan, paths: RunPaths) -> None:
+    """Upload the artifacts that the plan requests: the adapter, the manifest."""
+    import wandb
+
+    for kind in plan.wandb.artifacts:
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{plan.expert}-{kind}")
+        artifact = wandb.Artifact(name, type="model" if kind == "adapter" else kind, metadata={"run": paths.run_id})
+        if kind == "adapter":
+            artifact.add_dir(str(paths.adapter), policy="immutable")  # uploaded without a local copy
+        else:
+            for file in (paths.manifest, paths.plan):
+                artifact.add_file(str(file), policy="immutable")
+        run.log_artifact(artifact)
+
+
+def _read_manifest(paths: RunPaths) -> object:
+    return json.loads(paths.manifest.read_text(encoding="utf-8"))

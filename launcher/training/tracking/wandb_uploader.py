@@ -1,0 +1,350 @@
+"""Logs a run to W&B: `python -m launcher.training.tracking.wandb_uploader RUN_DIR`.
+
+It reads only files that the training writes (plan.json, metrics.jsonl, outcome.json). A server that does not respond, a
+full queue or an error here can therefore not hold up the training; and if the training is killed, every row that it
+wrote is still logged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from launcher.core.errors import ExitCode, InputError, LauncherError, first_line
+from launcher.core.log import configure, get_logger
+from launcher.core.metrics import TOTAL_SECONDS, StepMetrics, parse_metrics
+from launcher.core.run_paths import RunPaths
+from launcher.plan import Plan, load_plan
+from launcher.runs.record import Outcome, WandbTrace, load_outcome
+from launcher.runs.wandb_settings import (
+    EPOCH_AXIS,
+    STEP_AXIS,
+    Tracking,
+    decide_tracking,
+    get_project,
+    load_trace,
+    make_config,
+    make_id,
+    write_trace,
+)
+from launcher.training.runtime.process_output import redact_output
+from launcher.training.tracking.wandb_run import (
+    NotSharedError,
+    OpenedRun,
+    RunSpec,
+    ServerUnusableError,
+    log_artifacts,
+    open_run,
+    write_summary,
+)
+
+log = get_logger(__name__)
+
+LOG = "wandb.log"
+_SERVER_VARIABLES = (
+    "WANDB_API_KEY",
+    "WANDB_IDENTITY_TOKEN_FILE",
+    "WANDB_CREDENTIALS_FILE",
+    "WANDB_BASE_URL",
+    "WANDB_CONFIG_DIR",
+    "WANDB_INSECURE_DISABLE_SSL",
+)
+_POLL_SECONDS = 0.5
+_SAVE_TRACE_SECONDS = 5.0
+_MAX_RESTARTS = 3  # after W&B's own service has died
+_FINISH_SECONDS = 300.0  # for the final upload; the training waits for less
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """Command line of the uploader."""
+
+    run_dir: Path
+    parent: int
+    node: int
+    run_id: str | None
+    restarts: int
+    is_alone: bool
+    offline_reason: str
+
+    def to_arguments(self) -> list[str]:
+        """Return the command line, for a restart."""
+        words = [str(self.run_dir), "--parent", str(self.parent), "--node", str(self.node)]
+        words += ["--restarts", str(self.restarts)]
+        words += ["--id", self.run_id] if self.run_id else []
+        words += ["--offline-reason", self.offline_reason] if self.offline_reason else []
+        return [*words, "--alone"] if self.is_alone else words
+
+
+def parse_options(argv: Sequence[str] | None = None) -> Options:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="launcher.training.tracking.wandb_uploader", description=__doc__)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument(
+        "--parent", type=int, default=0, help="process id of the training; 0: log what is there and exit"
+    )
+    parser.add_argument("--node", type=int, default=0, help="node rank; only node 0 logs metrics")
+    parser.add_argument("--id", dest="run_id", help="W&B run id, if another node has chosen it")
+    parser.add_argument("--restarts", type=int, default=0, help="how often the uploader has restarted itself")
+    parser.add_argument("--alone", dest="is_alone", action="store_true", help="other nodes do not log to this run")
+    parser.add_argument("--offline-reason", default="", help="log offline for this reason")
+    return Options(**vars(parser.parse_args(argv)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restarter:
+    """Replaces this process by a new uploader; wandb cannot be initialized twice in one process."""
+
+    options: Options
+    console_fd: int
+    environment: dict[str, str]  # before WANDB_* variables were removed
+
+    def restart(self, *, restarts: int, offline_reason: str = "", is_alone: bool = False) -> NoReturn:
+        """Execute a new uploader with the same process id, so that it stays the training's child."""
+        old = self.options
+        options = replace(
+            old,
+            restarts=restarts,
+            offline_reason=offline_reason or old.offline_reason,
+            is_alone=is_alone or old.is_alone,
+        )
+        sys.stderr.flush()
+        os.dup2(self.console_fd, 2)
+        command = [sys.executable, "-m", "launcher.training.tracking.wandb_uploader", *options.to_arguments()]
+        os.execve(sys.executable, command, self.environment)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Log the run until it ends; falls back to offline mode, and restarts after a failure of W&B's service."""
+    options = parse_options(argv)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the end of a stopped run is logged, too
+    paths = RunPaths(options.run_dir)
+    restarter = Restarter(options=options, console_fd=redirect_stderr(paths), environment=dict(os.environ))
+    if options.parent:
+        watch = (restarter.console_fd, options.parent)
+        threading.Thread(target=close_console_with_parent, args=watch, daemon=True).start()
+    trace = load_trace(paths)
+    try:
+        return Uploader(paths, load_plan(paths.plan), options, trace).run()
+    except LauncherError as error:
+        log.info(f"W&B: run not logged: {error}")
+        return int(ExitCode.RUN_FAILED)
+    except (ServerUnusableError, NotSharedError) as error:
+        if options.node:
+            return int(ExitCode.DONE)  # node 0 reports the reason
+        restarter.restart(restarts=0, offline_reason=str(error), is_alone=True)
+    except Exception as error:  # raised by wandb, of any type
+        cause = f"{type(error).__name__}: {first_line(error)}"
+        reset_trace(paths, trace)
+        if options.restarts < _MAX_RESTARTS:
+            restarter.restart(restarts=options.restarts + 1)
+        if not options.offline_reason:
+            restarter.restart(restarts=0, offline_reason=f"its own service fails: {cause}")
+        log.info(f"W&B: logging stopped: {cause}; {paths.logs / LOG}")
+        return int(ExitCode.DONE)  # reported
+
+
+class MetricsTail:
+    """Reads new rows of a metrics file, each once, even after the file was truncated to repeat steps.
+
+    Rows are identified by the run's wall-clock time, which only increases.
+    """
+
+    def __init__(self, file: Path, logged_seconds: float = 0.0) -> None:
+        """Start after the rows up to `logged_seconds`."""
+        self._file = file
+        self.logged_seconds = logged_seconds
+        self._inode, self._offset = 0, 0
+
+    def read(self) -> list[StepMetrics]:
+        """Return the rows that were written since the last call."""
+        rows = []
+        for line in self._read_lines():
+            try:
+                row = parse_metrics(line)
+            except InputError:  # a damaged line: the others are still logged
+                continue
+            seconds = row.values.get(TOTAL_SECONDS, 0.0)
+            if seconds > self.logged_seconds:
+                self.logged_seconds = seconds
+                rows.append(row)
+        return rows
+
+    def _read_lines(self) -> list[str]:
+        """Return complete new lines."""
+        try:
+            with self._file.open("rb") as file:
+                state = os.fstat(file.fileno())
+                if state.st_ino != self._inode or state.st_size < self._offset:
+                    self._inode, self._offset = state.st_ino, 0
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:  # not written yet
+            return []
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return complete.decode(errors="replace").splitlines()
+
+
+class Uploader:
+    """Logs metrics, config and outcome of a run directory to one W&B run."""
+
+    def __init__(self, paths: RunPaths, plan: Plan, options: Options, previous: WandbTrace | None) -> None:
+        """`previous` is the trace of an earlier attempt."""
+        self._paths, self._plan, self._options, self._previous = paths, plan, options, previous
+        self._trace_saved_at = time.monotonic()
+        self._logged_facts: tuple[object, ...] = ()
+
+    def run(self) -> int:
+        """Open the W&B run, log until the training ends, and finish the W&B run."""
+        tracking = decide_tracking(self._plan.wandb.mode, os.environ)
+        if tracking.mode == "disabled":
+            return 0
+        options, previous = self._options, self._previous
+        if options.offline_reason:
+            tracking = Tracking(mode="offline", reason=options.offline_reason)
+        place = get_project(self._plan.wandb, os.environ)
+        clean_environment(is_online=tracking.mode == "online")
+        spec = RunSpec(
+            run_id=options.run_id or (previous.id if previous else make_id(self._paths.run_id)),
+            place=place,
+            tracking=tracking,
+            node=options.node,
+            is_shared=self._plan.hardware.nodes > 1 and not options.is_alone,
+        )
+        opened = open_run(self._plan, self._paths, spec)
+        if options.node:
+            while os.getppid() == options.parent:  # the outcome may be on node 0's disk only
+                time.sleep(_POLL_SECONDS)
+        else:
+            if not options.restarts:
+                log.info(opened.announce(previous))
+            self._trace = save_trace(self._paths, previous, opened)
+            self._follow(opened.run)
+        self._finish(opened)
+        return 0
+
+    def _follow(self, run: Any) -> None:
+        """Log metrics and run metadata to W&B until the training has ended."""
+        tail = MetricsTail(self._paths.metrics, logged_seconds=self._trace.told_seconds)
+        while True:
+            outcome = load_outcome(self._paths.outcome)
+            has_ended = self._has_ended(outcome)  # checked first: all rows written before the end are read below
+            for row in tail.read():
+                run.log({**row.values, STEP_AXIS: row.step, EPOCH_AXIS: row.epoch})
+            if outcome is not None:
+                self._log_facts(run, outcome)
+            self._update_trace(tail.logged_seconds, at_once=has_ended)
+            if has_ended:
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _log_facts(self, run: Any, outcome: Outcome) -> None:
+        """Update the config once data and model are ready, and after each OOM fallback."""
+        facts = (outcome.data_key, outcome.num_steps, len(outcome.oom_fallbacks))
+        if outcome.data_key is None or facts == self._logged_facts:
+            return
+        self._logged_facts = facts
+        manifest = json.loads(self._paths.manifest.read_text(encoding="utf-8"))
+        config = make_config(load_plan(self._paths.plan), manifest, data_key=outcome.data_key)
+        process = {"observed": outcome.observed, "versions": outcome.versions, "git_commit": outcome.git_commit}
+        run.config.update({**config, **process, "num_steps": outcome.num_steps}, allow_val_change=True)
+
+    def _update_trace(self, logged_seconds: float, *, at_once: bool) -> None:
+        if not at_once and time.monotonic() - self._trace_saved_at < _SAVE_TRACE_SECONDS:
+            return
+        self._trace_saved_at = time.monotonic()
+        if logged_seconds > self._trace.told_seconds:
+            self._trace = self._trace.model_copy(update={"told_seconds": logged_seconds})
+            with suppress(LauncherError):  # disk full: rows are logged again after a restart
+                write_trace(self._paths, self._trace)
+
+    def _has_ended(self, outcome: Outcome | None) -> bool:
+        if self._options.parent == 0 or os.getppid() != self._options.parent:
+            return True
+        return outcome is not None and outcome.is_final and outcome.pid == self._options.parent
+
+    def _finish(self, opened: OpenedRun) -> None:
+        """Log summary and artifacts. A training that ended without a final outcome has crashed."""
+        outcome, run = load_outcome(self._paths.outcome), opened.run
+        if outcome is not None and not outcome.is_final:
+            outcome = outcome.model_copy(update={"status": "crashed", "exit_code": int(ExitCode.RUN_FAILED)})
+        limit = threading.Timer(_FINISH_SECONDS, lambda: os._exit(int(ExitCode.RUN_FAILED)))
+        limit.daemon = True
+        limit.start()
+        if outcome is not None and not self._options.node:
+            write_summary(run, self._paths, outcome)
+            if outcome.status == "stopped":
+                run.mark_preempting()
+            if outcome.status == "done":
+                log_artifacts(run, self._plan, self._paths)
+        run.finish(exit_code=1 if outcome is None or outcome.exit_code is None else outcome.exit_code)
+
+
+def clean_environment(*, is_online: bool) -> None:
+    """Remove WANDB_* variables that belong to other runs; keep only those needed to reach the server."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        if not (is_online and name in _SERVER_VARIABLES):
+            del os.environ[name]
+    os.environ["WANDB_SILENT"] = "true"  # messages to users are printed here
+
+
+def save_trace(paths: RunPaths, previous: WandbTrace | None, opened: OpenedRun) -> WandbTrace:
+    """Write the trace of this W&B run; a new W&B run logs all rows from the beginning."""
+    known = previous if previous is not None and previous.id == opened.run_id else None
+    folders = () if known is None else known.folders
+    trace = WandbTrace(
+        id=opened.run_id,
+        project=opened.project,
+        mode=opened.mode,
+        url=opened.url,
+        folders=(*folders, opened.folder) if opened.mode == "offline" else folders,
+        told_seconds=0.0 if known is None else known.told_seconds,
+    )
+    with suppress(LauncherError):
+        write_trace(paths, trace)
+    return trace
+
+
+def reset_trace(paths: RunPaths, previous: WandbTrace | None) -> None:
+    """Mark the rows of this process as not logged: they may be lost with the service that died."""
+    trace = load_trace(paths)
+    if trace is not None:
+        logged_seconds = 0.0 if previous is None else previous.told_seconds
+        with suppress(LauncherError):
+            write_trace(paths, trace.model_copy(update={"told_seconds": logged_seconds}))
+
+
+def redirect_stderr(paths: RunPaths) -> int:
+    """Send the output of wandb and its service to a log; return a descriptor of the console for our messages."""
+    sys.stderr.flush()
+    console_fd = os.dup(2)
+    with suppress(OSError), (paths.logs / LOG).open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    sys.stderr = os.fdopen(console_fd, "w", buffering=1)
+    redact_output()
+    configure()
+    return console_fd
+
+
+def close_console_with_parent(console_fd: int, parent: int) -> None:
+    """Release the console when the training ends, so that a reader of its output does not wait for the upload."""
+    while os.getppid() == parent:
+        time.sleep(_POLL_SECONDS)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), console_fd)
+
+
+if __name__ == "__main__":
+    status = main()
+    os._exit(status)  # skips wandb's messages at exit

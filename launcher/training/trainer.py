@@ -1,0 +1,221 @@
+"""Run one training, from a plan and prepared data to saved weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+
+from launcher.core.errors import ExitCode
+from launcher.core.log import get_logger
+from launcher.core.metrics import StepMetrics, load_metrics
+from launcher.core.run_paths import RunPaths
+from launcher.corpus.spec import PreparationSpec
+from launcher.corpus.store import Store
+from launcher.plan.model import Plan
+from launcher.training.build import build_run
+from launcher.training.checkpoint.resume import ResumeOptions, ResumePoint, resume_run
+from launcher.training.cluster.bandwidth_check import check_bandwidth
+from launcher.training.engine.accelerator import build_accelerator
+from launcher.training.engine.run import TrainingRun
+from launcher.training.evaluation.task_metrics import TaskEvaluator, build_task_evaluator
+from launcher.training.loop import train
+from launcher.training.monitoring.goodput import GoodputTracker, get_total_seconds
+from launcher.training.monitoring.meters import Meter, open_meters
+from launcher.training.monitoring.runtime_report import (
+    CompileResult,
+    collect_runtime_fields,
+    count_compiled_graphs,
+    describe_runtime,
+    record_forward_ops,
+)
+from launcher.training.observers.base import Observer, Observers
+from launcher.training.observers.best_checkpoint import BestCheckpoint
+from launcher.training.observers.checkpointer import Checkpointer
+from launcher.training.observers.console import Console
+from launcher.training.observers.memory_pressure import MemoryPressure
+from launcher.training.observers.metrics_writer import MetricsWriter
+from launcher.training.observers.nonfinite_steps import NonfiniteSteps
+from launcher.training.observers.profiler import Profiler
+from launcher.training.observers.replay_check import ReplayCheck
+from launcher.training.observers.stop_on_signal import StopOnSignal
+from launcher.training.oom import fall_back, free_for_checkpoint, free_memory
+from launcher.training.runtime.run_record import RunRecorder
+from launcher.training.runtime.watchdog import Watchdog
+from launcher.training.topology_check import check_accelerator
+from launcher.training.tracking.wandb_process import start_wandb_process
+from launcher.training.verify.packing import PackingCheck, collate_documents, select_documents
+from launcher.training.warmup_step import run_warmup_step
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerInputs:
+    """What to train, and where to save it."""
+
+    plan: Plan
+    paths: RunPaths
+    store: Store
+    folders: tuple[Path, ...]  # searched for base models
+    vocab_size: int  # of the tokenizer
+    options: ResumeOptions
+    preparation: PreparationSpec | None = None  # of the store; None: no task metrics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainResult:
+    """How far a training came."""
+
+    steps_done: int
+    was_interrupted: bool  # by a signal to this rank or another
+
+
+def run_training(inputs: TrainerInputs, recorder: RunRecorder) -> TrainResult:
+    """Train, retrying with the plan's fallbacks when memory runs out and this process can retry by itself."""
+    accelerator = build_accelerator(inputs.plan)
+    check_accelerator(inputs.plan, accelerator)
+    check_bandwidth(inputs.plan, accelerator, recorder)
+    stop, goodput = StopOnSignal(), GoodputTracker()
+    stop.install()
+    recorder.update()  # status "running" replaces that of an earlier attempt
+    recorder.attach_tracker(start_wandb_process(inputs.plan, inputs.paths, accelerator))
+    while True:
+        try:
+            return _train_once(inputs, recorder, accelerator, stop, goodput)
+        except torch.OutOfMemoryError as error:
+            fallback = fall_back(inputs.plan, accelerator, error)
+        # Outside of the handler, because the error's traceback keeps tensors alive.
+        free_memory(accelerator)
+        recorder.record_fallback(fallback)
+        inputs = replace(inputs, plan=fallback)
+
+
+def _train_once(
+    inputs: TrainerInputs,
+    recorder: RunRecorder,
+    accelerator: Accelerator,
+    stop: StopOnSignal,
+    goodput: GoodputTracker,
+) -> TrainResult:
+    run, proof = build_run(inputs.plan, inputs.paths, inputs.store, inputs.folders, accelerator, inputs.vocab_size)
+    compiled = run_warmup_step(run)
+    report = _report_runtime(run, proof, compiled, recorder)
+    spent = recorder.add_spent_seconds(get_total_seconds(_load_rows(run)))  # before rows are dropped
+    resume_point = resume_run(run, inputs.options)
+    recorder.start_attempt(resume_point.progress.step)
+    observers = _build_observers(run, resume_point, inputs.options, stop)
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    graphs, _ = count_compiled_graphs()
+    watchdog = _start_watchdog(run, recorder)
+    goodput.start(run.heartbeat, resume_point.metrics, spent)
+    try:
+        tasks = (
+            None if inputs.preparation is None else build_task_evaluator(run, inputs.preparation, stop.stop_requested)
+        )
+        with open_meters(run, goodput, resume_point.metrics) as meter:
+            steps_done = _train_and_save(run, observers, resume_point, meter, tasks)
+    finally:
+        watchdog.stop()
+    recompiled = count_compiled_graphs()[0] - graphs
+    if compiled.description and recompiled:
+        report["torch.compile"] = f"{compiled.description}; {recompiled} more graphs while training and evaluating"
+        run.log(f"torch.compile: {report['torch.compile']}")
+    best = observers.best
+    if best.stop_reason:
+        run.log(best.stop_reason)
+    recorder.update(
+        steps_done=steps_done,
+        best_step=best.step,
+        best_metric=best.value,
+        final_loss=observers.metrics_writer.last_loss,
+        ended_because=best.stop_reason,
+        observed=report,
+        recompiled_graphs=recompiled,
+        goodput=goodput.read(),
+    )
+    # Not by `stop`: the signal may have reached another rank only.
+    return TrainResult(steps_done=steps_done, was_interrupted=steps_done < run.num_steps and not best.stop_reason)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _RunObservers:
+    all: Observer
+    best: BestCheckpoint
+    checkpointer: Checkpointer
+    metrics_writer: MetricsWriter
+
+
+def _build_observers(
+    run: TrainingRun, resume_point: ResumePoint, options: ResumeOptions, stop: StopOnSignal
+) -> _RunObservers:
+    """Return the observers of a run, in the order in which they are called."""
+    best, metrics_writer = BestCheckpoint(run.plan.schedule), MetricsWriter()
+    if resume_point.best is not None:
+        best.restore(resume_point.best)
+    replay = ReplayCheck(resume_point.metrics.rest, must_agree=options.verify_steps > 0)
+    checkpointer = Checkpointer(best)
+    observers: list[Observer] = [
+        *(Console(), metrics_writer, NonfiniteSteps(), MemoryPressure(), replay, best, checkpointer, stop),
+        *([Profiler(run.plan.profile_steps)] if run.plan.profile_steps is not None else []),
+    ]
+    return _RunObservers(all=Observers(observers), best=best, checkpointer=checkpointer, metrics_writer=metrics_writer)
+
+
+def _train_and_save(
+    run: TrainingRun, observers: _RunObservers, resume_point: ResumePoint, meter: Meter, tasks: TaskEvaluator | None
+) -> int:
+    """Train; after an error finish the current checkpoint, and after out of memory save the completed steps first."""
+    progress = resume_point.progress
+    first = progress.step
+    try:
+        return train(run, observers.all, progress, meter, tasks)
+    except torch.OutOfMemoryError as error:
+        if progress.step > first and free_for_checkpoint(run, error):
+            observers.checkpointer.on_save(run, progress)
+        observers.checkpointer.close()
+        raise
+    except Exception:
+        observers.checkpointer.close()
+        raise
+
+
+def _report_runtime(
+    run: TrainingRun, proof: PackingCheck, compiled: CompileResult, recorder: RunRecorder
+) -> dict[str, str]:
+    """Print and record what is really active in this process."""
+    document = select_documents(run.train.file, run.plan.batch.sequence_length)[:1]
+    ops = record_forward_ops(run.engine.model, collate_documents(document, run.plan).to(run.engine.device))
+    report = describe_runtime(run, proof, ops, compiled.description)
+    width = max(map(len, report))
+    for name, description in report.items():
+        run.log(f"  {name:<{width}}  {description}")
+    fields = collect_runtime_fields(run, compiled)
+    recorder.update(data_key=run.data_key, num_steps=run.num_steps, observed=report, **fields)
+    return report
+
+
+def _load_rows(run: TrainingRun) -> list[StepMetrics]:
+    return load_metrics(run.paths.metrics) if run.engine.is_main and run.paths.metrics.is_file() else []
+
+
+def _start_watchdog(run: TrainingRun, recorder: RunRecorder) -> Watchdog:
+    def on_hang(message: str) -> None:
+        log.error(message)
+        # The process exits after this, and must not wait: the training could otherwise continue meanwhile.
+        recorder.finish(waits=False, status="failed", exit_code=int(ExitCode.RUN_FAILED), error=message)
+
+    rank = run.engine.rank
+    watchdog = Watchdog(
+        run.heartbeat,
+        rank=rank,
+        num_ranks=run.engine.num_ranks,
+        limit_seconds=run.plan.guards.hang_seconds,
+        stacks=run.paths.logs / f"stacks-rank-{rank}.txt",
+        on_hang=on_hang,
+    )
+    watchdog.start()
+    return watchdog

@@ -1,0 +1,1 @@
+"""Numerical checks before the first step."""

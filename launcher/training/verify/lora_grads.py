@@ -1,0 +1,138 @@
+"""Check before training: the fused LoRA layers have the gradients of PEFT and transformers, or theirs are used.
+
+The gradients of the loss depend on every forward and backward kernel. B of a new adapter is zero, which would hide
+LoRA's contribution and the gradients of A: during the check B has random values, which are removed afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from launcher.core.choices import Dtype
+from launcher.core.errors import first_line
+from launcher.core.log import get_logger
+from launcher.corpus.pack_file import PackFile
+from launcher.plan.model import Plan
+from launcher.training.data.collate import PackedBatch
+from launcher.training.kernels.seeded_dropout import SeededDropout
+from launcher.training.model.compile_checkpoint import compile_disabled
+from launcher.training.model.fused_lora.linear import FusedLoraModel, unfuse, use_reference_forward
+from launcher.training.model.fused_lora.weights import ADAPTER_NAME
+from launcher.training.model.packed_lm import PackedCausalLM
+from launcher.training.verify.packing import collate_documents, eval_mode, rounding_dtype, select_documents
+
+log = get_logger(__name__)
+
+# Largest relative difference of the gradients of one kind of matrix, over all layers. Rounding differences grow with
+# depth: in bf16 on a CPU to 0.02 for 4 layers and 0.036 for 36 (random weights).
+_TOLERANCES: dict[Dtype, float] = {"fp32": 1e-3, "bf16": 0.25, "fp16": 0.1}
+_NUM_TOKENS = {"cpu": 64, "cuda": 512}  # on a GPU more than a tile of any kernel
+_LORA_SHARE = 0.25  # size of s B A during the check, relative to the base's weights
+_DROPOUT_SEED = 1_234_567
+_SAMPLED_ROWS = 64  # rows of a matrix from which the standard deviation of its weights is estimated
+
+
+def check_lora_grads(plan: Plan, module: PackedCausalLM, file: PackFile, device: torch.device) -> float | None:
+    """Return the largest relative difference of a gradient; None if no layer is fused, or no longer."""
+    if not module.fused_lora.weights:
+        return None
+    num_tokens = _NUM_TOKENS.get(device.type, 512)
+    documents = sorted(
+        select_documents(file, max(num_tokens, plan.batch.sequence_length)),
+        key=lambda document: len(document.input_ids),
+    )
+    while len(documents) > 1 and sum(len(document.input_ids) for document in documents) > num_tokens:
+        documents.pop()
+    batch = collate_documents(documents, plan).to(device)
+    tolerance = _TOLERANCES[rounding_dtype(plan)]
+    with _random_lora_b(module.fused_lora), eval_mode(module), _seeded_dropout(module.fused_lora), compile_disabled():
+        with use_reference_forward():
+            reference = _compute_grads(module, batch)
+        try:
+            fused = _compute_grads(module, batch)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # such as a kernel that Triton cannot compile for this GPU
+            problem = f"fail on this machine: {type(error).__name__}: {first_line(error)}"
+        else:
+            difference = max(_relative_difference(fused[kind], reference[kind]) for kind in reference)
+            if difference <= tolerance:  # false for NaN
+                return difference
+            problem = (
+                f"have different gradients than PEFT's: relative difference {difference:.1e}, tolerance {tolerance:.0e}"
+            )
+    unfuse(module.fused_lora)
+    log.warning(
+        f"fused LoRA layers {problem}. Using PEFT's own layers, which are slower and need more memory. "
+        "Please report this with your GPU and package versions"
+    )
+    return None
+
+
+def _compute_grads(module: PackedCausalLM, batch: PackedBatch) -> dict[str, list[Tensor]]:
+    """Return gradients by kind, such as "q_proj.lora_A", without accumulating into .grad."""
+    names, parameters = zip(*((name, p) for name, p in module.named_parameters() if p.requires_grad), strict=True)
+    with torch.enable_grad():
+        loss: Any = module(batch)
+        grads = torch.autograd.grad(loss, parameters)
+    kinds: dict[str, list[Tensor]] = {}
+    for name, grad in zip(names, grads, strict=True):
+        kinds.setdefault(".".join(name.split(".")[-4:-2]), []).append(grad.float())
+    return kinds
+
+
+def _relative_difference(grads: list[Tensor], reference: list[Tensor]) -> float:
+    error = sum(float((one - other).square().sum()) for one, other in zip(grads, reference, strict=True))
+    total = sum(float(other.square().sum()) for other in reference)
+    return float((error / max(total, 1e-30)) ** 0.5)
+
+
+@contextmanager
+def _random_lora_b(model: FusedLoraModel) -> Iterator[None]:
+    """Fill B with random values, vary DoRA's magnitudes, and restore both afterwards."""
+    generator = torch.Generator().manual_seed(0)
+    originals: list[tuple[Tensor, Tensor]] = []
+    with torch.no_grad():
+        for weights in model.weights:
+            base = weights.materialize()[: weights.out_features, : weights.in_features]
+            stds = [_estimate_std(rows[:_SAMPLED_ROWS]) for rows in base.split(list(weights.shape.out_features))]
+            del base  # a temporary tensor with an NF4 base
+            for index, member in zip(weights.shape.adapted, weights.adapted_members, strict=True):
+                lora_a, lora_b = (getattr(member, name)[ADAPTER_NAME].weight for name in ("lora_A", "lora_B"))
+                scale = weights.shape.lora_scale * _estimate_std(lora_a) * len(lora_a) ** 0.5
+                originals.append((lora_b, lora_b.clone()))
+                lora_b.copy_(stds[index] * _LORA_SHARE / scale * torch.randn(lora_b.shape, generator=generator))
+                if weights.dora is not None:
+                    magnitude = member.lora_magnitude_vector[ADAPTER_NAME].weight
+                    originals.append((magnitude, magnitude.clone()))
+                    magnitude.mul_((1 + 0.1 * torch.randn(magnitude.shape, generator=generator)).to(magnitude))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, original in originals:
+                parameter.copy_(original)
+        model.refresh(force=True)
+
+
+@contextmanager
+def _seeded_dropout(model: FusedLoraModel) -> Iterator[None]:
+    """Give all adapters with dropout the same mask, in training mode: PEFT draws one per matrix, we one per input."""
+    members = [member for weights in model.weights if weights.dropout for member in weights.adapted_members]
+    originals = [(member, member.lora_dropout[ADAPTER_NAME], member.training) for member in members]
+    for member, dropout, _ in originals:
+        member.lora_dropout[ADAPTER_NAME], member.training = SeededDropout(dropout.p, _DROPOUT_SEED), True
+    try:
+        yield
+    finally:
+        for member, dropout, was_training in originals:
+            member.lora_dropout[ADAPTER_NAME], member.training = dropout, was_training
+
+
+def _estimate_std(values: Tensor) -> float:
+    return float(values.float().std()) or 1.0

@@ -1,0 +1,265 @@
+"""`accelerate launch` by fork, without the half minute of imports in each process.
+
+A server process has imported all modules of a training. For each launch it forks the agent, which runs the code of
+accelerate and torch. Where that code would start a Python script, the agent forks again and runs the script. Processes,
+process groups, agents and signals are real: only exec is left out.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import types
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+import pytest
+
+from launcher.core.processes import is_alive, send_signal
+from launcher.render import Command
+from tests.conftest import ROOT
+
+LIMIT_SECONDS = 300.0
+_PIDS_VARIABLE = "LAUNCHER_TEST_PIDS"  # file to which every rank appends its rank and process id at its start
+_POLL_SECONDS = 0.02
+
+
+class ForkServer:
+    """Client of the server process."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self.folder = folder
+        self._environment = {**environment, "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            (sys.executable, "-m", "tests.faults.fork_server"),
+            cwd=ROOT,
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=(folder / "fork_server.txt").open("wb"),
+            text=True,
+        )
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+
+    @contextmanager
+    def started(self, command: Command, **more: str) -> Iterator[LaunchedProcesses]:
+        name = uuid.uuid4().hex
+        console, pids = self.folder / f"console-{name}.txt", self.folder / f"pids-{name}.txt"
+        environment = {**self._environment, **command.environment, "OMP_NUM_THREADS": "1", **more}
+        start = command.argv.index("accelerate.commands.launch") + 1
+        entry = {
+            "argv": command.argv[start:],
+            "environment": {**environment, _PIDS_VARIABLE: str(pids)},
+            "console": str(console),
+        }
+        launched = LaunchedProcesses(fork_server=self, agent=self.request(entry), console_file=console, pids_file=pids)
+        try:
+            yield launched
+        finally:
+            launched.clear()
+
+    def launch(self, command: Command, **more: str) -> LaunchedProcesses:
+        """Launch a command and wait until its last process has exited."""
+        with self.started(command, **more) as launched:
+            launched.wait()
+        return launched
+
+    def request(self, question: Mapping[str, object]) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, (self.folder / "fork_server.txt").read_text()[-3000:]
+        return json.loads(answer)
+
+
+@dataclass(kw_only=True)
+class LaunchedProcesses:
+    """An agent and its ranks."""
+
+    fork_server: ForkServer
+    agent: int
+    console_file: Path
+    pids_file: Path
+    returncode: int | None = None
+
+    @property
+    def console(self) -> str:
+        return self.console_file.read_text(errors="replace") if self.console_file.exists() else ""
+
+    @property
+    def ranks(self) -> dict[int, int]:
+        """Process ids by rank."""
+        lines = self.pids_file.read_text().splitlines() if self.pids_file.exists() else []
+        return {int(rank): int(pid) for rank, pid in map(str.split, lines)}
+
+    @property
+    def living(self) -> tuple[int, ...]:
+        return tuple(pid for pid in (self.agent, *self.ranks.values()) if is_alive(pid))
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self.fork_server.request({"poll": self.agent})
+        return self.returncode
+
+    def wait(self, seconds: float = LIMIT_SECONDS) -> int:
+        """Wait until the last process has exited; return the exit code of the agent."""
+        self.wait_until(lambda: self.poll() is not None and not self.living, seconds)
+        assert self.returncode is not None
+        return self.returncode
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float = LIMIT_SECONDS) -> None:
+        start_time = time.monotonic()
+        while not condition():
+            if time.monotonic() - start_time > seconds:
+                pytest.fail(f"did not happen within {seconds:.0f} s:\n{self.console[-3000:]}")
+            time.sleep(_POLL_SECONDS)
+
+    def clear(self) -> None:
+        start_time = time.monotonic()
+        while (living := self.living) and time.monotonic() - start_time < 10:
+            send_signal(living, signal.SIGKILL)
+            self.poll()
+            time.sleep(_POLL_SECONDS)
+        self.poll()
+
+
+def serve() -> None:
+    """Run the server: one line of JSON per request, one line per response."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print to stderr, not into the responses
+    from accelerate.commands import launch  # noqa: F401
+    from torch.distributed import fsdp, run  # noqa: F401
+
+    from launcher.corpus import prepare  # noqa: F401
+
+    with suppress(ImportError):
+        import deepspeed  # noqa: F401
+
+    codes: dict[int, int] = {}
+    for line in sys.stdin:
+        question = json.loads(line)
+        if "poll" in question:
+            answer = _poll(question["poll"], codes)
+        else:
+            answer = os.fork()
+            if answer == 0:
+                _become_agent(**question)
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _poll(pid: int, codes: dict[int, int]) -> int | None:
+    if pid not in codes:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            codes[pid] = os.waitstatus_to_exitcode(status)
+    return codes.get(pid)
+
+
+def _become_agent(argv: Sequence[str], environment: Mapping[str, str], console: str) -> NoReturn:
+    from accelerate.commands import launch
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+    _become(environment, stdout=Path(console).open("wb"), stderr=None)  # noqa: SIM115
+    vars(subprocess_handler)["Popen"] = ForkedProcess
+    vars(launch)["subprocess"] = types.SimpleNamespace(
+        Popen=ForkedProcess, CalledProcessError=subprocess.CalledProcessError
+    )
+    sys.argv = ["accelerate", *argv]
+    _end_with(launch.main)
+
+
+class ForkedProcess:
+    """The part of subprocess.Popen that agents use. The child runs a Python script instead of exec."""
+
+    def __init__(
+        self,
+        args: Sequence[str],
+        env: Mapping[str, str],
+        stdout: IO[str] | None = None,
+        stderr: IO[str] | None = None,
+        start_new_session: bool = False,
+    ) -> None:
+        assert args[0] == sys.executable, args
+        self.args = args
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            with Path(env[_PIDS_VARIABLE]).open("a") as pids:
+                pids.write(f"{env.get('RANK', '0')} {os.getpid()}\n")
+            _become(env, stdout, stderr, in_session=start_new_session)
+            sys.argv = [word for word in args[1:] if word != "-u"]
+            sys.path.insert(0, str(Path(sys.argv[0]).parent))
+            _end_with(lambda: runpy.run_path(sys.argv[0], run_name="__main__"))
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            found, status = os.waitpid(self.pid, os.WNOHANG)
+            if found:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        start_time = time.monotonic()
+        while (code := self.poll()) is None:
+            if timeout is not None and time.monotonic() - start_time > timeout:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            time.sleep(_POLL_SECONDS)
+        return code
+
+
+def _become(
+    environment: Mapping[str, str], stdout: IO[Any] | None, stderr: IO[Any] | None, *, in_session: bool = True
+) -> None:
+    """Reset the process state that exec would reset."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if in_session:
+        os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if stdout is not None:
+        os.dup2(stdout.fileno(), 1)
+    if stderr is not None or stdout is not None:
+        os.dup2((stderr or stdout).fileno(), 2)  # type: ignore[union-attr]
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def _end_with(work: Callable[[], object]) -> NoReturn:
+    """Run a function and exit like the interpreter: join threads, run exit functions."""
+    code = 0
+    try:
+        work()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    serve()

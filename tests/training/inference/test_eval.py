@@ -1,0 +1,94 @@
+"""`launcher eval` on a trained run: generation, judging, the saved result, and the gate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.judges.results import EvalResult, compare_results, load_result
+from tests.training.trained_run import Trained, launcher, trained  # noqa: F401  (a fixture)
+
+pytest.importorskip("graphglot", reason="pip install 'expert-launcher[quality]'")
+ROWS = ("--rows", "6", "--max-new-tokens", "8")
+
+
+@pytest.fixture(scope="module")
+def evaluated(trained: Trained) -> EvalResult:  # noqa: F811
+    result = launcher(trained, "eval", "neo4j", *ROWS)
+    assert result.returncode == 0, result.stderr
+    assert "neo4j, run a: 6 of 200 test rows (test.jsonl)" in result.stdout
+    assert "answers fail a check; the worst:" in result.stdout
+    return load_result(trained.paths.evaluation)
+
+
+def test_answers_are_saved_with_their_verdicts(evaluated: EvalResult) -> None:
+    assert (evaluated.expert, evaluated.subject, evaluated.split) == ("neo4j", "run a", "test")
+    assert len(evaluated.answers) == 6
+    names = [check.name for check in evaluated.checks]
+    assert evaluated.main_check in names
+    for answer in evaluated.answers:
+        assert list(answer.checks) == names
+        assert answer.num_tokens <= 8
+        assert answer.reason
+    assert all(check.num_judged == 6 for check in evaluated.checks if check.name == evaluated.main_check)
+
+
+def test_gate_closes_on_a_significant_drop(
+    trained: Trained,  # noqa: F811
+    evaluated: EvalResult,
+    tmp_path: Path,
+) -> None:
+    """Compared with a perfect expert: losing six of six by chance has a probability of 1/64."""
+    knew = [answer.model_copy(update={"checks": dict.fromkeys(answer.checks, True)}) for answer in evaluated.answers]
+    better = evaluated.model_copy(update={"answers": tuple(knew), "subject": "run better"})
+    change, warnings = compare_results(better, evaluated)
+    assert (change.num_rows, change.num_lost, warnings) == (6, 6, ())
+    file = tmp_path / "better.json"
+    file.write_text(better.model_dump_json())
+    result = launcher(trained, "eval", "neo4j", *ROWS, "--against", str(file))
+    assert result.returncode == 6, result.stderr
+    assert "CLOSED: worse by more than 5.0 %: 6 of 6 rows lost, 0 won: -100.0 points" in result.stdout
+    allowed = launcher(trained, "eval", "neo4j", *ROWS, "--against", str(file), "--max-regression", "100%")
+    assert allowed.returncode == 0
+
+
+def test_gate_is_open_against_the_same_run(trained: Trained, evaluated: EvalResult) -> None:  # noqa: F811
+    result = launcher(trained, "eval", "--run", "a", *ROWS, "--against", "a", "--json")
+    assert result.returncode == 0, result.stderr
+    output = json.loads(result.stdout)
+    assert output["gate"]["is_open"]
+    assert [answer["answer"] for answer in output["answers"]] == [answer.answer for answer in evaluated.answers]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "no expert and no run given"),
+        (("sql",), "no finished run of sql in"),
+        (("--run", "nothing"), "no run called 'nothing'"),
+        (("neo4j", "--max-regression", "5%"), "--max-regression requires --against"),
+        (("neo4j", "--against", "nothing"), "no run called 'nothing'"),
+        (("neo4j", "--adapter", "."), "is not a PEFT adapter"),
+    ],
+)
+def test_input_errors_are_reported(trained: Trained, arguments: tuple[str, ...], words: str) -> None:  # noqa: F811
+    result = launcher(trained, "eval", *arguments)
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+def test_base_and_external_adapter_can_be_evaluated(trained: Trained, tmp_path: Path) -> None:  # noqa: F811
+    out = tmp_path / "base.json"
+    base = launcher(trained, "eval", "neo4j", "--base", "--profile", "smoke", *ROWS, "-o", str(out))
+    assert base.returncode == 0, base.stderr
+    assert load_result(out).subject == "base launcher/tiny"
+    adapter = launcher(
+        trained, "eval", "neo4j", "--adapter", str(trained.paths.adapter), "--profile", "smoke", *ROWS, "-o", str(out)
+    )
+    assert adapter.returncode == 0, adapter.stderr
+    run = load_result(trained.paths.evaluation)
+    assert [answer.answer for answer in load_result(out).answers] == [answer.answer for answer in run.answers]

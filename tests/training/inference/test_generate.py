@@ -1,0 +1,86 @@
+"""Batched generation gives the same answers as one prompt at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
+from launcher.manifest.model import Decoding
+from launcher.plan.model import Plan
+from launcher.request.request import Request, base_folders, plan_request
+from launcher.training.inference.generate import (
+    Answer,
+    Generator,
+    StopSequenceCriteria,
+    load_base_for_generation,
+    load_generator,
+)
+
+PROMPTS = ["MATCH", "SELECT name FROM films WHERE", '{"a": 1', "function f(", "a" * 60, "x"]
+
+
+@pytest.fixture(scope="module")
+def smoke() -> Plan:
+    return plan_request(Request(expert="neo4j", profile="smoke")).plan
+
+
+@pytest.fixture(scope="module")
+def model(smoke: Plan) -> object:
+    return load_base_for_generation(smoke)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smoke: Plan) -> BaseTokenizer:
+    return load_tokenizer(smoke.base.name, base_folders(Path(smoke.data.folder)))
+
+
+def generator(model: object, smoke: Plan, batch_size: int | None, decoding: Decoding | None = None) -> Generator:
+    return load_generator(model, smoke, decoding=decoding or Decoding(), max_new_tokens=12, batch_size=batch_size)
+
+
+def texts(answers: list[Answer]) -> list[str]:
+    return [answer.text for answer in answers]
+
+
+def test_batch_equals_single_prompts(model: object, smoke: Plan) -> None:
+    alone = generator(model, smoke, 1).generate(PROMPTS)
+    together = generator(model, smoke, 4).generate(PROMPTS)
+    assert together == alone
+    assert [answer.prompt for answer in together] == PROMPTS, "in the order of the prompts"
+    assert len(set(texts(alone))) > 1, "else the test shows nothing"
+
+
+def test_progress_is_reported_per_batch(model: object, smoke: Plan) -> None:
+    advanced: list[int] = []
+    generator(model, smoke, 4).generate(PROMPTS, advanced.append)
+    assert advanced == [4, 2]
+
+
+def test_rows_stop_independently(model: object, smoke: Plan) -> None:
+    plain = generator(model, smoke, 1).generate(PROMPTS[:3])
+    word = plain[0].text.strip()[2:6]
+    assert word
+    assert word not in plain[1].text, "choose another word"
+    stopped = generator(model, smoke, 3, Decoding(stop_sequences=(word,))).generate(PROMPTS[:3])
+    assert stopped[0].end == "stop sequence"
+    assert stopped[0].text == plain[0].text[: plain[0].text.index(word)]
+    assert stopped[1].text == plain[1].text
+
+
+def test_stop_sequence_may_span_tokens(tokenizer: BaseTokenizer) -> None:
+    ids = tokenizer.backend.encode("abc END def", add_special_tokens=False).ids
+    other = tokenizer.backend.encode("nothing at all here", add_special_tokens=False).ids
+    width = max(len(ids), len(other))
+    rows = torch.tensor([[0] * (width - len(one)) + one for one in (ids, other)])
+    stop = StopSequenceCriteria(tokenizer, ("END",), 0)
+    assert stop(rows, None).tolist() == [True, False]
+    assert StopSequenceCriteria(tokenizer, (), 0)(rows, None).tolist() == [False, False]
+
+
+def test_long_prompt_loses_its_beginning(model: object, smoke: Plan) -> None:
+    long = "word " * (2 * smoke.base.max_positions)
+    (answer,) = generator(model, smoke, 1).generate([long])
+    assert answer.num_prompt_tokens == smoke.base.max_positions - 12

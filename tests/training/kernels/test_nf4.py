@@ -1,0 +1,36 @@
+"""Run the NF4 and AdamW 8-bit tests in a process that can import bitsandbytes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+CASES = ("tests/training/kernels/nf4_cases.py", "tests/training/engine/adamw_8bit_cases.py")
+BITSANDBYTES = os.environ.get("LAUNCHER_TEST_BITSANDBYTES")  # a folder that contains it, if the environment does not
+
+
+@pytest.mark.skipif(
+    BITSANDBYTES is None and importlib.util.find_spec("bitsandbytes") is None,
+    reason="neither bitsandbytes nor LAUNCHER_TEST_BITSANDBYTES",
+)
+def test_cases_that_need_bitsandbytes() -> None:
+    path = os.pathsep.join([str(ROOT), *([BITSANDBYTES] if BITSANDBYTES else []), *sys.path])
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *CASES],
+        env={**os.environ, "PYTHONPATH": path, "PYTEST_ADDOPTS": "", "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert result.returncode == 0, result.stdout[-20_000:]
+    count = re.search(r"(\d+) passed", result.stdout)
+    assert count is not None, result.stdout[-2000:]
+    assert int(count[1]) > 40, "most were skipped"

@@ -1,0 +1,244 @@
+"""The Triton kernels against plain torch, as a separate program: Triton decides at import whether it interprets."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from launcher.training.kernels import (
+    cross_entropy_triton,
+    elementwise,
+    fused_lora_triton,
+    nf4_triton,
+    rmsnorm_dropout_triton,
+    rope_swiglu_triton,
+)
+from launcher.training.kernels.elementwise import Correction, QKNormRope
+from launcher.training.kernels.nf4 import Nf4Weights, dequantize
+from launcher.training.kernels.seeded_dropout import DropoutSeed
+
+
+def check_all(device: str) -> None:
+    torch.manual_seed(0)
+    check_rms_norm(device)
+    check_lora_copy(device)
+    for out_features, ranks in (([40, 24, 16], 16), ([700, 700], 16), ([130], 8)):
+        check_split_lora_grads(device, out_features, ranks)
+    check_row_norms(device, 12)
+    check_row_norms(device, 72)  # more than a tile
+    for num_in, num_out, ranks in ((128, 384, 8), (2048, 24, 48), (72, 512, 24)):
+        # the interpreter truncates to bf16 instead of rounding
+        for dtype in (torch.float32, torch.float16, *([torch.bfloat16] if device == "cuda" else [])):
+            check_dequantize(device, num_in, num_out, ranks, dtype)
+    for splits in (False, True):
+        check_dropout(device, splits)
+    for added in (False, True):
+        check_scale_columns(device, added)
+    for halves in (1, 2):
+        check_swiglu(device, scaled=True, added=halves)
+    for scaled, added in ((False, False), (True, False), (True, True)):
+        if not added:
+            check_swiglu(device, scaled)
+        for normed in (False, True):
+            check_qk_norm_rope(device, scaled, normed, added)
+    for softcap in (None, 5.0):
+        check_cross_entropy(device, softcap)
+
+
+def check_rms_norm(device: str) -> None:
+    x, weight = torch.randn(37, 200), torch.randn(200)
+    expected = torch.zeros(37, 208)
+    actual = expected.clone().to(device)
+    elementwise.rms_norm(x, weight, 1e-5, expected)
+    rmsnorm_dropout_triton.rms_norm(x.to(device), weight.to(device), 1e-5, actual)
+    assert_close(actual, expected)
+    rmsnorm_dropout_triton.copy_rows(x.to(device), actual)
+    assert_close(actual[:, :200], x)
+    grad = torch.randn(37, 200)
+    actual = torch.empty_like(x, device=device)
+    rmsnorm_dropout_triton.rms_norm_backward(grad.to(device), x.to(device), weight.to(device), 1e-5, actual)
+    assert_close(actual, elementwise.rms_norm_backward_torch(grad, x, weight, 1e-5))
+
+
+def check_dropout(device: str, splits: bool) -> None:
+    """Exactly the same elements are dropped as in torch."""
+    x, weight = torch.randn(37, 600), torch.randn(600)
+    cpu_seed, seed = (DropoutSeed(torch.tensor([7_654_321], dtype=torch.int32).to(to), 0.3) for to in ("cpu", device))
+    expected, expected_side = torch.zeros(37, 608), torch.zeros(37, 600)
+    actual, side = expected.clone().to(device), expected_side.clone().to(device)
+    expected_normed, normed = (torch.zeros(37, 600, device=to) if splits else None for to in ("cpu", device))
+    on_device = x.to(device)
+    elementwise.rms_norm_dropout(
+        x, weight, 1e-5, expected, expected_side, cpu_seed, splits=splits, normed=expected_normed
+    )
+    rmsnorm_dropout_triton.rms_norm(on_device, weight.to(device), 1e-5, actual, seed, side, normed, splits)
+    assert_close(actual, expected)
+    assert_close(side, expected_side)
+    assert_close(normed, expected_normed)
+    assert torch.equal(side.cpu() == 0, expected_side == 0)
+    for ours, theirs in ((on_device, x), (actual[:, :600], expected[:, :600])):  # the second in place
+        elementwise.dropout(theirs, expected, cpu_seed, expected_side if splits else None)
+        rmsnorm_dropout_triton.dropout(ours, actual, seed, side if splits else None)
+        assert_close(actual, expected)
+        assert_close(side, expected_side)
+    grad, dropped = torch.randn(37, 600), torch.randn(37, 600)
+    on_device = grad.clone().to(device)
+    rmsnorm_dropout_triton.dropout_backward(on_device, dropped.to(device), seed, splits=splits)
+    elementwise.dropout_backward(grad, dropped, cpu_seed, splits=splits)
+    assert_close(on_device, grad)
+
+
+def check_lora_copy(device: str) -> None:
+    matrices = [torch.randn(shape, device=device) for shape in ((3, 40), (40, 5), (700, 16))]
+    targets = [torch.zeros(2000, 80, device=device)[: len(one), 7 : 7 + one.shape[1]] for one in matrices]
+    fused_lora_triton.LoraCopy(list(zip(matrices, targets, (1.0, 2.0, 0.5), strict=True)))()
+    for matrix, target, scale in zip(matrices, targets, (1.0, 2.0, 0.5), strict=True):
+        assert_close(target, matrix.cpu() * scale)
+
+
+def check_split_lora_grads(device: str, out_features: list[int], ranks: int) -> None:
+    rank = 5  # smaller than the padded number of columns
+    a_grads, b_grads = torch.randn(ranks, 300), torch.randn(sum(out_features), ranks)
+    expected = elementwise.split_lora_grads(a_grads, b_grads, out_features, 0.5, rank)
+    actual = tuple(torch.empty_like(one, device=device) for one in expected)
+    fused_lora_triton.split_lora_grads(a_grads.to(device), b_grads.to(device), out_features, 0.5, *actual)
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert_close(ours, theirs)
+
+
+def check_row_norms(device: str, ranks: int) -> None:
+    matrix = torch.randn(70 + ranks, 40 + ranks, device=device)
+    weight, lora_a, scaled_b = matrix[:70, :40], matrix[70:, :40], matrix[:70, 40:]
+    actual = torch.empty(70, device=device)
+    fused_lora_triton.compute_row_norms(weight, lora_a, scaled_b, weight.square().sum(1), actual)
+    assert_close(actual, (weight + scaled_b @ lora_a).norm(dim=1).cpu())
+
+
+def check_dequantize(device: str, num_in: int, num_out: int, ranks: int, dtype: torch.dtype) -> None:
+    """Bit-identical: these are the base's weights."""
+    num_weights, group, outer_group = num_in * num_out, 64, 8
+    num_groups = num_weights // group
+    stored = Nf4Weights(
+        torch.randint(0, 256, (num_weights // 2,), dtype=torch.uint8),
+        torch.randn(16),
+        torch.randint(0, 256, (num_groups,), dtype=torch.uint8),
+        torch.randn(256),
+        torch.randn(num_groups // outer_group),
+        torch.randn(num_groups // outer_group),
+        torch.randn(num_out, ranks).to(dtype),
+        torch.randn(ranks, num_in + ranks).to(dtype),
+    )
+    actual = torch.empty(num_out + ranks, num_in + ranks, dtype=dtype, device=device)
+    nf4_triton.dequantize_into(actual, Nf4Weights(*(tensor.to(device) for tensor in stored)))
+    assert torch.equal(actual.cpu(), dequantize(*stored, None))
+
+
+def check_scale_columns(device: str, added: bool) -> None:
+    """The input is a view of a wider tensor."""
+    y, correction = torch.randn(150, 700)[:, 40:640], torch.randn(150, 600)
+    scales, grad = torch.rand(600) + 0.5, torch.randn(150, 600)
+    on_device, on_scales = y.to(device), scales.to(device)
+    expected, actual = torch.empty(150, 600), torch.empty(150, 600, device=device)
+    elementwise.scale_columns(y, scales, correction if added else None, expected)
+    rmsnorm_dropout_triton.scale_columns(on_device, on_scales, correction.to(device) if added else None, actual)
+    assert_close(actual, expected)
+    expected_scale_grad = elementwise.scale_columns_backward(grad, y, scales, expected)
+    actual_scale_grad = rmsnorm_dropout_triton.scale_columns_backward(grad.to(device), on_device, on_scales, actual)
+    assert_close(actual, expected)
+    assert_close(actual_scale_grad, expected_scale_grad)
+
+
+def check_swiglu(device: str, scaled: bool, added: int = 0) -> None:
+    """`added`: the correction is for neither gate nor up (0), for up (1), for both (2)."""
+    num_tokens, width, ranks = 150, 200, 8
+    gate_up = torch.randn(num_tokens, 2 * width)
+    scales = torch.rand(2 * width) + 0.5 if scaled else None
+    expected, actual = torch.zeros(num_tokens, width + ranks), torch.zeros(num_tokens, width + ranks, device=device)
+    correction, on_correction = _make_corrections(gate_up[:, : added * width], device) if added else (None, None)
+    elementwise.swiglu(gate_up, scales, expected, correction and correction.value)
+    rope_swiglu_triton.swiglu(gate_up.to(device), _to(scales, device), actual, on_correction and on_correction.value)
+    assert_close(actual, expected)
+    grad = torch.randn(num_tokens, width)
+    on_device = grad.clone().to(device)
+    expected = torch.zeros(num_tokens, 2 * width + ranks)
+    actual = expected.clone().to(device)
+    expected_scale_grad = elementwise.swiglu_backward(grad, gate_up, scales, expected, correction)
+    actual_scale_grad = rope_swiglu_triton.swiglu_backward(
+        on_device, gate_up.to(device), _to(scales, device), actual, on_correction
+    )
+    assert_close(actual, expected)
+    assert_close(on_correction and on_correction.grad, correction and correction.grad)
+    assert_close(on_device, grad)
+    assert_close(actual_scale_grad, expected_scale_grad)
+
+
+def check_qk_norm_rope(device: str, scaled: bool, normed: bool, added: bool) -> None:
+    num_tokens, num_heads, num_kv_heads, head_dim, ranks = 150, 4, 2, 32, 12
+    num_features = (num_heads + 2 * num_kv_heads) * head_dim
+    qkv = torch.randn(num_tokens, num_features)
+    angles = torch.rand(num_tokens, head_dim // 2).repeat(1, 2) * 3
+    rope = QKNormRope(
+        dora_scale=torch.rand(num_features) + 0.5 if scaled else None,
+        q_norm=torch.randn(head_dim) if normed else None,
+        k_norm=torch.randn(head_dim) if normed else None,
+        cos=angles.cos(),
+        sin=angles.sin(),
+        eps=1e-5,
+    )
+    norms = None if rope.norms is None else (rope.norms[0].to(device), rope.norms[1].to(device))
+    inputs = qkv.to(device), _to(rope.dora_scale, device), norms, rope.cos.to(device), rope.sin.to(device), rope.eps
+    correction, on_correction = _make_corrections(qkv, device) if added else (None, None)
+    expected = elementwise.qk_norm_rope(qkv, rope, num_heads, num_kv_heads, correction and correction.value)
+    actual = tuple(None if one is None else torch.empty_like(one, device=device) for one in expected)
+    rope_swiglu_triton.qk_norm_rope(*inputs, actual, on_correction and on_correction.value)  # type: ignore[arg-type]
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert_close(ours, theirs)
+    grads = [torch.randn(num_tokens, heads, head_dim) for heads in (num_heads, num_kv_heads, num_kv_heads)]
+    grad_ext = torch.zeros(num_tokens, num_features + ranks)
+    on_device = grad_ext.clone().to(device)
+    expected_scale_grad = elementwise.qk_norm_rope_backward(tuple(grads), qkv, rope, grad_ext, correction)  # type: ignore[arg-type]
+    on_grads = tuple(grad.to(device) for grad in grads)
+    actual_scale_grad = rope_swiglu_triton.qk_norm_rope_backward(on_grads, *inputs, on_device, on_correction)  # type: ignore[arg-type]
+    assert_close(on_device, grad_ext)
+    assert_close(on_correction and on_correction.grad, correction and correction.grad)
+    assert_close(actual_scale_grad, expected_scale_grad)
+
+
+def check_cross_entropy(device: str, softcap: float | None) -> None:
+    logits = torch.randn(7, 1000) * 3
+    targets = torch.randint(0, 1000, (7,))
+    targets[3] = -1  # ignored
+    leaf = logits.clone().requires_grad_()
+    capped = leaf if softcap is None else torch.tanh(leaf / softcap) * softcap
+    losses = functional.cross_entropy(capped, targets, ignore_index=-1, reduction="none")
+    losses.sum().backward()
+    on_device = logits.clone().to(device)
+    assert_close(cross_entropy_triton.cross_entropy_in_place(on_device, targets.to(device), softcap), losses.detach())
+    assert_close(on_device, leaf.grad)
+
+
+def assert_close(actual: Tensor | None, expected: Tensor | None) -> None:
+    if expected is None or actual is None:
+        assert actual is expected, "only one of the two returns a tensor"
+        return
+    difference = float((actual.cpu() - expected).norm() / expected.norm())
+    assert difference < 1e-5, difference
+
+
+def _make_corrections(states: Tensor, device: str) -> tuple[Correction, Correction]:
+    """Return a correction with a buffer for its gradient on the CPU, and a copy on the device."""
+    value = torch.randn(states.shape)
+    return Correction(value, torch.zeros_like(value)), Correction(
+        value.to(device), torch.zeros_like(value, device=device)
+    )
+
+
+def _to(tensor: Tensor | None, device: str) -> Tensor | None:
+    return None if tensor is None else tensor.to(device)
+
+
+if __name__ == "__main__":
+    check_all(sys.argv[1])

@@ -1,0 +1,209 @@
+"""A run saves its last or its best weights, and stops early if it does not improve."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from launcher.core import metrics
+from launcher.core.errors import RunFailedError
+from launcher.core.metrics import StepMetrics
+from launcher.corpus.store import Store
+from launcher.plan.model import Plan
+from launcher.training.checkpoint.weights import save_weights
+from launcher.training.engine.run import TrainingRun
+from launcher.training.loop import train
+from launcher.training.observers.base import Observer, Observers
+from launcher.training.observers.best_checkpoint import BestCheckpoint
+from launcher.training.observers.checkpointer import Checkpointer
+from tests.training.builders import (
+    Recorder,
+    adapt,
+    build,
+    make_documents,
+    make_uneven_packs,
+    pack_greedily,
+    trained_weights,
+    vary,
+    write_store,
+)
+
+WEIGHTS = "adapter_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Both splits are noise: learning one makes the loss on the other worse eventually."""
+    return write_store(
+        tmp_path_factory.mktemp("held_out"), make_uneven_packs(), pack_greedily(make_documents(9, seed=21))
+    )
+
+
+class Scripted(Observer):
+    """Replaces the loss of each evaluation before the other observers see it."""
+
+    def __init__(self, values: dict[int, float]) -> None:
+        self._values = values
+
+    def on_evaluation(self, run: TrainingRun, metrics: StepMetrics) -> bool:  # noqa: ARG002
+        metrics.values["eval/loss"] = self._values[metrics.step]
+        return False
+
+
+def train_scripted(
+    plan: Plan, store: Store, root: Path, values: dict[int, float], **changes: Any
+) -> tuple[TrainingRun, BestCheckpoint, Recorder, int]:
+    schedule = {"max_steps": 6, "evaluate_every_steps": 1, "load_best_model_at_end": True, **changes}
+    run = build(vary(plan, {f"schedule.{key}": value for key, value in schedule.items()}), store, root)
+    best, recorder = BestCheckpoint(run.plan.schedule), Recorder()
+    steps = train(run, Observers([Scripted(values), recorder, best, Checkpointer(best)]))
+    return run, best, recorder, steps
+
+
+def saved_steps(run: TrainingRun) -> list[int]:
+    folder = run.paths.checkpoints
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir()) if folder.is_dir() else []
+
+
+UP_DOWN = {1: 5.0, 2: 4.0, 3: 4.5, 4: 4.2, 5: 4.1, 6: 4.6}
+
+
+def test_a_run_ends_with_its_best_weights(plan: Plan, held_out: Store, tmp_path: Path) -> None:
+    run, best, _, steps = train_scripted(plan, held_out, tmp_path, UP_DOWN, save_every_steps=1, save_total_limit=None)
+    assert (best.step, best.value, steps) == (2, 4.0, 6)
+    ended = (run.paths.adapter / WEIGHTS).read_bytes()
+    assert ended == (run.paths.checkpoint(2) / WEIGHTS).read_bytes()
+    assert ended != (run.paths.checkpoint(6) / WEIGHTS).read_bytes()
+    assert saved_steps(run) == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_last_weights_are_saved_by_default(plan: Plan, held_out: Store, tmp_path: Path) -> None:
+    changes = {"load_best_model_at_end": False, "save_every_steps": 2}
+    run, best, _, _ = train_scripted(plan, held_out, tmp_path, UP_DOWN, **changes)
+    assert best.step == 2
+    assert (run.paths.adapter / WEIGHTS).read_bytes() == (run.paths.checkpoint(6) / WEIGHTS).read_bytes()
+
+
+def test_a_new_best_is_saved_even_if_no_checkpoint_is_due(plan: Plan, held_out: Store, tmp_path: Path) -> None:
+    run, best, _, _ = train_scripted(plan, held_out, tmp_path, UP_DOWN, save_total_limit=1)
+    assert best.step == 2
+    assert saved_steps(run) == [2]
+    assert (run.paths.adapter / WEIGHTS).read_bytes() == (run.paths.checkpoint(2) / WEIGHTS).read_bytes()
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(1, [2, 6]), (2, [2, 6]), (3, [2, 5, 6]), (None, [1, 2, 3, 4, 5, 6])])
+def test_a_limit_keeps_the_best_and_the_last(
+    plan: Plan, held_out: Store, tmp_path: Path, limit: int | None, kept: list[int]
+) -> None:
+    run, _, _, _ = train_scripted(plan, held_out, tmp_path, UP_DOWN, save_every_steps=1, save_total_limit=limit)
+    assert saved_steps(run) == kept
+    assert not list(run.paths.checkpoints.glob(".*")), "nothing half-made is left"
+
+
+@pytest.mark.parametrize(
+    ("values", "patience", "threshold", "stopped"),
+    [
+        (UP_DOWN, None, 0.0, 6),
+        (UP_DOWN, 1, 0.0, 3),
+        (UP_DOWN, 2, 0.0, 4),
+        (UP_DOWN, 3, 0.0, 5),
+        ({1: 5.0, 2: 5.0, 3: 5.0, 4: 5.0, 5: 5.0, 6: 5.0}, 2, 0.0, 3),  # the same is not better
+        ({1: 5.0, 2: 4.9, 3: 4.8, 4: 4.7, 5: 4.6, 6: 4.5}, 2, 0.2, 3),  # better, but not by enough
+        ({1: 5.0, 2: 4.7, 3: 4.6, 4: 4.3, 5: 4.2, 6: 4.1}, 2, 0.2, 6),  # enough now and then
+        ({1: float("nan"), 2: 4.0, 3: 3.9, 4: 3.8, 5: 3.7, 6: 3.6}, 2, 0.0, 6),  # the first value is NaN
+    ],
+)
+def test_early_stopping(
+    plan: Plan,
+    held_out: Store,
+    tmp_path: Path,
+    values: dict[int, float],
+    patience: int | None,
+    threshold: float,
+    stopped: int,
+) -> None:
+    changes = {"early_stopping_patience": patience, "early_stopping_threshold": threshold}
+    _, _, recorder, steps = train_scripted(plan, held_out, tmp_path, values, **changes)
+    assert steps == stopped
+    assert [step.step for step in recorder.steps] == list(range(1, stopped + 1)), (
+        "every step was reported, the last too"
+    )
+
+
+def test_the_best_of_real_evaluations(plan: Plan, held_out: Store, tmp_path: Path) -> None:
+    schedule = {"max_steps": 6, "evaluate_every_steps": 1, "load_best_model_at_end": True, "save_total_limit": 1}
+    varied = vary(plan, {"optimizer.learning_rate": 0.05, **{f"schedule.{k}": v for k, v in schedule.items()}})
+    run = build(varied, held_out, tmp_path)
+    best, recorder = BestCheckpoint(run.plan.schedule), Recorder()
+    train(run, Observers([recorder, best, Checkpointer(best)]))
+    losses = [evaluation.values[metrics.EVAL_LOSS] for evaluation in recorder.evaluations]
+    assert best.value == min(losses)
+    assert best.step == losses.index(min(losses)) + 1 < 6
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_saved_weights_equal_trained_weights(plan: Plan, store: Store, tmp_path: Path, kind: str) -> None:
+    run = build(vary(plan, {**adapt(kind), "schedule.max_steps": 2}), store, tmp_path)
+    train(run, Observers([Checkpointer(BestCheckpoint(run.plan.schedule))]))
+    saved = load_file(run.paths.adapter / (WEIGHTS if kind == "lora" else "model.safetensors"))
+    live = {
+        name.removeprefix("model.").replace(".default", "") if kind == "lora" else name.removeprefix("model."): weight
+        for name, weight in trained_weights(run).items()
+    }
+    assert saved.keys() == live.keys()
+    assert all(torch.equal(saved[name], live[name]) for name in saved)
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_saved_files_follow_the_umask(plan: Plan, store: Store, tmp_path: Path, kind: str) -> None:
+    run = build(vary(plan, adapt(kind)), store, tmp_path)
+    before = os.umask(0o022)
+    try:
+        save_weights(run, run.paths.adapter)
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in run.paths.adapter.iterdir()} == {0o644}
+
+
+@pytest.mark.parametrize("kind", ["lora", "ia3"])
+def test_the_adapter_config_is_deterministic(plan: Plan, store: Store, tmp_path: Path, kind: str) -> None:
+    """PEFT keeps names in sets, whose order differs between processes."""
+    run = build(vary(plan, adapt(kind)), store, tmp_path)
+    save_weights(run, run.paths.adapter)
+    config = json.loads((run.paths.adapter / "adapter_config.json").read_text())
+    assert config["target_modules"] == sorted(config["target_modules"])
+    assert len(config["target_modules"]) == 5
+
+
+def test_config_json_names_the_saved_dtype(plan: Plan, store: Store, tmp_path: Path) -> None:
+    """Trained in FP32 and saved in BF16: loaders use config.json, and would take twice the memory."""
+    run = build(vary(plan, adapt("full")), store, tmp_path)
+    rounded = replace(run, plan=vary(run.plan, {"precision.compute_dtype": "bf16"}))
+    save_weights(rounded, run.paths.adapter)
+    weights = load_file(run.paths.adapter / "model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
+    assert json.loads((run.paths.adapter / "config.json").read_text())["dtype"] == "bfloat16"
+    assert AutoModelForCausalLM.from_pretrained(run.paths.adapter).dtype == torch.bfloat16
+
+
+def test_a_full_disk_is_reported_and_leaves_no_partial_files(
+    plan: Plan, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_arguments: Any, **_more: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    run = build(plan, store, tmp_path)
+    monkeypatch.setattr(run.engine.module.model, "save_pretrained", fill)
+    with pytest.raises(RunFailedError, match=r"step-000002 cannot be written: .*No space left") as failed:
+        save_weights(run, run.paths.checkpoint(2))
+    assert "disk full" in failed.value.hint
+    assert list(run.paths.checkpoints.iterdir()) == []

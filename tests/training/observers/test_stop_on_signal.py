@@ -1,0 +1,43 @@
+"""Signals that arrive together are one stop request; a later one stops immediately."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from launcher.training.observers.stop_on_signal import StopOnSignal
+
+TERM, USR1, INT = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
+
+
+def tell(stop: StopOnSignal, signals: list[tuple[float, signal.Signals]], monkeypatch: pytest.MonkeyPatch) -> None:
+    for when, number in signals:
+        monkeypatch.setattr("launcher.training.observers.stop_on_signal.time.monotonic", lambda when=when: when)
+        stop._handle(number, None)
+
+
+@pytest.mark.parametrize(
+    "signals",
+    [
+        [(10.0, TERM)],
+        [(10.0, TERM), (10.1, USR1), (10.2, TERM)],  # a scheduler to all, our launcher, an agent
+        [(10.0, USR1), (60.0, USR1)],  # Slurm warns twice
+        [(10.0, INT), (11.5, TERM)],
+    ],
+)
+def test_signals_together_are_one_request(
+    signals: list[tuple[float, signal.Signals]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = StopOnSignal()
+    assert not stop.stop_requested()
+    tell(stop, signals, monkeypatch)
+    assert stop.stop_requested()
+    assert stop.received == signals[0][1]
+
+
+@pytest.mark.parametrize("second", [TERM, INT])
+def test_a_later_signal_stops_immediately(second: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = StopOnSignal()
+    with pytest.raises(KeyboardInterrupt):
+        tell(stop, [(10.0, USR1), (13.0, second)], monkeypatch)

@@ -1,0 +1,190 @@
+"""The LoRA gradient check detects wrong kernels, also with a new adapter, and falls back to PEFT."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import Qwen3Config
+
+from launcher.core.run_paths import RunPaths
+from launcher.corpus.store import Store
+from launcher.plan.model import CompilePlan, Plan
+from launcher.training.build import build_run
+from launcher.training.engine.accelerator import build_accelerator
+from launcher.training.engine.run import TrainingRun
+from launcher.training.kernels import elementwise
+from launcher.training.model.fused_lora import linear
+from launcher.training.model.fused_lora.linear import FusedLoraLinear
+from launcher.training.model.fused_lora.weights import FusedLoraWeights
+from launcher.training.verify.packing import PackingCheck
+from tests.training.builders import SIZES, adapt, reset_accelerate, vary, write_base
+
+ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+FUSED_BLOCKS = {"compile": CompilePlan(scope="layer", backend="aot_eager", mode=None)}
+
+
+def build_checked_run(
+    plan: Plan, store: Store, root: Path, kind: str = "lora", changes: dict[str, Any] | None = None
+) -> tuple[TrainingRun, PackingCheck]:
+    base = write_base(root / "base", Qwen3Config(**{**SIZES, "head_dim": 32}))
+    varied = vary(plan, {"base.name": str(base), **adapt(kind, target_modules=ALL), **(changes or {})})
+    reset_accelerate()
+    return build_run(varied, RunPaths(root), store, (), build_accelerator(varied))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        FUSED_BLOCKS,
+        {**FUSED_BLOCKS, "checkpointing": "full"},
+        {"adapter.dropout": 0.2},
+        {**FUSED_BLOCKS, "adapter.dropout": 0.2},
+    ],
+    ids=["plain", "fused blocks", "full checkpointing", "dropout", "fused blocks, dropout"],
+)
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_check_passes_and_restores_the_model(
+    plan: Plan, store: Store, tmp_path: Path, kind: str, changes: dict[str, Any]
+) -> None:
+    run, proof = build_checked_run(plan, store, tmp_path, kind, changes)
+    assert proof.lora_grads is not None
+    assert 0 < proof.lora_grads < 1e-5
+    trained = {name: one for name, one in run.engine.module.named_parameters() if one.requires_grad}
+    assert all(not one.any() for name, one in trained.items() if "lora_B" in name)
+    assert all(one.grad is None for one in trained.values())
+    weights = run.engine.module.fused_lora.weights[0]
+    assert weights.dropout == (changes or {}).get("adapter.dropout", 0.0)
+    assert type(weights.members[0].lora_dropout["default"]) is (nn.Dropout if weights.dropout else nn.Identity)
+    num_in, num_out = weights.members[0].in_features, sum(weights.shape.out_features)
+    assert not weights.materialize()[:num_out, num_in:].any(), "B must be zero in the fused weight again"
+
+
+def _break_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = FusedLoraWeights.list_copies
+    monkeypatch.setattr(
+        FusedLoraWeights, "list_copies", lambda weights: [(a, b, 2 * scale) for a, b, scale in own(weights)]
+    )
+
+
+def _break_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = linear._FusedLoraMatmul.backward
+    monkeypatch.setattr(linear._FusedLoraMatmul, "backward", staticmethod(lambda *args: _double_last(own(*args))))
+
+
+def _break_fused_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = elementwise.split_lora_grads
+    monkeypatch.setattr(
+        "launcher.training.kernels.fused_layer_ops.split_lora_grads", lambda *args: _double_last(own(*args))
+    )
+
+
+def _break_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attention check would detect this too, and blame attention."""
+    own = elementwise.swiglu
+    monkeypatch.setattr(
+        "launcher.training.kernels.fused_layer_ops.swiglu", lambda states, *args: own(states.roll(1, dims=0), *args)
+    )
+
+
+def _break_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = linear._apply_dora_with_dropout
+
+    def multiply(weights: FusedLoraWeights, x: torch.Tensor, dropped: torch.Tensor, lengths: Any) -> Any:
+        return own(weights, 2 * x, dropped, lengths)
+
+    monkeypatch.setattr(linear, "_apply_dora_with_dropout", multiply)
+
+
+@pytest.mark.parametrize("kernel", ["rms_norm", "split_lora_grads"], ids=["forward", "backward"])
+def test_failing_kernel_falls_back_to_peft(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    plan: Plan,
+    store: Store,
+    tmp_path: Path,
+    kernel: str,
+) -> None:
+    def fail(*_args: Any) -> None:
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(f"launcher.training.kernels.fused_layer_ops.{kernel}", fail)
+    run, proof = build_checked_run(plan, store, tmp_path, "lora", FUSED_BLOCKS)
+    assert proof.lora_grads is None
+    warning = capsys.readouterr().err
+    assert "fused LoRA layers fail on this machine: RuntimeError: no kernel image is available" in warning
+    assert not any(isinstance(one, FusedLoraLinear) for one in run.engine.module.modules())
+    assert all(not one.any() for name, one in run.engine.module.named_parameters() if "lora_B" in name)
+
+
+@pytest.mark.parametrize(("checkpointing", "is_fused"), [("none", True), ("full", True), ("selective", False)])
+def test_blocks_are_fused_without_compilation_where_kernels_run(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path, checkpointing: str, is_fused: bool
+) -> None:
+    """As on a GPU. On a CPU without torch.compile, blocks are not fused."""
+    monkeypatch.setattr("launcher.training.model.packed_lm.supports_triton", lambda _device: True)
+    changes = {"checkpointing": checkpointing, "adapter.dropout": 0.2}
+    run, proof = build_checked_run(plan, store, tmp_path / "joined", "dora", changes)
+    assert proof.lora_grads is not None
+    assert proof.lora_grads < 1e-5
+    assert any(hasattr(one, "preceding_norm") for one in run.engine.module.modules()) == is_fused
+    monkeypatch.undo()
+    run, _ = build_checked_run(plan, store, tmp_path / "plain", "dora", changes)
+    assert not any(hasattr(one, "preceding_norm") for one in run.engine.module.modules())
+
+
+def _double_last(found: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*found[:-1], 2 * found[-1])
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "changes"),
+    [
+        (_break_copies, {}),
+        (_break_copies, FUSED_BLOCKS),
+        (_break_backward, {}),
+        (_break_fused_backward, FUSED_BLOCKS),
+        (_break_forward, FUSED_BLOCKS),
+    ],
+)
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_wrong_gradients_fall_back_to_peft(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    plan: Plan,
+    store: Store,
+    tmp_path: Path,
+    kind: str,
+    sabotage: Any,
+    changes: dict[str, Any],
+) -> None:
+    sabotage(monkeypatch)
+    run, proof = build_checked_run(plan, store, tmp_path, kind, changes)
+    assert proof.lora_grads is None
+    assert "fused LoRA layers have different gradients than PEFT" in capsys.readouterr().err
+    assert not any(isinstance(one, FusedLoraLinear) for one in run.engine.module.modules())
+    if changes:  # compiling takes long, and the classes were checked above
+        return
+    run.engine.module.fused_lora.refresh()
+    broken = _gradients(run)
+    monkeypatch.undo()
+    right, _ = build_checked_run(plan, store, tmp_path / "right", kind, changes)
+    torch.testing.assert_close(broken, _gradients(right), rtol=1e-4, atol=1e-6)
+
+
+def _gradients(run: TrainingRun) -> dict[str, torch.Tensor]:
+    batch = next(iter(run.batches()))
+    run.engine.micro_step(batch, 10, is_last=True)
+    return {name: one.grad for name, one in run.engine.module.named_parameters() if one.grad is not None}
+
+
+def test_error_in_dropout_alone_is_detected(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path
+) -> None:
+    _break_dropout(monkeypatch)
+    _, proof = build_checked_run(plan, store, tmp_path, "dora", {"adapter.dropout": 0.2})
+    assert proof.lora_grads is None

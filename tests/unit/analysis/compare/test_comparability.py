@@ -1,0 +1,126 @@
+"""Every warning, and its silence where nothing differs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from launcher.analysis.compare.comparability import collect_cautions, group_by_data
+from launcher.analysis.compare.load_run import RunFacts
+from launcher.analysis.compare.model import Caution
+from launcher.core import metrics
+from tests.unit.analysis.compare.made_facts import TRAITS, make_facts, with_traits
+
+
+def only(*runs: RunFacts) -> Caution:
+    (caution,) = collect_cautions(runs)
+    return caution
+
+
+def test_comparable_runs_have_no_caveat() -> None:
+    assert collect_cautions([make_facts("a"), make_facts("b")]) == ()
+    assert collect_cautions([make_facts("a")]) == ()
+
+
+def test_different_data_affects_losses() -> None:
+    caution = only(make_facts("a"), with_traits("b", data_key="f" * 64), make_facts("c"))
+    assert caution.title == "The runs were trained on different data"
+    assert caution.spoils == ("loss", "held-out loss")
+    assert "A: a, c (data key 0123456789ab); B: b (data key ffffffffffff)" in caution.detail
+    assert "Speed and memory are still comparable" in caution.detail
+
+
+def test_groups_are_letters_in_order() -> None:
+    keys = ["x", "y", None, "x"]
+    assert group_by_data([with_traits(str(at), data_key=key) for at, key in enumerate(keys)]) == ("A", "B", None, "A")
+    many = group_by_data([with_traits(str(at), data_key=str(at)) for at in range(28)])
+    assert many[24:] == ("Y", "Z", "AA", "AB")
+
+
+@pytest.mark.parametrize(
+    ("trait", "value", "title", "spoils", "words"),
+    [
+        ("global_batch_size", 1024, "The global batch differs", ("loss by step",), "32: a; 1,024: b"),
+        ("sequence_length", 4096, "The sequence length differs", ("loss", "speed", "memory"), "2,048: a; 4,096: b"),
+        (
+            "base",
+            "tiny",
+            "The runs have different base models",
+            ("loss", "held-out loss", "speed", "memory"),
+            "tiny: b",
+        ),
+        (
+            "loss_on",
+            "all",
+            "The loss is computed on different tokens",
+            ("loss", "held-out loss"),
+            "completion: a; all: b",
+        ),
+        ("held_out", "none", "The held-out data differs", ("held-out loss",), "validation.jsonl: a; none: b"),
+        ("precision", "fp16", "The precision differs", ("speed", "memory"), "bf16: a; fp16: b"),
+        ("hardware", "CPU", "The hardware differs", ("speed", "time"), "CPU: b"),
+        (
+            "random_weights",
+            True,
+            "Trained from random weights",
+            ("loss", "held-out loss"),
+            "b. The base model has random",
+        ),
+        (
+            "data_key",
+            None,
+            "The training data of some runs are unknown",
+            ("loss", "held-out loss"),
+            "b: no",
+        ),
+    ],
+)
+def test_each_difference_gives_a_caveat(
+    trait: str, value: object, title: str, spoils: tuple[str, ...], words: str
+) -> None:
+    caution = only(make_facts("a"), with_traits("b", **{trait: value}))
+    assert caution.title == title
+    assert caution.spoils == spoils
+    assert words in caution.detail
+
+
+def test_unknown_values_give_no_caveat() -> None:
+    unknown = replace(TRAITS, global_batch_size=None, sequence_length=None, base=None, precision=None, hardware=None)
+    assert collect_cautions([make_facts("a"), make_facts("b", traits=unknown)]) == ()
+
+
+def test_unfinished_runs_are_listed_with_their_step() -> None:
+    running = make_facts("b", status="running", steps_done=4, num_steps=1200)
+    caution = only(make_facts("a", num_steps=1200), running)
+    assert caution.title == "Not finished"
+    assert "b (running, step 4 of 1,200)" in caution.detail
+    assert "c (not started)" in only(make_facts("c", {}, status="not started")).detail
+
+
+def test_different_planned_steps_affect_loss_by_step() -> None:
+    caution = only(make_facts("a"), make_facts("b", num_steps=9))
+    assert caution.title == "The number of planned steps differs"
+    assert caution.spoils == ("loss by step", "time")
+    assert "4 steps: a; 9 steps: b" in caution.detail
+
+
+def test_oom_fallbacks_are_listed() -> None:
+    caution = only(make_facts("a", oom_fallbacks=("micro-batch 2", "full checkpointing")))
+    assert caution.title == "CUDA out of memory during the run"
+    assert "a (micro-batch 2, then full checkpointing)" in caution.detail
+
+
+def test_estimated_clock_is_a_note() -> None:
+    caution = only(make_facts("a", {metrics.STEP_SECONDS: [1.0]}))
+    assert (caution.level, caution.title) == ("note", "The wall-clock axis is estimated")
+    assert collect_cautions([make_facts("a", {metrics.STEP_SECONDS: [1.0], metrics.TOTAL_SECONDS: [1.0]})]) == ()
+
+
+def test_warnings_come_before_notes_and_long_lists_are_cut() -> None:
+    runs = [
+        with_traits(f"run{at}", hardware="CPU" if at else "GPU", global_batch_size=8 if at else 16) for at in range(9)
+    ]
+    cautions = collect_cautions(runs)
+    assert [caution.level for caution in cautions] == ["warning", "note"]
+    assert "8: run1, run2, run3, run4 and 4 more" in cautions[0].detail

@@ -1,0 +1,104 @@
+"""Summary values of a run."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from launcher.analysis.report.run_metrics import (
+    collect_goodput,
+    collect_last_task_metrics,
+    collect_loss_curve,
+    compute_data_wait,
+    compute_energy_wh,
+    compute_median,
+    compute_total_seconds,
+    draw_sparkline,
+    format_metric,
+)
+from launcher.core import metrics
+from launcher.core.metrics import StepMetrics
+from tests.unit.analysis.report.made_run import make_facts, make_outcome
+
+
+def rows(name: str, *values: float) -> list[StepMetrics]:
+    return [StepMetrics(step=step, epoch=0.0, values={name: value}) for step, value in enumerate(values, start=1)]
+
+
+def test_median_ignores_non_finite_values() -> None:
+    assert compute_median(rows("x", 1.0, math.nan, 3.0, math.inf, 2.0), "x") == 2.0
+    assert compute_median(rows("x", math.nan), "x") is None
+    assert compute_median([], "x") is None
+
+
+def test_loss_curve_has_best_step() -> None:
+    curve = collect_loss_curve(rows("x", 3.0, 1.0, math.nan, 2.0), "x")
+    assert curve is not None
+    assert (curve.first, curve.last, curve.best, curve.best_step) == (3.0, 2.0, 1.0, 2)
+    assert collect_loss_curve(rows("x", math.nan), "x") is None
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn"),
+    [
+        ((), ""),
+        ((1.0,), "▁"),
+        ((1.0, 1.0), "▁▁"),
+        ((8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0), "█▇▆▅▄▃▂▁"),
+        (tuple([2.0] * 480 + [1.0] * 480), "█" * 24 + "▁" * 24),
+    ],
+)
+def test_sparkline_spans_low_to_high(values: tuple[float, ...], drawn: str) -> None:
+    assert draw_sparkline(values) == drawn
+
+
+def test_data_wait_prefers_the_device() -> None:
+    both = {metrics.DATA_WAIT_SHARE: 0.1, metrics.DATA_WAIT_SECONDS: 1.0, metrics.STEP_SECONDS: 2.0}
+    assert compute_data_wait([StepMetrics(step=1, epoch=0.0, values=both)]) == ("device data wait", 0.1)
+    del both[metrics.DATA_WAIT_SHARE]
+    assert compute_data_wait([StepMetrics(step=1, epoch=0.0, values=both)]) == ("host data wait", 0.5)
+    assert compute_data_wait(rows(metrics.STEP_SECONDS, 1.0)) is None
+
+
+def test_energy_ignores_steps_with_missing_values() -> None:
+    complete = {metrics.JOULES_PER_TOKEN: 2.0, metrics.TOKENS_PER_SECOND: 900.0, metrics.STEP_SECONDS: 2.0}
+    logged = [StepMetrics(step=1, epoch=0.0, values=complete), *rows(metrics.STEP_SECONDS, 5.0)]
+    assert compute_energy_wh(logged) == 1.0
+    assert compute_energy_wh(rows(metrics.STEP_SECONDS, 5.0)) is None
+
+
+def test_total_time_falls_back_to_attempts() -> None:
+    assert compute_total_seconds(make_facts(outcome=make_outcome()).record) == 20.0
+    assert compute_total_seconds(make_facts(outcome=make_outcome(goodput={})).record) == 18.0
+    assert compute_total_seconds(make_facts(outcome=make_outcome(goodput={}), rows=()).record) == 20.0
+    assert compute_total_seconds(make_facts(outcome=None, rows=()).record) is None
+
+
+def test_goodput_falls_back_to_the_last_row() -> None:
+    logged = tuple(rows(metrics.GOODPUT, 0.1, 0.5))
+    assert collect_goodput(make_facts(outcome=make_outcome(goodput={}), rows=logged).record) == {metrics.GOODPUT: 0.5}
+    assert collect_goodput(make_facts(outcome=make_outcome(), rows=logged).record)[metrics.GOODPUT] == 0.75
+
+
+def test_last_value_of_each_task_metric_is_collected() -> None:
+    logged = [*rows("eval/exact_match", 0.1, 0.4), *rows(metrics.EVAL_LOSS, 1.0), *rows("train/other", 1.0)]
+    assert collect_last_task_metrics(logged) == {"eval/exact_match": (0.4, 2)}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        (metrics.DEVICE_MFU, 0.4321, "43.2 %"),
+        (metrics.TOKENS_PER_SECOND, 12345.6, "12,346 tokens/s"),
+        (metrics.SAMPLES_PER_SECOND, 8.123, "8.12 rows/s"),
+        (metrics.STEP_SECONDS, 0.1234, "0.123 s"),
+        (metrics.TOTAL_SECONDS, 7200.0, "2.0 h"),
+        (metrics.PEAK_ALLOCATED_GIB, 3.456, "3.46 GiB"),
+        (metrics.JOULES_PER_TOKEN, 0.01234, "0.0123 J"),
+        (metrics.TRAIN_LOSS, 1.23456, "1.235"),
+        ("eval/exact_match", 0.5, "0.5"),
+    ],
+)
+def test_metrics_are_formatted_in_their_units(name: str, value: float, text: str) -> None:
+    assert format_metric(name, value) == text

@@ -1,0 +1,384 @@
+"""A new expert's folder is complete or absent, never overwrites another, and is loaded and planned first."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli.main import main
+from launcher.core.errors import DoesNotFitError, InputError
+from launcher.corpus.build import is_cut_for_validation
+from launcher.corpus.sources import make_file_source
+from launcher.manifest import find_manifest, load_manifest
+from launcher.new_expert import create
+from launcher.new_expert.field_roles import FieldFlags
+from launcher.new_expert.proposal import Options
+from launcher.plan.estimate.dataset_size import probe_sample
+from launcher.plan.smoke import choose_smoke_length
+from launcher.request.request import Request, plan_request
+from tests.conftest import SHARED
+from tests.unit.new_expert.inputs import make, make_rows, read_sample, write_rows
+
+REAL = ("json_instructions", "text2cypher", "text2sql_questions")
+
+
+def list_names(folder: str = ".") -> list[str]:
+    return sorted(entry.name for entry in Path(folder).iterdir())
+
+
+def test_manifest_and_sample_are_written_and_valid() -> None:
+    made = make(write_rows(make_rows()))
+    assert [str(file) for file in made.files] == [
+        "sales/manifest.json",
+        "sales/sample/train.jsonl",
+        "sales/sample/validation.jsonl",
+        "sales/sample/test.jsonl",
+    ]
+    manifest = load_manifest(find_manifest("sales")).manifest
+    assert manifest.expert == "sales"
+    assert manifest.training.dataset.field_mapping.instruction == "question"
+    assert manifest.training.config.target_modules
+    assert made.cli_name == "sales"
+    assert plan_request(Request(expert="sales", gpu="rtx4090")).plan.data.path == "../rows.jsonl"
+    assert list_names() == ["rows.jsonl", "sales"]
+
+
+def test_default_folder_is_in_experts_if_it_exists() -> None:
+    Path("experts").mkdir()
+    Path("experts/manifest.schema.json").write_text("{}")
+    made = make(write_rows(make_rows()))
+    assert made.folder == Path("experts/sales")
+    assert json.loads(made.manifest)["$schema"] == "../manifest.schema.json"
+    assert made.cli_name == "sales"
+
+
+@pytest.mark.parametrize(
+    ("output_dir", "cli_name"),
+    [(None, "sales"), ("there/sales", "there/sales"), ("other", "other/manifest.json"), ("a b/c", "'a b/c'")],
+)
+def test_manifest_names_itself_as_commands_find_it(output_dir: str | None, cli_name: str) -> None:
+    made = make(write_rows(make_rows()), output_dir=None if output_dir is None else Path(output_dir))
+    comment = json.loads(made.manifest)["_comment"]
+    assert f"`launcher validate {cli_name}` checks it" in comment
+    assert find_manifest(made.cli_name).resolve() == (made.folder / "manifest.json").resolve()
+
+
+def test_short_name_of_another_expert_is_not_suggested() -> None:
+    make(write_rows(make_rows()))
+    Path("experts").mkdir()
+    assert make(write_rows(make_rows())).cli_name == "experts/sales"
+
+
+def test_data_elsewhere_has_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = write_rows(make_rows()).resolve()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    assert json.loads(make(data).manifest)["training"]["dataset"]["path"] == str(data)
+
+
+def test_folder_may_already_contain_the_data() -> None:
+    Path("sales").mkdir()
+    data = write_rows(make_rows(), "sales/rows.jsonl")
+    made = make(data)
+    assert json.loads(made.manifest)["training"]["dataset"]["path"] == "rows.jsonl"
+    assert data.is_file()
+
+
+def test_existing_files_are_kept_without_force() -> None:
+    data = write_rows(make_rows())
+    make(data)
+    Path("sales/NOTES.md").write_text("mine")
+    Path("sales/sample/more.jsonl").write_text("rows of an older mapping")
+    before = Path("sales/manifest.json").read_bytes()
+    with pytest.raises(InputError, match="already exists: nothing was changed\nhint: --force replaces"):
+        make(data, options=Options(fields=FieldFlags(prompt="notes")))
+    assert Path("sales/manifest.json").read_bytes() == before
+    make(data, options=Options(fields=FieldFlags(prompt="notes")), force=True)
+    assert (
+        json.loads(Path("sales/manifest.json").read_text())["training"]["dataset"]["field_mapping"]["instruction"]
+        == "notes"
+    )
+    assert Path("sales/NOTES.md").read_text() == "mine"
+    assert list_names("sales/sample") == ["test.jsonl", "train.jsonl", "validation.jsonl"]
+
+
+@pytest.mark.parametrize("moment", ["plan", "place"])
+def test_interruption_leaves_no_files(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(create, {"plan": "plan_request", "place": "_move_into_place"}[moment], fail)
+    with pytest.raises(KeyboardInterrupt):
+        make(write_rows(make_rows()), output_dir=Path("deep/er/sales"))
+    assert list_names() == ["rows.jsonl"]
+
+
+def test_dry_run_writes_nothing() -> None:
+    made = make(write_rows(make_rows()), dry_run=True)
+    assert made.files == ()
+    assert list_names() == ["rows.jsonl"]
+
+
+def test_base_that_does_not_fit_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Request) -> None:
+        raise DoesNotFitError("too large", hint="buy more")
+
+    monkeypatch.setattr(create, "plan_request", refuse)
+    made = make(write_rows(make_rows()))
+    assert made.plan is None
+    assert made.proposal.notes[-1] == "it does not fit this machine: too large; buy more"
+
+
+def write_as(rows: list[dict[str, Any]], kind: str) -> Path:
+    if kind == "jsonl":
+        return write_rows(rows)
+    if kind == "json":
+        Path("rows.json").write_text(json.dumps(rows))
+        return Path("rows.json")
+    if kind == "jsonl named json":
+        return write_rows(rows, "rows.json")
+    if kind == "csv":
+        with Path("rows.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        return Path("rows.csv")
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist(rows), "rows.parquet")
+    return Path("rows.parquet")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "jsonl named json", "csv", "parquet"])
+def test_every_format_is_read_like_in_training(kind: str) -> None:
+    make(write_as(make_rows(), kind))
+    plan = plan_request(Request(expert="sales", gpu="rtx4090")).plan
+    assert plan.data.num_rows == 40
+    assert plan.data.format == {"jsonl named json": "jsonl"}.get(kind)
+    assert make_file_source(Path("sales") / str(plan.data.path), plan.data.format).format == {
+        "jsonl named json": "jsonl"
+    }.get(kind, kind)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "rows.jsonl is empty: it has no rows"),
+        ("\n \n", "rows.jsonl is empty: it has no rows"),
+        ("hello\n", "line 1: broken JSON"),
+        ('{"a": "b"}\nhello\nhello\n', "line 2: broken JSON"),
+        ("[1, 2]\n", "line 1: not an object"),
+        ("{}\n{}\n", "the rows have no fields"),
+        ('{"question": "q", "answer": "a"}\n', "there is only one row"),
+        ('{"question": "q", "answer": "a"}\n' * 3, "all 3 rows are identical"),
+        ('{"question": "q", "answer": "a"}\n{"question": "q", "answer": "b"}\n', "all 2 rows have the same prompt"),
+        ('{"body": "one"}\n{"body": "two"}\n', "a single field of text, body"),
+    ],
+)
+def test_wrong_rows_are_refused_and_leave_no_files(content: str, words: str) -> None:
+    Path("rows.jsonl").write_text(content)
+    with pytest.raises(InputError) as caught:
+        make(Path("rows.jsonl"))
+    assert words in str(caught.value)
+    assert "hint:" in str(caught.value)
+    assert list_names() == ["rows.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("rows.csv", "question;answer\na;b\n", "cells are separated by ';'"),
+        (
+            "rows.tsv",
+            "question\tanswer\na\tb\n",
+            "unknown format\nhint: it is separated by tabs",
+        ),
+        ("rows.csv", "question;answer\na, b;c\nd;e, f, g\n", "separated by ';', not by commas: the header is"),
+        ("rows.csv", "question\tanswer\na, b\tc\n", "cells are separated by '\\t'"),
+        ("rows.csv", "question,answer\n", "rows.csv is empty: it has no rows\nhint: expected a header"),
+        ("rows.csv", "question,question\na,b\n", "two columns are called 'question'"),
+        ("rows.doc", "x", "unknown format\nhint: --data, --validation and --test name files; --format names"),
+        ("rows.jsonl.gz", "x", "unknown format\nhint: it is compressed: gunzip -k rows.jsonl.gz"),
+        (
+            "rows.jsonl",
+            '{"question": "ä"}\n'.encode("utf-16"),
+            "hint: save the file as UTF-8: iconv -f UTF-16 -t UTF-8",
+        ),
+        ("rows.jsonl", '{"question": "ä"}\n'.encode("latin-1"), "iconv -f ISO-8859-1 -t UTF-8 rows.jsonl"),
+        ("rows.jsonl", gzip.compress(b"{}", mtime=0), "hint: the file is compressed: gunzip -c rows.jsonl"),
+        ("rows.jsonl", '{"question": ' + "[" * 150 + "]" * 150 + "}", "hint: rows should hold little but text"),
+        ("rows.json", "[" * 200_000, "nested too deeply"),
+        ("rows.json", '{"data": []}', "not a list of rows"),
+        ("-", None, "-: not a regular file"),
+        ("/dev/null", None, "/dev/null: not a regular file"),
+        ("folder/rows.jsonl", None, "no such file"),
+    ],
+)
+def test_unreadable_files_are_refused_with_a_hint(name: str, content: str | bytes | None, words: str) -> None:
+    if content is not None:
+        Path(name).write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(InputError) as caught:
+        make(Path(name))
+    assert words in str(caught.value)
+
+
+def test_non_ascii_text_is_printed_unescaped(capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows([{"question": f"Wie groß ist {n}?", "antwort": f"größer als {n - 1}"} for n in range(20)])
+    assert main(["new", "groesse", "--data", "rows.jsonl", "--dry-run"]) == 0
+    output = capsys.readouterr().out
+    assert "answer: antwort (the only other field of text; in 20 of 20 rows)" in output
+    assert "| größer als" in output
+
+
+def test_missing_file_is_refused_with_a_suggestion() -> None:
+    write_rows(make_rows())
+    with pytest.raises(InputError, match=r"rows\.json: no such file\nhint: did you mean rows\.jsonl"):
+        make(Path("rows.json"))
+    with pytest.raises(InputError, match=r"more\.jsonl: no such file"):
+        make(Path("rows.jsonl"), options=Options(validation=Path("more.jsonl")))
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a b", "x.json", "-x", "a" * 61])
+def test_invalid_names_are_refused(name: str) -> None:
+    rule = "it must not end in .json" if name == "x.json" else "it must begin with a letter or a digit"
+    with pytest.raises(InputError, match=f"is not a valid name for an expert: {rule}"):
+        make(write_rows(make_rows()), name)
+
+
+def test_few_unreadable_rows_are_noted() -> None:
+    data = write_rows(make_rows())
+    data.write_text(data.read_text() + "oops\n")
+    assert "1 rows cannot be read: broken JSON: Expecting value (line 41)" in make(data).proposal.notes
+
+
+def test_unusable_rows_are_noted_with_their_reasons() -> None:
+    """Without a GPU, `launcher prepare` would only see the sample, which holds none of them."""
+    rows = [*make_rows(), *({"question": f"and {n}?"} for n in range(3)), {"question": "?", "answer": ""}]
+    notes = make(write_rows(rows)).proposal.notes
+    assert notes == (
+        "4 of 44 rows cannot be used: 3 rows no field answer (line 41, 42, 43); 1 rows answer is empty (line 44)",
+    )
+
+
+def test_validation_split_is_that_of_prepare() -> None:
+    made = make(write_rows(make_rows(200)))
+    config = load_manifest(find_manifest("sales")).manifest.training.config
+    assert made.proposal.num_validation is not None
+    assert 8 <= made.proposal.num_validation <= 35
+    assert config.evaluation_strategy == "epoch"
+    assert is_cut_for_validation(0)
+
+
+def test_without_a_validation_split_nothing_is_evaluated() -> None:
+    rows = make_rows(4)
+    made = make(write_rows(rows))
+    if made.proposal.num_validation is None:
+        assert load_manifest(find_manifest("sales")).manifest.training.config.evaluation_strategy == "no"
+    made = make(write_rows(rows), options=Options(validation=write_rows(make_rows(9), "v.jsonl")), force=True)
+    dataset = load_manifest(find_manifest("sales")).manifest.training.dataset
+    assert dataset.validation_path == "../v.jsonl"
+    assert made.proposal.has_validation
+
+
+def test_plain_text_is_trained_on_every_token() -> None:
+    data = write_rows([{"body": f"Once upon a time, {n}."} for n in range(30)])
+    make(data, options=Options(fields=FieldFlags(text="body")))
+    manifest = load_manifest(find_manifest("sales")).manifest
+    assert manifest.training.config.loss_on == "all"
+    assert manifest.evaluation is None
+
+
+def test_unknown_base_is_refused() -> None:
+    with pytest.raises(InputError):
+        make(write_rows(make_rows()), options=Options(base="Qwen/Qwen9-1T"))
+
+
+def test_task_selects_the_judge() -> None:
+    rows = [{"question": f"q{n}", "answer": f'{{"n": {n}}}'} for n in range(30)]
+    assert make(write_rows(rows)).proposal.language is not None
+    make(write_rows(rows), options=Options(task="text"), force=True)
+    assert load_manifest(find_manifest("sales")).manifest.evaluation is None
+    made = make(write_rows(rows), options=Options(task="sql"), force=True)
+    assert "most answers of the rows do not parse as sql" in made.proposal.notes
+
+
+def test_expert_named_after_a_language_does_not_get_its_judge() -> None:
+    make(write_rows(make_rows()), "sql", output_dir=Path("mine"))
+    evaluation = load_manifest(Path("mine/manifest.json")).manifest.evaluation
+    assert evaluation is not None
+    assert evaluation.task_rows == 0
+
+
+def test_sample_holds_mapped_fields_of_rows_that_fit() -> None:
+    long = [{"question": f"q{n}", "context": "word " * 1500, "answer": f"a{n}", "id": n} for n in range(60)]
+    made = make(write_rows([*make_rows(60), *long]))
+    rows = [row for name in ("train", "validation", "test") for row in read_sample(name)]
+    assert len(rows) == 60
+    assert all(set(row) == {"question", "context", "answer"} for row in rows)
+    assert "60 of 120 rows are too long for the sample of the smoke profile" in made.proposal.notes
+    Path("sales").rename("old")
+    made = make(write_rows(long))
+    length = choose_smoke_length(probe_sample(Path("sales")).mean_tokens)
+    assert made.plan is not None
+    assert made.plan.plan.batch.sequence_length == length == 4096
+    assert "need 4,096 tokens" in next(d.reason for d in made.plan.plan.decisions if d.name == "global batch")
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_published_datasets_are_recognised(name: str) -> None:
+    file = SHARED / "data" / f"{name}.jsonl"
+    if not file.is_file():
+        pytest.skip("the published datasets are not next to this checkout")
+    made = make(file, dry_run=True)
+    mapping = made.proposal.roles.mapping.model_dump(exclude_none=True)
+    expected = {
+        "json_instructions": ({"text": "text"}, "json"),
+        "text2cypher": ({"instruction": "question", "input": "schema", "response": "cypher"}, "cypher"),
+        "text2sql_questions": ({"instruction": "question", "response": "sql"}, "sql"),
+    }
+    language = made.proposal.language
+    assert (mapping, language.name if language else None) == expected[name]
+    assert f"in {made.proposal.num_rows:,} of {made.proposal.num_rows:,} rows" in made.proposal.guesses[0].reason
+    assert 0 < made.proposal.mask.num_trained < made.proposal.mask.num_tokens
+
+
+def test_command_prints_what_was_inferred(capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(make_rows())
+    assert main(["new", "sales", "--data", "rows.jsonl"]) == 0
+    output = capsys.readouterr().out
+    for words in ("in 40 of 40 rows", "| It is", "Plan for this machine", "Next:  launcher train sales"):
+        assert words in output
+    assert main(["validate", "sales"]) == 0
+
+
+def test_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(make_rows())
+    assert main(["new", "sales", "--data", "rows.jsonl", "--json"]) == 0
+    output = json.loads(capsys.readouterr().out)
+    assert output["next"] == "launcher train sales"
+    assert output["manifest"] == json.loads(Path("sales/manifest.json").read_text())
+    assert {guess["what"]: guess["value"] for guess in output["guesses"]}["prompt"] == "question"
+    assert "".join(part["text"] for part in output["mask"]["segments"] if part["is_trained"]).endswith("<|im_end|>")
+    assert output["plan"]["profile"] == "smoke"
+    assert main(["new", "sales", "--data", "rows.jsonl", "--json"]) == 2
+    assert "already exists" in json.loads(capsys.readouterr().out)["error"]
+
+
+@pytest.mark.parametrize("flag", ["--output-dir", "--validation", "--test", "--base"])
+def test_empty_paths_are_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(make_rows())
+    assert main(["new", "sales", "--data", "rows.jsonl", flag, ""]) == 2
+    assert f"{flag}: the {'name' if flag == '--base' else 'path'} is empty" in capsys.readouterr().err
+    assert list_names() == ["rows.jsonl"]
+
+
+def test_unwritable_folder_is_refused() -> None:
+    Path("file").write_text("")
+    with pytest.raises(InputError, match="cannot create a folder there"):
+        make(write_rows(make_rows()), output_dir=Path("file/below"))

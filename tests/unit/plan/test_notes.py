@@ -1,0 +1,63 @@
+"""Settings that only cost speed: named, with what they cost and the way out."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from launcher.plan import Plan
+from tests.unit.plan.conftest import decision, plan_for
+
+OPTIMIZERS = ("adamw_bnb_8bit", "adamw_torch_fused")
+SLOW = {"gradient_checkpointing": True, "torch_compile": False}
+
+
+def find_note(plan: Plan) -> str | None:
+    found = [note for note in plan.notes if "in the manifest slow" in note]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+@pytest.mark.parametrize("gpu", ["rtx4090", "h200"])
+def test_note_on_slow_settings_is_confirmed_by_the_plan_without_them(gpu: str) -> None:
+    slow = plan_for(gpu=gpu, config={**SLOW, "attention": "varlen"})
+    note = find_note(slow)
+    assert note is not None
+    changes = dict(re.findall(r"--set training\.config\.(\w+)=(\w+)", note))
+    assert changes == dict.fromkeys(SLOW, "null")  # the attention costs nothing by the model
+    free = plan_for(gpu=gpu, config={**dict.fromkeys(SLOW), "attention": "varlen"})
+    assert free.speed.tokens_per_second is not None
+    assert slow.speed.tokens_per_second is not None
+    times = free.speed.tokens_per_second / slow.speed.tokens_per_second
+    assert times > 1.1
+    assert f"{times:.1f} times as fast" in note
+    assert find_note(free) is None
+
+
+def test_note_names_only_settings_that_slow_training() -> None:
+    note = find_note(plan_for(gpu="rtx4090", config={"gradient_checkpointing": True, "torch_compile": True}))
+    assert note is not None
+    assert note.startswith("gradient_checkpointing in the manifest slows training down")
+    assert "torch_compile" not in note
+
+
+@pytest.mark.parametrize(
+    ("gpu", "config", "profile"),
+    [
+        ("rtx4090", {}, "full"),  # nothing is given
+        ("rtx4090", {"gradient_checkpointing": False}, "full"),  # as the plan would
+        ("rtx4090", SLOW, "smoke"),
+        (None, SLOW, "full"),
+    ],
+)
+def test_no_note_without_slow_settings(gpu: str | None, config: dict[str, object], profile: str) -> None:
+    left = {"gradient_checkpointing": None, "torch_compile": None}
+    assert find_note(plan_for(gpu=gpu, config={**left, **config}, profile=profile)) is None
+
+
+def test_8_bit_optimizer_decision_mentions_the_host_sync() -> None:
+    decisions = {name: decision(plan_for(gpu="h200", config={"optim": name}), "optimizer") for name in OPTIMIZERS}
+    assert [name for name, words in decisions.items() if "waits for the host to read the gradients" in words] == [
+        "adamw_bnb_8bit"
+    ]

@@ -1,0 +1,301 @@
+"""Search for a plan that fits: budgets, OOM fallbacks, suggestions, and properties over manifests x hardware."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from launcher.base_models.shapes import ModelShape, load_shape
+from launcher.core.errors import DoesNotFitError, ExitCode, ManifestError
+from launcher.core.units import GIB, bytes_to_gib
+from launcher.hardware.gpu_catalogue import GPUS, lookup_gpu
+from launcher.hardware.model import Gpu, make_hardware
+from launcher.manifest import Manifest, find_manifest, load_manifest
+from launcher.plan import Plan, make_plan
+from launcher.plan.estimate.dataset_size import RowEstimate
+from launcher.plan.memory_budget import LEVELS
+from tests.conftest import published_manifests
+from tests.unit.plan.conftest import FULL_FINE_TUNING, decision, plan_for
+
+ROWS = RowEstimate(num_rows=30_000, mean_tokens=350, count_basis="read", is_measured=True)
+MANIFESTS = ["neo4j", *(str(file) for file in published_manifests())]
+BASES = ["Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B"]
+
+
+@cache
+def load(name: str, full: bool = False) -> Manifest:
+    return load_manifest(find_manifest(name), FULL_FINE_TUNING if full else ()).manifest
+
+
+@cache
+def shape(name: str) -> ModelShape:
+    return load_shape(name, ())
+
+
+def plan_on(manifest: Manifest, gpu: Gpu, base: str, gpus: int = 1, nodes: int = 1) -> Plan | None:
+    hardware = make_hardware(gpu, gpus_per_node=gpus, nodes=nodes, ram_gib_per_node=64 * gpus)
+    try:
+        return make_plan(manifest, hardware, base=shape(base), rows=ROWS)
+    except DoesNotFitError:
+        return None
+
+
+def id_of(name: str) -> str:
+    return Path(name).name
+
+
+@pytest.mark.parametrize("name", MANIFESTS, ids=id_of)
+@pytest.mark.parametrize("base", BASES)
+def test_predicted_memory_never_exceeds_what_is_usable(name: str, base: str) -> None:
+    planned = 0
+    for gpu in GPUS.values():
+        plan = plan_on(load(name), gpu, base)
+        if plan is not None:
+            assert plan.memory.total_bytes <= plan.memory.usable_bytes
+            assert plan.memory.margin_bytes >= 0
+            planned += 1
+    assert planned > 5
+
+
+@pytest.mark.parametrize("name", MANIFESTS, ids=id_of)
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_more_memory_never_means_more_checkpointing_or_a_smaller_micro_batch(name: str, base: str, gpus: int) -> None:
+    """The same GPU with more and more memory, as long as each rank holds the whole model.
+
+    It cannot hold across strategies: where weights have to be gathered or fetched for every micro-step, recomputing for
+    fewer and larger micro-steps is faster; with more memory nothing is gathered, and the small micro-batch is.
+    """
+    best: dict[str, tuple[int, int]] = {}
+    planned = 0
+    for gib in range(8, 150, 6):
+        gpu = lookup_gpu("h100").model_copy(update={"memory_mib": gib * 1024})
+        plan = plan_on(load(name), gpu, base, gpus)
+        if plan is None:
+            assert planned == 0, "it fitted with less memory"
+            continue
+        planned += 1
+        if plan.strategy not in ("single", "ddp"):
+            continue
+        level, micro = best.get(plan.strategy + plan.offload, (len(LEVELS), 0))
+        assert LEVELS.index(plan.checkpointing) <= level
+        assert plan.batch.micro_batch_size >= micro
+        best[plan.strategy + plan.offload] = (LEVELS.index(plan.checkpointing), plan.batch.micro_batch_size)
+    assert planned > 5
+
+
+@pytest.mark.parametrize("name", MANIFESTS, ids=id_of)
+@pytest.mark.parametrize(
+    ("card", "sizes"), [("rtx4090", (12, 16, 20, 24, 32, 48)), ("h100", (40, 64, 80, 96, 141, 180))]
+)
+@pytest.mark.parametrize("gpus", [1, 2, 8])
+def test_for_the_experts_that_holds_across_strategies_too(
+    name: str, card: str, sizes: tuple[int, ...], gpus: int
+) -> None:
+    """Over the memory that such cards are really sold with."""
+    level, micro = len(LEVELS), 0
+    for gib in sizes:
+        gpu = lookup_gpu(card).model_copy(update={"memory_mib": gib * 1024})
+        plan = plan_on(load(name), gpu, "Qwen/Qwen3-0.6B", gpus)
+        if plan is None:
+            assert micro == 0, "it fitted with less memory"
+            continue
+        assert LEVELS.index(plan.checkpointing) <= level
+        assert plan.batch.micro_batch_size >= micro
+        level, micro = LEVELS.index(plan.checkpointing), plan.batch.micro_batch_size
+    assert micro > 0
+
+
+@pytest.mark.parametrize("name", MANIFESTS, ids=id_of)
+@pytest.mark.parametrize("gpu", ["rtx4090", "h100"])
+def test_more_gpus_never_mean_a_longer_estimate(name: str, gpu: str) -> None:
+    """But for what it takes to reach them, where micro-steps are as short as they can be launched: a few hundredths."""
+    last = float("inf")
+    for gpus, nodes in ((1, 1), (2, 1), (3, 1), (4, 1), (6, 1), (8, 1), (8, 2), (8, 4)):
+        plan = plan_on(load(name), lookup_gpu(gpu), "Qwen/Qwen3-0.6B", gpus, nodes)
+        assert plan is not None
+        assert plan.speed.total_seconds is not None
+        assert plan.speed.total_seconds <= last * 1.06, (gpus, nodes)
+        last = plan.speed.total_seconds
+
+
+def test_a_slow_link_is_named_when_it_is_the_limit() -> None:
+    plan = plan_on(load("neo4j", full=True), lookup_gpu("rtx4090"), "Qwen/Qwen3-0.6B", gpus=8, nodes=4)
+    assert plan is not None
+    assert plan.speed.communication_fraction > 0.1
+
+
+def test_the_4090_plan_uses_the_card() -> None:
+    """The next size that divides the batch of 48 without a rest does not fit."""
+    plan = plan_for(gpu="rtx4090")
+    assert plan.batch.micro_batch_size == 8
+    assert 17 <= bytes_to_gib(plan.memory.total_bytes) <= 22
+    assert plan.checkpointing == "none"
+    even = plan_for(gpu="rtx4090", config={"batch_size": 9, "gradient_accumulation_steps": 5})
+    assert 19 <= bytes_to_gib(even.memory.total_bytes) <= 22
+
+
+def test_the_named_cards_get_different_plans() -> None:
+    plans = [
+        plan_for(gpu="rtx4090"),
+        plan_for(gpu="rtx5090"),
+        plan_for(gpu="rtx4080super"),
+        plan_for(gpu="t4"),
+        plan_for(gpu="h100", gpus=8, nodes=2),
+    ]
+    assert len({(p.batch.micro_batch_size, p.batch.num_ranks, p.precision.compute_dtype) for p in plans}) == 5
+    assert {p.batch.global_batch_size for p in plans} == {48}
+
+
+def test_a_busy_card_is_planned_by_what_is_free() -> None:
+    hardware = make_hardware(lookup_gpu("rtx4090"), gpus_per_node=1, nodes=1, free_vram_mib=12_000)
+    plan = make_plan(load("neo4j"), hardware, base=shape("Qwen/Qwen3-0.6B"), rows=ROWS)
+    whole = plan_for(gpu="rtx4090")
+    assert plan.memory.total_bytes <= plan.memory.usable_bytes < 12_000 * 1024**2
+    assert plan.batch.micro_batch_size < whole.batch.micro_batch_size
+
+
+def test_oom_fallbacks_need_less_memory_and_keep_the_global_batch() -> None:
+    plan = plan_for(gpu="rtx4090", gpus=4)
+    sizes = [plan.memory.total_bytes, *(fallback.predicted_bytes for fallback in plan.oom_fallbacks)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == len(sizes)
+    for fallback in plan.oom_fallbacks:
+        slots = fallback.micro_batch_size * fallback.gradient_accumulation_steps * plan.batch.num_ranks
+        assert slots >= plan.batch.global_batch_size
+    actions = [fallback.action for fallback in plan.oom_fallbacks]
+    assert actions[0] == f"micro-batch {plan.batch.micro_batch_size // 2}"
+    assert actions.index("gradient checkpointing: selective") < actions.index("gradient checkpointing: full")
+    assert actions[-1] == "FSDP2"
+    alone = [fallback.action for fallback in plan_for(gpu="rtx4090", base="Qwen/Qwen3-4B").oom_fallbacks]
+    assert alone[-1] == "DeepSpeed ZeRO-3 with optimizer and parameters on the CPU"
+
+
+def test_checkpointing_that_the_manifest_fixes_stays() -> None:
+    always = plan_for(config={"gradient_checkpointing": True})
+    assert always.checkpointing == "full"
+    assert "not needed: everything fits without it" in decision(always, "gradient checkpointing")
+    assert plan_for(config={"gradient_checkpointing": "selective"}).checkpointing == "selective"
+    tight = plan_for(gpu="rtx4090", base="Qwen/Qwen3-8B")
+    assert tight.checkpointing != "none"
+    assert "would be needed" in decision(tight, "gradient checkpointing")
+    with pytest.raises(DoesNotFitError) as caught:
+        plan_for(gpu="rtx4090", base="Qwen/Qwen3-8B", config={"gradient_checkpointing": False, "offload": "none"})
+    assert "gradient_checkpointing true fits" in caught.value.hint
+
+
+def test_what_cannot_fit_is_refused_with_the_ways_out() -> None:
+    with pytest.raises(DoesNotFitError) as caught:
+        plan_for(gpu="rtx4090", base="Qwen/Qwen3-14B", config={"offload": "none"})
+    error = caught.value
+    assert error.exit_code == ExitCode.DOES_NOT_FIT
+    assert "Qwen/Qwen3-14B does not fit: it needs at least" in error.title
+    assert {"weights", "activations", "context"} <= {problem.where for problem in error.problems}
+    assert "base_models[0].quantization int4 fits" in error.hint
+    assert "--gpus 2 fits (sharded)" in error.hint
+    assert "--gpu a100-40gb fits (40.0 GiB)" in error.hint
+
+
+def test_each_way_out_really_is_one() -> None:
+    assert (
+        plan_for(gpu="rtx4090", base="Qwen/Qwen3-14B", overrides=("base_models.0.quantization=int4",)).offload == "none"
+    )
+    assert plan_for(gpu="rtx4090", gpus=2, base="Qwen/Qwen3-14B", config={"offload": "none"}).strategy == "fsdp2"
+
+
+def test_cpu_memory_is_a_limit_too() -> None:
+    with pytest.raises(DoesNotFitError, match=r"offloading needs .* of CPU memory per node"):
+        plan_for(gpu="rtx4090", base="meta-llama/Llama-3.1-70B", ram_gib_per_node=64.0)
+
+
+def test_sequences_longer_than_the_base_are_refused() -> None:
+    with pytest.raises(ManifestError, match=r"max_seq_length: 65536 exceeds the 40960 positions of Qwen/Qwen3-0.6B"):
+        plan_for(config={"max_seq_length": 65536})
+
+
+def test_targets_that_the_base_does_not_have() -> None:
+    with pytest.raises(ManifestError) as caught:
+        plan_for(config={"target_modules": ["q_prj", "qkv_proj"]})
+    assert "training.config.target_modules: Qwen/Qwen3-0.6B has no q_prj; did you mean q_proj?" in str(caught.value)
+    assert "its modules: q_proj, k_proj" in caught.value.hint
+
+
+def test_more_spare_memory_than_the_whole_card_is_never_claimed() -> None:
+    memory = plan_for(gpu="h200").memory
+    assert memory.device_bytes > 139 * GIB
+    assert 0 < memory.headroom_bytes < 0.1 * memory.device_bytes
+
+
+def test_busy_gpu_is_distinguished_from_a_small_one() -> None:
+    hardware = make_hardware(lookup_gpu("rtx4090"), gpus_per_node=1, nodes=1, free_vram_mib=100)
+    with pytest.raises(DoesNotFitError) as caught:
+        make_plan(load("neo4j"), hardware, base=shape("Qwen/Qwen3-0.6B"), rows=ROWS)
+    assert "0 MiB of 24.0 GiB are usable (23.9 GiB in use by other processes)" in caught.value.title
+    assert caught.value.hint.startswith("it fits once the other processes have ended")
+
+
+def test_ways_out_of_a_quantised_and_of_a_full_fine_tuning() -> None:
+    with pytest.raises(DoesNotFitError) as int8:
+        plan_for(gpu="rtx3060", base="Qwen/Qwen3-8B", overrides=("base_models.0.quantization=int8",))
+    assert "base_models[0].quantization int4 fits" in int8.value.hint
+    with pytest.raises(DoesNotFitError) as full:
+        plan_for(gpu="a100", base="Qwen/Qwen2.5-72B", overrides=FULL_FINE_TUNING)
+    assert "adapter_type lora with base_models[0].quantization int4 fits" in full.value.hint
+    assert "--gpus 8 --nodes 2 fits (sharded)" in full.value.hint or "--gpus 8 --nodes 4 fits" in full.value.hint
+
+
+def test_more_cpu_memory_is_a_way_out_of_too_little() -> None:
+    with pytest.raises(DoesNotFitError) as caught:
+        plan_for(gpu="rtx4090", base="meta-llama/Llama-3.1-70B", ram_gib_per_node=64.0)
+    wanted = int(caught.value.hint.split("--ram ")[1].split(" ")[0])
+    assert plan_for(gpu="rtx4090", base="meta-llama/Llama-3.1-70B", ram_gib_per_node=wanted + 1.0).offload != "none"
+
+
+def test_oom_fallbacks_fit_in_cpu_memory() -> None:
+    fallbacks = plan_for(
+        gpu="a100", base="Qwen/Qwen3-8B", overrides=FULL_FINE_TUNING, ram_gib_per_node=190.0
+    ).oom_fallbacks
+    assert "DeepSpeed ZeRO-3 with optimizer and parameters on the CPU" not in [
+        fallback.action for fallback in fallbacks
+    ]
+
+
+def test_gathered_weights_justify_recomputation() -> None:
+    """Llama 70B on eight 4090s: every micro-step gathers all weights, so micro-batches are as large as they can be."""
+    plan = plan_for(
+        gpu="rtx4090", gpus=8, base="meta-llama/Llama-3.1-70B", overrides=("base_models.0.quantization=int4",)
+    )
+    assert plan.strategy == "zero3"
+    assert plan.batch.micro_batch_size > 1
+
+
+def test_idle_gpus_and_slow_links_are_reported() -> None:
+    idle = plan_for(gpu="h100", gpus=8, nodes=16)
+    assert "80 of 128 GPUs are idle: the global batch has only 48 sequences" in idle.notes
+    slow = plan_for(gpu="rtx4090", gpus=8, nodes=2, overrides=FULL_FINE_TUNING)
+    assert "would be faster" in slow.speed.fewer_gpus_note
+    assert slow.speed.fewer_gpus_note in slow.notes
+
+
+def test_micro_batches_that_do_not_divide_are_not_blamed_on_the_ranks() -> None:
+    config = {"batch_size": 11, "gradient_accumulation_steps": 1, "torch_compile_mode": "default"}
+    plan = plan_for(gpu="rtx4090", config=config)
+    assert (plan.batch.empty_slots, plan.batch.nearest_even_batches) == (1, ())
+    assert "micro-batches that divide the batch evenly would be slower" in decision(plan, "batch split")
+
+
+def test_a_huge_batch_is_planned_at_once() -> None:
+    plan = plan_for(gpu="b200", base="launcher/tiny", config={"batch_size": 1_000_000, "max_seq_length": 8})
+    assert plan.batch.num_slots - plan.batch.empty_slots == 3_000_000
+
+
+def test_doras_dropout_multiplies_by_the_base_twice_and_the_plan_says_so() -> None:
+    plain, dropping = (plan_for(gpu="h200", config={"adapter_type": "dora", "dropout": rate}) for rate in (0.0, 0.1))
+    assert "twice" not in decision(plain, "adapter dropout")
+    assert "with dropout, DoRA needs a second matmul per adapted matrix" in decision(dropping, "adapter dropout")
+    fast, slow = (plan.speed.tokens_per_second for plan in (plain, dropping) if plan.speed is not None)
+    assert fast is not None
+    assert slow is not None
+    assert 1.2 < fast / slow < 2.2

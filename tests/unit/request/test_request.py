@@ -1,0 +1,143 @@
+"""Requests: flags reach the plan, for this machine and for a GPU of the catalogue."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.core.errors import InputError
+from launcher.plan import Plan
+from launcher.request.request import Request, plan_request
+from tests.conftest import Tree, WriteManifest
+
+TWO_H100 = "".join(
+    f"{index}, GPU-{index}{index}aa0000-1111-2222-3333-44445555666{index}, NVIDIA H100 80GB HBM3, 81559, 81000, 9.0, "
+    "Disabled\n"
+    for index in range(2)
+)
+
+
+@pytest.fixture
+def two_h100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a fake nvidia-smi first on PATH, which lists two H100s."""
+    program = tmp_path / "bin/nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ncat <<'EOF'\n{TWO_H100}EOF\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def plan(**asked: Any) -> Plan:
+    return plan_request(Request(**{"expert": "neo4j", **asked})).plan
+
+
+def test_cores_and_memory_reach_the_plan_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    hardware = plan(cpu_cores_per_node=3, ram_gib_per_node=17.5).hardware
+    assert (hardware.cpu_cores_per_node, hardware.ram_gib_per_node) == (3, 17.5)
+    assert hardware.source == "probe"
+
+
+@pytest.mark.usefixtures("two_h100")
+def test_fewer_gpus_than_available_can_be_requested() -> None:
+    assert plan().hardware.gpus_per_node == 2
+    assert plan(gpus_per_node=1, nodes=3).hardware.num_ranks == 3
+
+
+@pytest.mark.usefixtures("two_h100")
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"gpus_per_node": 3}, "--gpus 3: this machine has 2"),
+        ({"gpus_per_node": 0}, "--gpus and --nodes count from 1"),
+        ({"nodes": 5000}, "nodes: must be between 1 and 1024, not 5000"),
+        ({"cpu_cores_per_node": 10**8}, "CPU cores per node: must be between 1 and 4096"),
+        ({"ram_gib_per_node": float("nan")}, "RAM per node in GiB: must be between 1 and 65536, not nan"),
+        ({"ram_gib_per_node": 0.0}, "RAM per node in GiB: must be between 1 and 65536, not 0"),
+    ],
+)
+def test_more_than_this_machine_has_is_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        plan(**asked)
+
+
+TWO_BASES = [
+    {"name": "Qwen/Qwen3-0.6B", "revision": "aaa"},
+    {"name": "Qwen/Qwen3-1.7B", "revision": "bbb"},
+    {"name": "Qwen/Qwen3-4B", "revision": "ccc"},
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "bases"),
+    [
+        (None, ["Qwen/Qwen3-0.6B@aaa", "Qwen/Qwen3-1.7B@bbb", "Qwen/Qwen3-4B@ccc"]),
+        ("qwen3-1.7b", ["Qwen/Qwen3-1.7B@bbb", "Qwen/Qwen3-0.6B@aaa", "Qwen/Qwen3-4B@ccc"]),
+        ("Qwen/Qwen3-8B", ["Qwen/Qwen3-8B@None", "Qwen/Qwen3-1.7B@bbb", "Qwen/Qwen3-4B@ccc"]),
+    ],
+)
+def test_base_can_be_replaced(write_manifest: WriteManifest, wanted: str | None, bases: list[str]) -> None:
+    """A base listed in the manifest keeps its revision and the others stay; any other replaces the first, unpinned."""
+    file = write_manifest({"base_models": TWO_BASES})
+    planned = plan_request(Request(expert=str(file), gpu="h100", base=wanted))
+    assert [f"{entry.name}@{entry.revision}" for entry in planned.loaded.manifest.base_models] == bases
+    assert planned.plan.base.name == bases[0].partition("@")[0]
+
+
+def test_base_models_are_found_in_the_folder_of_the_variable(
+    tmp_path: Path, write_manifest: WriteManifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "models/my-own-base/config.json"
+    config.parent.mkdir(parents=True)
+    config.write_text(
+        '{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128, '
+        '"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, '
+        '"vocab_size": 512, "max_position_embeddings": 4096, "tie_word_embeddings": true}'
+    )
+    file = write_manifest({"base_models": [{"name": "my-own-base"}]})
+    request = Request(expert=str(file), gpu="h100")
+    monkeypatch.delenv("LAUNCHER_MODELS_DIR", raising=False)
+    with pytest.raises(InputError):
+        plan_request(request)
+    monkeypatch.setenv("LAUNCHER_MODELS_DIR", str(tmp_path / "models"))
+    assert plan_request(request).plan.base.num_layers == 3
+
+
+def test_tokens_per_row_override_the_estimate(write_manifest: WriteManifest) -> None:
+    file = write_manifest({"training.dataset.path": "some/hub", "training.dataset.splits": {"train": 1000}})
+    data = plan_request(Request(expert=str(file), gpu="h100", tokens_per_row=77)).plan.data
+    assert (data.num_rows, data.mean_tokens) == (1000, 77)
+
+
+def test_plan_has_the_manifest_folder(write_manifest: WriteManifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_manifest().parent
+    monkeypatch.chdir(folder)
+    assert plan_request(Request(expert="./manifest.json", gpu="h100")).plan.data.folder == str(folder)
+
+
+def test_folder_name_that_is_not_utf8_is_refused(tmp_path: Path, write_manifest: WriteManifest) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    shutil.copy(write_manifest(), folder)
+    with pytest.raises(InputError, match="a name that is not UTF-8"):
+        plan_request(Request(expert=str(folder / "manifest.json"), gpu="h100"))
+
+
+def test_smoke_profile_uses_local_rows_without_a_sample(tmp_path: Path, neo4j_tree: Tree) -> None:
+    neo4j_tree["training"]["dataset"] = {"path": "rows.jsonl"}
+    (tmp_path / "manifest.json").write_text(json.dumps(neo4j_tree))
+    request = Request(expert=str(tmp_path / "manifest.json"), profile="smoke")
+    missing = plan_request(request).plan
+    assert missing.data.path == "sample/train.jsonl"
+    (tmp_path / "rows.jsonl").write_text('{"instruction": "a", "response": "b"}\n' * 30)
+    found = plan_request(request).plan
+    assert (found.data.path, found.data.num_rows, found.data.validation_path) == ("rows.jsonl", 30, None)
+    (tmp_path / "sample").mkdir()
+    (tmp_path / "sample/train.jsonl").write_text('{"instruction": "a", "response": "b"}\n' * 7)
+    assert plan_request(request).plan.data.num_rows == 7

@@ -1,0 +1,108 @@
+"""Selection of the run that `--resume` continues."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.core.errors import InputError
+from launcher.core.run_paths import RunPaths
+from launcher.launch.resume import plan_resumed
+from launcher.request.request import Request, format_request, load_request
+from launcher.request.run_directory import find_run_to_resume
+from launcher.runs.record import Outcome, Status, write_outcome
+
+_BEGAN = 1_700_000_000
+
+
+def write(runs: Path, run_id: str, status: Status | None, *, age: int = 0, **asked: Any) -> RunPaths:
+    """Write the files by which a run is found. `age`: hours since the request was written."""
+    paths = RunPaths(runs / run_id)
+    paths.root.mkdir(parents=True)
+    paths.plan.write_text("{}")
+    paths.request.write_text(format_request(Request(**{"expert": "neo4j", **asked})))
+    os.utime(paths.request, (_BEGAN - 3600 * age,) * 2)
+    if status is not None:
+        write_outcome(paths.outcome, Outcome(run_id=run_id, status=status, started_at="2026-11-01T00:00:00", pid=1))
+    return paths
+
+
+@pytest.mark.parametrize("status", ["running", "stopped", "failed", "crashed"])
+def test_resume_finds_the_last_unfinished_run(tmp_path: Path, status: Status) -> None:
+    write(tmp_path, "older", "stopped", age=3)
+    wanted = write(tmp_path, "cut", status, age=2)
+    write(tmp_path, "done", "done", age=1)
+    write(tmp_path, "other", "stopped", expert="sql")
+    write(tmp_path, "planned", None)  # a dry run
+    assert find_run_to_resume(tmp_path, "", "neo4j") == wanted
+
+
+def test_resume_accepts_a_manifest_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requested by name at first and now by path, and the other way round."""
+    wanted = write(tmp_path, "cut", "stopped")
+    assert find_run_to_resume(tmp_path, "", "experts/neo4j/manifest.json") == wanted
+    by_path = write(tmp_path, "by-path", "stopped", age=-1, expert="experts/neo4j/manifest.json")
+    monkeypatch.chdir(tmp_path)
+    assert find_run_to_resume(tmp_path, "", "neo4j") == by_path
+
+
+def test_resume_accepts_an_id_or_a_path(tmp_path: Path) -> None:
+    wanted = write(tmp_path / "runs", "one", "done")
+    write(tmp_path / "runs", "two", "stopped")
+    assert find_run_to_resume(tmp_path / "runs", "one", "neo4j") == wanted
+    assert find_run_to_resume(tmp_path / "elsewhere", str(wanted.root), "neo4j") == wanted
+
+
+def test_resume_without_an_unfinished_run_is_refused(tmp_path: Path) -> None:
+    for runs in (tmp_path / "missing", tmp_path):
+        with pytest.raises(InputError, match=r"no unfinished run of neo4j in") as refused:
+            find_run_to_resume(runs, "", "neo4j")
+        assert "--resume RUN chooses a run" in refused.value.hint
+        write(tmp_path, f"done-{runs.name[:4]}", "done")
+
+
+def test_resume_of_a_folder_without_a_plan_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for named in ("photos", "missing", str(tmp_path / "photos")):
+        with pytest.raises(InputError, match=r"cannot be resumed: it has no plan\.json"):
+            find_run_to_resume(tmp_path, named, "neo4j")
+    with pytest.raises(InputError, match="a run id has 1 to 100 letters"):
+        find_run_to_resume(tmp_path, "../outside", "neo4j")
+
+
+def test_resume_of_an_unknown_expert_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="did you mean neo4j"):
+        find_run_to_resume(tmp_path, "", "noe4j")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"expert": 5}', "\udcff"])
+def test_damaged_request_is_refused(tmp_path: Path, text: str) -> None:
+    """Skipped in the search for the last run; refused if requested by its id."""
+    damaged = write(tmp_path, "damaged", "stopped")
+    damaged.request.write_text(text, errors="surrogateescape")
+    with pytest.raises(InputError, match="not a request of this version"):
+        plan_resumed(tmp_path, "damaged", Request(expert="neo4j"))
+    with pytest.raises(InputError, match="no unfinished run of neo4j"):
+        find_run_to_resume(tmp_path, "", "neo4j")
+    other = write(tmp_path, "other", "stopped", age=9)
+    assert find_run_to_resume(tmp_path, "", "neo4j") == other
+
+
+def test_missing_request_is_refused(tmp_path: Path) -> None:
+    lost = write(tmp_path, "lost", "stopped")
+    lost.request.unlink()
+    with pytest.raises(InputError, match=r"request\.json: cannot be read: No such file"):
+        plan_resumed(tmp_path, "lost", Request(expert="neo4j"))
+
+
+def test_request_can_be_loaded(tmp_path: Path) -> None:
+    asked = Request(expert="neo4j", overrides=("training.config.rank=8",), max_steps=7, strategy="fsdp2", nodes=2)
+    file = tmp_path / "request.json"
+    file.write_text(format_request(asked))
+    found = load_request(file)
+    assert json.loads(format_request(found)) == json.loads(format_request(asked))
+    assert tuple(found.overrides) == asked.overrides

@@ -1,0 +1,1 @@
+"""Generators of those pages of docs/ that are made from the code. `python -m tools.docs [--check]`."""
