@@ -38,7 +38,7 @@ class _StderrHandler(logging.Handler):
     """Write to whatever sys.stderr is at that moment. Write errors are the caller's, as with print."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        # One write per line: torchrun prefixes whatever it reads, and an unbuffered print writes the newline separately.
+        # One write per line: torchrun prefixes whatever it reads, and print writes the newline separately.
         sys.stderr.write(f"{self.format(record)}\n")
         sys.stderr.flush()
 

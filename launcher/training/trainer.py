@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 
-from launcher.core.errors import ExitCode
+from launcher.core.errors import ExitCode, LauncherError
 from launcher.core.log import get_logger
 from launcher.core.metrics import StepMetrics, load_metrics
 from launcher.core.run_paths import RunPaths
@@ -105,8 +106,9 @@ def _train_once(
     report = _report_runtime(run, proof, compiled, recorder)
     spent = recorder.add_spent_seconds(get_total_seconds(_load_rows(run)))  # before rows are dropped
     resume_point = resume_run(run, inputs.options)
-    recorder.start_attempt(resume_point.progress.step)
     observers = _build_observers(run, resume_point, inputs.options, stop)
+    writer = observers.metrics_writer
+    writer.last_loss = recorder.start_attempt(resume_point.progress.step, writer.last_loss)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     graphs, _ = count_compiled_graphs()
@@ -118,6 +120,10 @@ def _train_once(
         )
         with open_meters(run, goodput, resume_point.metrics) as meter:
             steps_done = _train_and_save(run, observers, resume_point, meter, tasks)
+    except BaseException:
+        with suppress(LauncherError):  # the disk may be full; the end of the run is recorded again
+            recorder.update(**observers.summarize())
+        raise
     finally:
         watchdog.stop()
     recompiled = count_compiled_graphs()[0] - graphs
@@ -128,10 +134,7 @@ def _train_once(
     if best.stop_reason:
         run.log(best.stop_reason)
     recorder.update(
-        steps_done=steps_done,
-        best_step=best.step,
-        best_metric=best.value,
-        final_loss=observers.metrics_writer.last_loss,
+        **observers.summarize(),
         ended_because=best.stop_reason,
         observed=report,
         recompiled_graphs=recompiled,
@@ -148,12 +151,23 @@ class _RunObservers:
     checkpointer: Checkpointer
     metrics_writer: MetricsWriter
 
+    def summarize(self) -> dict[str, object]:
+        """Return what was trained, as fields of the outcome."""
+        writer, best = self.metrics_writer, self.best
+        return {
+            "steps_done": writer.last_step,
+            "final_loss": writer.last_loss,
+            "best_step": best.step,
+            "best_metric": best.value,
+        }
+
 
 def _build_observers(
     run: TrainingRun, resume_point: ResumePoint, options: ResumeOptions, stop: StopOnSignal
 ) -> _RunObservers:
     """Return the observers of a run, in the order in which they are called."""
-    best, metrics_writer = BestCheckpoint(run.plan.schedule), MetricsWriter()
+    best = BestCheckpoint(run.plan.schedule)
+    metrics_writer = MetricsWriter(resume_point.progress.step, resume_point.metrics.kept)
     if resume_point.best is not None:
         best.restore(resume_point.best)
     replay = ReplayCheck(resume_point.metrics.rest, must_agree=options.verify_steps > 0)

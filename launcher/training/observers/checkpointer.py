@@ -59,6 +59,7 @@ class Checkpointer(Observer):
     def __init__(self, best: BestCheckpoint) -> None:
         self._best = best
         self._writer = BackgroundWriter()
+        self._failure: Exception | None = None  # of a checkpoint, raised after the weights are saved
 
     def on_start(self, run: TrainingRun, step: int) -> None:  # noqa: ARG002
         """Delete incomplete checkpoints of a killed run."""
@@ -68,15 +69,28 @@ class Checkpointer(Observer):
 
     def on_save(self, run: TrainingRun, progress: TrainProgress) -> None:
         """Copy the state to the host and start writing it."""
-        self._finish_write(run)
+        self._finish_write(run, is_last=progress.step >= run.num_steps or self._best.should_stop())
         snapshot = take_snapshot(run, progress, self._best.state)
         if snapshot is not None:
             best = self._best.step
             self._writer.start(lambda: _write(run, snapshot, best))
 
     def on_end(self, run: TrainingRun, step: int) -> None:
-        """Save the best checkpoint's weights if the plan says so, else the last weights."""
-        self._finish_write(run)
+        """Save the best checkpoint's weights if the plan says so, else the last weights.
+
+        An error of a checkpoint is raised after that: what was trained exists in memory only.
+        """
+        self._finish_write(run, is_last=True)
+        try:
+            self._save_result(run, step)
+        except Exception:
+            if self._failure is not None:
+                log.warning(f"checkpoint not saved: {self._failure}")
+            raise
+        if self._failure is not None:
+            raise self._failure
+
+    def _save_result(self, run: TrainingRun, step: int) -> None:
         best = self._best.step if run.plan.schedule.load_best_model_at_end else None
         saved_step = broadcast_object(run.engine.accelerator, _verify_best(run, best) or step)
         if saved_step == step:
@@ -93,14 +107,20 @@ class Checkpointer(Observer):
         with suppress(Exception):
             self._writer.wait()
 
-    def _finish_write(self, run: TrainingRun) -> None:
-        """Wait for the last checkpoint; if it failed, end the run unless the plan says to continue."""
+    def _finish_write(self, run: TrainingRun, *, is_last: bool) -> None:
+        """Wait for the checkpoint before; if it failed, end the run unless the plan says to continue.
+
+        `is_last`: all steps are trained; the error is kept until the weights are saved.
+        """
         try:
             self._writer.wait(lambda: run.heartbeat.beat("writing a checkpoint"))
-        except LauncherError as error:
-            if run.plan.guards.save_errors == "stop":
+        except Exception as error:
+            if isinstance(error, LauncherError) and run.plan.guards.save_errors == "continue":
+                log.warning(f"checkpoint not saved: {error}")
+            elif is_last:
+                self._failure = error
+            else:
                 raise
-            log.warning(f"checkpoint not saved: {error}")
 
 
 def _verify_best(run: TrainingRun, best: int | None) -> int | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from launcher.core.errors import RunFailedError
 from launcher.core.log import get_logger
-from launcher.core.metrics import TRAIN_LOSS, StepMetrics, append_metrics
+from launcher.core.metrics import TRAIN_LOSS, StepMetrics, append_metrics, find_values
 from launcher.training.engine.run import TrainingRun
 from launcher.training.observers.base import Observer
 
@@ -12,14 +14,19 @@ log = get_logger(__name__)
 
 
 class MetricsWriter(Observer):
-    """Writes metrics on rank 0, and remembers the last loss on all ranks."""
+    """Writes metrics on rank 0, and remembers the last step and its loss on all ranks.
 
-    def __init__(self) -> None:
-        self.last_loss: float | None = None
+    `step` steps were completed by earlier attempts, whose metrics are `rows`.
+    """
+
+    def __init__(self, step: int = 0, rows: Sequence[StepMetrics] = ()) -> None:
+        losses = find_values(rows, TRAIN_LOSS)
+        self.last_step = step
+        self.last_loss = losses[-1] if losses else None
 
     def on_step(self, run: TrainingRun, metrics: StepMetrics) -> None:
         """Write a line per step."""
-        self.last_loss = metrics.get(TRAIN_LOSS)
+        self.last_step, self.last_loss = metrics.step, metrics.get(TRAIN_LOSS)
         if run.engine.is_main:
             _write(run, metrics)
 

@@ -21,6 +21,9 @@ from launcher.runs.wandb_settings import load_trace
 
 log = get_logger(__name__)
 
+# Fields of the attempt before that hold until this one has trained something else.
+_KEPT = ("oom_fallbacks", "steps_done", "num_steps", "final_loss", "best_step", "best_metric", "data_key")
+
 
 class Tracker(Protocol):
     """A tracker that is finished when the run ends."""
@@ -44,7 +47,7 @@ class RunRecorder:
             pid=os.getpid(),
             versions=collect_versions(),
             git_commit=get_git_commit(),
-            oom_fallbacks=() if before is None else before.oom_fallbacks,
+            **({} if before is None else {name: getattr(before, name) for name in _KEPT}),
             attempts=(*(() if before is None else before.attempts), Attempt(started_at=started_at)),
         )
         self._paths = paths
@@ -64,10 +67,16 @@ class RunRecorder:
         self._write()
         return spent
 
-    def start_attempt(self, from_step: int) -> None:
-        """Record the number of steps that were completed before this attempt."""
+    def start_attempt(self, from_step: int, loss: float | None) -> float | None:
+        """Record the number of steps completed before this attempt; return the loss of the last one.
+
+        `loss` is None if its metrics are lost; the record may still have it.
+        """
+        if loss is None and from_step == self._outcome.steps_done:
+            loss = self._outcome.final_loss
         self._update_attempt(from_step=from_step)
-        self._write()
+        self.update(steps_done=from_step, final_loss=loss)
+        return loss
 
     def update(self, **fields: object) -> None:
         """Update fields of the outcome; `observed` is merged with what it contains already."""

@@ -19,6 +19,7 @@ from launcher.core.errors import RunFailedError
 from launcher.core.metrics import StepMetrics
 from launcher.corpus.store import Store
 from launcher.plan.model import Plan
+from launcher.training.checkpoint import snapshot
 from launcher.training.checkpoint.weights import save_weights
 from launcher.training.engine.run import TrainingRun
 from launcher.training.loop import train
@@ -207,3 +208,66 @@ def test_a_full_disk_is_reported_and_leaves_no_partial_files(
         save_weights(run, run.paths.checkpoint(2))
     assert "disk full" in failed.value.hint
     assert list(run.paths.checkpoints.iterdir()) == []
+
+
+def fail_checkpoints(monkeypatch: pytest.MonkeyPatch, steps: set[int], error: Exception) -> None:
+    real = snapshot.write_exact_weights
+
+    def fail(run: TrainingRun, folder: Path, weights: Any) -> None:
+        if int(folder.name.split("-")[1].split(".")[0]) in steps:
+            raise error
+        real(run, folder, weights)
+
+    monkeypatch.setattr(snapshot, "write_exact_weights", fail)
+
+
+@pytest.mark.parametrize(
+    ("failing", "every", "error"),
+    [
+        ({4}, 4, OSError(28, "No space left on device")),
+        ({3}, 1, OSError(28, "No space left on device")),  # noticed when the last step is saved
+        ({4}, 1, MemoryError()),
+    ],
+)
+def test_a_failed_last_checkpoint_does_not_lose_the_weights(
+    plan: Plan,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failing: set[int],
+    every: int,
+    error: Exception,
+) -> None:
+    varied = vary(plan, {"schedule.max_steps": 4, "schedule.save_every_steps": every})
+    whole = build(varied, store, tmp_path / "whole")
+    train(whole, Observers([Checkpointer(BestCheckpoint(varied.schedule))]))
+    fail_checkpoints(monkeypatch, failing, error)
+    run = build(varied, store, tmp_path / "run")
+    with pytest.raises((RunFailedError, MemoryError)):
+        train(run, Observers([Checkpointer(BestCheckpoint(varied.schedule))]))
+    assert (run.paths.adapter / WEIGHTS).read_bytes() == (whole.paths.adapter / WEIGHTS).read_bytes()
+    assert (run.paths.adapter / "adapter_config.json").is_file()
+
+
+def test_an_early_stop_after_a_failed_checkpoint_saves_the_weights(
+    plan: Plan, held_out: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_checkpoints(monkeypatch, {3}, OSError(28, "No space left on device"))
+    with pytest.raises(RunFailedError, match="step-000003 cannot be written"):
+        train_scripted(
+            *(plan, held_out, tmp_path, UP_DOWN),
+            save_every_steps=1,
+            early_stopping_patience=2,
+            load_best_model_at_end=False,
+        )
+    assert (tmp_path / "adapter" / WEIGHTS).is_file()
+
+
+def test_a_failed_checkpoint_in_the_middle_ends_the_run(
+    plan: Plan, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_checkpoints(monkeypatch, {2}, OSError(28, "No space left on device"))
+    run = build(vary(plan, {"schedule.max_steps": 4, "schedule.save_every_steps": 1}), store, tmp_path)
+    with pytest.raises(RunFailedError, match="step-000002 cannot be written"):
+        train(run, Observers([Checkpointer(BestCheckpoint(run.plan.schedule))]))
+    assert not run.paths.adapter.exists()

@@ -12,10 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from launcher.core.errors import RunFailedError
 from launcher.core.run_paths import RunPaths
-from launcher.runs.record import load_outcome
+from launcher.corpus.store import Store
+from launcher.plan.model import Plan
+from launcher.runs.record import Outcome, load_outcome
+from launcher.training.checkpoint.resume import ResumeOptions
+from launcher.training.observers import checkpointer
 from launcher.training.runtime.run_record import RunRecorder
 from launcher.training.tracking.wandb_process import WandbProcess
+from launcher.training.trainer import TrainerInputs, run_training
+from tests.training.builders import VOCABULARY, reset_accelerate, vary
 
 
 def test_an_end_that_cannot_be_written_is_only_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,3 +94,56 @@ def test_a_teller_that_was_killed_is_missed(tmp_path: Path, capsys: pytest.Captu
         f"W&B: upload incomplete (exit code -9); complete it with: {Path(sys.executable).name} -m launcher" in console
     )
     assert console.strip().endswith(f"wandb_uploader {tmp_path / 'run'}")
+
+
+def train_recorded(plan: Plan, store: Store, paths: RunPaths) -> Outcome:
+    paths.root.mkdir(exist_ok=True)
+    paths.plan.write_text(plan.model_dump_json())
+    reset_accelerate()
+    inputs = TrainerInputs(
+        plan=plan, paths=paths, store=store, folders=(), vocab_size=VOCABULARY, options=ResumeOptions()
+    )
+    recorder = RunRecorder(paths, is_main=True)
+    try:
+        run_training(inputs, recorder)
+        recorder.finish(status="done", exit_code=0)
+    except RunFailedError as error:
+        recorder.finish(status="failed", exit_code=4, error=str(error))
+    outcome = load_outcome(paths.outcome)
+    assert outcome is not None
+    return outcome
+
+
+@pytest.mark.parametrize("is_metrics_lost", [False, True])
+def test_the_outcome_says_what_was_trained_if_the_adapter_cannot_be_written(
+    plan: Plan, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_metrics_lost: bool
+) -> None:
+    """All steps are trained and saved, then the disk is full; the resume has no step left to train."""
+
+    def fill(*_arguments: object) -> None:
+        raise RunFailedError("adapter cannot be written: No space left on device")
+
+    varied = vary(plan, {"schedule.max_steps": 3, "schedule.save_every_steps": 1})
+    paths = RunPaths(tmp_path / "run")
+    with monkeypatch.context() as full:
+        full.setattr(checkpointer, "save_weights", fill)
+        failed = train_recorded(varied, store, paths)
+    assert failed.status == "failed"
+    assert (failed.steps_done, failed.attempts[-1].steps_done, failed.num_steps) == (3, 3, 3)
+    assert failed.final_loss is not None
+    if is_metrics_lost:
+        paths.metrics.unlink()
+    resumed = train_recorded(varied, store, paths)
+    assert (resumed.status, resumed.attempts[-1].from_step) == ("done", 3)
+    assert (resumed.steps_done, resumed.final_loss) == (3, failed.final_loss)
+
+
+def test_a_resume_that_fails_early_keeps_what_was_trained(
+    plan: Plan, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    varied = vary(plan, {"schedule.max_steps": 3, "schedule.save_every_steps": 1})
+    paths = RunPaths(tmp_path / "run")
+    trained = train_recorded(varied, store, paths)
+    monkeypatch.setattr("launcher.training.trainer.build_run", lambda *_: (_ for _ in ()).throw(RunFailedError("no")))
+    failed = train_recorded(varied, store, paths)
+    assert (failed.status, failed.steps_done, failed.final_loss) == ("failed", 3, trained.final_loss)
