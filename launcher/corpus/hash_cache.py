@@ -35,13 +35,18 @@ def lock_file(path: Path) -> Iterator[None]:
         yield
 
 
-def hash_file_cached(path: Path, root: Path) -> str:
-    """Return the SHA-256 of a file; the cache key contains ctime, which cannot be set back."""
+def hash_file_cached(path: Path, root: Path, keeps_hash: bool = True) -> str:
+    """Return the SHA-256 of a file; the cache key contains ctime, which cannot be set back.
+
+    A new hash is stored in the folder `root`, unless `keeps_hash` is False.
+    """
     stat = path.stat()
     key = f"{path.resolve()}:{stat.st_size}:{stat.st_ino}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
     cache = _load(root)
     if key not in cache:
         cache[key] = hash_file(path)
+        if not keeps_hash:
+            return cache[key]
         with suppress(OSError, InputError):  # read-only or full disk: hashed again next time
             _store(root, key, cache[key])
     return cache[key]

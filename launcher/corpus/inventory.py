@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from launcher.core.errors import InputError
 from launcher.corpus.storage_kind import Storage, probe_storage
-from launcher.corpus.store import find_damage, get_store_dir, is_locked, load_store_manifest
+from launcher.corpus.store import (
+    create_marked_dir,
+    find_damage,
+    find_scratch_key,
+    get_store_dir,
+    is_locked,
+    is_store,
+    load_store_manifest,
+)
 
 StoreState = Literal["current", "stale", "unknown", "damaged", "left over"]
 
@@ -97,20 +107,27 @@ def measure_folder(folder: Path) -> int:
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:
-            path = Path(root) / name
-            if not path.is_symlink():
-                total += path.stat().st_size
+            with suppress(OSError):  # deleted meanwhile
+                status = (Path(root) / name).lstat()
+                total += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return total
 
 
 def list_stores(roots: Iterable[Path], current_keys: Mapping[str, CurrentKeys]) -> list[StoreEntry]:
-    """List the stores in some folders with their state; `current_keys` is by expert."""
+    """List the stores that this program made in some folders, with their state; `current_keys` is by expert."""
     entries = []
-    for root in dict.fromkeys(roots):
-        for folder in sorted(root.iterdir()) if root.is_dir() else ():
-            if folder.is_dir():
+    for root in {root.resolve(): root for root in reversed(list(roots))}.values():
+        for folder in _list_folder(root):
+            if is_store(folder) or find_scratch_key(folder) is not None:
                 entries.append(_describe(root, folder, current_keys))
-    return entries
+    return sorted(entries, key=lambda entry: entry.folder)
+
+
+def _list_folder(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:  # missing, or not readable: nothing in it can be deleted
+        return []
 
 
 def _describe(root: Path, folder: Path, current_keys: Mapping[str, CurrentKeys]) -> StoreEntry:
@@ -120,13 +137,13 @@ def _describe(root: Path, folder: Path, current_keys: Mapping[str, CurrentKeys])
 
 def _find_state(root: Path, folder: Path, current_keys: Mapping[str, CurrentKeys]) -> tuple[StoreState, str, str]:
     expert = root.name
-    if folder.name.startswith("."):
-        key = folder.name[1:].split(".")[0]
-        if is_locked(root, key):
+    scratch_key = find_scratch_key(folder)
+    if scratch_key is not None:
+        if is_locked(root, scratch_key):
             return "current", "being prepared now", expert
         return "left over", "of an interrupted preparation", expert
     manifest = load_store_manifest(folder)
-    damage = find_damage(folder)
+    damage = find_damage(folder, keeps_hashes=False)
     if manifest is None or damage is not None:
         return "damaged", damage or "not a store", expert
     expert = manifest.expert
@@ -139,12 +156,20 @@ def _find_state(root: Path, folder: Path, current_keys: Mapping[str, CurrentKeys
 
 
 def remove_entries(entries: Iterable[StoreEntry]) -> int:
-    """Delete stores and return the number of freed bytes."""
+    """Delete stores and return the number of freed bytes; raises InputError if one cannot be deleted."""
     freed = 0
     for entry in entries:
-        shutil.rmtree(entry.folder)
-        freed += entry.num_bytes
+        if is_store(entry.folder) or find_scratch_key(entry.folder) is not None:  # still: the list may be old
+            _remove(entry.folder)
+            freed += entry.num_bytes
     return freed
+
+
+def _remove(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be deleted: {error.strerror or error}") from None
 
 
 def move_store(entry: StoreEntry, old_dir: Path, data_dir: Path) -> Path:
@@ -159,7 +184,8 @@ def move_store(entry: StoreEntry, old_dir: Path, data_dir: Path) -> Path:
     scratch = root / f".{target.name}.making-{os.getpid()}"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(entry.folder, scratch)
+        create_marked_dir(scratch)
+        shutil.copytree(entry.folder, scratch, dirs_exist_ok=True)
         damage = find_damage(scratch)
         if damage is not None:
             raise InputError(f"the copy on {data_dir} is damaged: {damage}", hint="the original was not touched")
@@ -168,5 +194,5 @@ def move_store(entry: StoreEntry, old_dir: Path, data_dir: Path) -> Path:
         raise InputError(f"{entry.folder} cannot be moved to {data_dir}: {error.strerror}") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    shutil.rmtree(entry.folder)
+    _remove(entry.folder)
     return target

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,13 +12,13 @@ from launcher.corpus.bin_packing import PACKER_VERSION
 from launcher.corpus.documents import make_template
 from launcher.corpus.hash_cache import hash_file_cached
 from launcher.corpus.sources import FileSource, HubSource, Source, make_file_source
-from launcher.corpus.store import check_inside, make_key
+from launcher.corpus.store import make_key
 from launcher.corpus.templates import Template
 from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
+from launcher.manifest.cache_dir import get_data_dir, resolve_cache_dir
 from launcher.plan.estimate.dataset_size import SAMPLE_TRAIN
 from launcher.plan.model import DataPlan, Plan
 
-DATA_DIR_VARIABLE = "LAUNCHER_DATA_DIR"
 DEFAULT_FOLDER = "datasets_optimized"
 # Version of reading, rendering, masking and counting rows: raise it if tokens, masks or audit counts change.
 RULES_VERSION = 3
@@ -54,8 +53,8 @@ class PreparationSpec:
     seed: int = 0  # shuffles the packs in the store; the order of an epoch uses the manifest's seed
     notes: tuple[str, ...] = ()  # for the audit
 
-    def key_parts(self) -> dict[str, str]:
-        """Return the inputs of the key by name."""
+    def key_parts(self, *, keeps_hashes: bool = True) -> dict[str, str]:
+        """Return the inputs of the key by name; hashes of files are stored in `root` unless nothing may be written."""
         parts = {
             "fields": self.data.field_mapping.model_dump_json(exclude_none=True),
             "tokenizer": self.tokenizer.fingerprint,
@@ -68,7 +67,7 @@ class PreparationSpec:
             "validation": "cut" if self.cuts_validation else "given" if self.validation else "none",
         }
         for name, sources in (("train", self.train), ("validation", self.validation), ("test", self.test)):
-            prints = [f"{fingerprint_source(s.source, self.root)}*{s.weight:g}" for s in sources]
+            prints = [f"{fingerprint_source(s.source, self.root, keeps_hashes)}*{s.weight:g}" for s in sources]
             if prints:
                 parts[f"data ({name})"] = " + ".join(prints)
         return parts
@@ -101,11 +100,6 @@ def make_preparation_spec(plan: Plan, folder: Path, tokenizer: BaseTokenizer) ->
     )
 
 
-def get_data_dir() -> Path:
-    """Return LAUNCHER_DATA_DIR, or the working directory."""
-    return Path(os.environ.get(DATA_DIR_VARIABLE) or ".")
-
-
 def get_stores_dir() -> Path:
     """Return the folder of all prepared data."""
     return get_data_dir() / DEFAULT_FOLDER
@@ -113,7 +107,7 @@ def get_stores_dir() -> Path:
 
 def get_expert_stores_dir(plan: Plan) -> Path:
     """Return the folder of an expert's stores: as set in the manifest, or one folder per expert."""
-    return check_inside(get_data_dir(), plan.data.cache_dir or f"{DEFAULT_FOLDER}/{plan.expert}")
+    return resolve_cache_dir(plan.data.cache_dir or f"{DEFAULT_FOLDER}/{plan.expert}")
 
 
 def _evaluates(plan: Plan) -> bool:
@@ -166,20 +160,23 @@ def _make_task_sources(data: DataPlan, folder: Path, split: Split) -> tuple[Weig
     return tuple(sources)
 
 
-def fingerprint_source(source: Source, root: Path) -> str:
+def fingerprint_source(source: Source, root: Path, keeps_hashes: bool = True) -> str:
     """Return the hash of a file, or the fingerprint of a hub dataset."""
     if isinstance(source, FileSource):
         try:
-            return f"sha256:{hash_file_cached(source.path, root)}"
+            return f"sha256:{hash_file_cached(source.path, root, keeps_hashes)}"
         except OSError as error:
             raise InputError(f"{source.path}: cannot be read: {error.strerror or error}") from None
     return f"hub:{source.dataset}:{source.split}:{source.fingerprint}"
 
 
 def compute_current_key(plan: Plan, folder: Path, search: tuple[Path, ...]) -> str | None:
-    """Return the key of the data that a plan would prepare now; None if its data or tokenizer is not available."""
+    """Return the key of the data that a plan would prepare now; None if its data or tokenizer is not available.
+
+    Nothing is written.
+    """
     try:
         spec = make_preparation_spec(plan, folder, load_tokenizer(plan.base.name, search))
-        return make_key(spec.key_parts())
+        return make_key(spec.key_parts(keeps_hashes=False))
     except LauncherError:
         return None

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,11 @@ from launcher.corpus.pack_file import PackFile
 
 AUDIT_FILE = "audit.json"
 STORE_FILE = "store.json"
+# Written into each folder when it is created: only a folder with it, or with a valid store.json, is ever deleted.
+MARKER_FILE = ".made-by-expert-launcher"
+_MARKER_TEXT = "Prepared data, made by expert-launcher; `launcher data --prune` may delete this folder.\n"
+_STORE_NAME = re.compile(r"[0-9a-f]{16}")
+_SCRATCH_NAME = re.compile(r"\.([0-9a-f]{16})\.making-[0-9]+")
 # Larger files are hashed only once: reading them would slow down every start.
 _LARGE_BYTES = 1 << 28
 _SHOWN_KEY_DIGITS = 16
@@ -95,16 +101,45 @@ def find_store(root: Path, key: str) -> Store | None:
 
 def load_store_manifest(folder: Path) -> StoreManifest | None:
     """Load the manifest of a store; None if it is missing or invalid."""
+    file = folder / STORE_FILE
     try:
-        return StoreManifest.model_validate_json((folder / STORE_FILE).read_text(encoding="utf-8"))
+        return StoreManifest.model_validate_json(file.read_text(encoding="utf-8")) if file.is_file() else None
     except (OSError, ValidationError, ValueError):
         return None
 
 
-def find_damage(folder: Path) -> str | None:
+def is_store(folder: Path) -> bool:
+    """Return whether this program made a folder as a store, complete or damaged. Symbolic links are not followed."""
+    if _STORE_NAME.fullmatch(folder.name) is None or folder.is_symlink() or not folder.is_dir():
+        return False
+    manifest = load_store_manifest(folder)  # versions before 0.2 wrote no marker
+    return _has_marker(folder) or (manifest is not None and manifest.key.startswith(folder.name))
+
+
+def find_scratch_key(folder: Path) -> str | None:
+    """Return the key of a temporary folder that this program made, or None for any other folder."""
+    match = _SCRATCH_NAME.fullmatch(folder.name)
+    return match[1] if match and not folder.is_symlink() and folder.is_dir() and _has_marker(folder) else None
+
+
+def _has_marker(folder: Path) -> bool:
+    marker = folder / MARKER_FILE
+    try:
+        return marker.is_file() and not marker.is_symlink() and marker.read_bytes() == _MARKER_TEXT.encode()
+    except OSError:
+        return False
+
+
+def create_marked_dir(folder: Path) -> None:
+    """Create a folder with the marker of this program."""
+    folder.mkdir()
+    (folder / MARKER_FILE).write_text(_MARKER_TEXT, encoding="utf-8")
+
+
+def find_damage(folder: Path, *, keeps_hashes: bool = True) -> str | None:
     """Return what is wrong with a store, or None. Every file is verified against its hash.
 
-    The hashes of large files are cached as long as size, inode and times are unchanged.
+    The hashes of large files are cached as long as size, inode and times are unchanged; `keeps_hashes` False adds none.
     """
     manifest = load_store_manifest(folder)
     if manifest is None:
@@ -116,7 +151,7 @@ def find_damage(folder: Path) -> str | None:
         if file.stat().st_size != stored.num_bytes:
             return f"{name} has {file.stat().st_size} bytes, not {stored.num_bytes}"
         is_large = stored.num_bytes >= _LARGE_BYTES
-        if (hash_file_cached(file, folder.parent) if is_large else hash_file(file)) != stored.sha256:
+        if (hash_file_cached(file, folder.parent, keeps_hashes) if is_large else hash_file(file)) != stored.sha256:
             return f"{name} does not match its hash"
     return None
 
@@ -159,11 +194,11 @@ def lock_store(root: Path, key: str) -> Iterator[None]:
 def is_locked(root: Path, key: str) -> bool:
     """Return whether a running process is preparing the store of this key."""
     path = root / f".{key[:_SHOWN_KEY_DIGITS]}.lock"
-    if not path.exists():
+    if not path.is_file():
         return False
-    with path.open("w") as file:
+    with path.open() as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
     return False
@@ -174,9 +209,10 @@ def make_scratch_dir(root: Path, key: str) -> Iterator[Path]:
     """Create a temporary folder next to the store; under the lock, leftovers of earlier processes are deleted."""
     prefix = f".{key[:_SHOWN_KEY_DIGITS]}.making"
     for leftover in root.glob(f"{prefix}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        if find_scratch_key(leftover) is not None:
+            shutil.rmtree(leftover, ignore_errors=True)
     folder = root / f"{prefix}-{os.getpid()}"
-    folder.mkdir()
+    create_marked_dir(folder)
     try:
         yield folder
     finally:
@@ -189,13 +225,19 @@ def publish(scratch: Path, root: Path, expert: str, parts: Mapping[str, str]) ->
     files = {}
     for path in sorted(scratch.iterdir()):
         _sync(path)
+        if path.name == MARKER_FILE:
+            continue
         files[path.name] = StoredFile(num_bytes=path.stat().st_size, sha256=hash_file(path))
     manifest = StoreManifest(expert=expert, key=key, parts=dict(sorted(parts.items())), files=files)
     write_text_atomically(scratch / STORE_FILE, manifest.model_dump_json(indent=2) + "\n")
     _sync(scratch)
     folder = get_store_dir(root, key)
-    if folder.exists():  # damaged, or it would have been used
+    if is_store(folder):  # damaged, or it would have been used
         shutil.rmtree(folder)
+    elif os.path.lexists(folder):
+        raise InputError(
+            f"{folder} was not made by this program, so it is not replaced", hint="move it, and prepare again"
+        )
     scratch.rename(folder)
     _sync(root)
     return Store(folder, manifest)
@@ -207,15 +249,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def check_inside(root: Path, relative: str) -> Path:
-    """Return a path that a manifest names; raises InputError unless it is relative and inside the data folder."""
-    path = root / relative
-    is_inside = path.resolve().is_relative_to(root.resolve())
-    if Path(relative).is_absolute() or not is_inside:
-        raise InputError(
-            f"training.config.pretokenized_cache: {relative!r} is outside the data folder",
-            hint="use a relative path; LAUNCHER_DATA_DIR moves the data folder to another disk",
-        )
-    return path

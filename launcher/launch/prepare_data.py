@@ -43,15 +43,17 @@ def take_inventory() -> DataInventory:
     users: dict[str, list[str]] = {}
     keys: dict[str, CurrentKeys] = {}
     default = get_stores_dir()
-    roots = sorted(folder for folder in default.iterdir() if folder.is_dir()) if default.is_dir() else []
+    roots = [folder for folder in default.iterdir() if not folder.is_symlink()] if default.is_dir() else []
     for name in list_experts():
         plans = _plan_profiles(name)
         for planned in plans:
             path = planned.loaded.manifest.training.dataset.path
             if path is not None and name not in users.setdefault(path.partition("::")[0], []):
                 users[path.partition("::")[0]].append(name)
-            keys[planned.plan.expert] = _current_keys(plans)
-            roots.append(get_expert_stores_dir(planned.plan))
+            with suppress(LauncherError):
+                roots.append(get_expert_stores_dir(planned.plan))
+        for expert in {planned.plan.expert for planned in plans}:
+            keys[expert] = _merge(keys.get(expert), _current_keys(plans))
     caches = get_dataset_cache_dirs(os.environ, Path.home())
     return DataInventory(datasets=tuple(list_cached_datasets(caches, users)), stores=tuple(list_stores(roots, keys)))
 
@@ -63,6 +65,13 @@ def _plan_profiles(expert: str) -> list[PlannedRun]:
         with suppress(LauncherError):
             plans.append(plan_request(Request(expert=expert, gpu=_ANY_GPU, profile=profile)))
     return plans
+
+
+def _merge(one: CurrentKeys | None, other: CurrentKeys) -> CurrentKeys:
+    """Combine the keys of two manifests with the same name: the data of neither is stale."""
+    if one is None:
+        return other
+    return CurrentKeys(keys=one.keys | other.keys, is_complete=one.is_complete and other.is_complete)
 
 
 def _current_keys(plans: Sequence[PlannedRun]) -> CurrentKeys:

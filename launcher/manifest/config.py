@@ -160,7 +160,7 @@ least 20 % faster."""
     eval_batch_size: BatchSize | None = None
     """Sequences per evaluation batch. Default: the micro-batch size."""
     pretokenized_cache: Annotated[str, Field(min_length=1)] | None = None
-    """Folder of the tokenized data, relative to LAUNCHER_DATA_DIR. Default: datasets_optimized/."""
+    """Folder of the tokenized data, relative to and inside LAUNCHER_DATA_DIR. Default: datasets_optimized/."""
 
     # Logging, evaluation and checkpoints
     logging_steps: PositiveSteps = 10

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.core.errors import ManifestError, Problem
+from launcher.manifest.cache_dir import CACHE_KEY, find_cache_problem
 from launcher.manifest.model import Manifest
 from launcher.manifest.overrides import apply_overrides, list_overridden_keys
 from launcher.manifest.parse_json import read_json_object, walk_keys
@@ -38,7 +39,12 @@ def load_manifest(path: Path, overrides: Sequence[str] = ()) -> LoadedManifest:
     is_v1 = is_schema_1(raw)
     tree = upgrade(raw)
     problems = find_problems(tree, Manifest, V1_ONLY_KEYS if is_v1 else ())
-    if problems:
+    manifest = None if problems else Manifest.model_validate_json(json.dumps(tree))
+    cache_dir = manifest.training.config.pretokenized_cache if manifest is not None else None
+    cache_problem = find_cache_problem(cache_dir) if cache_dir is not None else None
+    if cache_problem is not None:
+        problems.append(Problem(where=CACHE_KEY, what=cache_problem))
+    if manifest is None or problems:
         if is_v1:
             problems = [Problem(where=path_in_schema_1(problem.where), what=problem.what) for problem in problems]
         count = len(problems) if len(problems) <= MAX_REPORTED else "many"
@@ -48,7 +54,7 @@ def load_manifest(path: Path, overrides: Sequence[str] = ()) -> LoadedManifest:
             hint="`launcher schema` prints the JSON Schema of a manifest",
         )
     return LoadedManifest(
-        manifest=Manifest.model_validate_json(json.dumps(tree)),
+        manifest=manifest,
         path=path,
         keys=tuple(walk_keys(tree)),
         overridden_keys=list_overridden_keys(overrides),

@@ -167,7 +167,7 @@ class Manifest(Strict):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
     """Name of the expert; expert-neo4j is neo4j on the command line. Part of run ids."""
-    version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+")]
+    version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+([-+.]?[0-9A-Za-z][0-9A-Za-z.+-]*)?$")]
     """Version of the expert, stored in the run's record and the model card."""
     schema_version: Literal["1.0", "2.0"] = "2.0"
     """Form of this file."""
@@ -198,6 +198,12 @@ class Manifest(Strict):
     runtime: Ignored = None
     integrity: Ignored = None
     quality_metrics: Ignored = None
+
+    @model_validator(mode="after")
+    def _check_name(self) -> Manifest:
+        if not self.expert[:1].isalnum():  # a path component: expert-.. would be the folder above
+            raise ValueError(f"name: {self.name!r} must have a letter or digit after expert-")
+        return self
 
     @property
     def base(self) -> BaseModelEntry:

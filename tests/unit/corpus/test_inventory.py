@@ -22,13 +22,14 @@ from launcher.corpus.inventory import (
     remove_entries,
 )
 from launcher.corpus.storage_kind import probe_storage
-from launcher.corpus.store import find_damage, get_store_dir, publish
+from launcher.corpus.store import MARKER_FILE, create_marked_dir, find_damage, get_store_dir, publish
 from tests.conftest import ROOT, python_path
 
 
 def make_store(root: Path, expert: str = "neo4j", data: str = "one") -> str:
     scratch = root / ".scratch"
-    scratch.mkdir(parents=True)
+    root.mkdir(parents=True, exist_ok=True)
+    create_marked_dir(scratch)
     (scratch / "audit.json").write_text(data * 100)
     return publish(scratch, root, expert, {"data": data}).manifest.key
 
@@ -50,12 +51,45 @@ def test_store_state_depends_on_the_current_manifest(tmp_path: Path) -> None:
 def test_damage_and_leftovers_are_found_but_not_work_in_progress(tmp_path: Path) -> None:
     key = make_store(tmp_path)
     (get_store_dir(tmp_path, key) / "audit.json").write_text("other")
-    (tmp_path / ".abcd.making-1").mkdir()
-    (tmp_path / ".beef.making-2").mkdir()
-    with (tmp_path / ".beef.lock").open("w") as lock:
+    left, busy = (f".{digit * 16}.making-1" for digit in "ab")
+    create_marked_dir(tmp_path / left)
+    create_marked_dir(tmp_path / busy)
+    with (tmp_path / f".{'b' * 16}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = states(tmp_path, None)
-    assert found == {key[:16]: "damaged", ".abcd.making-1": "left over", ".beef.making-2": "current"}
+    assert found == {key[:16]: "damaged", left: "left over", busy: "current"}
+
+
+def test_folders_that_were_only_found_are_not_listed(tmp_path: Path) -> None:
+    """Neither by their place nor by their name; a store of version 0.1 is known by its store.json."""
+    key = make_store(tmp_path)
+    (get_store_dir(tmp_path, key) / MARKER_FILE).unlink()
+    elsewhere = tmp_path.parent / "elsewhere"
+    other = get_store_dir(elsewhere, make_store(elsewhere, data="other"))
+    for name in ("raw", ".git", "0" * 16, f".{'c' * 16}.making-7", ".x.making-1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows.jsonl").write_text("mine")
+    (tmp_path / "backup").mkdir()
+    (tmp_path / "backup/store.json").write_text((get_store_dir(tmp_path, key) / "store.json").read_text())
+    (tmp_path / ("1" * 16)).symlink_to(elsewhere)
+    (tmp_path / other.name).symlink_to(other)
+    (tmp_path / ("2" * 16)).symlink_to("nowhere")
+    os.mkfifo(tmp_path / ("0" * 16) / "store.json")
+    os.mkfifo(tmp_path / ("0" * 16) / MARKER_FILE)
+    (tmp_path / "raw" / MARKER_FILE).symlink_to(other / MARKER_FILE)
+    assert states(tmp_path, None) == {key[:16]: "unknown"}
+    assert len(list_stores([tmp_path, tmp_path / "raw/.."], {})) == 1
+
+
+def test_a_store_whose_manifest_is_lost_is_damaged(tmp_path: Path) -> None:
+    folder = get_store_dir(tmp_path, make_store(tmp_path))
+    (folder / "store.json").write_text("{")
+    entries = list_stores([tmp_path], {})
+    assert [entry.state for entry in entries] == ["damaged"]
+    (folder / "outside").symlink_to(tmp_path.parent)
+    remove_entries(entries)
+    assert not folder.exists()
+    assert tmp_path.parent.exists()
 
 
 def test_prune_deletes_only_prunable_stores(tmp_path: Path) -> None:
@@ -166,24 +200,25 @@ def launcher_data(tmp_path: Path, *flags: str, cwd: Path = ROOT) -> subprocess.C
 def test_the_command_lists_asks_and_prunes(tmp_path: Path) -> None:
     root = tmp_path / "data/datasets_optimized/neo4j"
     key = make_store(root)
-    (root / ".0123.making-9").mkdir()
+    first, second = (root / f".{digit * 16}.making-9" for digit in "01")
+    create_marked_dir(first)
     listed = json.loads(launcher_data(tmp_path, "--json").stdout)
     assert {store["folder"]: store["state"] for store in listed["stores"]} == {
         str(get_store_dir(root, key)): "unknown",
-        str(root / ".0123.making-9"): "left over",
+        str(first): "left over",
     }
     asked = launcher_data(tmp_path, "--prune")
     assert asked.returncode == 2
     assert "no terminal to prompt on" in asked.stderr
-    assert (root / ".0123.making-9").exists()
+    assert first.exists()
     done = launcher_data(tmp_path, "--prune", "--yes")
     assert done.returncode == 0, done.stderr
-    assert not (root / ".0123.making-9").exists()
+    assert not first.exists()
     assert find_damage(get_store_dir(root, key)) is None
-    (root / ".4567.making-9").mkdir()
+    create_marked_dir(second)
     report = json.loads(launcher_data(tmp_path, "--prune", "--yes", "--json").stdout)
-    assert report["deleted"] == [str(root / ".4567.making-9")]
-    assert not (root / ".4567.making-9").exists()
+    assert report["deleted"] == [str(second)]
+    assert not second.exists()
     moved = launcher_data(tmp_path, "--move-to", str(tmp_path / "fast"), "--yes")
     assert moved.returncode == 0, moved.stderr
     assert f"export LAUNCHER_DATA_DIR={tmp_path / 'fast'}" in moved.stdout
@@ -206,3 +241,58 @@ def test_a_broken_manifest_does_not_hide_everybodys_data(tmp_path: Path) -> None
     result = launcher_data(tmp_path, "--json", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert [store["folder"].rsplit("/", 1)[1] for store in json.loads(result.stdout)["stores"]] == [key[:16]]
+
+
+def snapshot(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("cache", ["data", "datasets_optimized"])
+def test_pruning_keeps_folders_of_the_user(tmp_path: Path, cache: str) -> None:
+    manifest = json.loads((ROOT / "experts/json/manifest.json").read_text())
+    manifest["name"] = "expert-mine"
+    manifest["training"]["config"]["pretokenized_cache"] = cache
+    write_project(tmp_path, manifest)
+    key = make_store(tmp_path / "datasets_optimized/json", expert="json")
+    before = snapshot(tmp_path)
+    listed = run_data(tmp_path, "--json")
+    assert listed.returncode == 0, listed.stderr
+    assert snapshot(tmp_path) == before
+    assert [Path(store["folder"]).name for store in json.loads(listed.stdout)["stores"]] == [key[:16]]
+    pruned = run_data(tmp_path, "--prune", "--yes")
+    assert pruned.returncode == 0, pruned.stderr
+    kept = {name for name in before if key[:16] not in name}
+    assert kept <= set(snapshot(tmp_path))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("name", "cache"), [("expert-..", None), ("expert-mine", "."), ("expert-mine", "../x")])
+def test_a_hostile_manifest_deletes_nothing(tmp_path: Path, name: str, cache: str | None) -> None:
+    manifest = json.loads((ROOT / "experts/json/manifest.json").read_text())
+    manifest["name"] = name
+    if cache is not None:
+        manifest["training"]["config"]["pretokenized_cache"] = cache
+    write_project(tmp_path, manifest)
+    before = snapshot(tmp_path)
+    pruned = run_data(tmp_path, "--prune", "--yes")
+    assert pruned.returncode == 0, pruned.stderr
+    assert "Nothing to delete" in pruned.stdout
+    assert snapshot(tmp_path) == before
+
+
+def write_project(folder: Path, manifest: object) -> None:
+    for name in ("experts/mine/sample", "data/raw", ".git", "my-thesis", "runs/one", "datasets_optimized/notes"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "file").write_text("mine")
+    (folder / "experts/mine/manifest.json").write_text(json.dumps(manifest))
+    for file in (ROOT / "experts/json/sample").glob("*.jsonl"):
+        (folder / "experts/mine/sample" / file.name).write_bytes(file.read_bytes())
+    (folder / "data/link").symlink_to(folder / "my-thesis")
+
+
+def run_data(cwd: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": python_path(), "HF_HOME": str(cwd.parent / "hf"), "COLUMNS": "200"}
+    environment.pop("LAUNCHER_DATA_DIR", None)
+    command = [sys.executable, "-m", "launcher", "data", *flags]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
