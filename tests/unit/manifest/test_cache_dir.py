@@ -85,7 +85,7 @@ def test_a_name_that_is_no_folder_name_is_refused(write_manifest: WriteManifest,
 
 
 @pytest.mark.parametrize("version", ["1.0.0\n$(id)", "1.0.0\n", "1.0", "1.0.0 ", "1.0.0-", "1.0.0/..", "\u0661.0.0"])
-def test_a_version_has_nothing_behind_it(write_manifest: WriteManifest, version: str) -> None:
+def test_a_version_has_no_other_text_after_it(write_manifest: WriteManifest, version: str) -> None:
     with pytest.raises(ManifestError, match="version: "):
         load_manifest(write_manifest({"version": version}))
 
