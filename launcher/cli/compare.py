@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -28,9 +29,7 @@ _MARKED_BYTES = 400
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `launcher compare`."""
-    parser.add_argument(
-        "runs", metavar="RUN", nargs="*", help="run id or directory, or W&B offline run (offline-run-*, *.wandb)"
-    )
+    parser.add_argument("runs", metavar="RUN", nargs="*", help="run id or directory")
     several = parser.add_mutually_exclusive_group()
     several.add_argument("--expert", metavar="NAME", help="all runs of this expert")
     several.add_argument("--all", action="store_true", help="all runs")
@@ -72,12 +71,14 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
 def _load_runs(arguments: argparse.Namespace) -> tuple[list[RunFacts], list[Skipped]]:
     """Load runs; a named run must be readable, unreadable runs of --all or --expert are skipped."""
+    from launcher.analysis.compare import load_run_facts
+
     runs_dir = Path(arguments.runs_dir)
     if not arguments.runs and not arguments.all and arguments.expert is None:
         raise InputError("no runs given", hint="pass run ids or directories, --expert NAME or --all")
     if arguments.last is not None and arguments.last < 1:
         raise InputError(f"--last {arguments.last}: must be at least 1")
-    loaded = [_load_named(name, runs_dir) for name in arguments.runs]
+    loaded = [load_run_facts(find_run(name, runs_dir)) for name in arguments.runs]
     skipped: list[Skipped] = []
     if arguments.all or arguments.expert is not None:
         found = list(_load_matching(arguments, runs_dir, skipped))
@@ -88,14 +89,6 @@ def _load_runs(arguments: argparse.Namespace) -> tuple[list[RunFacts], list[Skip
     for facts in loaded:
         unique.setdefault(Path(facts.place).resolve(), facts)
     return list(unique.values()), skipped
-
-
-def _load_named(name: str, runs_dir: Path) -> RunFacts:
-    from launcher.analysis.compare import load_run_facts
-    from launcher.analysis.compare.wandb_runs import find_wandb_log, load_wandb_run
-
-    log = find_wandb_log(Path(name))
-    return load_run_facts(find_run(name, runs_dir)) if log is None else load_wandb_run(log)
 
 
 def _load_matching(arguments: argparse.Namespace, runs_dir: Path, skipped: list[Skipped]) -> Iterator[RunFacts]:
@@ -154,32 +147,32 @@ def _render(comparison: Comparison, form: str) -> str:
         from launcher.analysis.compare.html import render_html
 
         return render_html(comparison)
-    if form == "md":
-        from launcher.analysis.compare.markdown import render_markdown
-
-        return render_markdown(comparison)
     if form == "json":
         return comparison.model_dump_json(indent=2) + "\n"
-    from launcher.analysis.compare.terminal import render_terminal
+    from launcher.analysis.compare.render_text import print_comparison, render_markdown
 
-    return render_terminal(comparison, width=120).plain
+    if form == "md":
+        return render_markdown(comparison)
+    from rich.console import Console
+
+    text = io.StringIO()
+    print_comparison(comparison, Console(file=text, width=120, height=25))
+    return text.getvalue()
 
 
 def _print(comparison: Comparison, form: str) -> None:
     if form != "text":
         sys.stdout.write(_render(comparison, form))
         return
-    from launcher.analysis.compare.terminal import render_terminal
+    from launcher.analysis.compare.render_text import print_comparison
     from launcher.cli.tables import make_console
 
-    console = make_console()
-    text = render_terminal(comparison, width=console.width, is_unicode=_supports_unicode())
-    console.print(text, end="", soft_wrap=True)
+    print_comparison(comparison, make_console(), is_unicode=_supports_unicode())
 
 
 def _supports_unicode() -> bool:
     try:
-        "⣿▁★→".encode(sys.stdout.encoding or "ascii")
+        "★".encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
         return False
     return True

@@ -46,3 +46,28 @@ def format_duration(seconds: float) -> str:
 def format_percent(fraction: float) -> str:
     """Format a fraction as a percentage."""
     return f"{100 * fraction:.1f} %"
+
+
+def format_value(value: float, unit: str) -> str:
+    """Format the value of a metric in its unit; counts and rates are abbreviated, without the unit."""
+    if unit == "share":
+        return format_percent(value)
+    if unit == "points":
+        return f"{100 * value:+.1f} points"
+    if unit == "s":
+        return format_seconds(value)
+    if unit == "GiB":
+        return f"{value:.2f} GiB"
+    if unit in ("tokens/s", "tokens", "rows/s"):
+        return format_count(value)
+    if unit == "J":
+        return f"{1000 * value:.3g} mJ" if abs(value) < 0.1 else f"{value:.3g} J"
+    return f"{value:,.0f}" if value == int(value) and abs(value) >= 1 else f"{value:.4g}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Format seconds with three digits."""
+    for limit, size, unit in ((1.0, 1e-3, "ms"), (90.0, 1.0, "s"), (5400.0, 60.0, "min")):
+        if abs(seconds) < limit and seconds != 0:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 3600:.3g} h" if seconds else "0 s"

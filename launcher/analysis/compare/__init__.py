@@ -1,7 +1,7 @@
 """Comparison of runs: curves, metrics, settings, time breakdown and caveats.
 
-`load_run.py` and `wandb_runs.py` load a run directory or a W&B offline run into `RunFacts`; `make.py` turns several of
-them into a `Comparison`; `html.py`, `markdown.py` and `terminal.py` render it.
+`load_run.py` loads a run directory into `RunFacts`; `make.py` turns several of them into a `Comparison`; `html.py` and
+`render_text.py` render it.
 """
 
 from launcher.analysis.compare.load_run import RunFacts, load_run_facts

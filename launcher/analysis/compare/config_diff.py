@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from launcher.analysis.compare.model import Section, Setting
 from launcher.core.errors import escape
 from launcher.core.frozen_model import flatten
-from launcher.core.redaction import redact_tree
 from launcher.plan.model import Plan
 from launcher.plan.resume_identity import collect_learning_settings
 from launcher.runs.record import Outcome
 
 Settings = Mapping[tuple[Section, str], str]
 
-SECTIONS: tuple[Section, ...] = ("what is learnt", "how it runs", "where it runs", "versions", "W&B config")
+SECTIONS: tuple[Section, ...] = ("what is learnt", "how it runs", "where it runs", "versions")
 # Parts of a plan that are derived from the settings or describe them.
 _DERIVED = frozenset(
     {"schema_version", "launcher_version", "manifest_sha256", "hardware", "base", "base_revision", "memory", "speed"}
@@ -41,15 +40,6 @@ def collect_plan_settings(plan: Plan, outcome: Outcome | None) -> Settings:
     if outcome is not None:
         _add(settings, "versions", dict(outcome.versions))
         _add(settings, "versions", {"commit": outcome.git_commit})
-    return settings
-
-
-def collect_config_settings(config: Mapping[str, object]) -> Settings:
-    """Return the settings of a W&B run, redacted, since foreign configs may contain secrets."""
-    settings: dict[tuple[Section, str], str] = {}
-    is_ours = {"plan", "manifest", "decisions"} <= config.keys()  # nested copies of the flat values
-    kept = {key: value for key, value in config.items() if not is_ours or not isinstance(value, dict)}
-    _add(settings, "W&B config", flatten(redact_tree(kept)) if kept else {})
     return settings
 
 

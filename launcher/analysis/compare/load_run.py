@@ -1,7 +1,8 @@
-"""Facts of one run, from a run directory or a W&B log."""
+"""Facts of one run, from its run directory."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,13 +12,13 @@ from typing import Literal
 
 from launcher.analysis.compare.config_diff import collect_plan_settings
 from launcher.analysis.compare.model import Section
-from launcher.analysis.compare.task_results import JudgedRun, drop_answer_texts
 from launcher.core.errors import InputError
 from launcher.core.metrics import METRICS_BY_NAME, PREDICTED_GIB, StepMetrics, is_task_metric
 from launcher.core.run_paths import RunPaths
 from launcher.core.units import bytes_to_gib
+from launcher.judges.results import CheckResult, EvalResult
 from launcher.plan.model import Plan
-from launcher.runs.evaluations import RunEvaluations, load_evaluations
+from launcher.runs.evaluations import Evaluation, RunEvaluations, load_evaluations
 from launcher.runs.record import Outcome, RunRecord, Status, load_record
 from launcher.runs.wandb_settings import format_machine
 
@@ -61,6 +62,7 @@ class Column:
 
 
 _NOTHING = Column(steps=(), values=())
+_KEY_DIGITS = 6
 
 
 def make_columns(rows: Iterable[StepMetrics]) -> dict[str, Column]:
@@ -79,12 +81,31 @@ def make_columns(rows: Iterable[StepMetrics]) -> dict[str, Column]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """Verdicts and rates of one evaluation."""
+
+    main: str
+    checks: Mapping[str, CheckResult]
+    verdicts: Mapping[str, Mapping[str, bool | None]]  # by row key: result of each check
+    rows: str  # description that is equal for the same rows only
+    is_greedy: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgedRun:
+    """Evaluations of a run."""
+
+    base: Judged | None = None
+    trained: Judged | None = None  # during training, on the rows of `base`
+    full_eval: Judged | None = None  # by `launcher eval`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
     """Everything that is compared of one run."""
 
-    name: str  # foreign text if it comes from W&B
+    name: str
     place: str
-    kind: Literal["launcher", "wandb"]
     status: Status | Literal["not started"]
     traits: Traits
     columns: Mapping[str, Column]  # by metric name
@@ -125,7 +146,6 @@ def make_facts(record: RunRecord, evaluations: RunEvaluations) -> RunFacts:
     return RunFacts(
         name=record.paths.root.resolve().name,
         place=str(record.paths.root),
-        kind="launcher",
         status="not started" if outcome is None else outcome.status,
         traits=_collect_traits(plan, outcome, columns),
         columns=columns,
@@ -179,3 +199,28 @@ def _seconds_between(begin: str, end: str) -> float | None:
         return max(0.0, (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds())
     except (ValueError, TypeError):
         return None
+
+
+def drop_answer_texts(evaluations: RunEvaluations) -> JudgedRun:
+    """Keep verdicts and rates of all evaluations of a run."""
+    return JudgedRun(
+        base=_strip(evaluations.base), trained=_strip(evaluations.trained), full_eval=_strip(evaluations.full_eval)
+    )
+
+
+def _strip(evaluation: Evaluation | None) -> Judged | None:
+    if evaluation is None:
+        return None
+    result = evaluation.result
+    return Judged(
+        main=result.main_check,
+        checks={check.name: check for check in result.checks},
+        verdicts={answer.key: answer.checks for answer in result.answers},
+        rows=_describe_rows(result),
+        is_greedy=result.greedy,
+    )
+
+
+def _describe_rows(result: EvalResult) -> str:
+    key = hashlib.sha256("\0".join(sorted(answer.key for answer in result.answers)).encode()).hexdigest()
+    return f"{len(result.answers):,} of {result.num_rows:,} {result.split} rows (key {key[:_KEY_DIGITS]})"

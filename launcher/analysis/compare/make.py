@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from launcher import __version__
 from launcher.analysis.compare.comparability import collect_cautions, group_by_data
 from launcher.analysis.compare.config_diff import clean_text, diff_settings
-from launcher.analysis.compare.downsample import compute_max_points, make_axis, make_series
-from launcher.analysis.compare.load_run import RunFacts
+from launcher.analysis.compare.curves import compute_max_points, make_axis, make_series, make_shares
+from launcher.analysis.compare.load_run import Judged, RunFacts
 from launcher.analysis.compare.model import Chart, ComparedRun, Comparison, Figure, Series, Skipped
 from launcher.analysis.compare.summary_metrics import make_figures
-from launcher.analysis.compare.task_results import Judged
-from launcher.analysis.compare.tasks import choose_evaluations, make_task_charts
-from launcher.analysis.compare.time_breakdown import make_shares
+from launcher.analysis.compare.tasks import choose_evaluations, make_task_charts, make_task_specs
 from launcher.core import metrics
 from launcher.core.metrics import METRICS_BY_NAME
 
@@ -56,7 +54,7 @@ def make_comparison(
     charted = [chart.metric for chart in known if any(recorded[chart.metric])]
     max_points = compute_max_points(sum(sum(recorded[metric]) for metric in charted))
     left_out = tuple(name for metric, name in _CHARTS if metric not in charted and metric != metrics.DATA_WAIT_SECONDS)
-    figures, pick = make_figures(runs), choose_evaluations(runs)
+    figures, pick = make_figures(runs, [*make_task_specs(runs)]), choose_evaluations(runs)
     settings, num_equal = diff_settings([run.settings for run in runs])
     compared = []
     for index, (run, group) in enumerate(zip(runs, groups, strict=True)):
@@ -100,7 +98,6 @@ def _compare_run(
     return ComparedRun(
         name=run.name,
         place=run.place,
-        kind=run.kind,
         status=run.status,
         expert=traits.expert,
         base=traits.base,
@@ -123,21 +120,16 @@ def _compare_run(
 
 
 def _make_names_unique(runs: Sequence[RunFacts]) -> list[RunFacts]:
-    """Distinguish runs of the same name by their kind, then by path, then by a number."""
+    """Distinguish runs of the same name by their path, then by a number."""
     runs = [replace(run, name=clean_text(run.name), place=clean_text(run.place)) for run in runs]
-    runs = _disambiguate(runs, lambda run: f"{run.name} (W&B)" if run.kind == "wandb" else run.name)
-    runs = _disambiguate(runs, lambda run: f"{run.name} ({run.place})")
+    counts = Counter(run.name for run in runs)
+    runs = [run if counts[run.name] == 1 else replace(run, name=f"{run.name} ({run.place})") for run in runs]
     numbers: Counter[str] = Counter()
     renamed = []
     for run in runs:
         numbers[run.name] += 1
         renamed.append(run if numbers[run.name] == 1 else replace(run, name=f"{run.name} #{numbers[run.name]}"))
     return renamed
-
-
-def _disambiguate(runs: Sequence[RunFacts], rename: Callable[[RunFacts], str]) -> list[RunFacts]:
-    counts = Counter(run.name for run in runs)
-    return [run if counts[run.name] == 1 else replace(run, name=rename(run)) for run in runs]
 
 
 def _explain_left_out(left_out: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ MADE_BY: Literal["launcher compare"] = "launcher compare"
 
 # What a difference between runs makes incomparable.
 Aspect = Literal["loss", "loss by step", "held-out loss", "task metrics", "speed", "memory", "time"]
-Section = Literal["what is learnt", "how it runs", "where it runs", "versions", "W&B config"]
+Section = Literal["what is learnt", "how it runs", "where it runs", "versions"]
 
 
 class Axis(Frozen):
@@ -44,7 +44,6 @@ class ComparedRun(Frozen):
 
     name: str
     place: str
-    kind: Literal["launcher", "wandb"]
     status: Status | Literal["not started"]
     expert: str | None
     base: str | None
@@ -124,7 +123,7 @@ class Comparison(Frozen):
     """Comparison of runs; schema_version changes if a field is removed or changes its meaning, not if one is added."""
 
     made_by: Literal["launcher compare"] = MADE_BY
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     launcher_version: str
     made_at: str  # ISO 8601, UTC
     title: str

@@ -4,23 +4,87 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from launcher.analysis.compare.load_run import RunFacts
-from launcher.analysis.compare.metric_spec import ALIKE, ALIKE_LOSS, Compute, MetricSpec, Peers, make_figure
-from launcher.analysis.compare.model import Figure
-from launcher.analysis.compare.tasks import make_task_specs
+from launcher.analysis.compare.model import Figure, Interval
 from launcher.core import metrics
 from launcher.core.metrics import METRICS_BY_NAME
 
+_ALIKE, _ALIKE_LOSS, _ALIKE_SHARE = 0.005, 0.001, 0.005  # the last is absolute: half a percentage point
 _TAIL = 0.05  # of the steps, averaged for the final training loss
 _SECONDS_PER_HOUR = 3600
 
+Compute = Callable[[RunFacts], float | None]
+Peers = Callable[[RunFacts], Hashable]  # runs with the same value are comparable; None: with no run
 
-def make_figures(runs: Sequence[RunFacts]) -> tuple[Figure, ...]:
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricSpec:
+    """How to compute and compare one result."""
+
+    key: str
+    title: str
+    compute: Compute
+    peers: Peers
+    unit: str = ""
+    better: Literal["lower", "higher"] | None = None
+    note: str = ""
+    alike: float = _ALIKE  # relative differences below count as equal
+    interval: Callable[[RunFacts], Interval | None] | None = None  # 95 % confidence interval
+    is_significant: Callable[[RunFacts, RunFacts], bool] | None = None  # whether the best run beats the other
+
+
+def make_figures(runs: Sequence[RunFacts], task_specs: Sequence[MetricSpec] = ()) -> tuple[Figure, ...]:
     """Return all results that some run has, task metrics first."""
-    specs = (*make_task_specs(runs), *_SPECS)
-    return tuple(figure for spec in specs if (figure := make_figure(spec, runs)) is not None)
+    return tuple(figure for spec in (*task_specs, *_SPECS) if (figure := _make_figure(spec, runs)) is not None)
+
+
+def _make_figure(spec: MetricSpec, runs: Sequence[RunFacts]) -> Figure | None:
+    values = tuple(_round_finite(spec.compute(run)) for run in runs)
+    if all(value is None for value in values):
+        return None
+    return Figure(
+        key=spec.key,
+        title=spec.title,
+        unit=spec.unit,
+        better=spec.better,
+        values=values,
+        intervals=() if spec.interval is None else tuple(map(spec.interval, runs)),
+        best=_find_best(spec, runs, values),
+        note=spec.note,
+    )
+
+
+def _find_best(spec: MetricSpec, runs: Sequence[RunFacts], values: Sequence[float | None]) -> dict[int, int]:
+    if spec.better is None:
+        return {}
+    groups: dict[Hashable, dict[int, float]] = {}
+    for index, (run, value) in enumerate(zip(runs, values, strict=True)):
+        peers = spec.peers(run)
+        if value is not None and peers is not None:
+            groups.setdefault(peers, {})[index] = value
+    best: dict[int, int] = {}
+    for known in groups.values():
+        leader = (min if spec.better == "lower" else max)(known, key=lambda index: known[index])
+        first = {index: len(known) for index in known if _is_alike(spec, runs, known, index, leader)}
+        if len(first) < len(known):  # equal runs have no best one
+            best.update(first)
+    return dict(sorted(best.items()))
+
+
+def _is_alike(spec: MetricSpec, runs: Sequence[RunFacts], known: dict[int, float], index: int, best: int) -> bool:
+    if spec.is_significant is not None:
+        return not spec.is_significant(runs[best], runs[index])
+    if spec.unit == "share":
+        return abs(known[index] - known[best]) <= _ALIKE_SHARE
+    return math.isclose(known[index], known[best], rel_tol=spec.alike)
+
+
+def _round_finite(value: float | None) -> float | None:
+    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
 
 
 def compute_wall_clock(run: RunFacts) -> float | None:
@@ -38,42 +102,21 @@ def sum_recorded_seconds(run: RunFacts) -> float | None:
     return math.fsum(spent) if spent else None
 
 
-def _median(metric: str) -> Compute:
-    def compute(run: RunFacts) -> float | None:
-        values = run.column(metric).finite
-        return statistics.median(values) if values else None
-
-    return compute
-
-
-def _max(metric: str) -> Compute:
-    return lambda run: max(run.column(metric).finite, default=None)
-
-
-def _min(metric: str) -> Compute:
-    return lambda run: min(run.column(metric).finite, default=None)
-
-
 def _last(metric: str) -> Compute:
     return lambda run: run.last(metric)
 
 
-def _tail_mean(run: RunFacts) -> float | None:
-    losses = run.column(metrics.TRAIN_LOSS).finite
-    tail = losses[-max(1, math.ceil(_TAIL * len(losses))) :]
-    return math.fsum(tail) / len(tail) if tail else None
+def _reduce(metric: str, reduction: Callable[[list[float]], float]) -> Compute:
+    return lambda run: reduction(values) if (values := run.column(metric).finite) else None
+
+
+def _tail_mean(losses: list[float]) -> float:
+    return statistics.fmean(losses[-max(1, math.ceil(_TAIL * len(losses))) :])
 
 
 def _prediction_error(run: RunFacts) -> float | None:
-    peak, predicted = _max(metrics.PEAK_ALLOCATED_GIB)(run), run.traits.predicted_gib
-    if peak is None or predicted is None or peak <= 0:
-        return run.last(metrics.PREDICTION_ERROR)
-    return predicted / peak - 1
-
-
-def _skipped_steps(run: RunFacts) -> float | None:
-    values = run.column(metrics.SKIPPED).finite
-    return math.fsum(values) if values else None
+    peak, predicted = max(run.column(metrics.PEAK_ALLOCATED_GIB).finite, default=0.0), run.traits.predicted_gib
+    return run.last(metrics.PREDICTION_ERROR) if peak <= 0 or predicted is None else predicted / peak - 1
 
 
 def _cost(run: RunFacts) -> float | None:
@@ -117,104 +160,48 @@ def _make_spec(key: str, metric: str, compute: Compute, peers: Peers, title: str
         unit=known.unit,
         better=known.better,
         note=note,
-        alike=ALIKE_LOSS if peers is _same_data else ALIKE,
+        alike=_ALIKE_LOSS if peers is _same_data else _ALIKE,
     )
 
 
+def _make_median(key: str, metric: str, peers: Peers, title: str = "", note: str = "median over steps") -> MetricSpec:
+    return _make_spec(key, metric, _reduce(metric, statistics.median), peers, title, note)
+
+
+def _make_peak(key: str, metric: str, title: str) -> MetricSpec:
+    return _make_spec(key, metric, _reduce(metric, max), _same_model, title)
+
+
+_GOODPUT_NOTE = "share of the wall-clock time spent on training steps that count"
+_DATA_WAIT_NOTE = "share of the step time in which the device waits for data, median"
+_TAIL_NOTE, _ERROR_NOTE = "mean of the last 5 % of the steps", "predicted / measured - 1, allocated memory"
+_CLOCK_NOTE, _COST_NOTE = "all attempts, without pauses between them", "wall-clock time at the planned price"
+_EVAL, _TRAIN, _VRAM = metrics.EVAL_LOSS, metrics.TRAIN_LOSS, metrics.PREDICTED_GIB
 _SPECS: tuple[MetricSpec, ...] = (
-    _make_spec("eval_loss_final", metrics.EVAL_LOSS, _last(metrics.EVAL_LOSS), _same_data, "held-out loss, final"),
-    _make_spec("eval_loss_best", metrics.EVAL_LOSS, _min(metrics.EVAL_LOSS), _same_data, "held-out loss, best"),
-    _make_spec(
-        "train_loss_final",
-        metrics.TRAIN_LOSS,
-        _tail_mean,
-        _same_data,
-        "training loss, final",
-        "mean of the last 5 % of the steps",
-    ),
-    _make_spec(
-        "tokens_per_second",
-        metrics.TOKENS_PER_SECOND,
-        _median(metrics.TOKENS_PER_SECOND),
-        _same_model,
-        note="median over steps",
-    ),
-    _make_spec("mfu", metrics.DEVICE_MFU, _median(metrics.DEVICE_MFU), _all_runs, "MFU", "median over steps"),
-    _make_spec(
-        "peak_allocated_gib",
-        metrics.PEAK_ALLOCATED_GIB,
-        _max(metrics.PEAK_ALLOCATED_GIB),
-        _same_model,
-        "peak VRAM, allocated",
-    ),
-    _make_spec(
-        "peak_reserved_gib",
-        metrics.PEAK_RESERVED_GIB,
-        _max(metrics.PEAK_RESERVED_GIB),
-        _same_model,
-        "peak VRAM, reserved",
-    ),
-    _make_spec(
-        "predicted_gib",
-        metrics.PREDICTED_GIB,
-        lambda run: run.traits.predicted_gib,
-        _all_runs,
-        "VRAM, predicted",
-    ),
-    _make_spec("card_gib", metrics.PREDICTED_GIB, lambda run: run.traits.card_gib, _all_runs, "VRAM of the GPU"),
+    _make_spec("eval_loss_final", _EVAL, _last(_EVAL), _same_data, "held-out loss, final"),
+    _make_spec("eval_loss_best", _EVAL, _reduce(_EVAL, min), _same_data, "held-out loss, best"),
+    _make_spec("train_loss_final", _TRAIN, _reduce(_TRAIN, _tail_mean), _same_data, "training loss, final", _TAIL_NOTE),
+    _make_median("tokens_per_second", metrics.TOKENS_PER_SECOND, _same_model),
+    _make_median("mfu", metrics.DEVICE_MFU, _all_runs, "MFU"),
+    _make_peak("peak_allocated_gib", metrics.PEAK_ALLOCATED_GIB, "peak VRAM, allocated"),
+    _make_peak("peak_reserved_gib", metrics.PEAK_RESERVED_GIB, "peak VRAM, reserved"),
+    _make_spec("predicted_gib", _VRAM, lambda run: run.traits.predicted_gib, _all_runs, "VRAM, predicted"),
+    _make_spec("card_gib", _VRAM, lambda run: run.traits.card_gib, _all_runs, "VRAM of the GPU"),
     _make_spec(
         "prediction_error",
         metrics.PREDICTION_ERROR,
         _prediction_error,
         _all_runs,
         "VRAM prediction error",
-        "predicted / measured - 1, allocated memory",
+        _ERROR_NOTE,
     ),
-    _make_spec(
-        "data_wait_share",
-        metrics.DATA_WAIT_SHARE,
-        _median(metrics.DATA_WAIT_SHARE),
-        _all_runs,
-        "data wait",
-        "share of the step time in which the device waits for data, median",
-    ),
-    _make_spec(
-        "gpu_utilization",
-        metrics.GPU_UTILIZATION,
-        _median(metrics.GPU_UTILIZATION),
-        _all_runs,
-        note="median over steps",
-    ),
-    _make_spec(
-        "joules_per_token",
-        metrics.JOULES_PER_TOKEN,
-        _median(metrics.JOULES_PER_TOKEN),
-        _same_model,
-        note="median over steps",
-    ),
-    _make_spec(
-        "goodput",
-        metrics.GOODPUT,
-        _last(metrics.GOODPUT),
-        _all_runs,
-        note="share of the wall-clock time spent on training steps that count",
-    ),
-    _make_spec(
-        "wall_clock",
-        metrics.TOTAL_SECONDS,
-        compute_wall_clock,
-        _same_job,
-        note="all attempts, without pauses between them",
-    ),
-    MetricSpec(
-        key="cost",
-        title="cost",
-        compute=_cost,
-        peers=_same_job,
-        better="lower",
-        note="wall-clock time at the planned price",
-    ),
+    _make_median("data_wait_share", metrics.DATA_WAIT_SHARE, _all_runs, "data wait", _DATA_WAIT_NOTE),
+    _make_median("gpu_utilization", metrics.GPU_UTILIZATION, _all_runs),
+    _make_median("joules_per_token", metrics.JOULES_PER_TOKEN, _same_model),
+    _make_spec("goodput", metrics.GOODPUT, _last(metrics.GOODPUT), _all_runs, note=_GOODPUT_NOTE),
+    _make_spec("wall_clock", metrics.TOTAL_SECONDS, compute_wall_clock, _same_job, note=_CLOCK_NOTE),
+    MetricSpec(key="cost", title="cost", compute=_cost, peers=_same_job, better="lower", note=_COST_NOTE),
     _make_spec("tokens_seen", metrics.TOKENS_SEEN, _last(metrics.TOKENS_SEEN), _all_runs),
     MetricSpec(key="steps", title="steps", compute=_steps, peers=_all_runs),
-    _make_spec("skipped", metrics.SKIPPED, _skipped_steps, _all_runs),
+    _make_spec("skipped", metrics.SKIPPED, _reduce(metrics.SKIPPED, math.fsum), _all_runs),
 )

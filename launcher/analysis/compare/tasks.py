@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 
 from launcher.analysis.compare.config_diff import clean_text
-from launcher.analysis.compare.load_run import RunFacts
-from launcher.analysis.compare.metric_spec import MetricSpec
+from launcher.analysis.compare.load_run import Judged, JudgedRun, RunFacts
 from launcher.analysis.compare.model import Chart, Interval
-from launcher.analysis.compare.task_results import Judged, JudgedRun, guess_main_check
+from launcher.analysis.compare.summary_metrics import MetricSpec
 from launcher.core.metrics import EVAL_PREFIX, is_task_metric
 from launcher.judges.gate import SIGNIFICANCE_LEVEL
 from launcher.judges.results import CheckResult
 from launcher.judges.statistics import PairedChange, compare_paired
 
 _ALIKE = 0.005  # for rates without graded rows
+KNOWN_MAIN_CHECKS = ("matches", "behaves", "result", "equal", "right")  # of our judges, for runs without an evaluation
 
 Pick = Callable[[RunFacts], Judged | None]
 
@@ -40,6 +40,11 @@ def list_main_checks(runs: Sequence[RunFacts], pick: Pick) -> list[str]:
         if pick(run) is None and names and not known.keys() & set(names):
             known[guess_main_check(names) or names[-1]] = None
     return list(known)
+
+
+def guess_main_check(names: Collection[str]) -> str | None:
+    """Guess the main check of a run without an evaluation; judges list stricter checks last."""
+    return next((name for name in KNOWN_MAIN_CHECKS if name in names), next(reversed(list(names)), None))
 
 
 def _list_logged_names(run: RunFacts) -> list[str]:

@@ -4,7 +4,7 @@ function describeRun(run) {
   const total = run.num_steps === null ? "" : `/${run.num_steps.toLocaleString("en")}`;
   const progress = run.status === "done" || run.status === "not started" ? "" : ` ${run.steps_done.toLocaleString("en")}${total}`;
   const group = run.data_group && new Set(runs.map(({ data_group: group }) => group)).size > 1 ? ` · data ${run.data_group}` : "";
-  const where = run.kind === "wandb" ? " · W&B" : run.card ? ` · ${run.card.replace(/^GeForce /, "")}` : "";
+  const where = run.card ? ` · ${run.card.replace(/^GeForce /, "")}` : "";
   return `${run.status}${progress}${group}${where}`;
 }
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from launcher.analysis.compare.load_run import Column, RunFacts, Traits
+from launcher.analysis.compare.load_run import Column, Judged, JudgedRun, RunFacts, Traits, drop_answer_texts
 from launcher.analysis.compare.make import make_comparison
 from launcher.analysis.compare.model import Comparison
-from launcher.analysis.compare.task_results import Judged, JudgedRun, drop_answer_texts
 from launcher.core import metrics
 from launcher.runs.evaluations import Evaluation, RunEvaluations
 from tests.made_evaluations import make_evaluation
@@ -45,7 +44,6 @@ def make_facts(
     facts = RunFacts(
         name=name,
         place=f"runs/{name}",
-        kind="launcher",
         status="done",
         traits=traits,
         columns={metric: make_column(values) for metric, values in logged.items()},

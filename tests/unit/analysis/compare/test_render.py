@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
 
 from launcher.analysis.compare.load_run import RunFacts
-from launcher.analysis.compare.markdown import render_markdown
 from launcher.analysis.compare.model import Comparison
-from launcher.analysis.compare.terminal import render_terminal
+from launcher.analysis.compare.render_text import print_comparison, render_markdown
 from launcher.core import metrics
 from tests.conftest import ROOT
 from tests.unit.analysis.compare.made_facts import TRAITS, compare, make_column, make_facts, with_answers
@@ -21,7 +22,7 @@ GOLDEN = ROOT / "tests" / "golden" / "compare"
 
 
 def make_runs() -> list[RunFacts]:
-    """Two comparable runs, a crashed one on other data, and a W&B run whose name is markup."""
+    """Two comparable runs, a crashed one on other data, and one whose name is markup."""
     logged = {
         metrics.TRAIN_LOSS: [3.0, 2.2, 1.6, 1.2],
         metrics.TOKENS_PER_SECOND: [4000.0, 9000.0, 9100.0, 9050.0],
@@ -37,13 +38,20 @@ def make_runs() -> list[RunFacts]:
     high = make_facts("high", better, goodput=lost, settings={("what is learnt", "optimizer.learning_rate"): "0.001"})
     high = replace(high, columns={**high.columns, metrics.EVAL_LOSS: make_column([1.8, 1.3], [2, 4])})
     other = make_facts("other", traits=replace(TRAITS, data_key="f" * 64), status="crashed", num_steps=9)
-    foreign = make_facts("a|b `<img src=x>` *c*\n\x1b[31m", {metrics.TRAIN_LOSS: [5.0, 4.0]}, kind="wandb")
+    foreign = make_facts("a|b `<img src=x>` *c*\n\x1b[31m", {metrics.TRAIN_LOSS: [5.0, 4.0]})
     return [base, high, other, replace(foreign, traits=type(TRAITS)())]
 
 
 @pytest.fixture(scope="module")
 def comparison() -> Comparison:
     return compare(*make_runs()).model_copy(update={"launcher_version": "0"})
+
+
+def render_terminal(comparison: Comparison, width: int, *, is_unicode: bool = True) -> str:
+    console = Console(file=io.StringIO(), width=width, height=25)
+    with console.capture() as capture:
+        print_comparison(comparison, console, is_unicode=is_unicode)
+    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 
 def check(name: str, text: str) -> None:
@@ -57,7 +65,7 @@ def check(name: str, text: str) -> None:
 @pytest.fixture(scope="module")
 def tasks() -> Comparison:
     """Two runs evaluated alike, one with another grader, one without evaluation, one with logged rates only."""
-    alone = make_facts("rates <b>", {"eval/matches": [0.1, 0.4], metrics.TRAIN_LOSS: [3.0, 2.0]}, kind="wandb")
+    alone = make_facts("rates <b>", {"eval/matches": [0.1, 0.4], metrics.TRAIN_LOSS: [3.0, 2.0]})
     runs = (
         with_answers("low", 0.1, 0.5),
         with_answers("high", 0.1, 0.9),
@@ -71,7 +79,7 @@ def tasks() -> Comparison:
 def test_task_metrics_in_each_format(tasks: Comparison) -> None:
     check("tasks.md", render_markdown(tasks))
     check("tasks.json", tasks.model_dump_json(indent=2) + "\n")
-    check("tasks.txt", render_terminal(tasks, width=100).plain)
+    check("tasks.txt", render_terminal(tasks, width=100))
     assert Comparison.model_validate_json(tasks.model_dump_json()) == tasks
 
 
@@ -86,18 +94,18 @@ def test_json_and_back(comparison: Comparison) -> None:
 
 
 def test_terminal(comparison: Comparison) -> None:
-    check("four.txt", render_terminal(comparison, width=100).plain)
+    check("four.txt", render_terminal(comparison, width=100))
 
 
 def test_terminal_without_unicode(comparison: Comparison) -> None:
-    text = render_terminal(comparison, width=80, is_unicode=False).plain
+    text = render_terminal(comparison, width=80, is_unicode=False)
     assert text.isascii()
     assert "1.300 *" in text
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 def test_lines_fit_the_terminal(comparison: Comparison, width: int) -> None:
-    lines = render_terminal(comparison, width=width).plain.splitlines()
+    lines = render_terminal(comparison, width=width).splitlines()
     long = [line for line in lines if cell_len(line) > width]
     assert long == []
 
@@ -105,16 +113,14 @@ def test_lines_fit_the_terminal(comparison: Comparison, width: int) -> None:
 def test_runs_without_metrics_are_listed() -> None:
     nothing = compare(make_facts("empty", {}, status="not started"))
     assert nothing.charts == ()
-    assert "No run has logged metrics yet" in render_terminal(nothing, width=80).plain
-    assert "| empty | not started |" in render_markdown(nothing)
+    assert "No run has logged metrics yet" in render_terminal(nothing, width=80)
+    assert "| result | empty |\n| --- | ---: |\n| status | not started |" in render_markdown(nothing)
 
 
 def test_runs_of_the_same_name_are_distinguished() -> None:
     one, two = make_facts("a"), replace(make_facts("a"), place="elsewhere/a")
     assert [run.name for run in compare(one, two).runs] == ["a (runs/a)", "a (elsewhere/a)"]
     assert [run.name for run in compare(one, one).runs] == ["a (runs/a)", "a (runs/a) #2"]
-    tracked = replace(one, kind="wandb")
-    assert [run.name for run in compare(one, tracked).runs] == ["a", "a (W&B)"]
 
 
 def test_host_data_wait_is_shown_only_without_device_data_wait() -> None:

@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from launcher.analysis.compare import load_run_facts
-from launcher.analysis.compare.downsample import make_axis
-from launcher.analysis.compare.load_run import RunFacts, make_columns
+from launcher.analysis.compare.curves import make_axis, make_shares
+from launcher.analysis.compare.load_run import JudgedRun, RunFacts, make_columns
 from launcher.analysis.compare.model import Comparison, Figure
-from launcher.analysis.compare.summary_metrics import make_figures, sum_recorded_seconds
-from launcher.analysis.compare.task_results import JudgedRun, guess_main_check, select_rates
-from launcher.analysis.compare.tasks import choose_evaluations, list_main_checks
-from launcher.analysis.compare.time_breakdown import make_shares
+from launcher.analysis.compare.summary_metrics import sum_recorded_seconds
+from launcher.analysis.compare.tasks import choose_evaluations, guess_main_check, list_main_checks
 from launcher.core.metrics import EVAL_LOSS, EVAL_SECONDS, STEP_SECONDS, TASK_SECONDS, StepMetrics, is_task_metric
 from tests.made_evaluations import make_evaluation
 from tests.made_runs import MadeRun, write_evaluation, write_run
@@ -29,7 +27,7 @@ from tests.unit.analysis.compare.made_facts import (
 
 
 def figure(key: str, *runs: RunFacts) -> Figure:
-    return next(one for one in make_figures(runs) if one.key == key)
+    return next(one for one in compare(*runs).figures if one.key == key)
 
 
 def with_whole(run: RunFacts, rate: float, **changes: object) -> RunFacts:
@@ -42,7 +40,7 @@ def titles(comparison: Comparison) -> list[str]:
 
 
 def with_rates_only(name: str, **rates: float) -> RunFacts:
-    """As W&B tells it: rates, and no answers."""
+    """Logged rates, without stored answers."""
     run = make_facts(name)
     columns = {f"eval/{check}": make_column([0.0, rate], [0, 4]) for check, rate in rates.items()}
     return replace(run, columns={**run.columns, **columns})
@@ -115,7 +113,7 @@ def test_launcher_eval_is_used_if_all_runs_have_it() -> None:
 
 def test_base_and_gain_follow_the_main_check() -> None:
     run = with_answers("one", 0.1, 0.5)
-    keys = [one.key for one in make_figures([run])]
+    keys = [one.key for one in compare(run).figures]
     assert keys[:4] == ["task_matches", "task_base_matches", "task_gain_matches", "task_parses"]
     assert keys[4] == "train_loss_final"
     assert figure("task_base_matches", run).values == (0.1,)
@@ -125,7 +123,7 @@ def test_base_and_gain_follow_the_main_check() -> None:
     assert interval is not None
     assert 0.2 < interval.low < 0.4 < interval.high < 0.6
     without = replace(run, judged=replace(run.judged, base=None))
-    assert "task_gain_matches" not in [one.key for one in make_figures([without])]
+    assert "task_gain_matches" not in [one.key for one in compare(without).figures]
 
 
 def test_ungraded_check_has_no_value() -> None:
@@ -134,7 +132,7 @@ def test_ungraded_check_has_no_value() -> None:
     ungraded = run.judged.trained.checks["parses"].model_copy(update={"num_judged": 0, "num_passed": 0})
     trained = replace(run.judged.trained, checks={**run.judged.trained.checks, "parses": ungraded})
     unjudged = replace(run, judged=replace(run.judged, trained=trained))
-    assert "task_parses" not in [one.key for one in make_figures([unjudged])]
+    assert "task_parses" not in [one.key for one in compare(unjudged).figures]
     both = figure("task_parses", unjudged, with_answers("other", 0.1, 0.5))
     assert both.values == (None, 0.75)
     assert both.intervals[0] is None
@@ -203,19 +201,7 @@ def test_logged_rates_share_the_chart_of_graded_runs() -> None:
     assert list_main_checks(runs[1:], choose_evaluations(runs[1:])) == ["matches"]
 
 
-def test_only_plausible_rates_of_other_trainers_are_selected() -> None:
-    result = {
-        "eval/exact_match": [0.1, 0.9],
-        "eval/runtime": [0.5],
-        "eval/samples_per_second": [0.5],
-        "eval/entropy": [0.4],
-        "eval/some_loss": [0.4],
-        "eval/points": [0.5, 7.0],
-        "eval/negative": [-0.1],
-        "eval/nothing": [float("nan")],
-    }
-    assert select_rates(result) == ["eval/exact_match"]
-    assert len(select_rates({f"eval/task{number}": [0.5] for number in range(100)})) == 20
+def test_losses_and_seconds_are_no_task_metrics() -> None:
     assert not any(map(is_task_metric, (EVAL_LOSS, "eval/", "train/x", TASK_SECONDS)))
 
 

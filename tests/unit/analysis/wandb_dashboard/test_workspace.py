@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launcher.analysis.compare.task_results import KNOWN_MAIN_CHECKS
+from launcher.analysis.compare.tasks import KNOWN_MAIN_CHECKS
 from launcher.analysis.wandb_dashboard import workspace
 from launcher.analysis.wandb_dashboard.content import DASHBOARD, MAIN_CHECKS, TASK_METRICS
 from launcher.analysis.wandb_dashboard.model import Bars, Comparer, Lines
