@@ -61,8 +61,6 @@ def _print_speed(plan: Plan) -> None:
     if speed.total_seconds is not None:
         print(f"Time:  about {format_duration(speed.total_seconds)}{_format_cost(plan)}")
     print(f"       ({escape(speed.confidence)})")
-    if speed.scaling is not None:
-        print(f"Scaling: {escape(speed.scaling.summary)} (estimated, not measured; table: --json)")
 
 
 def _format_cost(plan: Plan) -> str:

@@ -25,12 +25,11 @@ from launcher.plan.dtype_and_kernels import ModelSettings, decide_model_settings
 from launcher.plan.estimate.dataset_size import RowEstimate
 from launcher.plan.estimate.memory import estimate_memory
 from launcher.plan.memory_budget import LEVELS, SearchInputs, expects_cuda_graph, make_search_inputs, make_workload
-from launcher.plan.model import Decision, MemoryPlan, Plan, QuantizationPlan, SpeedPlan
+from launcher.plan.model import Decision, MemoryPlan, Plan, QuantizationPlan
 from launcher.plan.notes import describe_faster_with_fewer_gpus, describe_slow_settings, make_notes
 from launcher.plan.oom_fallbacks import make_oom_fallbacks
 from launcher.plan.passthrough import make_data_plan, make_wandb_plan
-from launcher.plan.scaling_table import make_scaling_plan
-from launcher.plan.schedule import RunLength, decide_schedule, estimate_run_length
+from launcher.plan.schedule import decide_schedule, estimate_run_length
 from launcher.plan.search import Layout, estimate_layout_memory, find_best_layout, fits_memory, make_recipe
 from launcher.plan.smoke import make_smoke_sizes, replace_reasons
 from launcher.plan.speed_estimate import lookup_speed_correction, make_speed_plan
@@ -110,7 +109,7 @@ def _assemble(context: PlanContext, choice: _Choice) -> Plan:
     compile_plan, compile_scope = make_compile_plan(
         context, inputs.workload, layout, length.num_steps, captures=captures
     )
-    speed = _make_speed(context, settings, inputs, layout, length, captures=captures)
+    speed = make_speed_plan(context, inputs, layout, length, captures=captures)
     fewer_gpus = describe_faster_with_fewer_gpus(inputs, layout)
     schedule, schedule_decisions = decide_schedule(context, length, speed.seconds_per_step)
     task_eval, task_eval_decision = decide_task_eval(context, schedule, speed, layout)
@@ -177,19 +176,6 @@ def _estimate_speed(context: PlanContext) -> float | None:
     choice, length = _choose(context), estimate_run_length(context)
     captures, _ = decide_cuda_graph(context, choice.settings, choice.inputs, choice.layout)
     return make_speed_plan(context, choice.inputs, choice.layout, length, captures=captures).tokens_per_second
-
-
-def _make_speed(
-    context: PlanContext,
-    settings: ModelSettings,
-    inputs: SearchInputs,
-    layout: Layout,
-    length: RunLength,
-    *,
-    captures: bool,
-) -> SpeedPlan:
-    speed = make_speed_plan(context, inputs, layout, length, captures=captures)
-    return speed.model_copy(update={"scaling": make_scaling_plan(context, settings, inputs, layout, speed)})
 
 
 def _check_positions(context: PlanContext) -> None:

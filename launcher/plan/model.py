@@ -254,38 +254,6 @@ class ProfilePlan(Frozen):
     last_step: int
 
 
-class ScalePoint(Frozen):
-    """Estimate of the same training on `num_ranks` GPUs, planned for them. Times are per optimizer step."""
-
-    num_ranks: int
-    nodes: int
-    strategy: Strategy
-    offload: Offload
-    checkpointing: Checkpointing
-    micro_batch_size: int
-    gradient_accumulation_steps: int
-    link: str | None  # the slowest link of the ring; None for one GPU
-    link_gb_per_second: float | None  # assumed bus bandwidth
-    moved_bytes: float  # sent by each rank
-    num_messages: int
-    seconds_per_step: float
-    compute_seconds: float
-    communication_seconds: float  # time the link is busy
-    hidden_seconds: float  # communication overlapped with compute
-    exposed_seconds: float  # communication that ranks wait for
-    tokens_per_second: float
-    efficiency: float  # tokens/s per GPU, relative to reference_ranks GPUs
-
-
-class ScalingPlan(Frozen):
-    """Estimated scaling efficiency over the number of GPUs. Estimated only: we never measured several GPUs."""
-
-    points: tuple[ScalePoint, ...]
-    reference_ranks: int  # the fewest GPUs on which the training fits without offloading
-    summary: str
-    assumptions: tuple[str, ...]
-
-
 class SpeedPlan(Frozen):
     """Estimated throughput, duration and cost."""
 
@@ -299,7 +267,6 @@ class SpeedPlan(Frozen):
     confidence: str
     error: float | None = None  # relative error of tokens_per_second; None: unknown
     estimated_tokens_per_second: float | None = None  # before correction by measured runs of this machine
-    scaling: ScalingPlan | None = None  # None: one GPU, or no estimate is possible
     fewer_gpus_note: str = ""  # set if fewer GPUs would finish a step sooner
 
 

@@ -219,11 +219,10 @@ def make_config(plan: Plan, manifest: object, *, data_key: str | None) -> dict[s
         "predicted_tokens_per_sec": plan.speed.tokens_per_second,
     }
     decisions = {decision.name: f"{decision.value}: {decision.reason}" for decision in plan.decisions}
-    # The folder may reveal a home directory; the OOM fallbacks and scaling tables are long lists.
+    # The folder may reveal a home directory; the OOM fallbacks are a long list.
     omitted = {"decisions", "notes", "oom_fallbacks", "base", "wandb", "hardware"}
     full_plan = plan.model_dump(mode="json", exclude=omitted)
     full_plan["data"].pop("folder")
-    full_plan["speed"].pop("scaling")
     config = {**flat, "manifest": manifest, "plan": full_plan, "decisions": decisions}
     known = collect_known_secrets(os.environ)
     return {name: _hide_folders(redact_tree(value, known=known)) for name, value in config.items()}

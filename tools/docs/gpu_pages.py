@@ -11,7 +11,7 @@ from benchmarks.memory_grid.summary import make_summaries
 from launcher.core.errors import DoesNotFitError
 from launcher.core.units import format_count, format_gib
 from launcher.plan import Plan
-from launcher.plan.model import ScalePoint
+from launcher.plan.estimate.communication import get_slowest_link
 from launcher.request.request import Request, plan_request
 from tools.docs.environment import plain_environment
 
@@ -44,8 +44,7 @@ scaled by data sheet for the others, which were not measured; take it as a rough
 _SEVERAL = """## Several GPUs
 
 `launcher plan neo4j --gpu GPU --gpus 8 --base Qwen/Qwen3-8B`: tokens/s, with the scaling efficiency in parentheses.
-These are estimates: no run on more than one GPU was measured. The plan shows the communication per link, how much of it
-is exposed, and the assumptions ([PERFORMANCE.md](PERFORMANCE.md)).
+These are estimates: no run on more than one GPU was measured. The assumptions are in [PERFORMANCE.md](PERFORMANCE.md).
 
 | GPU | 1 | 2 | 4 | 8 | assumed link |
 |---|---|---|---|---|---|
@@ -69,21 +68,27 @@ def render_gpus() -> str:
 def _render_several() -> str:
     rows = []
     for gpu in SEVERAL:
-        request = Request(expert=str(ROOT / EXPERT), gpu=gpu, gpus_per_node=8, base=WORKLOADS[1].base)
-        scaling = plan_request(request).plan.speed.scaling
-        assert scaling is not None
-        cells = [_render_point(point, scaling.reference_ranks) for point in scaling.points]
-        last = scaling.points[-1]
-        rows.append(f"| `{gpu}` | {' | '.join(cells)} | {last.link}, {last.link_gb_per_second:.0f} GB/s |\n")
+        plans = [
+            plan_request(Request(expert=str(ROOT / EXPERT), gpu=gpu, gpus_per_node=count, base=WORKLOADS[1].base)).plan
+            for count in (1, 2, 4, 8)
+        ]
+        reference = next(plan for plan in plans if plan.offload == "none")
+        link = get_slowest_link(plans[-1].hardware)
+        assert link is not None
+        cells = " | ".join(_render_speed(plan, reference) for plan in plans)
+        rows.append(f"| `{gpu}` | {cells} | {link.name}, {link.reached_gb_per_second:.0f} GB/s |\n")
     return "".join(rows)
 
 
-def _render_point(point: ScalePoint, reference_ranks: int) -> str:
+def _render_speed(plan: Plan, reference: Plan) -> str:
     """Format the speed; offload and sharded strategies are named."""
-    strategy = "offload" if point.offload != "none" else "" if point.strategy in ("single", "ddp") else point.strategy
-    efficiency = f"{100 * point.efficiency:.0f} %" if point.num_ranks > reference_ranks else ""
+    speed, fewest = plan.speed.tokens_per_second, reference.speed.tokens_per_second
+    assert speed is not None and fewest is not None  # noqa: PT018
+    strategy = "offload" if plan.offload != "none" else "" if plan.strategy in ("single", "ddp") else plan.strategy
+    num_ranks, first = plan.hardware.num_ranks, reference.hardware.num_ranks
+    efficiency = f"{100 * speed * first / (fewest * num_ranks):.0f} %" if num_ranks > first else ""
     more = ", ".join(filter(None, (efficiency, strategy)))
-    return format_count(point.tokens_per_second) + (f" ({more})" if more else "")
+    return format_count(speed) + (f" ({more})" if more else "")
 
 
 def _render_work(work: Workload) -> str:

@@ -2,7 +2,7 @@
 
 The traffic is counted and checked against real runs of two ranks (tests/distributed/test_traffic.py). Its duration was
 never measured by us on several GPUs: the constants below come from published tables of other trainers
-(tests/data/scaling_published.json), and the plan lists them as assumptions. Pure, without torch.
+(tests/data/scaling_published.json). Pure, without torch.
 """
 
 from __future__ import annotations
