@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """Create the expert and print what was inferred."""
     try:
         from launcher.new_expert.create import create_expert
-        from launcher.new_expert.field_roles import FieldFlags
+        from launcher.new_expert.infer_roles import FieldFlags
         from launcher.new_expert.proposal import Options
     except ModuleNotFoundError as error:
         raise InputError(

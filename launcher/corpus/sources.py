@@ -28,6 +28,7 @@ _SUFFIXES: dict[str, Format] = {
 }
 _UTF8_BOM = b"\xef\xbb\xbf"
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
+NOT_UTF8 = "not UTF-8"
 TOO_DEEP = f"nested too deeply (more than {MAX_DEPTH} levels)"
 # Unsupported formats, and how to convert them.
 _OTHER_SUFFIXES = {
@@ -200,7 +201,7 @@ def _parse_line(raw: bytes, number: int, repeated: Counter[str] | None) -> Row |
     try:
         fields = _parse(raw, repeated)
     except UnicodeDecodeError:
-        return BadRow(number=number, reason="not UTF-8")
+        return BadRow(number=number, reason=NOT_UTF8)
     except RecursionError:
         return BadRow(number=number, reason=TOO_DEEP)
     except ValueError as error:

@@ -17,9 +17,8 @@ from launcher.corpus.rows import BadRow, Rejections, Row
 from launcher.corpus.tokenizer import load_tokenizer
 from launcher.judges.base import ReferenceRow
 from launcher.new_expert.answer_language import Language, check_language, detect_language
-from launcher.new_expert.field_roles import FieldFlags, Guess, Roles, list_reasons
 from launcher.new_expert.hyperparameters import Hyperparameters, choose_hyperparameters
-from launcher.new_expert.infer_roles import check_usable, infer_roles
+from launcher.new_expert.infer_roles import FieldFlags, Guess, Roles, infer_roles, list_reasons
 from launcher.new_expert.row_profile import RowProfile, sample_evenly
 from launcher.new_expert.template_choice import (
     ChosenTemplate,
@@ -116,7 +115,6 @@ def make_proposal(profile: RowProfile, options: Options, base_folders: tuple[Pat
     if options.base is not None and not options.base.strip():
         raise InputError("--base: the name is empty", hint=f"without --base it is {DEFAULT_BASE}")
     roles = infer_roles(profile, options.fields)
-    check_usable(profile, roles)
     base = load_shape(options.base or DEFAULT_BASE, base_folders)
     tokenizer = load_tokenizer(base.name, base_folders, allow_tiny_fallback=True)
     template = choose_template(base, options.template, tokenizer)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import json
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import get_args
 
 from launcher.core.errors import InputError, Problem
 from launcher.core.units import MIB
-from launcher.corpus.conversations import RowReader, get_role, is_chat
-from launcher.corpus.rows import BadRow, Json, Rejections, Row
+from launcher.corpus.conversations import is_chat
+from launcher.corpus.rows import BadRow, Row
 from launcher.corpus.sources import (
+    NOT_UTF8,
     TOO_DEEP,
     FileSource,
     Format,
@@ -30,7 +29,6 @@ from launcher.corpus.sources import (
 MAX_ROWS = 20_000  # enough for every share that is reported, and few enough to keep in memory
 MAX_BYTES = 512 * MIB  # for datasets with very long rows
 MAX_BAD_SHARE = 0.5  # as in `launcher prepare`: with more bad rows than this, the file is read the wrong way
-_MAX_DISTINCT = 1_000
 _SHOWN_NAMES = 5
 _SHOWN_PROBLEMS = 5
 _FORMATS = ", ".join(get_args(Format))
@@ -40,15 +38,6 @@ _EXPECTED: dict[Format, str] = {
     "csv": "expected a header, then one row per line with as many cells, separated by commas",
     "parquet": "expected a table with at least one row",
 }
-# First bytes of files whose name says something else.
-_MAGIC: dict[bytes, str] = {
-    b"\x1f\x8b": "the file is compressed: gunzip -c {file} > rows.jsonl",
-    b"PK\x03\x04": "the file is an archive or a spreadsheet: unpack it, or save it as CSV in UTF-8",
-    b"PAR1": "the file is Parquet: --format parquet",
-}
-# A CSV column name that ends like a sentence, has several lines or is a number: probably a data row.
-_NOT_A_NAME = re.compile(r"[?!.]\s*$|\n|^\s*[-+]?\d[\d.,]*\s*$")
-_LONG_NAME = 60
 
 
 @dataclass(kw_only=True, slots=True)
@@ -57,22 +46,14 @@ class FieldProfile:
 
     name: str
     num_text: int = 0  # not empty
-    num_objects: int = 0
-    num_lists: int = 0
-    num_numbers: int = 0  # and booleans
+    num_chats: int = 0  # lists of messages
+    num_values: int = 0  # other lists, objects, numbers and booleans, which are written as JSON
     num_others: int = 0  # bytes and dates of Parquet, which cannot be trained on
-    num_chats: int = 0  # lists of messages, readable or not
-    num_answered: int = 0  # readable lists of messages with an answer
-    num_asking: int = 0  # lists of messages that end before the assistant speaks
-    num_answering: int = 0  # lists of messages that begin with the assistant
-    unreadable: Rejections = field(default_factory=Rejections)  # why lists of messages cannot be read
-    object_keys: tuple[str, ...] = ()  # keys of the first object
-    distinct: set[int] = field(default_factory=set)  # hashes of at most a thousand values
 
     @property
     def num_filled(self) -> int:
         """Number of rows in which the field holds a value that can be trained on."""
-        return self.num_text + self.num_objects + self.num_lists + self.num_numbers
+        return self.num_text + self.num_chats + self.num_values
 
     @property
     def kind(self) -> str:
@@ -80,43 +61,21 @@ class FieldProfile:
         counts = {
             "text": self.num_text,
             "chat messages": self.num_chats,
-            "objects": self.num_objects,
-            "lists": self.num_lists - self.num_chats,
-            "numbers": self.num_numbers,
+            "JSON": self.num_values,
             "bytes or dates": self.num_others,
         }
-        kind = max(counts, key=lambda kind: counts[kind])
-        return kind if counts[kind] else "nothing"
+        return max(counts, key=lambda kind: counts[kind])
 
-    def add(self, row: Row, value: object) -> None:
+    def add(self, value: object) -> None:
         """Count one value."""
-        if value is None or (isinstance(value, str) and not value.strip()):
-            return
         if isinstance(value, str):
-            self.num_text += 1
-        elif isinstance(value, dict):
-            self.num_objects += 1
-            self.object_keys = self.object_keys or tuple(value)
-        elif isinstance(value, list):
-            self.num_lists += 1
-            if is_chat(value):
-                self._add_chat(row, value)
-        elif isinstance(value, int | float):
-            self.num_numbers += 1
-        else:
+            self.num_text += bool(value.strip())
+        elif is_chat(value):
+            self.num_chats += 1
+        elif isinstance(value, dict | list | int | float):
+            self.num_values += 1
+        elif value is not None:
             self.num_others += 1
-        if len(self.distinct) < _MAX_DISTINCT:
-            self.distinct.add(hash(value if isinstance(value, str) else json.dumps(value, default=str)))
-
-    def _add_chat(self, row: Row, turns: Sequence[Json]) -> None:
-        self.num_chats += 1
-        self.num_asking += get_role(turns[-1]) in ("user", "tool")
-        self.num_answering += get_role(turns[0]) == "assistant"
-        content = RowReader(messages=self.name).read(row)  # the reader that training uses
-        if isinstance(content, BadRow):
-            self.unreadable.add(content)
-        else:
-            self.num_answered += 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +88,6 @@ class RowProfile:
     fields: dict[str, FieldProfile]  # in the order in which rows have them
     is_complete: bool  # False: the file has more rows than were read
     notes: tuple[str, ...] = ()  # what of the file is ignored or ambiguous
-    unencodable_names: tuple[str, ...] = ()  # field names with a lone surrogate, which no manifest can contain
 
     def format_share(self, count: int) -> str:
         """Format "count of N rows"."""
@@ -160,8 +118,7 @@ def profile_file(path: Path, data_format: str | None = None) -> RowProfile:
         bad_rows=tuple(bad),
         fields=profile_fields(rows),
         is_complete=is_complete,
-        notes=tuple(_note_names(source, rows, repeated, unencodable)),
-        unencodable_names=unencodable,
+        notes=tuple(_note_names(repeated, unencodable)),
     )
 
 
@@ -171,7 +128,7 @@ def profile_fields(rows: Iterable[Row]) -> dict[str, FieldProfile]:
     for row in rows:
         for name, value in row.fields.items():
             if name in fields or is_encodable(name):
-                fields.setdefault(name, FieldProfile(name=name)).add(row, value)
+                fields.setdefault(name, FieldProfile(name=name)).add(value)
     return fields
 
 
@@ -256,37 +213,19 @@ def _check_rows(source: FileSource, rows: Sequence[Row], bad: Sequence[BadRow]) 
 
 def _make_hint(source: FileSource, bad: Sequence[BadRow]) -> str:
     with source.path.open("rb") as file:
-        head = file.read(4)
-    for magic, hint in _MAGIC.items():
-        if head.startswith(magic):
-            return hint.format(file=shlex.quote(str(source.path)))
-    if source.format != "parquet" and not _is_utf8(source.path):
+        head = file.read(4096)
+    if head.startswith((b"\x1f\x8b", b"PK\x03\x04", b"PAR1")):
+        return "the file is compressed, a spreadsheet or Parquet: unpack it, save it as CSV, or give --format parquet"
+    if source.format != "parquet" and (b"\0" in head or any(row.reason == NOT_UTF8 for row in bad)):
         return hint_encoding(source.path)
     if all(row.reason == TOO_DEEP for row in bad):
         return "rows should hold little but text: flatten them"
     return f"{_EXPECTED[source.format]}; if the file name is misleading, --format names the format: {_FORMATS}"
 
 
-def _is_utf8(path: Path) -> bool:
-    """Whether the beginning of the file is UTF-8."""
-    with path.open("rb") as file:
-        try:
-            codecs.getincrementaldecoder("utf-8")().decode(file.read(MIB))
-        except UnicodeDecodeError:
-            return False
-    return True
-
-
-def _note_names(
-    source: FileSource, rows: Sequence[Row], repeated: Counter[str], unencodable: Sequence[str]
-) -> Iterable[str]:
+def _note_names(repeated: Counter[str], unencodable: Sequence[str]) -> Iterable[str]:
     for name, count in repeated.most_common(_SHOWN_NAMES):
         yield f"the key {name!r} occurs twice in {count:,} objects: only its last value is read"
-    columns = rows[0].fields if source.format == "csv" and rows else ()
-    suspicious = next((name for name in columns if len(name) > _LONG_NAME or _NOT_A_NAME.search(name)), None)
-    if suspicious is not None:
-        shown = suspicious if len(suspicious) <= _LONG_NAME else suspicious[: _LONG_NAME - 3] + "..."
-        yield f"the first line is used as column names, but looks like a row ({shown!r}): is the header missing?"
     if unencodable:
         shown = ", ".join(map(ascii, unencodable[:_SHOWN_NAMES]))
         yield f"ignored: {shown}, because the name contains a lone surrogate"

@@ -17,7 +17,7 @@ from launcher.corpus.rows import Row
 from launcher.corpus.sources import FileSource, Format, format_by_name
 from launcher.corpus.tokenizer import load_tokenizer
 from launcher.manifest.suggest import find_closest
-from launcher.new_expert.field_roles import MAJORITY, list_reasons
+from launcher.new_expert.infer_roles import MAJORITY, list_reasons
 from launcher.new_expert.proposal import Proposal, make_documents, note_bad_rows
 from launcher.new_expert.row_profile import RowProfile, is_encodable, profile_file, sample_evenly
 from launcher.plan.estimate.dataset_size import SAMPLE_TEST, SAMPLE_TRAIN, SAMPLE_VALIDATION

@@ -14,8 +14,7 @@ from launcher.core.errors import InputError
 from launcher.corpus.conversations import Conversation
 from launcher.corpus.rows import BadRow, Row
 from launcher.corpus.sources import FileSource
-from launcher.new_expert.field_roles import FieldFlags, is_metadata, score_name, split_name
-from launcher.new_expert.infer_roles import check_usable, infer_roles
+from launcher.new_expert.infer_roles import FieldFlags, infer_roles, score_name
 from launcher.new_expert.row_profile import RowProfile, profile_fields
 
 Fields = dict[str, Any]
@@ -103,7 +102,7 @@ def test_text_with_marked_turns_is_templated() -> None:
     roles = infer_roles(repeat({"text": text}))
     assert roles.kind == "templated"
     assert roles.mapping.text == "text"
-    assert "in 4 of 4 rows" in roles.guesses[0].reason
+    assert roles.guesses[0].reason == "already templated; in 4 of 4 rows"
 
 
 def test_prompt_and_answer_win_over_their_templated_text() -> None:
@@ -119,15 +118,14 @@ def test_object_with_an_instruction_is_a_task() -> None:
 def test_answer_may_be_an_object() -> None:
     roles = infer_roles(repeat({"question": "q", "output": {"a": 1}}))
     assert roles.mapping.answer == "output"
-    assert "4 of them written as JSON" in roles.guesses[-1].reason
+    assert roles.guesses[-1].reason == "its name; in 4 of 4 rows, 4 of them written as JSON"
 
 
 @pytest.mark.parametrize("value", [3, True, 2.5])
 def test_answer_may_be_a_number_if_its_name_says_so(value: object) -> None:
     roles = infer_roles(repeat({"question": "q", "label": value, "n": 7, "remark": "r"}))
     assert (roles.mapping.instruction, roles.mapping.answer) == ("question", "label")
-    assert roles.notes == ('label is a number or a boolean in 4 of 4 rows: written as text (3 as "3")',)
-    check_usable(repeat({"question": "q", "label": value}), roles)
+    assert "written as JSON" in roles.guesses[1].reason
 
 
 @pytest.mark.parametrize(
@@ -162,7 +160,7 @@ def test_chats_take_a_system_prompt_and_no_context() -> None:
     assert roles_of(seen, system="about") == {"messages": "conversations", "system": "about"}
     assert roles_of(seen, messages="conversations", system="about") == {"messages": "conversations", "system": "about"}
     for named in ({"context": "about"}, {"messages": "conversations", "context": "about"}):
-        with pytest.raises(InputError, match="context"):
+        with pytest.raises(InputError, match="--context-field about: conversations is the complete row"):
             infer_roles(seen, FieldFlags(**named))
 
 
@@ -217,25 +215,20 @@ def test_one_flag_leaves_the_other_role_to_be_inferred() -> None:
         ),
         (repeat({"body": "only words"}), ("single field of text, body", "--text-field body")),
         (repeat({"text": "only words"}), ("single field of text, text", "--text-field text")),
+        (repeat({"question": "q", "id": "7"}), ("cannot infer which field", "--prompt-field and --answer-field")),
         (
             repeat({"id": "1", "body": "only words"}),
             ("cannot infer which field", "--prompt-field and --answer-field"),
         ),
         (repeat({"id": 1, "body": "only words"}), ("single field of text, body", "--text-field body")),
-        (
-            repeat({"question": "q", "n": 3}),
-            ("cannot infer which field", "--prompt-field and --answer-field"),
-        ),
-        (repeat({"a": 1, "b": 2}), ("no field of text", "--prompt-field and --answer-field")),
+        (repeat({"question": "q", "n": 3}), ("single field of text, question", "named by --answer-field")),
+        (repeat({"a": 1, "b": 2}), ("most rows have no field of text", "they need prompts and answers")),
         (
             look(*({"question": f"q{n}", **({"answer": "a"} if n == 0 else {})} for n in range(5))),
-            ("answer is missing in 4 of 5 rows", "remove rows without answer"),
+            ("single field of text, question", "answer: text in 1 of 5 rows"),
         ),
-        (repeat({"input": {"question": "q"}, "n": 1}), ("only objects", "write question as fields")),
-        (
-            repeat({"input": {"instruction": "q"}}),
-            ("no field holds their answers", "field with the answers output"),
-        ),
+        (repeat({"input": {"question": "q"}, "n": 1}), ("no field of text", "fields inside objects")),
+        (repeat({"input": {"instruction": "q"}}), ("no field of text", "input: JSON in 4 of 4 rows")),
         (repeat({"prompt": CHAT[:1], "n": 1}), ("4 rows: prompt has no assistant message", "into one list")),
         (
             repeat({"messages": CALLS}),
@@ -244,9 +237,9 @@ def test_one_flag_leaves_the_other_role_to_be_inferred() -> None:
         (repeat({"messages": AGENTS}), ("4 rows: a message has an unknown role: 'customer'", "rename the others")),
         (
             repeat({"q": b"q", "answer": "a"}),
-            ("cannot infer which field", "q: bytes or dates in 4 of 4 rows"),
+            ("single field of text, answer", "q: bytes or dates in 4 of 4 rows"),
         ),
-        (look({"a": "", "b": None}), ("empty in all fields", "empty in all rows")),
+        (look({"a": "", "b": None}), ("no field of text", "a: empty in all rows")),
     ],
 )
 def test_unclear_layouts_are_refused_with_a_hint(seen: RowProfile, words: tuple[str, str]) -> None:
@@ -261,8 +254,8 @@ def test_unclear_layouts_are_refused_with_a_hint(seen: RowProfile, words: tuple[
     [
         ({"prompt": "questoin"}, "did you mean 'question'?"),
         ({"prompt": "question", "answer": "question"}, "one field cannot have two roles"),
-        ({"text": "answer", "prompt": "question"}, "cannot be combined with --prompt-field"),
-        ({"messages": "answer"}, "rows hold no chat messages there, but text"),
+        ({"text": "answer", "prompt": "question"}, "--prompt-field question: answer is the complete row"),
+        ({"messages": "answer"}, "4 rows: answer is not a list of messages"),
     ],
 )
 def test_flags_that_do_not_match_are_refused(given: dict[str, str], words: str) -> None:
@@ -272,16 +265,13 @@ def test_flags_that_do_not_match_are_refused(given: dict[str, str], words: str) 
 
 def test_datasets_of_mostly_unusable_rows_are_refused() -> None:
     seen = look({"question": "q", "answer": "a"}, *({"question": "", "answer": f"a{n}", "n": "x"} for n in range(3)))
-    roles = infer_roles(seen, FieldFlags(prompt="question", answer="answer"))
     with pytest.raises(InputError, match="3 of 4 rows cannot be used"):
-        check_usable(seen, roles)
+        infer_roles(seen, FieldFlags(prompt="question", answer="answer"))
 
 
 @given(st.text(max_size=30))
 def test_any_field_name_is_accepted(name: str) -> None:
-    assert all(word.isascii() for word in split_name(name))
-    assert score_name(name, ("prompt",)) in (0, 50, 100)
-    assert is_metadata(name) in (True, False)
+    assert 0 <= score_name(name, "prompt") <= 100
 
 
 JSON = st.recursive(
@@ -304,4 +294,4 @@ def test_any_rows_are_read_or_refused(rows: list[Fields]) -> None:
     assert len(set(named)) == len(named)
     assert set(named) <= set(seen.fields)
     json.dumps([guess.reason for guess in roles.guesses])
-    assert any(not isinstance(roles.reader.read(row), BadRow) for row in seen.rows) or roles.kind == "turn"
+    assert any(not isinstance(roles.reader.read(row), BadRow) for row in seen.rows)
