@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,17 +16,26 @@ from typing import TYPE_CHECKING
 sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 # Modules that import torch are imported in functions: user errors are reported before that takes seconds.
-from launcher.core.errors import ExitCode, LauncherError, first_line  # noqa: E402
+from launcher.core.errors import ExitCode, LauncherError, ManifestError, first_line  # noqa: E402
 from launcher.core.file_lock import lock_run  # noqa: E402
 from launcher.core.log import configure, get_logger  # noqa: E402
 from launcher.core.run_paths import RunPaths, write_files  # noqa: E402
 from launcher.hardware.launch_env import LaunchEnv, read_launch_env  # noqa: E402
+from launcher.manifest import find_manifest, load_manifest  # noqa: E402
+from launcher.manifest.trust import (  # noqa: E402
+    check_trust,
+    grant_trust,
+    list_code,
+    list_judge_code,
+    list_remote_code,
+)
 from launcher.plan import Plan, load_plan  # noqa: E402
 from launcher.request.arguments import (  # noqa: E402
     add_failure_arguments,
     add_learning_arguments,
     add_profiler_arguments,
     add_resume_arguments,
+    add_trust_argument,
     add_wandb_arguments,
     make_learning_request,
 )
@@ -52,7 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     recorder: RunRecorder | None = None
     try:
         exit_with_parent()  # first, so that a parent that dies during start-up is noticed
+        if arguments.trust:
+            grant_trust()
         plan, paths = _read_plan(arguments.plan) if arguments.plan else _plan_bare_launch(arguments)
+        _check_trust(arguments, plan, paths)
         from launcher.training.checkpoint.resume import ResumeOptions
         from launcher.training.runtime.run_record import RunRecorder
 
@@ -91,6 +104,7 @@ def make_parser() -> argparse.ArgumentParser:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--plan", type=Path, metavar="FILE", help="a plan written by `launcher train`")
     source.add_argument("--manifest", metavar="FILE", help="a manifest, planned for the processes accelerate started")
+    add_trust_argument(parser)
     add_learning_arguments(parser)
     add_wandb_arguments(parser)
     add_failure_arguments(parser)
@@ -127,9 +141,21 @@ def _make_plan(arguments: argparse.Namespace, started: LaunchEnv) -> tuple[Plan,
         request = merge_requests(load_request(paths.request), request)
     # What accelerate started is not part of the saved request: the next launch may start something else.
     planned = replace(plan_request(adapt_to_launch(request, started)), request=request)
+    check_trust(list_code(planned.loaded.manifest), planned.loaded.path if paths is None else paths.root)
     paths = paths or create_run_directory(planned, arguments.runs_dir, arguments.run_id)
     write_files(paths.root, input_texts(planned, paths))
     return planned.plan, paths
+
+
+def _check_trust(arguments: argparse.Namespace, plan: Plan, paths: RunPaths) -> None:
+    """Refuse code of the run directory that the operator does not trust. A new run is as trusted as its manifest."""
+    is_new = arguments.plan is None and arguments.resume is None
+    source = find_manifest(arguments.manifest) if is_new else paths.root
+    code = list_remote_code(plan.trust_remote_code, plan.base.name)
+    if plan.task_eval is not None:
+        with suppress(ManifestError):  # then there is no task evaluation
+            code += list_judge_code(load_manifest(paths.manifest).manifest)
+    check_trust(code, source)
 
 
 def train_planned(plan: Plan, paths: RunPaths, recorder: RunRecorder, options: ResumeOptions) -> int:

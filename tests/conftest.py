@@ -107,11 +107,13 @@ def find_parent(tree: Any, path: str) -> tuple[Any, Any]:
 
 
 @pytest.fixture(autouse=True)
-def _restore_hub_offline() -> Iterator[None]:
-    """Restore HF_HUB_OFFLINE, which `launcher data` sets in its own process."""
-    before = os.environ.get("HF_HUB_OFFLINE")
+def _restore_environment() -> Iterator[None]:
+    """Restore variables that commands set in their own process."""
+    names = ("HF_HUB_OFFLINE", "LAUNCHER_TRUST")
+    before = {name: os.environ.get(name) for name in names}
     yield
-    if before is None:
-        os.environ.pop("HF_HUB_OFFLINE", None)
-    else:
-        os.environ["HF_HUB_OFFLINE"] = before
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from launcher.cli import bench_ablation, bench_vary
+from launcher.request.arguments import add_trust_argument
 
 _VERB = "bench"
 
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, module in _SUBCOMMANDS.items():
         part = parts.add_parser(name, help=module.HELP, description=module.HELP)
         module.add_arguments(part)
+        add_trust_argument(part)
         part.set_defaults(run_part=module.run)
 
 

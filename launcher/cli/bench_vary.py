@@ -103,7 +103,9 @@ def prepare_data(planned: PlannedRun) -> Prepared:
     """Check that the plan can run here, then prepare its data."""
     from launcher.cli.train import prepare
     from launcher.launch.start import check_packages, check_startable
+    from launcher.manifest.trust import check_trust, list_code
 
+    check_trust(list_code(planned.loaded.manifest), planned.loaded.path)
     check_startable(planned.plan)
     check_packages(planned.plan)
     return prepare(planned)

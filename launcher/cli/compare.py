@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from launcher.cli.run_lookup import add_runs_dir, find_run, list_runs, resolve_expert_name
 from launcher.core.errors import ExitCode, InputError, LauncherError, escape
 from launcher.core.log import get_logger
+from launcher.core.redaction import redact_file
 
 if TYPE_CHECKING:
     from launcher.analysis.compare import Comparison, RunFacts
@@ -162,7 +163,7 @@ def _render(comparison: Comparison, form: str) -> str:
 
 def _print(comparison: Comparison, form: str) -> None:
     if form != "text":
-        sys.stdout.write(_render(comparison, form))
+        sys.stdout.write(redact_file(Path(f"page.{form}"), _render(comparison, form)))
         return
     from launcher.analysis.compare.render_text import print_comparison
     from launcher.cli.tables import make_console

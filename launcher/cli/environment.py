@@ -34,6 +34,7 @@ OTHERS = (
     "LAUNCHER_HARDWARE",
     "LAUNCHER_NODE_DIR",
     "LAUNCHER_LOG_LEVEL",
+    "LAUNCHER_TRUST",
 )
 # A resumed run keeps its settings: only these flags belong to the call, not to the run.
 _CALL_FLAGS = frozenset({"--runs-dir", "--max-restarts", "--join-timeout", "--partition", "--account", "--time-limit"})

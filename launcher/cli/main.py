@@ -55,6 +55,9 @@ LAUNCHER_<FLAG> sets the default of a flag (LAUNCHER_RUNS_DIR, LAUNCHER_PROFILE,
 messages, and hardware.json in ~/.config/expert-launcher describes your hardware: docs/CLI.md
 """
 
+# Verbs that load a base model or judge answers, or call those that do.
+_TRUSTING = ("prepare", "train", "rehearse", "ask", "eval", "regression", "export", "doctor")
+
 # What the file system or its permissions forbid is the user's to fix, wherever it is raised.
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
@@ -104,6 +107,10 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         verb = verbs.add_parser(name, help=summary, description=summary)
         if name in chosen:
             _load(name).add_arguments(verb)
+            if name in _TRUSTING:
+                from launcher.request.arguments import add_trust_argument
+
+                add_trust_argument(verb)
     return parser
 
 
@@ -156,6 +163,10 @@ def _run(argv: Sequence[str] | None) -> int:
         return _report(end.error, words[:1], is_json="--json" in words)
     except SystemExit as end:  # after --help or a usage message
         return end.code if isinstance(end.code, int) else int(ExitCode.WRONG_INPUT)
+    if getattr(arguments, "trust", False):
+        from launcher.manifest.trust import grant_trust
+
+        grant_trust()
     try:
         return int(_load(arguments.verb).run(arguments))
     except LauncherError as error:

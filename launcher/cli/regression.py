@@ -124,7 +124,9 @@ def _prepare(planned: PlannedRun) -> Audit:
     """Check that packages and judge are available, then prepare the data."""
     from launcher.cli.train import prepare
     from launcher.launch.start import check_packages
+    from launcher.manifest.trust import check_trust, list_code
 
+    check_trust(list_code(planned.loaded.manifest), planned.loaded.path)
     check_packages(planned.plan)
     _check_judge(planned)
     return prepare(planned).store.audit

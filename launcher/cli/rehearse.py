@@ -14,6 +14,7 @@ from launcher.core.run_paths import RunPaths
 from launcher.hardware.model import format_hardware
 from launcher.launch.rehearse import Rehearsal, list_achievements, make_nodes, plan_rehearsal, write_rehearsal
 from launcher.launch.start import check_packages, start_run
+from launcher.manifest.trust import check_trust, list_code
 from launcher.plan.model import Plan
 from launcher.request.arguments import add_request_arguments, make_request
 from launcher.request.flag_types import positive_int
@@ -36,6 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Rehearse a cluster's training."""
     rehearsal = plan_rehearsal(make_request(arguments), num_ranks=arguments.ranks, num_steps=arguments.steps)
     plan = rehearsal.planned.plan
+    check_trust(list_code(rehearsal.planned.loaded.manifest), rehearsal.planned.loaded.path)
     check_packages(plan)
     if not arguments.json:
         _print_start(rehearsal)

@@ -26,6 +26,7 @@ from launcher.launch.resume import ResumedRun, check_unchanged, plan_resumed, re
 from launcher.launch.slurm import check_sbatch, submit_job
 from launcher.launch.start import check_packages, check_startable
 from launcher.launch.write_run import join_run, write_run
+from launcher.manifest.trust import check_trust, is_trust_granted, list_code
 from launcher.plan import load_plan
 from launcher.render import SlurmOptions
 from launcher.request.arguments import (
@@ -77,7 +78,14 @@ def _write_only(
     arguments: argparse.Namespace, planned: PlannedRun, node: Node | None, slurm: SlurmOptions | None
 ) -> int:
     rendezvous = None if node is None else node.rendezvous
-    paths = write_run(planned, Path(arguments.runs_dir), arguments.run_id, rendezvous=rendezvous, slurm=slurm)
+    paths = write_run(
+        planned,
+        Path(arguments.runs_dir),
+        arguments.run_id,
+        rendezvous=rendezvous,
+        slurm=slurm,
+        script_args=_make_script_args(arguments),
+    )
     if arguments.json:
         _print_json(paths, None)
         return ExitCode.DONE
@@ -93,11 +101,13 @@ def _write_only(
 def _submit_new(arguments: argparse.Namespace, planned: PlannedRun, slurm: SlurmOptions) -> int:
     """Prepare the data here: GPU nodes should not wait for it, and often have no network."""
     check_sbatch()
+    check_trust(list_code(planned.loaded.manifest), planned.loaded.path)
     check_packages(planned.plan)
     check_run_id(Path(arguments.runs_dir), arguments.run_id)
     _print_plan(arguments, planned)
     prepare(planned)
-    paths = write_run(planned, Path(arguments.runs_dir), arguments.run_id, slurm=slurm)
+    script_args = _make_script_args(arguments)
+    paths = write_run(planned, Path(arguments.runs_dir), arguments.run_id, slurm=slurm, script_args=script_args)
     return _submit(arguments, paths)
 
 
@@ -112,6 +122,7 @@ def _submit(arguments: argparse.Namespace, paths: RunPaths) -> int:
 
 def _train(arguments: argparse.Namespace, planned: PlannedRun, node: Node | None) -> int:
     runs_dir = Path(arguments.runs_dir)
+    check_trust(list_code(planned.loaded.manifest), planned.loaded.path)
     check_startable(planned.plan, node)
     check_packages(planned.plan)
     if node is None:
@@ -151,6 +162,8 @@ def _start(
 def _resume(arguments: argparse.Namespace, node: Node | None, slurm: SlurmOptions | None) -> int:
     name = arguments.resume or arguments.run_id or ""
     resumed = plan_resumed(Path(arguments.runs_dir), name, make_request(arguments))
+    if not arguments.dry_run:
+        check_trust(resumed.list_code(arguments.expert), resumed.paths.root)
     if resumed.is_done and not arguments.allow_changed_inputs:
         print(f"{resumed.paths.root}: this run is done; its adapter: {resumed.paths.adapter}")
         return ExitCode.DONE
@@ -198,7 +211,8 @@ def _resume_here(arguments: argparse.Namespace, resumed: ResumedRun, node: Node 
 
 def _make_script_args(arguments: argparse.Namespace) -> tuple[str, ...]:
     verify = ("--verify", str(arguments.verify)) if arguments.verify else ()
-    return (*verify, *(("--allow-changed-inputs",) if arguments.allow_changed_inputs else ()))
+    trust = ("--trust",) if is_trust_granted() else ()  # batch systems need not pass the environment on
+    return (*verify, *(("--allow-changed-inputs",) if arguments.allow_changed_inputs else ()), *trust)
 
 
 def _print_plan(arguments: argparse.Namespace, planned: PlannedRun) -> None:

@@ -22,6 +22,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """Check a manifest and list its keys without effect."""
     from launcher.manifest import find_manifest, load_manifest
     from launcher.manifest.ignored_keys import find_ignored_keys
+    from launcher.manifest.trust import list_code
 
     loaded = load_manifest(find_manifest(arguments.expert), arguments.overrides)
     ignored_keys = find_ignored_keys(loaded.keys)
@@ -30,12 +31,15 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             "valid": True,
             "path": str(loaded.path),
             "expert": loaded.manifest.expert,
+            "code": list(list_code(loaded.manifest)),
             "not_used": [{"key": item.path, "reason": item.reason} for item in ignored_keys],
         }
         json.dump(result, sys.stdout, indent=2)
         print()
         return ExitCode.DONE
     print(f"{escape(str(loaded.path))}: valid (expert {loaded.manifest.expert}, schema {loaded.schema_version})")
+    for code in list_code(loaded.manifest):
+        print(f"note: executes code that the manifest names, only with --trust: {escape(code)}")
     if ignored_keys:
         from launcher.cli.tables import print_table
 

@@ -17,6 +17,7 @@ import launcher
 LAUNCHER_PID = "LAUNCHER_PID"  # a process with this variable exits when that process is gone
 LAUNCHER_TERMINAL = "LAUNCHER_TERMINAL"  # "1": stderr is relayed to a terminal
 _PROC = Path("/proc")
+_CLEAN = frozenset({"PATH", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV"})
 _SITE_FOLDERS = ("site-packages", "dist-packages")
 
 
@@ -27,6 +28,11 @@ def make_child_environment(inherited: Mapping[str, str] = os.environ) -> dict[st
     if parent.name not in _SITE_FOLDERS:  # which must not come before the standard library
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(parent), environment.get("PYTHONPATH"))))
     return environment
+
+
+def make_clean_environment(inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of programs that are not ours: what they need to start, and no secrets."""
+    return {name: value for name, value in inherited.items() if name in _CLEAN}
 
 
 def make_dependent_environment() -> dict[str, str]:

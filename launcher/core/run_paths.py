@@ -13,7 +13,9 @@ from itertools import count
 from pathlib import Path
 
 from launcher.core.errors import InputError
+from launcher.core.redaction import redact_file
 
+_PLAN = "plan.json"  # its texts are redacted when the plan is made; a training uses its values
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MAX_PART_LENGTH = 38  # of an automatic run id, which has two parts, a time and possibly a counter
 
@@ -48,7 +50,7 @@ class RunPaths:
 
     @property
     def plan(self) -> Path:
-        return self.root / "plan.json"
+        return self.root / _PLAN
 
     @property
     def accelerate(self) -> Path:
@@ -211,11 +213,16 @@ def removed_on_failure(paths: RunPaths) -> Iterator[None]:
 def write_files(folder: Path, texts: Mapping[str, str]) -> None:
     """Write several text files atomically, in order."""
     for name, text in texts.items():
-        write_text_atomically(folder / name, text)
+        write_text_atomically(folder / name, text, redacts=name != _PLAN)
 
 
-def write_text_atomically(path: Path, text: str) -> None:
-    """Write a file via a temporary one that is synced and renamed: it is complete or does not exist."""
+def write_text_atomically(path: Path, text: str, *, redacts: bool = True) -> None:
+    """Write a file via a temporary one that is synced and renamed: it is complete or does not exist.
+
+    All text that we write comes through here, so secrets are redacted here. `redacts=False` is for files of values that
+    later processes use, and for content that was redacted when it was made.
+    """
+    text = redact_file(path, text) if redacts else text
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 MAX_LINE_BYTES = 32 * 2**20
 _CHUNK_BYTES = 2**16
@@ -85,10 +85,12 @@ def run_command(
     environment: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
     input_text: str = "",
+    errors: Literal["replace", "strict"] = "replace",
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to completion and return its exit code, stdout and stderr.
 
-    Raises WorkerError if it cannot be started, or if it times out (it is killed then).
+    Raises WorkerError if it cannot be started, or if it times out (it is killed then), and UnicodeDecodeError for
+    stdout that is not UTF-8 if `errors` is strict.
     """
     pipe = subprocess.PIPE
     process = start_process(command, environment=environment, cwd=cwd, stdin=pipe, stdout=pipe, stderr=pipe)
@@ -102,7 +104,7 @@ def run_command(
         if isinstance(error, subprocess.TimeoutExpired):
             raise WorkerError(WorkerFailure.TIMEOUT, f"timed out after {timeout:g} s") from None
         raise
-    texts = [output.decode("utf-8", "replace") for output in (stdout, stderr)]
+    texts = (stdout.decode("utf-8", errors), stderr.decode("utf-8", "replace"))
     return subprocess.CompletedProcess(command, process.returncode, *texts)
 
 

@@ -57,7 +57,7 @@ def _store(root: Path, key: str, digest: str) -> None:
         for leftover in root.glob(f".{_CACHE_FILE}.*.tmp"):  # left by a killed process
             leftover.unlink(missing_ok=True)
         cache = {**dict(list(_load(root).items())[-_MAX_ENTRIES:]), key: digest}
-        write_text_atomically(root / _CACHE_FILE, json.dumps(cache, indent=1) + "\n")
+        write_text_atomically(root / _CACHE_FILE, json.dumps(cache, indent=1) + "\n", redacts=False)
 
 
 def _load(root: Path) -> dict[str, str]:

@@ -229,7 +229,7 @@ def publish(scratch: Path, root: Path, expert: str, parts: Mapping[str, str]) ->
             continue
         files[path.name] = StoredFile(num_bytes=path.stat().st_size, sha256=hash_file(path))
     manifest = StoreManifest(expert=expert, key=key, parts=dict(sorted(parts.items())), files=files)
-    write_text_atomically(scratch / STORE_FILE, manifest.model_dump_json(indent=2) + "\n")
+    write_text_atomically(scratch / STORE_FILE, manifest.model_dump_json(indent=2) + "\n", redacts=False)
     _sync(scratch)
     folder = get_store_dir(root, key)
     if is_store(folder):  # damaged, or it would have been used

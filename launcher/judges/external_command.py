@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 
-from launcher.core.errors import InputError, RunFailedError
+from launcher.core.errors import InputError, RunFailedError, show_value
+from launcher.core.processes import make_clean_environment
 from launcher.core.worker import WorkerError, WorkerFailure, run_command
 from launcher.judges.base import Check, ReferenceRow, Verdict
 
-_SECONDS_PER_ANSWER, _SECONDS_TO_START = 5.0, 60.0
+SECONDS_PER_ANSWER, SECONDS_TO_START = 5.0, 60.0
 CORRECT_CHECK = "right"
+_EXPECTED = '{"right": true, "reason": ""}'
 
 
 class CommandJudge:
@@ -31,41 +34,48 @@ class CommandJudge:
 
     def judge(self, rows: Sequence[ReferenceRow], answers: Sequence[str]) -> list[Verdict]:
         """Return the verdict on each answer."""
-        lines = [
-            json.dumps(
-                {
-                    "instruction": row.instruction,
-                    "context": row.context,
-                    "reference": row.reference,
-                    "answer": answer,
-                }
-            )
-            for row, answer in zip(rows, answers, strict=True)
-        ]
-        limit = _SECONDS_TO_START + _SECONDS_PER_ANSWER * len(lines)
-        try:
-            result = run_command(self._command, timeout=limit, input_text="".join(f"{line}\n" for line in lines))
-        except WorkerError as error:
-            if error.reason is WorkerFailure.NOT_FOUND:
-                raise InputError(f"evaluation.judge_command: {self._command[0]} does not exist") from None
-            raise RunFailedError(f"the judge {self._command[0]} {error}") from None
-        if result.returncode != 0:
-            tail = result.stderr.strip().splitlines()[-1:] or ["no error message"]
-            raise RunFailedError(f"the judge {self._command[0]} failed ({result.returncode}): {tail[0]}")
-        return self._read(result.stdout.splitlines(), len(lines))
+        pairs = zip(rows, answers, strict=True)
+        lines = [json.dumps({**asdict(row), "answer": answer}) for row, answer in pairs]
+        output = self._run("".join(f"{line}\n" for line in lines), SECONDS_TO_START + SECONDS_PER_ANSWER * len(lines))
+        replies = output.removesuffix("\n").split("\n") if output else []  # other separators may be part of a reason
+        if len(replies) != len(lines):
+            raise RunFailedError(f"the judge {self._command[0]} wrote {len(replies)} lines for {len(lines)} answers")
+        return [self._parse(number, reply) for number, reply in enumerate(replies, 1)]
 
     def close(self) -> None:
         """Nothing to end: each call starts its own process."""
 
-    def _read(self, lines: Sequence[str], count: int) -> list[Verdict]:
-        if len(lines) != count:
-            raise RunFailedError(f"the judge {self._command[0]} wrote {len(lines)} lines for {count} answers")
+    def _run(self, text: str, seconds: float) -> str:
         try:
-            replies = [json.loads(line) for line in lines]
-            return [
-                Verdict(checks={CORRECT_CHECK: bool(reply["right"])}, reason=str(reply.get("reason") or ""))
-                for reply in replies
-            ]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            expected = '{"right": true, "reason": ""}'
-            raise RunFailedError(f"the judge {self._command[0]} must write {expected} per line") from None
+            result = run_command(
+                self._command, timeout=seconds, environment=make_clean_environment(), input_text=text, errors="strict"
+            )
+        except WorkerError as error:
+            if error.reason is WorkerFailure.NOT_FOUND:
+                raise InputError(f"evaluation.judge_command: {self._command[0]} does not exist") from None
+            if error.reason is WorkerFailure.NOT_STARTED:
+                raise InputError(f"evaluation.judge_command: {self._command[0]} {error}") from None
+            raise RunFailedError(f"the judge {self._command[0]} {error}") from None
+        except UnicodeDecodeError:
+            raise RunFailedError(f"the judge {self._command[0]} wrote text that is not UTF-8") from None
+        except ValueError as error:  # a NUL in the command
+            raise InputError(f"evaluation.judge_command: {self._command[0]!r} cannot be started: {error}") from None
+        if result.returncode != 0:
+            tail = result.stderr.strip().splitlines()[-1:] or ["no error message"]
+            raise RunFailedError(f"the judge {self._command[0]} failed ({result.returncode}): {tail[0]}")
+        return result.stdout
+
+    def _parse(self, number: int, line: str) -> Verdict:
+        try:
+            reply = json.loads(line)
+        except (ValueError, RecursionError):
+            reply = None
+        if not isinstance(reply, dict) or CORRECT_CHECK not in reply:
+            what = f"wrote {show_value(line)!r} in line {number}, not {_EXPECTED}"
+        elif not isinstance(reply[CORRECT_CHECK], bool):
+            what = f'wrote "right": {show_value(json.dumps(reply[CORRECT_CHECK]))} in line {number}, not true or false'
+        elif not isinstance(reply.get("reason"), str | None):
+            what = f'wrote "reason": {show_value(json.dumps(reply["reason"]))} in line {number}, not a string'
+        else:
+            return Verdict(checks={CORRECT_CHECK: reply[CORRECT_CHECK]}, reason=reply.get("reason") or "")
+        raise RunFailedError(f"the judge {self._command[0]} {what}")

@@ -6,11 +6,11 @@ import importlib
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from launcher.core.errors import InputError
 from launcher.judges.base import Judge
 from launcher.manifest import Manifest
+from launcher.manifest.trust import check_trust, list_judge_code
 
 # Language -> class of its judge. Imported on demand, because each needs optional packages.
 _BUILT_IN: Mapping[str, str] = MappingProxyType(
@@ -21,7 +21,6 @@ _BUILT_IN: Mapping[str, str] = MappingProxyType(
         "typescript": "launcher.judges.typescript.judge:TypescriptJudge",
     }
 )
-_RESERVED = "loss"  # in metrics: eval/loss
 _LANGUAGE_OF_EXPERT: Mapping[str, str] = MappingProxyType({"neo4j": "cypher"})
 JUDGED_NAMES = frozenset({*_BUILT_IN, *_LANGUAGE_OF_EXPERT})  # experts with these names have a judge by default
 
@@ -40,10 +39,11 @@ def resolve_judge_name(manifest: Manifest) -> str | None:
 
 
 def open_judge(manifest: Manifest) -> Judge:
-    """Open the judge of an expert; raises InputError if it has none."""
+    """Open the judge of an expert; raises InputError if it has none, or one whose code is not trusted."""
     if manifest.evaluation is not None and manifest.evaluation.judge_command:
         from launcher.judges.external_command import CommandJudge
 
+        check_trust(list_judge_code(manifest))
         return CommandJudge(manifest.evaluation.judge_command)
     name = resolve_judge_name(manifest)
     if name is None:
@@ -57,24 +57,15 @@ def open_judge(manifest: Manifest) -> Judge:
 
 def open_judge_by_name(name: str) -> Judge:
     """Open a judge by its language, or by package.module:Class."""
-    return _load(_BUILT_IN.get(name, name))
+    if name in _BUILT_IN:
+        module, _, class_name = _BUILT_IN[name].partition(":")
+        judge: Judge = getattr(importlib.import_module(module), class_name)()
+        return judge
+    if ":" not in name:
+        raise InputError(
+            f"evaluation.judge: {name!r} is neither one of {', '.join(_BUILT_IN)} nor package.module:Class"
+        )
+    from launcher.judges.module_judge import ModuleJudge
 
-
-def _load(path: str) -> Judge:
-    module_name, colon, class_name = path.partition(":")
-    if not colon:
-        known = ", ".join(_BUILT_IN)
-        raise InputError(f"evaluation.judge: {path!r} is neither one of {known} nor package.module:Class")
-    try:
-        instance: Any = getattr(importlib.import_module(module_name), class_name)()
-    except (ImportError, AttributeError) as error:
-        if path in _BUILT_IN.values():
-            raise
-        raise InputError(f"evaluation.judge: {path} cannot be loaded: {error}") from None
-    for name in ("checks", "main_check", "judge", "close"):
-        if not hasattr(instance, name):
-            raise InputError(f"evaluation.judge: {path} is not a judge: it has no {name}")
-    judge: Judge = instance
-    if any(check.name == _RESERVED for check in judge.checks):
-        raise InputError(f"evaluation.judge: {path} has a check named {_RESERVED}, the name of the validation loss")
-    return judge
+    check_trust((f"evaluation.judge: {name}",))
+    return ModuleJudge(name)

@@ -9,6 +9,8 @@ from pathlib import Path
 from launcher.core.errors import InputError
 from launcher.core.run_paths import RunPaths
 from launcher.launch.write_run import write_run_files
+from launcher.manifest import find_manifest
+from launcher.manifest.trust import list_code
 from launcher.plan import load_plan
 from launcher.plan.resume_identity import collect_learning_settings, find_changed_settings
 from launcher.render import Rendezvous, SlurmOptions
@@ -30,6 +32,13 @@ class ResumedRun:
         """Whether the run has finished."""
         outcome = load_outcome(self.paths.outcome)
         return outcome is not None and outcome.status == "done"
+
+    def list_code(self, expert: str) -> tuple[str, ...]:
+        """Return the code that the run executes, and its manifest if that is another one than the expert's."""
+        trained = self.planned.loaded.path
+        is_other = find_manifest(expert).resolve() != trained.resolve()
+        other = (f"request.json: the manifest {trained} instead of {expert}'s",) if is_other else ()
+        return (*other, *list_code(self.planned.loaded.manifest))
 
     def describe(self) -> str:
         """Say from which checkpoint the run would resume; the training checks it again."""

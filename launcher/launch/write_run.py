@@ -21,11 +21,12 @@ def write_run(
     *,
     rendezvous: Rendezvous | None = None,
     slurm: SlurmOptions | None = None,
+    script_args: Sequence[str] = (),
 ) -> RunPaths:
     """Create runs/<id>/ with the inputs, the plan and the command; with `slurm`, a Slurm script for one node too."""
     paths = create_run_directory(planned, runs_dir, run_id)
     with removed_on_failure(paths):
-        write_run_files(planned, paths, rendezvous=rendezvous, slurm=slurm)
+        write_run_files(planned, paths, rendezvous=rendezvous, slurm=slurm, script_args=script_args)
     return paths
 
 

@@ -49,7 +49,7 @@ class BaseModelEntry(Strict):
     revision: str | None = None
     """Commit on the Hub, so that the weights stay the same."""
     trust_remote_code: bool = False
-    """Run code from the model's repository; requires a revision."""
+    """Run code from the model's repository or folder; requires a revision, and --trust on the command line."""
     quantization: Literal["none", "int4", "int8", "bf16", "fp16"] = "none"
     """Storage of the frozen base model: int4 is NF4 (QLoRA), int8 is LLM.int8(); the others do not quantize."""
     prompt_template: PromptTemplate = "tokenizer"
@@ -125,9 +125,9 @@ class Evaluation(Strict):
     """How answers are judged, and how many."""
 
     judge: str | None = None
-    """json, sql, cypher, typescript, or package.module:Class. Default: by grammar_type, else by the expert's name."""
+    """json, sql, cypher, typescript, or package.module:Class with --trust. Default: by grammar_type, else by name."""
     judge_command: tuple[str, ...] = ()
-    """External program that judges answers, instead of a built-in judge."""
+    """External program that judges answers, instead of a built-in judge. Needs --trust."""
     task_rows: Annotated[int, Field(ge=0, le=10_000)] | None = None
     """Validation rows to answer at each evaluation during training; 0: none. Default: up to 64."""
     task_share: Annotated[float, Field(gt=0, le=1)] = 0.05

@@ -8,6 +8,7 @@ from dataclasses import replace
 from launcher.core.units import format_count, format_gib
 from launcher.hardware.gpu_catalogue import format_limits
 from launcher.manifest.config import TrainingConfig
+from launcher.manifest.trust import list_code
 from launcher.plan.context import PlanContext
 from launcher.plan.memory_budget import SearchInputs
 from launcher.plan.model import SpeedPlan
@@ -62,6 +63,8 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
             f"a similar run was predicted to need {format_gib(context.options.oom_bytes)} and ran out of memory here "
             f"({context.options.oom_date}): this plan stays below that"
         )
+    for code in list_code(context.manifest):
+        yield f"executes code that the manifest names, only with --trust: {code}"
     if len(context.manifest.base_models) > 1:
         others = ", ".join(entry.name for entry in context.manifest.base_models[1:])
         yield f"the manifest lists more base models ({others}); --base selects one"

@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 _WANDB_NAMES = ("mode", "project", "entity", "group", "name", "notes", "tags", "artifacts")
 
 
+def add_trust_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --trust."""
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="execute code that the manifest or run directory names: judge_command, judge classes, trust_remote_code",
+    )
+
+
 def add_request_arguments(parser: argparse.ArgumentParser, default_expert: str | None = None) -> None:
     """Add the expert and every flag that planning a run uses."""
     shown = "an expert by name (neo4j), or the path of a manifest.json"

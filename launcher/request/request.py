@@ -17,7 +17,7 @@ from launcher.base_models.shapes import load_shape
 from launcher.core.choices import Strategy
 from launcher.core.errors import InputError, ManifestError, Problem
 from launcher.core.frozen_model import flatten
-from launcher.core.redaction import redact_text, redact_tree
+from launcher.core.redaction import collect_known_secrets, redact_text, redact_tree
 from launcher.hardware.launch_env import LaunchEnv
 from launcher.hardware.model import MAX_GPUS_PER_NODE, Hardware, limit_vram, make_hardware
 from launcher.hardware.probe import probe_hardware
@@ -92,7 +92,26 @@ def plan_request(request: Request) -> PlannedRun:
     if failure is not None and plan.memory.total_bytes >= failure.predicted_bytes:
         lower = replace(options, oom_bytes=failure.predicted_bytes, oom_date=failure.when)
         plan = make_plan(loaded.manifest, hardware, base=base, rows=rows, options=lower)
-    return PlannedRun(request=request, loaded=loaded, plan=plan)
+    return PlannedRun(request=request, loaded=loaded, plan=_redact_plan(plan))
+
+
+def _redact_plan(plan: Plan) -> Plan:
+    """Redact secrets in texts of the plan that people read; the values that the training uses stay."""
+    known = collect_known_secrets(os.environ)
+    texts = {name: getattr(plan.wandb, name) for name in ("project", "entity", "group", "name", "tags", "notes")}
+    wandb = {name: redact_tree(value, known=known) for name, value in texts.items()}
+    wandb["tags"] = tuple(redact_text(tag, known) for tag in plan.wandb.tags)
+    decisions = [
+        decision.model_copy(update={name: redact_text(getattr(decision, name), known) for name in ("value", "reason")})
+        for decision in plan.decisions
+    ]
+    return plan.model_copy(
+        update={
+            "wandb": plan.wandb.model_copy(update=wandb),
+            "decisions": tuple(decisions),
+            "notes": tuple(redact_text(note, known) for note in plan.notes),
+        }
+    )
 
 
 def format_request(request: Request) -> str:
@@ -106,7 +125,7 @@ def format_request(request: Request) -> str:
 def _redact_override(text: str) -> str:
     """Redact the value of KEY=VALUE if it is a secret; a resumed run does not have it."""
     key, equals, value = text.partition("=")
-    return f"{key}{equals}{redact_tree(value, key)}"
+    return f"{key}{equals}{redact_tree(value, key, collect_known_secrets(os.environ))}"
 
 
 def load_request(file: Path) -> Request:
@@ -171,7 +190,7 @@ def _check_no_secret(loaded: LoadedManifest) -> None:
     problems = tuple(
         Problem(where=f"training.dataset.{key}", what="contains a password or a token")
         for key, value in flatten(tree).items()
-        if isinstance(value, str) and redact_text(value) != value
+        if isinstance(value, str) and redact_text(value, collect_known_secrets(os.environ)) != value
     )
     if problems:
         raise ManifestError(

@@ -6,14 +6,18 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from launcher.core.errors import InputError
-from launcher.core.redaction import redact_tree
+from launcher.core.redaction import collect_known_secrets, redact_tree
 from launcher.core.run_paths import RunPaths, check_free, create_next_run, create_run, make_run_id, make_run_paths
 from launcher.hardware.model import Hardware
-from launcher.manifest import find_manifest
+from launcher.manifest import Manifest, find_manifest
 from launcher.request.request import PlannedRun, format_request, load_request
 from launcher.runs.record import load_outcome
 
@@ -70,11 +74,22 @@ def input_texts(planned: PlannedRun, paths: RunPaths) -> dict[str, str]:
     """Return manifest, hardware, request and plan as texts by file name."""
     plan = planned.plan
     return {
-        paths.manifest.name: _as_json(redact_tree(planned.loaded.manifest.model_dump(mode="json", exclude_unset=True))),
+        paths.manifest.name: _as_json(_redact_manifest(planned.loaded.manifest)),
         paths.hardware.name: _as_json(plan.hardware.model_dump(mode="json")),
         paths.request.name: format_request(planned.request),
         paths.plan.name: plan.model_dump_json(indent=2) + "\n",
     }
+
+
+def _redact_manifest(manifest: Manifest) -> object:
+    """Redact a manifest, and keep it loadable: a value that a setting needs is no secret."""
+    tree = redact_tree(manifest.model_dump(mode="json", exclude_unset=True))
+    for secret in collect_known_secrets(os.environ):
+        redacted = redact_tree(tree, known=(secret,))
+        with suppress(ValidationError):
+            Manifest.model_validate_json(json.dumps(redacted))
+            tree = redacted
+    return tree
 
 
 def _format_hardware(hardware: Hardware) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +11,9 @@ from pydantic import Field, ValidationError, model_validator
 from launcher.core.errors import ExitCode, LauncherError
 from launcher.core.frozen_model import Frozen
 from launcher.core.metrics import EVAL_LOSS, TRAIN_LOSS, StepMetrics, load_metrics
-from launcher.core.redaction import collect_known_secrets, redact_text
 from launcher.core.run_paths import RunPaths, write_text_atomically
+from launcher.manifest import load_manifest
+from launcher.manifest.trust import list_judge_code, list_remote_code
 from launcher.plan import Plan, load_plan
 
 _OLD_FALLBACKS = "rungs"  # the key of oom_fallbacks in version 0.1
@@ -92,9 +92,8 @@ class Outcome(Frozen):
 
 
 def write_outcome(path: Path, outcome: Outcome) -> None:
-    """Write outcome.json atomically, with secrets redacted."""
-    error = redact_text(outcome.error, collect_known_secrets(os.environ))
-    write_text_atomically(path, outcome.model_copy(update={"error": error}).model_dump_json(indent=2) + "\n")
+    """Write outcome.json atomically."""
+    write_text_atomically(path, outcome.model_dump_json(indent=2) + "\n")
 
 
 def load_outcome(path: Path) -> Outcome | None:
@@ -133,6 +132,15 @@ def load_record(paths: RunPaths) -> RunRecord:
         outcome=load_outcome(paths.outcome),
         rows=tuple(load_metrics(paths.metrics)) if paths.metrics.is_file() else (),
     )
+
+
+def list_run_code(record: RunRecord) -> tuple[str, ...]:
+    """Return the code that commands execute for this run directory if the operator trusts it."""
+    remote = list_remote_code(record.plan.trust_remote_code, record.plan.base.name)
+    try:
+        return (*list_judge_code(load_manifest(record.paths.manifest).manifest), *remote)
+    except LauncherError:
+        return remote
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,11 @@ def test_a_judge_named_in_a_manifest_judges(tmp_path: Path, monkeypatch: pytest.
     from launcher.judges.registry import open_judge_by_name
 
     (tmp_path / "my_judge.py").write_text(example("python", "YamlKeysJudge"))
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_judge", raising=False)
-    judge = open_judge_by_name("my_judge:YamlKeysJudge")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LAUNCHER_TRUST", "1")
     row = ReferenceRow(instruction="", context="", reference="a: 1\nb: 2")
-    same, different = judge.judge([row, row], ["b: 3\na: 0", "a: 1"])
+    with closing(open_judge_by_name("my_judge:YamlKeysJudge")) as judge:
+        same, different = judge.judge([row, row], ["b: 3\na: 0", "a: 1"])
     assert same.checks == {"has_keys": True, "same_keys": True}
     assert different.checks == {"has_keys": True, "same_keys": False}
     assert different.reason == "missing: b"

@@ -81,7 +81,8 @@ def test_run_directory_contains_no_secret(tmp_path: Path) -> None:
     result = launcher(
         tmp_path,
         *("train", str(manifest), "--profile", "full", "--runs-dir", str(harness.runs), "--run-id", "a"),
-        *("--set", f"description=by https://me:{PASSWORD}@host"),
+        *("--set", f"description=by https://me:{PASSWORD}@host and {WANDB_KEY}"),
+        *("--set", f"training.config.wandb.notes={WANDB_KEY}", "--set", f'training.config.wandb.tags=["{HUB_TOKEN}"]'),
         HF_TOKEN=HUB_TOKEN,
         WANDB_API_KEY=WANDB_KEY,
     )

@@ -30,6 +30,7 @@ VARIABLES: Mapping[str, str] = {
     "LAUNCHER_CALIBRATION": "path of `calibration.json`, or `off`",
     "LAUNCHER_HARDWARE": "path of [hardware.json](#your-hardware), or `off`",
     "LAUNCHER_NODE_DIR": "folder with the judges' `node_modules` (default: `quality-node` in the virtual environment)",
+    "LAUNCHER_TRUST": "`1`: as `--trust`, see [SECURITY.md](SECURITY.md#code-from-manifests-and-run-directories)",
     "LAUNCHER_LOG_LEVEL": "`debug`, `info` (default), `warning` or `error`: which messages are shown on stderr",
     "WANDB_MODE": "`online`, `offline` or `disabled`; `WANDB_API_KEY`, `WANDB_PROJECT`, `WANDB_ENTITY` and "
     "`WANDB_BASE_URL` also apply",

@@ -241,6 +241,13 @@ _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
         "Learning rates differ at the same step: compare final losses only.",
     ),
     _flag_each(
+        "Names code from outside this program",
+        lambda run: run.code,
+        (),
+        "It is executed only with --trust; comparing runs executes nothing.",
+        "note",
+    ),
+    _flag_each(
         "Not finished",
         _unfinished,
         ("loss", "held-out loss", "time"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from launcher.analysis.compare.config_diff import collect_plan_settings
+from launcher.analysis.compare.config_diff import clean_text, collect_plan_settings
 from launcher.analysis.compare.model import Section
 from launcher.core.errors import InputError
 from launcher.core.metrics import METRICS_BY_NAME, PREDICTED_GIB, StepMetrics, is_task_metric
@@ -19,7 +19,7 @@ from launcher.core.units import bytes_to_gib
 from launcher.judges.results import CheckResult, EvalResult
 from launcher.plan.model import Plan
 from launcher.runs.evaluations import Evaluation, RunEvaluations, load_evaluations
-from launcher.runs.record import Outcome, RunRecord, Status, load_record
+from launcher.runs.record import Outcome, RunRecord, Status, list_run_code, load_record
 from launcher.runs.wandb_settings import format_machine
 
 
@@ -117,6 +117,7 @@ class RunFacts:
     oom_fallbacks: tuple[str, ...] = ()
     goodput: Mapping[str, float] = field(default_factory=dict)  # at the end
     judged: JudgedRun = field(default_factory=JudgedRun)
+    code: str | None = None  # that the run directory names
 
     def column(self, metric: str) -> Column:
         """Return the column of a metric, empty if it was not logged."""
@@ -157,6 +158,7 @@ def make_facts(record: RunRecord, evaluations: RunEvaluations) -> RunFacts:
         oom_fallbacks=() if outcome is None else outcome.oom_fallbacks,
         goodput={} if outcome is None else outcome.goodput,
         judged=drop_answer_texts(evaluations),
+        code=clean_text("; ".join(list_run_code(record))) or None,
     )
 
 

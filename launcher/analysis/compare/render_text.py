@@ -35,7 +35,10 @@ _Section = tuple[str, list[str | list[_Item] | _Grid]]
 
 def _list_sections(comparison: Comparison) -> Iterator[_Section]:
     if comparison.cautions:
-        items = [(item.title, f" (affects {', '.join(item.spoils)}): {item.detail}") for item in comparison.cautions]
+        affected = [f" (affects {', '.join(item.spoils)})" if item.spoils else "" for item in comparison.cautions]
+        items = [
+            (item.title, f"{text}: {item.detail}") for item, text in zip(comparison.cautions, affected, strict=True)
+        ]
         yield "Caveats", [items]
     yield "Results", [_make_results(comparison), comparison.about_best]
     intro = "Up to eight steps per curve; for long runs, means around that step."

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher.analysis.doctor.disk_checks import check_disks, list_disk_uses, probe_disks
 from launcher.analysis.doctor.expert import check_expert, probe_expert
-from launcher.analysis.doctor.findings import Family, Finding, Report, make_report, make_skipped
+from launcher.analysis.doctor.findings import Family, Finding, Report, make_finding, make_report, make_skipped
 from launcher.analysis.doctor.gpu_checks import check_gpus
 from launcher.analysis.doctor.host import check_host, probe_host
 from launcher.analysis.doctor.loss_checks import check_loss
@@ -26,8 +26,10 @@ from launcher.core.errors import DoesNotFitError, InputError, LauncherError, Man
 from launcher.core.metrics import find_values
 from launcher.core.run_paths import RunPaths
 from launcher.hardware.user_overrides import load_hardware_overrides
+from launcher.manifest.trust import list_code
 from launcher.plan import Plan
 from launcher.request.request import PlannedRun, Request, plan_request
+from launcher.runs.record import list_run_code
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +61,7 @@ def run_doctor(request: DoctorRequest, say: Callable[[str], None]) -> Report:
     if planned is not None:
         expert = planned
         findings += _run_check("expert", "plan", lambda: check_expert(probe_expert(expert, request.runs_dir)))
+        findings += _report_code("expert", list_code(expert.loaded.manifest))
     is_wsl = host.exception() is None and host.result().is_wsl
     findings += _run_check("GPU", "GPU", lambda: check_gpus(gpu_facts, is_wsl=is_wsl))
     findings += _run_check("machine", "machine", lambda: check_host(host.result(), len(gpu_facts.readings)))
@@ -119,7 +122,13 @@ def check_run(facts: RunState) -> list[Finding]:
     findings = [*check_status(facts), *check_speed(record), *check_memory(record), *check_loss(record)]
     if all(finding.status == "ok" for finding in findings) and record.steps:
         findings.insert(0, run_finding("run", "ok", f"healthy: {_summarize_run(facts)}"))
-    return findings
+    return [*findings, *_report_code("run", list_run_code(record))]
+
+
+def _report_code(family: Family, code: Iterable[str]) -> Iterator[Finding]:
+    for one in code:
+        why = "it has your permissions; it is executed only with --trust"
+        yield make_finding(family, "code", "note", one, why, "read it before you pass --trust")
 
 
 def _summarize_run(facts: RunState) -> str:

@@ -9,7 +9,7 @@ from launcher.core.run_paths import RunPaths
 from launcher.request.request import Request, load_request
 from launcher.runs.checkpoints import list_checkpoints, step_of
 from launcher.runs.evaluations import RunEvaluations, load_evaluations
-from launcher.runs.record import RunRecord, load_record
+from launcher.runs.record import RunRecord, list_run_code, load_record
 
 _FILES = (
     ("manifest", "resolved manifest"),
@@ -50,6 +50,7 @@ class ReportFacts:
     command: str | None  # None: `accelerate launch` was called directly
     files: tuple[RunFile, ...]  # existing ones only
     saved_step: int | None  # step of the newest checkpoint
+    code: tuple[str, ...] = ()  # that the run directory names
 
 
 def load_facts(paths: RunPaths) -> ReportFacts:
@@ -62,6 +63,7 @@ def load_facts(paths: RunPaths) -> ReportFacts:
         command=_load_command(paths),
         files=tuple(_list_files(paths)),
         saved_step=step_of(checkpoints[0]) if checkpoints else None,
+        code=list_run_code(record),
     )
 
 

@@ -76,6 +76,9 @@ def _render_head(facts: ReportFacts) -> str:
     if outcome is not None and outcome.error and outcome.status != "done":
         tail = [escape(line) for line in outcome.error.splitlines()[-_MAX_ERROR_LINES:]]
         lines.append(fenced("\n".join(tail), "text"))
+    if facts.code:
+        code_list = ", ".join(f"`{code(one)}`" for one in facts.code)
+        lines.append(f"Names code that is executed only with `--trust`: {code_list}.")
     if record.plan.profile == "smoke":
         lines.append("Smoke run: a tiny base model on a small sample; its numbers say nothing about the full training.")
     elif record.plan.random_weights:

@@ -90,7 +90,7 @@ def _write(run: TrainingRun, snapshot: Snapshot, folder: Path) -> None:
     sync_folder(folder)
     files = {file.name: hash_file(file) for file in sorted(folder.iterdir())}
     manifest = snapshot.manifest.model_copy(update={"files": files})
-    write_text_atomically(folder / MANIFEST_FILE, manifest.model_dump_json(indent=2) + "\n")
+    write_text_atomically(folder / MANIFEST_FILE, manifest.model_dump_json(indent=2) + "\n", redacts=False)
 
 
 def restore(run: TrainingRun, checkpoint: Checkpoint | None) -> None:

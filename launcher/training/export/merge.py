@@ -150,14 +150,14 @@ def _compute_written(
 ) -> list[Tensor]:
     """Compute the logits of the written files."""
     try:
-        return compute_logits(load_from_folder(folder, dtype, device, trusts=run.plan.trust_remote_code), rows, device)
+        return compute_logits(load_from_folder(folder, dtype, device, trusts=run.trusts_code), rows, device)
     except LauncherError as error:
         raise RunFailedError(f"the written model cannot be loaded: {error.title}") from None
 
 
 def _check_tokenizer(folder: Path, tokenizer: BaseTokenizer, run: TrainedRun) -> None:
     prompt = render_prompt(make_template(run.plan.data.prompt_template, tokenizer), _EXAMPLE)
-    loaded: Any = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=run.plan.trust_remote_code)
+    loaded: Any = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=run.trusts_code)
     if (
         loaded(prompt, add_special_tokens=False).input_ids
         != tokenizer.backend.encode(prompt, add_special_tokens=False).ids

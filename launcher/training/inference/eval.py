@@ -21,6 +21,7 @@ from launcher.corpus.tokenizer import load_tokenizer
 from launcher.judges.registry import open_judge
 from launcher.manifest import Manifest
 from launcher.manifest.model import Decoding
+from launcher.manifest.trust import check_trust, list_code, list_judge_code
 from launcher.plan.model import Plan
 from launcher.request.request import Request, base_folders, plan_request
 from launcher.training.inference.grade import GeneratedAnswers, grade
@@ -85,8 +86,10 @@ def _make_parser() -> argparse.ArgumentParser:
 def _resolve_target(arguments: argparse.Namespace) -> EvalTarget:
     if arguments.run is not None:
         run = load_trained_run(arguments.run)
+        check_trust(list_judge_code(run.manifest), arguments.run)
         return EvalTarget(title=f"run {run.paths.run_id}", plan=run.plan, manifest=run.manifest, run=run)
     planned = plan_request(Request(expert=arguments.expert, profile=arguments.profile))
+    check_trust(list_code(planned.loaded.manifest), planned.loaded.path)
     plan, manifest, adapter = planned.plan, planned.loaded.manifest, arguments.adapter
     if adapter is None:
         return EvalTarget(title=f"base {plan.base.name}", plan=plan, manifest=manifest, run=None)

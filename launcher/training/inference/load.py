@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from launcher.base_models.catalogue import TINY_BASE_FOLDER, TINY_BASE_NAME, find_config
 from launcher.core.choices import DTYPE_BYTES, Dtype
 from launcher.core.errors import InputError, first_line
+from launcher.manifest.trust import allow_remote_code
 from launcher.plan.model import Plan
 from launcher.request.request import base_folders
 from launcher.training.inference.trained_run import TrainedRun
@@ -40,10 +41,9 @@ def _load_config(plan: Plan) -> Any:
     else:
         config = find_config(plan.base.name, base_folders(Path(plan.data.folder)))
         source = Path(plan.base.name) if config is None else config.parent
+    trusts = allow_remote_code(plan.trust_remote_code, plan.base.name)
     try:
-        return AutoConfig.from_pretrained(
-            str(source), revision=plan.base_revision, trust_remote_code=plan.trust_remote_code
-        )
+        return AutoConfig.from_pretrained(str(source), revision=plan.base_revision, trust_remote_code=trusts)
     except (OSError, ValueError):
         return None  # loading the base reports what is missing and where it was searched
 
@@ -62,7 +62,7 @@ def load_trained_model(
 ) -> PreTrainedModel | PeftModel:
     """Load base and adapter in evaluation mode, by default without quantization, as the base was published."""
     if run.is_full:
-        return load_from_folder(run.paths.adapter, dtype, device, trusts=run.plan.trust_remote_code)
+        return load_from_folder(run.paths.adapter, dtype, device, trusts=run.trusts_code)
     base = load_published_base(run.plan, dtype, device, quantized=quantized)
     try:
         model = PeftModel.from_pretrained(base, str(run.paths.adapter))

@@ -8,6 +8,7 @@ from pathlib import Path
 from launcher.core.errors import InputError
 from launcher.core.run_paths import RunPaths
 from launcher.manifest import Manifest, load_manifest
+from launcher.manifest.trust import allow_remote_code, check_trust, list_remote_code
 from launcher.plan import Plan, load_plan
 from launcher.runs.record import Outcome, load_outcome
 
@@ -30,6 +31,11 @@ class TrainedRun:
         return self.plan.adapter.kind == "full"
 
     @property
+    def trusts_code(self) -> bool:
+        """Whether the Python files of the model are executed; raises InputError if that is not trusted."""
+        return allow_remote_code(self.plan.trust_remote_code, self.plan.base.name)
+
+    @property
     def ended_early(self) -> bool:
         """Whether the training did not reach its last step."""
         return self.outcome is not None and self.outcome.status != "done"
@@ -44,6 +50,7 @@ def load_trained_run(root: Path) -> TrainedRun:
             f"{root}: this run trained on random weights in the shape of {plan.base.name} (--random-weights)",
             hint="it only measures speed and memory; train again without --random-weights",
         )
+    check_trust(list_remote_code(plan.trust_remote_code, plan.base.name), root)
     outcome = load_outcome(paths.outcome)
     _check_weights(paths, plan, outcome)
     return TrainedRun(paths=paths, plan=plan, manifest=load_manifest(paths.manifest).manifest, outcome=outcome)

@@ -19,6 +19,7 @@ from transformers.integrations import deepspeed as hf_deepspeed
 from launcher.base_models.catalogue import TINY_BASE_FOLDER, TINY_BASE_NAME, find_config, lookup_base
 from launcher.core.choices import Dtype
 from launcher.core.errors import InputError, Problem, first_line
+from launcher.manifest.trust import allow_remote_code
 from launcher.plan.model import Plan, QuantizationPlan
 
 DTYPES: Mapping[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -39,7 +40,7 @@ def load_base(plan: Plan, folders: tuple[Path, ...], attention: str, device: tor
         "dtype": DTYPES[plan.precision.base_dtype],
         "attn_implementation": attention,
         "revision": plan.base_revision,
-        "trust_remote_code": plan.trust_remote_code,
+        "trust_remote_code": allow_remote_code(plan.trust_remote_code, plan.base.name),
     }
     if device.type == "cuda" and plan.strategy in ("single", "ddp"):
         options["device_map"] = {"": device}

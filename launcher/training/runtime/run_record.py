@@ -89,7 +89,7 @@ class RunRecorder:
         """Record an out-of-memory fallback, and write the plan that the run continues with."""
         self.update(oom_fallbacks=(*self._outcome.oom_fallbacks, plan.decisions[-1].value))
         if self._is_main:
-            write_text_atomically(self._plan_path, plan.model_dump_json(indent=2) + "\n")
+            write_text_atomically(self._plan_path, plan.model_dump_json(indent=2) + "\n", redacts=False)
 
     def finish(self, *, waits: bool = True, **fields: object) -> None:
         """Record the end of the run. Later calls are ignored. Never raises: the disk may be full.

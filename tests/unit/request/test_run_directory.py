@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from launcher.core.errors import InputError
-from launcher.core.run_paths import RunPaths
+from launcher.core.run_paths import RunPaths, write_files
 from launcher.launch.resume import plan_resumed
-from launcher.request.request import Request, format_request, load_request
-from launcher.request.run_directory import find_run_to_resume
+from launcher.manifest import load_manifest
+from launcher.plan import load_plan
+from launcher.request.request import Request, format_request, load_request, plan_request
+from launcher.request.run_directory import find_run_to_resume, input_texts
 from launcher.runs.record import Outcome, Status, write_outcome
 
 _BEGAN = 1_700_000_000
@@ -106,3 +108,28 @@ def test_request_can_be_loaded(tmp_path: Path) -> None:
     found = load_request(file)
     assert json.loads(format_request(found)) == json.loads(format_request(asked))
     assert tuple(found.overrides) == asked.overrides
+
+
+def test_no_file_of_a_run_contains_a_secret_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it was copied to; the files stay loadable, and the settings of the training stay."""
+    secret, hub = "wJalrXUtnFEMI/K7MDENG+bPxRfi", f"hf_{'Ab1' * 10}"
+    for name, value in (("AWS_SECRET_ACCESS_KEY", secret), ("A_KEY", "disabled"), ("B_TOKEN", "gpu_memory_key")):
+        monkeypatch.setenv(name, value)
+    overrides = (
+        f"training.config.wandb.notes=by {secret}",
+        f"training.config.wandb.tags={json.dumps([secret, hub])}",
+        f"description=the key is {secret}",
+        f"tags={json.dumps([secret])}",
+        "training.config.wandb.mode=disabled",
+    )
+    planned = plan_request(Request(expert="experts/json/manifest.json", overrides=overrides, gpu="h100"))
+    paths = RunPaths(tmp_path)
+    write_files(paths.root, input_texts(planned, paths))
+    for file in tmp_path.iterdir():
+        assert secret not in file.read_text(), file
+        assert hub not in file.read_text(), file
+    plan = load_plan(paths.plan)
+    assert plan == planned.plan
+    assert (plan.wandb.notes, plan.wandb.tags, plan.wandb.mode) == ("by ***", ("***", "***"), "disabled")
+    assert load_manifest(paths.manifest).manifest.description == "the key is ***"
+    assert load_request(paths.request).overrides[0] == "training.config.wandb.notes=by ***"

@@ -1,0 +1,158 @@
+"""Judge of a user's class `package.module:Class`, in a child process without the secrets of the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from launcher.core.errors import InputError, RunFailedError, first_line
+from launcher.core.processes import make_clean_environment
+from launcher.core.worker import Worker, WorkerError
+from launcher.judges.base import Check, ReferenceRow, Verdict
+from launcher.judges.external_command import SECONDS_PER_ANSWER, SECONDS_TO_START
+
+_RESERVED = "loss"  # in metrics: eval/loss
+_SOURCE_ROOT = Path(__file__).resolve().parents[2]
+_MAX_REASON = 2000
+
+
+class ModuleJudge:
+    """Forwards to an instance of the class in a child process, and checks what it returns."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        environment = make_clean_environment()
+        search_path = os.pathsep.join(filter(None, (str(_SOURCE_ROOT), environment.get("PYTHONPATH"))))
+        command = [sys.executable, "-P", "-m", __name__, path]
+        self._worker = Worker(command, environment=environment | {"PYTHONPATH": search_path}, stderr=None)
+        try:
+            hello = self._receive(SECONDS_TO_START)
+            if "error" in hello:
+                raise InputError(f"evaluation.judge: {path} {hello['error']}")
+            self.checks = tuple(Check(**check) for check in hello["checks"])
+            self.main_check = str(hello["main_check"])
+        except BaseException:
+            self.close()
+            raise
+
+    def judge(self, rows: Sequence[ReferenceRow], answers: Sequence[str]) -> list[Verdict]:
+        """Return the verdict on each answer."""
+        limit = SECONDS_TO_START + SECONDS_PER_ANSWER * len(answers)
+        try:
+            self._worker.write_line(
+                json.dumps({"rows": [asdict(row) for row in rows], "answers": list(answers)}), limit
+            )
+        except WorkerError as error:
+            raise RunFailedError(f"the judge {self._path} {error}") from None
+        reply = self._receive(limit)
+        if "error" in reply:
+            raise RunFailedError(f"the judge {self._path} {reply['error']}")
+        return [Verdict(checks=verdict["checks"], reason=verdict["reason"]) for verdict in reply["verdicts"]]
+
+    def close(self) -> None:
+        """End the process."""
+        self._worker.close()
+
+    def _receive(self, seconds: float) -> dict[str, Any]:
+        try:
+            reply: dict[str, Any] = json.loads(self._worker.read_line(seconds))
+        except WorkerError as error:
+            raise RunFailedError(f"the judge {self._path} {error}") from None
+        return reply
+
+
+class _WrongJudgeError(Exception):
+    """What is wrong with a user's class; the message is a predicate without a subject."""
+
+
+def serve(path: str) -> None:
+    """Load the class and judge one batch per line of stdin. Its own output goes to stderr."""
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    sys.path.append(str(Path.cwd()))  # last, so that files there do not shadow packages
+
+    def reply(content: Mapping[str, object]) -> None:
+        replies.write(json.dumps(content) + "\n")
+        replies.flush()
+
+    try:
+        judge = load_class(path)()
+        checks = _describe_checks(judge)
+    except _WrongJudgeError as error:
+        return reply({"error": str(error)})
+    except (ImportError, AttributeError, SyntaxError) as error:
+        return reply({"error": f"cannot be loaded: {first_line(error)}"})
+    except Exception as error:
+        return reply({"error": f"cannot be created: {type(error).__name__}: {first_line(error)}"})
+    reply({"checks": checks, "main_check": judge.main_check})
+    names = [check["name"] for check in checks]
+    for line in sys.stdin:
+        request = json.loads(line)
+        rows = [ReferenceRow(**row) for row in request["rows"]]
+        try:
+            reply({"verdicts": check_verdicts(judge.judge(rows, request["answers"]), names, len(rows))})
+        except _WrongJudgeError as error:
+            reply({"error": str(error)})
+        except Exception as error:
+            reply({"error": f"failed: {type(error).__name__}: {first_line(error)}"})
+    return None
+
+
+def load_class(path: str) -> Any:
+    """Import package.module:Class."""
+    import importlib
+
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _describe_checks(judge: Any) -> list[dict[str, str]]:
+    for name in ("checks", "main_check", "judge", "close"):
+        if not hasattr(judge, name):
+            raise _WrongJudgeError(f"is not a judge: it has no {name}")
+    if not isinstance(judge.checks, list | tuple) or not judge.checks:
+        raise _WrongJudgeError(f"is not a judge: checks must be a tuple of Check, not {judge.checks!r}")
+    checks = []
+    for check in judge.checks:
+        values = {name: getattr(check, name, None) for name in ("name", "title", "checker")}
+        if not all(isinstance(value, str) for value in values.values()):
+            raise _WrongJudgeError(f"is not a judge: {check!r} is not a Check of three strings")
+        checks.append(values)
+    names = [check["name"] for check in checks]
+    if judge.main_check not in names:
+        raise _WrongJudgeError(f"is not a judge: its main_check {judge.main_check!r} is not one of {', '.join(names)}")
+    if _RESERVED in names:
+        raise _WrongJudgeError(f"has a check named {_RESERVED}, the name of the validation loss")
+    return checks
+
+
+def check_verdicts(verdicts: object, names: Sequence[str], count: int) -> list[dict[str, object]]:
+    """Return verdicts as JSON; raises _WrongJudgeError if they are not one Verdict per answer with booleans or None."""
+    if not isinstance(verdicts, list | tuple) or len(verdicts) != count:
+        found = f"{len(verdicts)} verdicts" if isinstance(verdicts, list | tuple) else repr(verdicts)[:60]
+        raise _WrongJudgeError(f"returned {found} for {count} answers")
+    return [_check_verdict(verdict, names, number) for number, verdict in enumerate(verdicts, 1)]
+
+
+def _check_verdict(verdict: object, names: Sequence[str], number: int) -> dict[str, object]:
+    checks, reason = getattr(verdict, "checks", None), getattr(verdict, "reason", None)
+    if not isinstance(checks, Mapping) or not isinstance(reason, str):
+        raise _WrongJudgeError(f"returned {repr(verdict)[:60]} for answer {number}, not a Verdict")
+    if set(checks) != set(names):
+        raise _WrongJudgeError(
+            f"returned the checks {sorted(map(str, checks))} for answer {number}, not {sorted(names)}"
+        )
+    for name in names:
+        if not (checks[name] is None or isinstance(checks[name], bool)):
+            what = f"{name} = {repr(checks[name])[:60]}"
+            raise _WrongJudgeError(f"returned {what} for answer {number}, not True, False or None")
+    return {"checks": dict(checks), "reason": reason[:_MAX_REASON]}
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
