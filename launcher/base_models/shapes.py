@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +18,8 @@ from launcher.base_models.catalogue import (
     lookup_base,
     suggest_bases,
 )
+from launcher.base_models.families import FAMILIES, LLAMA, UNTRAINABLE, Family, Linear, Sizes, count_norms, make_linears
+from launcher.base_models.weight_index import WeightIndex, load_weight_index
 from launcher.core.errors import InputError, Problem
 from launcher.core.frozen_model import Frozen
 
@@ -26,19 +27,6 @@ Basis = Literal["catalogue", "config", "approximate"]
 ConfigKeys = Mapping[str, object]  # keys of a config.json, not yet validated
 
 _MAX_SIZE = 2**31  # of one dimension; larger values mean a broken file
-
-
-class Linear(Frozen):
-    """One linear layer of a decoder layer, by the name that adapters target."""
-
-    name: str
-    in_features: int
-    out_features: int
-    has_bias: bool = False
-
-    @property
-    def num_parameters(self) -> int:
-        return self.in_features * self.out_features + (self.out_features if self.has_bias else 0)
 
 
 class ModelShape(Frozen):
@@ -57,9 +45,10 @@ class ModelShape(Frozen):
     tied_embeddings: bool
     linears: tuple[Linear, ...]  # of one layer
     norm_parameters_per_layer: int  # everything in a layer that is not a Linear
-    other_parameters: int  # outside layers and embeddings: the final norm, a bias of the head
+    other_parameters: int  # outside layers and embeddings: the final norm, a bias of the head, a vision tower
+    frozen_parameters: int = 0  # among other_parameters: a vision tower, which is loaded but never trained
     gated_mlp: bool
-    basis: Basis  # approximate: an architecture we do not know, read as llama's, or only the text part of Gemma 3
+    basis: Basis  # approximate: an architecture we do not know, read as llama's
 
     @property
     def embedding_parameters(self) -> int:
@@ -89,85 +78,28 @@ class ModelShape(Frozen):
         return tuple(linear.name for linear in self.linears)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Family:
-    """How a model type of transformers builds a layer, and the defaults of its config class."""
-
-    layout: Literal["split", "fused", "phi"] = "split"
-    has_qkv_bias: bool = False  # whatever the config says
-    bias_keys: frozenset[str] = frozenset()  # the bias switches of the config that it obeys
-    norms_per_layer: int = 2
-    has_qk_norm: bool = False
-    defaults: ConfigKeys = field(default_factory=dict)
-
-
-_BOTH_BIASES = frozenset({"attention_bias", "mlp_bias"})
-_ATTENTION_BIAS = frozenset({"attention_bias"})
-_GEMMA_DEFAULTS: ConfigKeys = {"head_dim": 256, "tie_word_embeddings": True}
-_LLAMA = _Family(bias_keys=_BOTH_BIASES, defaults={"max_position_embeddings": 2048})
-
-# Defaults of the config classes of transformers 5.22. Essential sizes have none, so that a broken file is reported;
-# Gemma 3 is the exception, because its published files omit them.
-_FAMILIES: Mapping[str, _Family] = {
-    "llama": _LLAMA,
-    "mistral": _Family(defaults={"num_key_value_heads": 8, "max_position_embeddings": 131072}),
-    "qwen2": _Family(has_qkv_bias=True, defaults={"num_key_value_heads": 32, "max_position_embeddings": 32768}),
-    "qwen3": _Family(
-        bias_keys=_ATTENTION_BIAS,
-        has_qk_norm=True,
-        defaults={"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768},
-    ),
-    "phi3": _Family(layout="fused", defaults={"max_position_embeddings": 4096}),
-    "phi": _Family(layout="phi", defaults={"max_position_embeddings": 2048}),
-    "gemma": _Family(
-        bias_keys=_ATTENTION_BIAS,
-        defaults={**_GEMMA_DEFAULTS, "num_key_value_heads": 16, "max_position_embeddings": 8192},
-    ),
-    "gemma2": _Family(
-        bias_keys=_ATTENTION_BIAS,
-        norms_per_layer=4,
-        defaults={**_GEMMA_DEFAULTS, "num_key_value_heads": 4, "max_position_embeddings": 8192},
-    ),
-    "gemma3_text": _Family(
-        bias_keys=_ATTENTION_BIAS,
-        norms_per_layer=4,
-        has_qk_norm=True,
-        defaults={
-            **_GEMMA_DEFAULTS,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "vocab_size": 262208,
-            "max_position_embeddings": 131072,
-        },
-    ),
-    "smollm3": _Family(
-        bias_keys=_BOTH_BIASES,
-        defaults={"num_key_value_heads": 4, "max_position_embeddings": 32768, "tie_word_embeddings": True},
-    ),
+# Defaults of SiglipVisionConfig.
+_SIGLIP_DEFAULTS = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_channels": 3,
+    "image_size": 224,
+    "patch_size": 16,
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Sizes:
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    max_positions: int
-
-
-def make_shape(config: ConfigKeys, name: str, basis: Literal["catalogue", "config"]) -> ModelShape:
-    """Return the shape of the model that transformers would build from a config.json."""
+def make_shape(
+    config: ConfigKeys, name: str, basis: Literal["catalogue", "config"], weights: WeightIndex | None = None
+) -> ModelShape:
+    """Return the shape of the model that transformers would build from a config.json and its weights."""
     _check_supported(config, name)
-    config, is_exact = _text_part(config)
+    tower, config = _count_vision_tower(config), _get_text_config(config)
     model_type = str(config["model_type"])
-    family = _FAMILIES.get(model_type, _LLAMA)
+    family = FAMILIES.get(model_type, LLAMA)
     keys = {**family.defaults, **config}
     sizes, flags = _read_keys(keys, family, name)
-    return ModelShape(
+    shape = ModelShape(
         name=name,
         model_type=model_type,
         num_layers=sizes.layers,
@@ -179,70 +111,70 @@ def make_shape(config: ConfigKeys, name: str, basis: Literal["catalogue", "confi
         vocab_size=sizes.vocab,
         max_positions=sizes.max_positions,
         tied_embeddings=flags["tie_word_embeddings"],
-        linears=_make_linears(sizes, family, flags),
-        norm_parameters_per_layer=_count_norms(sizes, family, flags),
-        other_parameters=2 * sizes.hidden + sizes.vocab if family.layout == "phi" else sizes.hidden,
-        gated_mlp=family.layout != "phi",
-        basis=basis if is_exact and model_type in _FAMILIES else "approximate",
+        linears=make_linears(sizes, family, flags),
+        norm_parameters_per_layer=count_norms(sizes, family, flags),
+        other_parameters=_count_others(sizes, family) + tower,
+        frozen_parameters=tower,
+        gated_mlp=family.is_gated,
+        basis=basis if model_type in FAMILIES else "approximate",
+    )
+    return shape if weights is None else _apply_weights(shape, weights)
+
+
+def _apply_weights(shape: ModelShape, weights: WeightIndex) -> ModelShape:
+    """Return the shape with the linear layers and parameter counts that the weights have, where the config's differ."""
+    if not weights.linears:
+        raise _not_supported(shape.name, (_problem("weights", "no decoder layers (`layers.0`) that can be trained"),))
+    same = sorted(weights.linears, key=repr) == sorted(shape.linears, key=repr)
+    if weights.num_layers != shape.num_layers or (same and shape.basis != "approximate"):
+        return shape
+    linear_parameters = sum(linear.num_parameters for linear in weights.linears)
+    norms = max(0, weights.layer_parameters // shape.num_layers - linear_parameters)
+    rest = weights.layer_parameters - shape.num_layers * (linear_parameters + norms)  # if layers differ
+    return shape.model_copy(
+        update={
+            "linears": weights.linears,
+            "norm_parameters_per_layer": norms,
+            "other_parameters": max(0, weights.other_parameters + rest),
+            "frozen_parameters": weights.frozen_parameters,
+            "basis": "config" if weights.is_uniform else "approximate",
+        }
     )
 
 
-def _text_part(config: ConfigKeys) -> tuple[ConfigKeys, bool]:
-    """Return the language model's config: Gemma 3 from 4B up nests it; its vision tower is not counted."""
+def _count_others(sizes: Sizes, family: Family) -> int:
+    final_norm = sizes.hidden * (2 if family.has_norm_bias else 1) if family.norms_per_layer else 0
+    return final_norm + (sizes.vocab if family.has_head_bias else 0)
+
+
+def _get_text_config(config: ConfigKeys) -> ConfigKeys:
+    """Return the language model's config, which Gemma 3 nests from 4B up."""
     text = config.get("text_config")
     if config.get("model_type") == "gemma3" and isinstance(text, Mapping):
-        return {"model_type": "gemma3_text", **text}, False
-    return config, True
+        return {"model_type": "gemma3_text", **text}
+    return config
 
 
-def _make_linears(sizes: _Sizes, family: _Family, flags: Mapping[str, bool]) -> tuple[Linear, ...]:
-    hidden, inner = sizes.hidden, sizes.intermediate
-    query, key_value = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-    if family.layout == "fused":
-        return (
-            Linear(name="qkv_proj", in_features=hidden, out_features=query + 2 * key_value),
-            Linear(name="o_proj", in_features=query, out_features=hidden),
-            Linear(name="gate_up_proj", in_features=hidden, out_features=2 * inner),
-            Linear(name="down_proj", in_features=inner, out_features=hidden),
-        )
-    is_phi = family.layout == "phi"
-    qkv_bias = is_phi or family.has_qkv_bias or flags["attention_bias"]
-    output_bias = is_phi or flags["attention_bias"]
-    return (
-        Linear(name="q_proj", in_features=hidden, out_features=query, has_bias=qkv_bias),
-        Linear(name="k_proj", in_features=hidden, out_features=key_value, has_bias=qkv_bias),
-        Linear(name="v_proj", in_features=hidden, out_features=key_value, has_bias=qkv_bias),
-        Linear(name="dense" if is_phi else "o_proj", in_features=query, out_features=hidden, has_bias=output_bias),
-        *_make_mlp(hidden, inner, is_phi, flags["mlp_bias"]),
-    )
+def _count_vision_tower(config: ConfigKeys) -> int:
+    """Count the parameters of Gemma 3's vision tower (SigLIP) and of its projection into the language model."""
+    vision, text = config.get("vision_config"), config.get("text_config")
+    if not isinstance(vision, Mapping) or not isinstance(text, Mapping):
+        return 0
+    keys = {**_SIGLIP_DEFAULTS, **{key: size for key, size in vision.items() if isinstance(size, int) and size > 0}}
+    hidden, inner, patch = keys["hidden_size"], keys["intermediate_size"], keys["patch_size"]
+    layer = 4 * hidden * (hidden + 1) + 2 * hidden * inner + inner + hidden + 4 * hidden
+    patches = (keys["image_size"] // patch) ** 2
+    embeddings = hidden * (keys["num_channels"] * patch**2 + 1) + patches * hidden
+    text_hidden = text.get("hidden_size")
+    projection = hidden * (1 + (text_hidden if isinstance(text_hidden, int) else 0))
+    return keys["num_hidden_layers"] * layer + embeddings + 2 * hidden + projection
 
 
-def _make_mlp(hidden: int, inner: int, is_phi: bool, has_bias: bool) -> tuple[Linear, ...]:
-    if is_phi:
-        return (
-            Linear(name="fc1", in_features=hidden, out_features=inner, has_bias=True),
-            Linear(name="fc2", in_features=inner, out_features=hidden, has_bias=True),
-        )
-    return (
-        Linear(name="gate_proj", in_features=hidden, out_features=inner, has_bias=has_bias),
-        Linear(name="up_proj", in_features=hidden, out_features=inner, has_bias=has_bias),
-        Linear(name="down_proj", in_features=inner, out_features=hidden, has_bias=has_bias),
-    )
-
-
-def _count_norms(sizes: _Sizes, family: _Family, flags: Mapping[str, bool]) -> int:
-    if family.layout == "phi":  # one LayerNorm with weight and bias; optionally the same on queries and keys
-        return 2 * sizes.hidden + (4 * sizes.head_dim if flags["qk_layernorm"] else 0)
-    return family.norms_per_layer * sizes.hidden + (2 * sizes.head_dim if family.has_qk_norm else 0)
-
-
-def _read_keys(keys: ConfigKeys, family: _Family, name: str) -> tuple[_Sizes, Mapping[str, bool]]:
+def _read_keys(keys: ConfigKeys, family: Family, name: str) -> tuple[Sizes, Mapping[str, bool]]:
     """Return sizes and flags, or raise one error that lists every wrong key."""
     problems: list[Problem] = []
     sizes = _read_sizes(keys, problems)
-    flags = {key: _read_flag(keys, key, problems) for key in ("tie_word_embeddings", "qk_layernorm")}
-    for key in sorted(_BOTH_BIASES):
-        flags[key] = key in family.bias_keys and _read_flag(keys, key, problems)
+    flags = {key: _read_flag(keys, key, problems) for key in ("tie_word_embeddings", *family.flags)}
     if problems:
         raise InputError(
             f"the configuration of base model {name} cannot be used",
@@ -252,7 +184,7 @@ def _read_keys(keys: ConfigKeys, family: _Family, name: str) -> tuple[_Sizes, Ma
     return sizes, flags
 
 
-def _read_sizes(keys: ConfigKeys, problems: list[Problem]) -> _Sizes:
+def _read_sizes(keys: ConfigKeys, problems: list[Problem]) -> Sizes:
     hidden = _read_size(keys, "hidden_size", problems)
     heads = _read_size(keys, "num_attention_heads", problems)
     kv_heads = _read_size(keys, "num_key_value_heads", problems, default=heads)
@@ -260,7 +192,7 @@ def _read_sizes(keys: ConfigKeys, problems: list[Problem]) -> _Sizes:
         problems.append(_problem("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads {heads}"))
     if keys.get("head_dim") is None and hidden % heads:
         problems.append(_problem("num_attention_heads", f"{heads} does not divide hidden_size {hidden}"))
-    return _Sizes(
+    return Sizes(
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
@@ -308,17 +240,22 @@ _LIKE_LAYERS = frozenset({"full_attention", "sliding_attention"})
 def _check_supported(config: ConfigKeys, name: str) -> None:
     problems = tuple(problem for check in _CHECKS if (problem := check(config)))
     if problems:
-        raise InputError(
-            f"the base model {name} is of a kind that is not supported",
-            problems,
-            "name a dense decoder-only language model, such as Qwen/Qwen3-0.6B",
-        )
+        raise _not_supported(name, problems)
+
+
+def _not_supported(name: str, problems: tuple[Problem, ...]) -> InputError:
+    return InputError(
+        f"the base model {name} is of a kind that is not supported",
+        problems,
+        "name a dense decoder-only language model, such as Qwen/Qwen3-0.6B",
+    )
 
 
 def _check_model_type(config: ConfigKeys) -> Problem | None:
     value = config.get("model_type")
     if isinstance(value, str) and value:
-        return None
+        reason = UNTRAINABLE.get(value)
+        return _problem("model_type", f"{value}: {reason}") if reason else None
     return _problem("model_type", "is missing" if value is None else f"must be a name, not {value!r}")
 
 
@@ -370,7 +307,7 @@ _CHECKS = (_check_model_type, _check_dense, _check_decoder, _check_text, _check_
 def load_shape(name: str, search: Sequence[Path]) -> ModelShape:
     """Return the shape of a base model: from a folder, `search`, the Hugging Face cache or the catalogue."""
     if path := find_config(name, search):
-        return make_shape(load_config(path), name, "config")
+        return make_shape(load_config(path), name, "config", load_weight_index(path.parent))
     if keys := lookup_base(name):
         return make_shape(keys, name, "catalogue")
     raise _not_found(name, search)

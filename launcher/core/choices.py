@@ -21,6 +21,9 @@ Profile = Literal["full", "smoke"]
 DTYPE_BYTES: dict[Dtype, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
 NF4_BYTES = 4.127 / 8  # per weight: 4 bits, one 8-bit scale per 64, one fp32 per 256 scales (QLoRA, section 3)
 
+# The value of target_modules that selects all linear layers of the decoder, as PEFT spells it.
+ALL_LINEAR: Literal["all-linear"] = "all-linear"
+
 # Backends whose shapes differ between micro-batches: a CUDA graph cannot capture them.
 UNRECORDABLE_ATTENTION: frozenset[AttentionBackend] = frozenset({"flex", "sdpa", "eager"})
 

@@ -74,8 +74,9 @@ class TrainingConfig(Strict):
     """The LoRA or DoRA update is scaled by alpha / rank; required for both."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Dropout on the adapter's input. Default: `dropout` in `base_models.adapters`, else 0.05."""
-    target_modules: tuple[str, ...] = ()
-    """Linear layers of the base model that get an adapter, such as q_proj. Names not in the base model are refused."""
+    target_modules: Literal["all-linear"] | tuple[str, ...] = ()
+    """Linear layers of the base model that get an adapter, such as q_proj; "all-linear" selects all linear layers of \
+the decoder, without the head. Names not in the base model are refused."""
     feedforward_modules: tuple[str, ...] = ()
     """IA³: the target_modules that are scaled at their input."""
     epochs: Epochs | None = None
@@ -245,7 +246,7 @@ def _check_adapter(config: TrainingConfig) -> list[str]:
         problems.append("target_modules: not applicable to adapter_type full, which trains all weights; remove it")
     if config.feedforward_modules and kind != "ia3":
         problems.append(f"feedforward_modules: not applicable to adapter_type {kind}, only to ia3; remove it")
-    elif config.target_modules:  # PEFT refuses them too, but only after loading the base model
+    elif isinstance(config.target_modules, tuple):  # PEFT refuses them too, but only after loading the base model
         unknown = [name for name in config.feedforward_modules if name not in config.target_modules]
         if unknown:
             problems.append(f"feedforward_modules: {', '.join(unknown)} must be in target_modules as well")

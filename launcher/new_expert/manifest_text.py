@@ -7,6 +7,7 @@ import os
 import shlex
 from pathlib import Path
 
+from launcher.core.choices import ALL_LINEAR
 from launcher.corpus.sources import Format
 from launcher.judges.registry import JUDGED_NAMES
 from launcher.new_expert.proposal import Proposal
@@ -95,14 +96,14 @@ def _make_dataset(proposal: Proposal, folder: Path, data_format: Format | None) 
 
 
 def _make_config(proposal: Proposal) -> Json:
-    sizes = proposal.hyperparameters
+    sizes, base = proposal.hyperparameters, proposal.base
     tree: dict[str, Json] = {
         "method": "sft",
         "adapter_type": "lora",
         "rank": _RANK,
         "alpha": 2 * _RANK,
         "dropout": 0.0,
-        "target_modules": list(proposal.base.linear_names),
+        "target_modules": ALL_LINEAR if base.basis == "approximate" else list(dict.fromkeys(base.linear_names)),
         "epochs": sizes.epochs,
         "_epochs_comment": sizes.epochs_reason,
         "learning_rate": 0.0002,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.core.choices import AdapterKind
+from launcher.core.choices import ALL_LINEAR, AdapterKind
 from launcher.core.errors import InputError, ManifestError, Problem
 from launcher.core.units import format_count, format_percent
 from launcher.manifest.config import TrainingConfig
@@ -20,14 +20,15 @@ def decide_adapter(context: PlanContext) -> tuple[AdapterPlan, list[Decision]]:
     config, base = context.config, context.base
     kind = _get_kind(config)
     _check_targets(context)
-    trainable = count_trainable(base, kind, config.rank, config.target_modules, config.feedforward_modules)
+    targets = _list_targets(context)
+    trainable = count_trainable(base, kind, config.rank, targets, config.feedforward_modules)
     dropout, dropout_decision = _decide_dropout(context)
     plan = AdapterPlan(
         kind=kind,
         rank=config.rank,
         alpha=config.alpha,
         dropout=dropout,
-        target_modules=config.target_modules,
+        target_modules=targets,
         feedforward_modules=config.feedforward_modules,
         trainable_parameters=trainable,
     )
@@ -45,11 +46,22 @@ def _get_kind(config: TrainingConfig) -> AdapterKind:
     return kind
 
 
+def _list_targets(context: PlanContext) -> tuple[str, ...]:
+    """Return the target modules; "all-linear" remains for training to resolve if the names are unknown here."""
+    targets, base = context.config.target_modules, context.base
+    if targets != ALL_LINEAR:
+        return targets
+    return (ALL_LINEAR,) if base.basis == "approximate" else tuple(dict.fromkeys(base.linear_names))
+
+
 def _check_targets(context: PlanContext) -> None:
     config, base = context.config, context.base
-    known = [linear.name for linear in base.linears]
+    known = list(dict.fromkeys(base.linear_names))
     problems = []
-    for key, names in (("target_modules", config.target_modules), ("feedforward_modules", config.feedforward_modules)):
+    if base.basis == "approximate":  # training checks the names
+        return
+    targets = () if config.target_modules == ALL_LINEAR else config.target_modules
+    for key, names in (("target_modules", targets), ("feedforward_modules", config.feedforward_modules)):
         for name in names:
             if name not in known:
                 similar = find_closest(name, known)
@@ -59,7 +71,7 @@ def _check_targets(context: PlanContext) -> None:
         raise ManifestError(
             f"the base model {base.name} does not have all target modules",
             tuple(problems),
-            hint=f"its modules: {', '.join(known)}",
+            hint=f'its linear layers: {", ".join(known)}; "{ALL_LINEAR}" selects all of them',
         )
 
 
@@ -93,7 +105,7 @@ def _describe_differences(context: PlanContext) -> str:
     pairs = (
         ("rank", config.rank, published.r),
         ("alpha", config.alpha, published.alpha),
-        ("target_modules", set(config.target_modules), set(published.target_modules)),
+        ("target_modules", set(_list_targets(context)), set(published.target_modules)),
     )
     differing = [name for name, trained, described in pairs if described and trained != described]
     return f" (base_models[0].adapters differs in {', '.join(differing)} and is ignored)" if differing else ""

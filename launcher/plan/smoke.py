@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from launcher.core.choices import ALL_LINEAR
 from launcher.manifest.config import Cadence, TrainingConfig
 from launcher.plan.context import plan_decision
 from launcher.plan.model import Decision
@@ -33,6 +34,12 @@ _TINY_MODULES = {
     "dense": ("o_proj",),
     "fc1": ("gate_proj", "up_proj"),
     "fc2": ("down_proj",),
+    "out_proj": ("o_proj",),
+    "query_key_value": ("q_proj", "k_proj", "v_proj"),
+    "dense_h_to_4h": ("gate_proj", "up_proj"),
+    "dense_4h_to_h": ("down_proj",),
+    "c_fc": ("gate_proj", "up_proj"),
+    "c_proj": ("down_proj",),
 }
 
 _PREFIX = "training.config."
@@ -152,15 +159,16 @@ def _change_rate(config: TrainingConfig, overridden: frozenset[str]) -> _Change:
 
 def _change_modules(config: TrainingConfig, overridden: frozenset[str]) -> _Change:
     """Map target modules of other model families to the tiny base."""
+    targets = () if config.target_modules == ALL_LINEAR else config.target_modules
     values: _Values = {
         key: tuple(dict.fromkeys(layer for name in names for layer in _TINY_MODULES.get(name, (name,))))
         for key, names in (
-            ("target_modules", config.target_modules),
+            ("target_modules", targets),
             ("feedforward_modules", config.feedforward_modules),
         )
         if key not in overridden and any(name in _TINY_MODULES for name in names)
     }
-    original = ", ".join(config.target_modules)
+    original = ", ".join(targets)
     return _Change(decision="adapter", cause="the tiny base has other module names", original=original, values=values)
 
 

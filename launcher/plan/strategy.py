@@ -52,7 +52,7 @@ def make_candidates(
         raise InputError(
             f"{strategy} needs the package deepspeed, which is not installed", hint="pip install deepspeed"
         )
-    shardable = quantization != "int8" and optimizer != "adamw_bnb_8bit"
+    shardable = quantization != "int8" and optimizer != "adamw_bnb_8bit" and not _saves_frozen_weights(context)
     if strategy is None:
         pool = _list_automatic(context.num_ranks == 1, shardable, quantization)
     else:
@@ -61,6 +61,11 @@ def make_candidates(
     if context.lacks("deepspeed"):
         pool = tuple(candidate for candidate in pool if candidate[0] not in DEEPSPEED_STRATEGIES)
     return tuple((kind, moved) for kind, moved in pool if offload in ("auto", moved)) or pool[:1]
+
+
+def _saves_frozen_weights(context: PlanContext) -> bool:
+    """Return whether checkpoints include weights that are not trained: a vision tower with full fine-tuning."""
+    return context.config.adapter_type == "full" and context.base.frozen_parameters > 0
 
 
 def _list_automatic(is_alone: bool, shardable: bool, quantization: Quantization) -> tuple[Candidate, ...]:
@@ -99,6 +104,8 @@ def _check_combination(
         refuse(f"{strategy} does not support int8 weights; use ddp, or quantization int4 with zero3")
     if strategy not in (None, "single", "ddp") and optimizer == "adamw_bnb_8bit":
         refuse(f"{strategy} does not support adamw_bnb_8bit, which keeps its state per rank; use adamw_torch_fused")
+    if strategy not in (None, "single", "ddp") and _saves_frozen_weights(context):
+        refuse(f"{strategy} cannot save the frozen vision tower of {context.base.name}; use ddp, or adapter_type lora")
     if offload in ("optimizer", "optimizer_and_parameters"):
         if strategy is not None and strategy not in DEEPSPEED_STRATEGIES:
             refuse(f"{strategy} does not support offload {offload}, only DeepSpeed does; use zero2 or zero3")

@@ -104,11 +104,14 @@ def _write(run: TrainingRun, folder: Path, weights: Mapping[str, Tensor]) -> Non
         _fix_adapter_config(folder / "adapter_config.json", run)
         return
     dtype = DTYPES[run.plan.precision.compute_dtype]
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    buffers = {name: tensor.cpu() for name, tensor in model.state_dict().items() if name not in parameters}
-    model.save_pretrained(
-        str(folder), state_dict={name: tensor.to(dtype) for name, tensor in weights.items()} | buffers
-    )
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
+    rest = {  # buffers, and a frozen vision tower
+        name: tensor.to("cpu", dtype if name in parameters else tensor.dtype)
+        for name, tensor in model.state_dict().items()
+        if name not in trained
+    }
+    model.save_pretrained(str(folder), state_dict={name: tensor.to(dtype) for name, tensor in weights.items()} | rest)
     # The config names the training dtype, but loaders use it for the saved weights.
     _update_json(folder / "config.json", {"dtype": str(dtype).removeprefix("torch.")})
 

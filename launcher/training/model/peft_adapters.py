@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import torch
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import PreTrainedModel
 
-from launcher.core.choices import Dtype
+from launcher.core.choices import ALL_LINEAR, Dtype
 from launcher.core.errors import InputError, Problem
 from launcher.plan.model import AdapterPlan, Plan
 from launcher.training.model.base_model import DTYPES
 
 
 def add_adapter(base: PreTrainedModel, plan: Plan) -> PreTrainedModel | PeftModel:
-    """Add the planned adapter to the base and freeze everything else."""
-    if plan.adapter.kind == "full":
-        base.requires_grad_(True)
-        return base
+    """Add the planned adapter to the base's decoder and freeze everything else."""
     base.requires_grad_(False)
-    _check_targets(base, plan)
-    model = get_peft_model(base, _make_config(plan.adapter))
+    if plan.adapter.kind == "full":
+        head: Any = base.get_output_embeddings()
+        for part in (_get_decoder(base)[1], head):  # not a vision tower
+            part.requires_grad_(True)
+        return base
+    model = get_peft_model(base, _make_config(plan.adapter, *_select_targets(base, plan)))
     _set_trainable_dtype(model, DTYPES[_trainable_dtype(plan)])
     return model
+
+
+def _get_decoder(base: PreTrainedModel) -> tuple[str, nn.Module]:
+    """Return the path and the module of the language model's decoder."""
+    decoder: Any = base.get_decoder()
+    return next((name, module) for name, module in base.named_modules() if module is decoder)
 
 
 def _trainable_dtype(plan: Plan) -> Dtype:
@@ -30,31 +40,53 @@ def _trainable_dtype(plan: Plan) -> Dtype:
     return plan.precision.compute_dtype if plan.strategy == "zero3" else plan.precision.trainable_dtype
 
 
-def _check_targets(base: PreTrainedModel, plan: Plan) -> None:
-    """Checks every target module, because PEFT ignores names without a match as long as one matches."""
-    # includes bitsandbytes' classes, which derive from nn.Linear
-    linears = {name.rpartition(".")[2] for name, module in base.named_modules() if isinstance(module, nn.Linear)}
-    targets = {name.rpartition(".")[2]: name for name in plan.adapter.target_modules}
-    missing = sorted(targets[name] for name in targets.keys() - linears)
+Targets = list[str] | str  # names, or a regular expression for whole paths, as PEFT understands them
+
+
+def _select_targets(base: PreTrainedModel, plan: Plan) -> tuple[Targets, Targets]:
+    """Return the target and feedforward modules.
+
+    Names are checked, because PEFT ignores those without a match as long as one matches. Where other parts of the model
+    have the same names, as a vision tower does, a regular expression limits them to the decoder.
+    """
+    prefix, decoder = _get_decoder(base)
+    known = _name_linears(decoder)
+    adapter = plan.adapter
+    targets = known if adapter.target_modules == (ALL_LINEAR,) else {*adapter.target_modules}
+    targets |= {*adapter.feedforward_modules}
+    missing = sorted(targets - known)
     if missing:
-        problems = tuple(
-            Problem(where="target_modules", what=f"{name} is not a linear layer of {plan.base.name}")
-            for name in missing
-        )
         raise InputError(
             f"{plan.base.name} does not have all target modules",
-            problems,
-            f"it has: {', '.join(sorted(linears - {'lm_head'}))}",
+            tuple(
+                Problem(where="target_modules", what=f"{name} is not a linear layer of {plan.base.name}")
+                for name in missing
+            ),
+            f"it has: {', '.join(sorted(known))}",
         )
+    feedforward = sorted(adapter.feedforward_modules)
+    counted = [sum(name.rpartition(".")[2] in targets for name in _list_linears(part)) for part in (base, decoder)]
+    if counted[0] == counted[1]:
+        return sorted(targets), feedforward
+    return _make_pattern(prefix, sorted(targets)), _make_pattern(prefix, feedforward) if feedforward else []
 
 
-def _make_config(plan: AdapterPlan) -> LoraConfig | IA3Config:
+def _make_pattern(prefix: str, names: list[str]) -> str:
+    return rf"{re.escape(prefix)}\.(.*\.)?({'|'.join(map(re.escape, names))})"
+
+
+def _list_linears(module: nn.Module) -> list[str]:
+    """Return the paths of all linear layers; bitsandbytes' classes derive from nn.Linear."""
+    return [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
+
+
+def _name_linears(module: nn.Module) -> set[str]:
+    return {name.rpartition(".")[2] for name in _list_linears(module)}
+
+
+def _make_config(plan: AdapterPlan, targets: Targets, feedforward: Targets) -> LoraConfig | IA3Config:
     if plan.kind == "ia3":
-        return IA3Config(
-            task_type="CAUSAL_LM",
-            target_modules=sorted({*plan.target_modules, *plan.feedforward_modules}),
-            feedforward_modules=sorted(plan.feedforward_modules),
-        )
+        return IA3Config(task_type="CAUSAL_LM", target_modules=targets, feedforward_modules=feedforward)
     assert plan.rank is not None
     assert plan.alpha is not None
     return LoraConfig(
@@ -62,7 +94,7 @@ def _make_config(plan: AdapterPlan) -> LoraConfig | IA3Config:
         r=plan.rank,
         lora_alpha=plan.alpha,
         lora_dropout=plan.dropout,
-        target_modules=sorted(plan.target_modules),
+        target_modules=targets,
         use_dora=plan.kind == "dora",
     )
 

@@ -79,10 +79,11 @@ def _compute_grads(module: PackedCausalLM, batch: PackedBatch) -> dict[str, list
     names, parameters = zip(*((name, p) for name, p in module.named_parameters() if p.requires_grad), strict=True)
     with torch.enable_grad():
         loss: Any = module(batch)
-        grads = torch.autograd.grad(loss, parameters)
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
     kinds: dict[str, list[Tensor]] = {}
     for name, grad in zip(names, grads, strict=True):
-        kinds.setdefault(".".join(name.split(".")[-4:-2]), []).append(grad.float())
+        if grad is not None:
+            kinds.setdefault(".".join(name.split(".")[-4:-2]), []).append(grad.float())
     return kinds
 
 

@@ -69,7 +69,11 @@ WRONG_VALUES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
         (),
         "target_modules: missing or empty; adapter_type lora requires at least one",
     ),
-    ({CONFIG + "target_modules": "q_proj"}, (), 'training.config.target_modules: must be a list, not "q_proj"'),
+    (
+        {CONFIG + "target_modules": "q_proj"},
+        (),
+        "training.config.target_modules: must be 'all-linear' or a list, not \"q_proj\"",
+    ),
     ({CONFIG + "num_epochs": 5}, (), "training.config.epochs: epochs (2) and num_epochs (5) differ; keep one"),
     ({CONFIG + "gradient_checkpointing": "some"}, (), "must be true or false or 'selective', not \"some\""),
     ({CONFIG + "lr_scheduler_kwargs": {"num_cycels": 3}}, (), "num_cycels: unknown key; did you mean num_cycles?"),

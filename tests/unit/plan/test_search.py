@@ -219,7 +219,7 @@ def test_targets_that_the_base_does_not_have() -> None:
     with pytest.raises(ManifestError) as caught:
         plan_for(config={"target_modules": ["q_prj", "qkv_proj"]})
     assert "training.config.target_modules: Qwen/Qwen3-0.6B has no q_prj; did you mean q_proj?" in str(caught.value)
-    assert "its modules: q_proj, k_proj" in caught.value.hint
+    assert "its linear layers: q_proj, k_proj" in caught.value.hint
 
 
 def test_more_spare_memory_than_the_whole_card_is_never_claimed() -> None:

@@ -73,7 +73,7 @@ def count_trainable(
 ) -> int:
     """Count the trainable parameters. IA3 scales the inputs of feedforward modules and the outputs of all others."""
     if adapter == "full":
-        return shape.num_parameters
+        return shape.num_parameters - shape.frozen_parameters
     per_layer = 0
     for linear in select_targets(shape, target_modules):
         if adapter == "ia3":
@@ -85,7 +85,9 @@ def count_trainable(
 
 
 def select_targets(shape: ModelShape, target_modules: tuple[str, ...]) -> tuple[Linear, ...]:
-    """Return the linear layers of a decoder layer that are adapted."""
+    """Return the linear layers of a decoder layer that are adapted; all of them if the names are not known here."""
+    if not set(target_modules) <= set(shape.linear_names):
+        return shape.linears
     return tuple(linear for linear in shape.linears if linear.name in target_modules)
 
 

@@ -1,0 +1,234 @@
+"""How model types of transformers build a decoder layer: the linear layers with their sizes and biases, and norms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from launcher.core.frozen_model import Frozen
+
+Bias = bool | str  # whatever the config says, or the config's key that decides
+
+
+class Linear(Frozen):
+    """One linear layer of a decoder layer, by the name that adapters target."""
+
+    name: str
+    in_features: int
+    out_features: int
+    has_bias: bool = False
+
+    @property
+    def num_parameters(self) -> int:
+        return self.in_features * self.out_features + (self.out_features if self.has_bias else 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """The sizes of a config.json."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    max_positions: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """How a model type builds a layer, and the defaults of its config class."""
+
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")  # one name: fused
+    output: str = "o_proj"
+    mlp: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # two names: not gated, or gate_up_proj
+    qkv_bias: Bias = False
+    output_bias: Bias = False
+    mlp_bias: Bias = False
+    norms_per_layer: int = 2
+    has_norm_bias: bool = False  # LayerNorm instead of RMSNorm
+    qk_norm: Literal["", "head", "full"] = ""  # one weight per feature of a head, or of all heads
+    qk_norm_key: str = ""  # the config's key that switches it on
+    parameters_per_layer: int = 0  # apart from linear layers and norms
+    output_from_hidden: bool = False  # the output projection has hidden_size inputs, whatever the heads have
+    has_head_bias: bool = False
+    defaults: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def is_gated(self) -> bool:
+        """Return whether the MLP is gated."""
+        return len(self.mlp) == 3 or self.mlp[0] == "gate_up_proj"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Return the boolean keys of the config that decide about parameters."""
+        keys = (self.qkv_bias, self.output_bias, self.mlp_bias, self.qk_norm_key or False)
+        return tuple(dict.fromkeys(key for key in keys if isinstance(key, str)))
+
+
+_GEMMA_DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True}
+_ATTENTION_BIAS = Family(qkv_bias="attention_bias", output_bias="attention_bias")
+LLAMA = replace(_ATTENTION_BIAS, mlp_bias="mlp_bias", defaults={"max_position_embeddings": 2048})
+_GLM = Family(
+    mlp=("gate_up_proj", "down_proj"),
+    qkv_bias="attention_bias",
+    defaults={"attention_bias": True, "head_dim": 128, "num_key_value_heads": 2, "max_position_embeddings": 131072},
+)
+_COHERE = replace(
+    _ATTENTION_BIAS, norms_per_layer=1, defaults={"tie_word_embeddings": True, "max_position_embeddings": 8192}
+)
+_OLMO2 = replace(_ATTENTION_BIAS, qk_norm="full", defaults={"max_position_embeddings": 2048})
+
+# Defaults of the config classes of transformers 5.22. Essential sizes have none, so that a broken file is reported;
+# Gemma 3 is the exception, because its published files omit them.
+FAMILIES: Mapping[str, Family] = {
+    "llama": LLAMA,
+    "mistral": Family(defaults={"num_key_value_heads": 8, "max_position_embeddings": 131072}),
+    "qwen2": Family(qkv_bias=True, defaults={"num_key_value_heads": 32, "max_position_embeddings": 32768}),
+    "qwen3": replace(
+        _ATTENTION_BIAS,
+        qk_norm="head",
+        defaults={"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768},
+    ),
+    "phi3": Family(qkv=("qkv_proj",), mlp=("gate_up_proj", "down_proj"), defaults={"max_position_embeddings": 4096}),
+    "phi": Family(
+        output="dense",
+        mlp=("fc1", "fc2"),
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        norms_per_layer=1,
+        has_norm_bias=True,
+        qk_norm="head",
+        qk_norm_key="qk_layernorm",
+        has_head_bias=True,
+        defaults={"max_position_embeddings": 2048},
+    ),
+    "gemma": replace(
+        _ATTENTION_BIAS,
+        defaults={**_GEMMA_DEFAULTS, "num_key_value_heads": 16, "max_position_embeddings": 8192},
+    ),
+    "gemma2": replace(
+        _ATTENTION_BIAS,
+        norms_per_layer=4,
+        defaults={**_GEMMA_DEFAULTS, "num_key_value_heads": 4, "max_position_embeddings": 8192},
+    ),
+    "gemma3_text": replace(
+        _ATTENTION_BIAS,
+        norms_per_layer=4,
+        qk_norm="head",
+        defaults={
+            **_GEMMA_DEFAULTS,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "vocab_size": 262208,
+            "max_position_embeddings": 131072,
+        },
+    ),
+    "smollm3": replace(
+        LLAMA,
+        defaults={"num_key_value_heads": 4, "max_position_embeddings": 32768, "tie_word_embeddings": True},
+    ),
+    "granite": LLAMA,
+    "arcee": replace(LLAMA, mlp=("up_proj", "down_proj"), defaults={"max_position_embeddings": 4096}),
+    "olmo": replace(_ATTENTION_BIAS, norms_per_layer=0, defaults={"max_position_embeddings": 2048}),
+    "olmo2": _OLMO2,
+    "olmo3": _OLMO2,
+    "cohere": replace(_COHERE, qk_norm="full", qk_norm_key="use_qk_norm"),
+    "cohere2": _COHERE,
+    "exaone4": Family(qk_norm="head", defaults={"num_key_value_heads": 32, "max_position_embeddings": 2048}),
+    "starcoder2": Family(
+        mlp=("c_fc", "c_proj"),
+        qkv_bias="use_bias",
+        output_bias="use_bias",
+        mlp_bias="use_bias",
+        has_norm_bias=True,
+        defaults={
+            "use_bias": True,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "glm": _GLM,
+    "glm4": replace(_GLM, norms_per_layer=4),
+    "apertus": replace(
+        _ATTENTION_BIAS,
+        mlp=("up_proj", "down_proj"),
+        qk_norm="head",
+        parameters_per_layer=2,
+        defaults={"max_position_embeddings": 65536},
+    ),
+    "seed_oss": Family(
+        qkv_bias="attention_bias",
+        output_bias="attention_out_bias",
+        mlp_bias="mlp_bias",
+        defaults={
+            "attention_bias": True,
+            "head_dim": 128,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 524288,
+        },
+    ),
+    "helium": Family(
+        qkv_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        output_from_hidden=True,
+        defaults={"head_dim": 128, "num_key_value_heads": 20, "max_position_embeddings": 4096},
+    ),
+    "gpt_neox": Family(
+        qkv=("query_key_value",),
+        output="dense",
+        mlp=("dense_h_to_4h", "dense_4h_to_h"),
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        mlp_bias=True,
+        has_norm_bias=True,
+        defaults={"attention_bias": True, "max_position_embeddings": 2048},
+    ),
+}
+
+_NO_BOUNDARIES = "transformers does not pass document boundaries to its attention"
+_NO_LAYERS = "its decoder has no `layers`"
+# Model types that cannot be trained, found by trying them with transformers 5.22.
+UNTRAINABLE: Mapping[str, str] = {
+    "stablelm": _NO_BOUNDARIES,
+    "nemotron": _NO_BOUNDARIES,
+    "gpt_neox_japanese": _NO_BOUNDARIES,
+    "falcon": _NO_LAYERS,
+    "bert": _NO_LAYERS,
+    "big_bird": _NO_LAYERS,
+}
+
+
+def make_linears(sizes: Sizes, family: Family, flags: Mapping[str, bool]) -> tuple[Linear, ...]:
+    """Return the linear layers of a decoder layer."""
+    query, key_value = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    outputs = (query, key_value, key_value) if len(family.qkv) == 3 else (query + 2 * key_value,)
+    *inner, down = family.mlp
+    width = sizes.intermediate * (2 if inner[0] == "gate_up_proj" else 1)
+    qkv_bias, output_bias, mlp_bias = (
+        flags[bias] if isinstance(bias, str) else bias
+        for bias in (family.qkv_bias, family.output_bias, family.mlp_bias)
+    )
+    output_inputs = sizes.hidden if family.output_from_hidden else query
+    layers = (
+        *((name, sizes.hidden, width, qkv_bias) for name, width in zip(family.qkv, outputs, strict=True)),
+        (family.output, output_inputs, sizes.hidden, output_bias),
+        *((name, sizes.hidden, width, mlp_bias) for name in inner),
+        (down, sizes.intermediate, sizes.hidden, mlp_bias),
+    )
+    return tuple(Linear(name=name, in_features=i, out_features=o, has_bias=bias) for name, i, o, bias in layers)
+
+
+def count_norms(sizes: Sizes, family: Family, flags: Mapping[str, bool]) -> int:
+    """Count the parameters of a layer that are not in linear layers."""
+    per_feature = 2 if family.has_norm_bias else 1
+    count = family.norms_per_layer * sizes.hidden * per_feature + family.parameters_per_layer
+    if not family.qk_norm or (family.qk_norm_key and not flags[family.qk_norm_key]):
+        return count
+    num_heads = 2 if family.qk_norm == "head" else sizes.heads + sizes.kv_heads
+    return count + num_heads * sizes.head_dim * per_feature

@@ -1,0 +1,109 @@
+"""Names and sizes of a base model's weights, read from the headers of its safetensors files without loading them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from launcher.base_models.families import Linear
+from launcher.core.units import mib_to_bytes
+
+_INDEX = "model.safetensors.index.json"
+_MAX_HEADER_MIB = 100  # safetensors' own limit
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # others are packed, so their sizes are not those of the layers
+_LAYER_TENSOR = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
+_OTHER_TOWER = re.compile(r"(^|\.)(vision|visual|audio|speech|multi_modal)")
+_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|embed_in|embed_out|lm_head|wte)\.weight$")
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightIndex:
+    """The linear layers of a decoder layer, and parameter counts."""
+
+    linears: tuple[Linear, ...]  # of all layers together, in the order of the first
+    is_uniform: bool  # all layers have the same
+    num_layers: int
+    layer_parameters: int  # of all decoder layers
+    other_parameters: int  # outside decoder layers, embeddings and head
+    frozen_parameters: int  # among them, of a vision tower
+
+
+def load_weight_index(folder: Path) -> WeightIndex | None:
+    """Return what the weights in a folder say; None without weights, or if they cannot be read."""
+    try:
+        shapes = _load_shapes(folder)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # loading the model reports broken files
+    return make_weight_index(shapes) if shapes else None
+
+
+def _load_shapes(folder: Path) -> dict[str, Shape]:
+    if (folder / _INDEX).is_file():
+        names = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+        files = sorted(set(names.values()))
+    else:
+        files = ["model.safetensors"]
+    shapes: dict[str, Shape] = {}
+    for file in files:
+        if not (folder / file).is_file():  # not downloaded
+            return {}
+        shapes |= _load_header(folder / file)
+    return shapes
+
+
+def _load_header(file: Path) -> dict[str, Shape]:
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > mib_to_bytes(_MAX_HEADER_MIB):
+            raise ValueError("not a safetensors file")
+        header = json.loads(stream.read(length))
+    tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+    if any(tensor["dtype"] not in _FLOATS for tensor in tensors.values()):
+        raise ValueError("the weights are quantized")
+    return {name: tuple(tensor["shape"]) for name, tensor in tensors.items()}
+
+
+def make_weight_index(shapes: Mapping[str, Shape]) -> WeightIndex:
+    """Return the index of tensors by name; without decoder layers it has no linear layers either."""
+    layers: dict[int, dict[str, Shape]] = {}
+    others: dict[str, int] = {}
+    towers = {name for name in shapes if _OTHER_TOWER.search(name)}
+    for name, shape in shapes.items():
+        match = None if name in towers else _LAYER_TENSOR.search(name)
+        if match:
+            layers.setdefault(int(match[1]), {})[match[2]] = shape
+        elif not _EMBEDDING.search(name) or name in towers:
+            others[name] = prod(shape)
+    linears = {number: _find_linears(tensors) for number, tensors in sorted(layers.items())}
+    united = {path: linear for found in reversed(linears.values()) for path, linear in found.items()}
+    first = {path: index for index, path in enumerate(linears.get(0, {}))}
+    return WeightIndex(
+        linears=tuple(united[path] for path in sorted(united, key=lambda path: (first.get(path, len(first)), path))),
+        is_uniform=all(found == linears.get(0) for found in linears.values()),
+        num_layers=len(layers),
+        layer_parameters=sum(prod(shape) for tensors in layers.values() for shape in tensors.values()),
+        other_parameters=sum(others.values()),
+        frozen_parameters=sum(others[name] for name in towers),
+    )
+
+
+def _find_linears(tensors: Mapping[str, Shape]) -> dict[str, Linear]:
+    """Return the matrices of a layer by path. Experts and their routers are no linear modules in transformers."""
+    paths = {name.removesuffix(".weight"): shape for name, shape in tensors.items() if name.endswith(".weight")}
+    has_experts = any(".experts." in path for path in paths)
+    return {
+        path: Linear(
+            name=path.rpartition(".")[2],
+            in_features=shape[1],
+            out_features=shape[0],
+            has_bias=f"{path}.bias" in tensors,
+        )
+        for path, shape in paths.items()
+        if len(shape) == 2 and ".experts." not in path and not (has_experts and path.endswith((".gate", ".router")))
+    }

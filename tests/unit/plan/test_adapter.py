@@ -1,0 +1,102 @@
+"""Target modules: names that the base has are planned, others are refused, and counts are right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.core.errors import LauncherError
+from launcher.plan.estimate.memory.recipe import select_targets
+from tests.unit.plan.conftest import FULL_FINE_TUNING, plan_for
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 128,
+    "max_position_embeddings": 4096,
+}
+NEOX = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
+GEMMA3 = {
+    "model_type": "gemma3",
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "text_config": SIZES,
+    "vision_config": {"hidden_size": 24},
+}
+
+
+def write_config(folder: Path, model_type: str, **changes: Any) -> str:
+    (folder / "config.json").write_text(json.dumps({**SIZES, "model_type": model_type, **changes}))
+    return str(folder)
+
+
+def test_fused_names_of_a_family_are_planned_without_weights(tmp_path: Path) -> None:
+    base = write_config(tmp_path, "gpt_neox")
+    plan = plan_for(base=base, config={"target_modules": NEOX, "rank": 4})
+    assert plan.adapter.target_modules == NEOX
+    assert plan.adapter.trainable_parameters == 2 * 4 * (64 + 192 + 64 + 64 + 64 + 96 + 96 + 64)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "names"),
+    [
+        ("gpt_neox", NEOX),
+        ("phi3", ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")),
+        ("glm4", ("q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj")),
+        ("starcoder2", ("q_proj", "k_proj", "v_proj", "o_proj", "c_fc", "c_proj")),
+        ("arcee", ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")),
+    ],
+)
+def test_all_linear_selects_every_linear_layer(tmp_path: Path, model_type: str, names: tuple[str, ...]) -> None:
+    base = write_config(tmp_path, model_type, head_dim=16)
+    plan = plan_for(base=base, config={"target_modules": "all-linear"})
+    assert plan.adapter.target_modules == names
+    named = plan_for(base=base, config={"target_modules": names})
+    assert named.adapter == plan.adapter
+    assert named.memory == plan.memory
+
+
+@pytest.mark.parametrize("model_type", ["gpt_neox", "phi3"])
+def test_wrong_names_are_refused_with_those_that_exist(tmp_path: Path, model_type: str) -> None:
+    base = write_config(tmp_path, model_type)
+    with pytest.raises(LauncherError, match="has no q_proj") as caught:
+        plan_for(base=base, config={"target_modules": ["q_proj"]})
+    assert caught.value.hint is not None
+    assert '"all-linear" selects all of them' in caught.value.hint
+    assert ("query_key_value" if model_type == "gpt_neox" else "qkv_proj") in caught.value.hint
+
+
+@pytest.mark.parametrize("targets", [["wqkv", "wo"], "all-linear"])
+def test_names_of_an_unknown_architecture_are_not_refused(tmp_path: Path, targets: Any) -> None:
+    """Without weights its names are unknown; the estimate counts all linear layers."""
+    plan = plan_for(base=write_config(tmp_path, "brandnew"), config={"target_modules": targets, "rank": 4})
+    assert plan.base.basis == "approximate"
+    assert plan.adapter.target_modules == ((targets,) if isinstance(targets, str) else tuple(targets))
+    assert select_targets(plan.base, plan.adapter.target_modules) == plan.base.linears
+    assert plan.adapter.trainable_parameters > 0
+    assert any("unknown architecture" in note for note in plan.notes)
+
+
+def test_all_linear_in_the_smoke_profile() -> None:
+    plan = plan_for(gpu=None, profile="smoke", config={"target_modules": "all-linear"})
+    assert len(plan.adapter.target_modules) == 7
+
+
+@pytest.mark.parametrize("value", ["all_linear", "q_proj", 7])
+def test_other_strings_are_refused(value: object) -> None:
+    with pytest.raises(LauncherError, match="target_modules"):
+        plan_for(config={"target_modules": value})
+
+
+def test_vision_tower_is_counted_but_not_trained(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA3))
+    plan = plan_for(gpu="h100", base=str(tmp_path), overrides=FULL_FINE_TUNING)
+    assert plan.base.frozen_parameters > 0
+    assert plan.adapter.trainable_parameters == plan.base.num_parameters - plan.base.frozen_parameters
+    with pytest.raises(LauncherError, match="cannot save the frozen vision tower"):
+        plan_for(gpu="h100", gpus=2, strategy="fsdp2", base=str(tmp_path), overrides=FULL_FINE_TUNING)
