@@ -233,7 +233,9 @@ def _make_roles(profile: RowProfile, flags: FieldFlags, kind: Kind, chosen: Chos
         name = given or _find_best_named(free, role)
         if name is not None and (role, kind) != ("context", "messages"):  # chats have no separate context
             chosen[role] = name, _BY_FLAG if given else _BY_NAME
-    ordered = {role: chosen[role] for role in ("prompt", "messages", "context", "system", "answer") if role in chosen}
+    ordered: Chosen = {
+        role: chosen[role] for role in ("prompt", "messages", "context", "system", "answer") if role in chosen
+    }
     mapping = FieldMapping(**{_MANIFEST_KEYS.get(role, role): name for role, (name, _) in ordered.items()})
     notes = []
     if "rejected" in profile.fields and "chosen" in {name for name, _ in ordered.values()}:
