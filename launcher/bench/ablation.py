@@ -16,7 +16,6 @@ from launcher.bench.worker import (
     MeasurementFailedError,
     MeasurementProcess,
     MeasurementTimeoutError,
-    ProcessQueue,
     closing_process,
 )
 from launcher.core.errors import ExitCode
@@ -26,7 +25,6 @@ from launcher.plan.model import Plan
 
 _MODULE = "launcher.bench.workers.ablation"
 RECORDS_FILE = "stages.jsonl"
-_MIN_CORES_FOR_TWO = 8
 _FINGERPRINTED = ("training", "corpus", "plan/estimate", "bench")  # code of a step, and of its measurement
 
 # Parts of a specification that change between two probes of the machine and do not affect a step.
@@ -88,39 +86,35 @@ def run_ablation(
     """Measure in order. A stage that fails gets a record, too, and the others are still measured."""
     file = folder / RECORDS_FILE
     known, software = _load_records(file), _hash_software()
-    specs = {measurement: _make_spec(plan, store, measurement.config, effort) for measurement in measurements}
-    fingerprints = {
-        measurement: _fingerprint(specs[measurement], measurement, software) for measurement in measurements
-    }
-    # Equal configurations are measured once: the first measurement of each fingerprint.
-    first = {fingerprints[each]: each for each in reversed(measurements) if not each.unavailable}
-    due = [each for each in measurements if first.get(fingerprints[each]) is each and fingerprints[each] not in known]
-    named_specs = [(f"{each.mode}-{each.key}", specs[each]) for each in due]
     records: list[StageRecord] = []
-    with ProcessQueue(_MODULE, folder / "logs", named_specs, start_next=_can_start_next(plan)) as queue:
-        for number, measurement in enumerate(measurements, 1):
-            if measurement.unavailable:
-                records.append(_make_record(measurement, "unavailable", measurement.unavailable))
-                continue
-            fingerprint = fingerprints[measurement]
-            progress = f"{number} of {len(measurements)}, {measurement.mode}: {measurement.title}"
-            if fingerprint in known:
-                record = known[fingerprint]
-                report(f"{progress}: {record.format_outcome()} (already measured)")
-                identity = {"key": measurement.key, "title": measurement.title, "mode": measurement.mode}
-                records.append(record.model_copy(update=identity))
-                continue
-            record = _measure(measurement, queue.take(), effort, fingerprint)
-            _append(file, record)
-            report(f"{progress}: {record.format_outcome()}")
-            known[fingerprint] = record
-            records.append(record)
+    for number, measurement in enumerate(measurements, 1):
+        if measurement.unavailable:
+            records.append(_make_record(measurement, "unavailable", measurement.unavailable))
+            continue
+        spec = StageSpec(
+            plan=plan,
+            store=str(store.resolve()),
+            config=measurement.config,
+            warmup_steps=effort.warmup_steps,
+            timed_steps=effort.timed_steps,
+            seconds=effort.seconds,
+        )
+        fingerprint = _fingerprint(spec, measurement, software)
+        progress = f"{number} of {len(measurements)}, {measurement.mode}: {measurement.title}"
+        if fingerprint in known:
+            record = known[fingerprint]
+            report(f"{progress}: {record.format_outcome()} (already measured)")
+            identity = {"key": measurement.key, "title": measurement.title, "mode": measurement.mode}
+            records.append(record.model_copy(update=identity))
+            continue
+        name = f"{measurement.mode}-{measurement.key}"
+        process = MeasurementProcess(_MODULE, spec, folder / "logs", name)
+        record = _measure(measurement, process, effort, fingerprint)
+        _append(file, record)
+        report(f"{progress}: {record.format_outcome()}")
+        known[fingerprint] = record
+        records.append(record)
     return tuple(records)
-
-
-def _can_start_next(plan: Plan) -> bool:
-    """Whether a second process can start without disturbing the one that measures: on a GPU, with cores to spare."""
-    return plan.hardware.gpu is not None and plan.hardware.cpu_cores_per_node >= _MIN_CORES_FOR_TWO
 
 
 def _append(file: Path, record: StageRecord) -> None:
@@ -129,17 +123,6 @@ def _append(file: Path, record: StageRecord) -> None:
     separator = "\n" if text and not text.endswith("\n") else ""
     with file.open("a", encoding="utf-8") as out:
         out.write(f"{separator}{record.model_dump_json()}\n")
-
-
-def _make_spec(plan: Plan, store: Path, config: LoopConfig | None, effort: AblationEffort) -> StageSpec:
-    return StageSpec(
-        plan=plan,
-        store=str(store.resolve()),
-        config=config,
-        warmup_steps=effort.warmup_steps,
-        timed_steps=effort.timed_steps,
-        seconds=effort.seconds,
-    )
 
 
 def _fingerprint(spec: StageSpec, measurement: Measurement, software: str) -> str:
@@ -180,7 +163,6 @@ def _measure(
     status: Status
     try:
         with closing_process(process):
-            process.send("start")
             timing = Reply.model_validate_json(process.read(effort.limit_seconds)).timing
     except MeasurementTimeoutError:
         return _make_record(measurement, "timeout", f"not finished after {effort.limit_seconds:.0f} s", fingerprint)

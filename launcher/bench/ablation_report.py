@@ -1,14 +1,10 @@
-"""Result of an ablation as a table, Markdown and HTML: each stage cumulatively and alone, against the baseline."""
+"""Result of an ablation as a table and Markdown: each stage cumulatively and alone, against the baseline."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
 from collections.abc import Sequence
 from typing import Literal
 
-from launcher.analysis.compare.html import read_style
 from launcher.bench.ablation import StageRecord
 from launcher.bench.ablation_stages import Mode
 from launcher.bench.result import format_gpu_columns, format_rate
@@ -18,7 +14,6 @@ from launcher.hardware.model import format_hardware
 from launcher.plan.model import Plan
 
 _MAX_DRIFT = 0.05  # of the baseline from the first to the last measurement; beyond it small gains mean nothing
-_EXTRA_STYLE = "figure img { width: 100%; height: auto; border-radius: 6px; } li { margin-top: 0.3rem; }\n"
 
 HEADER = (
     "stage",
@@ -183,41 +178,3 @@ def render_markdown(ablation: Ablation) -> str:
     if remarks := _list_remarks(ablation):
         parts.append("\n".join(f"- {inline(line)}" for line in remarks))
     return "\n\n".join(parts) + "\n"
-
-
-def render_page(ablation: Ablation, png: bytes | None) -> str:
-    """Render ablation.html, self-contained: no scripts, nothing loaded, foreign text escaped."""
-    style = read_style() + _EXTRA_STYLE
-    title = html.escape(f"Ablation: {ablation.expert}")
-    digest = base64.b64encode(hashlib.sha256(style.encode("utf-8")).digest()).decode("ascii")
-    image = "" if png is None else base64.b64encode(png).decode("ascii")
-    figure = f'<figure><img alt="speed of each stage" src="data:image/png;base64,{image}"></figure>' if image else ""
-    items = "".join(f"<li>{html.escape(line)}</li>" for line in _list_remarks(ablation))
-    remarks = f'<section><h2>Not measured, and notes</h2><ul class="quiet">{items}</ul></section>' if items else ""
-    header = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in HEADER)
-    rows = []
-    for row in table_rows(ablation):
-        cells = "".join(f'<td class="number">{html.escape(cell)}</td>' for cell in row[1:])
-        rows.append(f'<tr><th scope="row">{html.escape(row[0])}</th>{cells}</tr>')
-    return f"""<!doctype html>
-<!-- written by launcher bench ablation -->
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'sha256-{digest}'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<header class="top"><div><h1>{title}</h1><p class="quiet">{html.escape(describe(ablation))}</p></div></header>
-<main>
-{figure}
-<section><h2>Results</h2><div class="scroll">
-<table><thead><tr>{header}</tr></thead><tbody>{"".join(rows)}</tbody></table>
-</div></section>
-{remarks}
-</main>
-</body>
-</html>
-"""

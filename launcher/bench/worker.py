@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -102,40 +102,6 @@ def closing_process(process: MeasurementProcess) -> Iterator[MeasurementProcess]
         raise
     finally:
         process.close()
-
-
-class ProcessQueue:
-    """Processes that measure one after another, the next one started in advance.
-
-    Importing the libraries takes as long as many measurements. The next process does it while the current one
-    measures, and waits for a line on stdin before it touches the GPU.
-    """
-
-    def __init__(self, module: str, folder: Path, specs: Sequence[tuple[str, Frozen]], *, start_next: bool) -> None:
-        """Start nothing yet; `specs` are pairs of a name and a specification."""
-        self._module, self._folder, self._specs, self._start_next = module, folder, deque(specs), start_next
-        self._waiting: MeasurementProcess | None = None
-
-    def take(self) -> MeasurementProcess:
-        """Return the next process and start the one after it."""
-        process, self._waiting = self._waiting or self._start(), None
-        if self._start_next and self._specs:
-            self._waiting = self._start()
-        return process
-
-    def _start(self) -> MeasurementProcess:
-        name, spec = self._specs.popleft()
-        return MeasurementProcess(self._module, spec, self._folder, name)
-
-    def __enter__(self) -> ProcessQueue:
-        """Return the queue."""
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        """Kill a process that was started in advance and not taken."""
-        if self._waiting is not None:
-            self._waiting.kill()
-            self._waiting.close()
 
 
 def _read_tail(log: Path) -> list[str]:

@@ -93,14 +93,13 @@ def _select_stages(stages: tuple[Stage, ...], flag: str | None) -> tuple[Stage, 
 def _write(ablation: Ablation, folder: Path) -> list[str]:
     """Write all files and return their names; without matplotlib there is no plot."""
     from launcher.bench.ablation_plot import INSTALL_HINT, can_plot, render_png
-    from launcher.bench.ablation_report import render_markdown, render_page
+    from launcher.bench.ablation_report import render_markdown
     from launcher.core.run_paths import write_text_atomically
 
     png = render_png(ablation) if can_plot() else None
     texts = {
         "ablation.json": ablation.model_dump_json(indent=2) + "\n",
         "ablation.md": render_markdown(ablation),
-        "ablation.html": render_page(ablation, png),
     }
     for name, text in texts.items():
         write_text_atomically(folder / name, text)

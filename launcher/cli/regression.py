@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shlex
+import sys
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.eval import DEFAULT_MAX_REGRESSION
 from launcher.cli.run_lookup import add_runs_dir
-from launcher.core.errors import ExitCode, InputError
+from launcher.cli.tables import print_table
+from launcher.core.errors import ExitCode, InputError, escape
 from launcher.core.log import get_logger
+from launcher.core.redaction import redact_tree
+from launcher.hardware.model import format_hardware
 from launcher.request.flag_types import percentage, positive_int
 
 if TYPE_CHECKING:
-    from launcher.bench.regression.pair import Pair
+    from launcher.bench.regression import Pair
     from launcher.core.run_paths import RunPaths
     from launcher.corpus.audit import Audit
     from launcher.request.request import PlannedRun
@@ -57,9 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train both, evaluate both, and print the comparison; the exit code is that of the quality gate."""
-    from launcher.bench.regression.commands import evaluate, train
-    from launcher.bench.regression.pair import plan_pair
-    from launcher.cli.print_regression import print_pair
+    from launcher.bench.regression import evaluate, plan_pair, train
     from launcher.core.run_paths import make_run_id, make_run_paths
     from launcher.request.request import Request
 
@@ -71,53 +76,86 @@ def run(arguments: argparse.Namespace) -> int:
         profile=arguments.profile,
     )
     pair = plan_pair(request, _prepare)
-    load_notes = _check_load(pair)
+    notes = _check_load(pair)
     if not arguments.json:
-        print_pair(pair)
+        _print_pair(pair)
     stem = make_run_id(pair.new.plan.expert, "regression", datetime.now(UTC))
-    runs_dir = Path(arguments.runs_dir)
-    old, new = (make_run_paths(runs_dir, f"{stem}-{side.name}") for side in (pair.old, pair.new))
-    cpu_seconds = []
-    for side, paths in ((pair.old, old), (pair.new, new)):
+    old, new = (make_run_paths(Path(arguments.runs_dir), f"{stem}-{side}") for side in ("old", "new"))
+    seconds = []
+    for planned, paths in ((pair.old, old), (pair.new, new)):
         log.info(f"training {paths.run_id}")
-        cpu_seconds.append(train(side.request, paths))
+        seconds.append(train(planned.request, paths))
+    if pair.new.plan.hardware.gpu is None:  # hardly affected by other processes; includes startup and evaluation
+        notes = (*notes, f"CPU time: {seconds[0]:,.1f} s (old), {seconds[1]:,.1f} s (new)")
     for paths in (old, new):
         evaluate(paths, _list_eval_flags(arguments))
-    conditions = Conditions(cpu_seconds=(cpu_seconds[0], cpu_seconds[1]), notes=load_notes)
-    return compare(
-        pair, old, new, max_regression=arguments.max_regression, is_json=arguments.json, conditions=conditions
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Conditions:
-    """What was observed while training both, and is recorded in no file."""
-
-    cpu_seconds: tuple[float, float] | None = None  # old and new
-    notes: tuple[str, ...] = ()
+    return compare(pair, old, new, max_regression=arguments.max_regression, is_json=arguments.json, notes=notes)
 
 
 def compare(
-    pair: Pair,
-    old: RunPaths,
-    new: RunPaths,
-    *,
-    max_regression: float,
-    is_json: bool,
-    conditions: Conditions | None = None,
+    pair: Pair, old: RunPaths, new: RunPaths, *, max_regression: float, is_json: bool, notes: Sequence[str] = ()
 ) -> int:
     """Compare two runs that are trained and evaluated; return the exit code of the quality gate."""
-    from launcher.bench.regression.verdict import make_verdict
-    from launcher.cli.print_regression import print_json, print_verdict
+    from launcher.analysis.compare import load_run_facts, make_comparison
+    from launcher.analysis.compare.render_text import format_figure
+    from launcher.bench.regression import make_verdict
     from launcher.judges.results import load_result
     from launcher.runs.record import load_record
 
-    conditions, records = conditions or Conditions(), (load_record(old), load_record(new))
     results = load_result(old.evaluation), load_result(new.evaluation)
-    verdict = make_verdict(records, results, max_regression, conditions.cpu_seconds)
-    show = print_json if is_json else print_verdict
-    show(pair, verdict, (old, new), (*pair.notes, *conditions.notes, *verdict.notes))
+    verdict = make_verdict((load_record(old), load_record(new)), results, max_regression)
+    figures = make_comparison([load_run_facts(old), load_run_facts(new)], made_at="").figures
+    words = ["launcher", "compare", old.run_id, new.run_id]
+    runs_dir = str(new.root.parent)
+    command = shlex.join(words if runs_dir == "runs" else [*words, "--runs-dir", runs_dir])
+    all_notes = (*pair.notes, *notes, *verdict.notes)
+    if is_json:
+        result = {
+            "expert": pair.new.plan.expert,
+            "profile": pair.new.plan.profile,
+            "runs": {"old": str(old.root), "new": str(new.root)},
+            "settings": [asdict(setting) for setting in pair.settings],
+            "figures": [figure.model_dump(mode="json") for figure in figures],
+            "rows": verdict.rows,
+            "num_asked": len(results[1].answers),
+            "speedup": verdict.speedup,
+            "gate": {"is_open": verdict.gate.is_open, "words": verdict.gate.message},
+            "notes": all_notes,
+            "compare": command,
+        }
+        json.dump(redact_tree(result), sys.stdout, indent=2)
+        print()
+    else:
+        print(f"\n{escape(pair.new.plan.expert)}: evaluated on {len(results[1].answers)} rows\n")
+        trained = ("rows trained", *(f"{count:,.0f}" for count in verdict.rows))
+        rows = [(figure.title, format_figure(figure, 0), format_figure(figure, 1)) for figure in figures]
+        print_table(("", "old", "new"), [trained, *rows], ("bold",))
+        print()
+        for note in all_notes:
+            print(f"note: {escape(note)}")
+        print(f"quality gate {'open' if verdict.gate.is_open else 'CLOSED'}: {verdict.gate.message}")
+        print(f"speed: {_format_speed(verdict.speedup)}")
+        print(f"\n{command}")
     return ExitCode.DONE if verdict.gate.is_open else ExitCode.QUALITY_GATE
+
+
+def _print_pair(pair: Pair) -> None:
+    """Print what is about to be compared."""
+    plan = pair.new.plan
+    print(f"{escape(plan.expert)} on {escape(format_hardware(plan.hardware))}, {plan.profile} profile\n")
+    rows = [(each.name, each.old, each.new, each.reason) for each in pair.settings if each.has_effect]
+    print_table(("setting", "old", "new", "reason for old"), rows, ("bold",))
+    same = ", ".join(f"{setting.name} ({setting.new})" for setting in pair.settings if not setting.has_effect)
+    if same:
+        print(f"same in both: {escape(same)}")
+    print(flush=True)
+
+
+def _format_speed(speedup: float | None) -> str:
+    if speedup is None:
+        return "unknown: no step was timed"
+    text = f"{speedup:.2f} times as many rows per second"
+    return text if speedup > 1 else f"not faster here: {text}"
 
 
 def _prepare(planned: PlannedRun) -> Audit:

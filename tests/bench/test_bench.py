@@ -84,8 +84,7 @@ def test_interrupted_ablation_resumes(data: Path, tmp_path: Path) -> None:
     assert by_key["alone", "baseline"].timing != by_key["cumulative", "baseline"].timing  # except the second baseline
     tokens = {record.timing.tokens for record in ablation.records if record.timing is not None}
     assert len(tokens) == 1  # every stage trains the same rows, the launcher's own loop, too
-    for name, begin in {"ablation.md": b"# Ablation", "ablation.html": b"<!doctype"}.items():
-        assert (tmp_path / name).read_bytes().startswith(begin)
+    assert (tmp_path / "ablation.md").read_bytes().startswith(b"# Ablation")
 
 
 def test_unknown_key_is_refused_without_a_traceback(data: Path) -> None:

@@ -72,7 +72,7 @@ PINNED = {
     "launcher dashboard --entity team --project experts --name nightly": "needs a W&B server, as above",
     "launcher dashboard --url 'https://wandb.ai/team/experts?nw=a0b1c2d3'": "needs a W&B server, as above",
     "launcher eval --run RUN --against EARLIER --max-regression 5%": "the walk-through runs a gate like it",
-    "launcher regression json": "two trainings of one epoch; tests/unit/bench/regression",
+    "launcher regression json": "two trainings of one epoch; tests/training/bench/test_regression.py",
     "launcher regression sql --rows 100 --max-regression 2% --json": "two trainings, as above",
     "launcher regression json --max-steps 10": "two trainings, as above",
     "launcher bench neo4j --vary torch_compile=true,false": _GPU,

@@ -50,11 +50,6 @@ def render_data(comparison: Comparison) -> str:
     return re.sub("[<>&\u2028\u2029]", lambda match: _ESCAPES[match[0]], text)
 
 
-def read_style() -> str:
-    """Return the style sheet, for other pages of the same look."""
-    return _read("style.css")
-
-
 def _read(name: str) -> str:
     return (files("launcher.analysis.compare") / "page" / name).read_text(encoding="utf-8")
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 from pathlib import Path
 
 import pytest
 
 from launcher.bench import ablation_plot
 from launcher.bench.ablation_plot import INSTALL_HINT, render_png
-from launcher.bench.ablation_report import Ablation, list_missing, render_markdown, render_page, table_rows
+from launcher.bench.ablation_report import Ablation, list_missing, render_markdown, table_rows
 from launcher.cli.bench_ablation import _write
 from tests.conftest import ROOT
 from tests.unit.bench.synthetic_ablation import make_synthetic_ablation
@@ -43,15 +42,6 @@ def test_markdown_has_table_missing_stages_and_notes() -> None:
     assert "- note: busy" in text
 
 
-def test_page_escapes_foreign_text_and_has_no_script() -> None:
-    page = render_page(make_synthetic_ablation(), b"\x89PNG")
-    assert "no &lt;GPU&gt; &amp; more" in page
-    assert "<GPU>" not in page
-    assert "<script" not in page
-    assert "default-src 'none'; img-src data:" in page
-    assert f"data:image/png;base64,{base64.b64encode(bytes.fromhex('89504e47')).decode()}" in page
-
-
 def test_plot_is_a_png() -> None:
     pytest.importorskip("matplotlib", reason="pip install 'expert-launcher[plot]'")
     assert render_png(make_synthetic_ablation()).startswith(b"\x89PNG")
@@ -63,8 +53,7 @@ def test_without_matplotlib_all_but_the_plot_is_written(
     monkeypatch.setattr(ablation_plot, "can_plot", lambda: False)
     names = _write(make_synthetic_ablation(), tmp_path)
     assert sorted(names) == sorted(file.name for file in tmp_path.iterdir())
-    assert sorted(names) == ["ablation.html", "ablation.json", "ablation.md"]
-    assert "<img" not in (tmp_path / "ablation.html").read_text()
+    assert sorted(names) == ["ablation.json", "ablation.md"]
     assert capsys.readouterr().err == f"{INSTALL_HINT}\n"
 
 

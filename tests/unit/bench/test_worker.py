@@ -11,7 +11,6 @@ from launcher.bench.worker import (
     MeasurementFailedError,
     MeasurementProcess,
     MeasurementTimeoutError,
-    ProcessQueue,
     closing_process,
 )
 from launcher.core.errors import ExitCode
@@ -59,30 +58,3 @@ def test_timeout_kills_the_process(tmp_path: Path) -> None:
             process.read(1.0)
         assert time.monotonic() - began < LIMIT_SECONDS
         assert not is_alive(process.pid)
-
-
-def test_queue_starts_the_next_process_in_advance_and_leaves_none(tmp_path: Path) -> None:
-    specs = [(f"stage-{number}", Spec(number=number)) for number in range(3)]
-    with ProcessQueue(MODULE, tmp_path, specs, start_next=True) as queue:
-        with closing_process(queue.take()) as first:
-            assert (tmp_path / "stage-1.log").exists()
-            assert not (tmp_path / "stage-2.log").exists()
-            first.send("a")
-            assert first.read(LIMIT_SECONDS) == 'a {"number":0}'
-        with closing_process(queue.take()) as second:
-            second.send("b")
-            assert second.read(LIMIT_SECONDS) == 'b {"number":1}'
-        waiting = queue._waiting
-        assert waiting is not None
-        assert is_alive(waiting.pid)
-    assert not is_alive(waiting.pid)
-
-
-def test_queue_starts_one_at_a_time_with_few_cores(tmp_path: Path) -> None:
-    specs = [("stage-0", Spec(number=0)), ("stage-1", Spec(number=1))]
-    with ProcessQueue(MODULE, tmp_path, specs, start_next=False) as queue:
-        with closing_process(queue.take()):
-            assert not (tmp_path / "stage-1.log").exists()
-        with closing_process(queue.take()) as second:
-            second.send("b")
-            assert second.read(LIMIT_SECONDS) == 'b {"number":1}'

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from launcher.bench.regression.pair import Pair, list_caveats, match_rows, plan_pair
+from launcher.bench.regression import Pair, list_caveats, match_rows, plan_pair
 from launcher.core.errors import InputError
 from launcher.request.request import Request, plan_request
 from tests.conftest import WriteManifest
-from tests.unit.bench.regression.synthetic_audit import make_audit
+from tests.unit.bench.synthetic_audit import make_audit
 
 
 def make_pair(*, expert: str = "json", **fields: Any) -> Pair:
@@ -21,7 +21,7 @@ def make_pair(*, expert: str = "json", **fields: Any) -> Pair:
 
 def test_all_old_settings_take_effect_on_a_gpu() -> None:
     pair = make_pair(gpu="rtx4090")
-    changed = {setting.name: (setting.old, setting.new) for setting in pair.changed}
+    changed = {setting.name: (setting.old, setting.new) for setting in pair.settings if setting.has_effect}
     assert changed == {
         "rows": ("not packed, 155 per step", "packed, 48 sequences of 2,048 tokens per step"),
         "attention": ("sdpa", "varlen"),
@@ -53,7 +53,12 @@ def test_settings_that_affect_learning_are_equal() -> None:
 
 def test_without_a_gpu_some_settings_have_no_effect() -> None:
     pair = make_pair()
-    assert [setting.name for setting in pair.changed] == ["rows", "optimizer", "gradient checkpointing"]
+    changed = [setting.name for setting in pair.settings if setting.has_effect]
+    assert changed == [
+        "rows",
+        "optimizer",
+        "gradient checkpointing",
+    ]
     same = {setting.name: setting.new for setting in pair.settings if not setting.has_effect}
     assert same == {"attention": "sdpa", "torch.compile": "off", "loader workers": "0", "pinned memory": "off"}
 
@@ -122,7 +127,7 @@ def test_length_from_the_command_line_applies_to_both_and_is_noted(fields: dict[
 
 def test_complete_epochs_have_no_caveat() -> None:
     pair = make_pair(overrides=("training.config.epochs=2",))
-    assert list_caveats(pair.new.plan.schedule) == []
+    assert list(list_caveats(pair.new.plan.schedule)) == []
 
 
 def test_missing_test_rows_are_refused_before_training() -> None:

@@ -1,0 +1,271 @@
+"""Regression test of an expert: trained with conventional settings and as planned, on the same rows, and compared.
+
+Only execution settings differ. Everything that affects learning is the expert's own in both runs: adapter, learning
+rate, schedule, seed, rows. So is the precision: nearly all published manifests use BF16, and without a GPU there is
+only FP32.
+
+Some properties of the old loop have no manifest key: rows padded to the longest of a batch, micro-batches of two rows,
+full logits, a host sync after every micro-step. The old run is therefore faster here than it was, and the reported
+speedup is a lower bound; benchmarks/before_after.py measures the old loop itself.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import signal
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from types import FrameType
+
+from launcher.bench.worker import ChildFailedError
+from launcher.core import metrics
+from launcher.core.errors import ExitCode, InputError, Problem
+from launcher.core.processes import make_child_environment
+from launcher.core.run_paths import RunPaths
+from launcher.core.worker import start_process
+from launcher.corpus.audit import Audit
+from launcher.judges.gate import GateVerdict, check_change
+from launcher.judges.results import EvalResult, compare_results
+from launcher.plan.model import Plan, SchedulePlan
+from launcher.request.request import PlannedRun, Request, plan_request
+from launcher.runs.record import RunRecord, load_outcome
+
+_PREFIX = "training.config."
+# Both are evaluated after training, on more rows than fit into a training. --set overrides this.
+_NO_TASK_EVAL = "evaluation.task_rows=0"
+_LENGTH_KEYS = frozenset(f"{_PREFIX}{key}" for key in ("epochs", "num_epochs", "max_steps"))
+_MAX_ROW_DIFFERENCE = 0.05  # an incomplete last step and rounding make less
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+# Settings of the old configuration: name, key below training.config, value, the value in a plan, and the reason.
+_OldSetting = tuple[str, str, str, Callable[[Plan], str], str]
+_OLD_SETTINGS: tuple[_OldSetting, ...] = (
+    ("rows", "packing", "false", lambda plan: _describe_rows(plan), "packed rows would attend to each other"),
+    (
+        "attention",
+        "attention",
+        "sdpa",
+        lambda plan: plan.attention.backend,
+        "published manifests have use_sdpa: flash-attn had to be built",
+    ),
+    (
+        "torch.compile",
+        "torch_compile",
+        "false",
+        lambda plan: "off" if plan.compile is None else f"on, by {plan.compile.scope}",
+        "published manifests disable it: every batch length was recompiled",
+    ),
+    ("optimizer", "optim", "adamw_torch", lambda plan: plan.optimizer.name, "PyTorch's default: several kernels"),
+    (
+        "gradient checkpointing",
+        "gradient_checkpointing",
+        "true",
+        lambda plan: "off" if plan.checkpointing == "none" else plan.checkpointing,
+        "memory was not estimated, so it was always saved",
+    ),
+    (
+        "loader workers",
+        "dataloader_num_workers",
+        "0",
+        lambda plan: f"{plan.loader.num_workers}",
+        "published manifests have none: batches are built between steps",
+    ),
+    (
+        "pinned memory",
+        "dataloader_pin_memory",
+        "false",
+        lambda plan: "on" if plan.loader.pin_memory else "off",
+        "as above",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SettingChange:
+    """A setting in both plans; equal where the hardware leaves no choice."""
+
+    name: str
+    override: str
+    reason: str
+    old: str
+    new: str
+
+    @property
+    def has_effect(self) -> bool:
+        """Whether the plans differ."""
+        return self.old != self.new
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """The old and the new training, and how their settings differ."""
+
+    old: PlannedRun
+    new: PlannedRun
+    settings: tuple[SettingChange, ...]
+    notes: tuple[str, ...]  # what limits the comparison
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Result of the comparison; pairs are the old run's and the new run's."""
+
+    rows: tuple[float, float]  # trained
+    speedup: float | None  # ratio of rows/s, which ignores padding
+    gate: GateVerdict
+    notes: tuple[str, ...]
+
+
+def plan_pair(request: Request, prepare: Callable[[PlannedRun], Audit]) -> Pair:
+    """Plan both trainings; `prepare` prepares the new one's data, which tells how many rows share a sequence."""
+    without_task_eval = replace(request, overrides=(_NO_TASK_EVAL, *request.overrides))
+    complete = _use_complete_epochs(plan_request(without_task_eval))
+    new = plan_request(complete)
+    audit = prepare(new)
+    if not any(audit.splits[name].num_documents for name in ("test", "validation") if name in audit.splits):
+        raise InputError(
+            f"{new.plan.expert} has no rows to evaluate on: neither a test nor a validation split",
+            hint="set training.dataset.test_path to a file of such rows",
+        )
+    overrides = [f"{_PREFIX}{key}={_choose_value(key, value, new.plan)}" for _, key, value, _, _ in _OLD_SETTINGS]
+    batch = (f"{_PREFIX}batch_size={match_rows(new.plan, audit)}", f"{_PREFIX}gradient_accumulation_steps=1")
+    old = plan_request(replace(complete, overrides=(*complete.overrides, *overrides, *batch)))
+    settings = tuple(
+        SettingChange(name=name, override=override, reason=reason, old=read(old.plan), new=read(new.plan))
+        for (name, _, _, read, reason), override in zip(_OLD_SETTINGS, overrides, strict=True)
+    )
+    return Pair(old=old, new=new, settings=settings, notes=tuple(list_caveats(new.plan.schedule)))
+
+
+def _choose_value(key: str, value: str, new: Plan) -> str:
+    """Base models with logit soft-capping need eager attention: SDPA does not support it."""
+    backends = (new.attention.backend, *new.attention.fallbacks)
+    return "eager" if key == "attention" and "eager" in backends and "sdpa" not in backends else value
+
+
+def _describe_rows(plan: Plan) -> str:
+    batch = plan.batch
+    if batch.packed:
+        return f"packed, {batch.global_batch_size} sequences of {batch.sequence_length:,} tokens per step"
+    return f"not packed, {batch.global_batch_size} per step"
+
+
+def _use_complete_epochs(planned: PlannedRun) -> Request:
+    """Replace the smoke profile's 60 steps, which end within an epoch where both would have seen different rows.
+
+    An epoch of a sample is 58 to 78 such steps: about as long, and both see every row once.
+    """
+    is_smoke, has_length = planned.plan.profile == "smoke", bool(planned.loaded.overridden_keys & _LENGTH_KEYS)
+    if not is_smoke or has_length:
+        return planned.request
+    key = "num_epochs" if planned.loaded.manifest.training.config.num_epochs is not None else "epochs"
+    return replace(planned.request, overrides=(*planned.request.overrides, f"{_PREFIX}{key}=1"))
+
+
+def match_rows(plan: Plan, audit: Audit) -> int:
+    """Return the mean number of rows per step of this plan: sequences per global batch times rows per sequence."""
+    train = audit.splits["train"]
+    return max(1, round(plan.batch.global_batch_size * train.num_documents / max(1, train.num_packs)))
+
+
+def list_caveats(schedule: SchedulePlan) -> Iterator[str]:
+    """Packs and single rows are shuffled differently, so an incomplete epoch has different rows in the two runs."""
+    consequence = "within an epoch: both runs train equally many rows, but not the same"
+    if schedule.max_steps is not None:
+        yield f"{schedule.max_steps:,} steps may end {consequence}"
+    elif schedule.epochs % 1:
+        yield f"{schedule.epochs:g} epochs end {consequence}"
+
+
+def train(request: Request, paths: RunPaths) -> float:
+    """Train and return the CPU seconds of all its processes; raises ChildFailedError."""
+    words = ["train", request.expert, "--json", f"--run-id={paths.run_id}", f"--runs-dir={paths.root.parent}"]
+    words += [f"--profile={request.profile}", *(f"--set={override}" for override in request.overrides)]
+    words += [] if request.base is None else [f"--base={request.base}"]
+    words += [] if request.max_steps is None else [f"--max-steps={request.max_steps}"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    code = _run(words)
+    if code != ExitCode.DONE:
+        outcome = load_outcome(paths.outcome)
+        error = [Problem(where="error", what=outcome.error)] if outcome is not None and outcome.error else []
+        log = [Problem(where="log", what=str(paths.console_log))] if paths.console_log.is_file() else []
+        raise ChildFailedError(f"training {paths.run_id} failed (exit code {code})", (*error, *log), code)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def evaluate(paths: RunPaths, flags: Sequence[str]) -> None:
+    """Evaluate a run; the result is written to its directory. Raises ChildFailedError."""
+    code = _run(["eval", f"--run={paths.root}", "--json", *flags])
+    if code != ExitCode.DONE:
+        raise ChildFailedError(f"evaluation of {paths.run_id} failed (exit code {code})", (), code)
+
+
+def _run(words: Sequence[str]) -> int:
+    """Run a launcher command with its output on our stderr; its process group gets our signals exactly once."""
+    received: list[int] = []
+    groups: list[int] = []
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        for group in groups:
+            with suppress(ProcessLookupError):
+                os.killpg(group, number)
+
+    sys.stdout.flush()
+    # Signals that our parent ignores (nohup) stay ignored, here and in the child.
+    caught = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    handlers = {number: signal.signal(number, forward) for number in caught}
+    try:
+        # -P: files in the working directory must not shadow packages of the same name.
+        command = [sys.executable, "-P", "-m", "launcher", *words]
+        process = start_process(command, environment=make_child_environment())
+        groups.append(process.pid)
+        for number in received:  # before the process had started
+            os.killpg(process.pid, number)
+        code = process.wait()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if received:
+        name = signal.Signals(received[0]).name
+        raise ChildFailedError(f"stopped by {name}: nothing was compared", (), ExitCode.PREEMPTED)
+    return code if code >= 0 else 128 - code
+
+
+def make_verdict(
+    records: tuple[RunRecord, RunRecord], results: tuple[EvalResult, EvalResult], max_regression: float
+) -> Verdict:
+    """Compare; every pair is the old run's and the new run's."""
+    change, warnings = compare_results(*results)
+    old, new = (_count_rows(record) for record in records)
+    notes = [
+        f"{name}: {record.outcome.ended_because}"
+        for name, record in zip(("old", "new"), records, strict=True)
+        if record.outcome is not None and record.outcome.ended_because
+    ]
+    if old and new and abs(new / old - 1) > _MAX_ROW_DIFFERENCE:
+        notes.append(f"the old run trained {old:,.0f} rows, the new one {new:,.0f}: their quality is not comparable")
+    rates = [_list_values(record, metrics.SAMPLES_PER_SECOND) for record in records]
+    return Verdict(
+        rows=(old, new),
+        speedup=statistics.median(rates[1]) / statistics.median(rates[0]) if all(rates) else None,
+        gate=check_change(change, max_regression),
+        notes=(*notes, *warnings),
+    )
+
+
+def _list_values(record: RunRecord, name: str) -> list[float]:
+    return [value for row in record.steps if (value := row.get(name)) is not None and math.isfinite(value)]
+
+
+def _count_rows(record: RunRecord) -> float:
+    """Count the rows trained, from the metrics of the steps."""
+    pairs = ((row.get(metrics.SAMPLES_PER_SECOND), row.get(metrics.STEP_SECONDS)) for row in record.steps)
+    counts = (rate * seconds for rate, seconds in pairs if rate is not None and seconds is not None)
+    return float(sum(round(count) for count in counts if math.isfinite(count)))

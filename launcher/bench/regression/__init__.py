@@ -1,1 +1,0 @@
-"""Regression test of an expert: trained the old way and the optimized way on the same rows, graded and compared."""
