@@ -6,12 +6,14 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from launcher.cli.tables import print_table
 from launcher.core.errors import ExitCode, InputError
+from launcher.core.units import format_gib
 
 if TYPE_CHECKING:
-    from launcher.corpus.inventory import StoreEntry
+    from launcher.corpus.inventory import CachedDataset, StoreEntry
     from launcher.launch.prepare_data import DataInventory
 
 
@@ -32,8 +34,6 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     if arguments.json:
         _print_json(arguments, inventory)
         return ExitCode.DONE
-    from launcher.cli.print_data import print_inventory
-
     print_inventory(inventory)
     if arguments.prune:
         _prune(inventory.stores, ask=not arguments.yes)
@@ -44,7 +44,6 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
 def _print_json(arguments: argparse.Namespace, inventory: DataInventory) -> None:
     """Print the inventory and the result; --json cannot prompt."""
-    from launcher.cli.print_data import as_json
     from launcher.corpus.inventory import move_store, remove_entries
     from launcher.corpus.spec import get_data_dir
 
@@ -99,3 +98,54 @@ def _confirm(question: str, ask: bool) -> bool:
     if not sys.stdin.isatty():
         raise InputError("no terminal to prompt on", hint="pass --yes")
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
+def print_inventory(inventory: DataInventory) -> None:
+    """Print datasets and stores as tables."""
+    if inventory.datasets:
+        print("Datasets in Hugging Face caches:")
+        rows = [
+            (
+                d.name,
+                format_gib(d.num_bytes),
+                _storage(d),
+                ", ".join(d.experts) or "-",
+                str(d.folder),
+            )
+            for d in inventory.datasets
+        ]
+        print_table(("dataset", "size", "storage", "used by", "folder"), rows, styles=("cyan",))
+    else:
+        print("No datasets in the Hugging Face caches.")
+    print()
+    if inventory.stores:
+        print("Prepared data:")
+        stores = [(s.expert, format_gib(s.num_bytes), s.state, s.reason, str(s.folder)) for s in inventory.stores]
+        print_table(("expert", "size", "state", "reason", "folder"), stores, styles=("cyan",))
+    else:
+        print("No prepared data; create it with `launcher prepare EXPERT`.")
+
+
+def _storage(dataset: CachedDataset) -> str:
+    return f"{dataset.storage.kind} (slow)" if dataset.storage.is_slow else dataset.storage.kind
+
+
+def as_json(inventory: DataInventory) -> dict[str, Any]:
+    """Return the inventory as JSON."""
+    return {
+        "datasets": [
+            {
+                "name": d.name,
+                "folder": str(d.folder),
+                "bytes": d.num_bytes,
+                "storage": d.storage.kind,
+                "slow": d.storage.is_slow,
+                "experts": list(d.experts),
+            }
+            for d in inventory.datasets
+        ],
+        "stores": [
+            {"expert": s.expert, "folder": str(s.folder), "bytes": s.num_bytes, "state": s.state, "reason": s.reason}
+            for s in inventory.stores
+        ],
+    }

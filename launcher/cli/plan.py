@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from launcher.core.errors import ExitCode
+from launcher.cli.tables import format_bar, print_table
+from launcher.core.errors import ExitCode, escape
+from launcher.core.units import bytes_to_gib, format_count, format_duration, format_gib, format_percent
+from launcher.hardware.model import format_hardware
+from launcher.plan.model import MemoryPlan, Plan
 from launcher.request.arguments import add_request_arguments, make_request
 
 
@@ -23,7 +27,67 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     if arguments.json:
         sys.stdout.write(planned.plan.model_dump_json(indent=2) + "\n")
         return ExitCode.DONE
-    from launcher.cli.print_plan import print_plan
-
     print_plan(planned.plan)
     return ExitCode.DONE
+
+
+_DECIDERS = {"manifest": "manifest", "plan": "", "command line": "flag", "hardware": "hardware", "user": "you"}
+
+
+def print_plan(plan: Plan) -> None:
+    """Print a plan to stdout."""
+    print(f"{plan.expert} on {escape(format_hardware(plan.hardware))}\n")
+    rows = [(d.name, d.value, d.reason, _DECIDERS[d.decided_by]) for d in plan.decisions]
+    print_table(("setting", "value", "why", "decided by"), rows, styles=("cyan", "bold", "", "dim"))
+    for note in plan.notes:
+        print(f"note: {escape(note)}")
+    _print_memory(plan.memory, on_gpu=plan.hardware.gpu is not None)
+    _print_speed(plan)
+    if plan.oom_fallbacks:
+        print("\nOOM fallbacks, in order (global batch unchanged):")
+        for number, fallback in enumerate(plan.oom_fallbacks, 1):
+            print(f"  {number}. {fallback.action}: {format_gib(fallback.predicted_bytes)}")
+
+
+def _print_memory(memory: MemoryPlan, on_gpu: bool) -> None:
+    print(f"\nPredicted {'VRAM' if on_gpu else 'memory'} per rank:")
+    sizes = [(term.name, term.num_bytes, term.note) for term in memory.terms if term.num_bytes]
+    sizes.append(("total", memory.total_bytes, _describe_margin(memory)))
+    rows = [(name, format_gib(size), format_bar(size / memory.device_bytes), note) for name, size, note in sizes]
+    head = ("part", "size", f"of {format_gib(memory.device_bytes)}", "contents")
+    print_table(head, rows, styles=("cyan", "bold", "green", ""))
+    if memory.host_bytes:
+        print(f"CPU memory per rank: {format_gib(memory.host_bytes)}")
+
+
+def _describe_margin(memory: MemoryPlan) -> str:
+    held = memory.device_bytes - memory.free_bytes
+    others = f", {format_gib(held)} in use by other processes" if held > 0 else ""
+    return (
+        f"{bytes_to_gib(memory.usable_bytes):.1f} GiB usable{others}; "
+        f"{format_gib(memory.margin_bytes)} unused, plus {format_gib(memory.headroom_bytes)} headroom"
+    )
+
+
+def _print_speed(plan: Plan) -> None:
+    speed = plan.speed
+    if speed.tokens_per_second is None or speed.seconds_per_step is None:
+        print(f"\nSpeed: {escape(speed.confidence)}")
+        return
+    mfu = f", {format_percent(speed.mfu)} MFU" if speed.mfu is not None else ""
+    print(
+        f"\nSpeed: about {format_count(speed.tokens_per_second)} tokens/s, {speed.seconds_per_step:.2f} s per step{mfu}"
+    )
+    if speed.communication_fraction > 0.1:
+        resource = "CPU memory" if plan.hardware.num_ranks == 1 else "links between GPUs"
+        print(f"{format_percent(speed.communication_fraction)} of a step is spent waiting for {resource}.")
+    if speed.total_seconds is not None:
+        print(f"Time:  about {format_duration(speed.total_seconds)}{_format_cost(plan)}")
+    print(f"       ({escape(speed.confidence)})")
+
+
+def _format_cost(plan: Plan) -> str:
+    speed = plan.speed
+    if speed.cost is None:
+        return "" if speed.price_per_gpu_hour is not None else "; --price 0.40/h adds the cost"
+    return f", cost about {speed.cost:.2f} at {speed.price_per_gpu_hour:g} per GPU-hour"

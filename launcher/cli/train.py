@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.node_flags import check_unset, make_node, make_slurm_options
-from launcher.cli.print_plan import print_plan
+from launcher.cli.plan import print_plan
 from launcher.cli.progress import RowProgress
 from launcher.cli.run_lookup import add_runs_dir
 from launcher.core.errors import ExitCode, InputError
