@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from typing import TYPE_CHECKING
 
-from launcher.analysis.wandb_dashboard.model import Bars, Comparer, Dashboard, Lines, Number, Panel, Section
+from launcher.analysis.wandb_dashboard.content import Dashboard, Panel, Section
 from launcher.core.errors import InputError
 from launcher.runs.wandb_settings import STEP_AXIS
 
@@ -76,7 +76,6 @@ def _build(dashboard: Dashboard, target: ViewTarget) -> workspaces.Workspace:
     from wandb_workspaces import expr, workspaces
     from wandb_workspaces.workspaces import internal
 
-    runs = dashboard.runs
     workspace = workspaces.Workspace(
         entity=target.entity,
         project=target.project,
@@ -84,13 +83,13 @@ def _build(dashboard: Dashboard, target: ViewTarget) -> workspaces.Workspace:
         sections=[_build_section(section) for section in dashboard.sections],
         settings=workspaces.WorkspaceSettings(x_axis=STEP_AXIS, max_runs=20),
         runset_settings=workspaces.RunsetSettings(
-            groupby=[expr.Config(key) for key in runs.group_by],
+            groupby=[expr.Config(key) for key in dashboard.group_by],
             order=[expr.Ordering(expr.Metric("CreatedTimestamp"), ascending=False)],
             pinned_columns=[
                 "run:displayName",
-                *(f"config:{key}.value" for key in runs.group_by),
-                *(f"summary:{key}" for key in runs.results),
-                *(f"config:{key}.value" for key in runs.settings),
+                *(f"config:{key}.value" for key in dashboard.group_by),
+                *(f"summary:{key}" for key in dashboard.results),
+                *(f"config:{key}.value" for key in dashboard.settings),
             ],
         ),
     )
@@ -104,7 +103,7 @@ def _build_section(section: Section) -> workspaces.Section:
     panels: list[PanelTypes] = []
     for panel in section.panels:
         built = _build_panel(panel)
-        built._id = _make_id(section.title, type(panel).__name__, panel.title)
+        built._id = _make_id(section.title, panel.kind, panel.title)
         panels.append(built)
     return workspaces.Section(
         name=section.title,
@@ -118,20 +117,12 @@ def _build_section(section: Section) -> workspaces.Section:
 def _build_panel(panel: Panel) -> LinePlot | BarPlot | ScalarChart | RunComparer:
     from wandb_workspaces.reports.v2 import interface
 
-    match panel:
-        case Lines():
-            return _build_lines(panel)
-        case Bars():
-            return interface.BarPlot(title=panel.title, metrics=list(panel.metrics), title_x=panel.unit or None)
-        case Number():
-            return interface.ScalarChart(title=panel.title, metric=panel.metric, groupby_aggfunc="mean")
-        case Comparer():
-            return interface.RunComparer(diff_only=True)
-
-
-def _build_lines(panel: Lines) -> LinePlot:
-    from wandb_workspaces.reports.v2 import interface
-
+    if panel.kind == "Bars":
+        return interface.BarPlot(title=panel.title, metrics=list(panel.metrics), title_x=panel.unit or None)
+    if panel.kind == "Number":
+        return interface.ScalarChart(title=panel.title, metric=panel.metrics[0], groupby_aggfunc="mean")
+    if panel.kind == "Comparer":
+        return interface.RunComparer(diff_only=True)
     return interface.LinePlot(
         title=panel.title,
         x=panel.x,
