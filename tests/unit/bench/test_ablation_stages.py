@@ -101,9 +101,3 @@ def test_vary_is_the_default_subcommand() -> None:
     assert complete(["bench", "--vary", "a=1,2", "neo4j"])[:2] == ["bench", "vary"]
     for words in (["bench"], ["bench", "ablation"], ["bench", "--help"], ["plan", "sql"]):
         assert complete(words) == words
-
-
-def test_next_stage_starts_in_advance_on_a_gpu_with_spare_cores() -> None:
-    plan = make_plan()
-    few = plan.model_copy(update={"hardware": plan.hardware.model_copy(update={"cpu_cores_per_node": 4})})
-    assert [ablation._can_start_next(each) for each in (plan, few, make_plan(None))] == [True, False, False]
