@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from launcher.core.errors import InputError, Problem
 from launcher.core.units import MIB
 from launcher.corpus.conversations import is_chat
-from launcher.corpus.rows import BadRow, Json, Row
+from launcher.corpus.rows import BadRow, Row
 from launcher.corpus.sources import (
     NOT_UTF8,
     TOO_DEEP,
@@ -66,7 +66,7 @@ class FieldProfile:
         }
         return max(counts, key=lambda kind: counts[kind])
 
-    def add(self, value: Json) -> None:
+    def add(self, value: Any) -> None:
         """Count one value."""
         if isinstance(value, str):
             self.num_text += bool(value.strip())
