@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 def _print_json(arguments: argparse.Namespace, inventory: DataInventory) -> None:
     """Print the inventory and the result; --json cannot prompt."""
     from launcher.corpus.inventory import move_store, remove_entries
-    from launcher.corpus.spec import get_data_dir
+    from launcher.manifest.cache_dir import get_data_dir
 
     report = as_json(inventory)
     if (arguments.prune or arguments.move_to) and not arguments.yes:
@@ -80,7 +80,7 @@ def _prune(stores: tuple[StoreEntry, ...], *, ask: bool) -> None:
 
 def _move(stores: tuple[StoreEntry, ...], target: Path, *, ask: bool) -> None:
     from launcher.corpus.inventory import move_store
-    from launcher.corpus.spec import get_data_dir
+    from launcher.manifest.cache_dir import get_data_dir
 
     chosen = [entry for entry in stores if entry.is_movable]
     if not chosen:
