@@ -111,7 +111,7 @@ def load_class(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _describe_checks(judge: Any) -> list[dict[str, str]]:
+def _describe_checks(judge: Any) -> list[dict[str, Any]]:
     for name in ("checks", "main_check", "judge", "close"):
         if not hasattr(judge, name):
             raise _WrongJudgeError(f"is not a judge: it has no {name}")

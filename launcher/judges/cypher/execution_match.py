@@ -23,6 +23,7 @@ from launcher.judges.cypher.server_rules import find_acts
 from launcher.judges.cypher.syntax import get_version, start_script_worker
 
 _NUM_GRAPHS = 10
+_MAX_EMPTIED = 4  # labels of which one graph each has no nodes: an OPTIONAL MATCH differs from a MATCH there
 _SECONDS = 15.0
 _MEMORY_MIB = 2048
 # Functions that differ from Neo4j's, or depend on the current date.
@@ -93,8 +94,10 @@ class _Comparison:
         literals = find_literals((self.reference, self.answer))
         seed = zlib.crc32(repr((texts[0], sorted(self.schema.nodes))).encode(errors="replace"))
         is_conclusive = False
-        for number in range(_NUM_GRAPHS):
-            graph = partial(render_setup, tables, literals, number=number, seed=seed)
+        labels = list(tables.nodes)
+        emptied = [labels, *([[label] for label in labels[:_MAX_EMPTIED]] if len(labels) > 1 else [])]
+        for number, empty in enumerate([*[[]] * _NUM_GRAPHS, *emptied]):
+            graph = partial(render_setup, tables, literals, number=number, seed=seed, empty=empty)
             expected, actual = self.engine.run(graph(is_reversed=False), texts)
             if isinstance(expected, str) or isinstance(actual, str):
                 which, error = ("reference", expected) if isinstance(expected, str) else ("answer", actual)

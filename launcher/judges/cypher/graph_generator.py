@@ -103,18 +103,30 @@ def find_literals(queries: Sequence[Sequence[Token]]) -> dict[str, list[Token]]:
     return found
 
 
-def render_setup(tables: Tables, literals: Literals, *, number: int, seed: int, is_reversed: bool) -> list[str]:
-    """Return the statements that create one graph; `is_reversed` inverts the insertion order."""
+def render_setup(
+    tables: Tables,
+    literals: Literals,
+    *,
+    number: int,
+    seed: int,
+    is_reversed: bool,
+    empty: Collection[str] = (),
+) -> list[str]:
+    """Return the statements that create one graph; `is_reversed` inverts the order, `empty` labels have no nodes."""
     variety = _VARIETIES[number % len(_VARIETIES)]
     dice = random.Random(f"{seed} {number}")
     statements = [_render_node_table(label, columns) for label, columns in tables.nodes.items()]
     statements += [_render_relationship_table(kind, tables) for kind in tables.relationships]
     for label, columns in tables.nodes.items():
+        if label in empty:
+            continue
         rows = _make_rows(dice, columns, literals, _NUM_NODES, variety)
         rows = [{_KEY: key, **row} for key, row in enumerate(rows)]
         rows = rows[::-1] if is_reversed else rows
         statements.append("CREATE " + ", ".join(f"(:{_quote(label)} {_render_map(row)})" for row in rows))
     for link in tables.links:
+        if link[0] in empty or link[2] in empty:
+            continue
         ends = _make_ends(dice, is_loop=link[0] == link[2])
         rows = _make_rows(dice, tables.relationships[link[1]], literals, len(ends), variety)
         edges = list(zip(ends, rows, strict=True))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
+from launcher.core.errors import escape
 from launcher.judges.base import Check, CloseOnExit, ReferenceRow, Verdict, fail_all, strip_code_fence
 from launcher.judges.cypher.execution_match import open_engine
 from launcher.judges.cypher.lexer import Token, split_tokens
@@ -19,6 +22,7 @@ _LAUNCHER = "expert-launcher"
 _MAX_CHARACTERS = 20_000
 _MAX_TOKENS = 2_000
 _MAX_DEPTH = 50
+_COLOR = re.compile("\x1b\\[[0-9;]*m")
 
 
 class CypherJudge(CloseOnExit):
@@ -45,7 +49,9 @@ class CypherJudge(CloseOnExit):
 
     def judge(self, rows: Sequence[ReferenceRow], answers: Sequence[str]) -> list[Verdict]:
         """Return the verdict on each answer."""
-        return [self._judge_one(row, answer) for row, answer in zip(rows, answers, strict=True)]
+        verdicts = [self._judge_one(row, answer) for row, answer in zip(rows, answers, strict=True)]
+        # Parsers quote the answer, in color.
+        return [replace(one, reason=escape(_COLOR.sub("", one.reason))) for one in verdicts]
 
     def close(self) -> None:
         """End the processes of the judge."""

@@ -11,6 +11,7 @@ from launcher.judges.sql.query_analysis import Column, ColumnKind, Condition, Va
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _DATETIME = re.compile(r"(\d{4}-\d{2}-\d{2})[ T](\d{2}:\d{2}:\d{2})")
 _FAR = 7
+_MAX_LENGTH = 5_000
 _WORDS = ("amber", "birch", "cedar", "dune", "elm", "fjord", "grove", "heath", "isle", "juniper", "kelp", "larch")
 
 
@@ -18,7 +19,9 @@ def make_boundary_values(condition: Condition, column: Column) -> list[Value]:
     """Return distinct values to test a condition with, the likeliest to satisfy it first."""
     values: list[Value] = []
     for value in condition.values:
-        if condition.operator == "like":
+        if condition.operator == "length":
+            values += pad_texts([_WORDS[0]], [condition])
+        elif condition.operator == "like":
             values += _around_pattern(str(value))
         elif column.kind == "bool":
             values += [value, 1, 0]
@@ -26,6 +29,7 @@ def make_boundary_values(condition: Condition, column: Column) -> list[Value]:
             values += _around(value, column.kind)
         if condition.operator in ("<", "<=", ">", ">=") and isinstance(value, int | float):
             values += [value - _FAR, value + _FAR]  # two on either side, so that MIN and MAX differ
+            values.append(-abs(value) - _FAR)  # for abs()
     if condition.operator == "between" and len(condition.values) == 2:
         values.insert(0, _between(condition.values[0], condition.values[1]))
     if condition.operator == "null":
@@ -35,6 +39,19 @@ def make_boundary_values(condition: Condition, column: Column) -> list[Value]:
     if column.nullable:
         values.append(None)
     return list(dict.fromkeys(value for value in values if _is_storable(value, column)))
+
+
+def pad_texts(texts: Sequence[str], conditions: Sequence[Condition]) -> list[Value]:
+    """Return texts of the lengths around those of `length` conditions, padded at either end."""
+    bounds = [value for condition in conditions if condition.operator == "length" for value in condition.values]
+    lengths = [
+        int(bound) + step
+        for bound in bounds
+        if isinstance(bound, int) and 0 < bound <= _MAX_LENGTH
+        for step in (-1, 0, 1)
+    ]
+    pairs = [(text, length) for text in texts for length in lengths if length >= len(text)]
+    return [padded for text, length in pairs for padded in (text.ljust(length, "x"), text.rjust(length, "x"))]
 
 
 def _is_storable(value: Value, column: Column) -> bool:
@@ -55,7 +72,7 @@ def is_satisfied(condition: Condition, value: Value) -> bool:
 def _test(condition: Condition, value: Value) -> bool:
     if condition.operator == "like":
         return any(_matches_like(str(pattern), str(value)) for pattern in condition.values)
-    if condition.operator == "other":
+    if condition.operator in ("length", "other"):
         return value == condition.values[0]
     others = [_coerce(other, value) for other in condition.values]
     operator, first = condition.operator, others[0]

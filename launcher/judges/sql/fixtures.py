@@ -22,10 +22,23 @@ from launcher.judges.sql.parse import (
     parse_statements,
     split_statements,
 )
-from launcher.judges.sql.query_analysis import Condition, QueryFacts, Schema, SortedQuery, analyze_query
+from launcher.judges.sql.query_analysis import (
+    Condition,
+    QueryFacts,
+    Schema,
+    SortedQuery,
+    analyze_query,
+    find_row_bounds,
+)
 from launcher.judges.sql.result_match import Expected, make_expected, make_sorted_query
 from launcher.judges.sql.row_builder import Rows, make_requirements
-from launcher.judges.sql.row_generator import make_boundary_rows, make_mixed_rows, make_rows, make_tiny_rows
+from launcher.judges.sql.row_generator import (
+    make_boundary_rows,
+    make_group_rows,
+    make_mixed_rows,
+    make_rows,
+    make_tiny_rows,
+)
 from launcher.judges.sql.schema import find_checks, probe_schema
 
 _MAX_REFERENCE_ROWS = 20_000
@@ -203,13 +216,34 @@ class QueryFixture:
         """
         joined = self.facts.join(facts)
         needs = make_requirements(self.schema, joined, self._checks)
-        row_sets = [make_mixed_rows(needs, seed=9, size=20, share=0.5, spread=5)]
+        row_sets = [
+            make_mixed_rows(needs, seed=9, size=20, share=0.5, spread=5),
+            make_mixed_rows(needs, seed=10, size=20, share=0.7, spread=200, lowest=-150),
+        ]
         if joined != self.facts:
             row_sets.append(make_boundary_rows(needs))
+        if joined.groups != self.facts.groups:
+            row_sets.append(make_group_rows(needs))
         for rows in (*row_sets, *make_tiny_rows(needs, range(4, _TINY_DATABASES))):
             database = self.make_database(rows)
             if database is not None:
                 yield database
+
+    def make_long_database(self, facts: QueryFacts, num_rows: int) -> TestDatabase | None:
+        """Return a database with more than `num_rows` rows in each table, most of which satisfy all conditions."""
+        needs = make_requirements(self.schema, self.facts.join(facts), self._checks)
+        size = 3 * num_rows + 20  # tables that others refer to get half of it, and some values are NULL
+        return self.make_database(make_mixed_rows(needs, seed=12, size=size, share=0.95, spread=10 * size))
+
+    def find_added_bounds(self, statement: exp.Expr) -> list[exp.Literal]:
+        """Return the bounds on numbers of rows in an answer that no reference has in any form."""
+        known = {literal.this for query in self.accepted for literal in query.statement.find_all(exp.Literal)}
+        counts = any(query.statement.find(exp.Having) for query in self.accepted)
+        return [
+            bound
+            for bound in find_row_bounds(statement)
+            if bound.this not in known and not (counts and not isinstance(bound.parent, exp.Limit))
+        ]
 
 
 def _find_problem(database: Database, accepted: AcceptedQuery) -> CannotRunError | None:

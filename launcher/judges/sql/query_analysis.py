@@ -16,7 +16,7 @@ from launcher.judges.sql.parse import is_integer_literal
 T = TypeVar("T")
 Value = int | float | str | bytes | None
 ColumnKind = Literal["int", "real", "text", "date", "datetime", "time", "bool"]
-Operator = Literal["=", "<>", "<", "<=", ">", ">=", "between", "in", "like", "null", "other"]
+Operator = Literal["=", "<>", "<", "<=", ">", ">=", "between", "in", "like", "null", "length", "other"]
 ColumnRef = tuple[str, str]  # table and column in lower case
 
 
@@ -45,7 +45,7 @@ Schema = Mapping[str, Table]  # by name in lower case
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """A column compared with literals. Operator `other`: an expression of the column that is not analyzed."""
+    """A column compared with literals. Operators `length` and `other`: its length, another expression of it."""
 
     column: ColumnRef
     operator: Operator
@@ -204,8 +204,20 @@ def _compare(
     if column is None:
         return
     for column_ref in columns.find(column):
-        known = operator if _is_transparent(side, column) else "other"
+        known = operator if _is_transparent(side, column) else "length" if isinstance(side, exp.Length) else "other"
         yield Condition(column=column_ref, operator=known, values=values, negated=negated)
+
+
+def find_row_bounds(statement: exp.Expr) -> list[exp.Literal]:
+    """Return the whole numbers that bound a number of rows: those of LIMIT, and those compared with COUNT."""
+    limits = [limit.expression for limit in statement.find_all(exp.Limit)]
+    counts = [
+        side
+        for node in statement.find_all(exp.Predicate)
+        if isinstance(node, exp.Binary) and node.find(exp.Count)
+        for side in (node.this.unnest(), node.expression.unnest())
+    ]
+    return [bound for bound in (*limits, *counts) if isinstance(bound, exp.Literal) and is_integer_literal(bound)]
 
 
 def _is_transparent(side: exp.Expr, column: exp.Column) -> bool:

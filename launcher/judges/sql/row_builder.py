@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from launcher.judges.sql.boundary_values import make_boundary_values, make_plain_value, split_by_match
+from launcher.judges.sql.boundary_values import make_boundary_values, make_plain_value, pad_texts, split_by_match
 from launcher.judges.sql.query_analysis import ColumnRef, Condition, QueryFacts, Schema, Value
 
 Row = dict[str, Value]  # by column, in lower case
@@ -57,6 +57,12 @@ def make_requirements(schema: Schema, facts: QueryFacts, checks: Sequence[Condit
             dict.fromkeys(edge for condition in conditions for edge in make_boundary_values(condition, column_type))
         )
         inside[column_ref], outside[column_ref] = split_by_match(conditions, boundary_values)
+        if any(condition.operator == "length" for condition in conditions):
+            others = [condition for condition in conditions if condition.operator != "length"]
+            matching, _ = split_by_match(others, boundary_values)
+            padded = pad_texts([text for text in matching if isinstance(text, str)][:4], conditions)
+            edges = list(dict.fromkeys((*boundary_values, *padded)))
+            inside[column_ref], outside[column_ref] = split_by_match(others, edges)
     return RowRequirements(
         schema=schema,
         facts=facts,

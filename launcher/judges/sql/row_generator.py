@@ -85,9 +85,14 @@ def make_boundary_rows(needs: RowRequirements) -> Rows:
     return builder.rows
 
 
-def make_mixed_rows(needs: RowRequirements, *, seed: int, size: int, share: float, spread: int) -> Rows:
-    """Return random rows; about `share` of them satisfy the conditions, plain columns have `spread` values."""
-    builder = RowBuilder(needs, random.Random(seed), lambda _, __: builder.rng.randrange(spread))
+def make_mixed_rows(
+    needs: RowRequirements, *, seed: int, size: int, share: float, spread: int, lowest: int = 0
+) -> Rows:
+    """Return random rows; about `share` of them satisfy the conditions, plain columns have `spread` values.
+
+    With a `lowest` below zero, plain numbers may be negative.
+    """
+    builder = RowBuilder(needs, random.Random(seed), lambda _, __: builder.rng.randrange(lowest, lowest + spread))
     for table in needs.order:
         is_parent = any(column_ref[0] == table for name in needs.order for column_ref in needs.links[name].values())
         columns, links = needs.list_conditioned(table), needs.links[table]

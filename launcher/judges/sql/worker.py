@@ -23,6 +23,7 @@ from launcher.judges.sql.database import CannotRunError, Database
 from launcher.judges.sql.fixtures import NotComparedReason, QueryFixture, TestDatabase
 from launcher.judges.sql.judge import CPU_SECONDS, PARSED, PREPARED, READY, Request, WorkerVerdict, fail_from
 from launcher.judges.sql.parse import (
+    DIALECT,
     SqlParseError,
     describe_kind,
     find_rowid,
@@ -32,6 +33,7 @@ from launcher.judges.sql.parse import (
     split_statements,
 )
 from launcher.judges.sql.query_analysis import analyze_query
+from launcher.judges.sql.row_builder import MAX_COUNT
 
 
 class ParsedAnswer:
@@ -106,18 +108,42 @@ def _compare(fixture: QueryFixture, answer: ParsedAnswer) -> bool | None:
     used: list[TestDatabase] = []
     for database in fixture.iterate_databases():
         used.append(database)
-        candidates = _keep_equal(fixture, answer, database, candidates)
+        candidates = _keep_equal(fixture, answer.sql, database, candidates)
         if not candidates:
             return False
         if any(index in candidates and _is_distinguishing(used, index) for index in verbatim):
             return True
     if first is not None and not verbatim:
         for database in fixture.make_targeted_databases(analyze_query(first, fixture.schema)):
-            candidates = _keep_equal(fixture, answer, database, candidates)
+            candidates = _keep_equal(fixture, answer.sql, database, candidates)
             database.sqlite.close()
             if not candidates:
                 return False
+        candidates = _keep_unbounded(fixture, first, candidates)
+        if not candidates:
+            return False
     return True if any(_is_distinguishing(used, index) for index in candidates) else None
+
+
+def _keep_unbounded(fixture: QueryFixture, statement: exp.Expr, candidates: list[int]) -> list[int]:
+    """Return the candidates that an answer with an added LIMIT or COUNT matches on more rows than that.
+
+    A bound that would need too many rows is lowered first: a result that never has so many rows stays the same.
+    """
+    lowered = statement.copy()
+    bounds = fixture.find_added_bounds(lowered)
+    if not bounds:
+        return candidates
+    for bound in bounds:
+        bound.set("this", str(min(int(bound.this), MAX_COUNT)))
+    facts = analyze_query(lowered, fixture.schema)
+    database = fixture.make_long_database(facts, max(int(bound.this) for bound in bounds))
+    if database is None:
+        return candidates
+    try:
+        return _keep_equal(fixture, lowered.sql(dialect=DIALECT), database, candidates)
+    finally:
+        database.sqlite.close()
 
 
 def _is_distinguishing(databases: Sequence[TestDatabase], index: int) -> bool:
@@ -126,15 +152,13 @@ def _is_distinguishing(databases: Sequence[TestDatabase], index: int) -> bool:
     return any(expected != settled[0] for expected in settled[1:])
 
 
-def _keep_equal(
-    fixture: QueryFixture, answer: ParsedAnswer, database: TestDatabase, candidates: list[int]
-) -> list[int]:
+def _keep_equal(fixture: QueryFixture, sql: str, database: TestDatabase, candidates: list[int]) -> list[int]:
     """Return the indices of the accepted queries that return the same rows as the answer."""
     cap = max((expected.num_rows for expected in database.expected if expected is not None), default=0)
-    runs = [database.sqlite.run(answer.sql, cap)]
+    runs = [database.sqlite.run(sql, cap)]
     if any(fixture.accepted[index].has_order for index in candidates):
         with database.sqlite.reversed_scans():  # an order without ORDER BY is accidental
-            runs.append(database.sqlite.run(answer.sql, cap))
+            runs.append(database.sqlite.run(sql, cap))
     return [
         index
         for index in candidates

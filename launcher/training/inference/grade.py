@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from launcher.core.errors import escape
 from launcher.corpus.heldout import HeldOutRows
 from launcher.judges.base import Judge, ReferenceRow
 from launcher.judges.results import AnswerResult, EvalResult, summarize_checks
@@ -62,7 +63,7 @@ def grade(
                 reference=row.answer,
                 answer=answer.text,
                 checks=dict(verdict.checks),
-                reason=verdict.reason,
+                reason=escape(verdict.reason),
                 num_tokens=answer.num_tokens,
                 end=answer.end,
             )

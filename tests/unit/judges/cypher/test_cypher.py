@@ -267,3 +267,31 @@ def test_schemas_of_other_rows(text: str) -> None:
     assert schema.nodes == {"Film": {"title": "STRING", "year": "INTEGER"}, "Actor": {"name": "STRING"}}
     assert schema.relationships == {"PLAYED_IN": {"role": "STRING"}}
     assert schema.links == {("Actor", "PLAYED_IN", "Film")}
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer", "is_right"),
+    [
+        ("MATCH (a:Actor) RETURN a.name", "OPTIONAL MATCH (a:Actor) RETURN a.name", False),
+        (
+            "MATCH (a:Actor) WHERE a.born > 1950 RETURN a.name",
+            "OPTIONAL MATCH (a:Actor) WHERE a.born > 1950 RETURN a.name",
+            False,
+        ),
+        (
+            "MATCH (a:Actor) MATCH (f:Film) RETURN a.name, f.title",
+            "MATCH (a:Actor) OPTIONAL MATCH (f:Film) RETURN a.name, f.title",
+            False,
+        ),
+        ("MATCH (a:Actor) RETURN count(a)", "OPTIONAL MATCH (a:Actor) RETURN count(a)", True),
+        ("OPTIONAL MATCH (a:Actor) RETURN a.name", "MATCH (a:Actor) RETURN a.name", False),
+    ],
+)
+def test_optional_match_is_no_match(judge: CypherJudge, reference: str, answer: str, is_right: bool) -> None:
+    assert give(judge, answer, reference).checks["matches"] is is_right
+
+
+@pytest.mark.parametrize("answer", ["MATCH (a:Actor RETURN\na.name", "MATCH (a:\x1b[31mActor) RETURN a", "RETURN '\n"])
+def test_reasons_are_one_printable_line(judge: CypherJudge, answer: str) -> None:
+    reason = give(judge, answer).reason
+    assert reason.isprintable(), reason

@@ -302,3 +302,51 @@ def test_a_reference_that_does_not_run_compares_nothing(judge: SqlJudge) -> None
     reference = "SELECT nosuch FROM author"
     for answer in ("SELECT name FROM author", "SELECT other FROM author", "SELEC"):
         assert checks(ask(judge, reference, answer))[2] is None
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer"),
+    [
+        *(("SELECT title FROM book", f"SELECT title FROM book LIMIT {limit}") for limit in (25, 50, 399, 1000, 10**9)),
+        ("SELECT DISTINCT country FROM author", "SELECT DISTINCT country FROM author LIMIT 100"),
+        ("SELECT title FROM book WHERE price > 20", "SELECT title FROM book WHERE price > 20 LIMIT 100"),
+        ("SELECT title FROM book ORDER BY price", "SELECT title FROM book ORDER BY price LIMIT 500"),
+        ("SELECT title FROM book", "SELECT title FROM (SELECT * FROM book LIMIT 2000)"),
+        (
+            "SELECT name, title FROM author JOIN book ON author_id = author.id",
+            "SELECT name, title FROM author JOIN book ON author_id = author.id LIMIT 300",
+        ),
+        ("SELECT COUNT(*) FROM book GROUP BY author_id", "SELECT COUNT(*) FROM book GROUP BY author_id LIMIT 60"),
+        ("SELECT title FROM book WHERE price > 20", "SELECT title FROM book WHERE price > 20 AND length(title) < 60"),
+        ("SELECT title FROM book", "SELECT title FROM book WHERE 200 > length(title)"),
+        (
+            "SELECT title FROM book WHERE title LIKE 'a%'",
+            "SELECT title FROM book WHERE title LIKE 'a%' AND length(title) <= 90",
+        ),
+        ("SELECT title FROM book", "SELECT title FROM book WHERE (SELECT count(*) FROM book) < 5000"),
+        (
+            "SELECT author_id FROM book GROUP BY author_id",
+            "SELECT author_id FROM book GROUP BY author_id HAVING COUNT(*) < 90",
+        ),
+        ("SELECT title FROM book WHERE price <= 20", "SELECT title FROM book WHERE abs(price) <= 20"),
+        ("SELECT born FROM author", "SELECT abs(born) FROM author"),
+        ("SELECT SUM(price) FROM book", "SELECT SUM(abs(price)) FROM book"),
+    ],
+)
+def test_an_added_bound_is_found(judge: SqlJudge, reference: str, answer: str) -> None:
+    assert checks(ask(judge, reference, answer)) == WRONG
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer"),
+    [
+        ("SELECT COUNT(*) FROM book", "SELECT COUNT(*) FROM book LIMIT 1"),
+        ("SELECT MAX(price) FROM book", "SELECT MAX(price) FROM book LIMIT 5000"),
+        ("SELECT title FROM book WHERE id = 5", "SELECT title FROM book WHERE id = 5 LIMIT 1"),
+        ("SELECT title FROM book ORDER BY price LIMIT 900", "SELECT b.title FROM book b ORDER BY b.price LIMIT 900"),
+        ("SELECT title FROM book WHERE length(title) > 60", "SELECT title FROM book WHERE length(title) >= 61"),
+        ("SELECT title FROM book WHERE abs(price) < 20", "SELECT title FROM book WHERE price < 20 AND price > -20"),
+    ],
+)
+def test_a_bound_that_changes_nothing_is_right(judge: SqlJudge, reference: str, answer: str) -> None:
+    assert checks(ask(judge, reference, answer)) == RIGHT
