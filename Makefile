@@ -14,7 +14,7 @@ EXTRAS := train,dev$(if $(shell command -v nvidia-smi),$(comma)cuda)
 SETUP_FILES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train plan prepare compare dashboard doctor eval regression bench ablation quality-tools test test-fast test-all test-gpu test-slurm torture check format \
+.PHONY: help train plan prepare compare dashboard doctor eval regression bench ablation quality-tools test test-fast test-all test-gpu test-slurm torture fuzz check format \
 	configs docs schema samples memory-grid clean
 
 help:  ## list the targets
@@ -73,6 +73,9 @@ test-slurm: $(VENV)/.full  ## run the tests on a real Slurm with two virtual nod
 
 torture: $(VENV)/.full  ## kill preparations and trainings at random moments, more than 150 times; takes half an hour
 	@LAUNCHER_TORTURE=1 $(BIN)/python -m pytest tests/faults $(ARGS)
+
+fuzz: $(VENV)/.full  ## damage manifests, runs, rows, answers and checkpoints at random: make fuzz [FUZZ_SECONDS=3600] [FUZZ_SEED=1]
+	@FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) FUZZ_SEED=$(or $(FUZZ_SEED),0) $(BIN)/python -m tests.fuzz
 
 check: $(VENV)/.full  ## lint, formatting, types, vocabulary, generated files
 	@$(BIN)/ruff check .

@@ -19,6 +19,7 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 from launcher.core.errors import ExitCode, LauncherError, ManifestError, first_line  # noqa: E402
 from launcher.core.file_lock import lock_run  # noqa: E402
 from launcher.core.log import configure, get_logger  # noqa: E402
+from launcher.core.processes import is_lost_rank  # noqa: E402
 from launcher.core.run_paths import RunPaths, write_files  # noqa: E402
 from launcher.hardware.launch_env import LaunchEnv, read_launch_env  # noqa: E402
 from launcher.manifest import find_manifest, load_manifest  # noqa: E402
@@ -211,14 +212,6 @@ def is_out_of_memory(error: Exception) -> bool:
     texts = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "Cuda failure 2 'out of memory'")
     is_named = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
     return is_named or any(text in str(error) for text in texts)
-
-
-def is_lost_rank(error: Exception) -> bool:
-    """Whether a collective failed because another rank is gone; torch has no single class for that."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return False
-    texts = ("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting", "unhandled system error")
-    return type(error).__name__.startswith("Dist") or any(text in str(error) for text in texts)
 
 
 def is_lost_worker(error: Exception) -> bool:

@@ -31,7 +31,7 @@ def check_unlocked(paths: RunPaths) -> None:
 
 def _acquire(paths: RunPaths) -> int:
     try:
-        descriptor = os.open(paths.root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(paths.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
     except OSError as error:
         raise InputError(
             f"{paths.root}: this run cannot be written to: {error.strerror}",
@@ -57,7 +57,7 @@ def _acquire(paths: RunPaths) -> int:
 def is_locked(paths: RunPaths) -> bool | None:
     """Whether a process is training this run, without waiting; None if the file system has no locks."""
     try:
-        descriptor = os.open(paths.root / ".lock", os.O_RDONLY)
+        descriptor = os.open(paths.root / ".lock", os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
     except OSError:

@@ -13,7 +13,10 @@ from types import MappingProxyType
 from typing import Literal
 
 from launcher.core.errors import InputError
-from launcher.core.units import TERA
+from launcher.core.run_files import MAX_STEPS, is_plausible, read_text
+from launcher.core.units import MIB, TERA
+
+_MAX_BYTES = 512 * MIB  # of metrics.jsonl: some 300,000 steps
 
 TRAIN_LOSS = "train/loss"
 GRAD_NORM = "train/grad_norm"
@@ -174,12 +177,9 @@ def append_metrics(path: Path, metrics: StepMetrics) -> None:
 
 def load_metrics(path: Path) -> list[StepMetrics]:
     """Load metrics.jsonl; an incomplete last line, left by a killed run, is skipped."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    text = read_text(path, _MAX_BYTES)
     rows = []
-    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
+    for number, line in enumerate(text[: text.rfind("\n") + 1].split("\n")[:-1], start=1):
         try:
             rows.append(parse_metrics(line))
         except InputError as error:
@@ -192,10 +192,13 @@ def parse_metrics(line: str) -> StepMetrics:
     try:
         row = json.loads(line)
         values = {name: math.nan if value is None else float(value) for name, value in row["values"].items()}
-        packs = tuple(row["packs"])
-        return StepMetrics(step=int(row["step"]), epoch=float(row["epoch"]), values=values, packs=packs)
-    except (ValueError, TypeError, KeyError, AttributeError):
+        step, epoch, packs = int(row["step"]), float(row["epoch"]), tuple(map(int, row["packs"]))
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         raise InputError("not a line of metrics") from None
+    numbers = (epoch, *packs, *(value for value in values.values() if not math.isnan(value)))
+    if not (0 <= step <= MAX_STEPS and all(map(is_plausible, numbers)) and all(map(str.isprintable, values))):
+        raise InputError("not a line of metrics")
+    return StepMetrics(step=step, epoch=epoch, values=values, packs=packs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

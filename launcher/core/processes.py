@@ -95,3 +95,11 @@ def _all_pids() -> Iterator[int]:
 def _catches(pid: int, number: signal.Signals) -> bool:
     mask = _read_status(pid).get("SigCgt")
     return mask is not None and bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def is_lost_rank(error: Exception) -> bool:
+    """Whether a collective failed because another rank is gone; torch has no single class for that."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return False
+    texts = ("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting", "unhandled system error")
+    return type(error).__name__.startswith("Dist") or any(text in str(error) for text in texts)

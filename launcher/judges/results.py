@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
 from launcher.core.errors import InputError, Problem
 from launcher.core.frozen_model import Frozen
+from launcher.core.run_files import MAX_RESULT_BYTES, parse_model, read_text
 from launcher.judges.base import Check, Verdict
 from launcher.judges.statistics import PairedChange, compare_paired, compute_rate
 
@@ -94,11 +93,10 @@ def summarize_checks(checks: Sequence[Check], verdicts: Sequence[Verdict]) -> tu
 
 def load_result(file: Path) -> EvalResult:
     """Load a stored evaluation; raises InputError."""
+    text = read_text(file, MAX_RESULT_BYTES)
     try:
-        return EvalResult.model_validate_json(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, ValidationError):
+        return parse_model(EvalResult, text, file)
+    except InputError:
         hint = "`launcher eval … -o FILE` writes one"
         raise InputError(f"{file}: not the result of an evaluation", hint=hint) from None
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from launcher.core.run_files import open_log
+
 _TRACEBACK = b"Traceback (most recent call last):"
 # Possible prefixes: escape codes that clear a progress bar, and the rank, from torch's --tee and from torch.
 _PREFIXES = re.compile(rb"(?:\x1b\[[0-9;?]*[A-Za-z])*(?:\[[A-Za-z_]+\d+\]: ?)*")
@@ -171,7 +173,7 @@ class Relay:
 
     def __init__(self, console: Console, log: Path) -> None:
         self._log_path = log
-        self._log = _Sink(log.open("ab", buffering=0))
+        self._log = _Sink(open_log(log))
         self._stdout, self._stderr = _Sink(console.stdout), _Sink(console.stderr)
         self._is_terminal = console.columns is not None
         self._gate = Gate()

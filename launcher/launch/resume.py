@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.core.errors import InputError
-from launcher.core.run_paths import RunPaths
+from launcher.core.run_files import read_text
+from launcher.core.run_paths import RunPaths, write_text_atomically
 from launcher.launch.write_run import write_run_files
 from launcher.manifest import find_manifest
 from launcher.manifest.trust import list_code
@@ -80,9 +81,9 @@ def rewrite_run(
 ) -> None:
     """Write the files of the new plan; the replaced plan is kept in logs/."""
     paths, plan = resumed.paths, resumed.planned.plan
-    before = paths.plan.read_text(encoding="utf-8")
+    before = read_text(paths.plan)
     if before != plan.model_dump_json(indent=2) + "\n":
         outcome = load_outcome(paths.outcome)
         number = 1 if outcome is None else max(1, len(outcome.attempts))
-        (paths.logs / f"plan-of-attempt-{number}.json").write_text(before, encoding="utf-8")
+        write_text_atomically(paths.logs / f"plan-of-attempt-{number}.json", before)
     write_run_files(resumed.planned, paths, rendezvous=rendezvous, slurm=slurm, script_args=script_args)

@@ -10,14 +10,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
-from pydantic import TypeAdapter
-
 from launcher.base_models.catalogue import TINY_BASE_NAME, get_last_component
 from launcher.base_models.shapes import load_shape
 from launcher.core.choices import Strategy
 from launcher.core.errors import InputError, ManifestError, Problem
 from launcher.core.frozen_model import flatten
 from launcher.core.redaction import collect_known_secrets, redact_text, redact_tree
+from launcher.core.run_files import load_model
 from launcher.hardware.launch_env import LaunchEnv
 from launcher.hardware.model import MAX_GPUS_PER_NODE, Hardware, limit_vram, make_hardware
 from launcher.hardware.probe import probe_hardware
@@ -130,12 +129,7 @@ def _redact_override(text: str) -> str:
 
 def load_request(file: Path) -> Request:
     """Load request.json."""
-    try:
-        return TypeAdapter(Request).validate_json(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from None
-    except ValueError:  # includes those of pydantic and Unicode
-        raise InputError(f"{file}: not a request of this version", hint="use the version that wrote it") from None
+    return load_model(Request, file)
 
 
 def merge_requests(stored: Request, changes: Request) -> Request:

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import JsonValue, ValidationError
+from pydantic import Field, JsonValue, model_validator
 
 from launcher.core.choices import Strategy
+from launcher.core.errors import InputError
 from launcher.core.frozen_model import Frozen
+from launcher.core.run_files import MAX_STEPS, open_regular, parse_model, read_text
 from launcher.core.run_paths import RunPaths
 
 MANIFEST_FILE = "checkpoint.json"
@@ -28,37 +30,44 @@ _BLOCK = 1 << 20
 class FileHash(Frozen):
     """Size and hash of a file."""
 
-    num_bytes: int
+    num_bytes: int = Field(ge=0)
     sha256: str
 
 
 class BestState(Frozen):
     """The best evaluation so far, and the number of consecutive ones since then that were not better."""
 
-    step: int | None
+    step: int | None = Field(ge=0)
     value: float | None
-    worse_in_a_row: int
+    worse_in_a_row: int = Field(ge=0)
 
 
 class CheckpointManifest(Frozen):
     """Content of checkpoint.json."""
 
     schema_version: Literal[1] = 1
-    step: int  # completed steps, which determine the data position
-    num_steps: int
+    step: int = Field(ge=0)  # completed steps, which determine the data position
+    num_steps: int = Field(le=MAX_STEPS)
     chain: str  # hash over the packs of all steps so far
     data_key: str
     base: str  # fingerprint of the frozen weights
     learning: dict[str, JsonValue]
-    schedule_steps: int  # fewer than steps if loss scaling skipped some
+    schedule_steps: int = Field(ge=0)  # fewer than steps if loss scaling skipped some
     scaler: dict[str, float]
     best: BestState
     owes_evaluation: bool  # due at this step, but omitted because the run was stopped
     strategy: Strategy
-    num_ranks: int
+    num_ranks: int = Field(ge=1)
     launcher_version: str
     saved_at: str  # ISO 8601, UTC
     files: dict[str, FileHash]
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> CheckpointManifest:
+        """Refuse counts that no training has: resuming replays the order and the schedule up to them."""
+        if not self.schedule_steps <= self.step <= self.num_steps or (self.best.step or 0) > self.step:
+            raise ValueError(f"step {self.step}, schedule {self.schedule_steps} and best do not fit {self.num_steps}")
+        return self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,12 +99,15 @@ def list_checkpoints(paths: RunPaths) -> list[Path]:
 
 def read_checkpoint(folder: Path) -> Checkpoint | Damaged:
     """Read a checkpoint and verify the hash of every file."""
+    file = folder / MANIFEST_FILE
     try:
-        manifest = CheckpointManifest.model_validate_json((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
-    except OSError as error:
-        return Damaged(folder=folder, reason=f"{MANIFEST_FILE}: {error.strerror}")
-    except (ValidationError, UnicodeDecodeError):
-        return Damaged(folder=folder, reason=f"{MANIFEST_FILE} was not written by this version")
+        text = read_text(file)
+    except InputError as error:
+        return Damaged(folder=folder, reason=error.title.replace(f"{file}: cannot be read", MANIFEST_FILE))
+    try:
+        manifest = parse_model(CheckpointManifest, text, file)
+    except InputError as error:
+        return Damaged(folder=folder, reason=f"{MANIFEST_FILE} was not written by this version: {error.title}")
     reason = next(_find_damage(folder, manifest), None)
     return Checkpoint(folder=folder, manifest=manifest) if reason is None else Damaged(folder=folder, reason=reason)
 
@@ -121,7 +133,7 @@ def step_of(folder: Path) -> int:
 def hash_file(file: Path) -> FileHash:
     """Compute size and SHA-256 of a file."""
     digest, size = hashlib.sha256(), 0
-    with file.open("rb") as source:
+    with open_regular(file) as source:
         while block := source.read(_BLOCK):
             digest.update(block)
             size += len(block)
@@ -136,9 +148,10 @@ def _find_damage(folder: Path, manifest: CheckpointManifest) -> Iterator[str]:
             yield f"{name!r} is not a file name"
             continue
         try:
-            actual = hash_file(folder / name)
-        except OSError as error:
-            yield f"{name}: {error.strerror}"
+            size = (folder / name).stat().st_size
+            actual = hash_file(folder / name) if size == expected.num_bytes else FileHash(num_bytes=size, sha256="")
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            yield f"{name}: {getattr(error, 'strerror', None) or error}"
             continue
         if actual.num_bytes != expected.num_bytes:
             yield f"{name} has {actual.num_bytes:,} bytes, not {expected.num_bytes:,}"

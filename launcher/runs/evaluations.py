@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from launcher.core.errors import InputError
+from launcher.core.run_paths import RunPaths
 from launcher.judges.results import EvalResult, compare_results, load_result
 from launcher.judges.statistics import PairedChange
 from launcher.runs.record import RunRecord
@@ -105,12 +106,15 @@ def order_steps(steps: Sequence[int], kept: int) -> list[int]:
 def _find_steps(record: RunRecord) -> Iterator[int]:
     """Yield evaluated steps up to the current progress; later ones are from steps that a resume trains again."""
     last = max((row.step for row in record.rows), default=None)
-    folder = record.paths.evaluations
-    for file in folder.iterdir() if folder.is_dir() else ():
-        match = _FILE.fullmatch(file.name)
-        step = int(match[1]) if match else 0
+    for step, _ in list_evaluations(record.paths):
         if step and (last is None or step <= last):
             yield step
+
+
+def list_evaluations(paths: RunPaths) -> list[tuple[int, Path]]:
+    """List the files of task evaluations with their steps."""
+    files = paths.evaluations.iterdir() if paths.evaluations.is_dir() else ()
+    return [(int(match[1]), file) for file in files if (match := _FILE.fullmatch(file.name))]
 
 
 def _is_outdated(record: RunRecord, result: EvalResult) -> bool:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
-
 from launcher.core import metrics
+from launcher.core.errors import InputError
 from launcher.core.redaction import collect_known_secrets, redact_tree
+from launcher.core.run_files import load_model
 from launcher.core.run_paths import RunPaths, write_text_atomically
 from launcher.hardware.model import Hardware, format_gpus
 from launcher.plan import Plan
@@ -167,8 +167,8 @@ def name_median(metric: str) -> str:
 def load_trace(paths: RunPaths) -> WandbTrace | None:
     """Load wandb.json; None if it is missing or unreadable."""
     try:
-        return WandbTrace.model_validate_json(paths.wandb.read_text(encoding="utf-8"))
-    except (OSError, ValidationError, ValueError):
+        return load_model(WandbTrace, paths.wandb)
+    except InputError:
         return None
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from launcher.core.errors import ExitCode
 from launcher.core.metrics import load_metrics
+from launcher.core.processes import is_lost_rank
 from launcher.core.run_paths import RunPaths
 from launcher.runs.record import load_outcome
-from launcher.train import is_lost_rank, is_lost_worker, is_out_of_memory
+from launcher.train import is_lost_worker, is_out_of_memory
 from tests.conftest import ROOT, WriteManifest
 
 pytestmark = pytest.mark.process
@@ -33,7 +34,7 @@ def test_a_wrong_manifest_is_reported_first(write_manifest: WriteManifest) -> No
 
 def test_a_broken_plan_is_reported(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
-    for content, said in ((b'{"schema_version": 1}', "is not a plan"), (b"\xff", "it is not valid JSON")):
+    for content, said in ((b'{"schema_version": 1}', "is not a plan"), (b"\xff", "it is not UTF-8")):
         plan.write_bytes(content)
         broken = train("--plan", str(plan))
         assert broken.returncode == ExitCode.WRONG_INPUT

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.core.errors import LauncherError
+from launcher.core.errors import InputError
+from launcher.core.run_files import read_text
 from launcher.core.run_paths import RunPaths
 from launcher.request.request import Request, load_request
 from launcher.runs.checkpoints import list_checkpoints, step_of
@@ -70,14 +71,14 @@ def load_facts(paths: RunPaths) -> ReportFacts:
 def _load_request(paths: RunPaths) -> Request | None:
     try:
         return load_request(paths.request)
-    except LauncherError:
+    except InputError:
         return None
 
 
 def _load_command(paths: RunPaths) -> str | None:
     try:
-        return paths.command.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        return read_text(paths.command)
+    except InputError:
         return None
 
 

@@ -8,6 +8,7 @@ from launcher.core.errors import InputError, Problem, RunFailedError
 from launcher.core.metrics import TRAIN_LOSS, CutMetrics, cut_metrics, load_metrics
 from launcher.plan.resume_identity import collect_learning_settings, find_changed_settings
 from launcher.runs.checkpoints import BestState, Checkpoint, find_newest, list_checkpoints, step_of
+from launcher.runs.evaluations import list_evaluations
 from launcher.training.checkpoint.progress import TrainProgress, compute_progress
 from launcher.training.checkpoint.snapshot import restore
 from launcher.training.engine.collectives import broadcast_object
@@ -60,14 +61,13 @@ def resume_run(run: TrainingRun, options: ResumeOptions) -> ResumePoint:
 
 
 def _cut_metrics(run: TrainingRun, progress: TrainProgress) -> CutMetrics:
-    for file in run.paths.evaluations.glob("step-*.json"):
-        is_repeated = progress.owes_evaluation and file == run.paths.evaluation_at(progress.step)
-        if step_of(file.with_suffix("")) > progress.step or is_repeated:
-            file.unlink(missing_ok=True)
     try:
+        for step, file in list_evaluations(run.paths):
+            if step > progress.step or (progress.owes_evaluation and step == progress.step):
+                file.unlink(missing_ok=True)
         return cut_metrics(run.paths.metrics, progress.step, without_evaluation=progress.owes_evaluation)
     except OSError as error:
-        what = f"{run.paths.metrics} cannot be written: {error.strerror}"
+        what = f"{error.filename or run.paths.metrics} cannot be written: {error.strerror}"
         raise RunFailedError(what, hint="is the disk full, or read-only?") from None
 
 
@@ -76,6 +76,11 @@ def _find_checkpoint(run: TrainingRun, options: ResumeOptions) -> tuple[Checkpoi
     checkpoint, damaged = find_newest(run.paths, _find_last_step(run, options))
     for damage in damaged:
         run.warn(str(damage))
+    if checkpoint is not None and checkpoint.manifest.step > run.num_steps:
+        raise InputError(
+            f"{checkpoint.folder} is of step {checkpoint.manifest.step:,}, but the run has {run.num_steps:,} steps",
+            hint="raise max_steps, or train a new run",
+        )
     problems = () if checkpoint is None else tuple(_find_changes(run, checkpoint))
     if options.allow_changed_inputs:
         for problem in problems:

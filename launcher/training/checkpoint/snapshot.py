@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from launcher import __version__
-from launcher.core.errors import RunFailedError
+from launcher.core.errors import RunFailedError, first_line
+from launcher.core.processes import is_lost_rank
 from launcher.core.run_paths import sync_folder, write_text_atomically
 from launcher.plan.resume_identity import collect_learning_settings
 from launcher.runs.checkpoints import (
@@ -100,7 +102,19 @@ def restore(run: TrainingRun, checkpoint: Checkpoint | None) -> None:
     folder = broadcast_object(engine.accelerator, None if checkpoint is None else checkpoint.folder)
     assert manifest is not None
     assert folder is not None
-    names = map_saved_names(run)
+    try:
+        _restore(run, manifest, folder)
+    except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, torch.OutOfMemoryError) or is_lost_rank(error):
+            raise
+        raise RunFailedError(
+            f"{folder} does not fit this training: {first_line(error)}",
+            hint="it is of another training, or damaged: delete it to resume from the checkpoint before it",
+        ) from error
+
+
+def _restore(run: TrainingRun, manifest: CheckpointManifest, folder: Path) -> None:
+    engine, names = run.engine, map_saved_names(run)
     weights = BroadcastTensors(engine, weights_file(run, folder))
     load_weights(engine, ((names[entry.name], tensor) for entry, tensor in weights))
     engine.module.fused_lora.refresh(force=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from pydantic import ValidationError
-
+from launcher.core.errors import InputError
 from launcher.core.frozen_model import Frozen
+from launcher.core.run_files import load_model
 from launcher.core.run_paths import write_text_atomically
 
 _FRACTIONS = (1.0, 0.5, 0.25, 0.125)  # of the available rows
@@ -77,8 +77,8 @@ def choose_slice(max_rows: int, max_new_tokens: int, speed: GenerationSpeed, bud
 def load_slice(file: Path) -> TaskSlice | None:
     """Load the slice that an earlier attempt of this run chose; None if there is none."""
     try:
-        return TaskSlice.model_validate_json(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValidationError):
+        return load_model(TaskSlice, file)
+    except InputError:
         return None
 
 

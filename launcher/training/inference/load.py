@@ -19,6 +19,8 @@ from launcher.request.request import base_folders
 from launcher.training.inference.trained_run import TrainedRun
 from launcher.training.model.base_model import DTYPES, has_attention_softcap, load_base
 
+# What libraries raise on files that are damaged, or of another model; RecursionError is a RuntimeError.
+_LOADING_ERRORS = (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, SafetensorError)
 _MEMORY_FACTOR = 1.3  # GPU memory relative to the weights: activations, logits, allocator
 
 
@@ -66,7 +68,7 @@ def load_trained_model(
     base = load_published_base(run.plan, dtype, device, quantized=quantized)
     try:
         model = PeftModel.from_pretrained(base, str(run.paths.adapter))
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+    except _LOADING_ERRORS as error:
         raise InputError(
             f"{run.paths.adapter} is not compatible with {run.plan.base.name}: {first_line(error)}"
         ) from None
@@ -97,7 +99,7 @@ def load_from_folder(folder: Path, dtype: Dtype, device: torch.device, *, trusts
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=DTYPES[dtype], trust_remote_code=trusts
         )
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+    except _LOADING_ERRORS as error:
         raise InputError(f"{folder} cannot be loaded: {first_line(error)}") from None
     model.to(device)  # type: ignore[arg-type]
     return model.eval()

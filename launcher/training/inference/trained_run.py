@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.core.errors import InputError
+from launcher.core.run_files import check_regular_files
 from launcher.core.run_paths import RunPaths
 from launcher.manifest import Manifest, load_manifest
 from launcher.manifest.trust import allow_remote_code, check_trust, list_remote_code
@@ -69,6 +70,7 @@ def _check_weights(paths: RunPaths, plan: Plan, outcome: Outcome | None) -> None
     missing = [name for name in required if not (paths.adapter / name).is_file()]
     if missing:
         raise InputError(f"{paths.adapter} is incomplete: {', '.join(missing)} is missing", hint=_suggest_fix(paths))
+    check_regular_files(paths.adapter)
 
 
 def _describe_outcome(outcome: Outcome | None) -> str:

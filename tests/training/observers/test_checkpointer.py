@@ -20,7 +20,7 @@ from launcher.core.metrics import StepMetrics
 from launcher.corpus.store import Store
 from launcher.plan.model import Plan
 from launcher.training.checkpoint import snapshot
-from launcher.training.checkpoint.weights import save_weights
+from launcher.training.checkpoint.weights import save_weights, write_exact_weights
 from launcher.training.engine.run import TrainingRun
 from launcher.training.loop import train
 from launcher.training.observers.base import Observer, Observers
@@ -211,7 +211,7 @@ def test_a_full_disk_is_reported_and_leaves_no_partial_files(
 
 
 def fail_checkpoints(monkeypatch: pytest.MonkeyPatch, steps: set[int], error: Exception) -> None:
-    real = snapshot.write_exact_weights
+    real = write_exact_weights
 
     def fail(run: TrainingRun, folder: Path, weights: Any) -> None:
         if int(folder.name.split("-")[1].split(".")[0]) in steps:

@@ -39,8 +39,9 @@ def test_a_plan_of_an_older_format_is_refused_with_the_version_that_wrote_it(tmp
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\xff", "not valid JSON"),
+        (b"\xff", "not UTF-8"),
         (b"{", "not valid JSON"),
+        (b"[" * 200_000, "not valid JSON"),
         (b"[]", "does not name the launcher version"),
         (b"{}", "does not name the launcher version"),
         (b'{"launcher_version": "0.1.0", "schema_version": 2}', "not a valid plan"),

@@ -1,0 +1,114 @@
+"""Bounded reading of the files of a run directory, which may be damaged, foreign or hostile.
+
+A file is read only if it is a regular one (a pipe or a device may never end) and not larger than a limit. Numbers that
+no run can have are refused here, so that sums, dates and loops over them need no checks of their own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from launcher.core.errors import InputError
+from launcher.core.units import MIB
+
+MAX_JSON_BYTES = 16 * MIB
+MAX_RESULT_BYTES = 256 * MIB  # answers of an evaluation
+MAX_COUNT = 2**64
+MAX_STEPS = 10**9
+MAX_VALUE = 1e40  # FP32 ends at 3.4e38
+
+T = TypeVar("T")
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading, without waiting for anything else; raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "not a regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Open a regular file for unbuffered appending, without waiting for a reader of a pipe; raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "not a regular file")
+    return os.fdopen(descriptor, "ab", buffering=0)
+
+
+def check_regular_files(folder: Path) -> None:
+    """Refuse a folder with pipes or devices in it, before a library opens them; raises InputError."""
+    for file in sorted(folder.iterdir()):
+        if not file.is_file() and not file.is_dir():
+            raise InputError(f"{file}: not a regular file", hint="it was damaged or replaced; delete it")
+
+
+def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
+    """Read a UTF-8 file of at most `max_bytes`; raises InputError."""
+    try:
+        with open_regular(path) as file:
+            is_small = os.fstat(file.fileno()).st_size <= max_bytes
+            content = file.read(max_bytes + 1) if is_small else b""
+        if not is_small or len(content) > max_bytes:  # it may have grown
+            raise InputError(f"{path}: cannot be read: it is larger than {max_bytes // MIB} MiB")
+        return content.decode("utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: cannot be read: it is not UTF-8") from None
+
+
+def load_model(kind: type[T], path: Path) -> T:
+    """Read a JSON file as a pydantic model or a dataclass; raises InputError."""
+    return parse_model(kind, read_text(path), path)
+
+
+def parse_model(kind: type[T], text: str, path: Path) -> T:
+    """Parse a JSON text as a pydantic model or a dataclass; `path` is for the message of the InputError."""
+    invalid = f"{path}: not a valid {kind.__name__.lower()}"
+    hint = "it was edited or damaged, or another version wrote it"
+    try:
+        value: T = TypeAdapter(kind).validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        what = f"{invalid} ({error.error_count()} problems; first: {where}: {first['msg']})"
+        raise InputError(what, hint=hint) from None
+    except (ValueError, RecursionError, ArithmeticError):
+        raise InputError(invalid, hint=hint) from None
+    for where, number in _walk_numbers(value):
+        if not is_plausible(number):
+            raise InputError(f"{invalid} ({where} is not a plausible number)", hint=hint)
+    return value
+
+
+def is_plausible(number: float) -> bool:
+    """Whether a run may have this number: finite, and far from where sums overflow."""
+    return abs(number) <= MAX_COUNT if isinstance(number, int) else math.isfinite(number) and abs(number) <= MAX_VALUE
+
+
+def _walk_numbers(value: Any, where: str = "") -> Iterator[tuple[str, float]]:
+    if isinstance(value, int | float):
+        yield where, value
+    elif isinstance(value, BaseModel):
+        for name, below in value.__dict__.items():
+            yield from _walk_numbers(below, f"{where}.{name}" if where else name)
+    elif isinstance(value, Mapping):
+        for name, below in value.items():
+            yield from _walk_numbers(below, f"{where}.{name}" if where else str(name))
+    elif isinstance(value, list | tuple):
+        for below in value:
+            yield from _walk_numbers(below, where)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _walk_numbers(getattr(value, field.name), field.name)

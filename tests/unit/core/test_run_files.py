@@ -1,0 +1,99 @@
+"""Files of a run directory are read within limits: regular, small enough, plausible."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.core.errors import InputError
+from launcher.core.metrics import load_metrics
+from launcher.core.run_files import load_model, open_log, parse_model, read_text
+from launcher.runs.checkpoints import CheckpointManifest, Damaged, hash_file, read_checkpoint
+from launcher.runs.record import Outcome, load_outcome
+from tests.fuzz.run_directory import make_runs, time_limit
+
+OUTCOME = '{"run_id": "a", "status": "done", "started_at": "x", "pid": 1, %s}'
+
+
+def place(file: Path, kind: str) -> Path:
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    elif kind == "folder":
+        file.mkdir()
+    elif kind == "sparse":
+        with file.open("wb") as out:
+            out.truncate(20 << 30)
+    return file
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder", "sparse", "missing"])
+def test_what_is_not_a_small_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    file = place(tmp_path / "file", kind)
+    with time_limit(10):
+        with pytest.raises(InputError, match="cannot be read"):
+            read_text(file)
+        with pytest.raises(InputError, match="cannot be read"):
+            load_metrics(file)
+        assert load_outcome(file) is None
+        if kind not in ("sparse", "missing"):
+            for use in (hash_file, open_log):
+                with pytest.raises(OSError, match=r"not a regular file|directory|No such device"):
+                    use(file)
+
+
+@pytest.mark.parametrize(
+    "field",
+    ['"steps_done": 1' + "0" * 400, '"final_loss": 1e308', '"final_loss": NaN', '"goodput": {"a": "1e999"}'],
+)
+def test_implausible_numbers_are_refused(field: str) -> None:
+    assert parse_model(Outcome, OUTCOME % '"steps_done": 3', Path("outcome.json")).steps_done == 3
+    with pytest.raises(InputError, match="not a valid outcome"):
+        parse_model(Outcome, OUTCOME % field, Path("outcome.json"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 200_000,
+        '{"step": 1, "epoch": 0, "values": {"train/loss": 1e308}, "packs": []}',
+        '{"step": 1000000000000000, "epoch": 0, "values": {}, "packs": []}',
+        '{"step": Infinity, "epoch": 0, "values": {}, "packs": []}',
+        '{"step": -1, "epoch": 0, "values": {}, "packs": []}',
+        '{"step": 1, "epoch": 0, "values": {"eval/\\ud800": 1}, "packs": []}',
+        '{"step": 1, "epoch": 0, "values": {}, "packs": [[]]}',
+    ],
+)
+def test_a_line_of_metrics_that_no_run_wrote_is_refused(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(line + "\n")
+    with pytest.raises(InputError, match="line 1: not a line of metrics"):
+        load_metrics(file)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"schedule_steps": 20', '"schedule_steps": 1000000000000000'),
+        ('"schedule_steps": 20', '"schedule_steps": -1'),
+        ('"num_steps": 20', '"num_steps": 1000000000000'),
+        ('"num_ranks": 1', '"num_ranks": 0'),
+        ('"step": 20', '"step": 1000000000000000'),
+        ('"scaler": {}', '"scaler": {"scale": 1e999}'),
+        ('"random.safetensors"', '"../random.safetensors"'),
+        ('"random.safetensors"', '"a\\u0000b"'),
+    ],
+)
+def test_a_checkpoint_with_absurd_counts_is_damaged(tmp_path: Path, old: str, new: str) -> None:
+    make_runs(tmp_path)
+    folder = tmp_path / "bad/checkpoints/step-000020"
+    manifest = folder / "checkpoint.json"
+    assert not isinstance(read_checkpoint(folder), Damaged)
+    assert load_model(CheckpointManifest, manifest).step == 20
+    text = manifest.read_text()
+    assert old in text
+    manifest.write_text(text.replace(old, new, 1))
+    assert isinstance(read_checkpoint(folder), Damaged)
