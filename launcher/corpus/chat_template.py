@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
-from typing import Any, NoReturn
-
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import Any
 
 from launcher.core.errors import InputError
 from launcher.corpus.conversations import Conversation
+from launcher.corpus.template_sandbox import (
+    TemplateLimitError,
+    TemplateRejectsError,
+    check_template,
+    compile_template,
+    render_template,
+)
 from launcher.corpus.templates import Segment, join_context, merge_segments
 from launcher.corpus.tokenizer import BaseTokenizer
 
+__all__ = ["TemplateRejectsError", "TokenizerTemplate", "make_tokenizer_template"]
 
-class TemplateRejectsError(Exception):
-    """The template rejects a conversation; the message is the reason for which the row is rejected."""
-
-
-class _GenerationTag(Extension):
-    """Ignores {% generation %}, which marks answers in some templates."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+_HINT = "set base_models[0].prompt_template to one of chatml, qwen3, llama3, alpaca"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +40,13 @@ class TokenizerTemplate:
 
     @cached_property
     def _template(self) -> Any:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _reject
-        # A fixed date: the current one would make the prepared data depend on the day.
-        environment.globals["strftime_now"] = datetime(2024, 1, 1).strftime
+        problem = check_template(self.source)
+        if problem:
+            raise InputError(f"{self.tokenizer.folder}: the chat template cannot be used: {problem}", hint=_HINT)
         try:
-            return environment.from_string(self.source)
-        except TemplateError as error:
-            raise InputError(f"{self.tokenizer.folder}: invalid chat template: {error}") from None
+            return compile_template(self.source)
+        except Exception as error:  # untrusted code may raise anything
+            raise InputError(f"{self.tokenizer.folder}: invalid chat template: {error}", hint=_HINT) from None
 
     def render(self, conversation: Conversation) -> tuple[Segment, ...]:
         """Return the segments of a conversation."""
@@ -91,26 +77,11 @@ class TokenizerTemplate:
         tokens = {name: self.tokenizer.special_token(name) or "" for name in ("bos_token", "eos_token", "pad_token")}
         template = self._template
         try:
-            text: str = template.render(
-                messages=turns,
-                add_generation_prompt=prompt,
-                enable_thinking=False,
-                tools=None,
-                documents=None,
-                **tokens,
-            )
+            return render_template(template, turns, prompt=prompt, tokens=tokens)
+        except TemplateLimitError as error:
+            raise InputError(f"{self.tokenizer.folder}: the chat template {error}", hint=_HINT) from None
         except Exception as error:  # untrusted code may raise anything
             raise TemplateRejectsError(f"the chat template rejects it: {str(error)[:80]}") from None
-        return text
-
-
-def _to_json(value: object, indent: int | None = None) -> str:
-    """Serialize JSON without escaping < and >, unlike Jinja's own filter."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _reject(message: str) -> NoReturn:
-    raise TemplateRejectsError(message)
 
 
 def make_tokenizer_template(tokenizer: BaseTokenizer) -> TokenizerTemplate:
@@ -121,6 +92,6 @@ def make_tokenizer_template(tokenizer: BaseTokenizer) -> TokenizerTemplate:
         missing = "chat template" if source is None else "eos_token"
         raise InputError(
             f"{tokenizer.folder}: the tokenizer has no {missing}",
-            hint="set base_models[0].prompt_template to one of chatml, qwen3, llama3, alpaca",
+            hint=_HINT,
         )
     return TokenizerTemplate(tokenizer=tokenizer, source=source, end_token=end)

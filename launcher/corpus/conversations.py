@@ -190,12 +190,22 @@ def _optional_text(fields: Mapping[str, Json], name: str | None) -> str:
         return ""
     # Non-text values as JSON: an answer may be an object or a number, a schema a list.
     if isinstance(value, dict | list | int | float):
-        value = json.dumps(value, ensure_ascii=False, default=str)  # e.g. dates of Parquet
+        try:
+            value = json.dumps(value, ensure_ascii=False, default=_format_other, allow_nan=False)
+        except ValueError:
+            raise _UnusableError(f"{name} contains NaN or Infinity, which is not JSON") from None
     if not isinstance(value, str):
         raise _UnusableError(f"{name} is of type {type(value).__name__}, not text")
     if not value.isascii() and _has_lone_surrogate(value):
         raise _UnusableError("contains a lone surrogate")
     return value
+
+
+def _format_other(value: object) -> str:
+    """Format a value that JSON does not have: dates of Parquet, but no bytes."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise _UnusableError("contains bytes, which are not text")
+    return str(value)
 
 
 def _has_lone_surrogate(text: str) -> bool:

@@ -298,6 +298,11 @@ def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
                 yield Row(number=number, fields=fields)
     except (pyarrow.ArrowException, ValueError, OverflowError) as error:  # also text and dates beyond Python's
         raise InputError(f"{path}: broken Parquet: {first_line(error)}") from None
+    except (OverflowError, ValueError) as error:
+        raise InputError(
+            f"{path}: a value after row {number:,} has no equivalent in Python: {first_line(error)}",
+            hint="convert the column, for example timestamps to text",
+        ) from None
 
 
 def count_parquet_rows(path: Path) -> int:

@@ -123,7 +123,7 @@ def _describe_checks(judge: Any) -> list[dict[str, Any]]:
         if not all(isinstance(value, str) for value in values.values()):
             raise _WrongJudgeError(f"is not a judge: {check!r} is not a Check of three strings")
         checks.append(values)
-    names = [check["name"] for check in checks]
+    names = [str(check["name"]) for check in checks]
     if judge.main_check not in names:
         raise _WrongJudgeError(f"is not a judge: its main_check {judge.main_check!r} is not one of {', '.join(names)}")
     if _RESERVED in names:

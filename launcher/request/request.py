@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -307,7 +308,9 @@ def _format_folder(folder: Path) -> str:
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise InputError(f"the manifest's folder {name!r} has a name that is not UTF-8", hint="rename it") from None
+        is_locale = sys.getfilesystemencoding() != "utf-8"
+        hint = "set LC_ALL to C.UTF-8: Python decodes file names by the locale" if is_locale else "rename it"
+        raise InputError(f"the manifest's folder {name!r} has a name that is not UTF-8", hint=hint) from None
     return name
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.core.errors import InputError
+from launcher.corpus import template_sandbox
 from launcher.corpus.chat_template import TemplateRejectsError, TokenizerTemplate, make_tokenizer_template
 from launcher.corpus.conversations import Conversation, Message
 from launcher.corpus.tokenizer import BaseTokenizer
@@ -127,3 +128,42 @@ def test_what_is_missing_is_named_with_the_way_out(
     with pytest.raises(InputError, match=f"the tokenizer has no {missing}") as caught:
         make_tokenizer_template(BaseTokenizer(folder=tmp_path))
     assert "one of chatml, qwen3, llama3, alpaca" in caught.value.hint
+
+
+NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 3000000000 }}",
+        "{% set ns = namespace(x='aa') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{{ 9 ** 99999999 }}",
+        NESTED,
+        "{{ 'a' * 60000000 }}",
+    ],
+)
+def test_a_template_without_end_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    module = Path(template_sandbox.__file__).read_text()
+    quick = tmp_path / "quick.py"
+    quick.write_text(module.replace("_SECONDS = 10", "_SECONDS = 1"))
+    monkeypatch.setattr(template_sandbox, "__file__", str(quick))
+    monkeypatch.setattr(template_sandbox, "_SECONDS", 1)
+    template_sandbox.check_template.cache_clear()
+    with pytest.raises(InputError, match=r"cannot be used: it .*(memory|more than|timed out)") as caught:
+        template_of(tmp_path / "base", source).render(ONE_TURN)
+    assert "prompt_template" in caught.value.hint
+    template_sandbox.check_template.cache_clear()
+
+
+def test_a_row_that_makes_a_template_run_on_ends_the_preparation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_sandbox, "_SECONDS", 1)
+    source = "{% if messages[0].content == 'How many?' or messages|length == 3 %}" + NESTED + "{% endif %}" + LOOP
+    template = template_of(tmp_path, source)
+    with pytest.raises(InputError, match="takes more than 1 s for one row"):
+        template.render(ONE_TURN)

@@ -247,3 +247,13 @@ def test_rows_of_published_multi_task_data() -> None:
 
 def test_a_plain_input_is_no_task() -> None:
     assert find_task_field([Row(number=1, fields={"instruction": "a", "input": "b", "output": "c"})]) is None
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), {"x": float("nan")}, [{"y": [float("inf")]}]])
+def test_numbers_that_json_does_not_have_are_refused(value: object) -> None:
+    assert reason(TURN, q="one", a=value) == "a contains NaN or Infinity, which is not JSON"
+
+
+@pytest.mark.parametrize("value", [{"x": b"\xff"}, [b"abc"], {"x": [bytearray(b"1")]}])
+def test_nested_bytes_are_refused(value: object) -> None:
+    assert reason(TURN, q="one", a=value) == "contains bytes, which are not text"

@@ -268,3 +268,10 @@ def test_a_streamed_dataset_is_known_by_its_commit_and_needs_the_hub_for_it() ->
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert result.stdout == "org/rows: this dataset is neither in the cache nor available from the hub\n"
+
+
+def test_parquet_timestamps_beyond_python_are_an_error(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"q": ["one"], "a": pa.array([2**60], pa.timestamp("ms"))}), tmp_path / "m.parquet")
+    with pytest.raises(InputError, match="a value after row 0 has no equivalent in Python") as caught:
+        read(tmp_path / "m.parquet")
+    assert "convert the column" in caught.value.hint

@@ -1,0 +1,148 @@
+"""Sandbox of chat templates, which are untrusted code: no access to Python, and limits on time and memory.
+
+A template is first compiled and rendered in a child process with resource limits (`check_template`), because a constant
+such as 'a' * 10**10 is computed when it is compiled. Later, each rendering has a time limit.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+_SECONDS = 10
+_MEMORY_MIB = 1024  # address space of the child process
+MAX_CHARACTERS = 50_000_000  # of a rendered conversation
+_LIMITING_SHELL = ("/bin/sh", "-c", 'ulimit -c 0 && ulimit -t "$0" && ulimit -v "$1" && shift && exec "$@"')
+_FAILED = 3
+_TOKENS = ("bos_token", "eos_token", "pad_token")
+_SAMPLES: tuple[list[dict[str, str]], ...] = (
+    [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}],
+    [{"role": "system", "content": "rule"}, {"role": "user", "content": "q " * 500}]
+    + [{"role": "assistant", "content": "a\n" * 500}, {"role": "user", "content": "more"}] * 3,
+)
+
+
+class TemplateRejectsError(Exception):
+    """The template rejects a conversation; the message is the reason for which the row is rejected."""
+
+
+class TemplateLimitError(Exception):
+    """The template needs too much time or memory."""
+
+
+class _GenerationTag(Extension):
+    """Ignores {% generation %}, which marks answers in some templates."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def compile_template(source: str) -> Any:
+    """Compile a template in Jinja's immutable sandbox; raises TemplateError."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _reject
+    # A fixed date: the current one would make the prepared data depend on the day.
+    environment.globals["strftime_now"] = datetime(2024, 1, 1).strftime
+    return environment.from_string(source)
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    """Serialize JSON without escaping < and >, unlike Jinja's own filter."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _reject(message: str) -> NoReturn:
+    raise TemplateRejectsError(message)
+
+
+def render_template(template: Any, turns: list[dict[str, str]], *, prompt: bool, tokens: dict[str, str]) -> str:
+    """Render a conversation; raises TemplateLimitError after the time limit, and whatever the template raises."""
+    with _time_limit():
+        text: str = template.render(
+            messages=turns, add_generation_prompt=prompt, enable_thinking=False, tools=None, documents=None, **tokens
+        )
+    if len(text) > MAX_CHARACTERS:
+        raise TemplateLimitError(f"writes more than {MAX_CHARACTERS:,} characters for one row")
+    return text
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    """Raise TemplateLimitError in this block after some seconds. Signals reach the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise TemplateLimitError(f"takes more than {_SECONDS} s for one row")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@lru_cache(maxsize=8)
+def check_template(source: str) -> str:
+    """Compile and render a template in a child process with limits; return why it cannot be used, or nothing."""
+    from launcher.core.processes import make_clean_environment
+    from launcher.core.worker import WorkerError, run_command
+
+    child = [sys.executable, "-P", str(Path(__file__))]
+    command = [*_LIMITING_SHELL, str(2 * _SECONDS), str(_MEMORY_MIB * 1024), *child]
+    try:
+        result = run_command(command, timeout=3 * _SECONDS, environment=make_clean_environment(), input_text=source)
+    except WorkerError as error:
+        return f"it {error}"
+    if result.returncode in (0, 1):  # 1: not even this module can be loaded, so nothing is known
+        return ""
+    return result.stdout.strip()[:200] if result.returncode == _FAILED else "it needs too much time or memory"
+
+
+def _main() -> int:
+    """Compile and render the template on stdin. What rejects a sample only is no problem."""
+    try:
+        template = compile_template(sys.stdin.read())
+        for turns in _SAMPLES:
+            try:
+                render_template(template, turns, prompt=True, tokens=dict.fromkeys(_TOKENS, ""))
+            except (MemoryError, TemplateLimitError):
+                raise
+            except Exception:
+                continue
+    except TemplateLimitError as error:
+        print(f"it {error}")
+        return _FAILED
+    except (MemoryError, OverflowError, RecursionError):
+        print("it needs too much memory")
+        return _FAILED
+    except TemplateError:  # reported when it is compiled again
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
