@@ -296,7 +296,7 @@ def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
             for fields in batch.to_pylist():
                 number += 1
                 yield Row(number=number, fields=fields)
-    except (pyarrow.ArrowException, ValueError, OverflowError) as error:  # also text and dates beyond Python's
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise InputError(f"{path}: broken Parquet: {first_line(error)}") from None
     except (OverflowError, ValueError) as error:
         raise InputError(

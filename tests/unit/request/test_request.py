@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -121,12 +122,19 @@ def test_plan_has_the_manifest_folder(write_manifest: WriteManifest, monkeypatch
     assert plan_request(Request(expert="./manifest.json", gpu="h100")).plan.data.folder == str(folder)
 
 
-def test_folder_name_that_is_not_utf8_is_refused(tmp_path: Path, write_manifest: WriteManifest) -> None:
+def test_folder_name_that_is_not_utf8_is_refused(
+    tmp_path: Path, write_manifest: WriteManifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / os.fsdecode(b"\xff")
     folder.mkdir()
     shutil.copy(write_manifest(), folder)
-    with pytest.raises(InputError, match="a name that is not UTF-8"):
+    with pytest.raises(InputError, match="a name that is not UTF-8") as caught:
         plan_request(Request(expert=str(folder / "manifest.json"), gpu="h100"))
+    assert caught.value.hint == "rename it"
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")  # as with LC_ALL=C
+    with pytest.raises(InputError, match="a name that is not UTF-8") as caught:
+        plan_request(Request(expert=str(folder / "manifest.json"), gpu="h100"))
+    assert "LC_ALL" in caught.value.hint
 
 
 def test_smoke_profile_uses_local_rows_without_a_sample(tmp_path: Path, neo4j_tree: Tree) -> None:
