@@ -33,6 +33,7 @@ class PlanOptions:
     calibration: Calibration = NO_CALIBRATION  # measured runs of this machine
     manifest_folder: str = ""
     overridden_keys: frozenset[str] = frozenset()  # dotted manifest keys set on the command line
+    judge_gaps: str = ""  # what the boundary around judges does not prevent on this machine
     uses_sample: bool = True  # smoke profile: train on the sample next to the manifest, not on the manifest's dataset
 
 

@@ -27,6 +27,8 @@ from launcher.hardware.user_overrides import (
     load_hardware_overrides,
     lookup_named_gpu,
 )
+from launcher.judges.registry import resolve_judge_name
+from launcher.judges.sandbox import describe_boundary
 from launcher.manifest import LoadedManifest, Manifest, find_manifest, load_manifest
 from launcher.plan import Plan, PlanOptions, make_plan
 from launcher.plan.calibration import NO_CALIBRATION
@@ -285,7 +287,14 @@ def _make_options(request: Request, hardware: Hardware, loaded: LoadedManifest) 
         manifest_folder=_format_folder(loaded.folder),
         overridden_keys=loaded.overridden_keys,
         uses_sample=_uses_sample(loaded),
+        judge_gaps=_describe_judge_gaps(hardware, loaded),
     )
+
+
+def _describe_judge_gaps(hardware: Hardware, loaded: LoadedManifest) -> str:
+    """Describe what hostile answers could do on this machine; empty for another one, or without a built-in judge."""
+    judge = resolve_judge_name(loaded.manifest)
+    return describe_boundary() if hardware.source == "probe" and judge is not None and ":" not in judge else ""
 
 
 def _uses_sample(loaded: LoadedManifest) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from launcher.analysis.doctor.findings import Finding, make_finding
 from launcher.core.units import GIB, MIB, format_gib
 from launcher.hardware.probe import probe_cpu_cores, probe_ram_bytes
+from launcher.judges.sandbox import describe_boundary
 
 SHM_FOLDER = Path("/dev/shm")
 # Docker's default, enough for our batches, but not for the buffers of several NCCL ranks.
@@ -128,6 +129,16 @@ def check_host(facts: HostFacts, num_gpus: int) -> Iterator[Finding]:
     yield _check_swap(facts)
     yield _check_shm(facts, num_gpus)
     yield from _check_limits(facts)
+
+
+def check_judges() -> Iterator[Finding]:
+    """Check whether the processes that run judged answers are confined."""
+    gaps = describe_boundary()
+    if not gaps:
+        yield _finding("judges", "ok", "answers are judged without network, writable files or other processes")
+        return
+    why = "judges run text that a model wrote"
+    yield _finding("judges", "note", gaps, why, "judge on Linux with user namespaces or seccomp; see docs/SECURITY.md")
 
 
 def _check_cores(facts: HostFacts, num_gpus: int) -> Finding:

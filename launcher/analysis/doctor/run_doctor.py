@@ -11,7 +11,7 @@ from launcher.analysis.doctor.disk_checks import check_disks, list_disk_uses, pr
 from launcher.analysis.doctor.expert import check_expert, probe_expert
 from launcher.analysis.doctor.findings import Family, Finding, Report, make_finding, make_report, make_skipped
 from launcher.analysis.doctor.gpu_checks import check_gpus
-from launcher.analysis.doctor.host import check_host, probe_host
+from launcher.analysis.doctor.host import check_host, check_judges, probe_host
 from launcher.analysis.doctor.loss_checks import check_loss
 from launcher.analysis.doctor.memory_checks import check_memory
 from launcher.analysis.doctor.nvidia_smi import GpuFacts, probe_gpus
@@ -66,6 +66,7 @@ def run_doctor(request: DoctorRequest, say: Callable[[str], None]) -> Report:
     findings += _run_check("GPU", "GPU", lambda: check_gpus(gpu_facts, is_wsl=is_wsl))
     findings += _run_check("machine", "machine", lambda: check_host(host.result(), len(gpu_facts.readings)))
     findings += _check_hardware_overrides()
+    findings += _run_check("machine", "judges", check_judges)
     findings += _run_check("disks", "disks", lambda: check_disks(places.result()))
     findings += _run_check("W&B", "login", lambda: [check_login(login.result(), plan.wandb.mode if plan else None)])
     findings += _check_packages(request, run, gpu_facts, plan, say)

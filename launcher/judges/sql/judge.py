@@ -17,6 +17,7 @@ from launcher.core.errors import InputError, LauncherError, escape
 from launcher.core.frozen_model import Frozen
 from launcher.core.worker import Worker, WorkerError, WorkerFailure
 from launcher.judges.base import MAX_ANSWER_CHARACTERS, Check, CloseOnExit, ReferenceRow, Verdict
+from launcher.judges.sandbox import make_sandboxed_command
 
 CPU_SECONDS = 2  # limit per answer, which needs about a hundredth of it
 READY, PREPARED, PARSED = "ready", "prepared", "parsed"  # progress lines of the worker
@@ -108,7 +109,7 @@ class SqlJudge(CloseOnExit):
         environment = {name: value for name, value in os.environ.items() if name in _PASSED_VARIABLES}  # no secrets
         search_path = os.pathsep.join(filter(None, (str(_SOURCE_ROOT), os.environ.get("PYTHONPATH"))))
         environment |= {"PYTHONPATH": search_path, "PYTHONUTF8": "1"}
-        command = [sys.executable, "-B", "-m", _WORKER_MODULE]
+        command = make_sandboxed_command([sys.executable, "-B", "-m", _WORKER_MODULE])
         self._worker = Worker(command, environment=environment, cwd="/")
         try:
             first_line = self._worker.read_line(_SECONDS_TO_START)

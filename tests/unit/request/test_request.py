@@ -149,3 +149,11 @@ def test_smoke_profile_uses_local_rows_without_a_sample(tmp_path: Path, neo4j_tr
     (tmp_path / "sample").mkdir()
     (tmp_path / "sample/train.jsonl").write_text('{"instruction": "a", "response": "b"}\n' * 7)
     assert plan_request(request).plan.data.num_rows == 7
+
+
+def test_a_machine_that_does_not_confine_judges_is_named_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.request.request.describe_boundary", lambda: "judges are not confined")
+    assert "judges are not confined" in plan_request(Request(expert="neo4j", profile="smoke")).plan.notes
+    without = Request(expert="neo4j", profile="smoke", overrides=["evaluation.task_rows=0"])
+    assert "judges are not confined" not in plan_request(without).plan.notes
+    assert "judges are not confined" not in plan_request(Request(expert="neo4j", gpu="h100")).plan.notes

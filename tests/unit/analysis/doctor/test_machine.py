@@ -18,7 +18,7 @@ from launcher.analysis.doctor.disk_checks import (
     probe_disks,
 )
 from launcher.analysis.doctor.findings import Finding, make_report, make_skipped
-from launcher.analysis.doctor.host import HostFacts, Limits, check_host, probe_host
+from launcher.analysis.doctor.host import HostFacts, Limits, check_host, check_judges, probe_host
 from launcher.analysis.doctor.timed_probe import ProbeOutput, ProbeTimeoutError, call_with_timeout, run_probe
 from launcher.core.units import GIB, MIB
 from launcher.corpus.storage_kind import Storage
@@ -254,3 +254,11 @@ def test_report_is_ordered_and_exits_with_7_on_problems() -> None:
     ]
     assert (report.num_problems, report.num_notes, int(report.exit_code)) == (1, 2, 7)
     assert int(make_report([finding("run", "note"), make_skipped("GPU", "GPU", "why")]).exit_code) == 0
+
+
+def test_whether_judges_are_confined_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.analysis.doctor.host.describe_boundary", lambda: "it could create files")
+    (finding,) = check_judges()
+    assert (finding.status, finding.found) == ("note", "it could create files")
+    monkeypatch.setattr("launcher.analysis.doctor.host.describe_boundary", lambda: "")
+    assert next(check_judges()).status == "ok"

@@ -1,0 +1,101 @@
+"""The boundary around judges' processes: what the platform offers, and the command that starts a process behind it.
+
+Judged texts are hostile. A process behind the boundary has no network, cannot signal or read other processes, cannot
+write files, and is given an environment without secrets.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from launcher.core.worker import WorkerError, run_command
+
+_SCRIPT = Path(__file__).with_name("sandbox_start.py")
+_PROBE_SECONDS = 20.0
+# What a process behind the boundary could still do; printed by a process that tries it.
+_PROBE = """
+import os, socket, sys
+from contextlib import suppress
+listener, target = int(sys.argv[1]), sys.argv[2]
+with suppress(OSError):
+    socket.create_connection(("127.0.0.1", listener), timeout=5)
+    print("network")
+with suppress(OSError):
+    os.kill(os.getppid(), 0)
+    print("signals")
+with suppress(OSError):
+    open(target, "wb")
+    print("files")
+with suppress(OSError):
+    open(f"/proc/{os.getppid()}/environ", "rb").read()
+    print("processes")
+print("done")
+"""
+_TITLES = {
+    "network": "open network connections",
+    "signals": "signal other processes of this user",
+    "files": "create files",
+    "processes": "read the environment of other processes",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Boundary:
+    """What is kept from a judge's process on this machine."""
+
+    network: bool
+    signals: bool
+    files: bool
+    processes: bool  # their memory and environment
+    namespaces: bool  # whether it can start in namespaces of its own
+
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """What a judge's process can still do, in words."""
+        return tuple(title for name, title in _TITLES.items() if not getattr(self, name))
+
+
+def make_sandboxed_command(command: Sequence[str], *, memory_mib: int = 0) -> list[str]:
+    """Return the command that starts a program behind the boundary; `memory_mib` limits its data, 0 does not."""
+    return _make_command(command, memory_mib, namespaces=probe_boundary().namespaces)
+
+
+def describe_boundary() -> str:
+    """Return what hostile answers could do on this machine, for plan and doctor; empty if the boundary is whole."""
+    gaps = probe_boundary().gaps
+    return f"this platform does not confine judges: a hostile answer could {' and '.join(gaps)}" if gaps else ""
+
+
+@cache
+def probe_boundary() -> Boundary:
+    """Start a process behind the boundary that tries to cross it."""
+    for namespaces in (True, False):
+        allowed = _probe(namespaces=namespaces)
+        if allowed is not None:
+            break
+    allowed = set(_TITLES) if allowed is None else allowed
+    return Boundary(**{name: name not in allowed for name in _TITLES}, namespaces=namespaces)
+
+
+def _probe(*, namespaces: bool) -> set[str] | None:
+    """Return what a process can do; None if it does not start."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener, tempfile.TemporaryDirectory() as folder:
+            port, target = str(listener.getsockname()[1]), str(Path(folder) / "written")
+            command = _make_command([sys.executable, "-I", "-S", "-c", _PROBE, port, target], 0, namespaces=namespaces)
+            result = run_command(command, timeout=_PROBE_SECONDS, environment={}, cwd="/")
+    except (WorkerError, OSError):
+        return None
+    *allowed, last = result.stdout.split() or [""]
+    return set(allowed) if result.returncode == 0 and last == "done" else None
+
+
+def _make_command(command: Sequence[str], memory_mib: int, *, namespaces: bool) -> list[str]:
+    start = [sys.executable, "-I", "-S", "-B", str(_SCRIPT), str(memory_mib)]
+    return [*start, "namespaces" if namespaces else "here", *command]
