@@ -67,16 +67,10 @@ class TypescriptJudge(CloseOnExit):
 
     def judge(self, rows: Sequence[ReferenceRow], answers: Sequence[str]) -> list[Verdict]:
         """Return the verdict on each answer."""
-        verdicts: list[Verdict | None] = []
-        inputs: list[CompilerInput] = []
-        for row, answer in zip(rows, answers, strict=True):
-            fault = _find_fault(answer)
-            verdicts.append(fail_all(self._checks, f"does not parse: {fault}") if fault else None)
-            if not fault:
-                inputs.append(self._make_input(row, strip_code_fence(answer)))
-        judged = self._judge_by_compiler(self._node, inputs) if self._node else map(self._judge_by_tree, inputs)
-        remaining = iter(judged)
-        return [next(remaining) if verdict is None else verdict for verdict in verdicts]
+        inputs = [self._make_input(row, answer) for row, answer in zip(rows, answers, strict=True)]
+        if self._node is None:
+            return [self._judge_by_tree(source) for source in inputs]
+        return list(self._judge_by_compiler(self._node, inputs))
 
     def close(self) -> None:
         """End the processes of the judge."""
@@ -85,23 +79,27 @@ class TypescriptJudge(CloseOnExit):
             self._node.close()
 
     def _make_input(self, row: ReferenceRow, answer: str) -> CompilerInput:
+        """Return the texts of a row. An answer that cannot be parsed is empty: the row decides what is judged."""
+        text = "" if _find_fault(answer) else strip_code_fence(answer)
         reference = strip_code_fence(row.reference)
         if self._node is None:
-            return CompilerInput(answer=answer, reference=reference)
-        given, answer_given = collect_declarations(self._reader, row, answer)
-        return CompilerInput(given=given, answer_given=answer_given, answer=answer, reference=reference)
+            return CompilerInput(answer=text, reference=reference, fault=_find_fault(answer))
+        given, answer_given = collect_declarations(self._reader, row, text)
+        return CompilerInput(
+            given=given, answer_given=answer_given, answer=text, reference=reference, fault=_find_fault(answer)
+        )
 
     def _judge_by_tree(self, source: CompilerInput) -> Verdict:
-        fault = self._reader.read(source.answer).fault
-        return fail_all(self._checks, f"does not parse: {fault}") if fault else self._compare_texts(source)
-
-    def _compare_texts(self, source: CompilerInput) -> Verdict:
+        fault = source.fault or self._reader.read(source.answer).fault
+        if fault:
+            return fail_all(self._checks, f"does not parse: {fault}")
         is_equal = self._reader.is_equal(source.answer, source.reference)
         checks = {"parses": True, "types": None, "behaves": None, "equal": is_equal}
         return Verdict(checks=checks, reason="" if is_equal else _DIFFERS)
 
     def _judge_by_compiler(self, node: TypescriptNode, inputs: Sequence[CompilerInput]) -> Iterator[Verdict]:
-        for batch in _split(inputs):
+        for start in range(0, len(inputs), _BATCH_ROWS):
+            batch = inputs[start : start + _BATCH_ROWS]
             reports: Sequence[CompilerReport | None] = [None] * len(batch)
             if len(batch) > 1:
                 with suppress(WorkerError):  # one of them failed: compile each alone
@@ -116,27 +114,37 @@ class TypescriptJudge(CloseOnExit):
         except WorkerError as error:
             reason = f"the compiler {error}"
         try:
-            node.compile_all([replace(source, answer_given=source.given, answer=source.reference)])
+            report = node.compile_all([replace(source, answer_given=source.given, answer=source.reference)])[0]
         except WorkerError:
             return self._judge_by_tree(source)
         if self._reader.read(source.answer).fault:
-            return fail_all(self._checks, f"does not parse: {reason}")
-        return Verdict(checks={"parses": True, "types": False, "behaves": False, "equal": False}, reason=reason)
+            return self._judge_report(node, source, replace(report, syntax=reason))
+        return self._judge_report(node, source, replace(report, syntax="", types=reason, globals=""))
 
     def _judge_report(self, node: TypescriptNode, source: CompilerInput, report: CompilerReport) -> Verdict:
+        """Return the verdict. What the row cannot decide is None for every answer, right or wrong."""
+        can_type = not report.reference_types  # otherwise the row needs a browser API or a package
+        obstacle = report.reference_types or node.find_obstacle(report)
+        parses, types, behaves, reason = True, True, True, ""
         if report.syntax:
-            return fail_all(self._checks, f"does not parse: {report.syntax}")
-        if report.reference_types:  # the row needs a browser API or a package
-            return self._compare_texts(source)
-        if report.types:
-            checks = {"parses": True, "types": False, "behaves": False, "equal": False}
-            return Verdict(checks=checks, reason=f"does not type-check: {report.types}")
-        behaves, difference = _compare(node, report)
-        is_equal = behaves is not False and self._reader.is_equal(source.answer, source.reference)
-        return Verdict(
-            checks={"parses": True, "types": True, "behaves": behaves, "equal": is_equal},
-            reason=difference or ("" if is_equal else _DIFFERS),
-        )
+            parses = types = behaves = False
+            reason = f"does not parse: {source.fault or report.syntax}"
+        elif report.types and can_type:
+            types = behaves = False
+            reason = f"does not type-check: {report.types}"
+        elif not obstacle:
+            reason = report.globals or report.same or node.compare(report)
+            behaves = not reason
+        is_equal = parses and (behaves or bool(obstacle)) and (types or not can_type)
+        is_equal = is_equal and self._reader.is_equal(source.answer, source.reference)
+        checks = {
+            "parses": parses,
+            "types": types if can_type else None,
+            "behaves": None if obstacle else behaves,
+            "equal": is_equal,
+        }
+        reason = reason or (f"not judged: {obstacle}" if obstacle else "" if is_equal else _DIFFERS)
+        return Verdict(checks=checks, reason=reason)
 
 
 def _find_fault(answer: str) -> str:
@@ -146,32 +154,6 @@ def _find_fault(answer: str) -> str:
     if not answer.isascii() and any("\ud800" <= char <= "\udfff" for char in answer):
         return "it contains a lone surrogate"
     return "" if answer.strip() else "it is empty"
-
-
-def _split(inputs: Sequence[CompilerInput]) -> Iterator[list[CompilerInput]]:
-    """Yield batches to compile together; a module that declares globals is compiled alone."""
-    batch: list[CompilerInput] = []
-    for source in inputs:
-        if "declare" in source.answer or "declare" in source.reference or "declare" in source.given:
-            yield [source]
-            continue
-        batch.append(source)
-        if len(batch) == _BATCH_ROWS:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
-def _compare(node: TypescriptNode, report: CompilerReport) -> tuple[bool | None, str]:
-    if report.same:
-        return False, report.same
-    behaviour = node.compare(report)
-    if report.num_cases == 0:
-        if behaviour:  # it does not even load
-            return False, behaviour
-        return (True, "") if report.same is not None else (None, "")
-    return (None, "") if behaviour is None else (not behaviour, behaviour)
 
 
 def collect_declarations(reader: SourceReader, row: ReferenceRow, answer: str) -> tuple[str, str]:

@@ -1,14 +1,15 @@
 """TypeScript's compiler and a sandbox for its output: Node.js processes without permissions and with a timeout.
 
-One process compiles and runs nothing. One runs answers and another runs references: an answer that escapes from its
-realm finds neither the reference nor its results, and no files, processes or sockets.
+One process compiles and runs nothing. One runs references, in a new realm each. Every answer has a process of its own:
+one that escapes from its realm finds neither the reference nor its results, and no later answer.
 """
 
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,18 @@ from launcher.judges.worker import LimitedWorker
 
 _HERE = Path(__file__).parent / "js"
 _COMPILER, _RUNNER = _HERE / "compiler.cjs", _HERE / "runner.cjs"
-_PARTS = tuple(_HERE / f"{name}.cjs" for name in ("cases", "inputs", "types"))
+_PARTS = tuple(_HERE / f"{name}.cjs" for name in ("cases", "inputs", "plans", "types"))
+_REALM = _HERE / "realm.cjs"
 _HEAP_MIB = {"compiler": 512, "runner": 128}
 _DATA_MIB = {"compiler": 2048, "runner": 1024}  # including buffers, code and stacks
+_CACHED_REFERENCES = 64
+_UNORDERED = {"o": 1, "bare": 1, "map": 2, "set": 2}  # where descriptions have parts in any order
+_FAILURES = {
+    "load": "fails before the first call",
+    "pending": "it does not finish",
+    "size": "it returns too much data",
+    "time": "it timed out",
+}
 _RELATIVE_ERROR = 1e-9  # sums may be computed in another order
 
 
@@ -47,21 +57,44 @@ class CompilerInput:
     answer_given: str = ""  # the same before the answer, without those it repeats
     answer: str
     reference: str
+    fault: str = ""  # why the answer is not even parsed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TestCases:
+    """JavaScript source of inputs, and of plans how their results are observed."""
+
+    cases: str = "[]"
+    plans: str = "[]"
+    names: tuple[str, ...] = ()  # functions, classes and values to run
+    count: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompilerReport:
     """Compiler output for an answer and its reference; error texts are empty if there is no error."""
 
+    reference_types: str  # the first type error of the reference
+    opaque: str  # why the reference cannot be compared
+    declares_types: bool  # of the reference
+    reference_code: str
+    cases: TestCases  # depend on the reference only
     syntax: str
-    types: str = ""
-    reference_types: str = ""
-    same: str | None = None  # difference of declared types; None: the reference declares none
-    names: tuple[str, ...] = ()  # functions and classes to run
-    cases: str = ""
-    num_cases: int = 0
-    answer_code: str = ""
-    reference_code: str = ""
+    types: str
+    globals: str  # what the answer declares outside of its module
+    same: str  # difference of declared types
+    extra: TestCases  # more cases, near the literals of the answer
+    answer_code: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Run:
+    """Results of a program: what it printed when it was loaded, then one result per case."""
+
+    results: list[Any] = field(default_factory=list)
+    fault: str = ""
+    opaque: str = ""  # the first value that cannot be described
+    touched: bool = False  # it tried to change a built-in object
 
 
 def find_typescript_tools() -> Tools | None:
@@ -85,11 +118,19 @@ class TypescriptNode:
             seconds=seconds,
             memory_mib=_DATA_MIB["compiler"],
         )
-        node, *flags = make_node_command(tools.node, _RUNNER, readable=[], heap_mib=_HEAP_MIB["runner"])
-        run_command = [node, "--disallow-code-generation-from-strings", *flags, str(round(seconds * 500))]
-        self._runners = tuple(
-            LimitedWorker(run_command, environment, seconds=seconds, memory_mib=_DATA_MIB["runner"]) for _ in range(2)
+        node, *flags = make_node_command(tools.node, _RUNNER, readable=[_REALM], heap_mib=_HEAP_MIB["runner"])
+        run = [
+            node,
+            "--disallow-code-generation-from-strings",
+            "--frozen-intrinsics",
+            *flags,
+            str(round(seconds * 500)),
+        ]
+        self._references, self._answers = (
+            LimitedWorker(run, environment, seconds=seconds, memory_mib=_DATA_MIB["runner"], is_reused=is_reused)
+            for is_reused in (True, False)
         )
+        self._expected: OrderedDict[tuple[str, str], _Run] = OrderedDict()  # of the last references
 
     def compile_all(self, rows: Sequence[CompilerInput]) -> list[CompilerReport]:
         """Compile a batch; raises WorkerError if the compiler fails on any of it."""
@@ -107,70 +148,127 @@ class TypescriptNode:
             raise WorkerError(WorkerFailure.EXITED, f"failed: {replies['broken']}")
         return [_parse_report(reply) for reply in replies]
 
-    def compare(self, report: CompilerReport) -> str | None:
-        """Describe how the behaviour differs; empty if it is the same, None if the reference cannot be run."""
-        answers, references = self._runners
-        expected, fault = _run(references, report.reference_code, report)
-        if fault or (expected and all(map(_has_thrown, expected))):
-            return None
-        actual, fault = _run(answers, report.answer_code, report)
-        if fault:
-            return fault
-        pairs = enumerate(zip(actual, expected, strict=True)) if len(actual) == len(expected) else [(0, (None, True))]
-        different = [index for index, (one, other) in pairs if not _is_same(one, other)]
-        if different:
-            return f"returns something else than the reference in {len(different)} of {len(expected)} cases"
-        return ""
+    def find_obstacle(self, report: CompilerReport) -> str:
+        """Return why the reference cannot be compared with any answer; empty if it can."""
+        if report.opaque:
+            return report.opaque
+        expected = self._run_reference(report)
+        if expected.fault or expected.opaque:
+            return expected.fault or expected.opaque
+        if report.cases.count and all(map(_has_failed, expected.results[1:])):
+            return "the reference fails for all generated inputs"
+        is_empty = not report.cases.count and not report.declares_types and expected.results[0] == ["loaded", []]
+        return "the reference declares and prints nothing" if is_empty else ""
+
+    def compare(self, report: CompilerReport) -> str:
+        """Describe how the behaviour of an answer differs; empty if it does not. The reference has no obstacle."""
+        if report.answer_code == report.reference_code:
+            return ""
+        cases, expected = report.cases, self._run_reference(report)
+        if report.extra.count:
+            combined = _combine(cases, report.extra)
+            with_extra = _run(self._references, report.reference_code, combined)
+            if not with_extra.fault and not with_extra.opaque:
+                cases, expected = combined, with_extra
+        actual = _run(self._answers, report.answer_code, cases)
+        if actual.fault:
+            return actual.fault
+        if actual.touched:
+            return "changes a built-in object"
+        if len(actual.results) != len(expected.results) or not _is_same(actual.results[0], expected.results[0]):
+            return "prints something else than the reference when it is loaded"
+        pairs = zip(actual.results[1:], expected.results[1:], strict=True)
+        different = sum(not _is_same(one, other) for one, other in pairs)
+        return f"does something else than the reference in {different} of {cases.count} cases" if different else ""
 
     def close(self) -> None:
         """End all processes."""
-        for worker in (self._compiler, *self._runners):
+        for worker in (self._compiler, self._references, self._answers):
             worker.close()
+
+    def _run_reference(self, report: CompilerReport) -> _Run:
+        key = (report.reference_code, report.cases.cases)
+        if key not in self._expected:
+            self._expected[key] = _run(self._references, report.reference_code, report.cases)
+            if len(self._expected) > _CACHED_REFERENCES:
+                self._expected.popitem(last=False)
+        return self._expected[key]
 
 
 def _parse_report(reply: Any) -> CompilerReport:
-    if reply["syntax"]:
-        return CompilerReport(syntax=reply["syntax"])
-    plan = reply["plan"] or {"names": [], "cases": "[]", "count": 0}
+    plan = reply.get("plan") or {}
     return CompilerReport(
-        syntax="",
-        types=reply["types"],
         reference_types=reply["referenceTypes"],
+        opaque=plan.get("opaque", ""),
+        declares_types=reply["declaresTypes"],
+        reference_code=reply.get("code", ""),
+        cases=_parse_cases(plan),
+        syntax=reply["syntax"],
+        types=reply["types"],
+        globals=reply["globals"],
         same=reply["same"],
-        names=tuple(plan["names"]),
-        cases=plan["cases"],
-        num_cases=plan["count"],
+        extra=_parse_cases(reply.get("extra") or {}),
         answer_code=reply.get("answerCode", ""),
-        reference_code=reply.get("referenceCode", ""),
     )
 
 
-def _run(worker: LimitedWorker, code: str, report: CompilerReport) -> tuple[list[Any], str]:
-    """Return the result of every case, or an error text."""
+def _parse_cases(plan: dict[str, Any]) -> TestCases:
+    if not plan:
+        return TestCases()
+    return TestCases(cases=plan["cases"], plans=plan["plans"], names=tuple(plan["names"]), count=plan["count"])
+
+
+def _combine(one: TestCases, other: TestCases) -> TestCases:
+    return TestCases(
+        cases=f"[...{one.cases},...{other.cases}]",
+        plans=f"[...{one.plans},...{other.plans}]",
+        names=one.names,
+        count=one.count + other.count,
+    )
+
+
+def _run(worker: LimitedWorker, code: str, cases: TestCases) -> _Run:
+    """Run code on all cases."""
+    request = {"code": code, "names": cases.names, "plans": cases.plans, "cases": cases.cases}
     try:
-        reply = json.loads(worker.request(json.dumps({"code": code, "names": report.names, "cases": report.cases})))
-        results = json.loads(reply["results"]) if "results" in reply else None
+        reply = json.loads(worker.request(json.dumps(request)))
+        if "report" not in reply:
+            return _Run(fault=_FAILURES[reply["failed"]])
+        report = json.loads(reply["report"])
+        results, opaque, touched = report["results"], report["opaque"], report["touched"]
     except WorkerError as error:
-        return [], f"running it: the process {error}"
-    except (ValueError, TypeError, RecursionError):
-        return [], "running it returns nothing that can be parsed"
-    return (results, "") if isinstance(results, list) else ([], f"it {reply.get('failed', 'returns nothing')}")
+        return _Run(fault=f"running it: the process {error}")
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return _Run(fault="running it returns nothing that can be parsed")
+    if not isinstance(results, list) or not results or not isinstance(opaque, str):
+        return _Run(fault="running it returns nothing that can be parsed")
+    return _Run(results=results, opaque=opaque, touched=bool(touched))
 
 
-def _has_thrown(result: Any) -> bool:
-    return bool(result == ["threw"] or (isinstance(result, list) and result[:1] == [["threw"]]))
+def _has_failed(result: Any) -> bool:
+    """Return whether a case of the reference ended in an error of the engine: its input did not fit."""
+    match result:
+        case [["threw" | "rejected" | "broken", ["error", _, None, *_]], *_]:
+            return True
+    return False
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Compare two serialized values; the order of objects, maps and sets does not matter."""
+    """Compare two described values, an answer's and the reference's; the order of keys of maps does not matter."""
     if not (isinstance(one, list) and isinstance(other, list)):
         return type(one) is type(other) and bool(one == other)
+    if one[:1] == other[:1] == ["error"] and len(other) == 3 and other[2] is None:
+        return one[1:2] == other[1:2]  # the engine's own error: its text is not the code's
     if len(one) != len(other):
         return False
     if one[:1] == other[:1] == ["n"] and len(one) == 2:
         return _is_same_number(one[1], other[1])
-    if one and one[0] in ("o", "map", "set") and one[0] == other[0] and len(one) == 2:
-        return _is_same_multiset(one[1], other[1])
+    unordered = _UNORDERED.get(other[0]) if other and isinstance(other[0], str) else None
+    if unordered is not None and len(other) > unordered and one[0] == other[0]:
+        pairs = zip(one, other, strict=True)
+        return all(
+            _is_same_multiset(*pair) if index == unordered else _is_same(*pair) for index, pair in enumerate(pairs)
+        )
     return all(map(_is_same, one, other))
 
 

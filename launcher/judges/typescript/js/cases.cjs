@@ -2,76 +2,81 @@
 // Inputs are near the literals of the code, because programs differ there.
 "use strict";
 
-const { InputGenerator, Unsupported, collectLiterals } = require("./inputs.cjs");
+const { InputGenerator, Unsupported } = require("./inputs.cjs");
+const { PlanTable } = require("./plans.cjs");
 
-const CASES_PER_FUNCTION = 40;
 const CASES_PER_CLASS = 12;
-const CALLS_PER_CLASS = 14;
 
-// Returns names: what to test in a program; cases: JavaScript source of an array of cases for the runner.
-function makeCases(row) {
-  const { ts, checker, mine, theirs, starts } = row;
-  const literals = [collectLiterals(ts, theirs, starts.theirs), collectLiterals(ts, mine, starts.mine)];
+// Returns names: what to test in a program; cases and plans: JavaScript source for the runner; opaque: why the
+// reference cannot be compared, or empty.
+function makeCases({ ts, checker, file, start }, literals, casesPerFunction, firstPlan) {
   const generator = new InputGenerator(ts, checker, ...literals);
+  const table = new PlanTable(ts, checker, generator, firstPlan);
   const [names, cases] = [[], []];
-  for (const node of theirs.statements.filter((one) => one.end > starts.theirs)) {
-    for (const name of getNames(ts, node)) {
-      names.push(name.text);
-      cases.push(...makeCasesOf(ts, checker, generator, node, name));
+  let opaque = "";
+  for (const node of file.statements.filter((one) => one.end > start)) {
+    const declared = getNames(ts, node);
+    if (declared === null) opaque ||= "an export without a name";
+    for (const name of declared ?? []) {
+      try {
+        const made = makeCasesOf(ts, checker, generator, table, node, name, casesPerFunction);
+        if (!names.includes(name.text)) names.push(name.text);
+        cases.push(...made);
+      } catch (error) {
+        if (!(error instanceof Unsupported)) throw error;
+        opaque ||= `${name.text} needs ${error.message}`;
+      }
     }
   }
-  return { names, cases: `[${cases.join(",\n")}]`, count: cases.length };
+  return { names, cases: `[${cases.join(",\n")}]`, plans: table.render(), numPlans: table.plans.length, count: cases.length, opaque };
 }
 
+// Returns the names that a statement declares; null if it exports something that has none.
 function getNames(ts, node) {
-  if (ts.isFunctionDeclaration(node) || ts.isClassDeclaration(node) || ts.isEnumDeclaration(node)) {
-    return node.name ? [node.name] : [];
-  }
+  const hasName = ts.isFunctionDeclaration(node) || ts.isClassDeclaration(node) || ts.isEnumDeclaration(node);
+  if (node.modifiers?.some((one) => one.kind === ts.SyntaxKind.DeclareKeyword)) return [];
+  if (hasName) return node.name ? [node.name] : null;
+  if (ts.isExportAssignment(node)) return ts.isIdentifier(node.expression) ? [] : null;
+  if (ts.isModuleDeclaration(node)) return ts.isIdentifier(node.name) && ts.getModuleInstanceState(node) !== 0 ? [node.name] : [];
   if (!ts.isVariableStatement(node)) return [];
-  return node.declarationList.declarations.map((one) => one.name).filter(ts.isIdentifier);
+  const flatten = (name) => (ts.isIdentifier(name) ? [name] : name.elements.flatMap((one) => (one.name ? flatten(one.name) : [])));
+  return node.declarationList.declarations.flatMap((one) => flatten(one.name));
 }
 
-function makeCasesOf(ts, checker, generator, node, name) {
-  try {
-    if (ts.isClassDeclaration(node)) return makeClassCases(ts, checker, generator, node);
-    const type = checker.getTypeAtLocation(name);
-    const signature = ts.isEnumDeclaration(node) ? undefined : type.getCallSignatures().at(-1);
-    const quoted = JSON.stringify(name.text);
-    if (!signature) return [`{kind:"value",name:${quoted}}`];
-    const generated = [];
-    for (let turn = 0; turn < CASES_PER_FUNCTION; turn += 1) {
-      generated.push(`{kind:"call",name:${quoted},make:()=>[${generator.makeArguments(signature, turn)}]}`);
-    }
-    return generated;
-  } catch (error) {
-    if (error instanceof Unsupported) return [];
-    throw error;
-  }
-}
-
-// Calls methods of one object in random order, so that one method sees what another has stored.
-function makeClassCases(ts, checker, generator, node) {
-  const type = checker.getTypeAtLocation(node.name);
-  const hidden = ts.ModifierFlags.Private | ts.ModifierFlags.Protected;
-  const isPublic = (symbol) =>
-    !(ts.getDeclarationModifierFlagsFromSymbol(symbol) & hidden) && /^[\w$]+$/.test(symbol.name);
-  const members = checker.getPropertiesOfType(type).filter(isPublic);
-  const methods = members
-    .map((symbol) => [symbol.name, checker.getTypeOfSymbol(symbol).getCallSignatures().at(-1)])
-    .filter(([, signature]) => signature);
-  const constructor = checker.getTypeOfSymbol(type.symbol).getConstructSignatures().at(-1);
+function makeCasesOf(ts, checker, generator, table, node, name, casesPerFunction) {
+  const quoted = JSON.stringify(name.text);
+  if (ts.isFunctionDeclaration(node) && !node.body) return []; // an overload: the implementation follows
+  if (ts.isClassDeclaration(node)) return makeClassCases(ts, checker, generator, table, node, quoted);
+  const symbol = checker.getSymbolAtLocation(name);
+  const type = ts.isModuleDeclaration(node) || ts.isEnumDeclaration(node) ? checker.getTypeOfSymbol(symbol) : checker.getTypeAtLocation(name);
+  const signature = ts.isEnumDeclaration(node) ? undefined : type.getCallSignatures().at(-1);
+  if (!signature) return [`{kind:"value",name:${quoted},plan:${ts.isEnumDeclaration(node) ? -1 : table.add(type)}}`];
+  const plan = table.add(signature.getReturnType());
   const generated = [];
+  for (let turn = 0; turn < casesPerFunction; turn += 1) {
+    generated.push(`{kind:"call",name:${quoted},plan:${plan},make:()=>[${generator.makeArguments(signature, turn)}]}`);
+  }
+  return generated;
+}
+
+function makeClassCases(ts, checker, generator, table, node, quoted) {
+  const instance = checker.getTypeAtLocation(node.name);
+  const type = checker.getTypeOfSymbol(instance.symbol);
+  const generated = [];
+  const statics = table.getMembers(type);
+  if (statics.length > 0) {
+    const view = table.makeView(type, statics, "object");
+    const plan = table.put({ view: { ...view, length: view.steps.length } });
+    generated.push(`{kind:"value",name:${quoted},plan:${plan}}`);
+  }
+  const constructor = type.getConstructSignatures().at(-1);
+  const { Private, Protected, Abstract } = ts.ModifierFlags;
+  const isMade = constructor?.declaration && ts.getCombinedModifierFlags(constructor.declaration) & (Private | Protected);
+  if (isMade || ts.getCombinedModifierFlags(node) & Abstract) return generated;
+  const plan = table.add(instance);
   for (let turn = 0; turn < CASES_PER_CLASS; turn += 1) {
-    const steps = [];
-    for (let step = 0; step < CALLS_PER_CLASS && methods.length > 0; step += 1) {
-      const [name, signature] = generator.pick(methods);
-      steps.push(`[${JSON.stringify(name)},()=>[${generator.makeArguments(signature, turn)}]]`);
-    }
-    const constructorArguments = constructor ? generator.makeArguments(constructor, turn) : "";
-    generated.push(
-      `{kind:"class",name:${JSON.stringify(node.name.text)},make:()=>[${constructorArguments}],steps:[${steps.join(",")}],` +
-        `shown:${JSON.stringify(members.map((symbol) => symbol.name))}}`,
-    );
+    const made = constructor ? generator.makeArguments(constructor, turn) : "";
+    generated.push(`{kind:"class",name:${quoted},plan:${plan},make:()=>[${made}]}`);
   }
   return generated;
 }

@@ -1,6 +1,6 @@
 // Compiles answers and references with TypeScript: syntax, types, test cases and JavaScript code.
 // Reads one JSON line, [{given, answerGiven, answer, reference}, ...], and writes the report on each, or {broken}.
-// Files exist in memory only; nothing is imported.
+// Files exist in memory only; nothing is imported. References are compiled in a program without any answer.
 "use strict";
 
 const fs = require("node:fs");
@@ -9,14 +9,18 @@ const readline = require("node:readline");
 
 const ts = require(process.argv[2]);
 const { makeCases } = require("./cases.cjs");
-const { compareTypes } = require("./types.cjs");
+const { collectLiterals } = require("./inputs.cjs");
+const { compareTypes, describeTypes } = require("./types.cjs");
 
 const LIBRARY = path.dirname(process.argv[2]);
 const LIBRARY_NAMES = /^lib\.(es5|es20(1[5-9]|2[0-2])(\.[a-z]+)*|decorators(\.legacy)?)\.d\.ts$/;
 // Globals of every runtime that are not part of the language. No DOM: its globals (name, event, Text) hide mistakes.
 const AMBIENT = `
 declare var console: { log(...a: any[]): void; info(...a: any[]): void; warn(...a: any[]): void;
-  error(...a: any[]): void; debug(...a: any[]): void; };
+  error(...a: any[]): void; debug(...a: any[]): void; trace(...a: any[]): void; table(...a: any[]): void;
+  dir(...a: any[]): void; group(...a: any[]): void; groupCollapsed(...a: any[]): void; groupEnd(): void;
+  count(label?: string): void; time(label?: string): void; timeEnd(label?: string): void;
+  assert(holds?: boolean, ...a: any[]): void; };
 declare function setTimeout(run: (...a: any[]) => void, ms?: number, ...a: any[]): number;
 declare function clearTimeout(id?: number): void;
 declare function setInterval(run: (...a: any[]) => void, ms?: number, ...a: any[]): number;
@@ -24,6 +28,9 @@ declare function clearInterval(id?: number): void;
 declare function queueMicrotask(run: () => void): void;
 declare function structuredClone<T>(value: T): T;
 `;
+const CASES_PER_FUNCTION = 40;
+const EXTRA_CASES_PER_FUNCTION = 20;
+const NO_LITERALS = { numbers: [], strings: [] };
 const OPTIONS = {
   strict: true,
   preserveConstEnums: true,
@@ -37,7 +44,7 @@ const OPTIONS = {
   skipLibCheck: true,
 };
 const fixed = new Map([["/ambient.d.ts", parse("/ambient.d.ts", AMBIENT)]]);
-let previous; // the last program, reused for unchanged files
+let library; // the program without answers and references, whose files are reused
 
 function parse(name, text, setExternalModuleIndicator) {
   const how = { languageVersion: OPTIONS.target, setExternalModuleIndicator };
@@ -69,8 +76,7 @@ function makeProgram(files) {
     writeFile: () => undefined,
   };
   const rootNames = [...fixed.keys()].slice(0, 1).concat([...files.keys()]);
-  previous = ts.createProgram({ rootNames, options: OPTIONS, host, oldProgram: previous });
-  return previous;
+  return ts.createProgram({ rootNames, options: OPTIONS, host, oldProgram: library });
 }
 
 const formatMessage = (diagnostic) => ts.flattenDiagnosticMessageText(diagnostic.messageText, " ").slice(0, 200);
@@ -94,6 +100,7 @@ function emit(program, file) {
       return factory.updateClassDeclaration(node, modifiers, name, typeParameters, heritageClauses, members);
     }
     if (ts.isVariableStatement(node)) return factory.updateVariableStatement(node, modifiers, node.declarationList);
+    if (ts.isModuleDeclaration(node)) return factory.updateModuleDeclaration(node, modifiers, name, body);
     return ts.isEnumDeclaration(node) ? factory.updateEnumDeclaration(node, modifiers, name, members) : node;
   };
   const before = [(context) => (root) => visitEachChild(root, removeExport, context)];
@@ -110,37 +117,82 @@ function findImport(node) {
   return ts.forEachChild(node, (child) => findImport(child) || undefined) ?? "";
 }
 
-// Returns syntax, types, referenceTypes: the first error or empty; same: the first difference of declared types, null if
-// the reference declares none; plan: the test cases, see cases.cjs.
-function compileRow(program, { mine, theirs, starts }) {
-  const check = (file) =>
-    firstOf([...program.getSyntacticDiagnostics(file), ...program.getSemanticDiagnostics(file)]) || findImport(file);
-  const report = { syntax: "", types: check(mine), referenceTypes: check(theirs), same: null, plan: null };
-  if (report.types || report.referenceTypes) return report;
-  const row = { ts, checker: program.getTypeChecker(), mine, theirs, starts };
-  report.same = compareTypes(row);
-  report.plan = makeCases(row);
-  report.answerCode = emit(program, mine);
-  report.referenceCode = emit(program, theirs);
-  return report;
+// Returns what a file declares beyond itself; empty if it is a module like others.
+function findGlobals(file) {
+  const isOutside = (node) =>
+    ts.isModuleDeclaration(node) && (node.flags & ts.NodeFlags.GlobalAugmentation || ts.isStringLiteral(node.name));
+  if (file.statements.some(isOutside)) return "declares globals or modules";
+  if (file.statements.some((node) => ts.isNamespaceExportDeclaration(node) || (ts.isExportAssignment(node) && node.isExportEquals))) {
+    return "exports something else than a module does";
+  }
+  const references = [file.referencedFiles, file.typeReferenceDirectives, file.libReferenceDirectives, file.amdDependencies];
+  return references.some((list) => list?.length > 0) ? "refers to other files" : "";
+}
+
+// Compiles files, each that declares globals in a program of its own. Returns {file, start, ts, checker, program,
+// fault, globals} of each.
+function compileFiles(sources) {
+  const parsed = sources.map(({ name, given, text }) => {
+    const file = parse(name, `${given}\n${text}`, asModule);
+    return { ts, file, start: given.length, globals: findGlobals(file) };
+  });
+  const together = parsed.filter((one) => !one.globals);
+  for (const group of [together, ...parsed.filter((one) => one.globals).map((one) => [one])]) {
+    const program = makeProgram(new Map(group.map(({ file }) => [file.fileName, file])));
+    for (const one of group) {
+      const faults = [...program.getSyntacticDiagnostics(one.file), ...program.getSemanticDiagnostics(one.file)];
+      Object.assign(one, { program, checker: program.getTypeChecker(), fault: firstOf(faults) || findImport(one.file) });
+    }
+  }
+  return parsed;
+}
+
+// Returns what is known of a reference, whatever the answer: its type error, or its code and test cases.
+function reportReference(source) {
+  if (source.fault) return { referenceTypes: source.fault };
+  const types = describeTypes(source);
+  const literals = collectLiterals(ts, source.file, source.start);
+  const plan = makeCases(source, [literals, NO_LITERALS], CASES_PER_FUNCTION, 0);
+  if (types === undefined) plan.opaque ||= "a deeply nested type";
+  return { referenceTypes: "", types, literals, plan, code: emit(source.program, source.file) };
+}
+
+// Returns more test cases, near the literals of the answer that the reference does not have.
+function makeExtraCases(reference, { literals, plan }, answer) {
+  const mine = collectLiterals(ts, answer.file, answer.start);
+  const numbers = mine.numbers.filter((one) => !literals.numbers.includes(one));
+  const strings = mine.strings.filter((one) => !literals.strings.includes(one));
+  if (numbers.length + strings.length === 0) return null;
+  return makeCases(reference, [literals, { numbers, strings }], EXTRA_CASES_PER_FUNCTION, plan.numPlans);
 }
 
 function compileAll(requests) {
-  const files = new Map();
-  const put = (name, text) => files.set(name, parse(name, text, asModule)).get(name);
-  const rows = requests.map(({ given, answerGiven, answer, reference }, index) => {
+  const references = compileFiles(requests.map(({ given, reference }, index) => ({ name: `/reference${index}.ts`, given, text: reference })));
+  const known = references.map(reportReference);
+  const syntax = requests.map(({ answer }) => {
     const { parseDiagnostics, statements } = parse("/answer.ts", answer, asModule);
-    if (parseDiagnostics.length > 0) return { syntax: firstOf(parseDiagnostics) };
-    if (statements.length === 0) return { syntax: "It contains no statement." };
-    const mine = put(`/answer${index}.ts`, `${answerGiven}\n${answer}`);
-    const theirs = put(`/reference${index}.ts`, `${given}\n${reference}`);
-    return { mine, theirs, starts: { mine: answerGiven.length, theirs: given.length } };
+    return firstOf(parseDiagnostics) || (statements.length === 0 ? "It contains no statement." : "");
   });
-  const program = makeProgram(files);
-  return rows.map((row) => (row.syntax ? row : compileRow(program, row)));
+  const indices = requests.map((_, index) => index).filter((index) => syntax[index] === "");
+  const name = (index) => ({ name: `/answer${index}.ts`, given: requests[index].answerGiven, text: requests[index].answer });
+  const answers = new Map(compileFiles(indices.map(name)).map((one, at) => [indices[at], one]));
+  return requests.map((_, index) => {
+    const { referenceTypes, types, plan, code } = known[index];
+    const report = { syntax: syntax[index], types: "", globals: "", same: "", declaresTypes: Boolean(types), referenceTypes, plan, code };
+    const answer = answers.get(index);
+    if (!answer) return report;
+    report.types = answer.fault;
+    if (answer.fault || referenceTypes) return report;
+    report.globals = references[index].globals ? "" : answer.globals;
+    report.same = compareTypes(answer, types ?? []);
+    report.extra = makeExtraCases(references[index], known[index], answer);
+    report.answerCode = emit(answer.program, answer.file);
+    return report;
+  });
 }
 
-makeProgram(new Map()).getTypeChecker(); // load the library before the first answer
+library = makeProgram(new Map());
+library.getTypeChecker(); // load the library before the first answer
 process.stdout.write("ready\n");
 readline.createInterface({ input: process.stdin }).on("line", (line) => {
   let reply;

@@ -6,7 +6,7 @@ const MAX_DEPTH = 5;
 const WORDS = ["Amber", "Birch", "Cedar", "Dune", "", "  "];
 const NUMBERS = [0, 1, 2, 3, 5, 10, -1, 2.5];
 const DATES = ["2001-02-03", "2012-12-31", "2013-01-01", "2024-02-29"];
-const ANYTHING = ["null", "undefined", "0", "7", '""', '"x"', "true", "[]", "[1]", "{}", "(() => 1)"];
+const ANYTHING = ["null", "undefined", "0", "7", '""', '"x"', "true", "[]", "[1]", "{}", "own(() => 1)"];
 
 class Unsupported extends Error {}
 
@@ -54,11 +54,11 @@ class InputGenerator {
     return list[this.below(list.length)];
   }
 
-  // Draws mostly near the reference's literals, so that an answer with many others cannot displace them.
+  // Draws mostly near literals of the code.
   draw([base, theirs, mine]) {
     const roll = this.below(100);
-    if (roll < 50 && theirs.length > 0) return this.pick(theirs);
-    return roll < 62 && mine.length > 0 ? this.pick(mine) : this.pick(base);
+    if (roll < 40 && mine.length > 0) return this.pick(mine);
+    return roll < (mine.length > 0 ? 75 : 50) && theirs.length > 0 ? this.pick(theirs) : this.pick(base);
   }
 
   makeArguments(signature, turn) {
@@ -97,10 +97,16 @@ class InputGenerator {
     if (has(flags.BigInt)) return `${this.below(9)}n`;
     if (has(flags.Null)) return "null";
     if (has(flags.Undefined | flags.Void)) return "undefined";
-    if (type.isUnion()) return this.make(this.pick(type.types), depth, name);
+    if (type.isUnion()) return this.make(this.pick(this.sortTypes(type.types)), depth, name);
     if (has(flags.TypeParameter)) return this.makeParameter(type, depth, name);
     if (has(flags.Object | flags.Intersection)) return this.makeObject(type, depth);
     throw new Unsupported(this.checker.typeToString(type));
+  }
+
+  // The compiler's own order depends on what it has seen before.
+  sortTypes(types) {
+    const keyed = types.map((one) => [this.checker.typeToString(one), one]);
+    return keyed.sort(([one], [other]) => (one < other ? -1 : one > other ? 1 : 0)).map(([, one]) => one);
   }
 
   makeString(name) {
@@ -155,6 +161,14 @@ class InputGenerator {
         return `new Set([${this.repeat(inside[0], depth)}])`;
       case "Iterable":
         return `[${this.repeat(inside[0], depth)}]`;
+      case "AsyncIterable":
+        return `(async function* () { yield* [${this.repeat(inside[0], depth)}]; })()`;
+      case "Error":
+        return `new Error(${this.makeString("")})`;
+      case "RegExp":
+        return this.pick(["/a/", "/^[A-Z]/i", "/\\d+/g"]);
+      case "Uint8Array":
+        return `new Uint8Array([${this.repeat(() => this.below(256), depth)}])`;
       default:
         throw new Unsupported(type.symbol.name);
     }
@@ -175,15 +189,20 @@ class InputGenerator {
     return `{${parts.join(",")}}`;
   }
 
-  // The function returns the same result for the same arguments. Every fourth promise rejects.
+  // The function returns the same result for the same arguments. Every fourth promise rejects. A function without a
+  // result is called for its effect: its calls are recorded.
   makeFunction(signature, depth) {
     const type = signature.getReturnType();
     const isPromise = type.symbol?.name === "Promise";
-    if (isPromise && this.below(4) === 0) return '(() => Promise.reject(new Error("no")))';
+    this.count += 1;
+    const { Void, Undefined } = this.ts.TypeFlags;
+    if (type.flags & (Void | Undefined)) return `note(${this.count},()=>undefined)`;
+    if (isPromise && this.checker.getTypeArguments(type)[0]?.flags & Void) return `note(${this.count},()=>Promise.resolve())`;
+    if (isPromise && this.below(4) === 0) return 'own(() => Promise.reject(new Error("no")))';
     const isOrder = type.flags & this.ts.TypeFlags.Number && signature.getParameters().length === 2;
     if (isOrder) return "order";
     const made = [0, 1, 2].map(() => `() => ${wrap(this.make(type, depth + 1, ""))}`);
-    return `((...a) => choose(a, [${made.join(",")}]))`;
+    return `choose([${made.join(",")}])`;
   }
 }
 

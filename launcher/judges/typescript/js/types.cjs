@@ -1,57 +1,116 @@
 // Compares the types that an answer and a reference declare, by structure.
 "use strict";
 
-const MAX_DEPTH = 12;
+const MAX_DEPTH = 24;
 
-// Returns the first difference, empty if there is none, null if the reference declares no type.
-function compareTypes({ ts, checker, mine, theirs, starts }) {
+class TooDeep extends Error {}
+
+// Returns the description of each interface and type alias of a reference by name; null if there is none, and
+// undefined if one of them is nested too deeply.
+function describeTypes(source) {
+  const { ts, file, start } = source;
   const isType = (node) => ts.isInterfaceDeclaration(node) || ts.isTypeAliasDeclaration(node);
-  const expected = theirs.statements.filter((node) => isType(node) && node.end > starts.theirs);
-  if (expected.length === 0) return null;
-  for (const node of expected) {
-    const name = node.name.text;
-    const other = mine.statements.find((one) => (isType(one) || ts.isClassDeclaration(one)) && one.name?.text === name);
-    if (!other) return `does not declare ${name}`;
-    const [ours, right] = [other, node].map((one) => describeDeclaration(ts, checker, one));
-    if (ours !== right) return `${name} is a different type`;
+  const nodes = file.statements.filter((node) => isType(node) && node.end > start);
+  try {
+    return nodes.length > 0 ? nodes.map((node) => [node.name.text, describeDeclaration(source, node)]) : null;
+  } catch (error) {
+    if (!(error instanceof TooDeep)) throw error;
+    return undefined;
+  }
+}
+
+// Returns the first difference of an answer's types, or empty.
+function compareTypes(source, expected) {
+  const { ts, file } = source;
+  const isType = (node) => ts.isInterfaceDeclaration(node) || ts.isTypeAliasDeclaration(node) || ts.isClassDeclaration(node);
+  for (const [name, description] of expected) {
+    const node = file.statements.find((one) => isType(one) && one.name?.text === name);
+    if (!node) return `does not declare ${name}`;
+    try {
+      if (describeDeclaration(source, node) !== description) return `${name} is a different type`;
+    } catch (error) {
+      if (!(error instanceof TooDeep)) throw error;
+      return `${name} is a different type`;
+    }
   }
   return "";
 }
 
-function describeDeclaration(ts, checker, node) {
-  const type = checker.getTypeAtLocation(node.name);
-  return `<${(node.typeParameters ?? []).map((one) => one.getText()).join()}>${describe(ts, checker, type, [])}`;
+function describeDeclaration({ ts, checker }, node) {
+  const parameters = (node.typeParameters ?? []).map((one) => checker.getTypeAtLocation(one));
+  const describer = new Describer(ts, checker, parameters);
+  const inner = (type) => (type ? describer.describe(type, []) : null);
+  const constraints = (node.typeParameters ?? []).map((one, index) => [
+    inner(parameters[index].getConstraint()),
+    inner(parameters[index].getDefault()),
+    (one.modifiers ?? []).map((modifier) => modifier.getText()),
+  ]);
+  return JSON.stringify([constraints, inner(checker.getTypeAtLocation(node.name))]);
 }
 
-function describe(ts, checker, type, above) {
-  const { TypeFlags } = ts;
-  const inner = (part) => describe(ts, checker, part, [...above, type]);
-  if (above.includes(type)) return `^${above.indexOf(type)}`;
-  if (above.length > MAX_DEPTH) return "...";
-  if (type.isStringLiteral() || type.isNumberLiteral()) return JSON.stringify(type.value);
-  if (type.isUnion()) return `(${[...new Set(type.types.map(inner))].sort().join("|")})`;
-  if (checker.isTupleType(type)) return `[${checker.getTypeArguments(type).map(inner).join()}]`;
-  const isOfLibrary = type.symbol?.declarations?.[0]?.getSourceFile().hasNoDefaultLib;
-  if (isOfLibrary && type.flags & TypeFlags.Object && !(type.objectFlags & ts.ObjectFlags.Mapped)) {
-    return `${type.symbol.name}<${checker.getTypeArguments(type).map(inner).join()}>`;
+// Every name is a string of its own in a nested list, so that no name can look like a part of the structure.
+class Describer {
+  constructor(ts, checker, parameters) {
+    Object.assign(this, { ts, checker, parameters });
   }
-  if (!(type.flags & (TypeFlags.Object | TypeFlags.Intersection))) return checker.typeToString(type);
-  const parts = checker.getPropertiesOfType(type).map((property) => {
-    const isReadonly =
-      ts.getDeclarationModifierFlagsFromSymbol(property) & ts.ModifierFlags.Readonly || ts.getCheckFlags(property) & 8;
-    const marks = (isReadonly ? "readonly " : "") + property.name + (property.flags & ts.SymbolFlags.Optional ? "?" : "");
-    return `${marks}:${inner(checker.getTypeOfSymbol(property))}`;
-  });
-  for (const info of checker.getIndexInfosOfType(type)) {
-    parts.push(`${info.isReadonly ? "readonly " : ""}[${inner(info.keyType)}]:${inner(info.type)}`);
-  }
-  for (const [kind, word] of [[ts.SignatureKind.Call, ""], [ts.SignatureKind.Construct, "new "]]) {
-    for (const signature of checker.getSignaturesOfType(type, kind)) {
-      const parameters = signature.getParameters().map((one) => inner(checker.getTypeOfSymbol(one)));
-      parts.push(`${word}(${parameters.join()})=>${inner(signature.getReturnType())}`);
+
+  describe(type, above) {
+    const { ts, checker } = this;
+    const { TypeFlags } = ts;
+    if (this.parameters.includes(type)) return ["parameter", this.parameters.indexOf(type)];
+    if (above.includes(type)) return ["above", above.indexOf(type)];
+    if (above.length > MAX_DEPTH) throw new TooDeep();
+    const inner = (part) => this.describe(part, [...above, type]);
+    if (type.isStringLiteral() || type.isNumberLiteral()) return ["literal", type.value];
+    if (type.isUnion()) return ["union", ...[...new Set(type.types.map((one) => JSON.stringify(inner(one))))].sort()];
+    if (checker.isTupleType(type)) {
+      const { elementFlags, readonly } = type.target;
+      return ["tuple", readonly, checker.getTypeArguments(type).map((one, index) => [elementFlags[index], inner(one)])];
     }
+    const isOfLibrary = type.symbol?.declarations?.[0]?.getSourceFile().hasNoDefaultLib;
+    if (isOfLibrary && type.flags & TypeFlags.Object && !(type.objectFlags & ts.ObjectFlags.Mapped)) {
+      return ["library", type.symbol.name, checker.getTypeArguments(type).map(inner)];
+    }
+    if (!(type.flags & (TypeFlags.Object | TypeFlags.Intersection))) {
+      const { NoTruncation, InTypeAlias, UseFullyQualifiedType } = ts.TypeFormatFlags;
+      return ["text", checker.typeToString(type, undefined, NoTruncation | InTypeAlias | UseFullyQualifiedType)];
+    }
+    return ["object", this.describeProperties(type, inner), this.describeIndices(type, inner), this.describeCalls(type, inner)];
   }
-  return `{${parts.sort().join(";")}}`;
+
+  describeProperties(type, inner) {
+    const { ts, checker } = this;
+    const properties = checker.getPropertiesOfType(type).map((property) => {
+      const flags = ts.getDeclarationModifierFlagsFromSymbol(property);
+      const isReadonly = Boolean(flags & ts.ModifierFlags.Readonly || ts.getCheckFlags(property) & 8);
+      const isHidden = Boolean(flags & (ts.ModifierFlags.Private | ts.ModifierFlags.Protected));
+      const isOptional = Boolean(property.flags & ts.SymbolFlags.Optional);
+      return JSON.stringify([property.name.replace(/^(__@\w+)@\d+$/, "$1"), isReadonly, isOptional, isHidden, inner(checker.getTypeOfSymbol(property))]);
+    });
+    return properties.sort();
+  }
+
+  describeIndices(type, inner) {
+    const infos = this.checker.getIndexInfosOfType(type);
+    return infos.map((info) => JSON.stringify([info.isReadonly, inner(info.keyType), inner(info.type)])).sort();
+  }
+
+  describeCalls(type, inner) {
+    const { ts, checker } = this;
+    const describeCall = (signature, isNew) => {
+      const own = (signature.typeParameters ?? []).map((one) => [one.symbol.name, one.getConstraint() ? inner(one.getConstraint()) : null]);
+      const parameters = signature.getParameters().map((one) => {
+        const node = one.valueDeclaration;
+        const isOptional = Boolean(one.flags & ts.SymbolFlags.Optional || node?.questionToken || node?.initializer);
+        return [isOptional, Boolean(node?.dotDotDotToken), inner(checker.getTypeOfSymbol(one))];
+      });
+      const predicate = checker.getTypePredicateOfSignature(signature);
+      const judged = predicate ? [predicate.kind, predicate.parameterIndex ?? -1, predicate.type ? inner(predicate.type) : null] : null;
+      return JSON.stringify([isNew, own, parameters, judged, inner(signature.getReturnType())]);
+    };
+    const list = (kind, isNew) => checker.getSignaturesOfType(type, kind).map((one) => describeCall(one, isNew));
+    return [...list(ts.SignatureKind.Call, false), ...list(ts.SignatureKind.Construct, true)];
+  }
 }
 
-module.exports = { compareTypes };
+module.exports = { compareTypes, describeTypes };

@@ -41,7 +41,7 @@ SAME = [
     ),
     (
         KEEP,
-        f"{FILM}\nexport default function keep(films: Film[]) {{ console.log('x'); "
+        f"{FILM}\nexport default function keep(films: Film[]) {{ "
         "return films.reduce<Film[]>((all, f) => (1990 <= f.year ? [...all, f] : all), []); }",
     ),
     (
@@ -80,23 +80,24 @@ SAME = [
     ),
 ]
 OTHER = [
-    (KEEP, KEEP.replace(">=", ">"), "returns something else"),
-    (KEEP, KEEP.replace("keep", "kept"), "returns something else than the reference in 40 of 40 cases"),
-    (KEEP, "async " + KEEP.replace(": Film[] {", ": Promise<Film[]> {"), "returns something else"),
-    (KEEP, "function keep(films: Film[]): Film[] { return []; }", "returns something else"),
-    (TOP, TOP.replace("[...films]", "films"), "returns something else"),  # it changes what it was given
-    (TOP, TOP.replace("5", "6"), "returns something else"),
-    (STORE, STORE.replace("set(film.id, film)", "set(film.year, film)"), "returns something else"),
-    (STORE, STORE.replace("get(id: number)", "find(id: number)"), "returns something else"),
-    (LOAD, LOAD.replace("get(id)", "get(id).catch(() => ({ title: '' }) as Film)"), "returns something else"),
+    (KEEP, KEEP.replace(">=", ">"), "does something else"),
+    (KEEP, KEEP.replace("keep", "kept"), "does something else than the reference in 40 of 40 cases"),
+    (KEEP, "async " + KEEP.replace(": Film[] {", ": Promise<Film[]> {"), "does something else"),
+    (KEEP, "function keep(films: Film[]): Film[] { return []; }", "does something else"),
+    (KEEP, KEEP.replace("  return", "  console.log(films.length);\n  return"), "does something else"),
+    (TOP, TOP.replace("[...films]", "films"), "does something else"),  # it changes what it was given
+    (TOP, TOP.replace("5", "6"), "does something else"),
+    (STORE, STORE.replace("set(film.id, film)", "set(film.year, film)"), "does something else"),
+    (STORE, STORE.replace("get(id: number)", "find(id: number)"), "does something else"),
+    (LOAD, LOAD.replace("get(id)", "get(id).catch(() => ({ title: '' }) as Film)"), "does something else"),
     (VIEW, "interface FilmView { year: number; readonly title: string }", "FilmView is a different type"),
     (VIEW, "type FilmView = Readonly<Pick<Film, 'title'>>;", "FilmView is a different type"),
     (PATCH, "type FilmPatch = any;", "FilmPatch is a different type"),
     (PATCH, "type FilmPatch = Partial<Film>;", "FilmPatch is a different type"),
     (PATCH, "type Patch = Partial<Omit<Film, 'id'>>;", "does not declare FilmPatch"),
-    (GENRE, GENRE.replace('"rock"', '"folk"'), "returns something else"),
-    (GUARD, GUARD.replace('=== "number" &&', '=== "number" ||'), "returns something else"),
-    (GUARD, GUARD.replace(" || value === null", ""), "returns something else"),
+    (GENRE, GENRE.replace('"rock"', '"folk"'), "does something else"),
+    (GUARD, GUARD.replace('=== "number" &&', '=== "number" ||'), "does something else"),
+    (GUARD, GUARD.replace(" || value === null", ""), "does something else"),
 ]
 
 

@@ -68,6 +68,25 @@ FOOLING = {
     "waiting": "function double(x: number): number { const t = Date.now(); while (Date.now() === t) {} return x * 2; }",
 }
 
+# An error of the host's realm: Node formats the stack of an error at the end of the stack.
+ESCAPE = """
+const found: any[] = [];
+const dive = (): void => {
+  try { dive(); } catch { }
+  if (found.length > 0) return;
+  try { void (new Error("x") as any).stack; } catch (e) { if (!(e instanceof Error)) found.push(e); }
+};
+dive();
+const host: any = found[0];
+const up = (value: any): any => Object.getPrototypeOf(value);
+"""
+ESCAPES = {
+    "reached": f"{ESCAPE}if (host) throw host;\n{DOUBLE}",
+    "polluted": f"{ESCAPE}if (host) up(up(up(host))).toJSON = () => 'spoiled';\n{DOUBLE}",
+    "written": f"{ESCAPE}if (host) for (const name of ['handle', 'results', 'report', 'failed']) {{\n"
+    "  Object.defineProperty(up(up(up(host))), name, { set() { while (true) {} }, get: () => '[]' });\n}\n" + DOUBLE,
+}
+
 
 @pytest.fixture(scope="module")
 def judge() -> Iterator[TypescriptJudge]:
@@ -102,6 +121,35 @@ def test_a_hostile_answer_harms_no_other_of_its_batch(judge: TypescriptJudge) ->
     answers = [answer for one in bad for answer in (DOUBLE, one)] + [DOUBLE]
     verdicts = judge.judge([ask_about_films(DOUBLE)] * len(answers), answers)
     assert [one.checks["behaves"] for one in verdicts] == [True, False] * len(bad) + [True]
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_an_answer_does_not_reach_the_host(judge: TypescriptJudge, name: str) -> None:
+    """It does what the reference does, unless it reaches the host's realm, and then the next answer suffers."""
+    other = DOUBLE.replace("x * 2", "x + x")
+    verdicts = judge.judge([ask_about_films(DOUBLE)] * 3, [other, ESCAPES[name], other])
+    assert [one.checks["behaves"] for one in verdicts] == [True, True, True]
+
+
+def test_every_answer_has_a_process_of_its_own_without_network_and_secrets(
+    judge: TypescriptJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "MARKED")
+    with TypescriptJudge() as other:
+        assert other._node is not None
+        process = other._node._answers._get_ready()
+        proc = Path(f"/proc/{process.pid}")
+        if proc.exists():
+            assert "MARKED" not in (proc / "environ").read_text()
+            assert "Seccomp:\t2" in (proc / "status").read_text()
+        process.close()
+    assert judge._node is not None
+    pids = set()
+    for text in ("x + x", "2 * x", "x * 3 - x"):
+        judge.judge([ask_about_films(DOUBLE)], [DOUBLE.replace("x * 2", text)])
+        following = judge._node._answers._next
+        pids.add(following.pid if following else 0)
+    assert len(pids - {0}) == 3
 
 
 def test_memory_stayed_within_its_bound(judge: TypescriptJudge) -> None:
