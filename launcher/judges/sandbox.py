@@ -1,6 +1,6 @@
-"""The boundary around judges' processes: what the platform offers, and the command that starts a process behind it.
+"""The boundary around judges' processes: what the platform offers, and the command that starts a process inside it.
 
-Judged texts are hostile. A process behind the boundary has no network, cannot signal or read other processes, cannot
+Judged texts are hostile. A process inside it has no network, cannot signal or read other processes, cannot
 write files, and is given an environment without secrets.
 """
 
@@ -18,7 +18,7 @@ from launcher.core.worker import WorkerError, run_command
 
 _SCRIPT = Path(__file__).with_name("sandbox_start.py")
 _PROBE_SECONDS = 20.0
-# What a process behind the boundary could still do; printed by a process that tries it.
+# What a process inside the sandbox could still do; printed by a process that tries it.
 _PROBE = """
 import os, socket, sys
 from contextlib import suppress
@@ -62,7 +62,7 @@ class Boundary:
 
 
 def make_sandboxed_command(command: Sequence[str], *, memory_mib: int = 0) -> list[str]:
-    """Return the command that starts a program behind the boundary; `memory_mib` limits its data, 0 does not."""
+    """Return the command that starts a program inside the sandbox; `memory_mib` limits its data, 0 does not."""
     return _make_command(command, memory_mib, namespaces=probe_boundary().namespaces)
 
 
@@ -74,7 +74,7 @@ def describe_boundary() -> str:
 
 @cache
 def probe_boundary() -> Boundary:
-    """Start a process behind the boundary that tries to cross it."""
+    """Start a process inside the sandbox that tries to cross it."""
     for namespaces in (True, False):
         allowed = _probe(namespaces=namespaces)
         if allowed is not None:

@@ -24,7 +24,7 @@ from contextlib import suppress
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWNET = 0x08000000, 0x10000000, 0x40000000
 _CLONE_THREAD = 0x00010000
-CPU_SECONDS = 3600  # of a whole process: one that nobody can end any more ends by itself
+CPU_SECONDS = 3600  # of a whole process: one that was left alone ends by itself
 _OPEN_FILES = 512
 _OPEN_TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C  # type into a terminal

@@ -1,4 +1,4 @@
-"""The boundary around judges: what a hostile process behind it tries, and what it gets."""
+"""The sandbox of judges: what a hostile process inside it tries, and what it gets."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_without_the_boundary_the_attacks_succeed(facts: dict[str, object]) -> N
     assert {"connect", "Unix socket", "signal the parent", "priority of the parent", "create a file", "fork"} <= passed
 
 
-def test_a_process_behind_the_boundary_gets_nothing(facts: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_inside_the_sandbox_gets_nothing(facts: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "MARKED")
     assert attack(make_sandboxed_command([]), facts) == set()
 
@@ -193,7 +193,7 @@ def read_limits(worker: LimitedWorker) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", ["python", "script"])
-def test_workers_start_behind_the_boundary(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_start_inside_the_sandbox(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "MARKED")
     if kind == "python":
         worker = make_python_worker("launcher.judges.typescript.syntax", seconds=5, memory_mib=512)
@@ -208,7 +208,7 @@ def test_workers_start_behind_the_boundary(kind: str, monkeypatch: pytest.Monkey
     assert found["network"] != str(Path("/proc/self/ns/net").readlink()) or not probe_boundary().namespaces
 
 
-def test_a_process_behind_the_boundary_can_abort_and_use_threads() -> None:
+def test_a_process_inside_the_sandbox_can_abort_and_use_threads() -> None:
     code = (
         "import threading; t = threading.Thread(target=print, args=('x',)); t.start(); t.join(); import os; os.abort()"
     )

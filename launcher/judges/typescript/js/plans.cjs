@@ -12,7 +12,7 @@ const ASYNC = ["AsyncIterable", "AsyncIterator", "AsyncIterableIterator", "Async
 const PROMISES = ["Promise", "PromiseLike"];
 
 class PlanTable {
-  // `start` is the index of the first plan, behind those of another table.
+  // `start` is the index of the first plan, after those of another table.
   constructor(ts, checker, generator, start) {
     Object.assign(this, { ts, checker, generator, start, indices: new Map(), needed: new Map(), plans: [] });
   }

@@ -54,7 +54,7 @@ function realm() {
   globalThis.Date = FixedDate;
   Day.prototype.constructor = FixedDate;
 
-  // Errors that the code makes are told from those of the engine, whose texts are not the code's.
+  // Errors that the code makes are distinguished from those of the engine, whose texts are not compared.
   const made = new WeakSet();
   const mark = (error) => made.add(error) && error;
   for (const name of ["Error", "AggregateError", "EvalError", "RangeError", "ReferenceError", "SyntaxError", "TypeError", "URIError"]) {
