@@ -54,7 +54,7 @@ def test_both_runs_are_trained_evaluated_and_compared(tmp_path: Path) -> None:
     rows = result["rows"]
     assert rows[0] == 3 * records[0].plan.batch.global_batch_size
     assert rows[1] == pytest.approx(rows[0], rel=0.4)  # of six packs
-    assert {"tokens_per_second", "eval_loss"} <= {figure["key"] for figure in result["figures"]}
+    assert {"tokens_per_second", "eval_loss_final"} <= {figure["key"] for figure in result["figures"]}
     assert result["speedup"] > 0
     results = load_result(old.evaluation), load_result(new.evaluation)
     assert [answer.key for answer in results[0].answers] == [answer.key for answer in results[1].answers]
