@@ -1,4 +1,4 @@
-"""Child processes: exchange lines under a deadline, or run a command to completion under a timeout."""
+"""Child processes and calls under a timeout: exchange lines, run a command to completion, call a function."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import os
 import selectors
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, TypeVar
 
 MAX_LINE_BYTES = 32 * 2**20
 _CHUNK_BYTES = 2**16
@@ -214,3 +216,23 @@ class Worker:
             return WorkerError(WorkerFailure.EXITED, "closed its output")
         how = f"exited with code {code}" if code >= 0 else f"was killed by signal {-code}"
         return WorkerError(WorkerFailure.EXITED, how, code)
+
+
+Value = TypeVar("Value")
+
+
+def call_with_timeout(action: Callable[[], Value], seconds: float) -> Value:
+    """Call `action` in a daemon thread, abandoned on a timeout: a call that hangs in a driver cannot be cancelled."""
+    future: Future[Value] = Future()
+
+    def act() -> None:
+        try:
+            future.set_result(action())
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=act, daemon=True).start()
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        raise TimeoutError(f"timed out after {seconds:g} s") from None

@@ -1,4 +1,4 @@
-"""Probe of this machine: GPUs from nvidia-smi, CPU cores and memory available to this process, optional packages.
+"""Probe of this machine: GPUs by NVML, CPU cores and memory available to this process, optional packages.
 
 torch is not imported: it is slow to load, and a process that has initialized CUDA holds memory on every GPU.
 """
@@ -8,28 +8,33 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from launcher.core.errors import InputError, Problem
-from launcher.core.units import bytes_to_gib
+from launcher.core.units import MIB, bytes_to_gib
+from launcher.core.worker import call_with_timeout
 from launcher.hardware.gpu_catalogue import match_gpu
 from launcher.hardware.model import Gpu, Hardware
 
 PACKAGES = ("flash_attn", "flash_attn.cute", "flash_attn_interface", "triton", "bitsandbytes", "deepspeed")
 
-_QUERY = ("index", "uuid", "name", "memory.total", "memory.free", "compute_cap", "mig.mode.current")
-_NVIDIA_SMI = ("nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits")
-_DRIVER_QUERY = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 _TIMEOUT_SECONDS = 30  # without its persistence daemon the driver takes seconds to wake up eight GPUs
 _PLAN_BY_NAME = "plan for a GPU of the catalogue instead, such as --gpu rtx4090"
+
+Value = TypeVar("Value")
+
+
+class NvmlError(Exception):
+    """NVML is not installed, reports an error, or does not respond."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuReading:
-    """One GPU as nvidia-smi lists it. None: the driver does not report the value ("[N/A]")."""
+    """One GPU as NVML lists it, in the order of nvidia-smi. None: the driver does not report the value."""
 
     index: int
     uuid: str
@@ -41,8 +46,11 @@ class GpuReading:
 
 
 def probe_hardware() -> Hardware:
-    """Probe this machine as one node; without a usable nvidia-smi it has no GPU."""
-    readings = select_visible(parse_nvidia_smi(_run_nvidia_smi()), os.environ)
+    """Probe this machine as one node; without an NVIDIA driver that responds it has no GPU."""
+    devices: tuple[GpuReading, ...] = ()
+    with suppress(NvmlError):
+        devices = call_nvml(read_gpus)
+    readings = select_visible(devices, os.environ)
     free = [reading.free_mib for reading in readings if reading.free_mib is not None]
     return Hardware(
         gpu=make_common_gpu(readings) if readings else None,
@@ -70,38 +78,65 @@ def _is_installed(name: str) -> bool:
     return any((Path(folder) / child / "__init__.py").is_file() for folder in spec.submodule_search_locations or ())
 
 
-def _run_nvidia_smi(command: Sequence[str] = _NVIDIA_SMI) -> str:
+def call_nvml(read: Callable[[Any], Value], seconds: float = _TIMEOUT_SECONDS) -> Value:
+    """Return read(pynvml), called with NVML initialized; raise NvmlError without a driver that responds."""
+    import pynvml
+
+    def call() -> Value:
+        pynvml.nvmlInit()
+        try:
+            return read(pynvml)
+        finally:
+            pynvml.nvmlShutdown()
+
     try:
-        result = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return result.stdout.decode("utf-8", "replace")
+        return call_with_timeout(call, seconds)
+    except (pynvml.NVMLError, TimeoutError) as error:
+        raise NvmlError(str(error)) from None
+
+
+def query_nvml(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of an NVML call, or None if this GPU or driver does not report it."""
+    from pynvml import NVMLError
+
+    try:
+        return call(*arguments)
+    except NVMLError:
+        return None
 
 
 def probe_driver() -> str | None:
     """Return the version of the NVIDIA driver, or None."""
-    versions = _run_nvidia_smi(_DRIVER_QUERY).split()
-    return versions[0] if versions else None
+    with suppress(NvmlError):
+        return call_nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()))
+    return None
 
 
-def parse_nvidia_smi(text: str) -> tuple[GpuReading, ...]:
-    """Parse the output of nvidia-smi; other lines (warnings, "No devices were found") are ignored."""
-    rows = ([cell.strip() for cell in line.split(",")] for line in text.splitlines())
-    return tuple(_make_reading(row) for row in rows if len(row) == len(_QUERY) and _parse_integer(row[0]) is not None)
+def read_gpus(nvml: Any) -> tuple[GpuReading, ...]:
+    """Read all GPUs of this machine."""
+    return tuple(_read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
 
 
-def _make_reading(row: Sequence[str]) -> GpuReading:
-    index, uuid, name, total, free, capability, mig = row
-    version = re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,3})", capability)
+def _read_gpu(nvml: Any, index: int) -> GpuReading:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = read_memory(nvml, handle)
+    mig = query_nvml(nvml.nvmlDeviceGetMigMode, handle)  # current and pending mode
+    capability = query_nvml(nvml.nvmlDeviceGetCudaComputeCapability, handle)
     return GpuReading(
-        index=_parse_integer(index) or 0,
-        uuid=uuid,
-        name=name,
-        memory_mib=_parse_integer(total),
-        free_mib=_parse_integer(free),
-        compute_capability=(int(version[1]), int(version[2])) if version else None,
-        is_mig=mig.lower() == "enabled",
+        index=index,
+        uuid=nvml.nvmlDeviceGetUUID(handle),
+        name=nvml.nvmlDeviceGetName(handle),
+        memory_mib=None if memory is None else memory.total // MIB,
+        free_mib=None if memory is None else memory.free // MIB,
+        compute_capability=None if capability is None else (capability[0], capability[1]),
+        is_mig=mig is not None and bool(mig[0]),
     )
+
+
+def read_memory(nvml: Any, handle: Any) -> Any:
+    """Return total, free and used bytes, or None. Version 2 does not count what the driver reserves as used."""
+    newer = query_nvml(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+    return query_nvml(nvml.nvmlDeviceGetMemoryInfo, handle) if newer is None else newer
 
 
 def _parse_integer(text: str) -> int | None:
@@ -221,22 +256,15 @@ def probe_cpu_cores(root: Path = Path("/")) -> int:
 
 def probe_ram_bytes(root: Path = Path("/")) -> int:
     """Return the available memory of the system, or the cgroup limit if that is less."""
+    import psutil
+
     limits = [
         limit
         for folder in _list_cgroup_folders(root)
         for name in ("memory.max", "memory.limit_in_bytes")
         if (limit := _parse_integer(_read_text(folder / name))) is not None
     ]
-    return min([_read_available_bytes(root), *limits])
-
-
-def _read_available_bytes(root: Path) -> int:
-    if match := re.search(r"^MemAvailable:\s+(\d+) kB", _read_text(root / "proc/meminfo"), re.MULTILINE):
-        return int(match[1]) * 1024
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        raise InputError("cannot read how much memory this system has", hint=_PLAN_BY_NAME) from None
+    return min([psutil.virtual_memory().available, *limits])
 
 
 def _list_cgroup_folders(root: Path) -> Iterator[Path]:

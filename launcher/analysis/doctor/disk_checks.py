@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.analysis.doctor.findings import Finding, Status, make_finding
-from launcher.analysis.doctor.timed_probe import ProbeTimeoutError, call_with_timeout
 from launcher.base_models.catalogue import get_hub_cache
 from launcher.core.units import GIB, MIB, format_gib
+from launcher.core.worker import call_with_timeout
 from launcher.corpus.storage_kind import Storage, probe_storage
 
 _SECONDS = 3.0  # a disk that needs longer for a statvfs is considered dead
@@ -85,7 +85,7 @@ def probe_disks(places: Sequence[DiskUse]) -> tuple[DiskFacts, ...]:
 def _probe(place: DiskUse) -> DiskFacts:
     try:
         return call_with_timeout(lambda: _probe_use(place), _SECONDS)
-    except ProbeTimeoutError as error:
+    except TimeoutError as error:
         return DiskFacts(place=place, error=str(error), is_dead=True)
     except OSError as error:
         return DiskFacts(place=place, error=error.strerror or str(error))
@@ -115,7 +115,7 @@ def _measure(facts: DiskFacts) -> float | None:
         return call_with_timeout(
             lambda: measure_write_speed(_get_existing_parent(facts.place.folder)), _MEASURE_SECONDS
         )
-    except (OSError, ProbeTimeoutError):
+    except OSError:  # or TimeoutError
         return None
 
 

@@ -11,10 +11,10 @@ from typing import Literal
 
 from launcher.analysis.doctor.findings import Finding, make_finding
 from launcher.analysis.doctor.host import SHM_FOLDER
-from launcher.analysis.doctor.timed_probe import ProbeTimeoutError, call_with_timeout
 from launcher.base_models.catalogue import TINY_BASE_NAME, find_config, get_hub_cache
 from launcher.core.errors import LauncherError
 from launcher.core.units import MIB, format_count, format_duration, format_gib
+from launcher.core.worker import call_with_timeout
 from launcher.corpus.storage_kind import probe_storage
 from launcher.plan.estimate.dataset_size import SAMPLE_TRAIN, probe_rows
 from launcher.plan.model import Plan
@@ -78,7 +78,7 @@ def probe_expert(planned: PlannedRun, runs_dir: Path, environ: Mapping[str, str]
 def _get_free_bytes(folder: Path) -> int | None:
     try:
         return call_with_timeout(lambda: probe_storage(folder).free_bytes, _SECONDS)
-    except (OSError, ProbeTimeoutError):
+    except OSError:  # or TimeoutError
         return None
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
+import platform
 import resource
+import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ class HostFacts:
 
     cores: int  # available to this process
     machine_cores: int
-    load: float | None  # runnable processes on the machine (1 minute average)
+    load: float  # runnable processes on the machine (1 minute average)
     ram_bytes: int  # available
     swap_bytes: int
     swap_used_bytes: int
@@ -58,67 +58,37 @@ class HostFacts:
 
 
 def probe_host(root: Path = Path("/"), shm: Path = SHM_FOLDER) -> HostFacts:
-    """Probe the host; tests pass another root for /proc and /sys."""
-    swap = _read_meminfo(root, "SwapTotal")
-    size, free = _probe_shm(shm)
-    version = _read(root / "proc/version").lower()
+    """Probe the host; tests pass another root for control groups and /sys."""
+    import psutil
+
+    swap = psutil.swap_memory()
+    try:
+        size, _, free = shutil.disk_usage(shm)
+    except OSError:
+        size, free = None, 0
     return HostFacts(
         cores=probe_cpu_cores(root),
         machine_cores=os.cpu_count() or 1,
-        load=_read_load(root),
+        load=psutil.getloadavg()[0],
         ram_bytes=probe_ram_bytes(root),
-        swap_bytes=swap,
-        swap_used_bytes=swap - _read_meminfo(root, "SwapFree"),
+        swap_bytes=swap.total,
+        swap_used_bytes=swap.used,
         shm_bytes=size,
         shm_free_bytes=free,
-        limits=_probe_limits(),
-        has_infiniband=any(_list(root / "sys/class/infiniband")),
-        is_wsl="microsoft" in version or (root / "usr/lib/wsl").is_dir(),
+        limits=Limits(
+            open_files=_get_limit(resource.RLIMIT_NOFILE),
+            locked_bytes=_get_limit(resource.RLIMIT_MEMLOCK),
+            file_bytes=_get_limit(resource.RLIMIT_FSIZE),
+            address_bytes=_get_limit(resource.RLIMIT_AS),
+        ),
+        has_infiniband=any((root / "sys/class/infiniband").glob("*")),
+        is_wsl="microsoft" in platform.release().lower() or (root / "usr/lib/wsl").is_dir(),
     )
 
 
-def _probe_shm(folder: Path) -> tuple[int | None, int]:
-    try:
-        usage = os.statvfs(folder)
-    except OSError:
-        return None, 0
-    return usage.f_blocks * usage.f_frsize, usage.f_bavail * usage.f_frsize
-
-
-def _probe_limits() -> Limits:
-    def soft(number: int) -> int | None:
-        limit = resource.getrlimit(number)[0]
-        return None if limit == resource.RLIM_INFINITY else limit
-
-    return Limits(
-        open_files=soft(resource.RLIMIT_NOFILE),
-        locked_bytes=soft(resource.RLIMIT_MEMLOCK),
-        file_bytes=soft(resource.RLIMIT_FSIZE),
-        address_bytes=soft(resource.RLIMIT_AS),
-    )
-
-
-def _read_meminfo(root: Path, name: str) -> int:
-    found = re.search(rf"^{name}:\s+([0-9]+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
-
-
-def _read_load(root: Path) -> float | None:
-    with suppress(ValueError, IndexError):
-        return float(_read(root / "proc/loadavg").split()[0])
-    return None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def _list(folder: Path) -> Iterator[Path]:
-    with suppress(OSError):
-        yield from folder.iterdir()
+def _get_limit(number: int) -> int | None:
+    limit = resource.getrlimit(number)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def check_host(facts: HostFacts, num_gpus: int) -> Iterator[Finding]:
@@ -156,8 +126,6 @@ def _check_cores(facts: HostFacts, num_gpus: int) -> Finding:
 
 
 def _check_load(facts: HostFacts) -> Finding:
-    if facts.load is None:
-        return _finding("CPU load", "ok", "not reported by this system")
     found = f"{facts.load:.1f} runnable processes on {facts.machine_cores} cores"
     if facts.load > _BUSY * facts.machine_cores:
         return _finding("CPU load", "note", found, "other programs use the CPU: steps are slower and less even", "top")

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from launcher.analysis.doctor.examination import Check, parse_checks
 from launcher.analysis.doctor.findings import Finding, Status, make_finding, make_skipped
-from launcher.analysis.doctor.nvidia_smi import GpuFacts
-from launcher.analysis.doctor.timed_probe import first_line
+from launcher.analysis.doctor.gpu_checks import GpuFacts
 from launcher.core.worker import WorkerError, kill_process_group, start_process
 from launcher.hardware.model import Gpu
 from launcher.plan.model import Plan
@@ -22,6 +21,7 @@ LIMIT_SECONDS = 240.0
 # Shares of the data sheet's peak. Large matmuls reach 80 % on an idle, healthy GPU.
 _GOOD_SHARE, _BAD_SHARE = 0.65, 0.45
 _SLOW_COPIES = 6.0  # GB/s: half the bandwidth of eight PCIe 4 lanes
+_MAX_LINE = 160
 _INSTALL = "pip install 'expert-launcher[train]'"
 # Packages that only some plans need, and how to install them.
 _OPTIONAL = {
@@ -75,7 +75,7 @@ def _describe_exit(code: int, stderr: str) -> str:
         with suppress(ValueError):
             return f"the process was killed by {signal.Signals(-code).name}"
     lines = [line for line in stderr.splitlines() if line.strip()]
-    return f"the process exited with code {code}: {first_line(lines[-1]) if lines else 'no output'}"
+    return f"the process exited with code {code}: {lines[-1].strip()[:_MAX_LINE] if lines else 'no output'}"
 
 
 def check_packages(report: PackageReport, gpus: GpuFacts, plan: Plan | None = None) -> Iterator[Finding]:
@@ -193,7 +193,7 @@ def _check_torch(check: Check, gpus: GpuFacts) -> Finding:
     if there and seen < there:
         why = "a plan for all of them would not start"
         return _make(
-            check, "problem", f"{check.detail}; nvidia-smi lists {there}", why, "reboot; look at dmesg for Xid"
+            check, "problem", f"{check.detail}; the driver lists {there}", why, "reboot; look at dmesg for Xid"
         )
     return _make(check, "ok", check.detail)
 

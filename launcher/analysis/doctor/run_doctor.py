@@ -10,11 +10,10 @@ from pathlib import Path
 from launcher.analysis.doctor.disk_checks import check_disks, list_disk_uses, probe_disks
 from launcher.analysis.doctor.expert import check_expert, probe_expert
 from launcher.analysis.doctor.findings import Family, Finding, Report, make_finding, make_report, make_skipped
-from launcher.analysis.doctor.gpu_checks import check_gpus
+from launcher.analysis.doctor.gpu_checks import GpuFacts, check_gpus, probe_gpus
 from launcher.analysis.doctor.host import check_host, check_judges, probe_host
 from launcher.analysis.doctor.loss_checks import check_loss
 from launcher.analysis.doctor.memory_checks import check_memory
-from launcher.analysis.doctor.nvidia_smi import GpuFacts, probe_gpus
 from launcher.analysis.doctor.packages import check_packages, probe_packages
 from launcher.analysis.doctor.run_status import RunState, check_status, probe_run
 from launcher.analysis.doctor.series import compute_median, select_warm_steps
@@ -52,7 +51,7 @@ def run_doctor(request: DoctorRequest, say: Callable[[str], None]) -> Report:
         places = pool.submit(lambda: probe_disks(list_disk_uses(request.runs_dir)))
         login = pool.submit(probe_current_login)
     failure = gpus.exception()
-    gpu_facts = gpus.result() if failure is None else GpuFacts(error=f"nvidia-smi failed: {failure}")
+    gpu_facts = gpus.result() if failure is None else GpuFacts(error=f"the probe failed: {failure}")
     planned, refusal = _make_plan(request.request, gpu_facts)
     plan = planned.plan if planned is not None else run.record.plan if run is not None else None
     findings: list[Finding] = [] if refusal is None else [refusal]

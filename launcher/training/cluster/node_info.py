@@ -114,7 +114,7 @@ def _shorten(value: object) -> str:
 
 
 def _get_device_name(plan: Plan) -> str:
-    """Return the GPU's name by nvidia-smi, because torch would allocate memory on every GPU."""
+    """Return the GPU's name by NVML, because torch would allocate memory on every GPU."""
     if plan.hardware.gpu is None:
         return f"{platform.machine()} CPU"
     gpu = probe_hardware().gpu

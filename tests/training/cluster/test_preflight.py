@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import threading
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from launcher.training.runtime import rendezvous
 from launcher.training.runtime.rendezvous import gather, reply, send
 from launcher.training.runtime.run_record import RunRecorder
 from tests.conftest import ROOT
+from tests.fake_nvml import FakeGpu, install_nvml
 from tests.training.builders import vary
 
 Change = Callable[[dict[str, Any]], None]
@@ -279,18 +279,11 @@ def test_node_facts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     assert min(facts.run_free_bytes, facts.data_free_bytes, facts.ram_bytes) > 0
 
 
-def test_the_gpu_is_read_from_nvidia_smi(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_gpu_is_read_from_nvml(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The GPU of this node counts, not that of the plan."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    program = tmp_path / "nvidia-smi"
-    program.write_text(
-        '#!/bin/sh\ncase "$*" in *driver_version*) echo 570.86;; '
-        "*) echo '0, GPU-1, NVIDIA H100 80GB HBM3, 81559, 81000, 9.0, Disabled';; esac\n"
-    )
-    program.chmod(0o755)
+    install_nvml(monkeypatch, FakeGpu("NVIDIA H100 80GB HBM3", 81559, 81000), driver="570.86")
     planned = replace(site, plan=vary(site.plan, {"hardware.gpu": lookup_gpu("a100").model_dump()}))
     facts = NodeReport.model_validate(send_own_report(planned, monkeypatch)).facts
     assert facts is not None

@@ -15,23 +15,13 @@ from launcher.core.errors import InputError
 from launcher.plan import Plan
 from launcher.request.request import Request, plan_request
 from tests.conftest import Tree, WriteManifest
-
-TWO_H100 = "".join(
-    f"{index}, GPU-{index}{index}aa0000-1111-2222-3333-44445555666{index}, NVIDIA H100 80GB HBM3, 81559, 81000, 9.0, "
-    "Disabled\n"
-    for index in range(2)
-)
+from tests.fake_nvml import FakeGpu, install_nvml
 
 
 @pytest.fixture
-def two_h100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a fake nvidia-smi first on PATH, which lists two H100s."""
-    program = tmp_path / "bin/nvidia-smi"
-    program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\ncat <<'EOF'\n{TWO_H100}EOF\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+def two_h100(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with two H100s."""
+    install_nvml(monkeypatch, *(FakeGpu("NVIDIA H100 80GB HBM3", 81559, 81000, uuid=f"GPU-{at}") for at in range(2)))
 
 
 def plan(**asked: Any) -> Plan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.analysis.doctor.findings import Finding
+from launcher.analysis.doctor.gpu_checks import GpuFacts, probe_gpus
 from launcher.analysis.doctor.run_status import RunState
 from launcher.core import metrics
 from launcher.core.metrics import StepMetrics
@@ -21,6 +21,7 @@ from launcher.plan import Plan
 from launcher.request.request import Request, plan_request
 from launcher.runs.record import Attempt, Outcome, RunRecord
 from tests.conftest import ROOT
+from tests.fake_nvml import install_nvml
 
 NUM_STEPS = 120
 Values = Mapping[str, float]
@@ -109,10 +110,8 @@ def only(findings: Iterable[Finding]) -> Finding:
     return finding
 
 
-def install_program(folder: Path, name: str, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install a fake program as the first one on PATH."""
-    folder.mkdir(exist_ok=True)
-    program = folder / name
-    program.write_text(f"#!/bin/sh\n{body}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+def probe_h200() -> GpuFacts:
+    """Return the facts of a machine with one H200."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        install_nvml(monkeypatch)
+        return probe_gpus(Path("/nowhere"))

@@ -17,7 +17,7 @@ from launcher.analysis.doctor.findings import Report
 from launcher.core.metrics import append_metrics
 from launcher.runs.record import write_outcome
 from tests.conftest import ROOT, python_path
-from tests.unit.analysis.doctor import nvidia
+from tests.fake_nvml import MIB, FakeGpu, FakeNvml, write_nvml
 from tests.unit.analysis.doctor.builders import make_record, make_steps, plan_for
 
 pytestmark = pytest.mark.process
@@ -57,11 +57,14 @@ def test_all_families_are_checked_without_gpu(tmp_path: Path) -> None:
     assert packages["torch"] == packages["BF16"] == packages["attention: sdpa"] == packages["deepspeed"] == "ok"
 
 
-def test_free_h200_has_no_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvidia.install_nvidia_smi(tmp_path, monkeypatch)
+def with_gpu(folder: Path, gpu: FakeGpu) -> dict[str, str]:
+    return {"PYTHONPATH": write_nvml(folder / "nvml", FakeNvml(gpus=[gpu]))}
+
+
+def test_free_h200_has_no_problems(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    result = doctor("neo4j", "--quick", home=home)
+    result = doctor("neo4j", "--quick", home=home, env=with_gpu(tmp_path, FakeGpu()))
     assert (result.returncode, result.stderr) == (0, "")
     assert "NVIDIA H200, 140.4 GiB" in result.stdout
     assert "570.133.20, CUDA up to 12.8" in result.stdout
@@ -70,15 +73,10 @@ def test_free_h200_has_no_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "No problems found, " in result.stdout
 
 
-def test_gpu_memory_in_use_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvidia.install_nvidia_smi(
-        tmp_path,
-        monkeypatch,
-        main=nvidia.H200.replace("143156", "23156"),
-        more="0, 00000000:4F:00.0, 120000, 98, 71, 16, 16, 0\n",
-        processes=nvidia.ONE.format(pid=os.getpid()),
-    )
-    result = doctor("neo4j", "--quick", "--json", home=tmp_path)
+def test_gpu_memory_in_use_is_a_problem(tmp_path: Path) -> None:
+    processes: dict[int, int | None] = {os.getpid(): 40960 * MIB}
+    gpu = FakeGpu(free_mib=23156, used_mib=120000, utilization=98, processes=processes)
+    result = doctor("neo4j", "--quick", "--json", home=tmp_path, env=with_gpu(tmp_path, gpu))
     assert (result.returncode, result.stderr) == (7, "")
     report = Report.model_validate_json(result.stdout)
     wrong = {finding.subject: finding for finding in report.findings if finding.status == "problem"}
@@ -86,14 +84,9 @@ def test_gpu_memory_in_use_is_a_problem(tmp_path: Path, monkeypatch: pytest.Monk
     assert f"(process {os.getpid()}, 40.0 GiB)" in wrong["memory of GPU 0"].found
 
 
-def test_gpu_too_full_for_any_plan_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvidia.install_nvidia_smi(
-        tmp_path,
-        monkeypatch,
-        main=nvidia.H200.replace("143156", "600"),
-        more="0, 00000000:4F:00.0, 143000, 98, 71, 16, 16, 0\n",
-    )
-    result = doctor("neo4j", "--quick", "--json", home=tmp_path)
+def test_gpu_too_full_for_any_plan_is_a_problem(tmp_path: Path) -> None:
+    gpu = FakeGpu(free_mib=600, used_mib=143000, utilization=98)
+    result = doctor("neo4j", "--quick", "--json", home=tmp_path, env=with_gpu(tmp_path, gpu))
     assert result.returncode == 7
     subjects = {
         one.subject: one for one in Report.model_validate_json(result.stdout).findings if one.status == "problem"

@@ -10,17 +10,15 @@ import pytest
 
 from launcher.analysis.doctor.examination import Check, parse_checks
 from launcher.analysis.doctor.findings import Finding
-from launcher.analysis.doctor.nvidia_smi import GpuFacts, GpuProcess, GpuState
+from launcher.analysis.doctor.gpu_checks import GpuFacts, GpuProcess, GpuState
 from launcher.analysis.doctor.packages import PackageReport, check_packages, probe_packages
 from launcher.hardware.gpu_catalogue import lookup_gpu
-from launcher.hardware.probe import parse_nvidia_smi
 from launcher.plan import Plan
 from tests.conftest import python_path
-from tests.unit.analysis.doctor import nvidia
-from tests.unit.analysis.doctor.builders import list_issues, only, plan_for
+from tests.unit.analysis.doctor.builders import list_issues, only, plan_for, probe_h200
 
-H200 = GpuFacts(cuda="12.8", num_on_machine=1, readings=parse_nvidia_smi(nvidia.H200), gpu=lookup_gpu("h200"))
-NO_GPU = GpuFacts(error="nvidia-smi is not installed")
+H200 = probe_h200()
+NO_GPU = GpuFacts(error="NVML Shared Library Not Found")
 
 
 def judge(*checks: Check, gpus: GpuFacts = H200, plan: Plan | None = None, error: str = "") -> list[Finding]:
@@ -70,7 +68,7 @@ def test_torch_without_the_gpu_is_a_problem() -> None:
     assert "it sees none of the 1 GPUs" in finding.found
     assert "CUDA 12.8" in finding.next_step
     two = replace(H200, readings=H200.readings * 2)
-    assert "nvidia-smi lists 2" in only(judge(works("torch", gpus=1), gpus=two)).found
+    assert "the driver lists 2" in only(judge(works("torch", gpus=1), gpus=two)).found
     assert list_issues(judge(works("torch", gpus=0), gpus=NO_GPU)) == []
 
 
