@@ -53,7 +53,7 @@ class FakeNvml:
         """As pynvml raises it."""
 
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC, NVML_TEMPERATURE_GPU = 1, 0, 0
-    NVML_P2P_CAPS_INDEX_READ, NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK = 0, 2, 0
+    NVML_P2P_STATUS_OK = 0
 
     def _report(self, value: Any) -> Any:
         if value is None:
@@ -107,8 +107,9 @@ class FakeNvml:
         return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in self.gpus[at].processes.items()]
 
     def _p2p(self, _one: int, _other: int, index: int) -> int:
-        has_nvlink = index == self.NVML_P2P_CAPS_INDEX_NVLINK
-        return int(self._report(self.peer_status)) if not has_nvlink else 0 if self.has_nvlink else 1
+        if index == 2:  # NVLink
+            return 0 if self.has_nvlink else 1
+        return int(self._report(self.peer_status))
 
 
 def install_nvml(monkeypatch: pytest.MonkeyPatch, *gpus: FakeGpu, **machine: Any) -> FakeNvml:

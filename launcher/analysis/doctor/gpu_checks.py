@@ -38,6 +38,7 @@ _HOT = 87  # °C: consumer and datacenter GPUs begin to throttle between 83 and 
 _SPILL_OFF = (
     "NVIDIA Control Panel (Windows) > Manage 3D settings > CUDA - Sysmem Fallback Policy > Prefer No Sysmem Fallback"
 )
+_P2P_READ, _P2P_NVLINK = 0, 2  # the first constant of pynvml is a tuple by mistake
 # By NVML's codes: status of P2P reads, and the closest common ancestor of two GPUs.
 _P2P_ERRORS = {
     1: "the chipset does not support it",
@@ -185,14 +186,14 @@ def _redact_arguments(words: Sequence[str]) -> Iterator[str]:
 
 
 def _read_link(nvml: Any, one: Any, other: Any) -> str | None:
-    if query_nvml(nvml.nvmlDeviceGetP2PStatus, one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK) == nvml.NVML_P2P_STATUS_OK:
+    if query_nvml(nvml.nvmlDeviceGetP2PStatus, one, other, _P2P_NVLINK) == nvml.NVML_P2P_STATUS_OK:
         return "NVLink"
     ancestor = query_nvml(nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
     return None if ancestor is None else _ANCESTORS.get(ancestor, f"level {ancestor}")
 
 
 def _read_peer_error(nvml: Any, one: Any, other: Any) -> str | None:
-    status = query_nvml(nvml.nvmlDeviceGetP2PStatus, one, other, nvml.NVML_P2P_CAPS_INDEX_READ)
+    status = query_nvml(nvml.nvmlDeviceGetP2PStatus, one, other, _P2P_READ)
     if status is None:
         return None
     return "" if status == nvml.NVML_P2P_STATUS_OK else _P2P_ERRORS.get(status, "unknown")
