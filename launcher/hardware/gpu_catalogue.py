@@ -18,99 +18,84 @@ import difflib
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from launcher.core.errors import InputError, Problem
 from launcher.core.units import bytes_to_gib, mib_to_bytes
 from launcher.hardware.model import Gpu, GpuClass, Interconnect
 
-_GEFORCE_LINK: Interconnect = "pcie-host"  # the driver has no P2P between GeForce GPUs over PCIe
 _MEMORY_TOLERANCE = 0.1  # ECC and the driver take up to 7 % of the memory
 
 
-def _gpu(
+# Class and link. The driver has no P2P between GeForce GPUs over PCIe.
+_GEFORCE: tuple[GpuClass, Interconnect] = ("consumer", "pcie-host")
+_WORKSTATION: tuple[GpuClass, Interconnect] = ("workstation", "pcie-p2p")
+_PCIE: tuple[GpuClass, Interconnect] = ("datacenter", "pcie-p2p")
+_NVLINK: tuple[GpuClass, Interconnect] = ("datacenter", "nvlink")
+# key, title, MiB, TFLOPS, GB/s of memory, compute capability, kind, GB/s of link; then further names, as nvidia-smi's.
+_TABLE: tuple[tuple[Any, ...], ...] = (
+    ("rtx3060", "GeForce RTX 3060", 12288, 25.5, 360, (8, 6), _GEFORCE, 32),
+    ("rtx3080", "GeForce RTX 3080", 10240, 59.5, 760, (8, 6), _GEFORCE, 32),
+    ("rtx3090", "GeForce RTX 3090", 24576, 71, 936, (8, 6), _GEFORCE, 32),
+    ("rtx3090ti", "GeForce RTX 3090 Ti", 24564, 80, 1008, (8, 6), _GEFORCE, 32),
+    ("rtx4060ti16", "GeForce RTX 4060 Ti 16GB", 16380, 44.1, 288, (8, 9), _GEFORCE, 16),
+    ("rtx4070", "GeForce RTX 4070", 12282, 58.3, 504, (8, 9), _GEFORCE, 32),
+    ("rtx4070tisuper", "GeForce RTX 4070 Ti SUPER", 16376, 88.2, 672, (8, 9), _GEFORCE, 32),
+    ("rtx4080", "GeForce RTX 4080", 16376, 97.5, 717, (8, 9), _GEFORCE, 32),
+    ("rtx4080super", "GeForce RTX 4080 SUPER", 16376, 104.5, 736, (8, 9), _GEFORCE, 32),
+    ("rtx4090", "GeForce RTX 4090", 24564, 165.2, 1008, (8, 9), _GEFORCE, 32),
+    ("rtx5070ti", "GeForce RTX 5070 Ti", 16303, 87.9, 896, (12, 0), _GEFORCE, 64),
+    ("rtx5080", "GeForce RTX 5080", 16303, 112.6, 960, (12, 0), _GEFORCE, 64),
+    ("rtx5090", "GeForce RTX 5090", 32607, 209.5, 1792, (12, 0), _GEFORCE, 64),
+    ("a4000", "RTX A4000", 16376, 76.7, 448, (8, 6), _WORKSTATION, 32),
+    ("a5000", "RTX A5000", 24564, 111.1, 768, (8, 6), _WORKSTATION, 32),
+    ("a6000", "RTX A6000", 49140, 154.8, 768, (8, 6), _WORKSTATION, 32),
+    ("rtx6000ada", "RTX 6000 Ada Generation", 49140, 364.2, 960, (8, 9), _WORKSTATION, 32, "6000 Ada"),
+    ("t4", "Tesla T4", 15360, 65, 320, (7, 5), _PCIE, 16),
+    ("v100", "Tesla V100 SXM2 16GB", 16384, 125, 900, (7, 0), _NVLINK, 150, "V100 SXM2", "V100 SXM 16GB"),
+    ("v100-32gb", "Tesla V100 SXM2 32GB", 32768, 125, 900, (7, 0), _NVLINK, 150, "V100 SXM 32GB", "V100 SXM3 32GB"),
+    ("v100-pcie", "Tesla V100 PCIe 16GB", 16384, 112, 900, (7, 0), _PCIE, 16),
+    ("v100-pcie-32gb", "Tesla V100 PCIe 32GB", 32768, 112, 900, (7, 0), _PCIE, 16),
+    ("l4", "L4", 23034, 121, 300, (8, 9), _PCIE, 32),
+    ("a10", "A10", 23028, 125, 600, (8, 6), _PCIE, 32),
+    ("a10g", "A10G", 23028, 70, 600, (8, 6), _PCIE, 32),
+    ("l40s", "L40S", 46068, 362, 864, (8, 9), _PCIE, 32),
+    ("a100-40gb", "A100 SXM4 40GB", 40960, 312, 1555, (8, 0), _NVLINK, 300, "A100 SXM 40GB"),
+    ("a100", "A100 SXM4 80GB", 81920, 312, 2039, (8, 0), _NVLINK, 300, "A100 SXM 80GB", "A100 SXM4", "A100 SXM"),
+    ("a100-pcie-40gb", "A100 PCIe 40GB", 40960, 312, 1555, (8, 0), _PCIE, 32, "A100 40GB PCIe"),
+    ("a100-pcie", "A100 PCIe 80GB", 81920, 312, 1935, (8, 0), _PCIE, 32, "A100 80GB PCIe"),
+    ("h100", "H100 SXM5 80GB", 81559, 989, 3350, (9, 0), _NVLINK, 450, "H100 80GB HBM3", "H100 SXM5", "H100 SXM"),
+    ("h100-pcie", "H100 PCIe", 81559, 756, 2000, (9, 0), _PCIE, 64, "H100 80GB PCIe"),
+    ("h200", "H200 SXM", 143771, 989, 4800, (9, 0), _NVLINK, 450, "H200 141GB", "H200 SXM5", "H200 141GB HBM3e"),
+    ("b200", "B200 SXM", 183359, 2250, 8000, (10, 0), _NVLINK, 900, "B200 180GB", "B200 192GB"),
+)
+
+
+def _make_gpu(
     key: str,
     title: str,
     memory_mib: int,
     tflops: float,
-    memory_gb_per_second: float,
-    compute_capability: tuple[int, int],
-    link: tuple[Interconnect, float],
-    gpu_class: GpuClass,
+    bandwidth: float,
+    capability: tuple[int, int],
+    kind: tuple[GpuClass, Interconnect],
+    link: float,
 ) -> Gpu:
     return Gpu(
         key=key,
         title=title,
         memory_mib=memory_mib,
-        bf16_tflops=tflops if compute_capability >= (8, 0) else None,
+        bf16_tflops=tflops if capability >= (8, 0) else None,
         fp16_tflops=tflops,
-        memory_gb_per_second=memory_gb_per_second,
-        compute_capability=compute_capability,
-        interconnect=link[0],
-        interconnect_gb_per_second=link[1],
-        gpu_class=gpu_class,
+        memory_gb_per_second=bandwidth,
+        compute_capability=capability,
+        gpu_class=kind[0],
+        interconnect=kind[1],
+        interconnect_gb_per_second=link,
     )
 
 
-def _geforce(key: str, title: str, memory_mib: int, tflops: float, bandwidth: float, cc: tuple[int, int]) -> Gpu:
-    pcie = 64 if cc[0] >= 12 else 16 if key == "rtx4060ti16" else 32  # the 4060 Ti has eight lanes
-    return _gpu(key, f"GeForce {title}", memory_mib, tflops, bandwidth, cc, (_GEFORCE_LINK, pcie), "consumer")
-
-
-def _workstation(key: str, title: str, memory_mib: int, tflops: float, bandwidth: float, cc: tuple[int, int]) -> Gpu:
-    return _gpu(key, title, memory_mib, tflops, bandwidth, cc, ("pcie-p2p", 32), "workstation")
-
-
-def _pcie(
-    key: str, title: str, memory_mib: int, tflops: float, bandwidth: float, cc: tuple[int, int], link: float
-) -> Gpu:
-    return _gpu(key, title, memory_mib, tflops, bandwidth, cc, ("pcie-p2p", link), "datacenter")
-
-
-def _nvlink(
-    key: str, title: str, memory_mib: int, tflops: float, bandwidth: float, cc: tuple[int, int], link: float
-) -> Gpu:
-    return _gpu(key, title, memory_mib, tflops, bandwidth, cc, ("nvlink", link), "datacenter")
-
-
-# key, title, MiB, TFLOPS, GB/s of memory, compute capability, GB/s of link; then further names, as nvidia-smi's.
-_TABLE: tuple[tuple[Gpu, tuple[str, ...]], ...] = (
-    (_geforce("rtx3060", "RTX 3060", 12288, 25.5, 360, (8, 6)), ()),
-    (_geforce("rtx3080", "RTX 3080", 10240, 59.5, 760, (8, 6)), ()),
-    (_geforce("rtx3090", "RTX 3090", 24576, 71, 936, (8, 6)), ()),
-    (_geforce("rtx3090ti", "RTX 3090 Ti", 24564, 80, 1008, (8, 6)), ()),
-    (_geforce("rtx4060ti16", "RTX 4060 Ti 16GB", 16380, 44.1, 288, (8, 9)), ()),
-    (_geforce("rtx4070", "RTX 4070", 12282, 58.3, 504, (8, 9)), ()),
-    (_geforce("rtx4070tisuper", "RTX 4070 Ti SUPER", 16376, 88.2, 672, (8, 9)), ()),
-    (_geforce("rtx4080", "RTX 4080", 16376, 97.5, 717, (8, 9)), ()),
-    (_geforce("rtx4080super", "RTX 4080 SUPER", 16376, 104.5, 736, (8, 9)), ()),
-    (_geforce("rtx4090", "RTX 4090", 24564, 165.2, 1008, (8, 9)), ()),
-    (_geforce("rtx5070ti", "RTX 5070 Ti", 16303, 87.9, 896, (12, 0)), ()),
-    (_geforce("rtx5080", "RTX 5080", 16303, 112.6, 960, (12, 0)), ()),
-    (_geforce("rtx5090", "RTX 5090", 32607, 209.5, 1792, (12, 0)), ()),
-    (_workstation("a4000", "RTX A4000", 16376, 76.7, 448, (8, 6)), ()),
-    (_workstation("a5000", "RTX A5000", 24564, 111.1, 768, (8, 6)), ()),
-    (_workstation("a6000", "RTX A6000", 49140, 154.8, 768, (8, 6)), ()),
-    (_workstation("rtx6000ada", "RTX 6000 Ada Generation", 49140, 364.2, 960, (8, 9)), ("6000 Ada",)),
-    (_pcie("t4", "Tesla T4", 15360, 65, 320, (7, 5), 16), ()),
-    (_nvlink("v100", "Tesla V100 SXM2 16GB", 16384, 125, 900, (7, 0), 150), ("V100 SXM2", "V100 SXM 16GB")),
-    (_nvlink("v100-32gb", "Tesla V100 SXM2 32GB", 32768, 125, 900, (7, 0), 150), ("V100 SXM 32GB", "V100 SXM3 32GB")),
-    (_pcie("v100-pcie", "Tesla V100 PCIe 16GB", 16384, 112, 900, (7, 0), 16), ()),
-    (_pcie("v100-pcie-32gb", "Tesla V100 PCIe 32GB", 32768, 112, 900, (7, 0), 16), ()),
-    (_pcie("l4", "L4", 23034, 121, 300, (8, 9), 32), ()),
-    (_pcie("a10", "A10", 23028, 125, 600, (8, 6), 32), ()),
-    (_pcie("a10g", "A10G", 23028, 70, 600, (8, 6), 32), ()),
-    (_pcie("l40s", "L40S", 46068, 362, 864, (8, 9), 32), ()),
-    (_nvlink("a100-40gb", "A100 SXM4 40GB", 40960, 312, 1555, (8, 0), 300), ("A100 SXM 40GB",)),
-    (_nvlink("a100", "A100 SXM4 80GB", 81920, 312, 2039, (8, 0), 300), ("A100 SXM 80GB", "A100 SXM4", "A100 SXM")),
-    (_pcie("a100-pcie-40gb", "A100 PCIe 40GB", 40960, 312, 1555, (8, 0), 32), ("A100 40GB PCIe",)),
-    (_pcie("a100-pcie", "A100 PCIe 80GB", 81920, 312, 1935, (8, 0), 32), ("A100 80GB PCIe",)),
-    (_nvlink("h100", "H100 SXM5 80GB", 81559, 989, 3350, (9, 0), 450), ("H100 80GB HBM3", "H100 SXM5", "H100 SXM")),
-    (_pcie("h100-pcie", "H100 PCIe", 81559, 756, 2000, (9, 0), 64), ("H100 80GB PCIe",)),
-    (_nvlink("h200", "H200 SXM", 143771, 989, 4800, (9, 0), 450), ("H200 141GB", "H200 SXM5", "H200 141GB HBM3e")),
-    (_nvlink("b200", "B200 SXM", 183359, 2250, 8000, (10, 0), 900), ("B200 180GB", "B200 192GB")),
-)
-
-GPUS: Mapping[str, Gpu] = MappingProxyType({gpu.key: gpu for gpu, _ in _TABLE})
+GPUS: Mapping[str, Gpu] = MappingProxyType({row[0]: _make_gpu(*row[:8]) for row in _TABLE})
 
 
 def _normalise(name: str) -> str:
@@ -138,7 +123,7 @@ def _spellings(gpu: Gpu, further: tuple[str, ...]) -> set[str]:
 
 
 _SPELLINGS: Mapping[str, Gpu] = MappingProxyType(
-    {spelling: gpu for gpu, further in _TABLE for spelling in sorted(_spellings(gpu, further))}
+    {spelling: GPUS[row[0]] for row in _TABLE for spelling in sorted(_spellings(GPUS[row[0]], row[8:]))}
 )
 
 

@@ -19,24 +19,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from launcher.core.errors import InputError, Problem
-from launcher.core.units import MIB, bytes_to_gib, mib_to_bytes
+from launcher.core.errors import InputError, ManifestError, Problem
+from launcher.core.units import bytes_to_gib, mib_to_bytes
 from launcher.hardware.gpu_catalogue import GPUS, is_same_gpu, lookup_gpu
 from launcher.hardware.model import Gpu, GpuClass, Hardware, Interconnect, UserValue
-from launcher.manifest.parse_json import Json
+from launcher.manifest.parse_json import read_json_object
 from launcher.manifest.problems import find_problems
 from launcher.manifest.strict_model import Strict
 
 HARDWARE_VARIABLE = "LAUNCHER_HARDWARE"
 _OFF = ("off", "0", "none", "no")
-_MAX_BYTES = MIB
 _NEEDED = (
     "memory_mib",
     "tflops",
@@ -95,7 +93,10 @@ def load_hardware_overrides() -> HardwareOverrides:
     file = find_hardware_file()
     if file is None or (not os.environ.get(HARDWARE_VARIABLE) and not file.exists()):
         return HardwareOverrides()
-    tree = _read(file)
+    try:
+        tree = read_json_object(file)
+    except ManifestError as error:
+        raise _refuse(error.title, error.problems) from None
     problems = find_problems(tree, HardwareOverrides)
     if not problems:
         overrides = HardwareOverrides.model_validate_json(json.dumps(tree))
@@ -104,40 +105,6 @@ def load_hardware_overrides() -> HardwareOverrides:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise _refuse(f"{file}: {count}", tuple(problems))
     return overrides
-
-
-def _read(file: Path) -> dict[str, Json]:
-    try:
-        if file.stat().st_size > _MAX_BYTES:
-            raise _refuse(f"{file}: larger than 1 MiB: not a hardware description")
-        tree = json.loads(file.read_text(encoding="utf-8-sig"), object_pairs_hook=lambda pairs: _once(file, pairs))
-    except OSError as error:
-        raise _refuse(f"{file}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise _refuse(f"{file}: not UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise _refuse(f"{file}, line {error.lineno}, column {error.colno}: broken JSON: {error.msg}") from None
-    except RecursionError:
-        raise _refuse(f"{file}: nested too deeply") from None
-    if not isinstance(tree, dict):
-        raise _refuse(f"{file}: is not a JSON object {{...}}")
-    return _without_comments(tree)
-
-
-def _once(file: Path, pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    counts = Counter(key for key, _ in pairs)
-    twice = [key for key, count in counts.items() if count > 1 and not key.startswith("_")]
-    if twice:
-        raise _refuse(f"{file}: the key {twice[0]!r} occurs twice in one object")
-    return dict(pairs)
-
-
-def _without_comments(tree: dict[str, Json]) -> dict[str, Json]:
-    return {
-        key: _without_comments(value) if isinstance(value, dict) else value
-        for key, value in tree.items()
-        if not key.startswith("_")
-    }
 
 
 def _refuse(title: str, problems: tuple[Problem, ...] = ()) -> InputError:

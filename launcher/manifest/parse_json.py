@@ -26,9 +26,7 @@ def read_json_object(path: Path) -> dict[str, Json]:
     if is_too_deep(tree):
         raise _make_depth_error(path)
     if not isinstance(tree, dict):
-        raise ManifestError(
-            f"{path}: a manifest is a JSON object {{...}}, but this file contains {_describe_kind(tree)}"
-        )
+        raise ManifestError(f"{path}: expected a JSON object {{...}}, but this file contains {_describe_kind(tree)}")
     return {
         key: _without_comments(value) for key, value in tree.items() if not key.startswith("_") and key != "$schema"
     }

@@ -227,7 +227,7 @@ WriteBroken = Callable[[Path], object]
 
 UNREADABLE: list[tuple[str, WriteBroken, str]] = [
     ("empty", lambda p: p.write_text("  \n"), "is empty"),
-    ("a list", lambda p: p.write_text("[1]"), "a manifest is a JSON object {...}, but this file contains a list"),
+    ("a list", lambda p: p.write_text("[1]"), "expected a JSON object {...}, but this file contains a list"),
     ("broken", lambda p: p.write_text('{\n  "name": "x",\n  "b" 5\n}'), "line 3, column 7: broken JSON"),
     ("cut off", lambda p: p.write_text('{"name": "x"'), "line 1, column 13: broken JSON"),
     (
