@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from launcher.analysis.compare.config_diff import clean_text
-from launcher.analysis.compare.load_run import RunFacts
+from launcher.analysis.compare.load_run import Judged, RunFacts
 from launcher.analysis.compare.model import Aspect, Caution
 from launcher.analysis.compare.tasks import choose_evaluations, list_main_checks
 from launcher.core.metrics import EVAL_PREFIX, STEP_SECONDS, TOTAL_SECONDS
@@ -14,7 +14,7 @@ from launcher.core.metrics import EVAL_PREFIX, STEP_SECONDS, TOTAL_SECONDS
 _MAX_NAMES = 4  # more runs are counted
 _KEY_DIGITS = 12  # of a data key
 
-Trait = Callable[[RunFacts], str | None]
+Label = Callable[[RunFacts], str | None]  # None: unknown, or nothing to say
 
 
 def group_by_data(runs: Sequence[RunFacts]) -> tuple[str | None, ...]:
@@ -73,100 +73,58 @@ def _check_unknown_data(runs: Sequence[RunFacts]) -> Iterator[Caution]:
         )
 
 
-def _check_judges(runs: Sequence[RunFacts]) -> Iterator[Caution]:
+def _check_evaluations(runs: Sequence[RunFacts]) -> Iterator[Caution]:
+    """Warn about different graders, rows and decoding."""
     pick = choose_evaluations(runs)
-    for name in list_main_checks(runs, pick):
 
-        def get_checker(run: RunFacts, name: str = name) -> str | None:
+    def flag(title: str, label: Callable[[Judged], str | None], consequence: str) -> Iterator[Caution]:
+        def get_label(run: RunFacts) -> str | None:
             judged = pick(run)
-            check = None if judged is None else judged.checks.get(name)
-            return None if check is None else clean_text(check.checker)
+            value = None if judged is None else label(judged)
+            return None if value is None else clean_text(value)
 
-        yield from _flag_differences(
-            clean_text(f"Answers were graded by different graders ({EVAL_PREFIX}{name})"),
-            get_checker,
-            ("task metrics",),
+        yield from _flag(clean_text(title), get_label, ("task metrics",), consequence)(runs)
+
+    for name in list_main_checks(runs, pick):
+        yield from flag(
+            f"Answers were graded by different graders ({EVAL_PREFIX}{name})",
+            lambda judged, name=name: judged.checks[name].checker if name in judged.checks else None,
             "Graders may disagree; launcher eval --run RUN grades the answers again.",
-        )(runs)
-
-
-def _check_judged_rows(runs: Sequence[RunFacts]) -> Iterator[Caution]:
-    pick = choose_evaluations(runs)
-    yield from _flag_differences(
-        "Different rows were evaluated",
-        lambda run: None if (judged := pick(run)) is None else clean_text(judged.rows),
-        ("task metrics",),
-        "Some rows are harder than others; launcher eval --run RUN with the same --rows evaluates the same rows.",
-    )(runs)
-
-
-def _check_decoding(runs: Sequence[RunFacts]) -> Iterator[Caution]:
-    pick = choose_evaluations(runs)
-    labels = {True: "greedy", False: "sampled"}
-    yield from _flag_differences(
-        "The decoding differs",
-        lambda run: None if (judged := pick(run)) is None else labels[judged.is_greedy],
-        ("task metrics",),
-        "Sampled answers differ each time.",
-    )(runs)
-
-
-def _check_unknown_judges(runs: Sequence[RunFacts]) -> Iterator[Caution]:
-    pick = choose_evaluations(runs)
-    evaluated = [run for run in runs if pick(run) is not None or list_main_checks([run], pick)]
-    unknown = [run for run in evaluated if pick(run) is None]
-    if unknown and len(evaluated) > 1:
-        yield Caution(
-            level="warning",
-            title="The grader and the evaluated rows of some runs are unknown",
-            spoils=("task metrics",),
-            detail=f"{name_runs(unknown)}: only the rates were recorded. Run directories contain every answer.",
         )
+    yield from flag(
+        "Different rows were evaluated",
+        lambda judged: judged.rows,
+        "Some rows are harder than others; launcher eval --run RUN with the same --rows evaluates the same rows.",
+    )
+    yield from flag(
+        "The decoding differs",
+        lambda judged: "greedy" if judged.is_greedy else "sampled",
+        "Sampled answers differ each time.",
+    )
 
 
-def _group(runs: Sequence[RunFacts], label: Callable[[RunFacts], str | None]) -> dict[str, list[RunFacts]]:
-    # Runs whose label is None are omitted.
-    groups: dict[str, list[RunFacts]] = {}
-    for run in runs:
-        if (value := label(run)) is not None:
-            groups.setdefault(value, []).append(run)
-    return groups
-
-
-def _flag_differences(
+def _flag(
     title: str,
-    trait: Trait,
+    label: Label,
     spoils: tuple[Aspect, ...],
     consequence: str,
     level: Literal["warning", "note"] = "warning",
+    *,
+    each: bool = False,
 ) -> Callable[[Sequence[RunFacts]], Iterator[Caution]]:
-    """Return a check that warns if a trait differs; runs with an unknown value are ignored."""
+    """Return a check that warns if a label differs between runs, or with `each` about every run that has one."""
 
     def check(runs: Sequence[RunFacts]) -> Iterator[Caution]:
-        groups = _group(runs, trait)
-        if len(groups) > 1:
-            parts = "; ".join(f"{value}: {name_runs(group)}" for value, group in groups.items())
-            yield Caution(level=level, title=title, spoils=spoils, detail=f"{parts}. {consequence}")
-
-    return check
-
-
-def _flag_each(
-    title: str,
-    applies: Callable[[RunFacts], str | None],
-    spoils: tuple[Aspect, ...],
-    consequence: str,
-    level: Literal["warning", "note"] = "warning",
-) -> Callable[[Sequence[RunFacts]], Iterator[Caution]]:
-    """Return a check that warns about single runs; `applies` returns a detail, or None if the run is fine."""
-
-    def check(runs: Sequence[RunFacts]) -> Iterator[Caution]:
-        groups = _group(runs, applies)
-        if groups:
-            parts = "; ".join(
-                f"{name_runs(group)}{f' ({detail})' if detail else ''}" for detail, group in groups.items()
-            )
-            yield Caution(level=level, title=title, spoils=spoils, detail=f"{parts}. {consequence}")
+        groups: dict[str, list[RunFacts]] = {}
+        for run in runs:
+            if (value := label(run)) is not None:
+                groups.setdefault(value, []).append(run)
+        if each:
+            parts = [f"{name_runs(group)}{f' ({value})' if value else ''}" for value, group in groups.items()]
+        else:
+            parts = [f"{value}: {name_runs(group)}" for value, group in groups.items()]
+        if len(groups) > (0 if each else 1):
+            yield Caution(level=level, title=title, spoils=spoils, detail=f"{'; '.join(parts)}. {consequence}")
 
     return check
 
@@ -194,90 +152,92 @@ def _unrecorded_clock(run: RunFacts) -> str | None:
 _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
     _check_data,
     _check_unknown_data,
-    _check_judges,
-    _check_judged_rows,
-    _check_decoding,
-    _check_unknown_judges,
-    _flag_each(
+    _check_evaluations,
+    _flag(
         "Trained from random weights",
         lambda run: "" if run.traits.random_weights else None,
         ("loss", "held-out loss"),
         "The base model has random weights: losses are meaningless, speed and memory are not.",
+        each=True,
     ),
-    _flag_differences(
+    _flag(
         "The runs have different base models",
         lambda run: run.traits.base,
         ("loss", "held-out loss", "speed", "memory"),
         "A lower loss may come from the base; tokens per second and memory depend on the model. MFU is comparable.",
     ),
-    _flag_differences(
+    _flag(
         "The loss is computed on different tokens",
         lambda run: run.traits.loss_on,
         ("loss", "held-out loss"),
         "A mean over completions is not comparable with a mean over all tokens.",
     ),
-    _flag_differences(
+    _flag(
         "The global batch differs",
         lambda run: _format(run.traits.global_batch_size),
         ("loss by step",),
         "Steps differ in the amount of data: compare curves by tokens, not by step. Final losses are comparable.",
     ),
-    _flag_differences(
+    _flag(
         "The sequence length differs",
         lambda run: _format(run.traits.sequence_length),
         ("loss", "speed", "memory"),
         "Longer sequences cost more per token, need more memory, and are truncated later.",
     ),
-    _flag_differences(
+    _flag(
         "The held-out data differs",
         lambda run: run.traits.held_out,
         ("held-out loss",),
         "Held-out losses are computed on different rows.",
     ),
-    _flag_differences(
+    _flag(
         "The number of planned steps differs",
         _planned_steps,
         ("loss by step", "time"),
         "Learning rates differ at the same step: compare final losses only.",
     ),
-    _flag_each(
+    _flag(
         "Names code from outside this program",
         lambda run: run.code,
         (),
         "It is executed only with --trust; comparing runs executes nothing.",
         "note",
+        each=True,
     ),
-    _flag_each(
+    _flag(
         "Not finished",
         _unfinished,
         ("loss", "held-out loss", "time"),
         "Results cover the steps so far.",
+        each=True,
     ),
-    _flag_each(
+    _flag(
         "CUDA out of memory during the run",
         lambda run: ", then ".join(run.oom_fallbacks) if run.oom_fallbacks else None,
         ("speed", "memory"),
         "Speed and memory mix the settings before and after the fallback; global batch and losses are not affected.",
+        each=True,
     ),
-    _flag_differences(
+    _flag(
         "The precision differs",
         lambda run: run.traits.precision,
         ("speed", "memory"),
         "Speed and memory depend on it; losses differ by rounding and by quantization error.",
         "note",
     ),
-    _flag_differences(
+    _flag(
         "The hardware differs",
         lambda run: run.traits.hardware,
         ("speed", "time"),
         "Tokens per second and wall-clock time depend on it. MFU and losses are comparable.",
         "note",
     ),
-    _flag_each(
+    _flag(
         "The wall-clock axis is estimated",
         _unrecorded_clock,
         ("time",),
         "These runs did not record it: it is the sum of steps and evaluations, without startup and checkpoints.",
         "note",
+        each=True,
     ),
 )

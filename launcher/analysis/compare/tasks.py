@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from launcher.analysis.compare.config_diff import clean_text
-from launcher.analysis.compare.load_run import Judged, JudgedRun, RunFacts
+from launcher.analysis.compare.load_run import Judged, RunFacts
 from launcher.analysis.compare.model import Chart, Interval
 from launcher.analysis.compare.summary_metrics import MetricSpec
-from launcher.core.metrics import EVAL_PREFIX, is_task_metric
+from launcher.core.metrics import EVAL_PREFIX
 from launcher.judges.gate import SIGNIFICANCE_LEVEL
 from launcher.judges.results import CheckResult
 from launcher.judges.statistics import PairedChange, compare_paired
-
-_ALIKE = 0.005  # for rates without graded rows
-KNOWN_MAIN_CHECKS = ("matches", "behaves", "result", "equal", "right")  # of our judges, for runs without an evaluation
 
 Pick = Callable[[RunFacts], Judged | None]
 
@@ -34,22 +31,7 @@ def choose_evaluations(runs: Sequence[RunFacts]) -> Pick:
 
 def list_main_checks(runs: Sequence[RunFacts], pick: Pick) -> list[str]:
     """Return the distinct main checks of all runs."""
-    known = dict.fromkeys(judged.main for run in runs if (judged := pick(run)) is not None)
-    for run in runs:
-        names = _list_logged_names(run)
-        if pick(run) is None and names and not known.keys() & set(names):
-            known[guess_main_check(names) or names[-1]] = None
-    return list(known)
-
-
-def guess_main_check(names: Collection[str]) -> str | None:
-    """Guess the main check of a run without an evaluation; judges list stricter checks last."""
-    return next((name for name in KNOWN_MAIN_CHECKS if name in names), next(reversed(list(names)), None))
-
-
-def _list_logged_names(run: RunFacts) -> list[str]:
-    metrics = [name for name, column in run.columns.items() if is_task_metric(name) and column.has_values]
-    return [name.removeprefix(EVAL_PREFIX) for name in metrics]
+    return [*dict.fromkeys(judged.main for run in runs if (judged := pick(run)) is not None)]
 
 
 def make_task_charts(runs: Sequence[RunFacts]) -> tuple[Chart, ...]:
@@ -72,14 +54,10 @@ def make_task_specs(runs: Sequence[RunFacts]) -> Iterator[MetricSpec]:
     for name in mains:
         yield _make_rate_spec(name, runs, pick, is_main=True)
         yield from _make_base_specs(name)
-    others = (name for run in runs for name in (*_judged_names(pick(run)), *_list_logged_names(run)))
+    others = (name for run in runs if (judged := pick(run)) is not None for name in judged.checks)
     for name in dict.fromkeys(others):
         if name not in mains:
             yield _make_rate_spec(name, runs, pick, is_main=False)
-
-
-def _judged_names(judged: Judged | None) -> tuple[str, ...]:
-    return () if judged is None else tuple(judged.checks)
 
 
 def _find_check(judged: Judged | None, name: str) -> CheckResult | None:
@@ -92,24 +70,20 @@ def _make_rate_spec(name: str, runs: Sequence[RunFacts], pick: Pick, *, is_main:
 
     def compute(run: RunFacts) -> float | None:
         check = _find_check(pick(run), name)
-        if pick(run) is None:
-            return run.last(metric)
         return None if check is None else check.rate
 
     def peers(run: RunFacts) -> Hashable:
-        # Comparable: same rows, grader and decoding; without an evaluation, the same data.
+        # Comparable: same rows, grader and decoding.
         judged = pick(run)
         check = _find_check(judged, name)
-        if run.traits.random_weights:
+        if run.traits.random_weights or judged is None or check is None:
             return None
-        if judged is None or check is None:
-            return run.traits.data_key
         return (judged.rows, check.checker, judged.is_greedy)
 
     def is_significant(best: RunFacts, other: RunFacts) -> bool:
         best_judged, other_judged = pick(best), pick(other)
-        if best_judged is None or other_judged is None:
-            return abs((compute(best) or 0.0) - (compute(other) or 0.0)) > _ALIKE
+        assert best_judged is not None, "runs without an evaluation have no value"
+        assert other_judged is not None
         return _compare(best_judged, other_judged, name).p_worse < SIGNIFICANCE_LEVEL
 
     checks = [check for run in runs if (check := _find_check(pick(run), name)) is not None]
@@ -133,9 +107,6 @@ def _make_base_specs(name: str) -> Iterator[MetricSpec]:
     metric = f"{EVAL_PREFIX}{name}"
 
     def compute_base(run: RunFacts) -> float | None:
-        if run.judged == JudgedRun():
-            column = run.column(metric)
-            return next((rate for step, rate in zip(column.steps, column.values, strict=True) if step == 0), None)
         check = _find_check(run.judged.base, name)
         return None if check is None else check.rate
 
@@ -147,9 +118,6 @@ def _make_base_specs(name: str) -> Iterator[MetricSpec]:
         return change if change.num_rows else None
 
     def compute_gain(run: RunFacts) -> float | None:
-        if run.judged == JudgedRun():
-            base, last = compute_base(run), run.last(metric)
-            return None if base is None or last is None else last - base
         change = gain(run)
         return None if change is None else change.difference
 

@@ -64,14 +64,12 @@ def check(name: str, text: str) -> None:
 
 @pytest.fixture(scope="module")
 def tasks() -> Comparison:
-    """Two runs evaluated alike, one with another grader, one without evaluation, one with logged rates only."""
-    alone = make_facts("rates <b>", {"eval/matches": [0.1, 0.4], metrics.TRAIN_LOSS: [3.0, 2.0]})
+    """Two runs evaluated alike, one with another grader, and one without evaluation."""
     runs = (
         with_answers("low", 0.1, 0.5),
         with_answers("high", 0.1, 0.9),
         with_answers("other", 0.1, 0.7, checker="made | 2.0"),
-        make_facts("plain"),
-        alone,
+        make_facts("plain <b>"),
     )
     return compare(*runs).model_copy(update={"launcher_version": "0"})
 

@@ -12,7 +12,7 @@ from launcher.analysis.compare.curves import make_axis, make_shares
 from launcher.analysis.compare.load_run import JudgedRun, RunFacts, make_columns
 from launcher.analysis.compare.model import Comparison, Figure
 from launcher.analysis.compare.summary_metrics import sum_recorded_seconds
-from launcher.analysis.compare.tasks import choose_evaluations, guess_main_check, list_main_checks
+from launcher.analysis.compare.tasks import choose_evaluations, list_main_checks
 from launcher.core.metrics import EVAL_LOSS, EVAL_SECONDS, STEP_SECONDS, TASK_SECONDS, StepMetrics, is_task_metric
 from tests.made_evaluations import make_evaluation
 from tests.made_runs import MadeRun, write_evaluation, write_run
@@ -37,13 +37,6 @@ def with_whole(run: RunFacts, rate: float, **changes: object) -> RunFacts:
 
 def titles(comparison: Comparison) -> list[str]:
     return [caution.title for caution in comparison.cautions]
-
-
-def with_rates_only(name: str, **rates: float) -> RunFacts:
-    """Logged rates, without stored answers."""
-    run = make_facts(name)
-    columns = {f"eval/{check}": make_column([0.0, rate], [0, 4]) for check, rate in rates.items()}
-    return replace(run, columns={**run.columns, **columns})
 
 
 def test_highest_rate_is_best_and_has_an_interval() -> None:
@@ -95,9 +88,6 @@ def test_different_rows_or_graders_give_a_caveat() -> None:
     assert titles(compare(low, with_answers("b", 0.1, 0.9, greedy=False))) == ["The decoding differs"]
     assert titles(compare(low, with_answers("b", 0.1, 0.9))) == []
     assert titles(compare(low, make_facts("plain"))) == []
-    unknown = compare(low, with_rates_only("rates", matches=0.5))
-    assert titles(unknown) == ["The grader and the evaluated rows of some runs are unknown"]
-    assert titles(compare(with_rates_only("rates", matches=0.5))) == []  # nothing to compare with
 
 
 def test_launcher_eval_is_used_if_all_runs_have_it() -> None:
@@ -138,18 +128,8 @@ def test_ungraded_check_has_no_value() -> None:
     assert both.intervals[0] is None
 
 
-def test_logged_rates_have_no_interval() -> None:
-    one, other = with_rates_only("one", parses=0.9, matches=0.4), with_rates_only("other", parses=0.9, matches=0.6)
-    result = figure("task_matches", one, other)
-    assert result.values == (0.4, 0.6)
-    assert result.intervals == (None, None)
-    assert result.best == {1: 2}  # by the same data
-    assert figure("task_parses", one, other).best == {}
-    assert figure("task_base_matches", one, other).values == (0.0, 0.0)  # step 0
-    assert figure("task_gain_matches", one, other).values == (0.4, 0.6)
-    unknown = replace(other, traits=replace(TRAITS, data_key=None))
-    assert figure("task_matches", one, unknown).best == {}
-    assert "In parentheses" not in compare(one, other).about_best
+def test_intervals_are_explained_where_shown() -> None:
+    assert "In parentheses" not in compare(make_facts("plain")).about_best
     assert "In parentheses" in compare(with_answers("a", 0.1, 0.2)).about_best
 
 
@@ -179,26 +159,6 @@ def test_runs_without_evaluation_have_no_task_metrics() -> None:
     assert not any(one.key.startswith("task") for one in result.figures)
     assert "ask metric" not in result.about_best
     assert "ask metric" not in result.about_left_out
-
-
-@pytest.mark.parametrize(
-    ("names", "main"),
-    [
-        (("parses", "reads", "result", "matches", "equal"), "matches"),
-        (("parses", "types", "behaves", "equal"), "behaves"),
-        (("parses", "executes", "result"), "result"),
-        (("exact", "f1"), "f1"),
-        ((), None),
-    ],
-)
-def test_main_check_of_logged_rates_is_guessed(names: tuple[str, ...], main: str | None) -> None:
-    assert guess_main_check(names) == main
-
-
-def test_logged_rates_share_the_chart_of_graded_runs() -> None:
-    runs = [with_answers("ours", 0.1, 0.5), with_rates_only("rates", parses=0.9, equal=0.1, matches=0.3)]
-    assert list_main_checks(runs, choose_evaluations(runs)) == ["matches"]
-    assert list_main_checks(runs[1:], choose_evaluations(runs[1:])) == ["matches"]
 
 
 def test_losses_and_seconds_are_no_task_metrics() -> None:
@@ -238,4 +198,4 @@ def test_evaluations_of_a_run_directory_are_loaded(tmp_path: Path) -> None:
         file.write_text("torn")
     torn = load_run_facts(paths)
     assert torn.judged == JudgedRun()
-    assert figure("task_matches", torn).values == (0.6,)  # the lines of metrics are left
+    assert not any(one.key.startswith("task") for one in compare(torn).figures)
