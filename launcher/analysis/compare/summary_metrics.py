@@ -119,7 +119,8 @@ def _prediction_error(run: RunFacts) -> float | None:
     return run.last(metrics.PREDICTION_ERROR) if peak <= 0 or predicted is None else predicted / peak - 1
 
 
-def _cost(run: RunFacts) -> float | None:
+def compute_cost(run: RunFacts) -> float | None:
+    """Return the cost of the wall-clock time at the planned price."""
     seconds, price = compute_wall_clock(run), run.traits.price_per_hour
     return None if seconds is None or price is None else seconds / _SECONDS_PER_HOUR * price
 
@@ -200,7 +201,7 @@ _SPECS: tuple[MetricSpec, ...] = (
     _make_median("joules_per_token", metrics.JOULES_PER_TOKEN, _same_model),
     _make_spec("goodput", metrics.GOODPUT, _last(metrics.GOODPUT), _all_runs, note=_GOODPUT_NOTE),
     _make_spec("wall_clock", metrics.TOTAL_SECONDS, compute_wall_clock, _same_job, note=_CLOCK_NOTE),
-    MetricSpec(key="cost", title="cost", compute=_cost, peers=_same_job, better="lower", note=_COST_NOTE),
+    MetricSpec(key="cost", title="cost", compute=compute_cost, peers=_same_job, better="lower", note=_COST_NOTE),
     _make_spec("tokens_seen", metrics.TOKENS_SEEN, _last(metrics.TOKENS_SEEN), _all_runs),
     MetricSpec(key="steps", title="steps", compute=_steps, peers=_all_runs),
     _make_spec("skipped", metrics.SKIPPED, _reduce(metrics.SKIPPED, math.fsum), _all_runs),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from launcher.analysis.report.load_facts import ReportFacts, load_facts
-from launcher.analysis.report.render import make_report, render_report, write_report
+from launcher.analysis.report.render import ReportFacts, load_facts, make_report, render_report, write_report
 
 __all__ = ["ReportFacts", "load_facts", "make_report", "render_report", "write_report"]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.analysis.report.load_facts import ReportFacts, load_facts
+from launcher.analysis.compare.load_run import RunFacts, make_facts
+from launcher.analysis.compare.summary_metrics import compute_wall_clock
 from launcher.analysis.report.quality import render_quality
 from launcher.analysis.report.results import (
     render_learning,
@@ -16,23 +18,108 @@ from launcher.analysis.report.results import (
     render_stability,
     render_time,
 )
-from launcher.analysis.report.run_metrics import compute_total_seconds
-from launcher.core.errors import ExitCode, escape
+from launcher.core.errors import ExitCode, InputError, escape
 from launcher.core.log import get_logger
 from launcher.core.markdown import code, fenced, inline, prose, table
 from launcher.core.redaction import REDACTED, collect_known_secrets, redact_text
+from launcher.core.run_files import read_text
 from launcher.core.run_paths import RunPaths, write_text_atomically
 from launcher.core.units import format_count, format_duration
 from launcher.hardware.model import format_hardware
 from launcher.plan.model import Plan
-from launcher.request.request import Request
-from launcher.runs.record import Outcome
+from launcher.request.request import Request, load_request
+from launcher.runs.checkpoints import list_checkpoints, step_of
+from launcher.runs.evaluations import RunEvaluations, load_evaluations
+from launcher.runs.record import Outcome, RunRecord, list_run_code, load_record
 
 log = get_logger(__name__)
 
 _DEFAULT_RUNS_DIR = Path("runs")
 _MAX_ERROR_LINES = 30
 _ADAPTER_NAMES = {"lora": "LoRA", "dora": "DoRA", "ia3": "IA³", "full": "none, full fine-tuning"}
+
+_FILES = (
+    ("manifest", "resolved manifest"),
+    ("request", "the request"),
+    ("hardware", "hardware of the plan"),
+    ("plan", "all decisions of the plan"),
+    ("accelerate", "accelerate config"),
+    ("deepspeed", "DeepSpeed config"),
+    ("command", "launch command"),
+    ("slurm", "Slurm script"),
+    ("metrics", "one line per step and evaluation"),
+    ("evaluations", "graded answers to held-out rows during training"),
+    ("evaluation", "graded answers of `launcher eval`"),
+    ("outcome", "status and results of the run"),
+    ("wandb", "the W&B run"),
+    ("checkpoints", "resume points"),
+    ("adapter", "trained adapter and its model card"),
+    ("merged", "base model with the adapter merged"),
+    ("logs", "console output"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFile:
+    """A file of the run directory."""
+
+    name: str
+    description: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportFacts:
+    """Everything that a report shows."""
+
+    record: RunRecord
+    evaluations: RunEvaluations
+    request: Request | None  # None: missing, or written by another version
+    command: str | None  # None: `accelerate launch` was called directly
+    files: tuple[RunFile, ...]  # existing ones only
+    saved_step: int | None  # step of the newest checkpoint
+    code: tuple[str, ...] = ()  # that the run directory names
+
+    @property
+    def measured(self) -> RunFacts:
+        """The run as comparisons see it."""
+        return make_facts(self.record, self.evaluations)
+
+
+def load_facts(paths: RunPaths) -> ReportFacts:
+    """Load the facts of a report from a run directory."""
+    checkpoints, record = list_checkpoints(paths), load_record(paths)
+    return ReportFacts(
+        record=record,
+        evaluations=load_evaluations(record),
+        request=_load_request(paths),
+        command=_load_command(paths),
+        files=tuple(_list_files(paths)),
+        saved_step=step_of(checkpoints[0]) if checkpoints else None,
+        code=list_run_code(record),
+    )
+
+
+def _load_request(paths: RunPaths) -> Request | None:
+    try:
+        return load_request(paths.request)
+    except InputError:
+        return None
+
+
+def _load_command(paths: RunPaths) -> str | None:
+    try:
+        return read_text(paths.command)
+    except InputError:
+        return None
+
+
+def _list_files(paths: RunPaths) -> list[RunFile]:
+    files = [(getattr(paths, attribute), description) for attribute, description in _FILES]
+    return [
+        RunFile(name=path.name + "/" * path.is_dir(), description=description)
+        for path, description in files
+        if path.exists()
+    ]
 
 
 def make_report(paths: RunPaths) -> str:
@@ -50,15 +137,15 @@ def write_report(paths: RunPaths) -> None:
 
 def render_report(facts: ReportFacts) -> str:
     """Render all sections of a report as Markdown."""
-    record = facts.record
+    record, measured = facts.record, facts.measured
     sections = (
         _render_head(facts),
         _render_configuration(facts),
         _render_environment(facts),
         _render_reasons(record.plan),
         _render_observed(record.outcome),
-        render_speed(record),
-        render_time(record),
+        render_speed(record, measured),
+        render_time(measured),
         render_memory(record),
         render_learning(record),
         render_stability(record),
@@ -87,14 +174,14 @@ def _render_head(facts: ReportFacts) -> str:
 
 
 def _render_status(facts: ReportFacts) -> str:
-    outcome, seconds = facts.record.outcome, compute_total_seconds(facts.record)
+    outcome, seconds = facts.record.outcome, compute_wall_clock(facts.measured)
     if outcome is None:
         return "**Not started.** The run directory is prepared; nothing ran."
     steps = (
         f"{outcome.steps_done:,}" if outcome.num_steps is None else f"{outcome.steps_done:,} of {outcome.num_steps:,}"
     )
-    duration = "" if seconds is None else f" in {format_duration(seconds)}"
     done = max((row.step for row in facts.record.steps), default=0)
+    duration = "" if seconds is None else f"{' in' if done else ', after'} {format_duration(seconds)}"
     at = f"after step {done:,}" if done else "before the first step finished"
     match outcome.status:
         case "done":

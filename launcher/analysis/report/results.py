@@ -6,43 +6,43 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from launcher.analysis.compare.curves import make_shares
+from launcher.analysis.compare.load_run import RunFacts
+from launcher.analysis.compare.summary_metrics import compute_cost, compute_wall_clock
 from launcher.analysis.report.run_metrics import (
     LossCurve,
-    collect_goodput,
     collect_loss_curve,
     compute_data_wait,
     compute_energy_wh,
     compute_max,
     compute_median,
-    compute_total_seconds,
     draw_sparkline,
     format_metric,
-    format_seconds,
     get_last,
 )
 from launcher.core import metrics
 from launcher.core.markdown import code, inline, table
 from launcher.core.metrics import METRICS_BY_NAME, StepMetrics
-from launcher.core.units import GIB, bytes_to_gib, format_duration, format_gib, format_percent
+from launcher.core.units import GIB, bytes_to_gib, format_duration, format_gib, format_percent, format_seconds
 from launcher.runs.record import Outcome, RunRecord
 
 _NOTHING = "Nothing was measured: no step finished."
-_SECONDS_PER_HOUR = 3600.0
 
 
-def render_speed(record: RunRecord) -> str:
+def render_speed(record: RunRecord, facts: RunFacts) -> str:
     """Render measured speed next to the planned one."""
     if not record.steps:
         return f"## Speed\n\n{_NOTHING}"
     steps = f"Medians of {len(record.steps):,} steps." if len(record.steps) > 1 else "Only one step was measured."
-    rows = [*_planned_speed(record), *((title, value, "", "") for title, value in _measured_speed(record))]
+    more = ((title, value, "", "") for title, value in _measured_speed(record, facts))
+    rows = [*_planned_speed(record, facts), *more]
     head: tuple[str, ...] = ("", "measured", "planned", "difference")
     width = 4 if any(planned for _, _, planned, _ in rows) else 2
     speeds = table(head[:width], [row[:width] for row in rows])
     return f"## Speed\n\n{steps} Accuracy of the plan: {inline(record.plan.speed.confidence)}.\n\n{speeds}"
 
 
-def _planned_speed(record: RunRecord) -> Iterator[tuple[str, str, str, str]]:
+def _planned_speed(record: RunRecord, facts: RunFacts) -> Iterator[tuple[str, str, str, str]]:
     speed, steps = record.plan.speed, record.steps
     pairs = (
         (metrics.TOKENS_PER_SECOND, speed.tokens_per_second),
@@ -53,7 +53,7 @@ def _planned_speed(record: RunRecord) -> Iterator[tuple[str, str, str, str]]:
         measured = compute_median(steps, name)
         if measured is not None:
             yield _compare(METRICS_BY_NAME[name].title, measured, planned, partial(format_metric, name))
-    total = compute_total_seconds(record)
+    total = compute_wall_clock(facts)
     if total is not None:
         is_complete = record.outcome is not None and record.outcome.status == "done"
         yield _compare("complete run", total, speed.total_seconds if is_complete else None, format_duration)
@@ -67,7 +67,7 @@ def _compare(
     return title, format_value(measured), format_value(planned), f"{100 * (measured / planned - 1):+.0f} %"
 
 
-def _measured_speed(record: RunRecord) -> Iterator[tuple[str, str]]:
+def _measured_speed(record: RunRecord, facts: RunFacts) -> Iterator[tuple[str, str]]:
     steps = record.steps
     names = [metrics.TRAINED_TOKENS_PER_SECOND, metrics.SAMPLES_PER_SECOND]
     if record.plan.hardware.num_ranks > 1:
@@ -82,26 +82,21 @@ def _measured_speed(record: RunRecord) -> Iterator[tuple[str, str]]:
         yield wait[0], f"{format_percent(wait[1])} of the step time"
     if (energy := compute_energy_wh(steps)) is not None:
         yield "energy of all steps", f"{energy:,.1f} Wh" if energy < 1000 else f"{energy / 1000:,.2f} kWh"
-    total, price = compute_total_seconds(record), record.plan.speed.price_per_gpu_hour
-    if total is not None and price is not None:
-        hours = total / _SECONDS_PER_HOUR * record.plan.hardware.num_ranks
-        cost = hours * price
-        yield f"cost at {price:g} per GPU-hour", f"{cost:.2f}" if cost >= 0.01 else "under 0.01"
+    if (cost := compute_cost(facts)) is not None:
+        title = f"cost at {record.plan.speed.price_per_gpu_hour:g} per GPU-hour"
+        yield title, f"{cost:.2f}" if cost >= 0.01 else "under 0.01"
 
 
-def render_time(record: RunRecord) -> str:
+def render_time(facts: RunFacts) -> str:
     """Render the goodput breakdown; empty if it was not recorded."""
-    parts, total = collect_goodput(record), compute_total_seconds(record)
-    goodput = parts.pop(metrics.GOODPUT, None)
-    if goodput is None:
+    shares, are_recorded = make_shares(facts)
+    goodput = facts.last(metrics.GOODPUT)
+    if goodput is None or not are_recorded:
         return ""
-    rows = [
-        (METRICS_BY_NAME[name].title, format_seconds(seconds), format_percent(seconds / total) if total else "")
-        for name, seconds in parts.items()
-        if seconds > 0
-    ]
+    total = sum(share.seconds for share in shares)
+    rows = [(share.part, format_seconds(share.seconds), format_percent(share.seconds / total)) for share in shares]
     summary = f"Goodput {format_percent(goodput)}: share of the wall-clock time spent on training steps that count."
-    return f"## Where the time went\n\n{summary}" + (f"\n\n{table(('', 'time', 'of the run'), rows)}" if rows else "")
+    return f"## Where the time went\n\n{summary}\n\n{table(('', 'time', 'of the run'), rows)}"
 
 
 def render_memory(record: RunRecord) -> str:

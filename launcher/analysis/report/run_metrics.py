@@ -6,13 +6,11 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import pairwise
 
 from launcher.core import metrics
 from launcher.core.metrics import METRICS_BY_NAME, StepMetrics, find_values, is_task_metric
-from launcher.core.units import format_duration, format_percent
-from launcher.runs.record import RunRecord
+from launcher.core.units import format_value
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 48
@@ -80,28 +78,6 @@ def compute_energy_wh(rows: Iterable[StepMetrics]) -> float | None:
     return sum(joules) / _JOULES_PER_WH if joules else None
 
 
-def compute_total_seconds(record: RunRecord) -> float | None:
-    """Return the time of all attempts without the pauses between them; killed attempts without an end count as 0."""
-    final = None if record.outcome is None else record.outcome.goodput.get(metrics.TOTAL_SECONDS)
-    recorded = get_last(record.rows, metrics.TOTAL_SECONDS) if final is None else final
-    if recorded is not None:
-        return recorded
-    spans = [
-        (datetime.fromisoformat(attempt.ended_at) - datetime.fromisoformat(attempt.started_at)).total_seconds()
-        for attempt in (() if record.outcome is None else record.outcome.attempts)
-        if attempt.ended_at is not None
-    ]
-    return sum(spans) if spans else None
-
-
-def collect_goodput(record: RunRecord) -> dict[str, float]:
-    """Return the goodput metrics by name: the final ones of the outcome, else the last ones logged."""
-    final = {} if record.outcome is None else dict(record.outcome.goodput)
-    names = [name for name in METRICS_BY_NAME if name.startswith("goodput/")]
-    values = {name: final.get(name, get_last(record.rows, name)) for name in names}
-    return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-
-
 def collect_last_task_metrics(rows: Iterable[StepMetrics]) -> dict[str, tuple[float, int]]:
     """Return the last value of each task metric, and its step."""
     return {
@@ -125,23 +101,8 @@ def draw_sparkline(values: Sequence[float]) -> str:
 
 
 def format_metric(name: str, value: float) -> str:
-    """Format a value in the metric's unit."""
-    metric = METRICS_BY_NAME.get(name)
-    match metric.unit if metric is not None else "":
-        case "share":
-            return format_percent(value)
-        case "s":
-            return format_seconds(value)
-        case "GiB":
-            return f"{value:.2f} GiB"
-        case "J":
-            return f"{value:.3g} J"
-        case "":
-            return f"{value:.4g}"
-        case unit:
-            return f"{value:,.0f} {unit}" if abs(value) >= 100 else f"{value:.3g} {unit}"
-
-
-def format_seconds(seconds: float) -> str:
-    """Format seconds: three digits below 10 s, else as a duration."""
-    return f"{seconds:.3g} s" if seconds < 10 else format_duration(seconds)
+    """Format a value in the metric's unit; unlike in tables of several runs, rates are not abbreviated."""
+    unit = METRICS_BY_NAME[name].unit
+    if unit in ("", "share", "s", "GiB", "J"):
+        return format_value(value, unit)
+    return f"{value:,.0f} {unit}" if abs(value) >= 100 else f"{value:.3g} {unit}"

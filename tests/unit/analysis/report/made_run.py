@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.analysis.report import ReportFacts
-from launcher.analysis.report.load_facts import RunFile
+from launcher.analysis.report.render import RunFile
 from launcher.core import metrics
 from launcher.core.metrics import StepMetrics
 from launcher.core.run_paths import RunPaths

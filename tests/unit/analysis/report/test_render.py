@@ -88,7 +88,7 @@ def test_run_that_never_started_shows_the_plan_only() -> None:
 def test_run_that_failed_before_its_first_step() -> None:
     outcome = make_outcome(status="failed", exit_code=4, steps_done=0, num_steps=None, goodput={}, attempts=())
     report = render_report(make_facts(outcome=outcome, rows=(), saved_step=None))
-    assert report.splitlines()[2] == "**Failed** before the first step finished, exit code 4."
+    assert report.splitlines()[2] == "**Failed** before the first step finished, after 5 min, exit code 4."
     assert "tokens/s" not in report
 
 

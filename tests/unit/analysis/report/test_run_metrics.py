@@ -7,19 +7,16 @@ import math
 import pytest
 
 from launcher.analysis.report.run_metrics import (
-    collect_goodput,
     collect_last_task_metrics,
     collect_loss_curve,
     compute_data_wait,
     compute_energy_wh,
     compute_median,
-    compute_total_seconds,
     draw_sparkline,
     format_metric,
 )
 from launcher.core import metrics
 from launcher.core.metrics import StepMetrics
-from tests.unit.analysis.report.made_run import make_facts, make_outcome
 
 
 def rows(name: str, *values: float) -> list[StepMetrics]:
@@ -68,19 +65,6 @@ def test_energy_ignores_steps_with_missing_values() -> None:
     assert compute_energy_wh(rows(metrics.STEP_SECONDS, 5.0)) is None
 
 
-def test_total_time_falls_back_to_attempts() -> None:
-    assert compute_total_seconds(make_facts(outcome=make_outcome()).record) == 20.0
-    assert compute_total_seconds(make_facts(outcome=make_outcome(goodput={})).record) == 18.0
-    assert compute_total_seconds(make_facts(outcome=make_outcome(goodput={}), rows=()).record) == 20.0
-    assert compute_total_seconds(make_facts(outcome=None, rows=()).record) is None
-
-
-def test_goodput_falls_back_to_the_last_row() -> None:
-    logged = tuple(rows(metrics.GOODPUT, 0.1, 0.5))
-    assert collect_goodput(make_facts(outcome=make_outcome(goodput={}), rows=logged).record) == {metrics.GOODPUT: 0.5}
-    assert collect_goodput(make_facts(outcome=make_outcome(), rows=logged).record)[metrics.GOODPUT] == 0.75
-
-
 def test_last_value_of_each_task_metric_is_collected() -> None:
     logged = [*rows("eval/exact_match", 0.1, 0.4), *rows(metrics.EVAL_LOSS, 1.0), *rows("train/other", 1.0)]
     assert collect_last_task_metrics(logged) == {"eval/exact_match": (0.4, 2)}
@@ -92,12 +76,11 @@ def test_last_value_of_each_task_metric_is_collected() -> None:
         (metrics.DEVICE_MFU, 0.4321, "43.2 %"),
         (metrics.TOKENS_PER_SECOND, 12345.6, "12,346 tokens/s"),
         (metrics.SAMPLES_PER_SECOND, 8.123, "8.12 rows/s"),
-        (metrics.STEP_SECONDS, 0.1234, "0.123 s"),
-        (metrics.TOTAL_SECONDS, 7200.0, "2.0 h"),
+        (metrics.STEP_SECONDS, 0.1234, "123 ms"),
+        (metrics.TOTAL_SECONDS, 7200.0, "2 h"),
         (metrics.PEAK_ALLOCATED_GIB, 3.456, "3.46 GiB"),
-        (metrics.JOULES_PER_TOKEN, 0.01234, "0.0123 J"),
+        (metrics.JOULES_PER_TOKEN, 0.01234, "12.3 mJ"),
         (metrics.TRAIN_LOSS, 1.23456, "1.235"),
-        ("eval/exact_match", 0.5, "0.5"),
     ],
 )
 def test_metrics_are_formatted_in_their_units(name: str, value: float, text: str) -> None:
