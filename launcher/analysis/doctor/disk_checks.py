@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher.analysis.doctor.findings import Finding, Status, make_finding
+from launcher.analysis.doctor.findings import Finding, Reporter, Status
 from launcher.base_models.catalogue import get_hub_cache
 from launcher.core.units import GIB, MIB, format_gib
 from launcher.core.worker import call_with_timeout
@@ -138,9 +138,7 @@ def check_disks(disks: Sequence[DiskFacts]) -> Iterator[Finding]:
 
 
 def _make(facts: DiskFacts, status: Status, found: str, matters: str = "", next_step: str = "") -> Finding:
-    return make_finding(
-        "disks", facts.place.name, status, f"{facts.place.folder}: {found}", matters=matters, next_step=next_step
-    )
+    return Reporter("disks")(facts.place.name, status, f"{facts.place.folder}: {found}", matters, next_step)
 
 
 _OTHER_DISK = {

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from launcher.analysis.doctor.findings import Finding, make_finding
+from launcher.analysis.doctor.findings import Finding, Reporter
 from launcher.analysis.doctor.host import SHM_FOLDER
 from launcher.base_models.catalogue import TINY_BASE_NAME, find_config, get_hub_cache
 from launcher.core.errors import LauncherError
@@ -32,7 +31,7 @@ _BATCH_BYTES_PER_TOKEN = 48  # tokens, positions, targets and masks, 64 bits eac
 _THIN = 0.03  # share of the GPU memory left in addition to the headroom
 
 WeightsState = Literal["here", "to download", "no weights", "drawn"]
-_finding = partial(make_finding, "expert")
+_report = Reporter("expert")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,11 +158,10 @@ def _check_workers(plan: Plan) -> Finding:
     each = f"{plan.loader.num_workers} loader worker{plural}" + (f" for each of {ranks} ranks" if ranks > 1 else "")
     found = f"{each}, {cores} cores"
     if workers + ranks <= cores or not workers:
-        return _finding("workers", "ok", found)
+        return _report.ok("workers", found)
     fits = max(0, cores // ranks - 1)
-    return _finding(
+    return _report.problem(
         "workers",
-        "problem",
         f"{found}: {workers + ranks} processes compete for them",
         "workers slow down the process that drives the GPU",
         f"--set training.config.dataloader_num_workers={fits}, or more cores",
@@ -176,9 +174,8 @@ def _check_shared_memory(facts: ExpertFacts) -> Iterator[Finding]:
     ahead = loader.num_workers * (1 + (loader.prefetch_factor or 0)) * max(1, facts.plan.hardware.gpus_per_node)
     need = ahead * batch.micro_batch_size * batch.sequence_length * _BATCH_BYTES_PER_TOKEN
     if facts.shm_free_bytes is not None and need > facts.shm_free_bytes:
-        yield _finding(
+        yield _report.problem(
             "shared memory",
-            "problem",
             f"{ahead} prefetched batches, {format_gib(need)}; {format_gib(facts.shm_free_bytes)} are free",
             "a worker dies with a bus error when it is full",
             "docker run --shm-size=8g, or --set training.config.dataloader_num_workers=0",
@@ -195,44 +192,43 @@ def _check_memory(plan: Plan) -> Finding:
     held = memory.device_bytes - memory.free_bytes
     if plan.hardware.gpu is not None and held > 0.1 * memory.device_bytes:
         why = f"other processes use {format_gib(held)}: on a free GPU the plan would be larger and faster"
-        return _finding(what, "note", found, why, "the GPU section of this report names them")
+        return _report.note(what, found, why, "the GPU section of this report names them")
     if memory.margin_bytes < _THIN * memory.device_bytes and plan.oom_fallbacks:
         fallback = plan.oom_fallbacks[0]
-        return _finding(what, "ok", f"{found}; OOM fallback: {fallback.action}, {format_gib(fallback.predicted_bytes)}")
-    return _finding(what, "ok", found)
+        return _report.ok(what, f"{found}; OOM fallback: {fallback.action}, {format_gib(fallback.predicted_bytes)}")
+    return _report.ok(what, found)
 
 
 def _check_rows(rows: RowFacts) -> Finding:
     if rows.file is None:
         stated = "" if rows.stated is None else f"; the manifest states {rows.stated:,} rows"
-        return _finding("rows", "ok", f"not on this disk, they are downloaded as the manifest says{stated}")
+        return _report.ok("rows", f"not on this disk, they are downloaded as the manifest says{stated}")
     about = "" if rows.is_counted else "about "
     found = f"{about}{rows.num_rows or 0:,} in {rows.file}"
     if not rows.num_rows:
-        return _finding("rows", "problem", found, "there is nothing to train on", "download or create the file again")
+        return _report.problem("rows", found, "there is nothing to train on", "download or create the file again")
     if rows.stated is None:
-        return _finding("rows", "ok", found)
+        return _report.ok("rows", found)
     found += f", the manifest states {rows.stated:,}"
     slack = 0.0 if rows.is_counted else _ESTIMATE_SLACK
     ratio = rows.num_rows / rows.stated
     if ratio < _FEW - slack:
         why = "the file may be truncated; steps, time and learning-rate schedule depend on it"
-        return _finding("rows", "problem", found, why, "download it again, or correct training.dataset.splits.train")
+        return _report.problem("rows", found, why, "download it again, or correct training.dataset.splits.train")
     if ratio > _MANY + slack:
-        return _finding("rows", "note", found, "the estimates were for fewer", "set training.dataset.splits.train")
-    return _finding("rows", "ok", found)
+        return _report.note("rows", found, "the estimates were for fewer", "set training.dataset.splits.train")
+    return _report.ok("rows", found)
 
 
 def _check_weights(facts: ExpertFacts) -> Finding:
     plan = facts.plan
     if facts.weights == "drawn":
-        return _finding("base", "ok", f"{facts.weights_at}: random weights from a seed, nothing is loaded")
+        return _report.ok("base", f"{facts.weights_at}: random weights from a seed, nothing is loaded")
     if facts.weights == "here":
-        return _finding("base", "ok", f"{plan.base.name} in {facts.weights_at}")
+        return _report.ok("base", f"{plan.base.name} in {facts.weights_at}")
     if facts.weights == "no weights":
-        return _finding(
+        return _report.problem(
             "base",
-            "problem",
             f"{facts.weights_at} has a config.json, but no weights (*.safetensors)",
             "the run would fail when it loads them",
             "download them there; --random-weights measures speed and memory without them",
@@ -240,9 +236,8 @@ def _check_weights(facts: ExpertFacts) -> Finding:
     size = plan.base.num_parameters * _SAVED_BYTES
     found = f"{plan.base.name} is not on this disk: {format_gib(size)} to download"
     if facts.is_offline:
-        return _finding(
+        return _report.problem(
             "base",
-            "problem",
             f"{found}, and HF_HUB_OFFLINE forbids it",
             "the run would fail when it loads them",
             "unset HF_HUB_OFFLINE once, or set LAUNCHER_MODELS_DIR to a folder with the model",
@@ -250,10 +245,8 @@ def _check_weights(facts: ExpertFacts) -> Finding:
     room = facts.weights_free_bytes
     if room is not None and room < 1.1 * size:
         why = "the download would fill the disk of the Hugging Face cache"
-        return _finding(
-            "base", "problem", f"{found}, {format_gib(room)} free", why, "export HF_HOME=DIR on another disk"
-        )
-    return _finding("base", "ok", found)
+        return _report.problem("base", f"{found}, {format_gib(room)} free", why, "export HF_HOME=DIR on another disk")
+    return _report.ok("base", found)
 
 
 def _check_checkpoints(facts: ExpertFacts) -> Finding:
@@ -263,17 +256,16 @@ def _check_checkpoints(facts: ExpertFacts) -> Finding:
     need = kept * one + plan.adapter.trainable_parameters * 4
     found = f"{format_gib(one)} each, {format_gib(need)} for {kept} and the trained weights"
     if facts.runs_free_bytes is None:
-        return _finding("checkpoints", "ok", found)
+        return _report.ok("checkpoints", found)
     found += f"; {format_gib(facts.runs_free_bytes)} free"
     if facts.runs_free_bytes < need:
-        return _finding(
+        return _report.problem(
             "checkpoints",
-            "problem",
             found,
             "the run fails if a checkpoint cannot be written",
             "choose a folder on another disk with --runs-dir, or --set training.config.save_total_limit=1",
         )
-    return _finding("checkpoints", "ok", found)
+    return _report.ok("checkpoints", found)
 
 
 def _check_host_memory(plan: Plan) -> Iterator[Finding]:
@@ -283,9 +275,8 @@ def _check_host_memory(plan: Plan) -> Iterator[Finding]:
     need = plan.memory.host_bytes * ranks + saving
     found = f"{format_gib(need)} of {format_gib(have)}"
     if need > have:
-        yield _finding(
+        yield _report.problem(
             "CPU memory",
-            "problem",
             found,
             "rank 0 gathers weights and optimizer states there to save them"
             + (", in addition to what is offloaded" if plan.memory.host_bytes else "")
@@ -293,15 +284,15 @@ def _check_host_memory(plan: Plan) -> Iterator[Finding]:
             "a machine with more CPU memory, or an adapter (lora) instead of full fine-tuning",
         )
     elif need > 0.5 * have:
-        yield _finding("CPU memory", "note", found, "saving takes more than half of the available memory")
+        yield _report.note("CPU memory", found, "saving takes more than half of the available memory")
 
 
 def _check_time(plan: Plan) -> Finding:
     speed = plan.speed
     if speed.total_seconds is None or speed.tokens_per_second is None:
-        return _finding("time", "ok", speed.confidence)
+        return _report.ok("time", speed.confidence)
     found = (
         f"about {format_duration(speed.total_seconds)} at {format_count(speed.tokens_per_second)} tokens/s "
         f"({speed.confidence})"
     )
-    return _finding("time", "ok", found)
+    return _report.ok("time", found)

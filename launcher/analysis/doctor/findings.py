@@ -54,13 +54,31 @@ def make_report(findings: Iterable[Finding]) -> Report:
     return Report(findings=tuple(order))
 
 
-def make_finding(
-    family: Family, subject: str, status: Status, found: str, matters: str = "", next_step: str = ""
-) -> Finding:
-    """Make a finding from positional arguments; checks bind the family with functools.partial."""
-    return Finding(family=family, subject=subject, status=status, found=found, matters=matters, next_step=next_step)
+class Reporter:
+    """Makes findings of one family from positional arguments."""
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+
+    def __call__(self, subject: str, status: Status, found: str, matters: str = "", next_step: str = "") -> Finding:
+        """Make a finding with a computed status."""
+        return Finding(
+            family=self.family, subject=subject, status=status, found=found, matters=matters, next_step=next_step
+        )
+
+    def ok(self, subject: str, found: str) -> Finding:
+        """Report that all is well."""
+        return self(subject, "ok", found)
+
+    def note(self, subject: str, found: str, matters: str = "", next_step: str = "") -> Finding:
+        """Report something to know."""
+        return self(subject, "note", found, matters, next_step)
+
+    def problem(self, subject: str, found: str, matters: str, next_step: str) -> Finding:
+        """Report something to fix."""
+        return self(subject, "problem", found, matters, next_step)
 
 
 def make_skipped(family: Family, subject: str, reason: str) -> Finding:
     """Report a check that could not run, which is not a problem of the machine."""
-    return make_finding(family, subject, "note", f"not checked: {reason}")
+    return Reporter(family).note(subject, f"not checked: {reason}")

@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from launcher.analysis.doctor.findings import Finding, make_finding
+from launcher.analysis.doctor.findings import Finding, Reporter
 from launcher.core.errors import LauncherError
 from launcher.core.processes import LAUNCHER_PID
 from launcher.core.redaction import REDACTED, is_secret_name, redact_text
@@ -48,7 +47,7 @@ _P2P_ERRORS = {
     5: "not supported",
 }
 _ANCESTORS = {0: "one board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-_finding = partial(make_finding, "GPU")
+_report = Reporter("GPU")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,24 +216,21 @@ def check_gpus(facts: GpuFacts, *, is_wsl: bool) -> Iterator[Finding]:
 
 def _check_missing_gpu(facts: GpuFacts) -> Finding:
     if facts.num_on_machine:
-        return _finding(
+        return _report.note(
             "GPU",
-            "note",
             f"{facts.num_on_machine} GPUs, all hidden by CUDA_VISIBLE_DEVICES",
             "a run here trains the smoke profile on the CPU",
             "unset CUDA_VISIBLE_DEVICES",
         )
     if facts.has_device:
-        return _finding(
+        return _report.problem(
             "driver",
-            "problem",
             f"there is an NVIDIA device, but the driver does not respond: {facts.error}",
             "no GPU can be used; after a driver update, the versions mismatch until the next reboot",
             "reboot, or sudo rmmod nvidia_uvm nvidia && sudo modprobe nvidia; in a container: docker run --gpus all",
         )
-    return _finding(
+    return _report.note(
         "GPU",
-        "note",
         f"none ({facts.error})" if facts.error else "none",
         "a run here trains the smoke profile on the CPU; plans for other machines still work",
         "launcher plan EXPERT --gpu rtx4090",
@@ -244,13 +240,13 @@ def _check_missing_gpu(facts: GpuFacts) -> Finding:
 def _check_driver(facts: GpuFacts) -> Finding:
     cuda = f", CUDA up to {facts.cuda}" if facts.cuda else ""
     if facts.driver is None:
-        return _finding("driver", "note", f"version unknown{cuda}", "it cannot be compared with torch's CUDA version")
-    return _finding("driver", "ok", f"{facts.driver}{cuda}")
+        return _report.note("driver", f"version unknown{cuda}", "it cannot be compared with torch's CUDA version")
+    return _report.ok("driver", f"{facts.driver}{cuda}")
 
 
 def _check_model(facts: GpuFacts) -> Finding:
     if facts.unusable:
-        return _finding("GPU", "problem", facts.unusable, "the GPUs of this machine cannot be planned for", facts.hint)
+        return _report.problem("GPU", facts.unusable, "the GPUs of this machine cannot be planned for", facts.hint)
     first = facts.readings[0]
     count = f"{len(facts.readings)} x " if len(facts.readings) > 1 else ""
     memory = "" if first.memory_mib is None else f", {format_gib(mib_to_bytes(first.memory_mib))}"
@@ -258,23 +254,23 @@ def _check_model(facts: GpuFacts) -> Finding:
     some = f"; {hidden} more are hidden by CUDA_VISIBLE_DEVICES" if hidden > 0 else ""
     found = f"{count}{first.name}{memory}{some}"
     if facts.gpu is not None and facts.gpu.fp16_tflops is None:
-        return _finding("GPU", "note", f"{found}: not in the catalogue", "no MFU and no time estimate")
-    return _finding("GPU", "ok", found)
+        return _report.note("GPU", f"{found}: not in the catalogue", "no MFU and no time estimate")
+    return _report.ok("GPU", found)
 
 
 def _check_memory(state: GpuState, memory_mib: int | None) -> Finding:
     subject = f"memory of GPU {state.index}"
     if state.used_mib is None or not memory_mib:
-        return _finding(subject, "note", "not checked: the driver does not report memory use")
+        return _report.note(subject, "not checked: the driver does not report memory use")
     others = [holder for holder in state.holders if not holder.is_ours]
     ours = [holder for holder in state.holders if holder.is_ours]
     found = f"{format_gib(mib_to_bytes(state.used_mib))} of {format_gib(mib_to_bytes(memory_mib))} in use"
     if state.holders:
         found += f" by {'; '.join(map(_format_process, (*others, *ours)))}"
     if state.used_mib <= _DESKTOP_SHARE * memory_mib:
-        return _finding(subject, "note" if others else "ok", found, "a plan uses free memory only" if others else "")
+        return _report(subject, "note" if others else "ok", found, "a plan uses free memory only" if others else "")
     if ours and not others:
-        return _finding(subject, "ok", f"{found}: a training run of this launcher")
+        return _report.ok(subject, f"{found}: a training run of this launcher")
     if not state.holders:
         found += " by no visible process"
     busy = f", GPU utilization {state.utilization} %" if (state.utilization or 0) > _BUSY_PERCENT else ""
@@ -284,9 +280,7 @@ def _check_memory(state: GpuState, memory_mib: int | None) -> Finding:
         if seen
         else "look on the host, outside the container"
     )
-    return _finding(
-        subject, "problem", f"{found}{busy}", "plans use the free memory only, and steps share the GPU", look
-    )
+    return _report.problem(subject, f"{found}{busy}", "plans use the free memory only, and steps share the GPU", look)
 
 
 def _format_process(holder: GpuProcess) -> str:
@@ -297,27 +291,24 @@ def _format_process(holder: GpuProcess) -> str:
 def _check_health(state: GpuState) -> Iterator[Finding]:
     subject = f"GPU {state.index}"
     if state.slowed_by:
-        yield _finding(
+        yield _report.problem(
             subject,
-            "problem",
             f"throttled by the hardware, because of {' and '.join(state.slowed_by)}",
             "it runs at a fraction of its speed until that ends",
             "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; then airflow, fans, the power supply",
         )
     elif state.temperature is not None and state.temperature >= _HOT:
-        yield _finding(subject, "note", f"{state.temperature} °C", "hot GPUs throttle", "improve its cooling")
+        yield _report.note(subject, f"{state.temperature} °C", "hot GPUs throttle", "improve its cooling")
     if state.memory_errors:
-        yield _finding(
+        yield _report.problem(
             subject,
-            "problem",
             f"{state.memory_errors} uncorrectable memory (ECC) errors",
             "results may be wrong, and the next error may end the run",
             f"nvidia-smi -i {state.index} --gpu-reset, or a reboot; if they recur, the GPU is defective",
         )
     if state.lanes and state.most_lanes and state.lanes < state.most_lanes:
-        yield _finding(
+        yield _report.note(
             subject,
-            "note",
             f"{state.lanes} of {state.most_lanes} PCIe lanes",
             "loading, offloading and links without NVLink have only that share of the bandwidth",
             "use another slot or reseat the GPU; on many boards a second GPU halves the lanes",
@@ -326,11 +317,11 @@ def _check_health(state: GpuState) -> Iterator[Finding]:
 
 def _check_links(facts: GpuFacts) -> Iterator[Finding]:
     if len(facts.readings) < 2:
-        yield _finding("links", "ok", "not needed for one GPU")
+        yield _report.ok("links", "not needed for one GPU")
         return
     links = facts.links
     if not links and not facts.peer_errors:
-        yield _finding("links", "note", "not checked: the driver reports no topology")
+        yield _report.note("links", "not checked: the driver reports no topology")
         return
     shown = ", ".join(f"{count} x {name}" for name, count in Counter(links).most_common()) or "unknown"
     broken = Counter(filter(None, facts.peer_errors))
@@ -339,32 +330,29 @@ def _check_links(facts: GpuFacts) -> Iterator[Finding]:
         why = ", ".join(f"{count} pairs, {reason}" for reason, count in broken.items())
         found = f"{shown}; no direct access (P2P): {why}"
         if not expects_peers:
-            yield _finding("links", "ok", f"{found}; as in the catalogue, which plans use")
+            yield _report.ok("links", f"{found}; as in the catalogue, which plans use")
             return
-        yield _finding(
+        yield _report.problem(
             "links",
-            "problem",
             found,
             "traffic goes through host memory, many times slower than planned; NCCL may even hang",
             "BIOS: IOMMU/ACS off, or a container with --ipc=host; until then export NCCL_P2P_DISABLE=1",
         )
         return
     if facts.gpu is not None and facts.gpu.interconnect == "nvlink" and set(links) - {"NVLink"}:
-        yield _finding(
+        yield _report.problem(
             "links",
-            "problem",
             f"{shown}: not all pairs have NVLink",
             "the plan assumes NVLink; the slowest pair limits the speed",
             "nvidia-smi nvlink --status; is the fabric manager running? (systemctl status nvidia-fabricmanager)",
         )
         return
-    yield _finding("links", "ok", f"{shown}, direct access (P2P) between all pairs" if facts.peer_errors else shown)
+    yield _report.ok("links", f"{shown}, direct access (P2P) between all pairs" if facts.peer_errors else shown)
 
 
 def _note_spill() -> Finding:
-    return _finding(
+    return _report.note(
         "spill",
-        "note",
         "WSL2: the Windows driver may spill GPU memory to host memory instead of reporting out of memory",
         "a step that spills is many times slower, and no OOM fallback is used; the micro-test checks it",
         _SPILL_OFF,

@@ -8,10 +8,9 @@ import resource
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from launcher.analysis.doctor.findings import Finding, make_finding
+from launcher.analysis.doctor.findings import Finding, Reporter
 from launcher.core.units import GIB, MIB, format_gib
 from launcher.hardware.probe import probe_cpu_cores, probe_ram_bytes
 from launcher.judges.sandbox import describe_boundary
@@ -27,7 +26,7 @@ _CORES_PER_GPU = 2  # one drives it, one prepares batches
 _MIN_OPEN_FILES = 1024  # default of Linux; two workers with four prefetched batches use about a hundred
 _MIN_FILE_LIMIT = 16 * GIB
 _BUSY = 1.5  # runnable processes per core
-_finding = partial(make_finding, "machine")
+_report = Reporter("machine")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,49 +114,46 @@ def _check_cores(facts: HostFacts, num_gpus: int) -> Finding:
     part = "" if facts.cores >= facts.machine_cores else f" of {facts.machine_cores} (affinity or control group)"
     found = f"{facts.cores} cores{part}"
     if num_gpus and facts.cores < _CORES_PER_GPU * num_gpus:
-        return _finding(
+        return _report.problem(
             "CPU cores",
-            "problem",
             f"{found} for {num_gpus} GPUs",
             "each GPU needs one core that drives it and one that prepares batches; with fewer it waits",
             f"give the job at least {_CORES_PER_GPU * num_gpus} cores: docker --cpus, Slurm --cpus-per-task, taskset",
         )
-    return _finding("CPU cores", "ok", found)
+    return _report.ok("CPU cores", found)
 
 
 def _check_load(facts: HostFacts) -> Finding:
     found = f"{facts.load:.1f} runnable processes on {facts.machine_cores} cores"
     if facts.load > _BUSY * facts.machine_cores:
-        return _finding("CPU load", "note", found, "other programs use the CPU: steps are slower and less even", "top")
-    return _finding("CPU load", "ok", found)
+        return _report.note("CPU load", found, "other programs use the CPU: steps are slower and less even", "top")
+    return _report.ok("CPU load", found)
 
 
 def _check_ram(facts: HostFacts) -> Finding:
     found = f"{format_gib(facts.ram_bytes)} available"
     if facts.ram_bytes < _MIN_RAM:
-        return _finding(
+        return _report.problem(
             "CPU memory",
-            "problem",
             found,
             "loading a base model and saving a checkpoint need it; the kernel kills a process that exceeds it",
             "stop other programs, or raise the container's memory limit",
         )
-    return _finding("CPU memory", "ok", found)
+    return _report.ok("CPU memory", found)
 
 
 def _check_swap(facts: HostFacts) -> Finding:
     if not facts.swap_bytes:
-        return _finding("swap", "ok", "none")
+        return _report.ok("swap", "none")
     found = f"{format_gib(facts.swap_used_bytes)} of {format_gib(facts.swap_bytes)} in use"
     if facts.swap_used_bytes > _MAX_SWAP_USED and facts.swap_used_bytes > facts.ram_bytes:
-        return _finding(
+        return _report.note(
             "swap",
-            "note",
             found,
             "memory was short: swapped pages must be read from disk before use",
             "stop programs that use much memory (top, sorted by M)",
         )
-    return _finding("swap", "ok", found)
+    return _report.ok("swap", found)
 
 
 def _check_shm(facts: HostFacts, num_gpus: int) -> Finding:
@@ -167,18 +163,18 @@ def _check_shm(facts: HostFacts, num_gpus: int) -> Finding:
     )
     why = "DataLoader workers pass batches through it, and NCCL its buffers: they die with a bus error when it is full"
     if facts.shm_bytes is None:
-        return _finding("shared memory", "problem", "there is no /dev/shm", why, remedy)
+        return _report.problem("shared memory", "there is no /dev/shm", why, remedy)
     found = f"{_format_bytes(facts.shm_free_bytes)} of {_format_bytes(facts.shm_bytes)} free"
     needed = _MIN_SHM_MULTI_RANK if num_gpus > 1 else _MIN_SHM
     if facts.shm_bytes < needed:
         least = f"{_format_bytes(needed)} are needed" + (f" by {num_gpus} ranks" if num_gpus > 1 else "")
-        return _finding("shared memory", "problem", f"{found}; {least}", why, remedy)
+        return _report.problem("shared memory", f"{found}; {least}", why, remedy)
     if facts.shm_free_bytes < needed:
         who = "ls -lS /dev/shm shows what fills it: files of processes that were killed may be deleted"
-        return _finding("shared memory", "problem", found, why, who)
+        return _report.problem("shared memory", found, why, who)
     if facts.shm_free_bytes < (1 - _SHM_FULL) * facts.shm_bytes:
-        return _finding("shared memory", "note", found, "it is nearly full", "ls -lS /dev/shm shows what fills it")
-    return _finding("shared memory", "ok", found)
+        return _report.note("shared memory", found, "it is nearly full", "ls -lS /dev/shm shows what fills it")
+    return _report.ok("shared memory", found)
 
 
 def _format_bytes(num_bytes: int) -> str:
@@ -214,9 +210,9 @@ def _check_limits(facts: HostFacts) -> Iterator[Finding]:
         ),
     ]
     wrong = [
-        _finding("limits", "problem", found, matters, next_step)
+        _report.problem("limits", found, matters, next_step)
         for applies, found, matters, next_step in problems
         if applies
     ]
     files = "any number of" if limits.open_files is None else f"{limits.open_files:,}"
-    yield from wrong or [_finding("limits", "ok", f"{files} open files, no other limit that affects training")]
+    yield from wrong or [_report.ok("limits", f"{files} open files, no other limit that affects training")]

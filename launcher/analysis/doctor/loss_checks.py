@@ -8,7 +8,7 @@ from statistics import median
 
 from launcher.analysis.doctor.findings import Finding, Status
 from launcher.analysis.doctor.series import split_evenly
-from launcher.analysis.doctor.text import run_finding, train_command
+from launcher.analysis.doctor.text import report_run, train_command
 from launcher.core import metrics
 from launcher.core.metrics import StepMetrics, find_values
 from launcher.plan.model import Plan
@@ -57,7 +57,7 @@ def _check_nonfinite(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterato
     if not numbers:
         return
     status: Status = "problem" if len(numbers) > max(1, _MAX_SKIPPED_SHARE * len(steps)) else "note"
-    yield run_finding(
+    yield report_run(
         "unstable loss",
         status,
         f"{len(numbers)} of {len(steps)} steps were skipped ({_format_steps(numbers)}): non-finite loss or gradients",
@@ -92,7 +92,7 @@ def _check_spikes(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[F
     spikes = find_loss_spikes(steps)
     if not spikes:
         return
-    yield run_finding(
+    yield report_run(
         "unstable loss",
         "problem" if len(spikes) > max(1, _MAX_SPIKE_SHARE * len(steps)) else "note",
         f"the loss spiked {len(spikes)} times ({_format_steps(spikes)})"
@@ -109,9 +109,8 @@ def _check_trend(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Fi
         return
     parts = [median(part) for part in split_evenly(losses, 3)]
     if parts[-1] > _DIVERGES * min(parts):
-        yield run_finding(
+        yield report_run.problem(
             "unstable loss",
-            "problem",
             f"it rises: {min(parts):.3f} before, {parts[-1]:.3f} over the last third",
             "training diverges",
             train_command(record, *_stabilize(record.plan)),
@@ -119,7 +118,7 @@ def _check_trend(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Fi
         return
     first = median(losses[:_FIRST_STEPS])  # most progress is early: long runs are flat for most of their time
     if len(losses) >= _FLAT_STEPS and parts[-1] > _FLAT * first:
-        yield run_finding(
+        yield report_run(
             "loss",
             "problem" if len(losses) >= _SURELY_FLAT_STEPS else "note",
             f"it does not fall: {first:.3f} over the first {_FIRST_STEPS} steps, {parts[-1]:.3f} over the last third",
@@ -134,9 +133,8 @@ def _check_evaluation(record: RunRecord) -> Iterator[Finding]:
     is_done = record.outcome is not None and record.outcome.status == "done"
     if not held_out:
         if is_done and len(record.steps) >= _EVALUATED_STEPS:
-            yield run_finding(
+            yield report_run.note(
                 "quality",
-                "note",
                 "unknown: no eval loss was computed",
                 "the training loss says nothing about unseen rows",
                 train_command(record, "training.config.evaluation_strategy=epoch"),
@@ -145,9 +143,8 @@ def _check_evaluation(record: RunRecord) -> Iterator[Finding]:
     best = min(held_out)
     keeps_best = record.plan.schedule.load_best_model_at_end
     if len(held_out) >= 3 and held_out[-1] > _OVERFITS * best and not keeps_best:
-        yield run_finding(
+        yield report_run.note(
             "quality",
-            "note",
             f"the eval loss was {best:.3f} at its best and is {held_out[-1]:.3f} now",
             "overfitting: the last weights are not the best ones",
             train_command(

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from launcher.analysis.doctor.findings import Finding
 from launcher.analysis.doctor.series import ENOUGH_STEPS, compare_ends, select_warm_steps
-from launcher.analysis.doctor.text import rerun_command, run_finding
+from launcher.analysis.doctor.text import report_run, rerun_command
 from launcher.core import metrics
 from launcher.core.metrics import StepMetrics, find_values
 from launcher.core.units import bytes_to_gib, format_gib, format_percent
@@ -43,9 +43,8 @@ def _is_spilling(steps: Sequence[StepMetrics], reserved: float, card: float) -> 
 
 def _report_spill(reserved: float, card: float) -> Finding:
     much = "more than the GPU has" if reserved > card else "the GPU is full, and steps take more than twice as long"
-    return run_finding(
+    return report_run.problem(
         "spill",
-        "problem",
         f"{reserved:.1f} GiB reserved on a GPU with {card:.1f} GiB: {much}",
         "the driver spills GPU memory to host memory instead of reporting out of memory",
         "NVIDIA Control Panel (Windows): CUDA - Sysmem Fallback Policy > Prefer No Sysmem Fallback; "
@@ -60,7 +59,7 @@ def _check_retries(record: RunRecord, steps: Sequence[StepMetrics], reserved: fl
         return
     is_storm = grew > _MAX_RETRY_SHARE * len(retries)
     full = f", {reserved:.1f} of {card:.1f} GiB reserved" if reserved else ""
-    yield run_finding(
+    yield report_run(
         "memory pressure",
         "problem" if is_storm else "note",
         f"{grew} of {len(retries)} steps had to empty the allocator cache{full}",
@@ -93,7 +92,7 @@ def _check_prediction(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterat
         return
     error = errors[-1]
     direction = "too low: a plan that should fit may not" if error < 0 else "too high"
-    yield run_finding(
+    yield report_run(
         "prediction",
         "problem" if error < -_UNSAFE else "note",
         f"memory was predicted {format_percent(abs(error))} {direction}",

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from launcher.analysis.doctor.examination import Check, parse_checks
-from launcher.analysis.doctor.findings import Finding, Status, make_finding, make_skipped
+from launcher.analysis.doctor.findings import Finding, Reporter, Status, make_skipped
 from launcher.analysis.doctor.gpu_checks import GpuFacts
 from launcher.core.worker import WorkerError, kill_process_group, start_process
 from launcher.hardware.model import Gpu
@@ -27,10 +27,7 @@ _INSTALL = "pip install 'expert-launcher[train]'"
 _OPTIONAL = {
     "bitsandbytes": ("bitsandbytes", "pip install 'expert-launcher[cuda]'"),
     "deepspeed": ("deepspeed", "pip install 'expert-launcher[train]'"),
-    "flash_attn": (
-        "flash-attn",
-        "pip install flash-attn --no-build-isolation, or training.config.attention=auto",
-    ),
+    "flash_attn": ("flash-attn", "pip install flash-attn --no-build-isolation, or training.config.attention=auto"),
     "flash_attn_interface": (
         "flash-attn-3",
         "build it from github.com/Dao-AILab/flash-attention, or training.config.attention=auto",
@@ -88,7 +85,7 @@ def check_packages(report: PackageReport, gpus: GpuFacts, plan: Plan | None = No
 
 
 def _make(check: Check, status: Status, found: str, matters: str = "", next_step: str = "") -> Finding:
-    return make_finding("packages", check.name, status, found, matters, next_step)
+    return Reporter("packages")(check.name, status, found, matters, next_step)
 
 
 def _check(check: Check, error: str, gpus: GpuFacts, plan: Plan | None) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from launcher.analysis.doctor.disk_checks import check_disks, list_disk_uses, probe_disks
 from launcher.analysis.doctor.expert import check_expert, probe_expert
-from launcher.analysis.doctor.findings import Family, Finding, Report, make_finding, make_report, make_skipped
+from launcher.analysis.doctor.findings import Family, Finding, Report, Reporter, make_report, make_skipped
 from launcher.analysis.doctor.gpu_checks import GpuFacts, check_gpus, probe_gpus
 from launcher.analysis.doctor.host import check_host, check_judges, probe_host
 from launcher.analysis.doctor.loss_checks import check_loss
@@ -18,8 +19,8 @@ from launcher.analysis.doctor.packages import check_packages, probe_packages
 from launcher.analysis.doctor.run_status import RunState, check_status, probe_run
 from launcher.analysis.doctor.series import compute_median, select_warm_steps
 from launcher.analysis.doctor.speed_checks import check_speed
-from launcher.analysis.doctor.text import run_finding
-from launcher.analysis.doctor.wandb_checks import check_login, probe_current_login
+from launcher.analysis.doctor.text import report_run
+from launcher.analysis.doctor.wandb_checks import check_login, probe_login
 from launcher.core import metrics
 from launcher.core.errors import DoesNotFitError, InputError, LauncherError, ManifestError
 from launcher.core.metrics import find_values
@@ -49,7 +50,7 @@ def run_doctor(request: DoctorRequest, say: Callable[[str], None]) -> Report:
         gpus = pool.submit(probe_gpus)
         host = pool.submit(probe_host)
         places = pool.submit(lambda: probe_disks(list_disk_uses(request.runs_dir)))
-        login = pool.submit(probe_current_login)
+        login = pool.submit(probe_login, os.environ)
     failure = gpus.exception()
     gpu_facts = gpus.result() if failure is None else GpuFacts(error=f"the probe failed: {failure}")
     planned, refusal = _make_plan(request.request, gpu_facts)
@@ -77,15 +78,7 @@ def _check_hardware_overrides() -> Iterator[Finding]:
         load_hardware_overrides()
     except InputError as error:
         found = "; ".join((error.title, *map(str, error.problems)))
-        why = "planning for this machine fails"
-        yield Finding(
-            family="machine",
-            subject="hardware.json",
-            status="problem",
-            found=found,
-            matters=why,
-            next_step=error.hint,
-        )
+        yield Reporter("machine").problem("hardware.json", found, "planning for this machine fails", error.hint)
 
 
 def _run_check(family: Family, subject: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
@@ -113,7 +106,7 @@ def _make_plan(request: Request | None, gpus: GpuFacts) -> tuple[PlannedRun | No
 
 def _report_refusal(error: LauncherError, why: str) -> Finding:
     found = "; ".join((error.title.splitlines()[0], *map(str, error.problems)))
-    return Finding(family="expert", subject="plan", status="problem", found=found, matters=why, next_step=error.hint)
+    return Reporter("expert").problem("plan", found, why, error.hint)
 
 
 def check_run(facts: RunState) -> list[Finding]:
@@ -121,14 +114,14 @@ def check_run(facts: RunState) -> list[Finding]:
     record = facts.record
     findings = [*check_status(facts), *check_speed(record), *check_memory(record), *check_loss(record)]
     if all(finding.status == "ok" for finding in findings) and record.steps:
-        findings.insert(0, run_finding("run", "ok", f"healthy: {_summarize_run(facts)}"))
+        findings.insert(0, report_run.ok("run", f"healthy: {_summarize_run(facts)}"))
     return [*findings, *_report_code("run", list_run_code(record))]
 
 
 def _report_code(family: Family, code: Iterable[str]) -> Iterator[Finding]:
     for one in code:
         why = "it has your permissions; it is executed only with --trust"
-        yield make_finding(family, "code", "note", one, why, "read it before you pass --trust")
+        yield Reporter(family).note("code", one, why, "read it before you pass --trust")
 
 
 def _summarize_run(facts: RunState) -> str:

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from launcher.analysis.doctor.findings import Finding
 from launcher.analysis.doctor.series import compute_median, select_warm_steps
 from launcher.analysis.doctor.text import (
+    report_run,
     rerun_command,
     resume_command,
-    run_finding,
     set_eval_interval,
     set_save_interval,
 )
@@ -76,17 +76,17 @@ def _describe_status(facts: RunState) -> Finding:
     record, outcome = facts.record, facts.record.outcome
     if outcome is None:
         start = resume_command(record)
-        return run_finding("status", "note", "planned, but never started", "there is nothing to check", start)
+        return report_run.note("status", "planned, but never started", "there is nothing to check", start)
     done = f"{max(outcome.steps_done, _last_step(record)):,} of {outcome.num_steps or 0:,} steps"
     if outcome.status == "running":
         return _describe_running(facts, done)
     if outcome.status in ("failed", "crashed"):
         error = " ".join(outcome.error.split())[:_MAX_ERROR_LENGTH] or f"exit code {outcome.exit_code}"
         why = "it ended early; its checkpoints are kept"
-        return run_finding("status", "problem", f"{outcome.status} after {done}: {error}", why, resume_command(record))
+        return report_run.problem("status", f"{outcome.status} after {done}: {error}", why, resume_command(record))
     if outcome.status == "stopped":
-        return run_finding("status", "note", f"stopped after {done}", "a stop was requested", resume_command(record))
-    return run_finding("status", "ok", f"done, {done}{f' ({outcome.ended_because})' if outcome.ended_because else ''}")
+        return report_run.note("status", f"stopped after {done}", "a stop was requested", resume_command(record))
+    return report_run.ok("status", f"done, {done}{f' ({outcome.ended_because})' if outcome.ended_because else ''}")
 
 
 def _last_step(record: RunRecord) -> int:
@@ -98,13 +98,12 @@ def _describe_running(facts: RunState, done: str) -> Finding:
     assert record.outcome is not None
     if facts.is_trained is False and (facts.idle_seconds or 0.0) < _FRESH_SECONDS and record.steps:
         found = f"{done}, the last one just now, but no process on this machine trains it"
-        return run_finding(
-            "status", "note", found, "it trains on another node, or was just killed", "check again in a minute"
+        return report_run.note(
+            "status", found, "it trains on another node, or was just killed", "check again in a minute"
         )
     if facts.is_trained is False:
-        return run_finding(
+        return report_run.problem(
             "status",
-            "problem",
             f"its status is running, after {done}, but no process trains it",
             "it was killed: by a reboot, the kernel's OOM killer (dmesg), or a scheduler",
             resume_command(record),
@@ -114,24 +113,23 @@ def _describe_running(facts: RunState, done: str) -> Finding:
         age = facts.age_seconds or 0.0
         if age > _LONG_START_SECONDS:
             found = f"started {format_duration(age)} ago, without a step"
-            return run_finding(
-                "status", "problem", found, "it hangs before its first step", f"tail {record.paths.console_log}"
+            return report_run.problem(
+                "status", found, "it hangs before its first step", f"tail {record.paths.console_log}"
             )
-        return run_finding("status", "ok", "starting")
+        return report_run.ok("status", "starting")
     evaluation = max(find_values(record.evaluations, metrics.EVAL_SECONDS), default=0.0)
     evaluation += max(find_values(record.rows, metrics.TASK_SECONDS), default=0.0)
     patience = max(_STUCK_SECONDS, _STUCK_STEPS * usual + 2 * evaluation)
     if facts.idle_seconds > patience:
-        return run_finding(
+        return report_run.problem(
             "status",
-            "problem",
             f"no step for {format_duration(facts.idle_seconds)}, after {done}; a step takes {usual:.2g} s",
             f"it hangs; after {record.plan.guards.hang_seconds} s the run ends and logs the stack of each rank",
             f"tail {record.paths.console_log}; py-spy dump --pid {record.outcome.pid}",
         )
     left = (record.outcome.num_steps or 0) - _last_step(record)
     soon = f", about {format_duration(left * usual)} left" if left > 0 else ""
-    return run_finding("status", "ok", f"running, {done}{soon}")
+    return report_run.ok("status", f"running, {done}{soon}")
 
 
 def _check_restarts(record: RunRecord, outcome: Outcome) -> Iterator[Finding]:
@@ -139,9 +137,8 @@ def _check_restarts(record: RunRecord, outcome: Outcome) -> Iterator[Finding]:
         return
     silent = sum(attempt.ended_at is None for attempt in outcome.attempts[:-1])
     died = f", {silent} of them killed" if silent else ""
-    yield run_finding(
+    yield report_run.note(
         "restarts",
-        "note",
         f"{len(outcome.attempts)} starts{died}",
         "steps after the last checkpoint were repeated",
         f"{record.paths.logs} shows why each ended" if silent else "",
@@ -152,9 +149,8 @@ def _check_oom_fallbacks(record: RunRecord, outcome: Outcome) -> Iterator[Findin
     if not outcome.oom_fallbacks:
         return
     left = f"next: {record.plan.oom_fallbacks[0].action}" if record.plan.oom_fallbacks else "none left"
-    yield run_finding(
+    yield report_run.note(
         "out of memory",
-        "note",
         f"{len(outcome.oom_fallbacks)} OOM fallbacks used: {', '.join(outcome.oom_fallbacks)}; {left}",
         "training is slower, with the same result; later plans on this GPU use less memory",
     )
@@ -174,7 +170,7 @@ def _check_goodput(record: RunRecord, goodput: Mapping[str, float]) -> Iterator[
         return
     losses = sorted(((goodput.get(name, 0.0), name) for name in LOST_SECONDS), reverse=True)
     lost, name = losses[0]
-    yield run_finding(
+    yield report_run(
         "goodput",
         "problem" if share < _BAD_GOODPUT else "note",
         f"{format_percent(share)} of {format_duration(seconds)} was productive training; most of the rest was "

@@ -17,7 +17,7 @@ from launcher.analysis.doctor.series import (
     find_slow_steps,
     select_recent_steps,
 )
-from launcher.analysis.doctor.text import rerun_command, run_finding, set_eval_interval, set_save_interval
+from launcher.analysis.doctor.text import report_run, rerun_command, set_eval_interval, set_save_interval
 from launcher.core import metrics
 from launcher.core.choices import UNPACKED_SIZES
 from launcher.core.metrics import StepMetrics, find_values
@@ -89,7 +89,7 @@ def check_speed(record: RunRecord) -> Iterator[Finding]:
     """Grade the speed, then report its bottlenecks."""
     steps = select_recent_steps(record)
     if len(steps) < ENOUGH_STEPS:
-        yield run_finding("speed", "ok", f"{len(record.steps)} steps are too few to check it")
+        yield report_run.ok("speed", f"{len(record.steps)} steps are too few to check it")
         return
     bottlenecks = [*_find_bottlenecks(record, steps)]
     yield _describe_speed(record, steps, bottlenecks)
@@ -115,14 +115,14 @@ def _describe_speed(record: RunRecord, steps: Sequence[StepMetrics], bottlenecks
     reached = f"{format_count(rate)} tokens/s" + (f", {format_percent(mfu)} MFU" if mfu is not None else "")
     speed = compare_speed(record)
     if speed is None:
-        return run_finding("speed", "ok", f"{reached}; no estimate to compare with ({record.plan.speed.confidence})")
+        return report_run.ok("speed", f"{reached}; no estimate to compare with ({record.plan.speed.confidence})")
     found = f"{speed.grade}: {reached}, {100 * speed.ratio:.0f} % of the {format_count(speed.expected)} expected"
     if speed.grade != "problem":
-        return run_finding("speed", "ok", found)
+        return report_run.ok("speed", found)
     why = f"the estimate may be off by {100 * speed.error:.0f} %, which does not explain this"
     named = ", ".join(dict.fromkeys(finding.subject for finding in bottlenecks))
     step = f"fix these findings first: {named}" if named else "launcher doctor: its micro-test measures the GPU"
-    return run_finding("speed", "problem", found, why, step)
+    return report_run.problem("speed", found, why, step)
 
 
 def _check_data_wait(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Finding]:
@@ -140,7 +140,7 @@ def _check_data_wait(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterato
     num_waiting = sum(value > _DATA_WAIT_NOTE + slack for value in shares)
     where = f"in {num_waiting} of {len(shares)} steps" if num_waiting < len(shares) else "in every step"
     plan = record.plan
-    yield run_finding(
+    yield report_run(
         "data",
         "problem" if share > _DATA_WAIT_PROBLEM + slack else "note",
         f"{format_percent(share)} of the step time waits for data, {where}; {_describe_workers(plan)}",
@@ -175,9 +175,8 @@ def _check_recompilation(record: RunRecord) -> Iterator[Finding]:
     shapes = 1 if record.plan.batch.packed else UNPACKED_SIZES
     usual = graphs * shapes + 2  # evaluation has its own graphs
     if more > usual:
-        yield run_finding(
+        yield report_run.problem(
             "recompilation",
-            "problem",
             f"{more} graphs were compiled during training, {usual} are usual",
             "each takes seconds to minutes without training: shapes change between steps",
             rerun_command(record, "training.config.torch_compile=false"),
@@ -204,12 +203,8 @@ def _check_communication(record: RunRecord, steps: Sequence[StepMetrics]) -> Ite
         )
     else:
         return
-    yield run_finding(
-        "communication",
-        "problem",
-        found,
-        "ranks wait for each other's weights or gradients",
-        _suggest_less_communication(record),
+    yield report_run.problem(
+        "communication", found, "ranks wait for each other's weights or gradients", _suggest_less_communication(record)
     )
 
 
@@ -232,7 +227,7 @@ def _check_idle_gpu(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator
     tokens = plan.batch.micro_batch_size * plan.batch.sequence_length
     status: Literal["note", "problem"] = "note" if is_expected else "problem"
     if tokens > _SMALL_TOKENS:
-        yield run_finding(
+        yield report_run(
             "idle GPU",
             status,
             f"GPU utilization is {format_percent(busy)}, though it does not wait for data",
@@ -245,7 +240,7 @@ def _check_idle_gpu(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator
         if plan.compile is None
         else "use a GPU with more free memory, or fewer ranks: both allow larger micro-batches"
     )
-    yield run_finding(
+    yield report_run(
         "launch-bound",
         status,
         f"GPU utilization is {format_percent(busy)} with micro-batches of {tokens:,} tokens",
@@ -261,7 +256,7 @@ def _check_slow_steps(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterat
         lost = compute_lost_share(steps, slow)
         if lost > _LOST_NOTE:
             cause, remedy = _explain_period(record, period)
-            yield run_finding(
+            yield report_run(
                 "slow steps",
                 "problem" if lost > _LOST_PROBLEM else "note",
                 f"every {period} steps, one is slow ({_format_steps(slow)}): {format_percent(lost)} of the time",
@@ -275,7 +270,7 @@ def _check_slow_steps(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterat
     if lost <= (_SPIKES_LOST if on_gpu else _SPIKES_LOST_ON_CPU):
         return
     compiles = record.plan.compile is not None
-    yield run_finding(
+    yield report_run(
         "slow steps",
         "problem" if on_gpu else "note",
         f"{len(spikes)} steps took more than {_SPIKE:.0f} times as long as usual ({_format_steps(spikes)}): "
@@ -324,7 +319,7 @@ def _check_trend(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Fi
     found = f"the last third of the run is {format_percent(1 - ratio)} slower than the first"
     if hottest >= _HOT:
         hot = f"{found}, at {hottest:.0f} °C"
-        yield run_finding("throttling", "problem", hot, "the GPU throttles", "airflow, fans, or nvidia-smi -pl WATTS")
+        yield report_run.problem("throttling", hot, "the GPU throttles", "airflow, fans, or nvidia-smi -pl WATTS")
         return
     remedy = "launcher doctor shows power, heat, and other programs on this machine"
-    yield run_finding("slowing down", "problem", found, "another program uses more and more of the machine", remedy)
+    yield report_run.problem("slowing down", found, "another program uses more and more of the machine", remedy)

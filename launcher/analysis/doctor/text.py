@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from functools import partial
 
-from launcher.analysis.doctor.findings import make_finding
+from launcher.analysis.doctor.findings import Reporter
 from launcher.plan.model import Plan
 from launcher.runs.record import RunRecord
 
-run_finding = partial(make_finding, "run")
+report_run = Reporter("run")
 
 
 def rerun_command(record: RunRecord, *settings: str) -> str:

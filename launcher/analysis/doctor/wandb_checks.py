@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from launcher.analysis.doctor.findings import Finding, make_finding
+from launcher.analysis.doctor.findings import Finding, Reporter
 from launcher.runs.wandb_settings import check_server, decide_tracking, find_key
 
 _MIN_KEY_LENGTH = 40
 
 Mode = Literal["online", "offline", "disabled"]
-_finding = partial(make_finding, "W&B", "login")
+_report = partial(Reporter("W&B"), "login")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,37 +46,32 @@ def probe_login(environ: Mapping[str, str], *, contacts_server: bool = True) -> 
     )
 
 
-def probe_current_login(*, contacts_server: bool = True) -> LoginFacts:
-    """Collect the W&B settings of this process."""
-    return probe_login(os.environ, contacts_server=contacts_server)
-
-
 def check_login(facts: LoginFacts, planned_mode: Mode | None = None) -> Finding:
     """Check the login for the manifest's mode. Without one, training continues and logs offline."""
     mode = facts.mode if facts.is_mode_set or planned_mode is None else planned_mode
     if mode in ("disabled", "offline") and (facts.is_mode_set or planned_mode is not None):
-        return _finding("ok", f"{mode}, set by {'the environment' if facts.is_mode_set else 'the manifest'}")
+        return _report("ok", f"{mode}, set by {'the environment' if facts.is_mode_set else 'the manifest'}")
     if facts.key_source is None:
         if mode == "online":
-            return _finding(
+            return _report(
                 "problem",
                 "no API key, but the mode is online",
                 "the run would be logged offline",
                 "wandb login, or export WANDB_API_KEY; or --wandb offline",
             )
-        return _finding("note", "no API key: runs are logged offline", "", "wandb login, to follow runs in the browser")
+        return _report("note", "no API key: runs are logged offline", "", "wandb login, to follow runs in the browser")
     if not facts.is_key_valid:
-        return _finding(
+        return _report(
             "problem",
             f"the key in {facts.key_source} is too short or contains a space",
             "the server will refuse it, and runs are logged offline",
             "wandb login --relogin",
         )
     if facts.error:
-        return _finding(
+        return _report(
             "problem",
             f"key in {facts.key_source}, but {facts.error}",
             "runs are logged offline",
             "set WANDB_MODE=offline and upload later with wandb sync; or open the firewall",
         )
-    return _finding("ok", f"key in {facts.key_source}{', the server responds' if facts.was_contacted else ''}")
+    return _report("ok", f"key in {facts.key_source}{', the server responds' if facts.was_contacted else ''}")
