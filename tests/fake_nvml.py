@@ -114,8 +114,8 @@ class FakeNvml:
 
 def install_nvml(monkeypatch: pytest.MonkeyPatch, *gpus: FakeGpu, **machine: Any) -> FakeNvml:
     """Replace pynvml in this process; without GPUs, by a machine with one H200."""
-    fake = FakeNvml(**({"gpus": list(gpus)} if gpus else {}), **machine)
-    monkeypatch.setitem(sys.modules, "pynvml", fake)  # type: ignore[arg-type]
+    fake = FakeNvml(gpus=list(gpus) or [FakeGpu()], **machine)
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return fake
 

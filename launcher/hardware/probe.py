@@ -264,7 +264,7 @@ def probe_ram_bytes(root: Path = Path("/")) -> int:
         for name in ("memory.max", "memory.limit_in_bytes")
         if (limit := _parse_integer(_read_text(folder / name))) is not None
     ]
-    return min([psutil.virtual_memory().available, *limits])
+    return min([int(psutil.virtual_memory().available), *limits])
 
 
 def _list_cgroup_folders(root: Path) -> Iterator[Path]:

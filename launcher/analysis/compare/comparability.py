@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Literal
 
 from launcher.analysis.compare.config_diff import clean_text
@@ -73,6 +74,10 @@ def _check_unknown_data(runs: Sequence[RunFacts]) -> Iterator[Caution]:
         )
 
 
+def _get_checker(name: str, judged: Judged) -> str | None:
+    return judged.checks[name].checker if name in judged.checks else None
+
+
 def _check_evaluations(runs: Sequence[RunFacts]) -> Iterator[Caution]:
     """Warn about different graders, rows and decoding."""
     pick = choose_evaluations(runs)
@@ -88,7 +93,7 @@ def _check_evaluations(runs: Sequence[RunFacts]) -> Iterator[Caution]:
     for name in list_main_checks(runs, pick):
         yield from flag(
             f"Answers were graded by different graders ({EVAL_PREFIX}{name})",
-            lambda judged, name=name: judged.checks[name].checker if name in judged.checks else None,
+            partial(_get_checker, name),
             "Graders may disagree; launcher eval --run RUN grades the answers again.",
         )
     yield from flag(

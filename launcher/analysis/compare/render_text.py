@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -165,7 +166,7 @@ def _print_grid(grid: _Grid, console: Console, clean: Callable[[str], str]) -> N
             console.print()
         table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
         for at in (0, *block):
-            justify = "right" if at else "left"
+            justify: Literal["right", "left"] = "right" if at else "left"
             table.add_column(Text(lines[0][at]), justify=justify, overflow="fold", max_width=_MAX_WIDTH)
         for line in lines[1:]:
             cells = [Text(line[at], style="bold green" if line[at].endswith((_BEST, " *")) else "") for at in block]
