@@ -37,7 +37,7 @@ class FakeGpu:
 
 @dataclass
 class FakeNvml:
-    """Stands in for the module pynvml; handles are indices."""
+    """The module pynvml for tests; handles are indices."""
 
     gpus: list[FakeGpu] = field(default_factory=lambda: [FakeGpu()])
     driver: str = "570.133.20"
