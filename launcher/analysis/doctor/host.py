@@ -104,10 +104,10 @@ def check_judges() -> Iterator[Finding]:
     """Check whether the processes that run judged answers are confined."""
     gaps = describe_boundary()
     if not gaps:
-        yield _finding("judges", "ok", "answers are judged without network, writable files or other processes")
+        yield _report.ok("judges", "answers are judged without network, writable files or other processes")
         return
     why = "judges run text that a model wrote"
-    yield _finding("judges", "note", gaps, why, "judge on Linux with user namespaces or seccomp; see docs/SECURITY.md")
+    yield _report.note("judges", gaps, why, "judge on Linux with user namespaces or seccomp; see docs/SECURITY.md")
 
 
 def _check_cores(facts: HostFacts, num_gpus: int) -> Finding:
