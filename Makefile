@@ -93,7 +93,7 @@ format: $(VENV)/.full  ## format the code
 configs: $(VENV)/.light  ## regenerate accelerate_configs/ and ds_configs/
 	@$(BIN)/python -m launcher.render.presets
 
-docs: $(VENV)/.light  ## regenerate docs/CLI.md, EXPERT_FORMAT.md, gpus.md and images/plan.svg
+docs: $(VENV)/.light  ## regenerate docs/CLI.md, EXPERT_FORMAT.md, families.md, gpus.md and images/plan.svg
 	@$(BIN)/python -m tools.docs
 
 schema: $(VENV)/.light  ## regenerate experts/manifest.schema.json

@@ -168,6 +168,7 @@ FAMILIES: Mapping[str, Family] = {
         mlp_bias="mlp_bias",
         defaults={
             "attention_bias": True,
+            "attention_dropout": 0.1,
             "head_dim": 128,
             "num_key_value_heads": 8,
             "max_position_embeddings": 524288,

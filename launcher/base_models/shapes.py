@@ -47,6 +47,7 @@ class ModelShape(Frozen):
     norm_parameters_per_layer: int  # everything in a layer that is not a Linear
     other_parameters: int  # outside layers and embeddings: the final norm, a bias of the head, a vision tower
     frozen_parameters: int = 0  # among other_parameters: a vision tower, which is loaded but never trained
+    attention_dropout: float = 0.0  # of the base's config; training does not apply it
     gated_mlp: bool
     basis: Basis  # approximate: an architecture we do not know, read as llama's
 
@@ -115,6 +116,7 @@ def make_shape(
         norm_parameters_per_layer=count_norms(sizes, family, flags),
         other_parameters=_count_others(sizes, family) + tower,
         frozen_parameters=tower,
+        attention_dropout=_read_dropout(keys),
         gated_mlp=family.is_gated,
         basis=basis if model_type in FAMILIES else "approximate",
     )
@@ -140,6 +142,11 @@ def _apply_weights(shape: ModelShape, weights: WeightIndex) -> ModelShape:
             "basis": "config" if weights.is_uniform else "approximate",
         }
     )
+
+
+def _read_dropout(keys: ConfigKeys) -> float:
+    rate = keys.get("attention_dropout")
+    return float(rate) if isinstance(rate, (int, float)) and 0 < rate < 1 else 0.0
 
 
 def _count_others(sizes: Sizes, family: Family) -> int:

@@ -52,6 +52,11 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
             f"{context.base.model_type} is an unknown architecture and is treated like llama: "
             "parameters and memory are approximate"
         )
+    if context.base.attention_dropout:
+        yield (
+            f"the base's attention_dropout of {context.base.attention_dropout:g} is not applied: attention kernels for "
+            "packed documents have no dropout; `dropout` regularizes the adapter"
+        )
     snapshot = int(_CHECKPOINT_COPIES * inputs.gradient_bytes)
     if context.gpu is not None and snapshot > _MUCH_OF_HOST_MEMORY * inputs.budget.host_bytes:
         yield (

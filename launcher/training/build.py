@@ -19,7 +19,7 @@ from launcher.training.model.attention import BACKENDS
 from launcher.training.topology_check import check_engine
 from launcher.training.verify.attention_grads import check_attention_grads, collect_variants
 from launcher.training.verify.lora_grads import check_lora_grads
-from launcher.training.verify.packing import PackingCheck, check_packing
+from launcher.training.verify.packing import PackingCheck, check_packing, check_rope
 
 log = get_logger(__name__)
 
@@ -66,10 +66,12 @@ def _build_and_check(
     check_engine(plan, run.engine)
     if vocab_size is not None:
         _check_vocabulary(run, vocab_size)
+    splits = (run.train, run.validation)
+    check_rope(plan, module, [split.file for split in splits if split is not None])
     # First, because wrong fused layers fall back to PEFT and must not be attributed to attention.
     lora_grads = check_lora_grads(plan, module, run.train.file, accelerator.device)
     check = check_packing(plan, module, run.engine.model, run.train.file, accelerator.device)
-    check_attention_grads(plan, backend, accelerator.device, collect_variants(module))
+    check_attention_grads(plan, backend, accelerator.device, collect_variants(plan, module))
     return run, replace(check, lora_grads=lora_grads)
 
 

@@ -1,4 +1,4 @@
-"""Write CLI.md, EXPERT_FORMAT.md, gpus.md and images/plan.svg in docs/, or check that they are current."""
+"""Write CLI.md, EXPERT_FORMAT.md, families.md, gpus.md and images/plan.svg in docs/, or check that they are current."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tools.docs.command_line import render_command_line
+from tools.docs.families_page import render_families
 from tools.docs.gpu_pages import render_gpus
 from tools.docs.manifest_format import render_manifest_format
 from tools.docs.plan_picture import render_plan_picture
@@ -16,6 +17,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES: dict[str, Callable[[], str]] = {
     "CLI.md": render_command_line,
     "EXPERT_FORMAT.md": render_manifest_format,
+    "families.md": render_families,
     "gpus.md": render_gpus,
     "images/plan.svg": render_plan_picture,
 }

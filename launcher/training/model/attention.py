@@ -60,7 +60,7 @@ def register_backend(name: str, backend: Backend) -> str:
         value: Tensor,
         attention_mask: Tensor | None,  # noqa: ARG001
         scaling: float | None = None,
-        dropout: float = 0.0,  # noqa: ARG001  (attention dropout, which no supported base uses)
+        dropout: float = 0.0,  # noqa: ARG001  (a base's attention dropout; the plan says that it is not applied)
         softcap: float | None = None,
         sliding_window: int | None = None,
         documents: AttentionMetadata | None = None,

@@ -28,7 +28,7 @@ class PackedCausalLM(nn.Module):
     def __init__(self, model: PreTrainedModel | PeftModel, backend: Backend, loss_kernel: LossKernel) -> None:
         super().__init__()
         self.model = model
-        self._backend = backend
+        self.backend = backend
         self.loss_kernel = loss_kernel
         self.fused_lora = FusedLoraModel()
 
@@ -95,7 +95,7 @@ class PackedCausalLM(nn.Module):
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
             use_cache=False,
-            documents=self._backend.build_metadata(batch),
+            documents=self.backend.build_metadata(batch),
         ).last_hidden_state
         return hidden[0]
 

@@ -7,6 +7,7 @@ check uses random heads of the base's shape and documents of several lengths, so
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,11 +32,18 @@ _MAX_WINDOW = 50  # tokens, because a base's own window may be longer than these
 Variant = tuple[float | None, float | None, int | None]  # sm_scale, softcap, window
 
 
-def collect_variants(module: PackedCausalLM) -> list[Variant]:
-    """Return the distinct score options of the base's layers; each takes another branch of a kernel."""
-    names = ("scaling", "attn_logit_softcapping", "sliding_window")
+def collect_variants(plan: Plan, module: PackedCausalLM) -> list[Variant]:
+    """Return the distinct score options of the base's layers; each takes another branch of a kernel.
+
+    Mistral and Phi-3 pass the window of their config; other families have one, or None, per layer.
+    """
+    config: Any = module.base.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    if plan.attention.backend == "flex" and window is not None and window >= plan.batch.sequence_length:
+        window = None  # flex refuses windows that matter
+    defaults = {"scaling": None, "attn_logit_softcapping": None, "sliding_window": window}
     attentions = [getattr(layer, "self_attn", None) for layer in module.layers]
-    options = ([getattr(attention, name, None) for name in names] for attention in attentions)
+    options = ([getattr(attention, name, default) for name, default in defaults.items()] for attention in attentions)
     variants = ((scale, cap, None if window is None else min(window, _MAX_WINDOW)) for scale, cap, window in options)
     return list(dict.fromkeys(variants))
 

@@ -1,5 +1,8 @@
 """Check before training: the fused LoRA layers have the gradients of PEFT and transformers, or theirs are used.
 
+In 16 bits both are compared with the same computation in FP32: ours may be at most 1.5 times as far from it as PEFT's.
+In FP32, for quantized bases and where FP32 does not fit, ours are compared with PEFT's.
+
 The gradients of the loss depend on every forward and backward kernel. B of a new adapter is zero, which would hide
 LoRA's contribution and the gradients of A: during the check B has random values, which are removed afterwards.
 """
@@ -10,8 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from launcher.core.choices import Dtype
 from launcher.core.errors import first_line
@@ -20,6 +25,7 @@ from launcher.corpus.pack_file import PackFile
 from launcher.plan.model import Plan
 from launcher.training.data.collate import PackedBatch
 from launcher.training.kernels.seeded_dropout import SeededDropout
+from launcher.training.model.attention import BACKENDS, register_backend
 from launcher.training.model.compile_checkpoint import compile_disabled
 from launcher.training.model.fused_lora.linear import FusedLoraModel, unfuse, use_reference_forward
 from launcher.training.model.fused_lora.weights import ADAPTER_NAME
@@ -31,6 +37,10 @@ log = get_logger(__name__)
 # Largest relative difference of the gradients of one kind of matrix, over all layers. Rounding differences grow with
 # depth: in bf16 on a CPU to 0.02 for 4 layers and 0.036 for 36 (random weights).
 _TOLERANCES: dict[Dtype, float] = {"fp32": 1e-3, "bf16": 0.25, "fp16": 0.1}
+_MAX_RATIO = 1.5  # of the distance from FP32, ours to PEFT's
+_MIN_ALLOWED = 2e-3  # half the rounding error of BF16
+_FP32_BYTES_PER_WEIGHT = 5  # copies of the weights are saved for the backward pass
+_HALVES = (torch.bfloat16, torch.float16)
 _NUM_TOKENS = {"cpu": 64, "cuda": 512}  # on a GPU more than a tile of any kernel
 _LORA_SHARE = 0.25  # size of s B A during the check, relative to the base's weights
 _DROPOUT_SEED = 1_234_567
@@ -60,18 +70,74 @@ def check_lora_grads(plan: Plan, module: PackedCausalLM, file: PackFile, device:
         except Exception as error:  # such as a kernel that Triton cannot compile for this GPU
             problem = f"fail on this machine: {type(error).__name__}: {first_line(error)}"
         else:
-            difference = max(_relative_difference(fused[kind], reference[kind]) for kind in reference)
-            if difference <= tolerance:  # false for NaN
+            exact = _try_exact_grads(plan, module, batch)
+            if exact is None:
+                difference, allowed = _largest_difference(fused, reference), tolerance
+                problem = f"have different gradients than PEFT's: relative difference {difference:.1e}"
+            else:
+                difference = _largest_difference(fused, exact)
+                allowed = max(_MIN_ALLOWED, _MAX_RATIO * _largest_difference(reference, exact))
+                problem = f"have gradients that differ from FP32 by {difference:.1e}, PEFT's less"
+            if difference <= allowed:  # false for NaN
                 return difference
-            problem = (
-                f"have different gradients than PEFT's: relative difference {difference:.1e}, tolerance {tolerance:.0e}"
-            )
+            problem += f", allowed {allowed:.1e}"
     unfuse(module.fused_lora)
     log.warning(
         f"fused LoRA layers {problem}. Using PEFT's own layers, which are slower and need more memory. "
         "Please report this with your GPU and package versions"
     )
     return None
+
+
+def _largest_difference(grads: dict[str, list[Tensor]], reference: dict[str, list[Tensor]]) -> float:
+    return float(np.max([_relative_difference(grads[kind], reference[kind]) for kind in reference]))  # keeps NaN
+
+
+def _try_exact_grads(plan: Plan, module: PackedCausalLM, batch: PackedBatch) -> dict[str, list[Tensor]] | None:
+    """Return PEFT's gradients in FP32; None if that is no other computation, unproven, or does not fit."""
+    if rounding_dtype(plan) == "fp32" or plan.precision.compute_dtype == "fp32" or plan.quantization is not None:
+        return None
+    needed = _FP32_BYTES_PER_WEIGHT * plan.base.num_parameters
+    if batch.input_ids.is_cuda and torch.cuda.mem_get_info(batch.input_ids.device)[0] < needed:
+        return None
+    try:
+        with use_reference_forward(), _plain_kernels(module), _Upcast():
+            return _compute_grads(module, batch)
+    except Exception as error:  # a family or a package that cannot run in FP32
+        log.info(f"gradients are compared with PEFT's only: FP32 fails ({type(error).__name__}: {first_line(error)})")
+        return None
+
+
+class _Upcast(TorchFunctionMode):
+    """Every torch function gets FP32 tensors instead of 16-bit ones; casts to 16 bits become casts to FP32."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "__get__":  # an attribute, such as dtype
+            value = func(*args)
+            return torch.float32 if isinstance(value, torch.dtype) and value in _HALVES else value
+        with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+            return func(*_upcast(args), **{key: _upcast(value) for key, value in (kwargs or {}).items()})
+
+
+def _upcast(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype in _HALVES else value
+    if isinstance(value, torch.dtype):
+        return torch.float32 if value in _HALVES else value
+    return type(value)(map(_upcast, value)) if type(value) in (tuple, list) else value
+
+
+@contextmanager
+def _plain_kernels(module: PackedCausalLM) -> Iterator[None]:
+    """Use eager attention and the loss in plain torch, which compute in any dtype."""
+    backend, loss_kernel, attention = module.backend, module.loss_kernel, module.base.config._attn_implementation
+    module.backend, module.loss_kernel = BACKENDS["eager"], "chunked"
+    module.base.set_attn_implementation(register_backend("eager", BACKENDS["eager"]))
+    try:
+        yield
+    finally:
+        module.backend, module.loss_kernel = backend, loss_kernel
+        module.base.set_attn_implementation(attention)
 
 
 def _compute_grads(module: PackedCausalLM, batch: PackedBatch) -> dict[str, list[Tensor]]:

@@ -7,16 +7,17 @@ documents saw each other. This separates rounding from leakage, even on a base w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from launcher.core.choices import Dtype
-from launcher.core.errors import RunFailedError
+from launcher.core.errors import InputError, RunFailedError
 from launcher.corpus.pack_file import Pack, PackFile
 from launcher.plan.model import Plan
 from launcher.training.data.collate import BatchShape, PackedBatch, collate
@@ -44,7 +45,8 @@ class PackingCheck:
     hidden: float  # of the hidden states, in the document where it is largest
     hidden_first: float  # of the first document's, which cannot see another one
     without_boundaries: float  # of the hidden states without document boundaries, on average
-    lora_grads: float | None = None  # of the adapters' gradients, from PEFT's; None: PEFT computes them
+    leaks: bool  # the hidden states depend on tokens of earlier documents
+    lora_grads: float | None = None  # of the adapters' gradients, from FP32 or PEFT's; None: PEFT computes them
 
 
 def check_packing(
@@ -54,12 +56,13 @@ def check_packing(
 
     `module` is as built, `model` as prepared by accelerate: all forward passes go through it, as in training.
     """
-    documents = select_documents(file, plan.batch.micro_batch_size * plan.batch.sequence_length)
+    documents = select_documents(file, 2 * plan.batch.micro_batch_size * plan.batch.sequence_length)
     lengths = [len(document.input_ids) for document in documents]
     with eval_mode(model), torch.no_grad(), compile_disabled():
         packed = collate_documents(documents, plan).to(device)
         loss, hidden = _forward(model, packed)
         _, leaking_hidden = _forward(model, _without_boundaries(packed))
+        _, other_hidden = _forward(model, _with_other_first(packed, lengths[0]))
         with _transformers_attention(module, max(lengths)):
             alone = [
                 _forward(model, collate_documents([document], plan).to(device), is_reference=True)
@@ -74,6 +77,7 @@ def check_packing(
         hidden=float(np.max(differences)),  # keeps NaN
         hidden_first=differences[0],
         without_boundaries=float(np.mean(_differences(leaking_hidden, reference)[1:] or [0.0])),
+        leaks=not torch.equal(other_hidden[lengths[0] :], hidden[lengths[0] :]),
     )
     _raise_if_different(plan, check)
     return check
@@ -90,7 +94,7 @@ def _raise_if_different(plan: Plan, check: PackingCheck) -> None:
     allowed = _HIDDEN_TOLERANCE[dtype]
     if check.hidden <= allowed and check.loss <= _LOSS_TOLERANCE[dtype]:  # false for NaN too
         return
-    leaks = check.num_documents > 1 and check.without_boundaries > 0 and check.hidden_first <= allowed
+    leaks = check.hidden_first <= allowed and check.leaks
     fault = "lets packed documents see each other" if leaks else "gives other results than transformers"
     raise RunFailedError(
         f"the attention backend {plan.attention.backend} {fault}: packed, the loss of {check.num_documents} documents "
@@ -109,18 +113,59 @@ def suggest_backend(plan: Plan) -> str:
 
 
 def select_documents(file: PackFile, max_tokens: int) -> list[Pack]:
-    """Select trained documents, from the packs with the most documents first, up to a number of tokens.
+    """Select trained documents up to a number of tokens: half of them the longest, half from the packs with the most.
 
-    A micro-batch concatenates packs, so its documents must stay apart even if each pack holds only one.
+    A micro-batch concatenates packs, so its documents must stay apart even if each pack holds only one. Windows, scaled
+    positions and the like begin at a length, so long documents must be among them.
     """
-    packs = [file[index] for index in range(min(_MAX_PACKS, len(file)))]
-    packs.sort(key=lambda pack: -len(pack.document_lengths))
-    selected: list[Pack] = []
-    for document in (document for pack in packs for document in _split_documents(pack)):
-        if len(selected) < _MAX_DOCUMENTS and len(document.input_ids) <= max_tokens and document.trained.any():
-            selected.append(document)
+    longest = np.argsort(-file.column("sum_squares"), kind="stable")[:_MAX_PACKS].tolist()
+    first = sorted(range(min(_MAX_PACKS, len(file))), key=lambda index: -len(file[index].document_lengths))
+    by_length = sorted(_list_trained(file, longest), key=lambda one: -len(one[1].input_ids))
+    long = _fill(by_length, _MAX_DOCUMENTS // 2, max_tokens // 2)
+    room = max_tokens - sum(len(document.input_ids) for document in long.values())
+    others = ((key, document) for key, document in _list_trained(file, first) if key not in long)
+    return [*_fill(others, _MAX_DOCUMENTS - len(long), room).values(), *long.values()]
+
+
+_Key = tuple[int, int]  # number of a pack, and of a document in it
+
+
+def _list_trained(file: PackFile, indices: list[int]) -> Iterator[tuple[_Key, Pack]]:
+    for index in indices:
+        for number, document in enumerate(_split_documents(file[index])):
+            if document.trained.any():
+                yield (index, number), document
+
+
+def _fill(documents: Iterable[tuple[_Key, Pack]], max_documents: int, max_tokens: int) -> dict[_Key, Pack]:
+    selected: dict[_Key, Pack] = {}
+    for key, document in documents:
+        if len(selected) < max_documents and len(document.input_ids) <= max_tokens:
+            selected[key] = document
             max_tokens -= len(document.input_ids)
     return selected
+
+
+def check_rope(plan: Plan, module: PackedCausalLM, files: Iterable[PackFile]) -> None:
+    """Refuse longrope if documents of both kinds could share a micro-batch.
+
+    transformers chooses its short or long factors by the longest document of a batch, for all documents in it.
+    """
+    config: Any = module.base.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return
+    border = int(rope.get("original_max_position_embeddings") or config.max_position_embeddings)
+    if plan.batch.sequence_length <= border:
+        return
+    lengths = np.concatenate([pack.document_lengths for file in files for pack in file])
+    if lengths.min() <= border < lengths.max():
+        raise InputError(
+            f"{plan.base.name} has other position embeddings (longrope) for documents of more than {border} tokens. "
+            f"transformers uses one kind for a whole micro-batch, and the data has documents of {lengths.min()} to "
+            f"{lengths.max()} tokens: short ones would be trained with the long kind",
+            hint=f"--set training.config.max_seq_length={border}",
+        )
 
 
 def _split_documents(pack: Pack) -> Iterator[Pack]:
@@ -150,6 +195,13 @@ def _without_boundaries(batch: PackedBatch) -> PackedBatch:
     cu_seqlens = batch.cu_seqlens.clone()
     cu_seqlens[1:] = num_tokens
     return replace(batch, cu_seqlens=cu_seqlens, max_length=num_tokens, document_lengths=(num_tokens,))
+
+
+def _with_other_first(batch: PackedBatch, length: int) -> PackedBatch:
+    """The same batch with other tokens in the first document, which must not change the others."""
+    input_ids = batch.input_ids.clone()
+    input_ids[:, :length] = input_ids[:, :length].flip(1)
+    return replace(batch, input_ids=input_ids)
 
 
 def _forward(model: nn.Module, batch: PackedBatch, *, is_reference: bool = False) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import Qwen3Config
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from launcher.core.run_paths import RunPaths
 from launcher.corpus.store import Store
@@ -20,6 +21,7 @@ from launcher.training.kernels import elementwise
 from launcher.training.model.fused_lora import linear
 from launcher.training.model.fused_lora.linear import FusedLoraLinear
 from launcher.training.model.fused_lora.weights import FusedLoraWeights
+from launcher.training.verify import lora_grads
 from launcher.training.verify.packing import PackingCheck
 from tests.training.builders import SIZES, adapt, reset_accelerate, vary, write_base
 
@@ -28,9 +30,14 @@ FUSED_BLOCKS = {"compile": CompilePlan(scope="layer", backend="aot_eager", mode=
 
 
 def build_checked_run(
-    plan: Plan, store: Store, root: Path, kind: str = "lora", changes: dict[str, Any] | None = None
+    plan: Plan,
+    store: Store,
+    root: Path,
+    kind: str = "lora",
+    changes: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
 ) -> tuple[TrainingRun, PackingCheck]:
-    base = write_base(root / "base", Qwen3Config(**{**SIZES, "head_dim": 32}))
+    base = write_base(root / "base", Qwen3Config(**{**SIZES, "head_dim": 32, **(config or {})}))
     varied = vary(plan, {"base.name": str(base), **adapt(kind, target_modules=ALL), **(changes or {})})
     reset_accelerate()
     return build_run(varied, RunPaths(root), store, (), build_accelerator(varied))
@@ -188,3 +195,74 @@ def test_error_in_dropout_alone_is_detected(
     _break_dropout(monkeypatch)
     _, proof = build_checked_run(plan, store, tmp_path, "dora", {"adapter.dropout": 0.2})
     assert proof.lora_grads is None
+
+
+BF16 = {"precision.compute_dtype": "bf16", "precision.base_dtype": "bf16"}
+
+
+@pytest.mark.parametrize("changes", [BF16, {**BF16, **FUSED_BLOCKS, "adapter.dropout": 0.2}], ids=["plain", "blocks"])
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_bf16_gradients_are_compared_with_fp32(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path, kind: str, changes: dict[str, Any]
+) -> None:
+    references: list[Any] = []
+    own = lora_grads._try_exact_grads
+    monkeypatch.setattr(lora_grads, "_try_exact_grads", lambda *args: references.append(own(*args)) or references[0])
+    _, check = build_checked_run(plan, store, tmp_path, kind, changes)
+    assert check.lora_grads is not None
+    assert 1e-4 < check.lora_grads < 0.1
+    (exact,) = references
+    fp32, _ = build_checked_run(
+        plan, store, tmp_path / "fp32", kind, {k: v for k, v in changes.items() if "prec" not in k}
+    )
+    kinds: list[Any] = []
+    monkeypatch.setattr(lora_grads, "_largest_difference", lambda *args: kinds.append(args) or 0.0)
+    lora_grads.check_lora_grads(fp32.plan, fp32.engine.module, fp32.train.file, torch.device("cpu"))
+    (_, reference), *_ = kinds
+    differences = [lora_grads._relative_difference(exact[name], reference[name]) for name in reference]
+    assert max(differences) < 0.02, "the base's weights are rounded to bf16, the computation is not"
+
+
+@pytest.mark.parametrize("factor", [1.1, 3.0])
+def test_gradients_farther_from_fp32_than_pefts_are_refused(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path, factor: float
+) -> None:
+    """Errors of 10 % would be within an absolute tolerance of 0.25."""
+    own = linear._FusedLoraMatmul.backward
+    monkeypatch.setattr(
+        linear._FusedLoraMatmul, "backward", staticmethod(lambda *args: (*own(*args)[:-1], factor * own(*args)[-1]))
+    )
+    _, check = build_checked_run(plan, store, tmp_path, "lora", BF16)
+    assert check.lora_grads is None
+
+
+@pytest.mark.parametrize("changes", [{}, FUSED_BLOCKS], ids=["plain", "fused blocks"])
+def test_fused_attention_uses_the_sliding_window(
+    plan: Plan, store: Store, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """The check compares with transformers' own layers, which mask tokens outside the window."""
+    windows = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
+    run, check = build_checked_run(plan, store, tmp_path, "lora", changes, windows)
+    assert [layer.self_attn.sliding_window for layer in run.engine.module.layers] == [None, 6]
+    assert any(hasattr(one, "preceding_norm") for one in run.engine.module.modules()) == bool(changes)
+    assert check.lora_grads is not None
+    assert check.lora_grads < 1e-5
+
+
+def test_forgotten_window_is_detected(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path
+) -> None:
+    register = ALL_ATTENTION_FUNCTIONS.register
+
+    def register_forgetful(name: str, attend: Any) -> None:
+        def forget(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if hasattr(module, "preceding_norm") and module._get_active_weights():
+                kwargs.pop("sliding_window", None)
+            return attend(module, *args, **kwargs)
+
+        register(name, forget)
+
+    monkeypatch.setattr(ALL_ATTENTION_FUNCTIONS, "register", register_forgetful)
+    windows = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
+    _, check = build_checked_run(plan, store, tmp_path, "lora", FUSED_BLOCKS, windows)
+    assert check.lora_grads is None

@@ -16,6 +16,7 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
     PretrainedConfig,
     Qwen2Config,
     StableLmConfig,
@@ -323,6 +324,56 @@ def test_selected_documents_fit_and_are_trained(plan: Plan, shared: Store, tmp_p
     assert all(document.trained.any() and len(document.document_lengths) == 1 for document in selected)
 
 
+def test_half_of_the_selected_documents_are_the_longest(plan: Plan, tmp_path: Path) -> None:
+    """Packs of many short documents come first in the file, long ones last."""
+    short = [[make_document(8, 4, 10 * pack + index) for index in range(6)] for pack in range(8)]
+    long = [[make_document(50 + index, 30, 500 + index)] for index in range(6)]
+    run = build(plan, write_store(tmp_path / "store", [*short, *long]), tmp_path / "run")
+    lengths = [len(document.input_ids) for document in select_documents(run.train.file, 16 * SEQUENCE_LENGTH)]
+    assert lengths == [8] * 4 + [55, 54, 53, 52]
+
+
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8, "long_factor": [9.0] * 8}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "is_refused"), [((20, 40), True), ((20, 31), False), ((40, 50), False)], ids=["both", "short", "long"]
+)
+def test_longrope_is_refused_where_it_would_mix(
+    plan: Plan, tmp_path: Path, lengths: tuple[int, int], is_refused: bool
+) -> None:
+    rope = {
+        "original_max_position_embeddings": 32,
+        "rope_parameters": {**LONGROPE, "original_max_position_embeddings": 32},
+    }
+    base = write_base(tmp_path / "base", Phi3Config(**SIZES, **rope))
+    documents = [make_document(lengths[index % 2], 10, index) for index in range(12)]
+    store = write_store(tmp_path / "store", pack_singly(documents))
+    targets = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+    varied = vary(plan, {"base.name": str(base), **adapt("lora", target_modules=targets)})
+    if not is_refused:
+        build(varied, store, tmp_path / "run")
+        return
+    with pytest.raises(InputError, match="longrope") as error:
+        build(varied, store, tmp_path / "run")
+    assert error.value.hint == "--set training.config.max_seq_length=32"
+
+
+def test_other_results_of_later_documents_are_not_called_leakage(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, shared: Store, tmp_path: Path
+) -> None:
+    own = BACKENDS["sdpa"]
+
+    def kernel(*arguments: Any) -> Tensor:
+        out = own.kernel(*arguments).clone()
+        out[:, out.shape[1] // 2 :] *= 1.5
+        return out
+
+    monkeypatch.setitem(BACKENDS, "sdpa", Backend(kernel=kernel, build_metadata=own.build_metadata))
+    with pytest.raises(RunFailedError, match="the attention backend sdpa gives other results than transformers"):
+        build_and_check(plan, shared, tmp_path, "sdpa")
+
+
 def test_softcap_reference_is_eager_for_long_documents(
     plan: Plan, shared: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,7 +396,7 @@ def test_gradients_are_checked_for_every_variant_of_the_base(plan: Plan, shared:
     """A backend that is wrong only with a sliding window is refused for a base that uses one."""
     base = write_base(tmp_path / "base", FAMILIES["gemma3"])
     varied = vary(plan, {"base.name": str(base), **adapt("full")})
-    variants = collect_variants(build(varied, shared, tmp_path / "run").engine.module)
+    variants = collect_variants(varied, build(varied, shared, tmp_path / "run").engine.module)
     assert {(scaling, window) for scaling, _, window in variants} >= {(9**-0.5, WINDOW)}
     correct = BACKENDS["sdpa"]
 
@@ -357,6 +408,25 @@ def test_gradients_are_checked_for_every_variant_of_the_base(plan: Plan, shared:
     assert check_attention_grads(plan, broken, torch.device("cpu"), [(None, None, None)]) < 1e-5
     with pytest.raises(RunFailedError, match="has wrong gradients"):
         check_attention_grads(plan, broken, torch.device("cpu"), variants)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (FAMILIES["mistral"], {(None, WINDOW)}),
+        (MistralConfig(**SIZES, sliding_window=None), {(None, None)}),
+        (Phi3Config(**SIZES, sliding_window=WINDOW), {(None, WINDOW)}),
+        (GEMMA2, {(2.0, WINDOW), (2.0, None)}),
+    ],
+    ids=["mistral", "mistral without a window", "phi3", "gemma2"],
+)
+def test_windows_of_the_config_and_softcaps_are_checked(
+    plan: Plan, shared: Store, tmp_path: Path, config: PretrainedConfig, expected: set[tuple[Any, Any]]
+) -> None:
+    base = write_base(tmp_path / "base", config)
+    varied = vary(plan, {"base.name": str(base), "attention.backend": "eager", **adapt("full")})
+    variants = collect_variants(varied, build(varied, shared, tmp_path / "run").engine.module)
+    assert {(softcap, window) for _, softcap, window in variants} == expected
 
 
 class _WrongBackward(torch.autograd.Function):

@@ -100,3 +100,10 @@ def test_vision_tower_is_counted_but_not_trained(tmp_path: Path) -> None:
     assert plan.adapter.trainable_parameters == plan.base.num_parameters - plan.base.frozen_parameters
     with pytest.raises(LauncherError, match="cannot save the frozen vision tower"):
         plan_for(gpu="h100", gpus=2, strategy="fsdp2", base=str(tmp_path), overrides=FULL_FINE_TUNING)
+
+
+def test_attention_dropout_of_the_base_is_reported(tmp_path: Path) -> None:
+    plan = plan_for(base=write_config(tmp_path, "seed_oss", head_dim=16), config={"target_modules": "all-linear"})
+    assert any("attention_dropout of 0.1 is not applied" in note for note in plan.notes)
+    plan = plan_for(base=write_config(tmp_path, "seed_oss", head_dim=16, attention_dropout=0.0))
+    assert not any("attention_dropout" in note for note in plan.notes)
