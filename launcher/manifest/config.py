@@ -72,6 +72,10 @@ class TrainingConfig(Strict):
     """Rank r of the LoRA or DoRA matrices; required for both. A higher rank has more capacity and needs more memory."""
     alpha: Annotated[int, Field(ge=1, le=10**6)] | None = None
     """The LoRA or DoRA update is scaled by alpha / rank; required for both."""
+    use_rslora: bool = False
+    """rsLoRA: scale the LoRA or DoRA update by alpha / sqrt(rank) instead of alpha / rank."""
+    loraplus_lr_ratio: Annotated[float, Field(ge=1, le=1e3)] | None = None
+    """LoRA+: the learning rate of the B matrices is this many times learning_rate. Default: 1."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Dropout on the adapter's input. Default: `dropout` in `base_models.adapters`, else 0.05."""
     target_modules: Literal["all-linear"] | tuple[str, ...] = ()
@@ -239,6 +243,9 @@ def _check_adapter(config: TrainingConfig) -> list[str]:
         if kind in ("lora", "dora") and is_absent:
             problems.append(f"{name}: missing; adapter_type {kind} requires it")
         elif kind in ("ia3", "full") and not is_absent:
+            problems.append(f"{name}: not applicable to adapter_type {kind}; remove it")
+    for name in ("use_rslora", "loraplus_lr_ratio"):
+        if kind not in ("lora", "dora") and getattr(config, name):
             problems.append(f"{name}: not applicable to adapter_type {kind}; remove it")
     if kind != "full" and not config.target_modules:
         problems.append(f"target_modules: missing or empty; adapter_type {kind} requires at least one")

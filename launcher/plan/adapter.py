@@ -27,13 +27,15 @@ def decide_adapter(context: PlanContext) -> tuple[AdapterPlan, list[Decision]]:
         kind=kind,
         rank=config.rank,
         alpha=config.alpha,
+        use_rslora=config.use_rslora,
         dropout=dropout,
         target_modules=targets,
         feedforward_modules=config.feedforward_modules,
         trainable_parameters=trainable,
     )
     share = format_percent(trainable / base.num_parameters)
-    size = f"rank {config.rank}, alpha {config.alpha}, " if config.rank else ""
+    scale = " (rsLoRA)" if config.use_rslora else ""
+    size = f"rank {config.rank}, alpha {config.alpha}{scale}, " if config.rank else ""
     value = f"{kind}, {size}{format_count(trainable)} trainable parameters ({share})"
     reason = "training.config" + _describe_differences(context)
     return plan, [manifest_decision("adapter", value, reason), *dropout_decision]

@@ -140,6 +140,7 @@ def decide_optimizer(context: PlanContext) -> tuple[OptimizerPlan, list[Decision
     plan = OptimizerPlan(
         name=name,
         learning_rate=config.learning_rate,
+        loraplus_lr_ratio=config.loraplus_lr_ratio,
         weight_decay=config.weight_decay,
         betas=(config.adam_beta1, config.adam_beta2),
         epsilon=config.adam_epsilon,
@@ -147,8 +148,11 @@ def decide_optimizer(context: PlanContext) -> tuple[OptimizerPlan, list[Decision
     )
     is_set = "max_grad_norm" in config.model_fields_set
     reason = "max_grad_norm in the manifest" if is_set else "default of the published trainer"
+    ratio = config.loraplus_lr_ratio
+    loraplus = f"B matrices learn {ratio:g} times as fast" if ratio else ""
     return plan, [
         decision,
+        *([manifest_decision("LoRA+", loraplus, "loraplus_lr_ratio in the manifest")] if ratio else []),
         manifest_decision("gradient clipping", f"norm {clipping:g}" if clipping else "off", reason),
     ]
 

@@ -57,6 +57,7 @@ class AdapterPlan(Frozen):
     kind: AdapterKind
     rank: int | None
     alpha: int | None
+    use_rslora: bool = False  # scale by alpha / sqrt(rank)
     dropout: float
     target_modules: tuple[str, ...]
     feedforward_modules: tuple[str, ...]
@@ -167,6 +168,7 @@ class OptimizerPlan(Frozen):
 
     name: OptimizerName
     learning_rate: float
+    loraplus_lr_ratio: float | None = None  # learning rate of LoRA's B, relative to that of A
     weight_decay: float
     betas: tuple[float, float]
     epsilon: float

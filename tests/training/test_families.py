@@ -104,7 +104,8 @@ def test_full_fine_tuning_freezes_and_saves_a_vision_tower(store: Store, tmp_pat
     train_recorded(run)
     save_weights(run, tmp_path / "full")
     before: Any = AutoModelForCausalLM.from_pretrained(str(base), dtype=torch.float32)
-    after, info = AutoModelForCausalLM.from_pretrained(str(tmp_path / "full"), output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(str(tmp_path / "full"), output_loading_info=True)
+    after, info = loaded
     assert not info["missing_keys"]
     for name, weight in after.state_dict().items():
         is_tower = "vision" in name or "multi_modal" in name

@@ -19,7 +19,7 @@ _NORM = re.compile(r"norm(\.|$)|(^|\.)ln_")
 
 def build_optimizer(plan: OptimizerPlan, model: nn.Module) -> Optimizer:
     """Return the planned optimizer over the trained parameters."""
-    groups = _make_groups(model, plan.weight_decay)
+    groups = _make_groups(model, plan)
     if plan.name == "sgd":
         return torch.optim.SGD(groups, lr=plan.learning_rate, fused=True)
     if plan.name == "adamw_bnb_8bit":
@@ -36,16 +36,24 @@ def build_optimizer(plan: OptimizerPlan, model: nn.Module) -> Optimizer:
     )
 
 
-def _make_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return parameter groups without weight decay for norms and biases, as in transformers' Trainer."""
-    decaying: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
+def _make_groups(model: nn.Module, plan: OptimizerPlan) -> list[dict[str, Any]]:
+    """Return parameter groups without weight decay for norms and biases, as in transformers' Trainer.
+
+    With LoRA+, B and vectors such as DoRA's magnitudes have their own learning rate, as in PEFT. The first group has
+    the learning rate that is logged.
+    """
+    ratio = plan.loraplus_lr_ratio or 1.0
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {(1.0, plan.weight_decay): [], (1.0, 0.0): []}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            is_excluded = weight_decay and (name.endswith("bias") or _NORM.search(name.lower()) is not None)
-            (others if is_excluded else decaying).append(parameter)
-    groups = ((decaying, weight_decay), (others, 0.0))
-    return [{"params": parameters, "weight_decay": decay} for parameters, decay in groups if parameters]
+            is_excluded = name.endswith("bias") or _NORM.search(name.lower()) is not None
+            factor = ratio if "lora_B" in name or parameter.ndim == 1 else 1.0
+            groups.setdefault((factor, 0.0 if is_excluded else plan.weight_decay), []).append(parameter)
+    return [
+        {"params": parameters, "lr": factor * plan.learning_rate, "weight_decay": decay}
+        for (factor, decay), parameters in groups.items()
+        if parameters
+    ]
 
 
 def build_scheduler(plan: SchedulePlan, optimizer: Optimizer, num_steps: int) -> LRScheduler:

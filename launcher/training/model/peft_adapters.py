@@ -94,6 +94,7 @@ def _make_config(plan: AdapterPlan, targets: Targets, feedforward: Targets) -> L
         r=plan.rank,
         lora_alpha=plan.alpha,
         lora_dropout=plan.dropout,
+        use_rslora=plan.use_rslora,
         target_modules=targets,
         use_dora=plan.kind == "dora",
     )

@@ -90,6 +90,8 @@ def check_lora_grads(plan: Plan, module: PackedCausalLM, file: PackFile, device:
 
 
 def _largest_difference(grads: dict[str, list[Tensor]], reference: dict[str, list[Tensor]]) -> float:
+    if not reference or grads.keys() != reference.keys():
+        return float("nan")
     return float(np.max([_relative_difference(grads[kind], reference[kind]) for kind in reference]))  # keeps NaN
 
 
@@ -115,6 +117,8 @@ class _Upcast(TorchFunctionMode):
         if getattr(func, "__name__", "") == "__get__":  # an attribute, such as dtype
             value = func(*args)
             return torch.float32 if isinstance(value, torch.dtype) and value in _HALVES else value
+        if func is torch.autograd.grad:  # its inputs must stay the parameters of the graph
+            return func(*args, **(kwargs or {}))
         with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
             return func(*_upcast(args), **{key: _upcast(value) for key, value in (kwargs or {}).items()})
 

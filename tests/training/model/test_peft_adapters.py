@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.optimizers import create_loraplus_optimizer
+from transformers import AutoModelForCausalLM
 
 from launcher.core.errors import InputError
 from launcher.corpus.store import Store
+from launcher.manifest.config import TrainingConfig
 from launcher.plan.model import Plan
+from launcher.training.engine.optimizer import build_scheduler
 from launcher.training.engine.run import build_model
 from tests.training.builders import adapt, build, train_recorded, trained_weights, vary
 
@@ -83,3 +87,61 @@ def test_missing_target_modules_are_listed(plan: Plan, store: Store, tmp_path: P
     assert "wo is not a linear layer" in message
     assert "q_proj is not" not in message
     assert "hint: it has: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj" in message
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_rslora_and_loraplus_train_as_plain_peft(plan: Plan, store: Store, tmp_path: Path, kind: str) -> None:
+    """Three steps of our run and of PEFT's own model and optimizer, on the same batches."""
+    options = {**adapt(kind, use_rslora=True), "optimizer.loraplus_lr_ratio": 16.0, "optimizer.max_grad_norm": None}
+    run = build(vary(plan, {**options, "schedule.max_steps": 3, "schedule.warmup_ratio": 0.0}), store, tmp_path)
+    optimizer_plan, adapter = run.plan.optimizer, run.plan.adapter
+    base: Any = AutoModelForCausalLM.from_pretrained(run.plan.base.name, dtype=torch.float32)
+    config = LoraConfig(
+        r=4, lora_alpha=8, use_rslora=True, use_dora=kind == "dora", target_modules=list(adapter.target_modules)
+    )
+    plain: Any = get_peft_model(base, config)
+    start = {name.removeprefix("model."): weight for name, weight in trained_weights(run).items()}
+    plain.load_state_dict(start, strict=False)
+    optimizer: Any = create_loraplus_optimizer(
+        plain,
+        torch.optim.AdamW,
+        lr=optimizer_plan.learning_rate,
+        loraplus_lr_ratio=16.0,
+        loraplus_weight_decay=optimizer_plan.weight_decay,
+        betas=optimizer_plan.betas,
+        eps=optimizer_plan.epsilon,
+    )
+    schedule = build_scheduler(run.plan.schedule, optimizer, run.num_steps)
+    batches = run.batches()
+    for batch in (batches[index] for index in range(run.num_steps)):
+        _plain_loss(plain, batch).backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    train_recorded(run)
+    expected = {name: parameter for name, parameter in plain.named_parameters() if parameter.requires_grad}
+    for name, weight in trained_weights(run).items():
+        moved = expected[name.removeprefix("model.")] - start[name.removeprefix("model.")]
+        torch.testing.assert_close(weight, expected[name.removeprefix("model.")], rtol=1e-3, atol=1e-5)
+        assert moved.abs().max() > 1e-4
+
+
+def _plain_loss(model: Any, batch: Any) -> torch.Tensor:
+    """Mean loss of the trained positions, document by document."""
+    total, first = torch.zeros(()), 0
+    targets = dict(zip(batch.trained_positions.tolist(), batch.targets.tolist(), strict=True))
+    for length in batch.document_lengths:
+        logits = model(input_ids=batch.input_ids[:, first : first + length]).logits[0]
+        kept = [index for index in range(length) if first + index in targets]
+        if kept:
+            labels = torch.tensor([targets[first + index] for index in kept])
+            total = total + torch.nn.functional.cross_entropy(logits[kept], labels, reduction="sum")
+        first += length
+    return total / len(targets)
+
+
+@pytest.mark.parametrize("key", ["use_rslora", "loraplus_lr_ratio"])
+def test_lora_options_are_refused_for_other_adapters(key: str) -> None:
+    config = {"method": "sft", "adapter_type": "full", "epochs": 1, "learning_rate": 1e-4, "batch_size": 1, key: 2.0}
+    with pytest.raises(ValueError, match=f"{key}: not applicable to adapter_type full"):
+        TrainingConfig.model_validate(config | ({key: True} if key == "use_rslora" else {}))

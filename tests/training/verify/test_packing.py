@@ -342,7 +342,7 @@ LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0
 def test_longrope_is_refused_where_it_would_mix(
     plan: Plan, tmp_path: Path, lengths: tuple[int, int], is_refused: bool
 ) -> None:
-    rope = {
+    rope: dict[str, Any] = {
         "original_max_position_embeddings": 32,
         "rope_parameters": {**LONGROPE, "original_max_position_embeddings": 32},
     }

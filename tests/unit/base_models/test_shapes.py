@@ -26,7 +26,9 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 512,
 }
 # What a config class takes for an absent key, where it is not simply the number of heads.
-KEY_VALUE_DEFAULTS = {name: family.defaults.get("num_key_value_heads", 1) for name, family in FAMILIES.items()}
+KEY_VALUE_DEFAULTS: dict[str, Any] = {
+    name: family.defaults.get("num_key_value_heads", 1) for name, family in FAMILIES.items()
+}
 NO_HEAD_DIM = {"phi", "gpt_neox", "helium"}  # always hidden_size / heads; helium's output projection expects that
 NO_GROUPS = {"gpt_neox"}
 

@@ -51,6 +51,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "training.dataset.splits": {"training.dataset.splits": {"train": 7}},
     "training.config.adapter_type": {"training.config.adapter_type": "dora"},
     "training.config.rank": {"training.config.rank": 8},
+    "training.config.loraplus_lr_ratio": {"training.config.loraplus_lr_ratio": 16.0},
     "training.config.alpha": {"training.config.alpha": 8},
     "training.config.dropout": {"training.config.dropout": 0.3},
     "training.config.target_modules": {"training.config.target_modules": ["q_proj"]},

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.base_models.shapes import Linear, ModelShape
+from launcher.base_models.families import Linear
+from launcher.base_models.shapes import ModelShape
 from launcher.core.choices import (
     DEEPSPEED_STRATEGIES,
     DTYPE_BYTES,

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from launcher.base_models.shapes import Linear, ModelShape
+from launcher.base_models.families import Linear
+from launcher.base_models.shapes import ModelShape
 from launcher.core.choices import Strategy
 from launcher.hardware.gpu_catalogue import lookup_gpu
 from launcher.hardware.model import make_hardware

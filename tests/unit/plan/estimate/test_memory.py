@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from benchmarks.memory_grid.rows import load_table
 from benchmarks.memory_grid.summary import compute_error, is_held_out, list_miscounted
-from launcher.base_models.shapes import Linear, ModelShape, load_shape
+from launcher.base_models.families import Linear
+from launcher.base_models.shapes import ModelShape, load_shape
 from launcher.core.choices import AdapterKind, AttentionBackend, Checkpointing, LossKernel, Quantization, Strategy
 from launcher.plan.estimate.memory import (
     MemoryEstimate,
