@@ -198,7 +198,7 @@ _NO_LAYERS = "its decoder has no `layers`"
 UNTRAINABLE: Mapping[str, str] = {
     "stablelm": _NO_BOUNDARIES,
     "nemotron": _NO_BOUNDARIES,
-    "gpt_neox_japanese": _NO_BOUNDARIES,
+    "gpt_neox_japanese": "packed documents give other results than each alone",
     "falcon": _NO_LAYERS,
     "bert": _NO_LAYERS,
     "big_bird": _NO_LAYERS,
