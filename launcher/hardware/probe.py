@@ -70,7 +70,8 @@ def probe_packages() -> tuple[str, ...]:
 
 
 def _is_installed(name: str) -> bool:
-    """flash-attn-4 is a subpackage of flash_attn, even without the older package; find_spec would import the parent."""
+    """Return whether a package is installed, without importing it."""
+    # flash-attn-4 is a subpackage of flash_attn, even without the older package; find_spec would import the parent.
     parent, _, child = name.partition(".")
     spec = importlib.util.find_spec(parent)
     if spec is None or not child:

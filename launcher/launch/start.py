@@ -1,4 +1,4 @@
-"""Start of a written run by `accelerate launch`, supervised until its last process has ended."""
+"""Starts the training of a run directory with `accelerate launch` and supervises it until its last process ends."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def _check_fields(name: SplitName, profile: RowProfile, proposal: Proposal) -> N
 
 
 def choose_format(sources: Sequence[FileSource]) -> Format | None:
-    """Return the format for the manifest, or None if the file names say it."""
+    """Return the file format that the manifest must name, or None if the file extensions show it."""
     if all(format_by_name(source.path) == source.format for source in sources):
         return None
     if len({source.format for source in sources}) > 1:

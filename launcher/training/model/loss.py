@@ -74,7 +74,7 @@ class _ChunkedLinearCrossEntropy(torch.autograd.Function):
 
 
 def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Accumulates in FP32; on a GPU within the matmul, without a temporary."""
+    """Add a matrix product to a total in FP32; on a GPU within the matmul, without a temporary tensor."""
     if total.is_cuda and left.dtype != torch.float32:
         torch.ops.aten.addmm.dtype_out(total, left, right, torch.float32, out=total)
     else:
