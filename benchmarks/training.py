@@ -232,6 +232,7 @@ def measure_case(case: Case) -> dict[str, Any]:
         rows = load_metrics(run.paths.metrics)
         return {
             **describe_plan(run.plan),
+            "cuda_graph": run.engine.graphs is not None and run.engine.graphs.is_active,
             **summarize(rows, leftover),
             "built_seconds": round(built, 1),
             "proof": dataclasses.asdict(proof),
@@ -249,7 +250,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         "checkpointing": plan.checkpointing,
         "compile": None if plan.compile is None else plan.compile.scope,
         "loss": plan.loss_kernel,
-        "cuda_graph": plan.cuda_graph,
+        "cuda_graph_planned": plan.cuda_graph,
         "predicted_gib": round(bytes_to_gib(plan.memory.allocated_bytes), 2),
         "predicted_tokens_per_second": plan.speed.tokens_per_second,
     }

@@ -44,3 +44,12 @@ UNPACKED_SIZES = 8
 ZERO_BUCKET_ELEMENTS = 50_000_000
 # Most parameters gathered at a time: 5e8 are 1 GB in 16 bits. DeepSpeed's default is twice that.
 ZERO_LIVE_ELEMENTS = 500_000_000
+
+
+def accumulates_in_fp32(strategy: Strategy, offload: Offload) -> bool:
+    """Whether an engine adds up 16-bit gradients of micro-steps in FP32, as DDP and FSDP2 do.
+
+    DeepSpeed 0.19 does for ZeRO-3, and for ZeRO-2 without offload. With an offloaded optimizer, ZeRO-2 adds them up in
+    the dtype of the weights. For ZeRO-1 in BF16 the setting selects another optimizer class, which is not supported.
+    """
+    return strategy not in ("zero1", "zero2") or (strategy == "zero2" and offload == "none")

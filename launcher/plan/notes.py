@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
+from launcher.core.choices import accumulates_in_fp32
 from launcher.core.units import format_count, format_gib
 from launcher.hardware.gpu_catalogue import format_limits
 from launcher.manifest.config import TrainingConfig
@@ -12,7 +13,7 @@ from launcher.manifest.trust import list_code
 from launcher.plan.context import PlanContext
 from launcher.plan.memory_budget import SearchInputs
 from launcher.plan.model import SpeedPlan
-from launcher.plan.search import Layout, estimate_step_seconds, find_best_layout, split_step_seconds
+from launcher.plan.search import Layout, estimate_step_seconds, find_best_layout, make_recipe, split_step_seconds
 from launcher.plan.suggestions import fits_with_int4, list_candidates_without_offload, move_to_hardware
 
 # Communication below this share of a step is not worth a note.
@@ -62,6 +63,13 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
         yield (
             f"a checkpoint needs {format_gib(snapshot)} of CPU memory on rank 0, and its node has "
             f"{format_gib(inputs.budget.host_bytes)}: saving may fail"
+        )
+    recipe = make_recipe(inputs, layout)
+    sums_exactly = accumulates_in_fp32(layout.strategy, layout.offload) or recipe.compute_dtype == "fp32"
+    if recipe.accumulates_gradients and not sums_exactly:
+        yield (
+            f"this strategy of DeepSpeed adds up gradients of micro-steps in {recipe.compute_dtype.upper()}: an error "
+            "of 0.3 % over 8 micro-steps, 0.7 % over 48; ZeRO-3, and ZeRO-2 without offload, add them up in FP32"
         )
     if context.options.oom_bytes is not None:
         yield (

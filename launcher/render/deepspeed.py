@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from launcher.core.choices import ZERO_BUCKET_ELEMENTS, ZERO_LIVE_ELEMENTS, Strategy
+from launcher.core.choices import ZERO_BUCKET_ELEMENTS, ZERO_LIVE_ELEMENTS, Strategy, accumulates_in_fp32
 from launcher.core.errors import InputError, Problem
 from launcher.plan.model import Plan
 from launcher.render.spec import Auto, LaunchSpec, make_launch_spec
@@ -56,13 +56,19 @@ def make_train_batch_size(spec: LaunchSpec) -> int | Auto:
 
 
 def make_precision_section(spec: LaunchSpec) -> dict[str, object]:
-    """Return the `bf16` or `fp16` section."""
+    """Return the `bf16` or `fp16` section, and the dtype in which gradients are summed: FP32, as other engines do.
+
+    Without these keys DeepSpeed sums gradients of ranks and micro-steps in the dtype of the weights.
+    """
+    if spec.mixed_precision == "no":
+        return {}
+    section: dict[str, object] = {"communication_data_type": "fp32"}
+    if accumulates_in_fp32(spec.strategy, spec.offload):
+        section["data_types"] = {"grad_accum_dtype": "fp32"}
     if spec.mixed_precision == "bf16":
-        return {"bf16": {"enabled": True}}
-    if spec.mixed_precision == "fp16":
-        dynamic = {"hysteresis": 2, "initial_scale_power": 16, "loss_scale_window": 1000, "min_loss_scale": 1}
-        return {"fp16": {"enabled": True, "loss_scale": 0, **dynamic}}  # 0: dynamic loss scaling
-    return {}
+        return section | {"bf16": {"enabled": True}}
+    dynamic = {"hysteresis": 2, "initial_scale_power": 16, "loss_scale_window": 1000, "min_loss_scale": 1}
+    return section | {"fp16": {"enabled": True, "loss_scale": 0, **dynamic}}  # 0: dynamic loss scaling
 
 
 def make_zero_section(spec: LaunchSpec) -> dict[str, object]:

@@ -11,6 +11,7 @@ import torch
 from launcher.core import metrics
 from launcher.corpus.store import Store
 from launcher.plan.model import Plan
+from launcher.training.engine.collectives import seed_rank
 from launcher.training.loop import train
 from launcher.training.observers.base import Observers
 from launcher.training.observers.best_checkpoint import BestCheckpoint
@@ -65,3 +66,21 @@ def test_what_training_draws_does_not_depend_on_what_building_drew(
     begin = torch.get_rng_state()
     torch.manual_seed(plan.schedule.seed)
     assert torch.equal(begin, torch.get_rng_state())
+
+
+def test_ranks_draw_different_random_numbers_by_the_seed_alone() -> None:
+    """Rank 0 keeps the state of a single process; a rank that joins at a resume is seeded by that step."""
+
+    def draw(seed: int, rank: int, step: int = 0) -> float:
+        torch.manual_seed(seed)
+        seed_rank(seed, rank, step)
+        return float(torch.rand(()))
+
+    torch.manual_seed(42)
+    expected = float(torch.rand(()))
+    assert draw(42, 0) == expected
+    drawn = [draw(42, rank) for rank in range(4)]
+    assert len(set(drawn)) == 4
+    assert [draw(42, rank) for rank in range(4)] == drawn
+    assert draw(43, 1) not in drawn
+    assert draw(42, 1, step=3) not in drawn

@@ -52,7 +52,7 @@ class Exchange:
     other_bytes: float  # embeddings, head, last norm
     num_trained: float
     compute_bytes: float  # of one number in the compute dtype
-    reduced_bytes: float = 4.0  # of one gradient, where DDP and FSDP2 add them up: always in FP32
+    reduced_bytes: float = 4.0  # of one gradient, where ranks add them up: always in FP32
 
     @property
     def weight_bytes(self) -> float:
@@ -120,7 +120,7 @@ def make_collectives(strategy: Strategy, exchange: Exchange, *, replays: bool = 
             _collective("all-gather", "weights", exchange.other_bytes, 1, "micro-step"),
             _collective("reduce-scatter", "gradients", exchange.reduced_bytes * exchange.num_trained, layers, moment),
         )
-    size, buckets = exchange.compute_bytes * exchange.num_trained, ceil(exchange.num_trained / ZERO_BUCKET_ELEMENTS)
+    size, buckets = exchange.reduced_bytes * exchange.num_trained, ceil(exchange.num_trained / ZERO_BUCKET_ELEMENTS)
     if strategy == "zero3":
         return (
             _collective("all-gather", "weights", 2 * exchange.weight_bytes, 2 * (layers + 1), "micro-step"),
@@ -130,7 +130,13 @@ def make_collectives(strategy: Strategy, exchange: Exchange, *, replays: bool = 
     moment = "micro-step" if strategy == "zero2" else "last micro-step"
     return (
         _collective("all-reduce", "gradients", size, max(1, buckets), moment),
-        _collective("all-gather", "updated weights", size, max(1, buckets), "after the step"),
+        _collective(
+            "all-gather",
+            "updated weights",
+            exchange.compute_bytes * exchange.num_trained,
+            max(1, buckets),
+            "after the step",
+        ),
     )
 
 

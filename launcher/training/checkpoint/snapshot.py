@@ -29,7 +29,7 @@ from launcher.runs.checkpoints import (
 from launcher.training.checkpoint.progress import TrainProgress
 from launcher.training.checkpoint.state_dict import gather_optimizer, gather_weights, load_optimizer, load_weights
 from launcher.training.checkpoint.weights import map_saved_names, weights_file, write_exact_weights, write_folder
-from launcher.training.engine.collectives import BroadcastTensors, broadcast_object
+from launcher.training.engine.collectives import BroadcastTensors, broadcast_object, seed_rank
 from launcher.training.engine.engine import Engine
 from launcher.training.engine.run import TrainingRun
 
@@ -123,7 +123,8 @@ def _restore(run: TrainingRun, manifest: CheckpointManifest, folder: Path) -> No
     load_optimizer(engine, ((_split_name(entry.name), tensor) for entry, tensor in states), keys)
     _set_schedule(engine, manifest.schedule_steps)
     _set_loss_scale(engine, manifest.scaler)
-    _set_rng_states(engine, {entry.name: tensor for entry, tensor in BroadcastTensors(engine, folder / RANDOM_FILE)})
+    states = BroadcastTensors(engine, folder / RANDOM_FILE)
+    _set_rng_states(run, manifest.step, {entry.name: tensor for entry, tensor in states})
 
 
 def _split_name(name: str) -> tuple[str, str]:
@@ -149,10 +150,14 @@ def _gather_rng_states(engine: Engine) -> dict[str, Tensor]:
     return {name: rows.cpu() for name, rows in gathered.items()}
 
 
-def _set_rng_states(engine: Engine, states: dict[str, Tensor]) -> None:
-    """Set this rank's RNG states; ranks that did not exist before take those of rank 0, as all were seeded equally."""
+def _set_rng_states(run: TrainingRun, step: int, states: dict[str, Tensor]) -> None:
+    """Set this rank's RNG states; a rank that did not exist before is seeded by its number and the step."""
+    engine = run.engine
+    if engine.rank >= len(states["cpu"]):
+        seed_rank(run.plan.schedule.seed, engine.rank, step)
+        return
     # Cloned: torch 2.13 crashes on a state that is a view of another tensor.
-    own = {name: rows[engine.rank if engine.rank < len(rows) else 0].cpu().clone() for name, rows in states.items()}
+    own = {name: rows[engine.rank].cpu().clone() for name, rows in states.items()}
     torch.set_rng_state(own["cpu"])
     if engine.device.type == "cuda" and "cuda" in own:
         torch.cuda.set_rng_state(own["cuda"], engine.device)

@@ -40,6 +40,14 @@ class AdamW8bit(bitsandbytes.optim.AdamW8bit):  # type: ignore[misc]  # bitsandb
     """AdamW8bit that batches the updates of small tensors and does not synchronize after each."""
 
     _pending: list[_PendingUpdate]
+    full_precision: Sequence[nn.Parameter] = ()  # tensors whose state is not quantized
+
+    def get_config(self, gindex: int, pindex: int, group: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings of one tensor."""
+        config: dict[str, Any] = super().get_config(gindex, pindex, group)
+        if any(group["params"][pindex] is weight for weight in self.full_precision):
+            config["optim_bits"] = 32
+        return config
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:

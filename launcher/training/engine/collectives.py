@@ -6,6 +6,7 @@ CUDA graph has no such gaps, so its gradients are reduced afterwards, in one mes
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,3 +110,13 @@ def _apply_flat(collective: Callable[..., object], tensors: list[Tensor], **opti
         collective(flat, **options)
         parts = flat.split([tensor.numel() for tensor in group])
         torch._foreach_copy_(group, [part.view_as(tensor) for part, tensor in zip(parts, group, strict=True)])
+
+
+def seed_rank(seed: int, rank: int, step: int = 0) -> None:
+    """Seed torch's generators so that dropout differs between ranks, by the seed alone; rank 0 keeps its state.
+
+    `step`: where a rank begins that did not exist before.
+    """
+    if rank:
+        digest = hashlib.sha256(f"{seed}/{rank}/{step}".encode()).digest()
+        torch.manual_seed(int.from_bytes(digest[:8], "little"))

@@ -25,8 +25,10 @@ def build_optimizer(plan: OptimizerPlan, model: nn.Module) -> Optimizer:
     if plan.name == "adamw_bnb_8bit":
         from launcher.training.engine.adamw_8bit import AdamW8bit
 
-        optimizer: Optimizer = AdamW8bit(groups, lr=plan.learning_rate, betas=plan.betas, eps=plan.epsilon)
-        return optimizer
+        optimizer: Any = AdamW8bit(groups, lr=plan.learning_rate, betas=plan.betas, eps=plan.epsilon)
+        optimizer.full_precision = list_embeddings(model)
+        eight: Optimizer = optimizer
+        return eight
     return torch.optim.AdamW(
         groups,
         lr=plan.learning_rate,
@@ -34,6 +36,12 @@ def build_optimizer(plan: OptimizerPlan, model: nn.Module) -> Optimizer:
         eps=plan.epsilon,
         fused=plan.name == "adamw_torch_fused",
     )
+
+
+def list_embeddings(model: nn.Module) -> list[nn.Parameter]:
+    """List the trained embeddings, whose 8-bit states would be unstable: transformers' Trainer exempts them, too."""
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    return [weight for module in embeddings for weight in module.parameters() if weight.requires_grad]
 
 
 def _make_groups(model: nn.Module, plan: OptimizerPlan) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from launcher.plan.model import BatchPlan, Plan, SchedulePlan
 from launcher.training.data.collate import BatchShape, IntArray, PackedBatch, choose_batch_shape
 from launcher.training.data.loader import MicroBatchDataset
 from launcher.training.data.sampler import BatchLayout, PackSampler
-from launcher.training.engine.collectives import broadcast_weights
+from launcher.training.engine.collectives import broadcast_weights, seed_rank
 from launcher.training.engine.cuda_graph import GraphedMicroSteps
 from launcher.training.engine.engine import Engine
 from launcher.training.engine.optimizer import build_optimizer, build_scheduler
@@ -174,9 +174,9 @@ def _build_engine(plan: Plan, module: PackedCausalLM, accelerator: Accelerator, 
         model, prepared = accelerator.prepare(module, optimizer)
     if plan.strategy == "zero3":
         module.register_head_weight()
-    set_seed(
-        plan.schedule.seed
-    )  # building consumes random numbers, differently per strategy; training must not depend on that
+    # Building consumes random numbers, differently per strategy; training must not depend on that.
+    set_seed(plan.schedule.seed)
+    seed_rank(plan.schedule.seed, accelerator.process_index)
     return Engine(
         accelerator=accelerator,
         module=module,

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from launcher.corpus.store import Store
 from launcher.plan.model import Plan
 from launcher.training.engine import adamw_8bit
-from launcher.training.engine.optimizer import unwrap_optimizer
+from launcher.training.engine.optimizer import list_embeddings, unwrap_optimizer
 from tests.training.builders import adapt, build, train_recorded, trained_weights, vary
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -100,3 +100,12 @@ def test_training_equals_training_with_bitsandbytes(
     assert train_recorded(other).losses == ours.losses
     for name, weight in trained_weights(other).items():
         assert torch.equal(trained_weights(run)[name], weight), name
+
+
+def test_states_of_embeddings_are_not_quantized(plan: Plan, store: Store, tmp_path: Path) -> None:
+    eight = {"optimizer.name": "adamw_bnb_8bit", "schedule.max_steps": 1}
+    run = build(vary(plan, {**eight, **adapt("full")}), store, tmp_path)
+    train_recorded(run)
+    (embedding,) = list_embeddings(run.engine.module)
+    assert embedding.numel() >= 4096, "large enough to be quantized"
+    assert unwrap_optimizer(run.engine.optimizer).state[embedding]["state1"].dtype == torch.float32

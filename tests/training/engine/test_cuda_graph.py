@@ -11,11 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.core.choices import UNRECORDABLE_ATTENTION
 from launcher.corpus.store import Store
 from launcher.plan.model import Plan
-from launcher.training.data.collate import PackedBatch
+from launcher.training.data.collate import PackedBatch, collate
 from launcher.training.engine.cuda_graph import GraphedMicroSteps, Sizes, grow, measure, pad_to
-from tests.training.builders import build
+from tests.training.builders import adapt, build, make_config, make_document, make_pack, make_plan, vary, write_base
 
 TOKENS = 32
 
@@ -167,3 +168,53 @@ def test_replays_equal_kernel_launches(small: bool, monkeypatch: pytest.MonkeyPa
         parameter.grad = None
     micro_step(batches[0], torch.tensor(10.0, device="cuda"))
     torch.testing.assert_close(once, [parameter.grad for parameter in parameters])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_replays_of_a_real_model_equal_kernel_launches(
+    kind: str, checkpointing: str, store: Store, tmp_path: Path
+) -> None:
+    """Qwen3 with dropout, from the same RNG state, to the bit: three steps, whose batch grows and is captured again."""
+    sizes = {"hidden_size": 128, "head_dim": 64, "intermediate_size": 256}
+    plan = make_plan(write_base(tmp_path / "base", make_config(**sizes)))
+    backend = plan.attention.backend
+    fixed = {"cuda_graph": True, "compile": None, "checkpointing": checkpointing, "loss_kernel": "fused"}
+    fixed |= {"attention.backend": "varlen" if backend in UNRECORDABLE_ATTENTION else backend}
+    run = build(vary(plan, {**adapt(kind, dropout=0.1), **fixed}), store, tmp_path / "run")
+    engine, graphs = run.engine, run.engine.graphs
+    assert graphs is not None
+    graphs._chunk = 8
+    parameters = engine.trained_parameters()
+    held = []
+    for step, trained in enumerate((4, 20, 50)):
+        packs = [make_pack([make_document(60, trained, seed=10 * step + slot)]) for slot in range(4)]
+        batch = collate(packs[: run.train.shape.micro_batch_size], run.train.shape).to(engine.device)
+        engine.module.fused_lora.refresh()
+        graphs._keep_gradients()
+        captured = graphs._get_graph(batch, trained)
+        assert captured is not None, "the capture failed"
+        held.append(captured.sizes.num_trained)
+        state = torch.cuda.get_rng_state(engine.device)
+        replayed = _run_once(parameters, lambda batch=batch, trained=trained: graphs(batch, trained))
+        advanced = torch.cuda.get_rng_state(engine.device)
+        other = _run_once(parameters, lambda batch=batch, trained=trained: graphs(batch, trained))
+        torch.cuda.set_rng_state(state, engine.device)
+        padded, count = pad_to(batch, captured.sizes), torch.full((), float(trained), device=engine.device)
+        launched = _run_once(parameters, lambda padded=padded, count=count: graphs._micro_step(padded, count))
+        assert all(map(torch.equal, replayed, launched)), "a replay differs from launches"
+        assert torch.equal(torch.cuda.get_rng_state(engine.device), advanced), "a replay moves the RNG as launches do"
+        assert not torch.equal(replayed[0], other[0]), "the dropout mask is that of the replay before"
+        engine.update(launched[0])
+    assert graphs.is_active
+    assert held == sorted(set(held)), "captured again for each larger batch"
+
+
+def _run_once(parameters: list[torch.nn.Parameter], action: Any) -> list[torch.Tensor]:
+    """Return the loss and the gradients of one micro-step."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.zero_()
+    loss = action().clone()
+    return [loss, *(parameter.grad.clone() for parameter in parameters if parameter.grad is not None)]

@@ -25,9 +25,9 @@ from launcher.core import metrics
 from launcher.corpus.store import Store
 from launcher.manifest.config import SchedulerName
 from launcher.plan.model import Plan
-from launcher.training.engine.optimizer import build_optimizer, build_scheduler, count_warmup_steps
+from launcher.training.engine.optimizer import build_optimizer, build_scheduler, count_warmup_steps, list_embeddings
 from launcher.training.engine.run import count_steps
-from tests.training.builders import build, train_recorded, vary
+from tests.training.builders import adapt, build, train_recorded, vary
 
 STEPS, WARMUP = 20, 4
 BOTH: dict[str, Any] = {"num_warmup_steps": WARMUP, "num_training_steps": STEPS}
@@ -177,3 +177,14 @@ def test_the_fused_optimizer_trains_the_same(plan: Plan, store: Store, tmp_path:
     plain = train_recorded(build(plan, store, tmp_path)).losses
     fused = train_recorded(build(vary(plan, {"optimizer.name": "adamw_torch_fused"}), store, tmp_path)).losses
     assert fused == pytest.approx(plain, rel=1e-6)  # fp32, other order of operations
+
+
+@pytest.mark.parametrize(("kind", "count"), [("full", 1), ("lora", 0)])
+def test_trained_embeddings_are_exempt_from_8_bits(
+    plan: Plan, store: Store, tmp_path: Path, kind: str, count: int
+) -> None:
+    """As in transformers' Trainer; the head is tied to them."""
+    run = build(vary(plan, adapt(kind)), store, tmp_path)
+    found = list_embeddings(run.engine.module)
+    assert len(found) == count
+    assert all(weight is run.engine.module.base.get_input_embeddings().weight for weight in found)

@@ -54,6 +54,15 @@ def test_deepspeed_reads_a_plan_as_it_was_meant(zero_plan: Plan, read_config: Re
     assert config.scheduler_name is None
 
 
+def test_gradients_are_summed_in_fp32(zero_plan: Plan, read_config: ReadConfig) -> None:
+    """Without these keys DeepSpeed sums in the dtype of the weights."""
+    config = read_config(json.loads(render_deepspeed(zero_plan)), zero_plan.batch.num_ranks)
+    is_16_bit = zero_plan.precision.mixed_precision != "no"
+    assert str(config.communication_data_type) == ("torch.float32" if is_16_bit else "None")
+    is_supported = zero_plan.strategy == "zero3" or (zero_plan.strategy, zero_plan.offload) == ("zero2", "none")
+    assert config.grad_accum_dtype == ("fp32" if is_16_bit and is_supported else None)
+
+
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
 def test_every_stage_keeps_our_sizes(strategy: str, make_plan: MakePlan, read_config: ReadConfig) -> None:
     config = read_config(json.loads(render_deepspeed(make_plan(strategy=strategy, gpus=4))), 4).zero_config

@@ -13,6 +13,7 @@ from launcher.core.choices import (
     SHARDED_STRATEGIES,
     ZERO_BUCKET_ELEMENTS,
     ZERO_LIVE_ELEMENTS,
+    accumulates_in_fp32,
 )
 from launcher.plan.estimate.memory.recipe import (
     Recipe,
@@ -51,7 +52,7 @@ def estimate_static(shape: ModelShape, recipe: Recipe) -> Static:
     adapter = 0.0 if recipe.adapter == "full" else float(trainable * get_trainable_bytes(recipe))
     adapter /= ranks if is_sharded else 1
     adapter += _count_border_bytes(shape, recipe)
-    gradients = float(trainable * get_trainable_bytes(recipe))
+    gradients = float(trainable * _get_gradient_bytes(recipe))
     if has_buckets(recipe):
         gradients *= 2
     elif is_sharded or recipe.strategy == "zero2":
@@ -69,6 +70,12 @@ def estimate_static(shape: ModelShape, recipe: Recipe) -> Static:
     return Static(
         weights=weights, adapter=adapter, gradients=gradients, optimizer=optimizer, working_set=working_set, host=host
     )
+
+
+def _get_gradient_bytes(recipe: Recipe) -> int:
+    """Return the bytes of an accumulated gradient: as the trained weight, or FP32 in ZeRO-2 and ZeRO-3."""
+    is_zero = recipe.strategy in DEEPSPEED_STRATEGIES
+    return 4 if is_zero and accumulates_in_fp32(recipe.strategy, recipe.offload) else get_trainable_bytes(recipe)
 
 
 def _count_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
@@ -94,7 +101,9 @@ def _count_optimizer_bytes(shape: ModelShape, recipe: Recipe, trainable: int) ->
         return float(master)
     if recipe.optimizer == "adamw_bnb_8bit":
         blocks = 2 * 4 / _BNB_BLOCK
-        return master + trainable * (2 + blocks) + _count_small_bytes(shape, recipe)
+        embeddings = shape.embedding_parameters if recipe.adapter == "full" else 0  # their moments are FP32
+        quantized = (trainable - embeddings) * (2 + blocks)
+        return master + quantized + 8 * embeddings + _count_small_bytes(shape, recipe)
     return float(master + 2 * trainable * (4 if is_zero else DTYPE_BYTES[recipe.trainable_dtype]))
 
 
@@ -126,17 +135,21 @@ def _count_gathered_bytes(shape: ModelShape, recipe: Recipe) -> float:
 
 
 def _count_host_gradient_bytes(recipe: Recipe, trainable: int) -> float:
-    """Count the gradients in CPU memory: fp32 along with the offloaded state, and a 16-bit copy for accumulation."""
-    accumulated = DTYPE_BYTES[recipe.compute_dtype] if recipe.accumulates_gradients else 0
+    """Count the gradients in CPU memory: fp32 along with the offloaded state, and a copy for accumulation."""
+    accumulated = _get_gradient_bytes(recipe) if recipe.accumulates_gradients else 0
     return trainable * (4 + accumulated) / recipe.num_ranks
 
 
 def _count_bucket_bytes(recipe: Recipe) -> float:
-    """Count DeepSpeed's reduce buffers, always at full size: two with ZeRO-1 and -2 (overlapped), one with ZeRO-3."""
+    """Count DeepSpeed's reduce buffers, always at full size: one in FP32 with ZeRO-3, two (overlapped) otherwise.
+
+    ZeRO-1 and -2 have them in the compute dtype, and an FP32 copy of a 16-bit one while it is reduced.
+    """
     if recipe.strategy not in DEEPSPEED_STRATEGIES:
         return 0.0
-    buffers = 1 if recipe.strategy == "zero3" else 2
-    return float(buffers * ZERO_BUCKET_ELEMENTS * DTYPE_BYTES[recipe.compute_dtype])
+    compute = DTYPE_BYTES[recipe.compute_dtype]
+    per_element = 4 if recipe.strategy == "zero3" else 2 * compute + (4 if compute < 4 else 0)
+    return float(per_element * ZERO_BUCKET_ELEMENTS)
 
 
 def _count_autocast_bytes(shape: ModelShape, recipe: Recipe, trainable: int) -> float:

@@ -170,9 +170,9 @@ def test_each_strategy_uses_its_collectives() -> None:
     with_adapter = [("all-gather", 2 * (80.0 + 100.0), "micro-step"), gathers[1]]
     assert of("fsdp2", adapter="lora") == [*with_adapter, ("reduce-scatter", 200.0, "last micro-step")]
     updated = ("all-gather", 100.0, "after the step")
-    assert of("zero1") == [("all-reduce", 100.0, "last micro-step"), updated]
-    assert of("zero2") == [("all-reduce", 100.0, "micro-step"), updated]
-    assert of("zero3") == [("all-gather", 200.0, "micro-step"), ("reduce-scatter", 100.0, "micro-step")]
+    assert of("zero1") == [("all-reduce", 200.0, "last micro-step"), updated]
+    assert of("zero2") == [("all-reduce", 200.0, "micro-step"), updated]
+    assert of("zero3") == [("all-gather", 200.0, "micro-step"), ("reduce-scatter", 200.0, "micro-step")]
 
 
 def test_ring_moves_all_but_the_own_shard() -> None:

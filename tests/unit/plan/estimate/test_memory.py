@@ -104,9 +104,17 @@ def test_a_third_of_enough_measurements_is_held_out() -> None:
     assert 0.2 <= len(held_out) / len(MEASUREMENTS.records) <= 0.45
 
 
+def has_quantized_embeddings(row: Any) -> bool:
+    """Whether it was measured when 8-bit AdamW also quantized the states of embeddings."""
+    return bool(row.recipe["adapter"] == "full" and row.recipe["optimizer"] == "adamw_bnb_8bit")
+
+
+CURRENT = [row for row in MEASUREMENTS.records if not has_quantized_embeddings(row)]
+
+
 @pytest.mark.parametrize("held_out", [False, True], ids=["fitted", "held out"])
 def test_predicted_peaks_equal_measured_peaks(held_out: bool) -> None:
-    rows = [row for row in MEASUREMENTS.records if is_held_out(row) == held_out]
+    rows = [row for row in CURRENT if is_held_out(row) == held_out]
     errors = [compute_error(row, SHAPES[row.model]).error for row in rows]
     assert statistics.median(abs(error) for error in errors) <= 0.005
     assert max(errors) <= 0.04
@@ -114,7 +122,7 @@ def test_predicted_peaks_equal_measured_peaks(held_out: bool) -> None:
 
 
 def test_predicted_static_memory_equals_measured() -> None:
-    for row in MEASUREMENTS.records:
+    for row in CURRENT:
         if row.recipe["graphed"]:  # the graph's memory pool also persists between steps
             continue
         estimate = estimate_memory(SHAPES[row.model], row.make_recipe())
@@ -217,7 +225,9 @@ def test_optimizer_state_sizes() -> None:
     assert term(estimate_memory(shape, dataclasses.replace(RECIPE, optimizer="sgd")), "optimizer") == 0
     eight_bit = estimate_memory(shape, dataclasses.replace(FULL, optimizer="adamw_bnb_8bit"))
     norms = 4 * 160 + 64  # below 4096 elements: fp32 moments
-    expected = 2 * PARAMETERS + 8 * PARAMETERS / 256 + 6 * norms
+    embeddings = shape.embedding_parameters  # fp32 moments, too
+    quantized = PARAMETERS - embeddings
+    expected = 2 * quantized + 8 * quantized / 256 + 6 * norms + 8 * embeddings
     assert term(eight_bit, "optimizer") == pytest.approx(expected, abs=1)
 
 
@@ -231,20 +241,22 @@ def test_strategies_shard_weights_gradients_and_optimizer_state() -> None:
     assert sizes["ddp"] == [4 * PARAMETERS, 8 * PARAMETERS, 8 * PARAMETERS]
     assert sizes["fsdp2"] == [PARAMETERS, PARAMETERS, 2 * PARAMETERS]
     assert sizes["zero1"] == [2 * PARAMETERS, 2 * PARAMETERS, 3 * PARAMETERS]  # bf16 weights; fp32 master and moments
-    assert sizes["zero2"] == [2 * PARAMETERS, PARAMETERS / 2, 3 * PARAMETERS]
-    assert sizes["zero3"] == [PARAMETERS / 2, PARAMETERS / 2, 3 * PARAMETERS]
+    assert sizes["zero2"] == [2 * PARAMETERS, PARAMETERS, 3 * PARAMETERS]  # fp32 gradients
+    assert sizes["zero3"] == [PARAMETERS / 2, PARAMETERS, 3 * PARAMETERS]
 
 
 def test_offload_moves_state_to_cpu_memory() -> None:
     shape, zero = make_shape(), dataclasses.replace(FULL, strategy="zero3", num_ranks=4)
     optimizer = estimate_memory(shape, dataclasses.replace(zero, offload="optimizer"))
     assert term(optimizer, "optimizer") == 0
-    # Per rank of four: fp32 master and moments, fp32 gradients, and a bf16 copy while they accumulate: 18 bytes.
-    assert optimizer.host_bytes == 18 * PARAMETERS / 4
+    # Per rank of four: fp32 master and moments, fp32 gradients, and a copy while they accumulate, fp32 in ZeRO-3.
+    assert optimizer.host_bytes == 20 * PARAMETERS / 4
+    zero2 = dataclasses.replace(zero, strategy="zero2", offload="optimizer")
+    assert estimate_memory(shape, zero2).host_bytes == 18 * PARAMETERS / 4
     assert term(optimizer, "gradients") == 0
     everything = estimate_memory(shape, dataclasses.replace(zero, offload="optimizer_and_parameters"))
     assert term(everything, "weights") == 0
-    assert everything.host_bytes == 18 * PARAMETERS / 4 + PARAMETERS / 2
+    assert everything.host_bytes == 20 * PARAMETERS / 4 + PARAMETERS / 2
     assert estimate_memory(shape, zero).host_bytes == 0
 
 
