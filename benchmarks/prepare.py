@@ -38,6 +38,7 @@ from launcher.corpus.rows import BadRow, Row
 from launcher.corpus.sources import make_file_source
 from launcher.corpus.spec import PreparationSpec, make_preparation_spec
 from launcher.corpus.store import publish
+from launcher.corpus.text_encoder import TextEncoder
 from launcher.corpus.token_spool import TokenSpool
 from launcher.corpus.tokenize_rows import tokenize_documents
 from launcher.corpus.tokenizer import BaseTokenizer
@@ -211,7 +212,7 @@ def profile(case: Case, scratch: Path) -> None:
     made = stages.add("templating", lambda: [maker.make(row) for row in good])
     documents = [document for document in made if not isinstance(document, BadRow)]
     texts = [segment.text for document in documents for segment in document.segments]
-    backend = case.base.backend
+    backend, encoder = case.base.backend, TextEncoder(case.base, maker.template)
     stages.add(
         "tokenising, all in Rust",
         lambda: [
@@ -219,7 +220,7 @@ def profile(case: Case, scratch: Path) -> None:
             for start in range(0, len(texts), 2048)
         ],
     )
-    whole = stages.add("tokenising by pieces", lambda: list(tokenize_documents(documents, backend, SEQUENCE_LENGTH)))
+    whole = stages.add("tokenising by pieces", lambda: list(tokenize_documents(documents, encoder, SEQUENCE_LENGTH)))
     end = backend.token_to_id("<|im_end|>")
     assert end is not None
     with TokenSpool(scratch, "train", end) as spool:

@@ -12,6 +12,7 @@ from launcher.core.frozen_model import Frozen
 from launcher.corpus.bin_packing import Packing
 from launcher.corpus.documents import Document
 from launcher.corpus.rows import Rejections
+from launcher.corpus.templates import Template
 from launcher.corpus.token_spool import TokenSpool
 
 _HISTOGRAM_BINS = 12
@@ -41,6 +42,8 @@ class SplitAudit(Frozen):
     num_duplicates: int
     num_known: int  # documents of a held-out split whose prompt also occurs in the training split
     num_ends_trained: int
+    num_with_controls: int = 0  # documents with the text of a control token in a field
+    num_untrained_answers: int = 0  # answers whose place in the rendered text was not found
     histogram: tuple[tuple[int, int], ...]  # (upper bound in tokens, number of documents)
     mean_length: float
     max_length: int
@@ -103,6 +106,8 @@ def make_split_audit(
         num_duplicates=spool.num_duplicates,
         num_known=0 if known is None else int(np.isin(spool.prompt_hashes, known).sum()),
         num_ends_trained=spool.num_ends_trained,
+        num_with_controls=spool.num_with_controls,
+        num_untrained_answers=spool.num_untrained_answers,
         histogram=_make_histogram(lengths, capacity),
         mean_length=float(lengths.mean()) if len(lengths) else 0.0,
         max_length=int(lengths.max()) if len(lengths) else 0,
@@ -117,11 +122,14 @@ def _make_histogram(lengths: np.ndarray[tuple[int], np.dtype[np.int32]], capacit
     return tuple((int(edge), int(count)) for edge, count in zip(edges[1:], counts, strict=True))
 
 
-def make_sample(document: Document | None) -> tuple[SampleSegment, ...]:
+def make_sample(document: Document | None, template: Template) -> tuple[SampleSegment, ...]:
     """Return the segments of a sample document."""
     if document is None:
         return ()
-    return tuple(SampleSegment(text=segment.text, is_trained=segment.is_trained) for segment in document.segments)
+    unescape = template.controls.unescape
+    return tuple(
+        SampleSegment(text=unescape(segment.text), is_trained=segment.is_trained) for segment in document.segments
+    )
 
 
 def make_notes(splits: Mapping[str, SplitAudit]) -> tuple[str, ...]:
@@ -134,6 +142,16 @@ def make_notes(splits: Mapping[str, SplitAudit]) -> tuple[str, ...]:
             missing = split.num_documents - split.num_ends_trained
             notes.append(
                 f"{name}: {missing:,} documents never train the end token (truncated, or without the end of an answer)"
+            )
+        if split.num_untrained_answers:
+            notes.append(
+                f"{name}: {split.num_untrained_answers:,} answers are not trained: they cannot be found in the text "
+                "that the chat template renders"
+            )
+        if split.num_with_controls:
+            notes.append(
+                f"{name}: {split.num_with_controls:,} documents have the text of a control token, such as <|im_end|>, "
+                "in a field: it is encoded as ordinary text"
             )
         if split.num_cut:
             notes.append(f"{name}: {split.num_cut:,} documents are longer than max_seq_length and were truncated")

@@ -21,6 +21,7 @@ from launcher.corpus.rows import BadRow, Rejections, Row
 from launcher.corpus.sources import Source
 from launcher.corpus.spec import PreparationSpec, WeightedSource
 from launcher.corpus.store import AUDIT_FILE
+from launcher.corpus.text_encoder import TextEncoder
 from launcher.corpus.token_spool import TokenSpool
 from launcher.corpus.tokenize_rows import TokenBatch, tokenize_documents
 
@@ -60,7 +61,7 @@ def build_splits(spec: PreparationSpec, scratch: Path, advance: Advance) -> None
         loss_on="all" if spec.trains_all else "completion",
         is_packed=spec.is_packed,
         splits=splits,
-        sample=make_sample(sample),
+        sample=make_sample(sample, spec.template),
         notes=(*spec.notes, *make_notes(splits)),
     )
     write_text_atomically(scratch / AUDIT_FILE, audit.model_dump_json(indent=2) + "\n")
@@ -94,12 +95,13 @@ def _fill(
     spec: PreparationSpec, readings: dict[str, _SplitState], sources: Sequence[WeightedSource], advance: Advance
 ) -> Document | None:
     first: Document | None = None
+    encoder = TextEncoder(spec.tokenizer, spec.template)
     main, *held_out = readings.values()
     for weighted in sources:
         documents = _read_documents(spec, weighted, main)
         head = list(islice(documents, 1))
         first = first or next(iter(head), None)
-        for batch in tokenize_documents(chain(head, documents), spec.tokenizer.backend, spec.capacity):
+        for batch in tokenize_documents(chain(head, documents), encoder, spec.capacity):
             if held_out:
                 _divide(batch, main, held_out[0])
             else:

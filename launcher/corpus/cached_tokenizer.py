@@ -8,15 +8,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from launcher.corpus.templates import Segment
+
 # A piece ends before a single space, or after a single newline, between two visible ASCII characters. No pre-token of
 # the splitters below crosses such a boundary or looks across it. ("/" may follow a newline inside a pre-token of
 # GPT-4o's kind.) Everything else, such as indentation or other scripts, stays inside a piece.
+_BORDER_BEFORE = re.compile(r"[!-~]\n\Z")
+_BORDER_AFTER = re.compile(r"[!-.0-~]")
 _PIECE = re.compile(r"[^!-~]*[!-~]+(?:(?! [!-~]|\n[!-.0-~])[^!-~]+[!-~]*)*(?:\n(?=[!-.0-~]))?|[^!-~]+")
 
 _SUFFIXES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -39,18 +43,32 @@ class CachedTokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._can_split = can_split_safely(tokenizer)
+        self.can_split = can_split_safely(tokenizer)
+        names = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+        # A text can be split beside an added token, unless this one may be part of a longer one.
+        joined = "\0".join(names)
+        self._separators = tuple(name for name in names if name and joined.count(name) == 1)
         self._cache: dict[str, bytes] = {}
         self._num_characters = 0
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
         """Return the token ids of each text as the bytes of int32, which are the fastest to concatenate."""
-        if not self._can_split:
+        if not self.can_split:
             return self._encode_uncached(texts)
         pieces = [_PIECE.findall(text) for text in texts]
         self._add(pieces)
         tokens_of = self._cache.__getitem__
         return [b"".join(map(tokens_of, parts)) for parts in pieces]
+
+    def has_safe_borders(self, segments: Sequence[Segment]) -> bool:
+        """Return whether the segments can be encoded one by one with the tokens of the whole text."""
+        return all(self._is_safe_border(left.text, right.text) for left, right in pairwise(segments))
+
+    def _is_safe_border(self, left: str, right: str) -> bool:
+        if left.endswith("\n"):
+            is_between_lines = _BORDER_BEFORE.search(left, len(left) - 2) and _BORDER_AFTER.match(right)
+            return bool(is_between_lines) or right.startswith(self._separators)
+        return left.endswith(self._separators) or right.startswith(self._separators)
 
     def _add(self, pieces: Sequence[Sequence[str]]) -> None:
         if len(self._cache) > _MAX_PIECES or self._num_characters > _MAX_CHARACTERS:
@@ -75,6 +93,12 @@ def can_split_safely(tokenizer: Tokenizer) -> bool:
     normalizer = _state(tokenizer.normalizer).get("type")
     has_dropout = bool(getattr(tokenizer.model, "dropout", None))
     return is_plain and normalizer in (None, "NFC") and not has_dropout and _splits_safely(tokenizer.pre_tokenizer)
+
+
+def has_normalizer(tokenizer: Tokenizer) -> bool:
+    """Return whether a tokenizer changes texts before it splits them."""
+    state = _state(tokenizer.normalizer)
+    return bool(state) and state.get("normalizers") != []
 
 
 def _splits_safely(splitter: Any) -> bool:

@@ -1,27 +1,85 @@
-"""The tokenizer's own chat template (Jinja), rendered in a sandbox; answers are located by rendering prefixes."""
+"""The tokenizer's own chat template (Jinja), rendered in a sandbox; a second rendering with marks locates messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from launcher.core.errors import InputError
-from launcher.corpus.conversations import Conversation
+from launcher.corpus.control_tokens import ControlTokens, find_control_tokens, get_added_tokens
+from launcher.corpus.conversations import Conversation, Message
+from launcher.corpus.rows import Json
 from launcher.corpus.template_sandbox import (
     TemplateLimitError,
     TemplateRejectsError,
     check_template,
     compile_template,
     render_template,
+    to_json,
 )
 from launcher.corpus.templates import Segment, join_context, merge_segments
 from launcher.corpus.tokenizer import BaseTokenizer
 
-__all__ = ["TemplateRejectsError", "TokenizerTemplate", "make_tokenizer_template"]
-
+# Around the texts of messages, to find them again. Printable, so that no way of writing JSON changes them.
+_MARK = re.compile("⦅([0-9]+)([<>])⦆")
+_QUESTION, _ANSWER = "How many?", "Forty-two."
+_TOOL_CALL_FORMS: tuple[dict[str, bool], ...] = (
+    {},
+    {"text_arguments": True},
+    {"empty_is_null": True},
+    {"text_arguments": True, "empty_is_null": True},
+)
 _HINT = "set base_models[0].prompt_template to one of chatml, qwen3, llama3, alpaca"
+
+
+@dataclass(slots=True)
+class _Marker:
+    """Puts marks around texts and counts them; `owners` are the messages that the marks belong to."""
+
+    owners: list[int] = field(default_factory=list)
+
+    def mark(self, text: str, owner: int) -> str:
+        """Mark a text without outer blanks, which templates may strip, and without thoughts, which they may drop."""
+        thoughts = text.rfind("</think>") + len("</think>") if "</think>" in text else 0
+        core = text[thoughts:].strip()
+        if not core:
+            return text
+        start = text.index(core, thoughts)
+        number, end = len(self.owners), start + len(core)
+        self.owners.append(owner)
+        return f"{text[:start]}⦅{number}<⦆{core}⦅{number}>⦆{text[end:]}"
+
+    def mark_json(self, value: Json, owner: int) -> Json:
+        """Mark all texts of a JSON value; in an object of numbers, its first key."""
+        if isinstance(value, str):
+            return self.mark(value, owner)
+        if isinstance(value, list):
+            return [self.mark_json(item, owner) for item in value]
+        if isinstance(value, dict):
+            marked = {key: self.mark_json(item, owner) for key, item in value.items()}
+            if value and marked == value:
+                first, *others = marked
+                marked = {self.mark(first, owner): marked[first], **{key: marked[key] for key in others}}
+            return marked
+        return value
+
+    def mark_tool(self, tool: Any) -> Json:
+        """Mark the name of a tool; templates may look at the rest of its definition."""
+        if isinstance(tool.get("function"), dict):
+            return {**tool, "function": self.mark_tool(tool["function"])}
+        return {**tool, "name": self.mark(tool["name"], -1)} if isinstance(tool.get("name"), str) else tool
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """A rendered conversation and the spans of its messages."""
+
+    text: str
+    spans: dict[int, tuple[int, int]]
+    num_missing: int  # marked texts that the template left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +88,81 @@ class TokenizerTemplate:
 
     tokenizer: BaseTokenizer
     source: str
-    end_token: str
+    requested_end: str | None = None  # the manifest's end_token
     name: str = "tokenizer"
+    adds_bos: bool = False  # chat templates write it themselves, as transformers expects
 
     @property
     def text(self) -> str:
         """The template source, which is part of the key of prepared data."""
         return self.source
+
+    @cached_property
+    def end_token(self) -> str:
+        """The first added token after an answer; raises InputError if it cannot be the end of an answer."""
+        after, _ = self._surroundings
+        end = next(iter(self._added_tokens(after)), None)
+        if self.requested_end is not None:
+            end = self.requested_end if self.requested_end in after else None
+        if end is None:
+            wanted = "no end token" if self.requested_end is None else f"no {self.requested_end!r}"
+            raise InputError(
+                f"{self.tokenizer.folder}: the chat template writes {wanted} after an answer: answers would never end",
+                hint=_HINT,
+            )
+        return end
+
+    @property
+    def turn_starts(self) -> list[str]:
+        """The added tokens that begin a turn."""
+        between = self._added_tokens(self._surroundings[1])
+        return [*self._added_tokens(self._generation_prompt), *(between[-1:] if len(between) > 1 else ())]
+
+    @cached_property
+    def controls(self) -> ControlTokens:
+        """Tokens that only the template writes."""
+        try:
+            written = "".join(self._surroundings)
+        except InputError:  # a template that renders nothing: its rows are rejected
+            written = ""
+        return find_control_tokens(self.tokenizer.backend, written)
+
+    @cached_property
+    def _surroundings(self) -> tuple[str, str]:
+        """What the template writes after the last answer, and between an answer and the next question."""
+        question, answer = Message("user", _QUESTION), Message("assistant", _ANSWER)
+        try:
+            one = self._run(_to_turns((question, answer)), prompt=False)
+            try:
+                two = self._run(_to_turns((question, answer, question)), prompt=True)
+            except TemplateRejectsError:
+                two = one
+        except TemplateRejectsError as error:
+            raise InputError(
+                f"{self.tokenizer.folder}: the chat template cannot render a question and its answer: {error}",
+                hint=_HINT,
+            ) from None
+        if _ANSWER not in one:
+            raise InputError(f"{self.tokenizer.folder}: the chat template leaves out the answer", hint=_HINT)
+        between = two.partition(_ANSWER)[2].partition(_QUESTION)[0]
+        return one.rpartition(_ANSWER)[2], between
+
+    @cached_property
+    def _generation_prompt(self) -> str:
+        turns = _to_turns((Message("user", _QUESTION),))
+        try:
+            with_prompt, without = self._run(turns, prompt=True), self._run(turns, prompt=False)
+        except TemplateRejectsError:
+            return ""
+        pairs = enumerate(zip(with_prompt, without, strict=False))  # some write eos_token if there is no prompt
+        shared = next((index for index, (a, b) in pairs if a != b), min(len(with_prompt), len(without)))
+        return with_prompt[shared:]
+
+    def _added_tokens(self, text: str) -> list[str]:
+        """Return the added tokens in a text, in order."""
+        added = get_added_tokens(self.tokenizer.backend)
+        ids = self.tokenizer.backend.encode(text, add_special_tokens=False).ids
+        return [added[token].content for token in ids if token in added]
 
     @cached_property
     def _template(self) -> Any:
@@ -50,48 +176,147 @@ class TokenizerTemplate:
 
     def render(self, conversation: Conversation) -> tuple[Segment, ...]:
         """Return the segments of a conversation."""
-        return tuple(merge_segments(self._pieces(conversation)))
+        return tuple(merge_segments(self._pieces(self.controls.escape(conversation))))
 
     def _pieces(self, conversation: Conversation) -> Iterator[Segment]:
-        """Yield segments; an answer is trained if its prefix renders the same with and without what follows."""
-        turns = [{"role": m.role, "content": join_context(m)} for m in conversation.messages]
-        full, position = self._run(turns, prompt=False), 0
-        for index, turn in enumerate(turns):
-            if turn["role"] != "assistant":
+        """Yield segments. An answer is trained from the end of its prompt to its end token."""
+        turns, rendered = self._render_best(conversation)
+        full, position = rendered.text, 0
+        for index, message in enumerate(conversation.messages):
+            if message.role != "assistant" or not message.is_trained:
                 continue
-            prompt = self._run(turns[:index], prompt=True)
-            answered = self._run(turns[: index + 1], prompt=False)
-            end = self._end_of_answer(answered, len(prompt))
-            if full.startswith(prompt) and full.startswith(answered[:end]) and len(prompt) >= position:
-                yield Segment(full[position : len(prompt)], False)
-                yield Segment(full[len(prompt) : end], True)
-                position = end
+            first, last = rendered.spans.get(index, (None, 0))
+            start = self._find_start(turns[:index], conversation.tools, full, first)
+            if start is None:
+                continue  # counted in the audit
+            start = max(start, position)
+            later = (begin for number, (begin, _) in rendered.spans.items() if number > index)
+            end = self._find_end(full, max(start, last), min(later, default=len(full)))
+            yield Segment(full[position:start], False)
+            yield Segment(full[start:end], True)
+            position = end
         yield Segment(full[position:], False)
 
-    def _end_of_answer(self, text: str, start: int) -> int:
-        """Return the position after the end token; a newline after it is not part of the answer."""
-        index = text.rfind(self.end_token, start)
-        return len(text) if index < 0 else index + len(self.end_token)
+    def _find_start(
+        self, before: list[dict[str, Any]], tools: Sequence[Json], full: str, written: int | None
+    ) -> int | None:
+        """Return where an answer starts: after its prompt, or where its text starts, if the prompt was rewritten."""
+        try:
+            prompt = self._run(before, prompt=True, tools=tools)
+        except TemplateRejectsError:
+            return written
+        if not full.startswith(prompt):
+            return written
+        if written is None:
+            return len(prompt)
+        ignores_prompt = not self._generation_prompt and self.controls.pattern.search(full, len(prompt), written)
+        return written if len(prompt) > written or ignores_prompt else len(prompt)
 
-    def _run(self, turns: list[dict[str, str]], *, prompt: bool) -> str:
+    def _find_end(self, full: str, written: int, following: int) -> int:
+        """Return the position after the end token, or after another control token that closes this answer."""
+        index = full.find(self.end_token, written, following)
+        if index >= 0:
+            return index + len(self.end_token)
+        other = self.controls.pattern.search(full, written, following)
+        return written if other is None or other[0] in self.turn_starts else other.end()
+
+    def _render_best(self, conversation: Conversation) -> tuple[list[dict[str, Any]], _Rendered]:
+        """Render a conversation; one with tool calls in the form in which the template leaves nothing out."""
+        messages = conversation.messages
+        if not conversation.tools and not any(m.tool_calls or m.role == "tool" for m in messages):
+            return _to_turns(messages), self._render_marked(conversation, {})
+        problem = "the chat template leaves out tools, tool calls or their results"
+        for form in _TOOL_CALL_FORMS:
+            try:
+                rendered = self._render_marked(conversation, form)
+            except TemplateRejectsError as error:
+                problem = f"{error} (it has tools or tool calls)"
+                continue
+            if not rendered.num_missing and len(rendered.spans) == len(messages):
+                return _to_turns(messages, **form), rendered
+        raise TemplateRejectsError(problem)
+
+    def _render_marked(self, conversation: Conversation, form: dict[str, bool]) -> _Rendered:
+        """Render a conversation, and once more with marks."""
+        try:
+            full = self._run(_to_turns(conversation.messages, **form), prompt=False, tools=conversation.tools)
+        except TemplateRejectsError as error:
+            raise self._explain(error, conversation) from None
+        marker = _Marker()
+        tools = [marker.mark_tool(tool) for tool in conversation.tools]
+        turns = _to_turns(conversation.messages, marker=marker, **form)
+        try:
+            marked = self._run(turns, prompt=False, tools=tools)
+        except TemplateRejectsError:
+            return _Rendered(full, {}, len(marker.owners))
+        spans: dict[int, tuple[int, int]] = {}
+        parts, found, position, length = [], set(), 0, 0
+        for mark in _MARK.finditer(marked):
+            parts.append(marked[position : mark.start()])
+            length += mark.start() - position
+            position, number = mark.end(), int(mark[1])
+            if number < len(marker.owners):
+                found.add(number)
+                owner = marker.owners[number]
+                spans[owner] = (spans.get(owner, (length, 0))[0], length)
+        if "".join(parts) + marked[position:] != full:  # the template reads the text, and writes another one with marks
+            return _Rendered(full, {}, len(marker.owners))
+        spans.pop(-1, None)
+        return _Rendered(full, spans, len(marker.owners) - len(found))
+
+    def _explain(self, error: TemplateRejectsError, conversation: Conversation) -> TemplateRejectsError:
+        """Return a clearer error if the template takes no system message."""
+        others = tuple(message for message in conversation.messages if message.role != "system")
+        if len(others) == len(conversation.messages):
+            return error
+        try:
+            self._run(_to_turns(others), prompt=False, tools=conversation.tools)
+        except TemplateRejectsError:
+            return error
+        return TemplateRejectsError(f"{error}: it takes no system message; write it into the question")
+
+    def _run(self, turns: list[dict[str, Any]], *, prompt: bool, tools: Sequence[Json] = ()) -> str:
         tokens = {name: self.tokenizer.special_token(name) or "" for name in ("bos_token", "eos_token", "pad_token")}
         template = self._template
         try:
-            return render_template(template, turns, prompt=prompt, tokens=tokens)
+            return render_template(template, turns, prompt=prompt, tokens=tokens, tools=tools)
         except TemplateLimitError as error:
             raise InputError(f"{self.tokenizer.folder}: the chat template {error}", hint=_HINT) from None
         except Exception as error:  # untrusted code may raise anything
             raise TemplateRejectsError(f"the chat template rejects it: {str(error)[:80]}") from None
 
 
-def make_tokenizer_template(tokenizer: BaseTokenizer) -> TokenizerTemplate:
-    """Return the chat template of a tokenizer; raises InputError if it has none."""
+def _to_turns(
+    messages: Sequence[Message],
+    *,
+    marker: _Marker | None = None,
+    text_arguments: bool = False,
+    empty_is_null: bool = False,
+) -> list[dict[str, Any]]:
+    """Return messages as chat templates take them. Arguments of tool calls are objects, for some templates text."""
+    turns = []
+    for index, message in enumerate(messages):
+        content = join_context(message)
+        calls: Any = list(message.tool_calls)
+        if marker is not None:
+            content = marker.mark(content, index)
+            calls = [{**call, "function": marker.mark_json(call["function"], index)} for call in calls]
+        if text_arguments:
+            calls = [
+                {**call, "function": {**call["function"], "arguments": to_json(call["function"]["arguments"])}}
+                for call in calls
+            ]
+        turn: dict[str, Any] = {"role": message.role, "content": content, **message.keys}
+        if calls:
+            turn |= {"tool_calls": calls, "content": None if empty_is_null and not content else content}
+        turns.append(turn)
+    return turns
+
+
+def make_tokenizer_template(tokenizer: BaseTokenizer, end_token: str | None = None) -> TokenizerTemplate:
+    """Return the chat template of a tokenizer; raises InputError if it has none, or no end token."""
     source = tokenizer.chat_template
-    end = tokenizer.end_of_text
-    if source is None or end is None:
+    if source is None or (tokenizer.end_of_text is None and end_token is None):
         missing = "chat template" if source is None else "eos_token"
-        raise InputError(
-            f"{tokenizer.folder}: the tokenizer has no {missing}",
-            hint=_HINT,
-        )
-    return TokenizerTemplate(tokenizer=tokenizer, source=source, end_token=end)
+        raise InputError(f"{tokenizer.folder}: the tokenizer has no {missing}", hint=_HINT)
+    return TokenizerTemplate(tokenizer=tokenizer, source=source, requested_end=end_token)

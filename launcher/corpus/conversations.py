@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
 from launcher.core.errors import InputError, Problem
@@ -14,6 +14,7 @@ from launcher.manifest.dataset import FieldMapping
 from launcher.manifest.suggest import find_closest
 
 ROLES = ("system", "user", "assistant", "tool")
+TOOLS_FIELD = "tools"  # definitions of tools, next to a field with messages
 # Role names of ShareGPT-like data.
 _ROLE_ALIASES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
 
@@ -25,13 +26,17 @@ class Message:
     role: str
     content: str
     context: str = ""  # a schema, table or document that belongs to a question
+    is_trained: bool = True  # unless the row says `train: false` or `weight: 0`
+    tool_calls: tuple[Json, ...] = ()  # OpenAI's form: {"type": "function", "function": {"name", "arguments"}}
+    keys: Mapping[str, str] = field(default_factory=dict)  # name and tool_call_id, which some templates read
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages in order."""
+    """Messages in order, and the definitions of tools."""
 
     messages: tuple[Message, ...]
+    tools: tuple[Json, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,8 @@ class RowReader:
             if self.messages is not None:
                 messages = _read_messages(row.fields.get(self.messages), self.messages)
                 _check_answered(messages, self.messages)
-                return Conversation(_with_system(messages, _optional_text(row.fields, self.system)))
+                messages = _with_system(messages, _optional_text(row.fields, self.system))
+                return Conversation(messages, _read_tools(row.fields.get(TOOLS_FIELD)))
             if self.task is not None:
                 return self._read_task(row.fields, self.task)
             return self._read_turn(row.fields)
@@ -223,7 +229,7 @@ def _read_question(fields: Mapping[str, Json], name: str, context: str) -> tuple
         return (Message("user", _text_of(fields, name), context),)
     messages = _read_messages(value, name)
     last = messages[-1]
-    return (*messages[:-1], Message(last.role, last.content, context)) if context else messages
+    return (*messages[:-1], replace(last, context=context)) if context else messages
 
 
 def _read_answer(fields: Mapping[str, Json], name: str) -> tuple[Message, ...]:
@@ -293,11 +299,62 @@ def _read_message(turn: Json) -> Message:
     if isinstance(content, list):  # content parts of chat APIs
         content = _join_parts(content)
     text = _optional_text({name: content}, name)
-    if not text.strip():
-        if turn.get("tool_calls"):
-            raise _UnusableError(f"a message of role {role} has tool calls and no text", RowFault.TOOL_CALLS)
+    calls = _read_tool_calls(turn, str(role))
+    if not text.strip() and not calls:
         raise _UnusableError(f"a message of role {role} has no text")
-    return Message(str(role), text)
+    keys = {key: value for key in ("name", "tool_call_id") if isinstance(value := turn.get(key), str)}
+    return Message(str(role), text, is_trained=_read_is_trained(turn), tool_calls=calls, keys=keys)
+
+
+def _read_is_trained(turn: Mapping[str, Json]) -> bool:
+    """Return whether a message is trained: `train` is false or true, `weight` 0 or 1, both are optional."""
+    for key in ("train", "weight"):
+        if (value := turn.get(key)) not in (None, 0, 1):  # False == 0
+            raise _UnusableError(f"{key} of a message is {ascii(value)[:20]}, neither true nor false")
+    return turn.get("train") in (None, 1) and turn.get("weight") in (None, 1)
+
+
+def _read_tool_calls(turn: Mapping[str, Json], role: str) -> tuple[Json, ...]:
+    if turn.get("function_call"):
+        raise _UnusableError("a message has function_call, the old form of tool_calls", RowFault.TOOL_CALLS)
+    calls = turn.get("tool_calls")
+    if not calls:
+        return ()
+    if role != "assistant":
+        raise _UnusableError(f"a message of role {role} has tool calls", RowFault.TOOL_CALLS)
+    if not isinstance(calls, list):
+        raise _UnusableError("tool_calls of a message is not a list", RowFault.TOOL_CALLS)
+    return tuple(map(_read_tool_call, calls))
+
+
+def _read_tool_call(call: Json) -> Json:
+    """Return a tool call with its arguments as an object."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise _UnusableError("a tool call has no function name", RowFault.TOOL_CALLS)
+    arguments = _parse_json(function.get("arguments")) or {}
+    if not isinstance(arguments, dict):
+        raise _UnusableError("the arguments of a tool call are not a JSON object", RowFault.TOOL_CALLS)
+    others = {key: value for key, value in call.items() if key in ("id", "type") and value is not None}
+    return {"type": "function", **others, "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _read_tools(value: Json) -> tuple[Json, ...]:
+    tools = _parse_json(value) or []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise _UnusableError(f"{TOOLS_FIELD} is not a list of tool definitions", RowFault.TOOL_CALLS)
+    return tuple(tools)
+
+
+def _parse_json(value: Json) -> Json:
+    """Parse a text that is JSON; OpenAI's API and tables store objects as text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        parsed: Json = json.loads(value) if value.strip() else None
+    except (ValueError, RecursionError):
+        return value
+    return parsed
 
 
 def _join_parts(parts: list[Json]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.corpus.conversations import Conversation, Message
 from launcher.corpus.templates import Segment, Template, merge_segments
@@ -93,7 +93,7 @@ def parse_conversation(text: str, dialect: Dialect) -> Conversation | None:
         role, content = _ALPACA_ROLES.get(turn["role"], turn["role"]), turn["content"].strip()
         if role in ("Input", "Schema", "Context"):
             if messages:
-                messages[-1] = Message(messages[-1].role, messages[-1].content, content)
+                messages[-1] = replace(messages[-1], context=content)
         elif content:
             messages.append(Message(role, content))
     return Conversation(tuple(messages)) if any(message.role == "assistant" for message in messages) else None

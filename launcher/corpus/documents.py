@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.core.errors import InputError
-from launcher.corpus.chat_template import TemplateRejectsError, make_tokenizer_template
+from launcher.corpus.chat_template import make_tokenizer_template
+from launcher.corpus.control_tokens import find_control_tokens, has_escape
 from launcher.corpus.conversations import Content, Conversation, RowReader, TemplatedText
 from launcher.corpus.dialects import cut_segments, find_dialect
+from launcher.corpus.end_token import check_end_token
 from launcher.corpus.rows import BadRow, Row
-from launcher.corpus.templates import CHATML, LLAMA3, QWEN3, AlpacaTemplate, Segment, Template
+from launcher.corpus.template_sandbox import TemplateRejectsError
+from launcher.corpus.templates import (
+    CHATML,
+    LLAMA3,
+    QWEN3,
+    AlpacaTemplate,
+    Segment,
+    Template,
+)
 from launcher.corpus.tokenizer import BaseTokenizer
+from launcher.plan.model import DataPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +32,8 @@ class Document:
     row: int
     segments: tuple[Segment, ...]
     prompt_hash: int  # of the text before the first answer: rows with one prompt belong to one split
+    has_controls: bool = False  # a field contains the text of a control token
+    num_untrained_answers: int = 0  # answers whose place in the rendered text was not found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,10 +57,27 @@ class DocumentBuilder:
             return BadRow(number=row.number, reason="templated text without an answer (no assistant marker)")
         if not segments:
             return BadRow(number=row.number, reason="the template renders an empty text")
-        prompt_hash = _hash_prompt(segments)
-        if self.trains_all:
-            segments = (Segment("".join(segment.text for segment in segments), True),)
-        return Document(row.number, segments, prompt_hash)
+        has_controls = any(has_escape(segment.text) for segment in segments)
+        plain = self._unescape(segments) if has_controls else segments
+        return Document(
+            row.number,
+            self._train_all(content, segments) if self.trains_all else segments,
+            _hash_prompt(plain),
+            has_controls,
+            0 if self.trains_all else _count_untrained(content, segments),
+        )
+
+    def _unescape(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+        unescape = self.template.controls.unescape
+        return tuple(Segment(unescape(segment.text), segment.is_trained) for segment in segments)
+
+    def _train_all(self, content: Content, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+        """Train everything but the answers that a row excludes."""
+        if isinstance(content, Conversation) and not all(message.is_trained for message in content.messages):
+            messages = tuple(replace(message, is_trained=not message.is_trained) for message in content.messages)
+            excluded = self.template.render(replace(content, messages=messages))
+            return tuple(Segment(segment.text, not segment.is_trained) for segment in excluded)
+        return (Segment("".join(segment.text for segment in segments), True),)
 
     def _segments(self, content: Content) -> tuple[Segment, ...] | None:
         if isinstance(content, Conversation):
@@ -65,6 +95,13 @@ class DocumentBuilder:
         return (Segment(text if text.rstrip().endswith(end) else text + end, True),)
 
 
+def _count_untrained(content: Content, segments: tuple[Segment, ...]) -> int:
+    if not isinstance(content, Conversation):
+        return 0
+    wanted = sum(message.role == "assistant" and message.is_trained for message in content.messages)
+    return max(0, wanted - sum(segment.is_trained for segment in segments))
+
+
 def _hash_prompt(segments: tuple[Segment, ...]) -> int:
     """Return the hash of the prompt, or of the full text if there is none; it does not depend on loss_on."""
     first = segments[0]
@@ -72,23 +109,32 @@ def _hash_prompt(segments: tuple[Segment, ...]) -> int:
     return int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=8).digest(), "little")
 
 
-def make_template(name: str, tokenizer: BaseTokenizer) -> Template:
-    """Return a template by name; raises InputError if its end token is not a single token of the tokenizer."""
-    template = _find_template(name, tokenizer)
-    if not tokenizer.is_one_token(template.end_token):
-        raise InputError(
-            f"the template {template.name} ends answers with {template.end_token!r}, not a token of this tokenizer",
-            hint="set base_models[0].prompt_template to tokenizer to use the base model's own chat template",
-        )
+def make_template(name: str, tokenizer: BaseTokenizer, end_token: str | None = None) -> Template:
+    """Return a template by name; raises InputError if the base cannot learn its end of answers.
+
+    `end_token` is the manifest's choice, if the files of the base disagree about the end.
+    """
+    template = _find_template(name, tokenizer, end_token)
+    check_end_token(template, tokenizer, end_token)
     return template
 
 
-def _find_template(name: str, tokenizer: BaseTokenizer) -> Template:
+def make_planned_template(data: DataPlan, tokenizer: BaseTokenizer) -> Template:
+    """Return the template of a plan."""
+    return make_template(data.prompt_template, tokenizer, data.end_token)
+
+
+def _find_template(name: str, tokenizer: BaseTokenizer, end_token: str | None) -> Template:
     if name == "tokenizer":
-        return make_tokenizer_template(tokenizer)
+        return make_tokenizer_template(tokenizer, end_token)
     if name == "alpaca":
-        end = tokenizer.end_of_text
+        end = end_token or tokenizer.end_of_text
         if end is None:
-            raise InputError(f"{tokenizer.folder}: the tokenizer has no eos_token, which the alpaca template needs")
-        return AlpacaTemplate(end)
-    return {"chatml": CHATML, "qwen3": QWEN3, "llama3": LLAMA3}[name]
+            raise InputError(
+                f"{tokenizer.folder}: the tokenizer has no eos_token, which the alpaca template needs",
+                hint="set base_models[0].end_token to the token that ends answers",
+            )
+        return AlpacaTemplate(end, controls=find_control_tokens(tokenizer.backend, end))
+    template = {"chatml": CHATML, "qwen3": QWEN3, "llama3": LLAMA3}[name]
+    written = template.begin + template.open + template.close
+    return replace(template, controls=find_control_tokens(tokenizer.backend, written))

@@ -21,7 +21,7 @@ class HeldOutRow:
     """A held-out row."""
 
     key: str  # hash of prompt and answer, which identifies a row in any order
-    prompt: str
+    prompt: str  # as the template rendered it, for TextEncoder
     instruction: str
     context: str
     answer: str
@@ -86,9 +86,10 @@ def _read(spec: PreparationSpec, weighted: WeightedSource, split: Split) -> Iter
         content = reader.read(row)
         assert not isinstance(content, BadRow)
         conversation = content if isinstance(content, Conversation) else _parse(content.text)
-        instruction, context = extract_question(conversation, prompt.text)
-        answer = answers[0].text.removesuffix(spec.template.end_token).strip()
-        key = hashlib.blake2b(f"{prompt.text}\0{answer}".encode(), digest_size=12).hexdigest()
+        unescape = spec.template.controls.unescape
+        instruction, context = extract_question(conversation, unescape(prompt.text))
+        answer = unescape(answers[0].text.removesuffix(spec.template.end_token)).strip()
+        key = hashlib.blake2b(f"{unescape(prompt.text)}\0{answer}".encode(), digest_size=12).hexdigest()
         yield HeldOutRow(key=key, prompt=prompt.text, instruction=instruction, context=context, answer=answer)
 
 

@@ -9,7 +9,8 @@ from typing import Literal
 
 from launcher.core.errors import InputError, LauncherError
 from launcher.corpus.bin_packing import PACKER_VERSION
-from launcher.corpus.documents import make_template
+from launcher.corpus.documents import make_planned_template
+from launcher.corpus.end_token import note_disagreement
 from launcher.corpus.hash_cache import hash_file_cached
 from launcher.corpus.sources import FileSource, HubSource, Source, make_file_source
 from launcher.corpus.store import make_key
@@ -58,7 +59,7 @@ class PreparationSpec:
         parts = {
             "fields": self.data.field_mapping.model_dump_json(exclude_none=True),
             "tokenizer": self.tokenizer.fingerprint,
-            "template": f"{self.template.name}:{hashlib.sha256(self.template.text.encode()).hexdigest()}",
+            "template": f"{self.template.name}:{_hash(self.template.text)}:{self.template.end_token}",
             "loss_on": "all" if self.trains_all else "completion",
             "max_seq_length": str(self.capacity),
             "packing": str(self.is_packed),
@@ -81,6 +82,7 @@ def make_preparation_spec(plan: Plan, folder: Path, tokenizer: BaseTokenizer) ->
             f"{folder / SAMPLE_TRAIN}: no such file; the smoke profile trains on the sample in the manifest's folder",
             hint="add a few hundred rows, one JSON object per line, or use --profile full for the manifest's dataset",
         )
+    template = make_planned_template(data, tokenizer)
     validation = _make_sources(data, folder, "validation")
     cuts_validation = not validation and _evaluates(plan)
     return PreparationSpec(
@@ -92,12 +94,16 @@ def make_preparation_spec(plan: Plan, folder: Path, tokenizer: BaseTokenizer) ->
         cuts_validation=cuts_validation,
         data=data,
         tokenizer=tokenizer,
-        template=make_template(data.prompt_template, tokenizer),
+        template=template,
         trains_all=plan.loss_on == "all",
         capacity=plan.batch.sequence_length,
         is_packed=plan.batch.packed,
-        notes=_note_missing(data, folder, cuts_validation),
+        notes=(*_note_missing(data, folder, cuts_validation), *note_disagreement(template, tokenizer)),
     )
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def get_stores_dir() -> Path:

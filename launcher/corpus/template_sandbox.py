@@ -10,7 +10,7 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
@@ -59,14 +59,14 @@ def compile_template(source: str) -> Any:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
     )
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = _reject
     # A fixed date: the current one would make the prepared data depend on the day.
     environment.globals["strftime_now"] = datetime(2024, 1, 1).strftime
     return environment.from_string(source)
 
 
-def _to_json(value: object, indent: int | None = None) -> str:
+def to_json(value: object, indent: int | None = None) -> str:
     """Serialize JSON without escaping < and >, unlike Jinja's own filter."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
@@ -75,11 +75,18 @@ def _reject(message: str) -> NoReturn:
     raise TemplateRejectsError(message)
 
 
-def render_template(template: Any, turns: list[dict[str, str]], *, prompt: bool, tokens: dict[str, str]) -> str:
+def render_template(
+    template: Any, turns: Sequence[Any], *, prompt: bool, tokens: dict[str, str], tools: Sequence[Any] = ()
+) -> str:
     """Render a conversation; raises TemplateLimitError after the time limit, and whatever the template raises."""
     with _time_limit():
         text: str = template.render(
-            messages=turns, add_generation_prompt=prompt, enable_thinking=False, tools=None, documents=None, **tokens
+            messages=turns,
+            add_generation_prompt=prompt,
+            enable_thinking=False,
+            tools=list(tools) or None,
+            documents=None,
+            **tokens,
         )
     if len(text) > MAX_CHARACTERS:
         raise TemplateLimitError(f"writes more than {MAX_CHARACTERS:,} characters for one row")

@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from launcher.corpus.control_tokens import ControlTokens
 from launcher.corpus.conversations import Conversation, Message
+from launcher.corpus.template_sandbox import TemplateRejectsError
+
+_NO_CONTROLS = ControlTokens()
 
 
 class Segment(NamedTuple):
@@ -34,6 +38,16 @@ class Template(Protocol):
         """Token that ends an answer."""
         ...
 
+    @property
+    def controls(self) -> ControlTokens:
+        """Tokens that only the template writes."""
+        ...
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether the tokenizer's BOS token is put before the text."""
+        ...
+
     def render(self, conversation: Conversation) -> tuple[Segment, ...]:
         """Return the segments of a conversation."""
         ...
@@ -49,6 +63,8 @@ class TurnTemplate:
     close: str
     after: str = ""  # between turns; never trained
     think: str = ""  # empty thinking block of a reasoning model
+    controls: ControlTokens = _NO_CONTROLS
+    adds_bos: bool = True
 
     @property
     def text(self) -> str:
@@ -62,7 +78,8 @@ class TurnTemplate:
 
     def render(self, conversation: Conversation) -> tuple[Segment, ...]:
         """Return the segments of a conversation."""
-        return tuple(merge_segments(self._pieces(conversation)))
+        _refuse_tool_calls(conversation, self.name)
+        return tuple(merge_segments(self._pieces(self.controls.escape(conversation))))
 
     def _pieces(self, conversation: Conversation) -> Iterator[Segment]:
         yield Segment(self.begin, False)
@@ -71,8 +88,16 @@ class TurnTemplate:
             is_answer = message.role == "assistant"
             if is_answer and self.think and "<think>" not in message.content:
                 yield Segment(self.think, False)
-            yield Segment(join_context(message) + self.close, is_answer)
+            yield Segment(join_context(message) + self.close, is_answer and message.is_trained)
             yield Segment(self.after, False)
+
+
+def _refuse_tool_calls(conversation: Conversation, name: str) -> None:
+    if conversation.tools or any(message.tool_calls for message in conversation.messages):
+        raise TemplateRejectsError(
+            f"it has tools or tool calls, which the template {name} cannot write; "
+            "prompt_template tokenizer can, if the base's chat template does"
+        )
 
 
 def join_context(message: Message) -> str:
@@ -114,6 +139,8 @@ class AlpacaTemplate:
 
     end_token: str
     name: str = "alpaca"
+    controls: ControlTokens = _NO_CONTROLS
+    adds_bos: bool = True
 
     @property
     def text(self) -> str:
@@ -122,16 +149,19 @@ class AlpacaTemplate:
 
     def render(self, conversation: Conversation) -> tuple[Segment, ...]:
         """Return the segments of a conversation."""
-        return tuple(merge_segments(self._pieces(conversation)))
+        _refuse_tool_calls(conversation, self.name)
+        return tuple(merge_segments(self._pieces(self.controls.escape(conversation))))
 
     def _pieces(self, conversation: Conversation) -> Iterator[Segment]:
         for message in conversation.messages:
             if message.role == "assistant":
                 yield Segment("### Response:\n", False)
-                yield Segment(message.content + self.end_token, True)
+                yield Segment(message.content + self.end_token, message.is_trained)
                 yield Segment("\n\n", False)
             elif message.role == "system":
                 yield Segment(f"{message.content}\n\n", False)
+            elif message.role == "tool":
+                raise TemplateRejectsError("it has a message of role tool, which the template alpaca cannot write")
             else:
                 context = f"### Input:\n{message.context}\n\n" if message.context else ""
                 yield Segment(f"### Instruction:\n{message.content}\n\n{context}", False)

@@ -32,6 +32,8 @@ class TokenSpool:
         self.num_cut = 0
         self.num_cut_tokens = 0
         self.num_untrained = 0  # documents dropped because they have no trained tokens
+        self.num_with_controls = 0  # documents with the text of a control token in a field
+        self.num_untrained_answers = 0
         self.num_ends_trained = 0  # documents that train the end token at least once
 
     def __enter__(self) -> TokenSpool:
@@ -49,6 +51,9 @@ class TokenSpool:
         """Append the documents of a batch that have trained tokens."""
         self.num_cut += int((batch.excess > 0).sum())
         self.num_cut_tokens += int(batch.excess.sum())
+        if batch.findings is not None:
+            self.num_with_controls += int(batch.findings[:, 0].sum())
+            self.num_untrained_answers += int(batch.findings[:, 1].sum())
         trained = _sums(batch.trained, batch.lengths)
         is_kept = trained > 0
         self.num_untrained += int((~is_kept).sum())

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
 
-from launcher.corpus.cached_tokenizer import CachedTokenizer
 from launcher.corpus.documents import Document
+from launcher.corpus.text_encoder import TextEncoder
 
 # Large enough to keep all cores busy, small enough that a batch of long rows stays in memory.
 _BATCH_DOCUMENTS = 1024
@@ -28,6 +27,8 @@ class TokenBatch:
     rows: npt.NDArray[np.int64]
     prompt_hashes: npt.NDArray[np.uint64]
     excess: npt.NDArray[np.int64]  # truncated tokens
+    # Per document: whether a field contains the text of a control token, and the number of answers that are not found.
+    findings: npt.NDArray[np.int64] | None = None
 
     def select(self, chosen: npt.NDArray[np.bool_]) -> TokenBatch:
         """Return a batch with some of the documents."""
@@ -39,12 +40,12 @@ class TokenBatch:
             self.rows[chosen],
             self.prompt_hashes[chosen],
             self.excess[chosen],
+            None if self.findings is None else self.findings[chosen],
         )
 
 
-def tokenize_documents(documents: Iterable[Document], tokenizer: Tokenizer, max_length: int) -> Iterator[TokenBatch]:
-    """Tokenize documents. Segments are tokenized separately, as the prompt is at inference."""
-    encoder = CachedTokenizer(tokenizer)
+def tokenize_documents(documents: Iterable[Document], encoder: TextEncoder, max_length: int) -> Iterator[TokenBatch]:
+    """Tokenize documents, each as a whole, and mask the tokens of segments that are not trained."""
     with ThreadPoolExecutor(1) as executor:  # Rust releases the GIL: rows are read while others are tokenized
         waiting: Future[TokenBatch] | None = None
         for batch in _batches(documents):
@@ -69,9 +70,9 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _encode(batch: Sequence[Document], encoder: CachedTokenizer, max_length: int) -> TokenBatch:
+def _encode(batch: Sequence[Document], encoder: TextEncoder, max_length: int) -> TokenBatch:
     segments = [segment for document in batch for segment in document.segments]
-    encoded = encoder.encode([segment.text for segment in segments])
+    encoded = encoder.encode([document.segments for document in batch])
     input_ids = np.frombuffer(b"".join(encoded), dtype=np.int32)
     sizes = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded)) // input_ids.itemsize
     flags = np.fromiter((segment.is_trained for segment in segments), dtype=np.uint8, count=len(segments))
@@ -88,6 +89,7 @@ def _encode(batch: Sequence[Document], encoder: CachedTokenizer, max_length: int
         np.array([document.row for document in batch], dtype=np.int64),
         np.array([document.prompt_hash for document in batch], dtype=np.uint64),
         lengths - kept,
+        np.array([(document.has_controls, document.num_untrained_answers) for document in batch], dtype=np.int64),
     )
 
 

@@ -9,12 +9,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, processors
 
 from launcher.base_models.catalogue import TINY_BASE_FOLDER, TINY_BASE_NAME, find_config
 from launcher.core.errors import InputError, first_line
 
-_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+_TEMPLATE_FILES = ("chat_template.jinja", "tokenizer_config.json", "chat_template.json")
+_FILES = ("tokenizer.json", "special_tokens_map.json", *_TEMPLATE_FILES)
+_TOKEN_FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+_SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +26,18 @@ class BaseTokenizer:
 
     folder: Path
 
-    @cached_property
+    @property
     def backend(self) -> Tokenizer:
-        """The tokenizer, without padding and truncation."""
+        """The tokenizer, without padding, truncation and post-processor."""
+        return self._loaded[0]
+
+    @property
+    def bos_ids(self) -> list[int]:
+        """The tokens that the tokenizer's post-processor puts before a text, usually BOS."""
+        return self._loaded[1]
+
+    @cached_property
+    def _loaded(self) -> tuple[Tokenizer, list[int]]:
         file = self.folder / "tokenizer.json"
         try:
             backend = Tokenizer.from_file(str(file))
@@ -33,12 +45,32 @@ class BaseTokenizer:
             raise InputError(f"{file}: not a valid tokenizer: {str(error)[:200]}") from None
         backend.no_padding()
         backend.no_truncation()
-        return backend
+        self._add_configured_tokens(backend)
+        bos_ids = _find_bos_ids(backend)
+        backend.post_processor = processors.ByteLevel(trim_offsets=False)  # changes no token and no offset
+        return backend, bos_ids
+
+    def _add_configured_tokens(self, backend: Tokenizer) -> None:
+        """Add tokens that only tokenizer_config.json declares as such, as transformers does."""
+        known = {token.content for token in backend.get_added_tokens_decoder().values()}
+        declared = self.settings.get("added_tokens_decoder")
+        for entry in declared.values() if isinstance(declared, dict) else ():
+            name = entry.get("content") if isinstance(entry, dict) else None
+            if isinstance(name, str) and name not in known and backend.token_to_id(name) is not None:
+                flags = {key: bool(entry.get(key)) for key in _TOKEN_FLAGS}
+                backend.add_tokens([AddedToken(name, **flags)])
+                known.add(name)
+        names = [name for key in _SPECIAL_NAMES if isinstance(name := self.special_token(key), str)]
+        backend.add_special_tokens([n for n in names if n not in known and backend.token_to_id(n) is not None])
 
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Content of tokenizer_config.json."""
-        file = self.folder / "tokenizer_config.json"
+        return self.load_json("tokenizer_config.json")
+
+    def load_json(self, name: str) -> dict[str, Any]:
+        """Return the content of a JSON file of the base; empty if there is none."""
+        file = self.folder / name
         if not file.is_file():
             return {}
         try:
@@ -52,12 +84,21 @@ class BaseTokenizer:
     @property
     def chat_template(self) -> str | None:
         """The chat template; None if there is none."""
-        file = self.folder / "chat_template.jinja"
-        if file.is_file():
-            return file.read_text(encoding="utf-8")
-        template = self.settings.get("chat_template")
+        return None if self.chat_template_file is None else self._load_template(self.chat_template_file)
+
+    @cached_property
+    def chat_template_file(self) -> str | None:
+        """Name of the file that contains the chat template; None if there is none."""
+        return next((name for name in _TEMPLATE_FILES if self._load_template(name)), None)
+
+    def _load_template(self, name: str) -> str | None:
+        if name.endswith(".jinja"):
+            file = self.folder / name
+            return file.read_text(encoding="utf-8") if file.is_file() else None
+        template = self.load_json(name).get("chat_template")
         if isinstance(template, list):  # several named ones
-            template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
+            named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+            template = named.get("default")
         return template if isinstance(template, str) else None
 
     @property
@@ -86,6 +127,13 @@ class BaseTokenizer:
         return digest.hexdigest()
 
 
+def _find_bos_ids(backend: Tokenizer) -> list[int]:
+    plain = backend.encode("a", add_special_tokens=False).ids
+    processed: list[int] = backend.encode("a", add_special_tokens=True).ids
+    starts = range(len(processed) - len(plain) + 1)
+    return processed[: next((start for start in starts if processed[start : start + len(plain)] == plain), 0)]
+
+
 def load_tokenizer(base: str, search: tuple[Path, ...], *, allow_tiny_fallback: bool = False) -> BaseTokenizer:
     """Load the tokenizer of a base model: the embedded one, a local folder, the hub's cache or the hub.
 
@@ -105,7 +153,8 @@ def _download(base: str, config: Path | None) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(base, allow_patterns=["tokenizer*", "*.jinja", "special_tokens_map.json"]))
+        patterns = ["tokenizer*", "*.jinja", "chat_template.json", "special_tokens_map.json", "*config.json"]
+        return Path(snapshot_download(base, allow_patterns=patterns))
     except Exception as error:  # the hub's client raises whatever its network layer raises
         where = (
             f"{config.parent} has no tokenizer.json" if config is not None else "no local folder of that name was found"

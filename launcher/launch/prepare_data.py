@@ -10,6 +10,7 @@ from pathlib import Path
 
 from launcher.core.choices import Profile
 from launcher.core.errors import LauncherError
+from launcher.corpus.end_token import note_disagreement
 from launcher.corpus.inventory import (
     CachedDataset,
     CurrentKeys,
@@ -88,4 +89,7 @@ def prepare_planned(planned: PlannedRun, report: Callable[[str], None], advance:
     plan = planned.plan
     folders = base_folders(planned.loaded.folder)
     tokenizer = load_tokenizer(plan.base.name, folders, allow_tiny_fallback=plan.random_weights)
-    return prepare(make_preparation_spec(plan, planned.loaded.folder, tokenizer), report, advance)
+    spec = make_preparation_spec(plan, planned.loaded.folder, tokenizer)
+    for note in note_disagreement(spec.template, tokenizer):
+        report(f"note: {note}")
+    return prepare(spec, report, advance)

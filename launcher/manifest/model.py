@@ -54,6 +54,8 @@ class BaseModelEntry(Strict):
     """Storage of the frozen base model: int4 is NF4 (QLoRA), int8 is LLM.int8(); the others do not quantize."""
     prompt_template: PromptTemplate = "tokenizer"
     """Template that formats a row; tokenizer: the chat template of the tokenizer."""
+    end_token: Annotated[str, Field(min_length=1)] | None = None
+    """Token that ends answers, if the files of the base model disagree about it."""
     adapters: tuple[Adapter, ...] = ()
     """Published adapters of this base model."""
 

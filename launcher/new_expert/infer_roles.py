@@ -38,7 +38,7 @@ _FIELD_FLAGS = "name them with --prompt-field and --answer-field"
 _BY_FLAG, _BY_NAME = "set by flag", "its name"
 _HINTS = {
     RowFault.UNKNOWN_ROLE: f"known roles: {', '.join(ROLES)}; also human, gpt, bot and model: rename the others",
-    RowFault.TOOL_CALLS: "tool calls are not trained: remove such rows, or write the calls as content",
+    RowFault.TOOL_CALLS: "tool calls have OpenAI's form: {type, function: {name, arguments}}, in a list tool_calls",
     RowFault.NO_ANSWER: 'put question and answer into one list: [{"role": "user", "content": …}, '
     '{"role": "assistant", "content": …}]',
 }

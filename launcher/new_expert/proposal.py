@@ -219,9 +219,10 @@ def _make_question(row: Row, document: Document, maker: DocumentBuilder) -> Refe
     else:
         dialect = find_dialect(content.text)
         conversation = None if dialect is None else parse_conversation(content.text, dialect)
-    instruction, context = extract_question(conversation, document.segments[0].text)
+    unescape = maker.template.controls.unescape
+    instruction, context = extract_question(conversation, unescape(document.segments[0].text))
     answer = next((segment.text for segment in document.segments if segment.is_trained), "")
-    reference = answer.removesuffix(maker.template.end_token).strip()
+    reference = unescape(answer.removesuffix(maker.template.end_token)).strip()
     return ReferenceRow(instruction=instruction, context=context, reference=reference)
 
 

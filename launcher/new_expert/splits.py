@@ -11,10 +11,11 @@ from typing import Literal
 from launcher.base_models.catalogue import TINY_BASE_NAME
 from launcher.core.errors import InputError, Problem
 from launcher.corpus.build import is_cut_for_validation
-from launcher.corpus.conversations import find_task_field, make_row_reader
+from launcher.corpus.conversations import TOOLS_FIELD, find_task_field, make_row_reader
 from launcher.corpus.documents import DocumentBuilder, make_template
 from launcher.corpus.rows import Row
 from launcher.corpus.sources import FileSource, Format, format_by_name
+from launcher.corpus.text_encoder import TextEncoder
 from launcher.corpus.tokenizer import load_tokenizer
 from launcher.manifest.suggest import find_closest
 from launcher.new_expert.infer_roles import MAJORITY, list_reasons
@@ -169,11 +170,9 @@ def _measure(proposal: Proposal, rows: Sequence[Row]) -> list[_MeasuredRow]:
     template = make_template("chatml", tokenizer)
     maker = DocumentBuilder(reader=proposal.roles.reader, template=template, trains_all=proposal.trains_all)
     made, _ = make_documents(maker, sample_evenly(rows, _MEASURED_ROWS))
-    texts = ["".join(segment.text for segment in document.segments) for _, document in made]
-    encoded = tokenizer.backend.encode_batch(texts, add_special_tokens=False)
+    encoder = TextEncoder(tokenizer, template)
     return [
-        _MeasuredRow(row, len(encoding.ids), document.prompt_hash)
-        for (row, document), encoding in zip(made, encoded, strict=True)
+        _MeasuredRow(row, sum(encoder.count_tokens(document.segments)), document.prompt_hash) for row, document in made
     ]
 
 
@@ -186,10 +185,12 @@ def _choose(rows: list[_MeasuredRow], limit: int, max_rows: int) -> tuple[Row, .
 
 def _render(proposal: Proposal, rows: Sequence[Row]) -> str:
     """Write rows as JSON Lines, with the fields of the mapping only."""
-    names = proposal.roles.mapping.model_dump(exclude_none=True).values()
+    mapping = proposal.roles.mapping
+    names = [*mapping.model_dump(exclude_none=True).values(), *([TOOLS_FIELD] if mapping.messages else ())]
     lines = []
     for row in rows:
-        fields = {name: row.fields.get(name) for name in names} if names else dict(row.fields)
+        fields = {name: row.fields.get(name) for name in names if name != TOOLS_FIELD or name in row.fields}
+        fields = fields if names else dict(row.fields)
         line = json.dumps(fields, ensure_ascii=False, default=str)
         lines.append(line if is_encodable(line) else json.dumps(fields, default=str))
     return "".join(line + "\n" for line in lines)

@@ -13,6 +13,7 @@ from launcher.core.units import format_percent
 from launcher.corpus.audit import SampleSegment
 from launcher.corpus.documents import Document, make_template
 from launcher.corpus.templates import CHATML, LLAMA3, QWEN3, Template
+from launcher.corpus.text_encoder import TextEncoder
 from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
 from launcher.plan.estimate.dataset_size import BYTES_PER_TOKEN
 
@@ -48,9 +49,9 @@ class Mask:
 
 def choose_template(base: ModelShape, requested: str | None, tokenizer: BaseTokenizer) -> ChosenTemplate:
     """Choose the template that fits the base model, unless one is requested."""
-    native, native_reason = _find_native(base)
-    name, reason = (native, native_reason) if requested is None else (requested, "set by --template")
     has_tokenizer = base.name == TINY_BASE_NAME or not is_embedded(tokenizer)
+    native, native_reason = _find_native(base, tokenizer if has_tokenizer else None)
+    name, reason = (native, native_reason) if requested is None else (requested, "set by --template")
     preview = _make_own_template(name, base, tokenizer) if has_tokenizer else _TEMPLATES.get(name)
     note, missing = "", f"the tokenizer of {get_last_component(base.name)} is not on this machine"
     if preview is None and name == "alpaca":
@@ -66,16 +67,18 @@ def is_embedded(tokenizer: BaseTokenizer) -> bool:
     return tokenizer.folder == load_tokenizer(TINY_BASE_NAME, ()).folder
 
 
-def _find_native(base: ModelShape) -> tuple[str, str]:
-    """Return the template of the base's family; for other chat models, the tokenizer's own chat template."""
+def _find_native(base: ModelShape, tokenizer: BaseTokenizer | None) -> tuple[str, str]:
+    """Return the base's own chat template; if it is not on this machine, the template of the base's family."""
+    if tokenizer is not None and tokenizer.chat_template_file is not None and base.name != TINY_BASE_NAME:
+        return "tokenizer", f"the base's own chat template, in {tokenizer.chat_template_file}"
     if base.model_type.startswith("qwen") or base.name.startswith("launcher/"):
         return "chatml", f"special tokens of {get_last_component(base.name)}"
     if re.search(r"llama-?3", base.name.lower()):
         return "llama3", "special tokens of Llama 3"
     words = re.split(r"[^a-z0-9]+", base.name.lower())
-    if {"instruct", "it", "chat"} & set(words) or base.model_type == "smollm3":
+    if tokenizer is None and ({"instruct", "it", "chat"} & set(words) or base.model_type == "smollm3"):
         return "tokenizer", "the base's own chat template"
-    return "alpaca", "plain headings: this base has no known chat template"
+    return "alpaca", "plain headings: this base has no chat template"
 
 
 def _make_own_template(name: str, base: ModelShape, tokenizer: BaseTokenizer) -> Template:
@@ -114,18 +117,19 @@ def make_mask(
     """Preview the row of median length, because the first one is often unusual."""
     ordered = sorted(documents[:_PREVIEW_ROWS], key=estimate_tokens)
     document = ordered[len(ordered) // 2]
-    encoded = [tokenizer.backend.encode(segment.text, add_special_tokens=False) for segment in document.segments]
-    total = sum(len(encoding.ids) for encoding in encoded)
+    sizes = TextEncoder(tokenizer, template.preview).count_tokens(document.segments)
+    total = sum(sizes)
     embedded = is_embedded(tokenizer)
     # The embedded tokenizer makes more tokens of a row than the base's own: keep the same share of the row instead.
     share = min(1.0, max_length / max(1.0, estimate_tokens(document)))
     num_kept = round(total * share) if embedded else min(total, max_length)
     segments, num_trained, left = [], 0, num_kept
-    for segment, encoding in zip(document.segments, encoded, strict=True):
-        count = min(left, len(encoding.ids))
+    for segment, size in zip(document.segments, sizes, strict=True):
+        count = min(left, size)
         if count:
-            text = segment.text if count == len(encoding.ids) else segment.text[: encoding.offsets[count][0]]
-            segments.append(SampleSegment(text=text, is_trained=segment.is_trained))
+            text = template.preview.controls.unescape(segment.text)
+            shown = text if count == size else text[: round(len(text) * count / size)]
+            segments.append(SampleSegment(text=shown, is_trained=segment.is_trained))
             num_trained += count if segment.is_trained else 0
         left -= count
     whose = f" of {get_last_component(base)} (estimated)" if embedded else ""

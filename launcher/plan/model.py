@@ -106,6 +106,7 @@ class DataPlan(Frozen):
     streaming: bool
     field_mapping: FieldMapping
     prompt_template: str
+    end_token: str | None = None  # None: the template's
     cache_dir: str | None
     num_rows: int | None
     mean_tokens: float

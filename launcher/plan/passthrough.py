@@ -32,6 +32,7 @@ def make_data_plan(context: PlanContext) -> DataPlan:
         streaming=dataset.streaming,
         field_mapping=mapping,
         prompt_template=_get_template(context),
+        end_token=None if context.is_smoke else context.entry.end_token,
         cache_dir=context.config.pretokenized_cache,
         num_rows=context.rows.num_rows,
         mean_tokens=context.rows.mean_tokens,

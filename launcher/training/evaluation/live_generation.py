@@ -12,8 +12,9 @@ from transformers.utils import logging
 
 from launcher.core.errors import RunFailedError, first_line
 from launcher.corpus.spec import PreparationSpec
+from launcher.corpus.text_encoder import TextEncoder
 from launcher.manifest.model import Decoding
-from launcher.training.inference.generate import Answer, build_generator, encode_prompt
+from launcher.training.inference.generate import Answer, build_generator
 from launcher.training.model.base_model import has_attention_softcap
 from launcher.training.model.compile_checkpoint import compile_disabled
 
@@ -40,12 +41,13 @@ class LiveGenerator:
         self, run: TrainingRun, spec: PreparationSpec, decoding: Decoding, is_stopping: Callable[[], bool]
     ) -> None:
         self._run, self._decoding, self._is_stopping = run, decoding, is_stopping
-        self._tokenizer, self._end_token = spec.tokenizer, spec.template.end_token
+        self._tokenizer, self._template = spec.tokenizer, spec.template
+        self._encoder = TextEncoder(spec.tokenizer, spec.template)
         self.batch_size = _MAX_BATCH_SIZE  # halved after an out-of-memory error
 
     def count_tokens(self, text: str) -> int:
         """Return the number of tokens of a text."""
-        return len(encode_prompt(self._tokenizer, text))
+        return len(self._encoder.encode_prompt(text))
 
     def limit_batch_size(self, prompts: Sequence[str], max_new_tokens: int) -> None:
         """Limit the batch to a micro-batch's tokens, and its KV cache to the memory of the training's activations."""
@@ -81,7 +83,7 @@ class LiveGenerator:
             run.engine.module.model,
             run.plan,
             tokenizer=self._tokenizer,
-            end_token=self._end_token,
+            template=self._template,
             decoding=self._decoding,
             max_new_tokens=max_new_tokens,
             batch_size=self.batch_size,

@@ -17,9 +17,11 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 from launcher.core.choices import Dtype
 from launcher.core.errors import InputError, LauncherError, RunFailedError
 from launcher.core.run_paths import write_text_atomically
-from launcher.corpus.documents import make_template
+from launcher.corpus.documents import make_planned_template
+from launcher.corpus.end_token import collect_end_ids
 from launcher.corpus.spec import get_expert_stores_dir
 from launcher.corpus.store import find_store
+from launcher.corpus.text_encoder import TextEncoder
 from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
 from launcher.request.request import base_folders
 from launcher.training.checkpoint.weights import make_readable
@@ -85,8 +87,8 @@ def pick_rows(run: TrainedRun, tokenizer: BaseTokenizer) -> list[Tensor]:
             return [torch.from_numpy(document.input_ids.astype("int64")) for document in documents]
         if len(file):  # all rows are longer
             return [torch.from_numpy(file[0].input_ids[:_COMPARED_TOKENS].astype("int64"))]
-    prompt = render_prompt(make_template(run.plan.data.prompt_template, tokenizer), _EXAMPLE)
-    return [torch.tensor(tokenizer.backend.encode(prompt, add_special_tokens=False).ids)]
+    template = make_planned_template(run.plan.data, tokenizer)
+    return [torch.tensor(TextEncoder(tokenizer, template).encode_prompt(render_prompt(template, _EXAMPLE)))]
 
 
 def _compute_expected(
@@ -124,10 +126,10 @@ def _write(folder: Path, model: PreTrainedModel, run: TrainedRun, dtype: Dtype, 
 
 def _set_end_token(model: PreTrainedModel, run: TrainedRun, tokenizer: BaseTokenizer) -> None:
     """Add the template's end token, which may differ from the base's, to the generation config."""
-    end = tokenizer.backend.token_to_id(make_template(run.plan.data.prompt_template, tokenizer).end_token)
+    trained = collect_end_ids(tokenizer, make_planned_template(run.plan.data, tokenizer).end_token)
     config = model.generation_config
     own = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    ends = list(dict.fromkeys(token for token in (end, *own) if token is not None))
+    ends = list(dict.fromkeys(token for token in (*trained, *own) if token is not None))
     config.eos_token_id = ends[0] if len(ends) == 1 else ends
     try:
         config.validate(strict=True)
@@ -156,12 +158,13 @@ def _compute_written(
 
 
 def _check_tokenizer(folder: Path, tokenizer: BaseTokenizer, run: TrainedRun) -> None:
-    prompt = render_prompt(make_template(run.plan.data.prompt_template, tokenizer), _EXAMPLE)
+    """Compare the tokens of a prompt with those of the written tokenizer, which adds its BOS token by itself."""
+    template = make_planned_template(run.plan.data, tokenizer)
+    prompt = render_prompt(template, _EXAMPLE)
     loaded: Any = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=run.trusts_code)
-    if (
-        loaded(prompt, add_special_tokens=False).input_ids
-        != tokenizer.backend.encode(prompt, add_special_tokens=False).ids
-    ):
+    encoder = TextEncoder(tokenizer, template)
+    tokens = loaded(prompt, add_special_tokens=encoder.adds_bos(prompt)).input_ids
+    if tokens != encoder.encode_prompt(prompt):
         raise RunFailedError("the written tokenizer gives other tokens than the one used in training")
 
 

@@ -159,7 +159,7 @@ def _generation_lines(prompt: PromptFormat) -> Iterator[str]:
     yield ""
     yield from (f'{name} = "…"' for name in names)
     yield f"prompt = f{literal}"
-    yield 'inputs = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")'
+    yield f'inputs = tokenizer(prompt, add_special_tokens={prompt.adds_bos}, return_tensors="pt")'
     yield f"end = tokenizer.convert_tokens_to_ids({prompt.end_token!r})"
     yield "answer = model.generate(**inputs, max_new_tokens=512, do_sample=False, eos_token_id=end)"
     yield "print(tokenizer.decode(answer[0, inputs.input_ids.shape[1]:], skip_special_tokens=True))"

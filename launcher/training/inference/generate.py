@@ -13,7 +13,10 @@ from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from launcher.core.errors import InputError
-from launcher.corpus.documents import make_template
+from launcher.corpus.documents import make_planned_template
+from launcher.corpus.end_token import collect_end_ids
+from launcher.corpus.templates import Template
+from launcher.corpus.text_encoder import TextEncoder
 from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
 from launcher.manifest.model import Decoding
 from launcher.plan.model import Plan
@@ -49,9 +52,9 @@ def answer_question(run: TrainedRun, question: str, context: str, max_new_tokens
     """Load a trained expert and answer one question."""
     silence_transformers()
     tokenizer = load_tokenizer(run.plan.base.name, base_folders(Path(run.plan.data.folder)))
-    template = make_template(run.plan.data.prompt_template, tokenizer)
+    template = make_planned_template(run.plan.data, tokenizer)
     prompt = render_prompt(template, question, context=context)
-    room = run.plan.base.max_positions - len(encode_prompt(tokenizer, prompt))
+    room = run.plan.base.max_positions - len(TextEncoder(tokenizer, template).encode_prompt(prompt))
     if room < 1:
         raise InputError(
             f"the prompt has {run.plan.base.max_positions - room:,} tokens, more than {run.plan.base.name} has "
@@ -64,12 +67,6 @@ def answer_question(run: TrainedRun, question: str, context: str, max_new_tokens
     )
     (answer,) = generator.generate([prompt])
     return answer
-
-
-def encode_prompt(tokenizer: BaseTokenizer, prompt: str) -> list[int]:
-    """Return the tokens of a prompt as in training: special tokens only where the template has them."""
-    ids: list[int] = tokenizer.backend.encode(prompt, add_special_tokens=False).ids
-    return ids
 
 
 def load_for_generation(run: TrainedRun) -> Any:
@@ -95,7 +92,7 @@ def load_generator(
         model,
         plan,
         tokenizer=tokenizer,
-        end_token=make_template(plan.data.prompt_template, tokenizer).end_token,
+        template=make_planned_template(plan.data, tokenizer),
         decoding=decoding,
         max_new_tokens=max_new_tokens,
         batch_size=batch_size,
@@ -107,7 +104,7 @@ def build_generator(
     plan: Plan,
     *,
     tokenizer: BaseTokenizer,
-    end_token: str,
+    template: Template,
     decoding: Decoding,
     max_new_tokens: int,
     batch_size: int | None,
@@ -118,8 +115,9 @@ def build_generator(
     return Generator(
         model,
         tokenizer,
+        template=template,
         decoding=decoding,
-        eos_ids=_collect_eos_ids(tokenizer, end_token),
+        eos_ids=_collect_eos_ids(tokenizer, template.end_token, decoding),
         max_new_tokens=max_new_tokens,
         max_positions=plan.base.max_positions,
         seed=plan.schedule.seed,
@@ -137,6 +135,7 @@ class Generator:
         model: Any,
         tokenizer: BaseTokenizer,
         *,
+        template: Template,
         decoding: Decoding,
         eos_ids: Sequence[int],
         max_new_tokens: int,
@@ -147,6 +146,7 @@ class Generator:
         ignore_eos: bool,
     ) -> None:
         self._tokenizer, self._decoding, self._seed = tokenizer, decoding, seed
+        self._encoder, self._unescape = TextEncoder(tokenizer, template), template.controls.unescape
         self._batch_size, self._max_positions = batch_size, max_positions
         self._config = build_generation_config(decoding, eos_ids, max_new_tokens)
         if ignore_eos:
@@ -158,7 +158,7 @@ class Generator:
         """Return an answer per prompt. `advance` is called with the size of each finished batch."""
         # A prompt that is too long loses its beginning.
         room = self._max_positions - int(self._config.max_new_tokens)
-        ids = [encode_prompt(self._tokenizer, prompt)[-max(1, room) :] for prompt in prompts]
+        ids = [self._encoder.encode_prompt(prompt)[-max(1, room) :] for prompt in prompts]
         order = sorted(range(len(ids)), key=lambda index: len(ids[index]), reverse=True)
         answers: dict[int, Answer] = {}
         # Options of the base's generation_config, such as a repetition penalty, would fill in what we leave unset.
@@ -206,6 +206,7 @@ class Generator:
         cuts = [position for sequence in sequences if sequence and (position := text.find(sequence)) >= 0]
         if cuts:
             text, end = text[: min(cuts)], "stop sequence"
+        prompt = self._unescape(prompt)
         return Answer(text=text, prompt=prompt, num_prompt_tokens=num_prompt_tokens, num_tokens=len(tokens), end=end)
 
 
@@ -234,11 +235,11 @@ def _sampling_filters(decoding: Decoding) -> dict[str, Any]:
     return {name: value for name, value in filters.items() if value}
 
 
-def _collect_eos_ids(tokenizer: BaseTokenizer, end_token: str) -> list[int]:
-    """The template's end token and the base's end of text."""
-    names = (end_token, tokenizer.end_of_text)
-    ids = (tokenizer.backend.token_to_id(name) for name in names if name is not None)
-    return list(dict.fromkeys(token for token in ids if token is not None))
+def _collect_eos_ids(tokenizer: BaseTokenizer, end_token: str, decoding: Decoding) -> list[int]:
+    """The ends of the template and the base, and stop sequences that are special tokens: a decoded text has none."""
+    special = {token.content for token in tokenizer.backend.get_added_tokens_decoder().values() if token.special}
+    stops = [tokenizer.backend.token_to_id(stop) for stop in decoding.stop_sequences if stop in special]
+    return list(dict.fromkeys([*collect_end_ids(tokenizer, end_token), *(stop for stop in stops if stop is not None)]))
 
 
 class StopSequenceCriteria(StoppingCriteria):

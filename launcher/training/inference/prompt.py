@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launcher.core.errors import InputError
-from launcher.corpus.chat_template import TemplateRejectsError
 from launcher.corpus.conversations import Conversation, Message
-from launcher.corpus.documents import make_template
+from launcher.corpus.documents import make_planned_template
+from launcher.corpus.template_sandbox import TemplateRejectsError
 from launcher.corpus.templates import Template
+from launcher.corpus.text_encoder import TextEncoder
 from launcher.corpus.tokenizer import BaseTokenizer
 from launcher.plan.model import Plan
 
@@ -24,6 +25,7 @@ class PromptFormat:
     text: str
     fields: tuple[str, ...]  # text.replace(PLACEHOLDERS[i], value of fields[i])
     end_token: str
+    adds_bos: bool  # the tokenizer puts its BOS token before the text
 
 
 # Private-use characters, which no template contains.
@@ -31,7 +33,7 @@ PLACEHOLDERS = ("\ue000", "\ue001", "\ue002")
 
 
 def render_prompt(template: Template, question: str, *, context: str = "", system: str = "") -> str:
-    """Return the prompt for a question: everything that training put before the answer."""
+    """Return the prompt for a question, for TextEncoder: everything that training put before the answer."""
     system_turn = (Message("system", system),) if system else ()
     turns = (*system_turn, Message("user", question, context), Message("assistant", _PLACEHOLDER_ANSWER))
     try:
@@ -45,7 +47,7 @@ def render_prompt(template: Template, question: str, *, context: str = "", syste
 
 def derive_prompt_format(plan: Plan, tokenizer: BaseTokenizer) -> PromptFormat:
     """Return the prompt format with the rows' field names; only a question if the manifest does not name fields."""
-    template, mapping = make_template(plan.data.prompt_template, tokenizer), plan.data.field_mapping
+    template, mapping = make_planned_template(plan.data, tokenizer), plan.data.field_mapping
     names = [mapping.instruction or "question"]
     if mapping.instruction is not None:
         names += [name for name in (mapping.input, mapping.system) if name is not None]
@@ -56,4 +58,10 @@ def derive_prompt_format(plan: Plan, tokenizer: BaseTokenizer) -> PromptFormat:
         context=placeholders.get(mapping.input or "", ""),
         system=placeholders.get(mapping.system or "", ""),
     )
-    return PromptFormat(template=template.name, text=text, fields=tuple(names), end_token=template.end_token)
+    return PromptFormat(
+        template=template.name,
+        text=text,
+        fields=tuple(names),
+        end_token=template.end_token,
+        adds_bos=TextEncoder(tokenizer, template).adds_bos(text),
+    )

@@ -10,7 +10,7 @@ from launcher.corpus.audit import SplitAudit, make_notes, make_sample, make_spli
 from launcher.corpus.bin_packing import pack_best_fit
 from launcher.corpus.documents import Document
 from launcher.corpus.rows import BadRow, Rejections
-from launcher.corpus.templates import Segment
+from launcher.corpus.templates import CHATML, Segment
 from launcher.corpus.token_spool import TokenSpool
 from tests.unit.corpus.test_token_spool import END, batch_of
 
@@ -61,5 +61,8 @@ def test_notes(tmp_path: Path) -> None:
 
 def test_the_sample_shows_the_mask() -> None:
     document = Document(1, (Segment("question ", False), Segment("answer", True)), 0)
-    assert [(part.text, part.is_trained) for part in make_sample(document)] == [("question ", False), ("answer", True)]
-    assert make_sample(None) == ()
+    assert [(part.text, part.is_trained) for part in make_sample(document, CHATML)] == [
+        ("question ", False),
+        ("answer", True),
+    ]
+    assert make_sample(None, CHATML) == ()

@@ -8,9 +8,11 @@ import pytest
 
 from launcher.core.errors import InputError
 from launcher.corpus import template_sandbox
-from launcher.corpus.chat_template import TemplateRejectsError, TokenizerTemplate, make_tokenizer_template
+from launcher.corpus.chat_template import TokenizerTemplate, make_tokenizer_template
 from launcher.corpus.conversations import Conversation, Message
+from launcher.corpus.template_sandbox import TemplateRejectsError
 from launcher.corpus.tokenizer import BaseTokenizer
+from tests.unit.corpus.families import FAMILIES, write_family
 from tests.unit.corpus.inputs import CHAT_TEMPLATE, write_base
 from tests.unit.corpus.test_templates import ONE_TURN, TWO_TURNS, marked
 
@@ -38,7 +40,7 @@ def test_two_turns(tmp_path: Path) -> None:
     )
 
 
-def test_a_template_that_rewrites_history_trains_the_last_answer_only(tmp_path: Path) -> None:
+def test_a_template_that_rewrites_history_trains_every_answer(tmp_path: Path) -> None:
     """Templates of thinking models keep thoughts in the last answer only and remove them from earlier ones."""
     source = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -47,17 +49,18 @@ def test_a_template_that_rewrites_history_trains_the_last_answer_only(tmp_path: 
         "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
     )
     assert marked(template_of(tmp_path, source), TWO_TURNS) == (
-        "<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n1<|im_end|>\n"
+        "<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n⟦1<|im_end|>⟧\n"
         "<|im_start|>user\nTwo?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n⟦2<|im_end|>⟧\n"
     )
 
 
-def test_an_end_token_that_opens_the_text_is_not_the_end_of_an_answer(tmp_path: Path) -> None:
+def test_a_template_without_an_end_of_answers_is_refused(tmp_path: Path) -> None:
     source = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}" + (
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
     template = template_of(tmp_path, source, end="<|endoftext|>", bos_token="<|endoftext|>")
-    assert marked(template, TWO_TURNS) == "<|endoftext|>user: One?\nassistant: ⟦1\n⟧user: Two?\nassistant: ⟦2\n⟧"
+    with pytest.raises(InputError, match="the chat template writes no end token after an answer"):
+        _ = template.end_token
 
 
 def test_a_template_that_raises_refuses_the_row(tmp_path: Path) -> None:
@@ -167,3 +170,92 @@ def test_a_row_that_makes_a_template_run_on_ends_the_preparation(
     template = template_of(tmp_path, source)
     with pytest.raises(InputError, match="takes more than 1 s for one row"):
         template.render(ONE_TURN)
+
+
+WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+TOOL_TURNS = Conversation(
+    (
+        Message("user", "Is it warm in Paris?"),
+        Message(
+            "assistant",
+            "",
+            tool_calls=(
+                {"type": "function", "function": {"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}},
+            ),
+        ),
+        Message("tool", "21 degrees"),
+        Message("assistant", "Yes."),
+    ),
+    (WEATHER,),
+)
+
+
+def test_tool_calls_are_trained_where_the_template_writes_them(tmp_path: Path) -> None:
+    template = make_tokenizer_template(write_family(tmp_path, FAMILIES["qwen 2.5"]))
+    text = marked(template, TOOL_TURNS)
+    call = '{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}'
+    assert text.startswith('<|im_start|>system\n# Tools\n{"type": "function", "function": {"name": "get_weather"')
+    assert f"assistant\n⟦<tool_call>\n{call}\n</tool_call><|im_end|>⟧\n" in text
+    assert "21 degrees\n</tool_response><|im_end|>\n<|im_start|>assistant\n⟦Yes.<|im_end|>⟧\n" in text
+
+
+@pytest.mark.parametrize("family", ["smollm", "llama 3", "gemma", "mistral v3"])
+def test_a_template_that_leaves_out_tool_calls_refuses_the_row(tmp_path: Path, family: str) -> None:
+    template = make_tokenizer_template(write_family(tmp_path, FAMILIES[family]))
+    with pytest.raises(TemplateRejectsError, match="tools"):
+        template.render(TOOL_TURNS)
+    calls_only = Conversation(TOOL_TURNS.messages)
+    with pytest.raises(TemplateRejectsError, match="tool calls"):
+        template.render(calls_only)
+
+
+def test_arguments_of_numbers_that_are_left_out_are_noticed(tmp_path: Path) -> None:
+    source = LOOP.replace(
+        "{{ m.content }}", "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}"
+    )
+    call = {"type": "function", "function": {"name": "roll", "arguments": {"sides": 6}}}
+    conversation = Conversation((Message("user", "Roll."), Message("assistant", "", tool_calls=(call,))))
+    with pytest.raises(TemplateRejectsError, match="leaves out"):
+        template_of(tmp_path, source + PROMPT).render(conversation)
+
+
+def test_arguments_as_text_where_the_template_joins_them(tmp_path: Path) -> None:
+    """DeepSeek's template adds the arguments to a text, and takes a message without content for one with calls."""
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is none %}"
+        "{{ m.tool_calls[0].function.name + ' ' + m.tool_calls[0].function.arguments }}"
+        "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    )
+    call = {"type": "function", "function": {"name": "roll", "arguments": {"die": "red"}}}
+    conversation = Conversation((Message("user", "Roll."), Message("assistant", "", tool_calls=(call,))))
+    assert '⟦roll {"die": "red"}<|im_end|>⟧' in marked(template_of(tmp_path, source + PROMPT), conversation)
+
+
+def test_phi3_trains_every_answer_and_its_end_once(tmp_path: Path) -> None:
+    template = make_tokenizer_template(write_family(tmp_path, FAMILIES["phi 3"]))
+    assert marked(template, TWO_TURNS) == (
+        "<|user|>\nOne?<|end|>\n<|assistant|>\n⟦1<|end|>⟧\n"
+        "<|user|>\nTwo?<|end|>\n<|assistant|>\n⟦2<|end|>⟧\n<|endoftext|>"
+    )
+
+
+def test_gemma_ends_answers_with_its_turn(tmp_path: Path) -> None:
+    template = make_tokenizer_template(write_family(tmp_path, FAMILIES["gemma"]))
+    assert template.end_token == "<end_of_turn>"
+    assert marked(template, TWO_TURNS).endswith("<start_of_turn>model\n⟦2<end_of_turn>⟧\n")
+
+
+def test_a_template_that_takes_no_system_message_says_so(tmp_path: Path) -> None:
+    template = make_tokenizer_template(write_family(tmp_path, FAMILIES["gemma"]))
+    with pytest.raises(TemplateRejectsError, match="System role not supported: it takes no system message"):
+        template.render(ONE_TURN)
+
+
+def test_a_template_that_ignores_the_generation_prompt_does_not_train_headers(tmp_path: Path) -> None:
+    assert marked(template_of(tmp_path, LOOP), TWO_TURNS).endswith("<|im_start|>assistant\n⟦2<|im_end|>⟧\n")
+
+
+def test_answers_that_look_like_markers_are_found(tmp_path: Path) -> None:
+    template = template_of(tmp_path, CHAT_TEMPLATE)
+    conversation = Conversation((Message("user", "assistant"), Message("assistant", "user"), Message("user", "user")))
+    assert marked(template, conversation).count("⟦user<|im_end|>⟧") == 1

@@ -167,7 +167,7 @@ def test_parts_of_text_are_joined() -> None:
         ([{"role": "user", "content": " "}], "a message of role user has no text"),
         (
             [{"role": "assistant", "content": None, "tool_calls": [{}]}],
-            "a message of role assistant has tool calls and no text",
+            "a tool call has no function name",
         ),
         ([{"role": "system", "content": ""}], "messages is empty"),
         ([{"role": "narrator", "content": "x"}], "a message has an unknown role: 'narrator'"),

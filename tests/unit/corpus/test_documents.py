@@ -58,12 +58,27 @@ def test_the_hash_is_of_the_prompt_whatever_is_trained(trains_all: bool) -> None
     assert one.prompt_hash == made(TURNS, {"q": "One?", "a": "1"}).prompt_hash
 
 
-def test_a_template_that_renders_nothing_is_a_reason(tmp_path: Path) -> None:
-    template = make_template("tokenizer", BaseTokenizer(folder=write_base(tmp_path, template="{# nothing #}")))
-    for trains_all in (False, True):
-        maker = DocumentBuilder(reader=TURNS, template=template, trains_all=trains_all)
-        result = maker.make(Row(number=2, fields={"q": "One?", "a": "1"}))
-        assert result == BadRow(number=2, reason="the template renders an empty text")
+def test_a_template_that_renders_nothing_is_refused(tmp_path: Path) -> None:
+    base = BaseTokenizer(folder=write_base(tmp_path, template="{# nothing #}"))
+    with pytest.raises(InputError, match="the chat template leaves out the answer"):
+        make_template("tokenizer", base)
+
+
+def test_excluded_answers_are_not_trained() -> None:
+    messages = [
+        {"role": "user", "content": "One?"},
+        {"role": "assistant", "content": "wrong", "train": False},
+        {"role": "user", "content": "Again?"},
+        {"role": "assistant", "content": "1"},
+    ]
+    reader = RowReader(messages="messages")
+    for flag in ({"train": False}, {"weight": 0}):
+        fields = {"messages": [messages[0], {"role": "assistant", "content": "wrong", **flag}, *messages[2:]]}
+        completion = made(reader, fields)
+        assert [part.text for part in completion.segments if part.is_trained] == ["1<|im_end|>"]
+        assert completion.num_untrained_answers == 0
+        whole = made(reader, fields, trains_all=True)
+        assert [part.text for part in whole.segments if not part.is_trained] == ["wrong<|im_end|>"]
 
 
 @pytest.mark.parametrize("name", ["chatml", "qwen3", "llama3", "alpaca", "tokenizer"])

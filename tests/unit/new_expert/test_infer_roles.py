@@ -232,7 +232,7 @@ def test_one_flag_leaves_the_other_role_to_be_inferred() -> None:
         (repeat({"prompt": CHAT[:1], "n": 1}), ("4 rows: prompt has no assistant message", "into one list")),
         (
             repeat({"messages": CALLS}),
-            ("4 rows: a message of role assistant has tool calls", "tool calls are not"),
+            ("4 rows: a tool call has no function name", "tool calls have OpenAI's form"),
         ),
         (repeat({"messages": AGENTS}), ("4 rows: a message has an unknown role: 'customer'", "rename the others")),
         (

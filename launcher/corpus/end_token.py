@@ -1,0 +1,114 @@
+"""The end of an answer: what the files of a base say about it, and whether they agree with the template."""
+
+from __future__ import annotations
+
+import re
+
+from launcher.core.errors import InputError, Problem
+from launcher.corpus.chat_template import TokenizerTemplate
+from launcher.corpus.templates import Template
+from launcher.corpus.tokenizer import BaseTokenizer
+
+_CONFIGS = ("config.json", "generation_config.json")
+_DECIDE = "decide with base_models[0].end_token, for example --set 'base_models[0].end_token={}'"
+# Names of tokens that begin a turn, for bases without a chat template.
+_TURN_START = re.compile(
+    r"im_start|start_of_turn|start_header_id|\[INST\]|<\|(user|assistant|system)\|>", re.IGNORECASE
+)
+
+
+def find_published_ends(tokenizer: BaseTokenizer) -> dict[str, list[int]]:
+    """Return the end tokens of config.json and generation_config.json by file; a file without any is left out."""
+    ends = {}
+    for file in _CONFIGS:
+        config = tokenizer.load_json(file)
+        text = config.get("text_config")
+        ids = config.get("eos_token_id", text.get("eos_token_id") if isinstance(text, dict) else None)
+        tokens = [token for token in (ids if isinstance(ids, list) else [ids]) if isinstance(token, int)]
+        if tokens:
+            ends[file] = tokens
+    return ends
+
+
+def collect_end_ids(tokenizer: BaseTokenizer, end_token: str) -> list[int]:
+    """Return the tokens at which generation stops: the template's, the tokenizer's and the published ones."""
+    names = (end_token, tokenizer.end_of_text)
+    ids = [tokenizer.backend.token_to_id(name) for name in names if name is not None]
+    published = (token for tokens in find_published_ends(tokenizer).values() for token in tokens)
+    size = tokenizer.backend.get_vocab_size()
+    return list(dict.fromkeys([token for token in ids if token is not None] + [t for t in published if 0 <= t < size]))
+
+
+def check_end_token(template: Template, tokenizer: BaseTokenizer, requested: str | None) -> None:
+    """Raise InputError if answers would end with several tokens, with the start of a turn, or where no server stops."""
+    end = template.end_token
+    if requested is not None and requested != end:
+        raise InputError(
+            f"base_models[0].end_token is {requested!r}, but the template {template.name} ends answers with {end!r}",
+            hint="remove end_token, or use prompt_template alpaca, which ends answers with it",
+        )
+    if tokenizer.backend.encode(end, add_special_tokens=False).ids != [tokenizer.backend.token_to_id(end)]:
+        raise InputError(
+            f"the template {template.name} ends answers with {end!r}, not a token of this tokenizer",
+            hint="set base_models[0].prompt_template to tokenizer to use the base model's own chat template",
+        )
+    if requested is not None:
+        return
+    if end in _find_turn_starts(tokenizer, template):
+        raise InputError(
+            f"{tokenizer.folder}: answers would end with {end!r}, which begins a turn: no server would stop there",
+            _list_ends(tokenizer),
+            hint=f"is eos_token of tokenizer_config.json right? {_DECIDE.format(_suggest(tokenizer))}",
+        )
+    published = {token for tokens in find_published_ends(tokenizer).values() for token in tokens}
+    if published and end == tokenizer.end_of_text and tokenizer.backend.token_to_id(end) not in published:
+        raise InputError(
+            f"{tokenizer.folder}: the files of the base disagree about the end of a text: answers would end with "
+            f"{end!r}, where no server would stop",
+            _list_ends(tokenizer),
+            hint=_DECIDE.format(_suggest(tokenizer)),
+        )
+
+
+def note_disagreement(template: Template, tokenizer: BaseTokenizer) -> tuple[str, ...]:
+    """Return a note if the base publishes other end tokens than the one that is trained."""
+    end = template.end_token
+    published = find_published_ends(tokenizer)
+    names = {name: [_get_name(tokenizer, token) for token in tokens] for name, tokens in published.items()}
+    if tokenizer.end_of_text is not None:
+        names["tokenizer_config.json"] = [tokenizer.end_of_text]
+    known = {name for file in _CONFIGS for name in names.get(file, ())}
+    if not known or (end in known and (tokenizer.end_of_text or end) in known):
+        return ()
+    said = "; ".join(f"{file}: {', '.join(tokens)}" for file, tokens in names.items())
+    return (
+        f"the files of the base name different end tokens ({said}). Answers are trained to end with {end}, as in the "
+        f"template {template.name}; generation and exports stop at all of them; base_models[0].end_token decides",
+    )
+
+
+def _find_turn_starts(tokenizer: BaseTokenizer, template: Template) -> list[str]:
+    source = tokenizer.chat_template
+    if source is None:
+        return [template.end_token] if _TURN_START.search(template.end_token) else []
+    own = template if isinstance(template, TokenizerTemplate) else TokenizerTemplate(tokenizer=tokenizer, source=source)
+    try:
+        return own.turn_starts
+    except InputError:  # a chat template that cannot be used says nothing about another one
+        return []
+
+
+def _list_ends(tokenizer: BaseTokenizer) -> tuple[Problem, ...]:
+    said = {name: [_get_name(tokenizer, t) for t in ids] for name, ids in find_published_ends(tokenizer).items()}
+    said["tokenizer_config.json"] = [tokenizer.end_of_text or "none"]
+    return tuple(Problem(where=name, what=f"ends texts with {', '.join(names)}") for name, names in said.items())
+
+
+def _suggest(tokenizer: BaseTokenizer) -> str:
+    """Return the end token of the configs, or a placeholder."""
+    ids = [token for tokens in find_published_ends(tokenizer).values() for token in tokens]
+    return _get_name(tokenizer, ids[0]) if ids else "TOKEN"
+
+
+def _get_name(tokenizer: BaseTokenizer, token: int) -> str:
+    return tokenizer.backend.id_to_token(token) or f"id {token}, not in the tokenizer"

@@ -1,0 +1,139 @@
+"""Encodes rendered texts as the base's tokenizer does: each text as a whole, then cut into its segments."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from launcher.corpus.cached_tokenizer import CachedTokenizer, has_normalizer
+from launcher.corpus.control_tokens import get_added_tokens, has_escape
+from launcher.corpus.templates import Segment, Template
+from launcher.corpus.tokenizer import BaseTokenizer
+
+
+class TextEncoder:
+    """Encodes what a template rendered. Only its own control tokens become such tokens, never those of a field.
+
+    A BOS token stands where the tokenizer's post-processor puts it, but not twice. The base's own chat template decides
+    for itself.
+    """
+
+    def __init__(self, tokenizer: BaseTokenizer, template: Template) -> None:
+        self._tokenizer = tokenizer.backend
+        self._cached = CachedTokenizer(tokenizer.backend)
+        self._controls = template.controls
+        self._bos = np.array(tokenizer.bos_ids if template.adds_bos else [], dtype=np.int32).tobytes()
+        self._added_ids = frozenset(get_added_tokens(tokenizer.backend))
+        # An added token that is compared with the normalized text may also be written in other ways.
+        names = set(template.controls.names)
+        is_normalized = any(t.normalized for t in get_added_tokens(tokenizer.backend).values() if t.content in names)
+        self._is_always_renamed = is_normalized and has_normalizer(tokenizer.backend)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Return the tokens of a rendered prompt."""
+        return np.frombuffer(b"".join(self.encode([(Segment(text, False),)])), dtype=np.int32).tolist()
+
+    def count_tokens(self, segments: Sequence[Segment]) -> list[int]:
+        """Return the number of tokens of each segment of a document."""
+        return [len(part) // np.dtype(np.int32).itemsize for part in self.encode([segments])]
+
+    def adds_bos(self, prompt: str) -> bool:
+        """Return whether a BOS token is put before a rendered prompt that does not contain it."""
+        return bool(self._bos) and not self._starts_with_bos(self._encode_parts([(Segment(prompt, False),)])[0])
+
+    def encode(self, documents: Sequence[Sequence[Segment]]) -> list[bytes]:
+        """Return the token ids of all segments, in order, as the bytes of int32.
+
+        A token that contains the end of one segment and the beginning of the next belongs to the trained one.
+        """
+        return [part for parts in self._encode_parts(documents) for part in self._with_bos(parts)]
+
+    def _encode_parts(self, documents: Sequence[Sequence[Segment]]) -> list[list[bytes]]:
+        done: dict[int, list[bytes]] = {}
+        by_segment = [index for index, segments in enumerate(documents) if self._can_split(segments)]
+        pieces = iter(self._cached.encode([segment.text for index in by_segment for segment in documents[index]]))
+        for index in by_segment:
+            done[index] = [next(pieces) for _ in documents[index]]
+        renamed, whole = [], []
+        for index, segments in enumerate(documents):
+            if index not in done:
+                (renamed if self._is_renamed(segments) else whole).append(index)
+        for index, encoding in zip(whole, self._encode_whole([documents[i] for i in whole]), strict=True):
+            done[index] = self._cut(encoding, documents[index])
+        if renamed:
+            texts = [self._rename(documents[index]) for index in renamed]
+            for index, segments in zip(renamed, texts, strict=True):
+                encoding = self._renamed[0].encode("".join(s.text for s in segments), add_special_tokens=False)
+                done[index] = self._cut(encoding, segments)
+        return [done[index] for index in range(len(documents))]
+
+    def _can_split(self, segments: Sequence[Segment]) -> bool:
+        return self._cached.can_split and not self._is_renamed(segments) and self._cached.has_safe_borders(segments)
+
+    def _is_renamed(self, segments: Sequence[Segment]) -> bool:
+        return self._is_always_renamed or any(has_escape(segment.text) for segment in segments)
+
+    def _encode_whole(self, documents: Sequence[Sequence[Segment]]) -> list[Encoding]:
+        texts = ["".join(segment.text for segment in segments) for segments in documents]
+        return self._tokenizer.encode_batch(texts, add_special_tokens=False)
+
+    def _rename(self, segments: Sequence[Segment]) -> list[Segment]:
+        names = self._renamed[1]
+        return [Segment(self._controls.rename(segment.text, names), segment.is_trained) for segment in segments]
+
+    @cached_property
+    def _renamed(self) -> tuple[Tokenizer, dict[str, str]]:
+        """The tokenizer with other names for the control tokens, names that no text contains, and these names."""
+        secret = secrets.token_hex(8)
+        names = {name: f"⟪{secret}-{index}⟫" for index, name in enumerate(self._controls.names)}
+        state = json.loads(self._tokenizer.to_str())
+        for token in state["added_tokens"]:
+            token["content"] = names.get(token["content"], token["content"])
+        model = state["model"]
+        if isinstance(model["vocab"], dict):
+            model["vocab"] = {names.get(piece, piece): index for piece, index in model["vocab"].items()}
+        else:
+            model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+        if "merges" in model:
+            model["merges"] = [merge for merge in model["merges"] if names.keys().isdisjoint(_list_parts(merge))]
+        if model.get("unk_token") is not None:
+            model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+        tokenizer = Tokenizer.from_str(json.dumps(state))
+        assert all(tokenizer.token_to_id(new) == self._tokenizer.token_to_id(old) for old, new in names.items())
+        return tokenizer, names
+
+    def _cut(self, encoding: Encoding, segments: Sequence[Segment]) -> list[bytes]:
+        """Cut the tokens of a text at the borders of its segments."""
+        ids, cuts, position = encoding.ids, [0], 0
+        offsets = encoding.offsets if len(segments) > 1 else []
+        for left, right in pairwise(segments):
+            position += len(left.text)
+            cut = bisect_left(offsets, (position,))
+            while right.is_trained and cut > cuts[-1] and offsets[cut - 1][1] > position:
+                if ids[cut - 1] in self._added_ids:  # it swallows the blanks after it
+                    break
+                cut -= 1
+            cuts.append(max(cut, cuts[-1]))
+        tokens = np.array(ids, dtype=np.int32)
+        return [tokens[start:end].tobytes() for start, end in pairwise([*cuts, len(ids)])]
+
+    def _with_bos(self, parts: list[bytes]) -> list[bytes]:
+        if self._bos and parts and not self._starts_with_bos(parts):
+            parts[0] = self._bos + parts[0]
+        return parts
+
+    def _starts_with_bos(self, parts: list[bytes]) -> bool:
+        return b"".join(parts).startswith(self._bos)
+
+
+def _list_parts(merge: str | list[str]) -> tuple[str, str, str]:
+    """Return both parts of a BPE merge, and what they are merged to."""
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return left, right, left + right
