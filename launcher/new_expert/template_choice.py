@@ -94,7 +94,7 @@ def _make_own_template(name: str, base: ModelShape, tokenizer: BaseTokenizer) ->
 def _note_family(base: ModelShape, name: str, native: str, has_tokenizer: bool) -> list[str]:
     """Warn about special tokens that the base was not trained with or does not have."""
     is_related = name == native or {name, native} == {"chatml", "qwen3"}
-    if name not in _FAMILIES or is_related or (native == "alpaca" and has_tokenizer):
+    if name not in _FAMILIES or is_related or has_tokenizer:  # its tokens were checked
         return []
     short = get_last_component(base.name)
     return [f"template {name} uses special tokens of {_FAMILIES[name]}, which {short} may not know: try {native}"]

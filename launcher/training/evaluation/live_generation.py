@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,8 +43,11 @@ class LiveGenerator:
     ) -> None:
         self._run, self._decoding, self._is_stopping = run, decoding, is_stopping
         self._tokenizer, self._template = spec.tokenizer, spec.template
-        self._encoder = TextEncoder(spec.tokenizer, spec.template)
         self.batch_size = _MAX_BATCH_SIZE  # halved after an out-of-memory error
+
+    @cached_property
+    def _encoder(self) -> TextEncoder:
+        return TextEncoder(self._tokenizer, self._template)
 
     def count_tokens(self, text: str) -> int:
         """Return the number of tokens of a text."""

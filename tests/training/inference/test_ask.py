@@ -228,6 +228,6 @@ def test_template_that_rejects_the_question_is_an_input_error() -> None:
     tokenizer = load_tokenizer("launcher/tiny", ())
     from launcher.corpus.chat_template import TokenizerTemplate
 
-    template = TokenizerTemplate(tokenizer=tokenizer, source="{{ raise_exception('no') }}", end_token="<|im_end|>")
+    template = TokenizerTemplate(tokenizer=tokenizer, source="{{ raise_exception('no') }}")
     with pytest.raises(InputError, match="cannot render this question"):
         render_prompt(template, QUESTION)

@@ -12,7 +12,7 @@ from launcher.manifest import find_manifest, load_manifest
 from launcher.new_expert.proposal import Options
 from launcher.new_expert.template_choice import Mask
 from launcher.request.request import Request, plan_request
-from tests.unit.corpus.inputs import write_base
+from tests.unit.corpus.inputs import CHAT_TEMPLATE, write_base
 from tests.unit.new_expert.inputs import make, make_rows, write_rows
 
 
@@ -122,3 +122,14 @@ def test_answers_after_the_sequence_end_are_noted() -> None:
 def test_empty_base_name_is_refused(base: str) -> None:
     with pytest.raises(InputError, match="--base: the name is empty"):
         show(base=base)
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "chat_template.jinja"])
+def test_the_base_s_own_chat_template_is_taken(tmp_path: Path, file: str) -> None:
+    source = None if file.endswith("jinja") else CHAT_TEMPLATE
+    base = write_base(tmp_path / "base", template=source)
+    if source is None:
+        (base / file).write_text(CHAT_TEMPLATE)
+    proposal = make(write_rows(make_rows()), options=Options(base=str(base)), dry_run=True).proposal
+    assert (proposal.template.name, proposal.template.notes) == ("tokenizer", ())
+    assert proposal.template.reason == f"the base's own chat template, in {file}"
