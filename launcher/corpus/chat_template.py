@@ -26,7 +26,7 @@ from launcher.corpus.tokenizer import BaseTokenizer
 # Around the texts of messages, to find them again. Printable, so that no way of writing JSON changes them.
 _MARK = re.compile("⦅([0-9]+)([<>])⦆")
 _QUESTION, _ANSWER = "How many?", "Forty-two."
-_TOOL_CALL_FORMS: tuple[dict[str, bool], ...] = (
+_TOOL_CALL_FORMS: tuple[dict[str, Any], ...] = (
     {},
     {"text_arguments": True},
     {"empty_is_null": True},
@@ -236,7 +236,7 @@ class TokenizerTemplate:
                 return _to_turns(messages, **form), rendered
         raise TemplateRejectsError(problem)
 
-    def _render_marked(self, conversation: Conversation, form: dict[str, bool]) -> _Rendered:
+    def _render_marked(self, conversation: Conversation, form: dict[str, Any]) -> _Rendered:
         """Render a conversation, and once more with marks."""
         try:
             full = self._run(_to_turns(conversation.messages, **form), prompt=False, tools=conversation.tools)

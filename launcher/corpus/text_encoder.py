@@ -38,7 +38,8 @@ class TextEncoder:
 
     def encode_prompt(self, text: str) -> list[int]:
         """Return the tokens of a rendered prompt."""
-        return np.frombuffer(b"".join(self.encode([(Segment(text, False),)])), dtype=np.int32).tolist()
+        ids: list[int] = np.frombuffer(b"".join(self.encode([(Segment(text, False),)])), dtype=np.int32).tolist()
+        return ids
 
     def count_tokens(self, segments: Sequence[Segment]) -> list[int]:
         """Return the number of tokens of each segment of a document."""
@@ -61,7 +62,8 @@ class TextEncoder:
         pieces = iter(self._cached.encode([segment.text for index in by_segment for segment in documents[index]]))
         for index in by_segment:
             done[index] = [next(pieces) for _ in documents[index]]
-        renamed, whole = [], []
+        renamed: list[int] = []
+        whole: list[int] = []
         for index, segments in enumerate(documents):
             if index not in done:
                 (renamed if self._is_renamed(segments) else whole).append(index)

@@ -117,7 +117,7 @@ def build_generator(
         tokenizer,
         template=template,
         decoding=decoding,
-        eos_ids=_collect_eos_ids(tokenizer, template.end_token, decoding),
+        eos_ids=_collect_eos_ids(tokenizer, template.end_token, decoding.stop_sequences),
         max_new_tokens=max_new_tokens,
         max_positions=plan.base.max_positions,
         seed=plan.schedule.seed,
@@ -235,10 +235,10 @@ def _sampling_filters(decoding: Decoding) -> dict[str, Any]:
     return {name: value for name, value in filters.items() if value}
 
 
-def _collect_eos_ids(tokenizer: BaseTokenizer, end_token: str, decoding: Decoding) -> list[int]:
+def _collect_eos_ids(tokenizer: BaseTokenizer, end_token: str, stop_sequences: Sequence[str] = ()) -> list[int]:
     """The ends of the template and the base, and stop sequences that are special tokens: a decoded text has none."""
     special = {token.content for token in tokenizer.backend.get_added_tokens_decoder().values() if token.special}
-    stops = [tokenizer.backend.token_to_id(stop) for stop in decoding.stop_sequences if stop in special]
+    stops = [tokenizer.backend.token_to_id(stop) for stop in stop_sequences if stop in special]
     return list(dict.fromkeys([*collect_end_ids(tokenizer, end_token), *(stop for stop in stops if stop is not None)]))
 
 

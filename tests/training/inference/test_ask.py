@@ -96,6 +96,10 @@ def test_answer_ends_at_the_end_token(trained: Trained, monkeypatch: pytest.Monk
 def test_eos_ids_are_those_of_template_and_base() -> None:
     tokenizer = load_tokenizer("launcher/tiny", ())
     end = tokenizer.backend.token_to_id("<|im_end|>")
+    start = tokenizer.backend.token_to_id("<|im_start|>")
+    assert start in generate._collect_eos_ids(tokenizer, "<|im_end|>", ("x", "<|im_start|>")), (
+        "text has no special token"
+    )
     assert generate._collect_eos_ids(tokenizer, "<|im_end|>")[0] == end
     assert set(generate._collect_eos_ids(tokenizer, "<|endoftext|>")) == {0, end}
 

@@ -10,6 +10,7 @@ from launcher.core.errors import InputError
 from launcher.corpus import template_sandbox
 from launcher.corpus.chat_template import TokenizerTemplate, make_tokenizer_template
 from launcher.corpus.conversations import Conversation, Message
+from launcher.corpus.rows import Json
 from launcher.corpus.template_sandbox import TemplateRejectsError
 from launcher.corpus.tokenizer import BaseTokenizer
 from tests.unit.corpus.families import FAMILIES, write_family
@@ -172,7 +173,7 @@ def test_a_row_that_makes_a_template_run_on_ends_the_preparation(
         template.render(ONE_TURN)
 
 
-WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+WEATHER: Json = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 TOOL_TURNS = Conversation(
     (
         Message("user", "Is it warm in Paris?"),
@@ -213,7 +214,7 @@ def test_arguments_of_numbers_that_are_left_out_are_noticed(tmp_path: Path) -> N
     source = LOOP.replace(
         "{{ m.content }}", "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}"
     )
-    call = {"type": "function", "function": {"name": "roll", "arguments": {"sides": 6}}}
+    call: Json = {"type": "function", "function": {"name": "roll", "arguments": {"sides": 6}}}
     conversation = Conversation((Message("user", "Roll."), Message("assistant", "", tool_calls=(call,))))
     with pytest.raises(TemplateRejectsError, match="leaves out"):
         template_of(tmp_path, source + PROMPT).render(conversation)
@@ -226,7 +227,7 @@ def test_arguments_as_text_where_the_template_joins_them(tmp_path: Path) -> None
         "{{ m.tool_calls[0].function.name + ' ' + m.tool_calls[0].function.arguments }}"
         "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
     )
-    call = {"type": "function", "function": {"name": "roll", "arguments": {"die": "red"}}}
+    call: Json = {"type": "function", "function": {"name": "roll", "arguments": {"die": "red"}}}
     conversation = Conversation((Message("user", "Roll."), Message("assistant", "", tool_calls=(call,))))
     assert '⟦roll {"die": "red"}<|im_end|>⟧' in marked(template_of(tmp_path, source + PROMPT), conversation)
 

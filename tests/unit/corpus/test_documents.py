@@ -65,7 +65,7 @@ def test_a_template_that_renders_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_excluded_answers_are_not_trained() -> None:
-    messages = [
+    messages: list[Json] = [
         {"role": "user", "content": "One?"},
         {"role": "assistant", "content": "wrong", "train": False},
         {"role": "user", "content": "Again?"},
@@ -73,7 +73,9 @@ def test_excluded_answers_are_not_trained() -> None:
     ]
     reader = RowReader(messages="messages")
     for flag in ({"train": False}, {"weight": 0}):
-        fields = {"messages": [messages[0], {"role": "assistant", "content": "wrong", **flag}, *messages[2:]]}
+        fields: dict[str, Json] = {
+            "messages": [messages[0], {"role": "assistant", "content": "wrong", **flag}, *messages[2:]]
+        }
         completion = made(reader, fields)
         assert [part.text for part in completion.segments if part.is_trained] == ["1<|im_end|>"]
         assert completion.num_untrained_answers == 0

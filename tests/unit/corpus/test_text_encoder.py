@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -99,6 +98,7 @@ def as_turns(conversation: Conversation) -> list[dict[str, str]]:
 def check_mask(base: BaseTokenizer, template: Template, made: tuple[list[int], list[bool]], answers: list[str]) -> None:
     """Every answer is trained up to its end token, which occurs once; nothing else is."""
     end = base.backend.token_to_id(template.end_token)
+    assert end is not None
     runs = [
         [token for (token, _) in run]
         for is_trained, run in groupby(zip(*made, strict=True), lambda x: x[1])
@@ -204,6 +204,7 @@ def test_no_prefix_inside_a_text(bases: dict[str, BaseTokenizer]) -> None:
     template = make_template("alpaca", base)
     ids, mask = encode(base, template, Conversation((Message("user", "One?"), Message("assistant", "MATCH"))))
     trained = [base.backend.id_to_token(token) for token, is_trained in zip(ids, mask, strict=True) if is_trained]
+    assert trained[0] is not None
     assert not trained[0].startswith("▁")
 
 
@@ -257,11 +258,6 @@ def _check_published(base: BaseTokenizer, template: Template, reference: Any) ->
         assert all(s.text.endswith(template.end_token) for s in segments if s.is_trained)
 
     check()
-
-
-def test_published_families_are_named() -> None:
-    assert len(set(PUBLISHED)) >= 8
-    assert json.dumps(PUBLISHED)
 
 
 def test_families_are_written_as_asked(tmp_path: Path) -> None:
