@@ -45,7 +45,7 @@ class CachedTokenizer:
         self._tokenizer = tokenizer
         self.can_split = can_split_safely(tokenizer)
         names = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-        # A text can be split beside an added token, unless this one may be part of a longer one.
+        # A text can be split next to an added token, unless this one may be part of a longer one.
         joined = "\0".join(names)
         self._separators = tuple(name for name in names if name and joined.count(name) == 1)
         self._cache: dict[str, bytes] = {}

@@ -77,7 +77,7 @@ def test_files_that_disagree_need_a_decision(tmp_path: Path) -> None:
     assert make_template("tokenizer", base, "<|im_end|>").end_token == "<|im_end|>"
 
 
-def test_another_end_of_the_template_is_told(tmp_path: Path) -> None:
+def test_another_end_of_the_template_is_noted(tmp_path: Path) -> None:
     base = write_base(tmp_path, "gemma", {"config.json": ["<eos>"]})
     (note,) = note_disagreement(make_template("tokenizer", base), base)
     assert "trained to end with <end_of_turn>" in note
