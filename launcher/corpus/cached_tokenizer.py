@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
@@ -19,7 +20,7 @@ from launcher.corpus.templates import Segment
 # A piece ends before a single space, or after a single newline, between two visible ASCII characters. No pre-token of
 # the splitters below crosses such a boundary or looks across it. ("/" may follow a newline inside a pre-token of
 # GPT-4o's kind.) Everything else, such as indentation or other scripts, stays inside a piece.
-_BORDER_BEFORE = re.compile(r"[!-~]\n\Z")
+_VISIBLE = re.compile(r"[!-~]")
 _BORDER_AFTER = re.compile(r"[!-.0-~]")
 _PIECE = re.compile(r"[^!-~]*[!-~]+(?:(?! [!-~]|\n[!-.0-~])[^!-~]+[!-~]*)*(?:\n(?=[!-.0-~]))?|[^!-~]+")
 
@@ -44,6 +45,8 @@ class CachedTokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.can_split = can_split_safely(tokenizer)
+        # GPT-2's regex looks at what follows several newlines; the splitters above keep them together.
+        self._max_newlines = sys.maxsize if self.can_split and _has_known_splitter(tokenizer.pre_tokenizer) else 1
         names = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
         # A text can be split next to an added token, unless this one may be part of a longer one.
         joined = "\0".join(names)
@@ -65,10 +68,13 @@ class CachedTokenizer:
         return all(self._is_safe_border(left.text, right.text) for left, right in pairwise(segments))
 
     def _is_safe_border(self, left: str, right: str) -> bool:
-        if left.endswith("\n"):
-            is_between_lines = _BORDER_BEFORE.search(left, len(left) - 2) and _BORDER_AFTER.match(right)
-            return bool(is_between_lines) or right.startswith(self._separators)
-        return left.endswith(self._separators) or right.startswith(self._separators)
+        if right.startswith(self._separators):
+            return True
+        if not left.endswith("\n"):
+            return left.endswith(self._separators)
+        line = left.rstrip("\n")
+        is_after_line = len(left) - len(line) <= self._max_newlines and _VISIBLE.match(line[-1:])
+        return bool(is_after_line and _BORDER_AFTER.match(right))
 
     def _add(self, pieces: Sequence[Sequence[str]]) -> None:
         if len(self._cache) > _MAX_PIECES or self._num_characters > _MAX_CHARACTERS:
@@ -109,6 +115,10 @@ def _splits_safely(splitter: Any) -> bool:
     if is_bytes and last["use_regex"]:  # GPT-2's own regex, also after a step that splits digits
         return all(step.get("type") == "Digits" for step in before)
     return is_bytes and [_regex_of(step) in _SPLITTERS for step in before] == [True]
+
+
+def _has_known_splitter(splitter: Any) -> bool:
+    return any(_regex_of(step) in _SPLITTERS for step in _state(splitter).get("pretokenizers", []))
 
 
 def _regex_of(step: Mapping[str, Any]) -> str | None:

@@ -114,11 +114,10 @@ class TextEncoder:
     def _cut(self, encoding: Encoding, segments: Sequence[Segment]) -> list[bytes]:
         """Cut the tokens of a text at the borders of its segments."""
         ids, cuts, position = encoding.ids, [0], 0
-        offsets = encoding.offsets if len(segments) > 1 else []
         for left, right in pairwise(segments):
             position += len(left.text)
-            cut = bisect_left(offsets, (position,))
-            while right.is_trained and cut > cuts[-1] and offsets[cut - 1][1] > position:
+            cut = _find_token(encoding, position)
+            while right.is_trained and cut > cuts[-1] and _get_span(encoding, cut - 1)[1] > position:
                 if ids[cut - 1] in self._added_ids:  # it swallows the blanks after it
                     break
                 cut -= 1
@@ -139,3 +138,19 @@ def _list_parts(merge: str | list[str]) -> tuple[str, str, str]:
     """Return both parts of a BPE merge, and what they are merged to."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left, right, left + right
+
+
+def _find_token(encoding: Encoding, position: int) -> int:
+    """Return the first token that starts at a position or after it. A list of all offsets would take much longer."""
+    token = encoding.char_to_token(position)
+    if token is None:
+        return bisect_left(encoding.offsets, (position,))
+    while token > 0 and _get_span(encoding, token - 1)[0] >= position:
+        token -= 1
+    while token < len(encoding) and _get_span(encoding, token)[0] < position:
+        token += 1
+    return token
+
+
+def _get_span(encoding: Encoding, token: int) -> tuple[int, int]:
+    return encoding.token_to_chars(token) or (0, 0)

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 from launcher.corpus import cached_tokenizer as module
 from launcher.corpus.cached_tokenizer import CachedTokenizer, can_split_safely
+from launcher.corpus.templates import Segment
 
 SUFFIXES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -163,3 +164,19 @@ def test_cache_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
         expected = [encoding.ids for encoding in SAFE["qwen"].encode_batch(strings, add_special_tokens=False)]
         assert ids_of(encoder, strings) == expected
         assert len(encoder._cache) <= 41
+
+
+@pytest.mark.parametrize("name", SAFE)
+@settings(max_examples=150)
+@given(left=texts, right=texts)
+def test_safe_borders_change_no_token(name: str, left: str, right: str) -> None:
+    encoder = CachedTokenizer(SAFE[name])
+    if encoder.has_safe_borders((Segment(left, False), Segment(right, True))):
+        both, apart = ids_of(encoder, [left + right]), ids_of(encoder, [left, right])
+        assert both == [[*apart[0], *apart[1]]]
+
+
+@pytest.mark.parametrize(("left", "right", "is_safe"), [("x\n", "y", True), ("x\n", "\ny", False), ("x", "y", False)])
+def test_borders_between_lines_are_safe(left: str, right: str, is_safe: bool) -> None:
+    for tokenizer in SAFE.values():
+        assert CachedTokenizer(tokenizer).has_safe_borders((Segment(left, False), Segment(right, True))) == is_safe
