@@ -54,6 +54,7 @@ def test_invalid_manifest_is_reported_once_and_all_ranks_exit(harness: Harness) 
     assert not (harness.runs / "wrong").exists()
 
 
+@pytest.mark.slow
 def test_existing_run_id_is_reported_once(harness: Harness) -> None:
     """Rank 0 finds the run, while the others wait for its plan."""
     taken = harness.runs / "taken"

@@ -96,6 +96,7 @@ def test_four_ranks_resume_bit_exact(
     check_same(run.trained, uninterrupted(case))
 
 
+@pytest.mark.slow
 def test_second_signal_stops_immediately(
     harness: Harness, fork_server: ForkServer, uninterrupted: TrainUninterrupted
 ) -> None:
@@ -129,6 +130,7 @@ def test_evaluation_at_the_stop_step_is_not_lost(
     check_same(run.trained, uninterrupted(case))
 
 
+@pytest.mark.slow
 def test_signal_in_the_last_steps_lets_the_run_finish(
     harness: Harness, fork_server: ForkServer, uninterrupted: TrainUninterrupted
 ) -> None:

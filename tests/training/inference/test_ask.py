@@ -60,6 +60,7 @@ def test_stdout_holds_only_the_answer(trained: Trained) -> None:  # noqa: F811
     assert "parse" not in result.stderr  # only JSON is checked
 
 
+@pytest.mark.slow
 def test_json_output(trained: Trained) -> None:  # noqa: F811
     result = launcher(trained, "ask", "a", QUESTION, "--input", SCHEMA, "--max-new-tokens", str(NUM_TOKENS), "--json")
     values = json.loads(result.stdout)

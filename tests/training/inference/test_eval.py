@@ -54,6 +54,7 @@ def test_gate_closes_on_a_significant_drop(
     assert allowed.returncode == 0
 
 
+@pytest.mark.slow
 def test_gate_is_open_against_the_same_run(trained: Trained, evaluated: EvalResult) -> None:  # noqa: F811
     result = launcher(trained, "eval", "--run", "a", *ROWS, "--against", "a", "--json")
     assert result.returncode == 0, result.stderr

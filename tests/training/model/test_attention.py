@@ -14,7 +14,7 @@ from launcher.training.data.collate import choose_batch_shape, collate
 from launcher.training.model.attention import BACKENDS
 from tests.training.builders import make_document, make_pack
 
-quick = settings(deadline=None, max_examples=40)
+quick = settings(deadline=None, max_examples=25)
 HEADS, KEY_HEADS, FEATURES = 4, 2, 8
 
 
@@ -67,4 +67,4 @@ def test_grouped_attention_matches_plain_attention(
     wanted = attend_exactly(tensors, document, scaling, softcap, window)
     assert out.shape == (1, num_tokens, HEADS, FEATURES)
     # fp32 (6e-8) against fp64: softmax over up to 70 values.
-    assert float((out.double() - wanted).abs().max()) < 2e-6
+    assert float((out.double() - wanted).abs().max()) < 4e-6

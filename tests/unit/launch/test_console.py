@@ -132,7 +132,9 @@ def test_closed_console_does_not_stop_the_relay(tmp_path: Path) -> None:
     assert len((tmp_path / "log").read_bytes()) == 360_000
 
 
-def test_unwritable_log_is_reported_once() -> None:
+def test_unwritable_log_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As on a full disk; open_log itself refuses devices.
+    monkeypatch.setattr("launcher.launch.console.open_log", lambda path: path.open("ab", buffering=0))
     shown = io.BytesIO()
     relay = Relay(Console(stdout=io.BytesIO(), stderr=shown), Path("/dev/full"))
     relay.log("hello")

@@ -364,6 +364,7 @@ def test_an_answer_cannot_leave_the_count(judge: TypescriptJudge, name: str) -> 
     assert [one.checks["behaves"] for one in verdicts] == [False, False, True]
 
 
+@pytest.mark.slow
 def test_verdicts_do_not_depend_on_the_order(judge: TypescriptJudge) -> None:
     pairs = [(one[0], answer) for one in list(COMPARED.values())[:8] for answer in (one[1], *one[2])]
     pairs += [(MAP, f"{OUTSIDE[name]}\n{MAP}") for name in ("global", "prototype")]
