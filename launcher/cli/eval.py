@@ -234,7 +234,7 @@ def _worst(result: EvalResult, count: int) -> Iterator[str]:
 
     failed = sorted((answer for answer in result.answers if first_failed(answer) < len(names)), key=first_failed)
     if failed:
-        yield f"\n{len(failed)} answers fail a check; the worst:"
+        yield f"\n{len(failed)} answer{' fails' if len(failed) == 1 else 's fail'} a check; the worst:"
     for answer in failed[:count]:
         yield f"\n  question {_shorten(answer.instruction)}"
         yield f"  answer   {_shorten(answer.answer) or '(empty)'}"

@@ -36,7 +36,8 @@ def choose_hyperparameters(row_tokens: Sequence[float], num_rows: int, max_posit
         length = _choose_length(needed, allowed, at_least=allowed[0])  # shorter sequences make more steps
     steps = {batch: _count_steps(row_tokens, num_rows, length, epochs, batch) for batch in _BATCH_SIZES}
     batch = next((batch for batch in _BATCH_SIZES if steps[batch] >= _MIN_STEPS), _BATCH_SIZES[-1])
-    small = f"; small because the dataset is small: {_BATCH_SIZES[0]} would give only {steps[_BATCH_SIZES[0]]} steps"
+    few = steps[_BATCH_SIZES[0]]
+    small = f"; small because the dataset is small: {_BATCH_SIZES[0]} would give only {few} step{'s'[: few != 1]}"
     num_cut = sum(tokens > length for tokens in row_tokens)
     cut = f"; {num_cut:,} of {len(row_tokens):,} are longer and will be truncated" if num_cut else ""
     return Hyperparameters(

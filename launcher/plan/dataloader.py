@@ -32,7 +32,8 @@ def decide_dataloader(context: PlanContext, num_steps: int | None) -> tuple[Load
         for key in ("dataloader_prefetch_factor", "dataloader_pin_memory", "dataloader_persistent_workers")
         if getattr(config, key) is not None
     ]
-    reason = f"{', '.join(keys)} in the manifest" if keys else "enough to keep the GPU busy"
+    enough = "enough to keep the GPU busy" if workers else "the training process itself reads the rows"
+    reason = f"{', '.join(keys)} in the manifest" if keys else enough
     persistent = ", persistent workers" if plan.persistent_workers else ""
     state = manifest_decision if keys else plan_decision
     return plan, [decision, state("prefetch", f"{details}, {pinned}{persistent}", reason)]

@@ -12,7 +12,6 @@ from launcher.judges.base import (
     CloseOnExit,
     ReferenceRow,
     Verdict,
-    fail_all,
     strip_code_fence,
 )
 from launcher.judges.json_value.compare import Json, find_broken, find_difference, find_lost, load_json
@@ -52,12 +51,12 @@ class JsonJudge(CloseOnExit):
 
     def _judge_one(self, row: ReferenceRow, answer: str) -> Verdict:
         if len(answer) > MAX_ANSWER_CHARACTERS:
-            return fail_all(self._checks, f"does not parse: is longer than {MAX_ANSWER_CHARACTERS:,} characters")
+            return self._fail(row, f"does not parse: is longer than {MAX_ANSWER_CHARACTERS:,} characters")
         text = strip_code_fence(answer)
         try:
             value = load_json(text)
         except ValueError as error:
-            return fail_all(self._checks, f"does not parse: {error}")
+            return self._fail(row, f"does not parse: {error}")
         checks: dict[str, bool | None] = {"parses": True, "schema": None, "kept": None, "equal": None}
         checks["schema"], violation = self._check_schema(row, value, text)
         try:
@@ -73,9 +72,25 @@ class JsonJudge(CloseOnExit):
         reasons = (violation, f"loses {lost}" if lost else "", difference)
         return Verdict(checks=checks, reason=next(filter(None, reasons), ""))
 
+    def _fail(self, row: ReferenceRow, reason: str) -> Verdict:
+        """Fail the checks that apply to the row: which ones do must not depend on the answer."""
+        try:
+            load_json(row.reference)
+        except ValueError:
+            has_reference = False
+        else:
+            has_reference = True
+        applies = {
+            "parses": True,
+            "schema": bool(row.context.strip()) and self._reference_is_valid(row),
+            "kept": has_reference and find_broken(row.instruction) is not None,
+            "equal": has_reference,
+        }
+        return Verdict(checks={name: False if judged else None for name, judged in applies.items()}, reason=reason)
+
     def _check_schema(self, row: ReferenceRow, value: Json, text: str) -> tuple[bool | None, str]:
         """Return None if there is no usable schema, or if the reference itself violates it."""
-        if not row.context.strip():
+        if not row.context.strip() or not self._reference_is_valid(row):
             return None, ""
         try:
             violation = self._schemas.find_schema_violation(row.context, value, text)
@@ -83,8 +98,6 @@ class JsonJudge(CloseOnExit):
             return None, ""
         except WorkerError as error:
             violation = f"the schema check {error}"
-        if violation and not self._reference_is_valid(row):
-            return None, ""
         return not violation, f"does not fit the schema: {violation}" if violation else ""
 
     def _reference_is_valid(self, row: ReferenceRow) -> bool:

@@ -50,7 +50,7 @@ def _ask(arguments: argparse.Namespace) -> str:
     run = load_trained_run(arguments.run)
     check_fields(run, arguments.question, arguments.input)
     if run.plan.profile == "smoke":
-        log.info("note: this is a smoke run with a tiny base model; it only knows the languages of the sample data")
+        log.info("note: this is a smoke run with a tiny base model; it can only answer questions like its sample rows")
     from launcher.training.inference.generate import answer_question
 
     answer = answer_question(run, arguments.question, arguments.input or "", arguments.max_new_tokens)

@@ -120,7 +120,7 @@ def _model(module: PackedCausalLM) -> str:
     if not isinstance(module.model, PeftModel):
         return f"{kind}, full fine-tuning of {format_count(trained)} parameters"
     config: Any = module.model.peft_config["default"]
-    adapter = "DoRA" if getattr(config, "use_dora", False) else str(config.peft_type.value)
+    adapter = "DoRA" if getattr(config, "use_dora", False) else str(config.peft_type.value).replace("LORA", "LoRA")
     return f"{kind}, {adapter}: {format_count(trained)} trained, {format_count(frozen)} frozen"
 
 

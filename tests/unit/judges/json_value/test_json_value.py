@@ -158,7 +158,7 @@ def test_different_values_and_where(judge: JsonJudge, answer: str, reference: st
 )
 def test_what_is_not_json_fails_every_check_at_once(judge: JsonJudge, answer: str, reason: str) -> None:
     start = time.perf_counter()
-    verdict = ask(judge, answer, "{}", SCHEMA)
+    verdict = ask(judge, answer, '{"name": "a"}', SCHEMA, 'Fix the JSON so that it fits the schema:\n{"name": "a"')
     assert time.perf_counter() - start < 10, "not for ever"
     assert set(verdict.checks.values()) == {False}
     assert "does not parse" in verdict.reason
@@ -196,6 +196,22 @@ def test_schema_check_is_not_judged_without_a_schema(judge: JsonJudge, context: 
 
 def test_schema_that_the_reference_violates_is_not_judged(judge: JsonJudge) -> None:
     assert ask(judge, "[]", '{"name": 1}', SCHEMA).checks["schema"] is None
+
+
+@pytest.mark.parametrize("reference", ["{}", '{"name": "a"}', "no JSON"])
+@pytest.mark.parametrize("context", ["", "CREATE TABLE t (a INT)", SCHEMA])
+@pytest.mark.parametrize("instruction", ["", "Fix the JSON so that it fits the schema:\n{,}"])
+def test_the_row_alone_decides_which_checks_apply(
+    judge: JsonJudge, reference: str, context: str, instruction: str
+) -> None:
+    judged = [
+        {
+            name: passed is not None
+            for name, passed in ask(judge, answer, reference, context, instruction).checks.items()
+        }
+        for answer in ("This is no JSON.", "[]", '{"name": "a"}')
+    ]
+    assert judged[0] == judged[1] == judged[2]
 
 
 def test_repaired_json_keeps_all_values(judge: JsonJudge) -> None:
