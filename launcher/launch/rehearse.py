@@ -39,7 +39,7 @@ _LOOPBACK = "127.0.0.1"
 _CHECKPOINTING: Mapping[Checkpointing, str] = {"none": "false", "selective": '"selective"', "full": "true"}
 
 # Keys of the config files in which a rehearsal may differ; any other difference would make it meaningless.
-_PRECISION = frozenset({"bf16", "fp16", "mixed_precision"})
+_PRECISION = frozenset({"bf16", "fp16", "mixed_precision", "communication_data_type", "data_types"})
 _COUNTS_AND_DEVICE = frozenset(
     {
         "deepspeed_config.deepspeed_config_file",
