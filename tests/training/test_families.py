@@ -62,7 +62,7 @@ def plan_family(base: Path, kind: str = "lora", **config: Any) -> Plan:
     return plan_request(Request(expert=str(manifest), base=str(base), profile="full")).plan
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora", "full"])
+@pytest.mark.parametrize("kind", ["lora", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("dora", "full"))])
 @pytest.mark.parametrize("model_type", sorted(FAMILIES))
 def test_planned_families_are_trained_as_planned(store: Store, tmp_path: Path, model_type: str, kind: str) -> None:
     plan = plan_family(write_base(tmp_path / "base", make_family_config(model_type)), kind)
