@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +60,28 @@ def _change(tree: Any, rng: random.Random) -> Any:
     for _ in range(rng.choice((1, 1, 1, 2, 5))):
         places = list(_list_places(tree))
         if not places:
-            return rng.choice(ABSURD)
+            return _pick(ABSURD, rng)
         box, key = rng.choice(places)
         action = rng.random()
         if action < 0.7:
-            box[key] = _absurd_like(box[key], rng) if rng.random() < 0.6 else rng.choice(ABSURD)
+            box[key] = _absurd_like(box[key], rng) if rng.random() < 0.6 else _pick(ABSURD, rng)
         elif action < 0.85:
             del box[key]
         elif isinstance(box, dict):
-            box[rng.choice(("extra", "", "__class__", "\ud800"))] = rng.choice(ABSURD)
+            box[rng.choice(("extra", "", "__class__", "\ud800"))] = _pick(ABSURD, rng)
         else:
-            box.insert(key, rng.choice(ABSURD))
+            box.insert(key, _pick(ABSURD, rng))
     return tree
 
 
 def _absurd_like(value: Any, rng: random.Random) -> Any:
     """Return an extreme value of the same type, which gets past a check of types."""
     alike = [one for one in ABSURD if type(one) is type(value)]
-    return rng.choice(alike or ABSURD)
+    return _pick(alike or ABSURD, rng)
+
+
+def _pick(values: Sequence[Any], rng: random.Random) -> Any:
+    return copy.deepcopy(rng.choice(values))  # later changes must not reach the table
 
 
 def _list_places(tree: Any) -> Any:

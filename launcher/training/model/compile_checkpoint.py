@@ -108,11 +108,25 @@ def compile_disabled() -> Iterator[None]:
         _CompileSwitch.is_on = was_on
 
 
+class _CheckpointingSwitch:
+    is_on = True
+
+
+@contextmanager
+def checkpointing_disabled() -> Iterator[None]:
+    """Save all activations instead of recomputing them, where the recomputation would run in another context."""
+    _CheckpointingSwitch.is_on = False
+    try:
+        yield
+    finally:
+        _CheckpointingSwitch.is_on = True
+
+
 def _checkpointed(forward: Forward, context_fn: Callable[[], Any] | None) -> Forward:
     options: dict[str, Any] = {"use_reentrant": False} | ({} if context_fn is None else {"context_fn": context_fn})
 
     def run(*arguments: Any, **more: Any) -> Any:
-        if not torch.is_grad_enabled():  # nothing to recompute for
+        if not (torch.is_grad_enabled() and _CheckpointingSwitch.is_on):  # without gradients nothing is saved
             return forward(*arguments, **more)
         return checkpoint(forward, *arguments, **options, **more)
 

@@ -26,7 +26,7 @@ from launcher.plan.model import Plan
 from launcher.training.data.collate import PackedBatch
 from launcher.training.kernels.seeded_dropout import SeededDropout
 from launcher.training.model.attention import BACKENDS, register_backend
-from launcher.training.model.compile_checkpoint import compile_disabled
+from launcher.training.model.compile_checkpoint import checkpointing_disabled, compile_disabled
 from launcher.training.model.fused_lora.linear import FusedLoraModel, unfuse, use_reference_forward
 from launcher.training.model.fused_lora.weights import ADAPTER_NAME
 from launcher.training.model.packed_lm import PackedCausalLM
@@ -103,7 +103,8 @@ def _try_exact_grads(plan: Plan, module: PackedCausalLM, batch: PackedBatch) -> 
     if batch.input_ids.is_cuda and torch.cuda.mem_get_info(batch.input_ids.device)[0] < needed:
         return None
     try:
-        with use_reference_forward(), _plain_kernels(module), _Upcast():
+        # Autograd recomputes without the mode _Upcast, that is in 16 bits.
+        with use_reference_forward(), _plain_kernels(module), checkpointing_disabled(), _Upcast():
             return _compute_grads(module, batch)
     except Exception as error:  # a family or a package that cannot run in FP32
         log.info(f"gradients are compared with PEFT's only: FP32 fails ({type(error).__name__}: {first_line(error)})")

@@ -103,7 +103,7 @@ def test_training_equals_training_with_bitsandbytes(
 
 
 def test_states_of_embeddings_are_not_quantized(plan: Plan, store: Store, tmp_path: Path) -> None:
-    eight = {"optimizer.name": "adamw_bnb_8bit", "schedule.max_steps": 1}
+    eight = {"optimizer.name": "adamw_bnb_8bit", "schedule.max_steps": 1, "precision.base_dtype": "fp32"}
     run = build(vary(plan, {**eight, **adapt("full")}), store, tmp_path)
     train_recorded(run)
     (embedding,) = list_embeddings(run.engine.module)

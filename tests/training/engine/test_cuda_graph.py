@@ -205,7 +205,8 @@ def test_replays_of_a_real_model_equal_kernel_launches(
         launched = _run_once(parameters, lambda padded=padded, count=count: graphs._micro_step(padded, count))
         assert all(map(torch.equal, replayed, launched)), "a replay differs from launches"
         assert torch.equal(torch.cuda.get_rng_state(engine.device), advanced), "a replay moves the RNG as launches do"
-        assert not torch.equal(replayed[0], other[0]), "the dropout mask is that of the replay before"
+        # At the first step B is zero: only its gradient depends on the mask.
+        assert not all(map(torch.equal, replayed, other)), "the dropout mask is that of the replay before"
         engine.update(launched[0])
     assert graphs.is_active
     assert held == sorted(set(held)), "captured again for each larger batch"

@@ -200,7 +200,15 @@ def test_error_in_dropout_alone_is_detected(
 BF16 = {"precision.compute_dtype": "bf16", "precision.base_dtype": "bf16"}
 
 
-@pytest.mark.parametrize("changes", [BF16, {**BF16, **FUSED_BLOCKS, "adapter.dropout": 0.2}], ids=["plain", "blocks"])
+VARIANTS = {
+    "plain": BF16,
+    "checkpointing": {**BF16, "checkpointing": "full"},
+    "selective": {**BF16, "checkpointing": "selective"},
+    "blocks": {**BF16, **FUSED_BLOCKS, "adapter.dropout": 0.2},
+}
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 def test_bf16_gradients_are_compared_with_fp32(
     monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path, kind: str, changes: dict[str, Any]
@@ -217,6 +225,7 @@ def test_bf16_gradients_are_compared_with_fp32(
     assert check.lora_grads is not None
     assert 1e-4 < check.lora_grads < 0.1
     (exact,) = references
+    assert exact is not None
     others = {key: value for key, value in changes.items() if not key.startswith("precision")}
     fp32, _ = build_checked_run(plan, store, tmp_path / "fp32", kind, others)
     rounded = dict(run.engine.module.named_parameters())
