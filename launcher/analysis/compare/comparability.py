@@ -9,8 +9,10 @@ from typing import Literal
 from launcher.analysis.compare.config_diff import clean_text
 from launcher.analysis.compare.load_run import Judged, RunFacts
 from launcher.analysis.compare.model import Aspect, Caution
+from launcher.analysis.compare.summary_metrics import find_speed_change
 from launcher.analysis.compare.tasks import choose_evaluations, list_main_checks
 from launcher.core.metrics import EVAL_PREFIX, STEP_SECONDS, TOTAL_SECONDS
+from launcher.core.units import format_count
 
 _MAX_NAMES = 4  # more runs are counted
 _KEY_DIGITS = 12  # of a data key
@@ -154,6 +156,15 @@ def _unrecorded_clock(run: RunFacts) -> str | None:
     return "" if is_estimated else None
 
 
+def _changed_speed(run: RunFacts) -> str | None:
+    change = find_speed_change(run)
+    if change is None:
+        return None
+    return (
+        f"{format_count(change.before)} to {format_count(change.after)} tokens per second at about step {change.step:,}"
+    )
+
+
 _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
     _check_data,
     _check_unknown_data,
@@ -221,6 +232,14 @@ _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
         lambda run: ", then ".join(run.oom_fallbacks) if run.oom_fallbacks else None,
         ("speed", "memory"),
         "Speed and memory mix the settings before and after the fallback; global batch and losses are not affected.",
+        each=True,
+    ),
+    _flag(
+        "The speed changed during the run",
+        _changed_speed,
+        ("speed", "time"),
+        "Another program may have used the machine, or the GPU was throttled. Speed, goodput and time of these runs "
+        "are not compared.",
         each=True,
     ),
     _flag(

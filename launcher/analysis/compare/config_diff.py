@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from launcher.analysis.compare.model import Section, Setting
@@ -30,6 +31,7 @@ def collect_plan_settings(plan: Plan, outcome: Outcome | None) -> Settings:
     """Return learning settings first, then execution, hardware and versions."""
     tree = plan.model_dump(mode="json")
     learnt = collect_learning_settings(plan)
+    learnt |= _describe_adapter(plan)
     rest = flatten({key: value for key, value in tree.items() if key not in _DERIVED})
     machine = flatten(_describe_machine(plan), "hardware")
     settings: dict[tuple[Section, str], str] = {}
@@ -41,6 +43,15 @@ def collect_plan_settings(plan: Plan, outcome: Outcome | None) -> Settings:
         _add(settings, "versions", dict(outcome.versions))
         _add(settings, "versions", {"commit": outcome.git_commit})
     return settings
+
+
+def _describe_adapter(plan: Plan) -> dict[str, object]:
+    adapter = plan.adapter
+    facts: dict[str, object] = {"adapter.trainable_parameters": adapter.trainable_parameters}
+    if adapter.alpha is not None and adapter.rank is not None:
+        divisor = math.sqrt(adapter.rank) if adapter.use_rslora else adapter.rank
+        facts["adapter.scale"] = adapter.alpha / divisor
+    return facts
 
 
 def _describe_machine(plan: Plan) -> dict[str, object]:
@@ -69,6 +80,8 @@ def format_setting(value: object) -> str:
         return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, dict):

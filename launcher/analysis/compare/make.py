@@ -14,30 +14,34 @@ from launcher.analysis.compare.load_run import Judged, RunFacts
 from launcher.analysis.compare.model import Chart, ComparedRun, Comparison, Figure, Series, Skipped
 from launcher.analysis.compare.summary_metrics import make_figures
 from launcher.analysis.compare.tasks import choose_evaluations, make_task_charts, make_task_specs
+from launcher.analysis.compare.verdict import make_verdicts
 from launcher.core import metrics
 from launcher.core.metrics import METRICS_BY_NAME
 
-# Metric and chart title.
-_CHARTS: tuple[tuple[str, str], ...] = (
-    (metrics.TRAIN_LOSS, "training loss"),
-    (metrics.EVAL_LOSS, "held-out loss"),
-    (metrics.TOKENS_PER_SECOND, "tokens per second"),
-    (metrics.DEVICE_MFU, "MFU"),
-    (metrics.PEAK_ALLOCATED_GIB, "VRAM"),
-    (metrics.GPU_UTILIZATION, "GPU utilisation"),
-    (metrics.DATA_WAIT_SHARE, "data wait"),
-    (metrics.DATA_WAIT_SECONDS, "host data wait"),
-    (metrics.GRAD_NORM, "gradient norm"),
-    (metrics.LEARNING_RATE, "learning rate"),
+# Metric, chart title, and the result that summarizes it. Those after the first _NUM_MAJOR are drawn smaller.
+_CHARTS: tuple[tuple[str, str, str | None], ...] = (
+    (metrics.TRAIN_LOSS, "training loss", "train_loss_final"),
+    (metrics.EVAL_LOSS, "held-out loss", "eval_loss_final"),
+    (metrics.TOKENS_PER_SECOND, "tokens per second", "tokens_per_second"),
+    (metrics.DEVICE_MFU, "MFU", "mfu"),
+    (metrics.PEAK_ALLOCATED_GIB, "VRAM", "peak_allocated_gib"),
+    (metrics.GPU_UTILIZATION, "GPU utilisation", "gpu_utilization"),
+    (metrics.DATA_WAIT_SHARE, "data wait", "data_wait_share"),
+    (metrics.DATA_WAIT_SECONDS, "host data wait", None),
+    (metrics.GRAD_NORM, "gradient norm", None),
+    (metrics.LEARNING_RATE, "learning rate", None),
 )
+_NUM_MAJOR = 3
 _SPARSE = frozenset({metrics.EVAL_LOSS})
+_FLAT = 1 / 50  # a loss that falls below this share of its first value is drawn on a logarithmic axis
 _BEST = (
-    "★ marks the best of comparable runs: losses on the same data, speed and memory of the same model, "
-    "time and cost of the same finished job. Values within 0.5 % of the best (losses: 0.1 %) are marked too."
+    "★ marks the best of comparable runs: losses on the same data, memory of the same model, speed on the same "
+    "hardware, goodput at the same speed, time and cost of the same finished job. Values within 0.5 % of the best "
+    "(losses: 0.1 %, speed: 2 %) are marked too."
 )
 _BEST_TASKS = (
     " Task metrics are comparable on the same rows with the same grader; runs that are not significantly worse "
-    "(McNemar's test, 5 %) are marked too."
+    "(McNemar's test, 5 %) are marked too; tie: no comparable run is."
 )
 _INTERVALS = " In parentheses: 95 % confidence intervals of task metrics."
 
@@ -48,13 +52,16 @@ def make_comparison(
     """Compare runs: charts, results, settings, time breakdown and caveats."""
     runs = _make_names_unique(runs)
     groups = group_by_data(runs)
-    known = (*make_task_charts(runs), *(_make_chart(metric, name) for metric, name in _CHARTS))
+    known = (*make_task_charts(runs), *(_make_chart(number, runs) for number in range(len(_CHARTS))))
     recorded = {chart.metric: [run.column(chart.metric).has_values for run in runs] for chart in known}
     _prefer_device(recorded)
     charted = [chart.metric for chart in known if any(recorded[chart.metric])]
     max_points = compute_max_points(sum(sum(recorded[metric]) for metric in charted))
-    left_out = tuple(name for metric, name in _CHARTS if metric not in charted and metric != metrics.DATA_WAIT_SECONDS)
+    left_out = tuple(
+        name for metric, name, _ in _CHARTS if metric not in charted and metric != metrics.DATA_WAIT_SECONDS
+    )
     figures, pick = make_figures(runs, [*make_task_specs(runs)]), choose_evaluations(runs)
+    verdicts, about_verdicts = make_verdicts(runs, figures, pick)
     settings, num_equal = diff_settings([run.settings for run in runs])
     compared = []
     for index, (run, group) in enumerate(zip(runs, groups, strict=True)):
@@ -66,6 +73,8 @@ def make_comparison(
         made_at=made_at,
         title=title or _count(len(runs)),
         runs=tuple(compared),
+        verdicts=verdicts,
+        about_verdicts=about_verdicts,
         cautions=collect_cautions(runs),
         charts=tuple(chart for chart in known if chart.metric in charted),
         left_out=left_out,
@@ -85,9 +94,23 @@ def _prefer_device(recorded: dict[str, list[bool]]) -> None:
     recorded[metrics.DATA_WAIT_SECONDS] = shown
 
 
-def _make_chart(metric: str, title: str) -> Chart:
+def _make_chart(number: int, runs: Sequence[RunFacts]) -> Chart:
+    metric, title, figure = _CHARTS[number]
     known = METRICS_BY_NAME[metric]
-    return Chart(metric=metric, title=title, unit=known.unit, better=known.better, is_sparse=metric in _SPARSE)
+    return Chart(
+        metric=metric,
+        title=title,
+        unit=known.unit,
+        better=known.better,
+        is_sparse=metric in _SPARSE,
+        is_minor=number >= _NUM_MAJOR,
+        is_log=metric.endswith("/loss") and any(_is_flat(run.column(metric).finite) for run in runs),
+        figure=figure,
+    )
+
+
+def _is_flat(losses: Sequence[float]) -> bool:
+    return len(losses) > 1 and min(losses) > 0 and losses[-1] < _FLAT * losses[0]
 
 
 def _compare_run(
@@ -140,7 +163,7 @@ def _explain_left_out(left_out: Sequence[str]) -> str:
 
 def _explain_best(figures: Sequence[Figure]) -> str:
     has_tasks = any(figure.intervals for figure in figures)
-    if any(figure.best for figure in figures):
+    if any(figure.best or figure.ties for figure in figures):
         text = _BEST + (_BEST_TASKS if has_tasks else "")
     else:
         text = "No run is marked as best: the values are not comparable, or equal."

@@ -11,6 +11,7 @@ MADE_BY: Literal["launcher compare"] = "launcher compare"
 
 # What a difference between runs makes incomparable.
 Aspect = Literal["loss", "loss by step", "held-out loss", "task metrics", "speed", "memory", "time"]
+VerdictAspect = Literal["answers", "held-out loss", "training loss", "speed"]
 Section = Literal["what is learnt", "how it runs", "where it runs", "versions"]
 
 
@@ -72,6 +73,9 @@ class Chart(Frozen):
     unit: str
     better: Literal["lower", "higher"] | None
     is_sparse: bool  # a few points, such as evaluations
+    is_minor: bool = False  # drawn smaller: explains speed or memory, not the result
+    is_log: bool = False  # falls so far that a linear axis shows a flat line
+    figure: str | None = None  # key of the result that summarizes this curve
 
 
 class Interval(Frozen):
@@ -92,7 +96,24 @@ class Figure(Frozen):
     values: tuple[float | None, ...]
     intervals: tuple[Interval | None, ...] = ()  # like values; empty if not applicable
     best: dict[int, int]  # index of a best run -> number of comparable runs
+    ties: tuple[int, ...] = ()  # indices of runs none of whose comparable runs is significantly worse
     note: str
+
+
+class VerdictPart(Frozen):
+    """How one run differs from another in one aspect."""
+
+    aspect: VerdictAspect
+    outcome: Literal["better", "worse", "tie", "not comparable"]
+    text: str  # as in "answers tie (1 of 24 differs)"
+
+
+class Verdict(Frozen):
+    """One line per pair of runs: which is better in what, and what cannot be compared."""
+
+    run: int  # index
+    against: int
+    parts: tuple[VerdictPart, ...]
 
 
 class Setting(Frozen):
@@ -128,6 +149,8 @@ class Comparison(Frozen):
     made_at: str  # ISO 8601, UTC
     title: str
     runs: tuple[ComparedRun, ...]
+    verdicts: tuple[Verdict, ...] = ()
+    about_verdicts: str = ""
     cautions: tuple[Caution, ...]
     charts: tuple[Chart, ...]
     left_out: tuple[str, ...]  # titles of charts without data

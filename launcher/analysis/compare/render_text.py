@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.analysis.compare.model import Comparison, Figure, Series
+from launcher.analysis.compare.verdict import format_verdict
 from launcher.core.errors import escape
 from launcher.core.markdown import inline
 from launcher.core.metrics import GRAD_NORM, LEARNING_RATE
@@ -35,6 +36,9 @@ _Section = tuple[str, list[str | list[_Item] | _Grid]]
 
 
 def _list_sections(comparison: Comparison) -> Iterator[_Section]:
+    if comparison.verdicts:
+        lines = [format_verdict(comparison, verdict) for verdict in comparison.verdicts]
+        yield "Verdict", [comparison.about_verdicts, lines]
     if comparison.cautions:
         affected = [f" (affects {', '.join(item.spoils)})" if item.spoils else "" for item in comparison.cautions]
         items = [
@@ -115,7 +119,7 @@ def format_figure(figure: Figure, index: int) -> str:
     if figure.intervals and (interval := figure.intervals[index]) is not None:
         sign = "+" if figure.unit == "points" else ""
         text += f" ({100 * interval.low:{sign}.1f} to {100 * interval.high:{sign}.1f})"
-    return f"{text} {_BEST}" if index in figure.best else text
+    return f"{text} {_BEST}" if index in figure.best else f"{text} tie" if index in figure.ties else text
 
 
 def render_markdown(comparison: Comparison) -> str:

@@ -14,8 +14,11 @@ from launcher.core import metrics
 from launcher.core.metrics import METRICS_BY_NAME
 
 _ALIKE, _ALIKE_LOSS, _ALIKE_SHARE = 0.005, 0.001, 0.005  # the last is absolute: half a percentage point
+_ALIKE_SPEED = 0.02  # medians of equal runs differ by as much
 _TAIL = 0.05  # of the steps, averaged for the final training loss
 _SECONDS_PER_HOUR = 3600
+_SPEED_FACTOR = 1.8  # between the fastest and the slowest part of a run
+_MIN_STEPS, _MAX_PARTS = 4, 24  # of a part; per run
 
 Compute = Callable[[RunFacts], float | None]
 Peers = Callable[[RunFacts], Hashable]  # runs with the same value are comparable; None: with no run
@@ -35,6 +38,16 @@ class MetricSpec:
     alike: float = _ALIKE  # relative differences below count as equal
     interval: Callable[[RunFacts], Interval | None] | None = None  # 95 % confidence interval
     is_significant: Callable[[RunFacts, RunFacts], bool] | None = None  # whether the best run beats the other
+    needs_equal_speed: bool = False  # a share of the time says nothing if the time of a step differs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeedChange:
+    """Tokens per second before and after the speed of a run changed."""
+
+    before: float
+    after: float
+    step: int  # the first at the other speed, approximately
 
 
 def make_figures(runs: Sequence[RunFacts], task_specs: Sequence[MetricSpec] = ()) -> tuple[Figure, ...]:
@@ -46,6 +59,7 @@ def _make_figure(spec: MetricSpec, runs: Sequence[RunFacts]) -> Figure | None:
     values = tuple(_round_finite(spec.compute(run)) for run in runs)
     if all(value is None for value in values):
         return None
+    best, ties = _find_best(spec, runs, values)
     return Figure(
         key=spec.key,
         title=spec.title,
@@ -53,34 +67,54 @@ def _make_figure(spec: MetricSpec, runs: Sequence[RunFacts]) -> Figure | None:
         better=spec.better,
         values=values,
         intervals=() if spec.interval is None else tuple(map(spec.interval, runs)),
-        best=_find_best(spec, runs, values),
+        best=best,
+        ties=tuple(ties) if spec.is_significant is not None else (),
         note=spec.note,
     )
 
 
-def _find_best(spec: MetricSpec, runs: Sequence[RunFacts], values: Sequence[float | None]) -> dict[int, int]:
+def _find_best(
+    spec: MetricSpec, runs: Sequence[RunFacts], values: Sequence[float | None]
+) -> tuple[dict[int, int], list[int]]:
+    """Return the best runs of each group of comparable ones, and the runs of groups without a best one."""
     if spec.better is None:
-        return {}
+        return {}, []
     groups: dict[Hashable, dict[int, float]] = {}
     for index, (run, value) in enumerate(zip(runs, values, strict=True)):
         peers = spec.peers(run)
         if value is not None and peers is not None:
             groups.setdefault(peers, {})[index] = value
     best: dict[int, int] = {}
+    ties: list[int] = []
     for known in groups.values():
+        if spec.needs_equal_speed and not _have_equal_speed([runs[index] for index in known]):
+            continue
         leader = (min if spec.better == "lower" else max)(known, key=lambda index: known[index])
-        first = {index: len(known) for index in known if _is_alike(spec, runs, known, index, leader)}
-        if len(first) < len(known):  # equal runs have no best one
+        first = {index: len(known) for index in known if _is_as_good(spec, runs, known, index, leader)}
+        if len(first) < len(known):
             best.update(first)
-    return dict(sorted(best.items()))
+        elif len(known) > 1:
+            ties += first
+    return dict(sorted(best.items())), sorted(ties)
 
 
-def _is_alike(spec: MetricSpec, runs: Sequence[RunFacts], known: dict[int, float], index: int, best: int) -> bool:
+def _is_as_good(spec: MetricSpec, runs: Sequence[RunFacts], known: dict[int, float], index: int, best: int) -> bool:
     if spec.is_significant is not None:
         return not spec.is_significant(runs[best], runs[index])
+    return is_alike(spec, known[index], known[best])
+
+
+def is_alike(spec: MetricSpec, one: float, other: float) -> bool:
+    """Whether a difference is too small to mean anything."""
     if spec.unit == "share":
-        return abs(known[index] - known[best]) <= _ALIKE_SHARE
-    return math.isclose(known[index], known[best], rel_tol=spec.alike)
+        return abs(one - other) <= _ALIKE_SHARE
+    return math.isclose(one, other, rel_tol=spec.alike)
+
+
+def _have_equal_speed(runs: Sequence[RunFacts]) -> bool:
+    speeds = [TOKENS_PER_SECOND.compute(run) for run in runs]
+    known = [speed for speed in speeds if speed is not None]
+    return len(known) == len(runs) and is_alike(TOKENS_PER_SECOND, min(known), max(known))
 
 
 def _round_finite(value: float | None) -> float | None:
@@ -138,10 +172,35 @@ def _same_model(run: RunFacts) -> Hashable:
     return None if traits.base is None or traits.sequence_length is None else (traits.base, traits.sequence_length)
 
 
+def _same_machine(run: RunFacts) -> Hashable:
+    """Group runs of the same model on the same hardware whose speed did not change on the way."""
+    model = _same_model(run)
+    is_known = model is not None and run.traits.hardware is not None
+    return (model, run.traits.hardware) if is_known and find_speed_change(run) is None else None
+
+
+def find_speed_change(run: RunFacts) -> SpeedChange | None:
+    """Return the highest and the lowest speed within a run if they differ by a factor of about two.
+
+    Both are medians of several consecutive steps, so single slow steps and the first one do not count.
+    """
+    column = run.column(metrics.TOKENS_PER_SECOND)
+    points = [(step, v) for step, v in zip(column.steps, column.values, strict=True) if math.isfinite(v)][1:]
+    size = max(_MIN_STEPS, math.ceil(len(points) / _MAX_PARTS))
+    parts = [points[at : at + size] for at in range(0, len(points) - size + 1, size)]
+    medians = [statistics.median(value for _, value in part) for part in parts]
+    if not medians or min(medians) <= 0 or max(medians) < _SPEED_FACTOR * min(medians):
+        return None
+    high, low = medians.index(max(medians)), medians.index(min(medians))
+    edge = math.sqrt(max(medians) * min(medians))
+    later = next(at for at in range(min(high, low), len(parts)) if (medians[at] < edge) == (low > high))
+    return SpeedChange(before=medians[min(high, low)], after=medians[max(high, low)], step=parts[later][0][0])
+
+
 def _same_job(run: RunFacts) -> Hashable:
-    """Group finished runs of the same work: a run that died early is not the fastest."""
+    """Group finished runs of the same work: a run that died early is not the fastest, nor is a disturbed one slow."""
     traits = run.traits
-    if run.status != "done" or traits.data_key is None:
+    if run.status != "done" or traits.data_key is None or find_speed_change(run) is not None:
         return None
     return (traits.base, traits.data_key, traits.global_batch_size, run.num_steps, run.steps_done)
 
@@ -161,7 +220,8 @@ def _make_spec(key: str, metric: str, compute: Compute, peers: Peers, title: str
         unit=known.unit,
         better=known.better,
         note=note,
-        alike=_ALIKE_LOSS if peers is _same_data else _ALIKE,
+        alike=_ALIKE_LOSS if peers is _same_data else _ALIKE_SPEED if peers is _same_machine else _ALIKE,
+        needs_equal_speed=metric == metrics.GOODPUT,
     )
 
 
@@ -178,11 +238,16 @@ _DATA_WAIT_NOTE = "share of the step time in which the device waits for data, me
 _TAIL_NOTE, _ERROR_NOTE = "mean of the last 5 % of the steps", "predicted / measured - 1, allocated memory"
 _CLOCK_NOTE, _COST_NOTE = "all attempts, without pauses between them", "wall-clock time at the planned price"
 _EVAL, _TRAIN, _VRAM = metrics.EVAL_LOSS, metrics.TRAIN_LOSS, metrics.PREDICTED_GIB
+EVAL_LOSS = _make_spec("eval_loss_final", _EVAL, _last(_EVAL), _same_data, "held-out loss, final")
+TRAIN_LOSS = _make_spec(
+    "train_loss_final", _TRAIN, _reduce(_TRAIN, _tail_mean), _same_data, "training loss, final", _TAIL_NOTE
+)
+TOKENS_PER_SECOND = _make_median("tokens_per_second", metrics.TOKENS_PER_SECOND, _same_machine)
 _SPECS: tuple[MetricSpec, ...] = (
-    _make_spec("eval_loss_final", _EVAL, _last(_EVAL), _same_data, "held-out loss, final"),
+    EVAL_LOSS,
     _make_spec("eval_loss_best", _EVAL, _reduce(_EVAL, min), _same_data, "held-out loss, best"),
-    _make_spec("train_loss_final", _TRAIN, _reduce(_TRAIN, _tail_mean), _same_data, "training loss, final", _TAIL_NOTE),
-    _make_median("tokens_per_second", metrics.TOKENS_PER_SECOND, _same_model),
+    TRAIN_LOSS,
+    TOKENS_PER_SECOND,
     _make_median("mfu", metrics.DEVICE_MFU, _all_runs, "MFU"),
     _make_peak("peak_allocated_gib", metrics.PEAK_ALLOCATED_GIB, "peak VRAM, allocated"),
     _make_peak("peak_reserved_gib", metrics.PEAK_RESERVED_GIB, "peak VRAM, reserved"),
@@ -198,8 +263,8 @@ _SPECS: tuple[MetricSpec, ...] = (
     ),
     _make_median("data_wait_share", metrics.DATA_WAIT_SHARE, _all_runs, "data wait", _DATA_WAIT_NOTE),
     _make_median("gpu_utilization", metrics.GPU_UTILIZATION, _all_runs),
-    _make_median("joules_per_token", metrics.JOULES_PER_TOKEN, _same_model),
-    _make_spec("goodput", metrics.GOODPUT, _last(metrics.GOODPUT), _all_runs, note=_GOODPUT_NOTE),
+    _make_median("joules_per_token", metrics.JOULES_PER_TOKEN, _same_machine),
+    _make_spec("goodput", metrics.GOODPUT, _last(metrics.GOODPUT), _same_machine, note=_GOODPUT_NOTE),
     _make_spec("wall_clock", metrics.TOTAL_SECONDS, compute_wall_clock, _same_job, note=_CLOCK_NOTE),
     MetricSpec(key="cost", title="cost", compute=compute_cost, peers=_same_job, better="lower", note=_COST_NOTE),
     _make_spec("tokens_seen", metrics.TOKENS_SEEN, _last(metrics.TOKENS_SEEN), _all_runs),

@@ -44,7 +44,9 @@ def _make_chart(name: str, runs: Sequence[RunFacts], pick: Pick) -> Chart:
     check_title = next((check.title for run in runs if (check := _find_check(pick(run), name)) is not None), "")
     metric = f"{EVAL_PREFIX}{name}"
     title = clean_text(f"{check_title} ({metric})" if check_title else f"task metric {metric}")
-    return Chart(metric=metric, title=title, unit="share", better="higher", is_sparse=True)
+    return Chart(
+        metric=metric, title=title, unit="share", better="higher", is_sparse=True, figure=clean_text(f"task_{name}")
+    )
 
 
 def make_task_specs(runs: Sequence[RunFacts]) -> Iterator[MetricSpec]:
@@ -84,7 +86,7 @@ def _make_rate_spec(name: str, runs: Sequence[RunFacts], pick: Pick, *, is_main:
         best_judged, other_judged = pick(best), pick(other)
         assert best_judged is not None, "runs without an evaluation have no value"
         assert other_judged is not None
-        return _compare(best_judged, other_judged, name).p_worse < SIGNIFICANCE_LEVEL
+        return compare_answers(best_judged, other_judged, name).p_worse < SIGNIFICANCE_LEVEL
 
     checks = [check for run in runs if (check := _find_check(pick(run), name)) is not None]
     checkers = dict.fromkeys(check.checker for check in checks)
@@ -114,7 +116,7 @@ def _make_base_specs(name: str) -> Iterator[MetricSpec]:
         base, trained = run.judged.base, run.judged.trained
         if base is None or trained is None or _find_check(base, name) is None or _find_check(trained, name) is None:
             return None
-        change = _compare(base, trained, name)
+        change = compare_answers(base, trained, name)
         return change if change.num_rows else None
 
     def compute_gain(run: RunFacts) -> float | None:
@@ -151,6 +153,7 @@ def _get_interval(judged: Judged | None, name: str) -> Interval | None:
     return None if check is None else Interval(low=check.low, high=check.high, num_rows=check.num_judged)
 
 
-def _compare(before: Judged, now: Judged, name: str) -> PairedChange:
+def compare_answers(before: Judged, now: Judged, name: str) -> PairedChange:
+    """Compare two evaluations by the rows that both have."""
     shared = [key for key in before.verdicts if key in now.verdicts]
     return compare_paired(*([judged.verdicts[key].get(name) for key in shared] for judged in (before, now)))

@@ -30,7 +30,9 @@ def test_manifest_settings_come_before_derived_ones() -> None:
     rank = MadeRun(run_id="two", overrides=("training.config.rank=64",))
     found, _ = diff_settings([collect_plan_settings(make_plan_of(run), None) for run in (ONE, rank)])
     assert (found[0].section, found[0].key, found[0].values[1]) == ("what is learnt", "adapter.rank", "64")
-    assert "adapter.trainable_parameters" in {one.key for one in found if one.section == "how it runs"}
+    learnt = {one.key: one.values for one in found if one.section == "what is learnt"}
+    assert all("," in str(count) for count in learnt["adapter.trainable_parameters"])
+    assert learnt["adapter.scale"] == ("2", "0.5")  # alpha stays, so the scale changes with the rank
     noisy = (
         "memory",
         "speed",
@@ -71,6 +73,7 @@ def test_secrets_and_surrogates_are_removed() -> None:
         (0.0002, "0.0002"),
         (1e-8, "1e-08"),
         (16, "16"),
+        (233_472, "233,472"),
         (["q", "v"], "q, v"),
         ([], "none"),
         ({}, "none"),
