@@ -99,8 +99,18 @@ class Page:
         """Return the texts as they are in the document, without text-transform."""
         return [str(element.get_attribute("textContent")) for element in self.find_all(selector)]
 
-    def column(self, number: int) -> list[str]:
-        return [cell.text for cell in self.find_all(f"#figures-table tbody tr > :nth-child({number})")]
+    def row(self, title: str) -> list[WebElement]:
+        """Return the cells of a result, in the order shown."""
+        path = f"//div[@id='figures-table']//tbody/tr[normalize-space(th)='{title}']/td"
+        return self.chrome.find_elements("xpath", path)
+
+    def sort(self, title: str) -> tuple[list[str], str]:
+        """Sort the runs by a result; return its texts and the direction."""
+        path = f"//div[@id='figures-table']//tbody/tr[starts-with(normalize-space(th), '{title}')]/th"
+        head = self.chrome.find_element("xpath", path)
+        self.run("arguments[0].querySelector('button').click()", head)
+        cells = head.find_elements("xpath", "../td")
+        return [str(cell.get_attribute("textContent")) for cell in cells], str(head.get_attribute("aria-sort"))
 
     def complaints(self) -> list[str]:
         return [f"{entry['level']}: {entry['message']}" for entry in self.chrome.get_log("browser")]
@@ -193,7 +203,8 @@ def test_legend_toggles_runs(page: Page) -> None:
     assert page.find(button).get_attribute("aria-pressed") == "false"
     assert page.pixels("train/loss", colours[2]) == 0
     assert page.pixels("train/loss", colours[0]) > 0
-    assert not page.find("#figures-table tr[data-run='2']").is_displayed()
+    assert not page.find("#figures-table th[data-run='2']").is_displayed()
+    assert page.find("#figures-table th[data-run='1']").is_displayed()
     page.click(button)
     assert page.pixels("train/loss", colours[2]) > 0
     page.click("#legend li:nth-child(4) .only")
@@ -204,32 +215,61 @@ def test_legend_toggles_runs(page: Page) -> None:
     assert [page.pixels("train/loss", colour) > 0 for colour in colours] == [False] * 4
 
 
-def test_table_sorts_by_column(page: Page, comparison: Comparison) -> None:
-    heads = page.texts("#figures-table thead th")
-    number = next(at for at, head in enumerate(heads, 1) if head.startswith("tokens per second"))
-    head = f"#figures-table thead th:nth-child({number})"
-    assert page.find(head).get_attribute("aria-sort") == "none"
-    page.click(f"{head} button")
-    assert page.find(head).get_attribute("aria-sort") == "descending"  # best first: higher is better
-    assert [text.split("k")[0] for text in page.column(number)] == ["20.0", "9.52", "9.00", "8.99"]
-    page.click(f"{head} button")
-    assert page.find(head).get_attribute("aria-sort") == "ascending"
-    assert page.column(number)[3].startswith("20.0k")
-    page.click("#figures-table thead th:first-child button")
-    assert page.column(1)[-1] == "stopped"
-    costs = next(at for at, title in enumerate(heads, 1) if title.startswith("cost"))
+def test_runs_are_columns_that_sort_by_a_row(page: Page, comparison: Comparison) -> None:
+    assert len(page.find_all("#figures-table tbody tr")) == 2 + len(comparison.figures)  # status and data group
+    texts, direction = page.sort("tokens per second")
+    assert direction == "descending"  # best first: higher is better
+    assert [text.split("k")[0] for text in texts] == ["20.0", "9.52", "9.00", "8.99"]
+    texts, direction = page.sort("tokens per second")
+    assert (direction, texts[3].startswith("20.0k")) == ("ascending", True)
+    assert page.texts("#figures-table thead th bdi")[3] == "stopped"
     for _ in range(2):  # missing values are last in both directions
-        page.click(f"#figures-table thead th:nth-child({costs}) button")
-        assert page.column(costs)[1:] == [MISSING] * 3
-    assert len(heads) == 3 + len(comparison.figures)
+        texts, _direction = page.sort("cost")
+        assert texts[1:] == [MISSING] * 3
+    page.click("#figures-table thead button")
+    assert page.texts("#figures-table thead th bdi")[::2] == ["base", "stopped"]
 
 
 def test_best_value_is_marked_in_words(page: Page) -> None:
-    best = page.find("#figures-table tr[data-run='1'] td.best")
+    best = page.row("held-out loss, final")[1]
     assert "★" in best.text
     assert "best of 3 comparable runs" in str(best.get_attribute("textContent"))
-    losses = page.find_all("#figures-table tr[data-run='3'] td.best")
-    assert [cell.get_attribute("textContent") for cell in losses if "loss" in cell.text] == []
+    assert "★" not in page.row("held-out loss, final")[3].text
+
+
+def test_verdict_comes_first_and_names_markup_as_text(page: Page, comparison: Comparison) -> None:
+    sections = page.run("return [...document.querySelectorAll('main > :not([hidden])')].map((part) => part.id)")
+    assert sections[:3] == ["verdict", "cautions", "figures"]
+    lines = page.texts("#verdict-list li")
+    assert len(lines) == len(comparison.verdicts) == 6
+    assert lines[0].startswith(f"{escape(FOREIGN)} against base: held-out loss lower (")
+    assert "speed higher by 6 %" in lines[0]
+    assert "speed not comparable (the hardware differs)" in lines[1]
+
+
+def test_all_charts_are_drawn_when_the_page_has_loaded(chrome: Chrome, file: Path, comparison: Comparison) -> None:
+    """A printer and a screenshot of headless Chromium neither scroll nor wait."""
+    page = Page(chrome, file)
+    for chart in comparison.charts:
+        assert int(page.run(COUNT_PIXELS, chart.metric, page.colours()[0])) > 3, chart.title
+
+
+def test_charts_fit_printed_paper(chrome: Chrome, file: Path) -> None:
+    page = Page(chrome, file)
+    chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    chrome.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 718, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+    )
+    try:
+        outside = """return [...document.querySelectorAll("figure canvas")].filter((canvas) => {
+            const [inner, outer] = [canvas, canvas.closest("figure")].map((box) => box.getBoundingClientRect());
+            return inner.width < 50 || inner.right > outer.right || inner.bottom > outer.bottom; }).length"""
+        assert page.run(outside) == 0
+        assert page.run("return document.documentElement.scrollWidth") <= 718
+        page.photograph("four-print")
+    finally:
+        chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
 def test_keys_move_the_crosshair_and_values_are_announced(page: Page) -> None:
@@ -335,7 +375,7 @@ def test_markup_in_names_is_text(page: Page) -> None:
     assert page.chrome.title == "4 runs compared"
     assert page.run("return document.querySelectorAll('img, b b, bdi b').length") == 0
     assert page.find("#legend .run[data-run='1'] bdi").get_attribute("textContent") == escape(FOREIGN)
-    assert page.find("#figures-table tr[data-run='1'] bdi").get_attribute("textContent") == escape(FOREIGN)
+    assert page.find("#figures-table th[data-run='1'] bdi").get_attribute("textContent") == escape(FOREIGN)
 
 
 def test_caveats_time_breakdown_and_settings_are_shown(page: Page) -> None:
@@ -400,19 +440,56 @@ def test_task_metrics_are_drawn_from_step_0(judged: Page) -> None:
 
 
 def test_task_metrics_have_confidence_intervals_and_sort(judged: Page) -> None:
-    heads = judged.texts("#figures-table thead th")
-    number = next(at for at, head in enumerate(heads, 1) if head.strip() == "eval/matches")
-    judged.click(f"#figures-table thead th:nth-child({number}) button")
-    cells = judged.texts(f"#figures-table tbody tr > :nth-child({number})")
+    assert judged.find("#figures-table tbody tr:nth-child(2) th").text == "eval/matches"  # below the status
+    cells, _ = judged.sort("eval/matches")
     assert [cell.split(" %")[0] for cell in cells] == ["90.0", "70.0", "50.0", MISSING]
     assert "(35.2 to 64.8)" in cells[2]
-    best = judged.find_all(f"#figures-table tbody td.best:nth-child({number})")
-    assert [cell.find_element("xpath", "..").get_attribute("data-run") for cell in best] == ["1"]
+    best = [cell for cell in judged.row("eval/matches ▶") if "best" in str(cell.get_attribute("class"))]
+    assert [cell.get_attribute("data-run") for cell in best] == ["1"]
     assert best[0].get_attribute("title") == "best of 2 comparable runs; 40 answers graded; 95 %: 76.9 to 96.0"
-    gain = next(at for at, head in enumerate(heads, 1) if head.strip() == "eval/matches, gain")
-    assert judged.column(gain)[0].startswith("+80.0 points")
-    judged.run("arguments[0].scrollIntoView({behavior: 'instant'})", judged.find("#figures"))
+    assert judged.row("eval/matches, gain")[0].text.startswith("+80.0 points")
     judged.photograph("judged-figures")
+
+
+def test_eight_runs_fit_and_a_flat_loss_is_logarithmic(chrome: Chrome, tmp_path: Path) -> None:
+    made = [
+        MadeRun(
+            run_id=f"neo4j-20261115-10{number}000-rank",
+            num_steps=100,
+            evaluate_every=50,
+            task_rates=(0.0, 0.95),
+            first_loss=3.6,
+            last_loss=0.001,
+            noise=0.0,
+        )
+        for number in range(8)
+    ]
+    file = tmp_path / "compare.html"
+    comparison = make_comparison([load_run_facts(write_run(tmp_path, one)) for one in made], made_at=MADE_AT)
+    file.write_text(render_html(comparison), encoding="utf-8")
+    chrome.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    )
+    try:
+        page = Page(chrome, file)
+        box = "const box = document.getElementById('figures-table'); return box.scrollWidth - box.clientWidth"
+        assert page.run(box) == 0
+        cells = "return [...document.querySelectorAll('#figures-table td')]"
+        assert page.run(f"{cells}.filter((cell) => cell.scrollWidth > cell.clientWidth).length") == 0
+        assert page.find("#log").is_selected()
+        assert "logarithmic" in page.find("#chart-1-description").text
+        assert [cell.text.split("\n")[0] for cell in page.row("eval/matches")] == ["95.0 % tie"] * 8
+        page.photograph("eight")
+    finally:
+        chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_no_row_of_charts_ends_with_a_gap(page: Page) -> None:
+    script = """return ["chart-grid", "minor-grid"].map((id) => {
+        const grid = document.getElementById(id).getBoundingClientRect();
+        const last = document.getElementById(id).lastChild.getBoundingClientRect();
+        return Math.round(grid.right - last.right); })"""
+    assert page.run(script) == [0, 0]
 
 
 def test_different_checkers_are_a_caveat(judged: Page) -> None:
@@ -457,7 +534,7 @@ def test_run_without_steps_has_a_page(chrome: Chrome, tmp_path: Path) -> None:
         page = Page(chrome, file)
         page.settle()
         assert page.complaints() == []
-        assert len(page.find_all("#figures-table tbody tr")) == len(runs)
+        assert len(page.find_all("#figures-table thead:first-of-type th[data-run]")) in (len(runs), 2 * len(runs))
 
 
 @pytest.mark.slow

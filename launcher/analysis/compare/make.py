@@ -37,7 +37,7 @@ _FLAT = 1 / 50  # a loss that falls below this share of its first value is drawn
 _BEST = (
     "★ marks the best of comparable runs: losses on the same data, memory of the same model, speed on the same "
     "hardware, goodput at the same speed, time and cost of the same finished job. Values within 0.5 % of the best "
-    "(losses: 0.1 %, speed: 2 %) are marked too."
+    "(losses: 0.1 %, speed, time and cost: 2 %) are marked too."
 )
 _BEST_TASKS = (
     " Task metrics are comparable on the same rows with the same grader; runs that are not significantly worse "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from launcher.analysis.compare.load_run import RunFacts
@@ -220,7 +220,7 @@ def _make_spec(key: str, metric: str, compute: Compute, peers: Peers, title: str
         unit=known.unit,
         better=known.better,
         note=note,
-        alike=_ALIKE_LOSS if peers is _same_data else _ALIKE_SPEED if peers is _same_machine else _ALIKE,
+        alike=_ALIKE_LOSS if peers is _same_data else _ALIKE_SPEED if peers in (_same_machine, _same_job) else _ALIKE,
         needs_equal_speed=metric == metrics.GOODPUT,
     )
 
@@ -262,11 +262,19 @@ _SPECS: tuple[MetricSpec, ...] = (
         _ERROR_NOTE,
     ),
     _make_median("data_wait_share", metrics.DATA_WAIT_SHARE, _all_runs, "data wait", _DATA_WAIT_NOTE),
-    _make_median("gpu_utilization", metrics.GPU_UTILIZATION, _all_runs),
+    replace(_make_median("gpu_utilization", metrics.GPU_UTILIZATION, _all_runs), better=None),
     _make_median("joules_per_token", metrics.JOULES_PER_TOKEN, _same_machine),
     _make_spec("goodput", metrics.GOODPUT, _last(metrics.GOODPUT), _same_machine, note=_GOODPUT_NOTE),
     _make_spec("wall_clock", metrics.TOTAL_SECONDS, compute_wall_clock, _same_job, note=_CLOCK_NOTE),
-    MetricSpec(key="cost", title="cost", compute=compute_cost, peers=_same_job, better="lower", note=_COST_NOTE),
+    MetricSpec(
+        key="cost",
+        title="cost",
+        compute=compute_cost,
+        peers=_same_job,
+        better="lower",
+        note=_COST_NOTE,
+        alike=_ALIKE_SPEED,
+    ),
     _make_spec("tokens_seen", metrics.TOKENS_SEEN, _last(metrics.TOKENS_SEEN), _all_runs),
     MetricSpec(key="steps", title="steps", compute=_steps, peers=_all_runs),
     _make_spec("skipped", metrics.SKIPPED, _reduce(metrics.SKIPPED, math.fsum), _all_runs),

@@ -17,6 +17,7 @@ function readScheme() {
 class Chart {
   constructor(spec) {
     this.spec = spec;
+    this.figureSpec = comparison.figures.find(({ key }) => key === spec.figure) ?? null;
     const id = `chart-${charts.length}`;
     const unit = unitWords(spec.unit);
     this.description = make("p", { class: "quiet", id: `${id}-description` });
@@ -28,7 +29,7 @@ class Chart {
         "aria-labelledby": `${id}-title`, "aria-describedby": `${id}-description keys` },
       this.canvas, this.readout,
     );
-    this.details = make("details", {}, make("summary", { text: "Final values" }));
+    this.details = make("details", {}, make("summary", { text: "Values" }));
     this.details.addEventListener("toggle", () => this.fillDetails());
     const heading = make("h3", { id: `${id}-title`, text: spec.title });
     if (unit) heading.append(make("span", { class: "unit", text: ` ${unit}` }));
@@ -76,7 +77,7 @@ class Chart {
           incrs: state.axis === "seconds" ? SECONDS_STEPS : state.axis === "step" ? integerSteps() : undefined,
           values: (_, ticks) => ticks.map((tick) => (state.axis === "seconds" ? formatSeconds(tick) : formatCount(tick))) },
         { ...axis, size: 58, gap: 7, space: 36, grid: { stroke: scheme.grid, width: 1 },
-          values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : this.spec.unit === "GiB" ? formatCount(tick) : formatValue(tick, this.spec.unit))) },
+          values: (_, ticks) => ticks.map((tick) => (tick === null || (this.isLog() && !/^[125](\.0+)?e/.test(tick.toExponential(3))) ? "" : this.spec.unit === "GiB" ? formatCount(tick) : formatValue(tick, this.spec.unit))) },
       ],
       series: [{}, ...this.shown.map((curve) => this.seriesOf(curve))],
       cursor: {
@@ -329,15 +330,29 @@ class Chart {
     this.speak();
   }
 
+  // -- results, as in the table of results ------------------------------------------------------------------------
+
+  resultOf(curve) {
+    return this.figureSpec ? this.figureSpec.values[curve.index] : lastNumber(curve.series.mean);
+  }
+
+  resultWords() {
+    if (!this.figureSpec || this.spec.is_sparse) return "final";
+    if (this.figureSpec.key.startsWith("peak")) return "peak";
+    return this.figureSpec.note.includes("median") ? "median" : this.figureSpec.note || "final";
+  }
+
   // -- words ------------------------------------------------------------------------------------------------------
 
   describe() {
-    const ends = this.shown.map((curve) => ({ curve, value: lastNumber(curve.series.mean) })).filter(({ value }) => value !== null);
+    const ends = this.shown.map((curve) => ({ curve, value: this.resultOf(curve) })).filter(({ value }) => value !== null);
     ends.sort((a, b) => a.value - b.value);
-    const format = ({ curve, value }) => `${formatValue(value, this.spec.unit)} (${shorten(curve.run.name)})`;
+    const format = ({ curve, value }) => `${formatResult(this.figureSpec ?? this.spec, value)} (${shorten(curve.run.name)})`;
+    const what = this.resultWords();
     const notes = [];
-    if (ends.length > 1) notes.push(`final values ${format(ends[0])} to ${format(ends[ends.length - 1])}`);
-    else if (ends.length) notes.push(`final value ${formatValue(ends[0].value, this.spec.unit)}`);
+    if (ends.length > 1) notes.push(`${what} ${format(ends[0])} to ${format(ends[ends.length - 1])}`);
+    else if (ends.length) notes.push(`${what} ${formatResult(this.figureSpec ?? this.spec, ends[0].value)}`);
+    if (this.isLog()) notes.push("logarithmic");
     if (this.lines.length) notes.push("dashed: GPU memory; dotted: predicted");
     const without = curves.get(this.spec.metric).filter((curve) => xsOf(curve) === null).map((curve) => curve.run.name);
     if (without.length) notes.push(`${without.length > 3 ? `${without.length} runs` : without.join(", ")}: ${AXIS_TITLES[state.axis]} not recorded`);
@@ -349,11 +364,12 @@ class Chart {
     if (!this.details.open) return;
     const rows = curves.get(this.spec.metric).map(({ run, index, series }) => {
       const [lows, highs] = [series.low ?? series.mean, series.high ?? series.mean].map((values) => values.filter((value) => value !== null));
-      const cells = [lastNumber(series.mean), Math.min(...lows), Math.max(...highs), series.step[series.step.length - 1]];
-      const words = [...cells.slice(0, 3).map((value) => formatValue(value, this.spec.unit)), cells[3].toLocaleString("en")];
+      const result = this.resultOf({ index, series });
+      const cells = [result, Math.min(...lows), Math.max(...highs), series.step[series.step.length - 1]];
+      const words = [formatResult(this.figureSpec ?? this.spec, result), ...cells.slice(1, 3).map((value) => formatValue(value, this.spec.unit)), cells[3].toLocaleString("en")];
       return { run: index, name: run.name, cells: cells.map((sort, column) => ({ sort, text: words[column] })) };
     });
-    const heads = ["last", "minimum", "maximum", "last step"].map((title) => ({ title, isNumber: true }));
+    const heads = [this.resultWords(), "minimum", "maximum", "last step"].map((title) => ({ title, isNumber: true }));
     const table = makeTable(`${capitalise(this.spec.title)}: values`, heads, rows);
     this.details.replaceChildren(this.details.firstChild, make("div", { class: "scroll" }, table));
   }

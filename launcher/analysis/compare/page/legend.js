@@ -10,6 +10,7 @@ function describeRun(run) {
 
 function makeLegend() {
   const list = byId("legend");
+  if (runs.length <= 6) list.classList.add("few");
   runs.forEach((run, index) => {
     const button = make("button", { type: "button", class: "run", "aria-pressed": "true", "data-run": index, title: `${run.name}\n${run.place}` },
       makeSwatch(index, state.theme), make("bdi", { text: run.name }), make("small", { text: describeRun(run) }));
@@ -56,7 +57,7 @@ function legendChanged() {
   document.querySelectorAll("#legend .run").forEach((button, index) => {
     button.setAttribute("aria-pressed", String(!state.hidden.has(index)));
   });
-  document.querySelectorAll("tr[data-run], .share").forEach((row) => {
+  document.querySelectorAll("tr[data-run], th[data-run], td[data-run], .share").forEach((row) => {
     row.hidden = state.hidden.has(Number(row.dataset.run)) && state.hidden.size < runs.length;
   });
   state.picked = null;

@@ -12,6 +12,22 @@ function makeCautions() {
   byId("cautions").hidden = false;
 }
 
+function makeVerdicts() {
+  for (const { run, against, parts } of comparison.verdicts) {
+    const name = (index) => [makeSwatch(index, state.theme), make("bdi", { text: runs[index].name })];
+    const words = parts.flatMap(({ outcome, text }, at) => {
+      const [, verdict, detail] = text.match(/^([^(]*)(.*)$/s);
+      const kind = outcome === "better" || outcome === "worse" ? "clear" : "";
+      return [at ? ", " : "", make("span", { class: kind, text: verdict }), make("span", { class: "detail", text: detail })];
+    });
+    byId("verdict-list").append(make("li", {},
+      make("span", { class: "pair" }, ...name(run), " against ", ...name(against), ": "), make("span", {}, ...words)));
+  }
+  byId("verdict-note").textContent = comparison.about_verdicts;
+  byId("verdict-note").hidden = !comparison.about_verdicts;
+  byId("verdict").hidden = !comparison.verdicts.length;
+}
+
 function makeTexts() {
   byId("title").textContent = comparison.title;
   const experts = [...new Set(runs.map((run) => run.expert).filter(Boolean))];
@@ -39,7 +55,7 @@ function setTheme(theme) {
   changed();
 }
 
-// Draws charts when they come into view.
+// Redraws charts that have changed when they come into view.
 const watcher = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {
     const chart = charts.find(({ figure }) => figure === target);
@@ -74,7 +90,12 @@ function listen() {
   byId("reset").addEventListener("click", () => setZoom(null));
   byId("theme").addEventListener("click", () => setTheme(state.theme === "dark" ? "light" : "dark"));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => setTheme(event.matches ? "dark" : "light"));
-  new ResizeObserver(changed).observe(byId("chart-grid"));
+  let width = byId("charts").clientWidth;
+  new ResizeObserver(([{ target }]) => {
+    if (target.clientWidth === width) return;
+    width = target.clientWidth;
+    changed();
+  }).observe(byId("charts"));
   let before = state.theme;
   addEventListener("beforeprint", () => {
     before = state.theme;
@@ -84,6 +105,7 @@ function listen() {
   addEventListener("afterprint", () => setTheme(before));
 }
 
+makeVerdicts();
 makeCautions();
 makeTexts();
 readScheme();
@@ -91,7 +113,7 @@ makeLegend();
 for (const spec of comparison.charts) {
   const chart = new Chart(spec);
   charts.push(chart);
-  byId("chart-grid").append(chart.figure);
+  byId(spec.is_minor ? "minor-grid" : "chart-grid").append(chart.figure);
   watcher.observe(chart.figure);
   listeners.push(() => chart.draw());
 }
@@ -99,5 +121,8 @@ makeFigures();
 makeShares();
 makeSettings();
 listen();
+state.log = byId("log").checked = comparison.charts.some((spec) => spec.is_log);
 chooseSmoothing();
 setTheme(state.theme);
+// All charts at once, before the page counts as loaded: a printer or a screenshot does not scroll or wait.
+charts.forEach((chart) => chart.draw(true));

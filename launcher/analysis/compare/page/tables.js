@@ -1,20 +1,18 @@
 // Sortable tables, the bars of the time breakdown, and the settings.
 
-// heads: {title, isNumber, note, better}; rows: {run, name, cells: [{text, sort, best, kind, range, tooltip}]}
-function makeTable(caption, heads, rows, sortedBy = null) {
+// heads: {title, isNumber}; rows: {run, name, cells: [{text, sort, kind}]}
+function makeTable(caption, heads, rows) {
   const body = make("tbody");
   const all = [{ title: "run", isNumber: false }, ...heads];
   const headRow = make("tr");
   const order = { column: null, isDown: false };
   const columns = all.map((head, column) => {
     const arrow = make("span", { class: "arrow", "aria-hidden": "true" });
-    const button = make("button", { type: "button", text: head.title, class: head.title.startsWith("eval/") ? "name" : "" });
+    const button = make("button", { type: "button", text: head.title });
     button.append(" ", arrow);
-    if (head.note) button.title = head.note;
     const cell = make("th", { scope: "col", "aria-sort": "none", class: head.isNumber ? "number" : "" }, button);
     button.addEventListener("click", () => {
-      const isDown = order.column === column ? !order.isDown : head.better === "higher";
-      sortBy(column, isDown);
+      sortBy(column, order.column === column && !order.isDown);
     });
     headRow.append(cell);
     return { cell, arrow };
@@ -23,25 +21,15 @@ function makeTable(caption, heads, rows, sortedBy = null) {
     const line = make("tr", { "data-run": row.run },
       make("th", { scope: "row", title: row.name }, makeSwatch(row.run, state.theme), " ", make("bdi", { text: row.name })));
     row.cells.forEach((cell, at) => {
-      const element = make("td", { class: [all[at + 1].isNumber ? "number" : "", cell.kind ?? ""].join(" ").trim(), text: cell.text });
-      if (cell.best) element.append(make("span", { text: " ★", "aria-hidden": "true" }), make("span", { class: "unseen", text: ` best of ${cell.best} comparable runs` }));
-      if (cell.range) element.append(make("small", { class: "range", text: cell.range }));
-      element.title = [cell.best ? `best of ${cell.best} comparable runs` : "", cell.tooltip ?? ""].filter(Boolean).join("; ");
-      line.append(element);
+      line.append(make("td", { class: [all[at + 1].isNumber ? "number" : "", cell.kind ?? ""].join(" ").trim(), text: cell.text }));
     });
     body.append(line);
     return { line, position, keys: [row.name, ...row.cells.map((cell) => cell.sort ?? null)] };
   });
 
-  // Missing values are last in both directions.
   function sortBy(column, isDown) {
     Object.assign(order, { column, isDown });
-    const sorted = [...lines].sort((a, b) => {
-      const [one, other] = [a.keys[column], b.keys[column]];
-      if (one === null || other === null) return (one === null) - (other === null) || a.position - b.position;
-      const by = typeof one === "string" ? one.localeCompare(other, "en", { numeric: true }) : one - other;
-      return (isDown ? -by : by) || a.position - b.position;
-    });
+    const sorted = [...lines].sort((a, b) => compareKeys(a.keys[column], b.keys[column], isDown) || a.position - b.position);
     body.append(...sorted.map(({ line }) => line));
     columns.forEach(({ cell, arrow }, at) => {
       cell.setAttribute("aria-sort", at === column ? (isDown ? "descending" : "ascending") : "none");
@@ -49,41 +37,88 @@ function makeTable(caption, heads, rows, sortedBy = null) {
     });
   }
 
-  if (sortedBy) sortBy(...sortedBy);
   return make("table", {}, make("caption", { class: "unseen", text: caption }), make("thead", {}, headRow), body);
 }
 
+// Runs are columns; the button of a row sorts them by that result, the first cell restores their order. Two or three
+// runs have two tables side by side.
 function makeFigures() {
-  const hasGroups = new Set(runs.map((run) => run.data_group)).size > 1;
-  const heads = [{ title: "status" }, ...(hasGroups ? [{ title: "data", note: "losses are comparable within a data group" }] : [])];
-  for (const { title, note, better } of comparison.figures) {
-    const direction = better ? `${better} is better` : "";
-    heads.push({ title, isNumber: true, better, note: [note, direction].filter(Boolean).join("; ") });
-  }
-  const rows = runs.map((run, index) => {
-    const cells = [{ text: run.status, sort: run.status }];
-    if (hasGroups) cells.push({ text: run.data_group ?? "unknown", sort: run.data_group, kind: run.data_group ? "" : "void" });
-    for (const figure of comparison.figures) {
-      const value = figure.values[index];
-      const best = figure.best[index];
-      const interval = figure.intervals[index] ?? null;
-      const tooltip = interval && `${interval.num_rows.toLocaleString("en")} answers graded; 95 %: ${formatInterval(interval)}`;
-      cells.push({ text: formatFigure(figure, value), sort: value, best, kind: best ? "best" : value === null ? "void" : "", range: interval && `(${formatInterval(interval)})`, tooltip });
-    }
-    return { run: index, name: run.name, cells };
+  const makeHead = () => ({
+    line: make("tr", {}, make("th", { scope: "col" }, make("button", { type: "button", text: "result", title: "restore the order of the runs" })),
+      ...runs.map((run, index) => make("th", { scope: "col", "data-run": index, title: run.name }, makeSwatch(index, state.theme), make("bdi", { text: run.name })))),
+    keys: [...runs.keys()], better: null,
   });
-  byId("figures-table").append(makeTable("Results", heads, rows));
+  const lines = [];
+  const addRow = (title, note, better, keys, cellOf) => {
+    const arrow = make("span", { class: "arrow", "aria-hidden": "true" });
+    const button = make("button", { type: "button", text: title, class: title.startsWith("eval/") ? "name" : "", title: note });
+    button.append(" ", arrow);
+    const line = make("tr", {}, make("th", { scope: "row", "aria-sort": "none" }, button), ...runs.map((_, index) => cellOf(index)));
+    lines.push({ line, keys, better, arrow });
+  };
+  addRow("status", "", null, runs.map(({ status }) => status), (index) => make("td", { class: "number", "data-run": index, text: runs[index].status }));
+  if (new Set(runs.map((run) => run.data_group)).size > 1) {
+    addRow("data", "losses are comparable within a data group", null, runs.map((run) => run.data_group),
+      (index) => make("td", { class: runs[index].data_group ? "number" : "number void", "data-run": index, text: runs[index].data_group ?? "unknown" }));
+  }
+  for (const figure of comparison.figures) {
+    const note = [figure.note, figure.better ? `${figure.better} is better` : ""].filter(Boolean).join("; ");
+    addRow(figure.title, note, figure.better, figure.values, (index) => makeFigureCell(figure, index));
+  }
+  const half = runs.length <= 3 ? Math.ceil(lines.length / 2) : lines.length;
+  const parts = [lines.slice(0, half), lines.slice(half)].filter((part) => part.length);
+  const heads = parts.map(makeHead);
+  lines.push(...heads);
+  const order = { line: null, isDown: false };
+  lines.forEach(({ line, keys, better, arrow: isResult }) => {
+    line.querySelector("button").addEventListener("click", () => {
+      Object.assign(order, { isDown: order.line === line && isResult ? !order.isDown : better === "higher", line });
+      const sorted = [...runs.keys()].sort((one, other) => compareKeys(keys[one], keys[other], order.isDown) || one - other);
+      for (const { line: cells, arrow } of lines) {
+        cells.append(...sorted.map((index) => cells.querySelector(`:scope > [data-run="${index}"]`)));
+        if (!arrow) continue;
+        const isSorted = cells === line;
+        cells.firstChild.setAttribute("aria-sort", isSorted ? (order.isDown ? "descending" : "ascending") : "none");
+        arrow.textContent = isSorted ? (order.isDown ? "▶" : "◀") : "";
+      }
+    });
+  });
+  const box = byId("figures-table");
+  box.style.setProperty("--runs", runs.length);
+  if (runs.length > 8) box.classList.add("many");
+  box.append(...parts.map((part, at) => make("table", {}, make("caption", { class: "unseen", text: "Results" }),
+    make("thead", {}, heads[at].line), make("tbody", {}, ...part.map(({ line }) => line)))));
   byId("figures-note").textContent = comparison.about_best;
 }
 
-// The same number of digits in all rows of a column.
-function formatFigure(figure, value) {
+function makeFigureCell(figure, index) {
+  const value = figure.values[index];
+  const best = figure.best[index];
+  const interval = figure.intervals[index] ?? null;
+  const cell = make("td", { class: `number ${best ? "best" : value === null ? "void" : ""}`.trim(), "data-run": index, text: formatResult(figure, value) });
+  const words = best ? `best of ${best} comparable runs` : "";
+  if (best) cell.append(make("span", { text: " ★", "aria-hidden": "true" }), make("span", { class: "unseen", text: ` ${words}` }));
+  if (figure.ties.includes(index)) cell.append(make("span", { class: "tie", text: " tie" }));
+  if (interval) cell.append(make("small", { class: "range", text: `(${formatInterval(interval)})` }));
+  cell.title = [words, interval && `${interval.num_rows.toLocaleString("en")} answers graded; 95 %: ${formatInterval(interval)}`].filter(Boolean).join("; ");
+  return cell;
+}
+
+// Missing values are last in both directions.
+function compareKeys(one, other, isDown) {
+  if (one === null || other === null) return (one === null) - (other === null);
+  const by = typeof one === "string" ? one.localeCompare(other, "en", { numeric: true }) : one - other;
+  return isDown ? -by : by;
+}
+
+// The same number of digits for all runs.
+function formatResult({ key, unit, metric }, value) {
   if (value === null) return DASH;
-  if (figure.key === "cost") return value.toFixed(2);
-  if (figure.unit === "share") return `${figure.key === "prediction_error" && value > 0 ? "+" : ""}${(100 * value).toFixed(1)} %`;
-  if (figure.unit.startsWith("tokens")) return formatCount(value, (text) => text);
-  if (figure.key.includes("loss")) return value.toPrecision(4);
-  return formatValue(value, figure.unit);
+  if (key === "cost") return value.toFixed(2);
+  if (unit === "share") return `${key === "prediction_error" && value > 0 ? "+" : ""}${(100 * value).toFixed(1)} %`;
+  if (unit.startsWith("tokens")) return formatCount(value, (text) => text);
+  if ((key ?? metric).includes("loss")) return value.toPrecision(4);
+  return formatValue(value, unit);
 }
 
 function formatInterval({ low, high }) {
@@ -104,7 +139,8 @@ function makeShares() {
       const percent = (100 * seconds) / total;
       words.push(`${part} ${trim(percent.toPrecision(3))} %`);
       const piece = make("span", { class: `part-${parts.indexOf(part)}`, title: `${part}: ${formatSeconds(seconds)}, ${trim(percent.toPrecision(3))} %` });
-      if (percent >= 7) piece.textContent = `${Math.round(percent)} %`;
+      const label = percent >= 14 ? `${part} ` : "";
+      if (percent >= 6) piece.textContent = `${label}${Math.round(percent)} %`;
       piece.style.flex = `${percent} 0 0`;
       bar.append(piece);
     }
@@ -131,7 +167,7 @@ function makeSettings() {
   const { settings, num_equal_settings: numEqual } = comparison;
   const equal = `${numEqual.toLocaleString("en")} settings are equal in all runs and not shown.`;
   byId("settings-note").textContent = runs.length === 1 ? "There is only one run." : settings.length
-    ? `${equal} Bold: differs from most runs.` : `${equal} No setting differs.`;
+    ? equal + (runs.length > 2 ? " Bold: differs from most runs." : "") : `${equal} No setting differs.`;
   if (!settings.length) return;
   const head = make("tr", {}, make("th", { scope: "col", text: "setting" }),
     ...runs.map((run) => make("th", { scope: "col", title: run.name }, make("bdi", { text: run.name }))));
