@@ -1,0 +1,282 @@
+"""Quality of real trainings, compared with TRL: the same rows, tokens, settings and seeds on a pretrained base.
+
+For every data set some rows are kept for testing. `launcher new` makes an expert of the others, `launcher train` trains
+it, and TRL's SFTTrainer trains the same tokens with the same loss mask, LoRA settings, learning rates and number of
+epochs. We pack documents; TRL gets as many rows per step as an average step of ours has. Held-out loss is computed
+by plain transformers and PEFT for both adapters; answers to the test rows are judged by `launcher eval` for both.
+
+    python -m benchmarks.peers.quality run --base FOLDER --data FOLDER --out quality.jsonl --jobs 9
+    python -m benchmarks.peers.quality table quality.jsonl
+
+FOLDER of --data has text2cypher.jsonl, wikisql.jsonl and json_instructions.jsonl. Trainings run side by side (--jobs),
+so durations say nothing here. TRL is skipped if it is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from launcher.core.run_paths import RunPaths
+from launcher.corpus.store import Store, find_stores
+from launcher.judges.results import load_result
+from launcher.plan import Plan, load_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA_SETS = {"cypher": "text2cypher", "sql": "wikisql", "json": "json_instructions"}
+MAX_ROWS_PER_MICRO_STEP = 8  # of TRL, which computes the logits of all tokens
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="train and judge")
+    run.add_argument("--base", type=Path, required=True, help="folder of a pretrained base")
+    run.add_argument("--data", type=Path, required=True)
+    run.add_argument("--work", type=Path, default=Path("quality_runs"))
+    run.add_argument("--out", type=Path, required=True)
+    run.add_argument("--experts", nargs="+", choices=DATA_SETS, default=list(DATA_SETS))
+    run.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    run.add_argument("--rows", type=int, default=None, help="use only the first rows of each data set")
+    run.add_argument("--test-rows", type=int, default=200)
+    run.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
+    run.add_argument("--max-steps", type=int, default=None, help="train only some steps, to try the command")
+    trl = commands.add_parser("trl", help="train with TRL what a run of ours has trained")
+    trl.add_argument("run", type=Path)
+    trl.add_argument("store", type=Path)
+    trl.add_argument("out", type=Path)
+    loss = commands.add_parser("loss", help="compute the held-out loss of adapters")
+    loss.add_argument("base", type=Path)
+    loss.add_argument("store", type=Path)
+    loss.add_argument("adapters", nargs="*", type=Path)
+    table = commands.add_parser("table", help="summarize the rows of a file")
+    table.add_argument("rows", type=Path)
+    args = parser.parse_args()
+    {"run": measure, "trl": train_trl, "loss": print_losses, "table": print_table}[args.command](args)
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Train and judge everything, and append one row per adapter to the output."""
+    args.base, args.work = args.base.resolve(), args.work.resolve()
+    lock = threading.Lock()
+
+    def record(expert: str, tool: str, seed: int | None, losses: dict[str, float], evaluation: Path) -> None:
+        result = load_result(evaluation)
+        row = {
+            "expert": expert,
+            "tool": tool,
+            "seed": seed,
+            "base": args.base.name,
+            "held_out_loss": losses[tool],
+            "main_check": result.main_check,
+            "checks": {check.name: [check.num_passed, check.num_judged] for check in result.checks},
+            "date": datetime.date.today().isoformat(),
+        }
+        with lock, args.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(row, flush=True)
+
+    def compare(expert: str, seed: int) -> None:
+        folder, name = args.work / expert, f"{expert}-{seed}"
+        store = prepare(args, expert)
+        run_launcher(
+            folder,
+            *("train", expert, "--run-id", name, "--profile", "full", "--wandb", "disabled"),
+            *("--set", f"training.config.seed={seed}"),
+            *(("--max-steps", str(args.max_steps)) if args.max_steps else ()),
+        )
+        adapters = {"launcher": RunPaths(folder / "runs" / name).adapter}
+        if importlib.util.find_spec("trl") is not None:
+            adapters["trl"] = folder / f"trl-{seed}"
+            run_python(folder, "-m", "benchmarks.peers.quality", "trl", f"runs/{name}", store.folder, adapters["trl"])
+        command = ("-m", "benchmarks.peers.quality", "loss", args.base, store.folder, *adapters.values())
+        found = run_python(folder, *command)
+        losses = dict(zip(("base", *adapters), json.loads(found.splitlines()[-1]), strict=True))
+        for tool, adapter in adapters.items():
+            evaluation = folder / f"{tool}-{seed}.json"
+            run_launcher(folder, "eval", expert, "--adapter", adapter, "--profile", "full", "-o", evaluation)
+            record(expert, tool, seed, losses, evaluation)
+        if seed == args.seeds[0]:
+            run_launcher(folder, "eval", expert, "--base", "--profile", "full", "-o", folder / "base.json")
+            record(expert, "base", None, losses, folder / "base.json")
+
+    for expert in args.experts:
+        make_expert(args, expert)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(lambda job: compare(*job), [(expert, seed) for seed in args.seeds for expert in args.experts]))
+
+
+def make_expert(args: argparse.Namespace, expert: str) -> None:
+    """Keep rows for testing and let `launcher new` make an expert of the others."""
+    folder = args.work / expert
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = (args.data / f"{DATA_SETS[expert]}.jsonl").read_text(encoding="utf-8").splitlines()[: args.rows]
+    order = sorted(dict.fromkeys(lines), key=lambda line: hashlib.sha256(line.encode()).digest())
+    (folder / "test.jsonl").write_text("\n".join(order[: args.test_rows]) + "\n", encoding="utf-8")
+    (folder / "rows.jsonl").write_text("\n".join(order[args.test_rows :]) + "\n", encoding="utf-8")
+    run_launcher(folder, "new", expert, "--force", "--data", folder / "rows.jsonl", "--base", args.base)
+    path = folder / expert / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest["training"]["dataset"]["test_path"] = str(folder / "test.jsonl")
+    manifest["training"]["config"] |= {"load_best_model_at_end": False, "save_strategy": "no"}
+    path.write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+    prepare(args, expert)
+
+
+def prepare(args: argparse.Namespace, expert: str) -> Store:
+    """Return the tokens that the launcher trains."""
+    folder = args.work / expert
+    if not find_stores(folder / "data" / "datasets_optimized" / expert):
+        run_launcher(folder, "prepare", expert, "--profile", "full")
+    (store,) = find_stores(folder / "data" / "datasets_optimized" / expert)
+    return store
+
+
+def run_launcher(folder: Path, *words: str | Path) -> str:
+    return run_python(folder, "-m", "launcher", *words)
+
+
+def run_python(folder: Path, *words: str | Path) -> str:
+    """Run a Python command in a folder and return its output; end this program if it fails."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path, "LAUNCHER_DATA_DIR": str(folder / "data")}
+    completed = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    if completed.returncode != 0:
+        print(f"{' '.join(map(str, words))}: exit code {completed.returncode}\n{completed.stderr[-3000:]}", flush=True)
+        raise SystemExit(1)
+    return completed.stdout
+
+
+def iterate_documents(store: Store, split: str) -> Iterator[dict[str, list[int]]]:
+    """Yield the tokens and the loss mask of every document, as TRL expects them."""
+    for pack in store.open_split(split):
+        begin = 0
+        for length in pack.document_lengths.tolist():
+            part = slice(begin, begin + length)
+            yield {"input_ids": pack.input_ids[part].tolist(), "completion_mask": pack.trained[part].tolist()}
+            begin += length
+
+
+def open_store(folder: Path) -> Store:
+    return next(store for store in find_stores(folder.parent) if store.folder == folder)
+
+
+def train_trl(args: argparse.Namespace) -> None:
+    """Train with TRL: the tokens of a store, the settings of a run's plan."""
+    from datasets import Dataset  # slow imports, of this command only
+    from peft import LoraConfig
+    from transformers import AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    plan = load_plan(RunPaths(args.run).plan)
+    documents = list(iterate_documents(open_store(args.store), "train"))
+    num_packs = len(open_store(args.store).open_split("train"))
+    rows_per_step = round(len(documents) * plan.batch.global_batch_size / num_packs)
+    trainer = SFTTrainer(
+        model=plan.base.name,
+        args=SFTConfig(**make_trl_settings(plan, rows_per_step), output_dir=str(args.out), report_to=[]),
+        train_dataset=Dataset.from_list(documents),
+        processing_class=AutoTokenizer.from_pretrained(plan.base.name),
+        peft_config=LoraConfig(
+            r=plan.adapter.rank or 16,
+            lora_alpha=plan.adapter.alpha or 32,
+            lora_dropout=plan.adapter.dropout,
+            target_modules=list(plan.adapter.target_modules),
+            task_type="CAUSAL_LM",
+        ),
+    )
+    trainer.train()
+    trainer.save_model(str(args.out))
+
+
+def make_trl_settings(plan: Plan, rows_per_step: int) -> dict[str, Any]:
+    """Translate a plan: the same optimizer and schedule; micro-steps of a size that divides the batch."""
+    micro = max(size for size in range(1, MAX_ROWS_PER_MICRO_STEP + 1) if rows_per_step % size == 0)
+    is_bf16 = plan.precision.compute_dtype == "bf16"
+    return {
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": rows_per_step // micro,
+        "num_train_epochs": plan.schedule.epochs,
+        "max_steps": plan.schedule.max_steps or -1,
+        "learning_rate": plan.optimizer.learning_rate,
+        "lr_scheduler_type": plan.schedule.lr_scheduler,
+        "warmup_steps": plan.schedule.warmup_steps or 0,
+        "weight_decay": plan.optimizer.weight_decay,
+        "adam_beta1": plan.optimizer.betas[0],
+        "adam_beta2": plan.optimizer.betas[1],
+        "adam_epsilon": plan.optimizer.epsilon,
+        "max_grad_norm": plan.optimizer.max_grad_norm or 0.0,
+        "bf16": is_bf16,
+        "model_init_kwargs": {"dtype": "bfloat16" if is_bf16 else "float32"},
+        "gradient_checkpointing": False,
+        "max_length": plan.batch.sequence_length,
+        "completion_only_loss": True,
+        "packing": False,
+        "seed": plan.schedule.seed,
+        "logging_steps": 10,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+
+
+def print_losses(args: argparse.Namespace) -> None:
+    """Print the held-out loss of the base and of adapters, by plain transformers and PEFT, as a JSON list."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    documents = list(iterate_documents(open_store(args.store), "validation"))
+    losses = []
+    for adapter in (None, *args.adapters):
+        model: Any = AutoModelForCausalLM.from_pretrained(args.base, dtype=torch.float32)
+        if adapter is not None:
+            model = PeftModel.from_pretrained(model, str(adapter))
+        model.to(device).eval()
+        total = count = 0.0
+        with torch.no_grad():
+            for document in documents:
+                ids = torch.tensor([document["input_ids"]], device=device)
+                trained = torch.tensor(document["completion_mask"][1:], device=device).bool()
+                logits = model(input_ids=ids).logits[0, :-1][trained].float()
+                total += float(torch.nn.functional.cross_entropy(logits, ids[0, 1:][trained], reduction="sum"))
+                count += int(trained.sum())
+        losses.append(total / count)
+    print(json.dumps(losses))
+
+
+def print_table(args: argparse.Namespace) -> None:
+    """Print mean and standard deviation over the seeds, as Markdown."""
+    rows = [json.loads(line) for line in args.rows.read_text(encoding="utf-8").splitlines()]
+    print("| expert | trained by | held-out loss | main check | correct answers |\n|---|---|---|---|---|")
+    for expert in dict.fromkeys(row["expert"] for row in rows):
+        for tool in ("base", "launcher", "trl"):
+            chosen = [row for row in rows if (row["expert"], row["tool"]) == (expert, tool)]
+            if chosen:
+                losses = format_spread([row["held_out_loss"] for row in chosen], "{:.4f}")
+                passed = [row["checks"][row["main_check"]] for row in chosen]
+                rates = format_spread([100 * good / judged if judged else 0.0 for good, judged in passed], "{:.1f} %")
+                print(f"| {expert} | {tool} | {losses} | {chosen[0]['main_check']} of {passed[0][1]} | {rates} |")
+
+
+def format_spread(values: list[float], style: str) -> str:
+    mean = style.format(statistics.fmean(values))
+    return f"{mean} ± {style.format(statistics.stdev(values))}" if len(values) > 1 else mean
+
+
+if __name__ == "__main__":
+    main()
