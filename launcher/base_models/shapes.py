@@ -320,10 +320,24 @@ def load_shape(name: str, search: Sequence[Path]) -> ModelShape:
     raise _not_found(name, search)
 
 
+def describe_unusable_base(name: str, search: Sequence[Path]) -> str:
+    """Return why a run with this base model would fail, as a note; empty if it would not."""
+    try:
+        load_shape(name, search)
+    except InputError as error:
+        places = "".join(f"; {problem.where}: {problem.what}" for problem in error.problems)
+        return f"{error.title}{places}. The smoke profile does not need it, training does: {error.hint}"
+    return ""
+
+
 def _not_found(name: str, search: Sequence[Path]) -> InputError:
+    try:
+        is_folder = Path(name).is_dir()
+    except OSError:
+        is_folder = False
     folders = ", ".join(str(folder / get_last_component(name)) for folder in search)
     looked = [
-        Problem(where="folder", what=f"{name} has no config.json"),
+        Problem(where="folder", what=f"{name} has no config.json" if is_folder else f"no folder {name} here"),
         *([Problem(where="folders", what=f"{folders}: no config.json")] if folders else []),
         Problem(where="Hugging Face cache", what=f"{get_hub_cache()}: no such model"),
         Problem(where="catalogue", what="no base model of this name"),

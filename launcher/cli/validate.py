@@ -23,8 +23,10 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     from launcher.manifest import find_manifest, load_manifest
     from launcher.manifest.ignored_keys import find_ignored_keys
     from launcher.manifest.trust import list_code
+    from launcher.request.request import check_inputs
 
     loaded = load_manifest(find_manifest(arguments.expert), arguments.overrides)
+    notes = check_inputs(loaded)
     ignored_keys = find_ignored_keys(loaded.keys)
     if arguments.json:
         result = {
@@ -32,6 +34,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             "path": str(loaded.path),
             "expert": loaded.manifest.expert,
             "code": list(list_code(loaded.manifest)),
+            "notes": list(notes),
             "not_used": [{"key": item.path, "reason": item.reason} for item in ignored_keys],
         }
         json.dump(result, sys.stdout, indent=2)
@@ -40,6 +43,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     print(f"{escape(str(loaded.path))}: valid (expert {loaded.manifest.expert}, schema {loaded.schema_version})")
     for code in list_code(loaded.manifest):
         print(f"note: executes code that the manifest names, only with --trust: {escape(code)}")
+    for note in notes:
+        print(f"note: {escape(note)}")
     if ignored_keys:
         from launcher.cli.tables import print_table
 

@@ -14,11 +14,10 @@ from launcher.core.errors import InputError, Problem
 from launcher.core.run_paths import write_text_atomically
 from launcher.corpus.audit import Audit, Hashes, SplitAudit, make_notes, make_sample, make_split_audit
 from launcher.corpus.bin_packing import Packing, pack_documents, pack_one_per_sequence
-from launcher.corpus.conversations import RowReader, find_task_field, make_row_reader
 from launcher.corpus.documents import Document, DocumentBuilder
+from launcher.corpus.first_rows import make_source_reader, peek_rows
 from launcher.corpus.pack_file import write_packs
-from launcher.corpus.rows import BadRow, Rejections, Row
-from launcher.corpus.sources import Source
+from launcher.corpus.rows import BadRow, Rejections
 from launcher.corpus.spec import PreparationSpec, WeightedSource
 from launcher.corpus.store import AUDIT_FILE
 from launcher.corpus.text_encoder import TextEncoder
@@ -27,8 +26,6 @@ from launcher.corpus.tokenize_rows import TokenBatch, tokenize_documents
 
 # Share of the training rows held out if there is no validation file, as in the published trainer.
 _VALIDATION_SHARE = 0.1
-PEEKED_ROWS = 200
-_MAX_PEEKED_ROWS = 20_000  # until every field that the manifest names has occurred: a context may be rare
 # More unusable rows than this are treated as a mistake in the manifest.
 _MAX_BAD_SHARE = 0.5
 
@@ -127,9 +124,9 @@ def _divide(batch: TokenBatch, main: _SplitState, held_out: _SplitState) -> None
 
 def _read_documents(spec: PreparationSpec, weighted: WeightedSource, main: _SplitState) -> Iterator[Document]:
     rows = iter(weighted.source.read())
-    peeked = _peek(rows, {name for name in spec.data.field_mapping.model_dump().values() if isinstance(name, str)})
+    peeked = peek_rows(rows, spec.data.field_mapping)
     maker = DocumentBuilder(
-        reader=make_source_reader(spec, weighted.source, peeked),
+        reader=make_source_reader(spec.data.field_mapping, spec.data.system_prompt, weighted.source, peeked),
         template=spec.template,
         trains_all=spec.trains_all,
     )
@@ -140,38 +137,6 @@ def _read_documents(spec: PreparationSpec, weighted: WeightedSource, main: _Spli
             main.rejections.add(document)
         elif weighted.weight >= 1 or document.prompt_hash % 2**32 < weighted.weight * 2**32:
             yield document  # by the low bits: the high ones select the validation split
-
-
-def _peek(rows: Iterator[Row | BadRow], named: set[str]) -> list[Row | BadRow]:
-    peeked = list(islice(rows, PEEKED_ROWS))
-    missing = named - _list_fields(peeked)
-    while missing and len(peeked) < _MAX_PEEKED_ROWS:
-        more = list(islice(rows, PEEKED_ROWS))
-        if not more:
-            break
-        missing -= _list_fields(more)
-        peeked += more
-    return peeked
-
-
-def _list_fields(rows: Sequence[Row | BadRow]) -> set[str]:
-    return {name for row in rows if isinstance(row, Row) for name in row.fields}
-
-
-def make_source_reader(spec: PreparationSpec, source: Source, peeked: Sequence[Row | BadRow]) -> RowReader:
-    """Return the reader of a source's rows; raises InputError if no row is usable."""
-    rows = [row for row in peeked if isinstance(row, Row)]
-    fields = list(dict.fromkeys(name for row in rows for name in row.fields))
-    if not fields:
-        problems = tuple(
-            Problem(where=f"line {row.number}", what=row.reason) for row in peeked[:10] if isinstance(row, BadRow)
-        )
-        raise InputError(
-            f"{source.name}: no usable row" + ("" if problems else ": it is empty"),
-            problems,
-            hint="write one JSON object per line",
-        )
-    return make_row_reader(spec.data.field_mapping, fields, find_task_field(rows), source.name)
 
 
 def _finish(spec: PreparationSpec, scratch: Path, name: str, reading: _SplitState, known: Hashes | None) -> SplitAudit:
@@ -188,7 +153,7 @@ def _finish(spec: PreparationSpec, scratch: Path, name: str, reading: _SplitStat
 def _check_split(name: str, audits: Mapping[str, SplitAudit], sources: Sequence[WeightedSource]) -> None:
     """Raise InputError if a split is empty or most of its rows are unusable."""
     audit, num_rows = audits[name], sum(part.num_rows for part in audits.values())
-    where = ", ".join(weighted.source.name for weighted in sources)
+    where = ", ".join(weighted.source.location for weighted in sources)
     rejected = sum(audit.rejected.values())
     problems = tuple(
         Problem(

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from launcher.core.errors import InputError, Problem
+from launcher.corpus.row_text import (
+    RowText,
+    UnusableRowError,
+    list_columns,
+    look_up,
+    parse_row_text,
+    read_optional_text,
+    read_text,
+)
 from launcher.corpus.rows import BadRow, Json, Row, RowFault
 from launcher.manifest.dataset import FieldMapping
 from launcher.manifest.suggest import find_closest
@@ -59,78 +67,91 @@ _CONTEXT_FIELDS = ("input", "context", "schema", "sql_context")
 class RowReader:
     """The fields of a row by role: `text`, `messages`, or question and answer."""
 
-    text: str | None = None
+    text: RowText | None = None
     messages: str | None = None
-    system: str | None = None
-    question: str | None = None
-    context: str | None = None
-    answer: str | None = None
+    system: RowText | None = None
+    question: RowText | None = None
+    context: RowText | None = None
+    answer: RowText | None = None
     task: str | None = None  # an object with the instruction and its context (`multi_task` data)
+    system_prompt: str = ""  # of rows without a system message
 
     def read(self, row: Row) -> Content | BadRow:
         """Convert a row; a BadRow says why it cannot be used."""
         try:
             if self.text is not None:
-                return TemplatedText(_text_of(row.fields, self.text))
+                return TemplatedText(read_text(row.fields, self.text))
             if self.messages is not None:
-                messages = _read_messages(row.fields.get(self.messages), self.messages)
+                messages = _read_messages(look_up(row.fields, self.messages), self.messages)
                 _check_answered(messages, self.messages)
-                messages = _with_system(messages, _optional_text(row.fields, self.system))
-                return Conversation(messages, _read_tools(row.fields.get(TOOLS_FIELD)))
+                return Conversation(self._with_system(messages, row.fields), _read_tools(row.fields.get(TOOLS_FIELD)))
             if self.task is not None:
                 return self._read_task(row.fields, self.task)
             return self._read_turn(row.fields)
-        except _UnusableError as error:
+        except UnusableRowError as error:
             return BadRow(number=row.number, reason=str(error), fault=error.fault)
 
     def _read_turn(self, fields: Mapping[str, Json]) -> Conversation:
         assert self.question is not None
         assert self.answer is not None
-        question = _read_question(fields, self.question, _optional_text(fields, self.context))
+        question = _read_question(fields, self.question, read_optional_text(fields, self.context))
         answer = _read_answer(fields, self.answer)
-        return Conversation(_with_system((*question, *answer), _optional_text(fields, self.system)))
+        return Conversation(self._with_system((*question, *answer), fields))
 
     def _read_task(self, fields: Mapping[str, Json], name: str) -> Conversation:
         task = fields.get(name)
         if not isinstance(task, dict):
-            raise _UnusableError(f"{name} is not an object")
-        others = ((key, _optional_text(task, key)) for key in task if key != "instruction")
+            raise UnusableRowError(f"{name} is not an object")
+        others = ((key, read_optional_text(task, key)) for key in task if key != "instruction")
         context = "\n\n".join(f"{key.replace('_', ' ').capitalize()}:\n{text}" for key, text in others if text)
         assert self.answer is not None
-        answer = Message("assistant", _text_of(fields, self.answer))
-        return Conversation((Message("user", _text_of(task, "instruction"), context), answer))
+        answer = Message("assistant", read_text(fields, self.answer))
+        question = Message("user", read_text(task, "instruction"), context)
+        return Conversation(self._with_system((question, answer), fields))
 
+    def _with_system(self, messages: tuple[Message, ...], fields: Mapping[str, Json]) -> tuple[Message, ...]:
+        """Put the system message first: of the messages, the system field, or the dataset."""
+        system = read_optional_text(fields, self.system)
+        existing = next((message.content for message in messages if message.role == "system"), None)
+        if existing is not None and system and existing != system:
+            raise UnusableRowError("two system messages: in the messages and in the system field")
+        system = system or self.system_prompt
+        return messages if existing is not None or not system else (Message("system", system), *messages)
 
-class _UnusableError(Exception):
-    """A row cannot be used; the message is the reason for which it is rejected."""
-
-    def __init__(self, reason: str, fault: RowFault = RowFault.OTHER) -> None:
-        super().__init__(reason)
-        self.fault = fault
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The fields of a row that are read."""
+        texts = (self.text, self.messages, self.task, self.system, self.question, self.context, self.answer)
+        return tuple(name for text in texts if text is not None for name in list_columns(text))
 
 
 def make_row_reader(
-    mapping: FieldMapping, fields: Sequence[str], task: str | None = None, source: str = "the rows"
+    mapping: FieldMapping,
+    fields: Sequence[str],
+    task: str | None = None,
+    source: str = "the rows",
+    system_prompt: str = "",
+    hint: str = "",
 ) -> RowReader:
     """Return a reader for the mapped fields, or for the usual field names if there is no mapping.
 
-    `task` is the field that contains an object with an instruction, if any; `source` is the file name for messages.
+    `task` is the field that contains an object with an instruction, if any; `source` is the file name for messages, and
+    `hint` is added to their hint.
     """
-    if mapping.text or mapping.messages or mapping.instruction or mapping.answer:
-        reader = RowReader(
-            text=mapping.text,
-            messages=mapping.messages,
-            system=mapping.system,
-            question=mapping.instruction,
-            context=mapping.input,
-            answer=mapping.answer,
-        )
-        _check_fields(reader, fields, source)
-        return reader
+    texts = _parse_mapping(mapping, fields, source, hint)
     answer = _first(_TASK_ANSWER_FIELDS, fields)
-    if task is not None and answer is not None:
-        return RowReader(task=task, answer=answer)
-    return _guess_reader(fields, source)
+    if mapping.text or mapping.messages or mapping.instruction or mapping.answer:
+        reader = RowReader(messages=mapping.messages, **texts)
+    elif task is not None and answer is not None:
+        reader = RowReader(task=task, answer=answer)
+    else:
+        reader = replace(_guess_reader(fields, source), **texts)
+    if reader.text is not None and system_prompt:
+        raise InputError(
+            f"{source}: training.dataset.system_prompt cannot be put into complete texts ({reader.text})",
+            hint="map instruction and response, or messages; or write the system prompt into the texts",
+        )
+    return replace(reader, system_prompt=system_prompt)
 
 
 def find_task_field(rows: Iterable[Row]) -> str | None:
@@ -139,28 +160,44 @@ def find_task_field(rows: Iterable[Row]) -> str | None:
     return "input" if is_task else None
 
 
-def _check_fields(reader: RowReader, fields: Sequence[str], source: str) -> None:
+# Role of a reader -> key of a field mapping.
+_KEYS = {"text": "text", "system": "system", "question": "instruction", "context": "input", "answer": "response"}
+
+
+def _parse_mapping(mapping: FieldMapping, fields: Sequence[str], source: str, hint: str) -> dict[str, Any]:
+    """Return the mapped texts by role; raises InputError with all fields that the rows do not have."""
+    texts: dict[str, Any] = {}
     problems = []
-    for role in ("text", "messages", "system", "question", "context", "answer"):
-        name = getattr(reader, role)
-        if name is not None and name not in fields:
-            meant = find_closest(name, fields)
-            what = f"rows have no field {name!r}" + (f"; did you mean {meant!r}?" if meant else "")
-            problems.append(Problem(where=f"training.dataset.field_mapping ({role})", what=what))
-    if reader.text is None and reader.messages is None and (reader.question is None or reader.answer is None):
-        missing = "instruction" if reader.question is None else "response"
-        problems.append(
-            Problem(
-                where=f"training.dataset.field_mapping.{missing}",
-                what="missing: both sides are required",
-            )
-        )
+    named = {role: (key, getattr(mapping, key)) for role, key in _KEYS.items()}
+    if mapping.output is not None:
+        named["answer"] = ("output", mapping.output)
+    for role, (key, value) in {**named, "messages": ("messages", mapping.messages)}.items():
+        if value is None:
+            continue
+        where = f"training.dataset.field_mapping.{key}"
+        try:
+            text = value if role == "messages" else parse_row_text(value, fields)
+        except ValueError as error:
+            problems.append(Problem(where=where, what=f"{value!r}: {error}"))
+            continue
+        for name in list_columns(text):
+            if name not in fields:
+                meant = find_closest(name, fields)
+                what = f"rows have no field {name!r}" + (f"; did you mean {meant!r}?" if meant else "")
+                problems.append(Problem(where=where, what=what))
+        if role != "messages":
+            texts[role] = text
+    if not (mapping.text or mapping.messages) and bool(mapping.instruction) != bool(mapping.answer):
+        missing = "response" if mapping.instruction else "instruction"
+        where = f"training.dataset.field_mapping.{missing}"
+        problems.append(Problem(where=where, what="missing: both sides are required"))
     if problems:
         raise InputError(
             f"{source}: the field mapping does not match the rows",
             tuple(problems),
-            hint=f"rows have: {', '.join(fields)}",
+            hint="; ".join(filter(None, [f"rows have: {', '.join(fields)}", hint])),
         )
+    return texts
 
 
 def _guess_reader(fields: Sequence[str], source: str) -> RowReader:
@@ -183,70 +220,21 @@ def _first(names: Sequence[str], fields: Sequence[str]) -> str | None:
     return next((name for name in names if name in fields), None)
 
 
-def _text_of(fields: Mapping[str, Json], name: str) -> str:
-    text = _optional_text(fields, name)
-    if not text.strip():
-        raise _UnusableError(f"{name} is empty" if name in fields else f"no field {name}")
-    return text
-
-
-def _optional_text(fields: Mapping[str, Json], name: str | None) -> str:
-    value = fields.get(name) if name is not None else None
-    if value is None or (isinstance(value, float) and math.isnan(value)):  # missing value of a table
-        return ""
-    # Non-text values as JSON: an answer may be an object or a number, a schema a list.
-    if isinstance(value, dict | list | int | float):
-        try:
-            value = json.dumps(value, ensure_ascii=False, default=_format_other, allow_nan=False)
-        except ValueError:
-            raise _UnusableError(f"{name} contains NaN or Infinity, which is not JSON") from None
-    if not isinstance(value, str):
-        raise _UnusableError(f"{name} is of type {type(value).__name__}, not text")
-    if not value.isascii() and _has_lone_surrogate(value):
-        raise _UnusableError("contains a lone surrogate")
-    return value
-
-
-def _format_other(value: object) -> str:
-    """Format a value that JSON does not have: dates of Parquet, but no bytes."""
-    if isinstance(value, bytes | bytearray | memoryview):
-        raise _UnusableError("contains bytes, which are not text")
-    return str(value)
-
-
-def _has_lone_surrogate(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
-
-
-def _read_question(fields: Mapping[str, Json], name: str, context: str) -> tuple[Message, ...]:
+def _read_question(fields: Mapping[str, Json], text: RowText, context: str) -> tuple[Message, ...]:
     """Return a user message, or the messages of a chat up to the answer."""
-    value = fields.get(name)
+    value = look_up(fields, text) if isinstance(text, str) else None
     if not is_chat(value):
-        return (Message("user", _text_of(fields, name), context),)
-    messages = _read_messages(value, name)
+        return (Message("user", read_text(fields, text), context),)
+    messages = _read_messages(value, str(text))
     last = messages[-1]
     return (*messages[:-1], replace(last, context=context)) if context else messages
 
 
-def _read_answer(fields: Mapping[str, Json], name: str) -> tuple[Message, ...]:
-    value = fields.get(name)
+def _read_answer(fields: Mapping[str, Json], text: RowText) -> tuple[Message, ...]:
+    value = look_up(fields, text) if isinstance(text, str) else None
     if not is_chat(value) or get_role(value[0]) != "assistant":  # any other list is a JSON answer
-        return (Message("assistant", _text_of(fields, name)),)
-    return _read_messages(value, name)
-
-
-def _with_system(messages: tuple[Message, ...], system: str) -> tuple[Message, ...]:
-    """Put the system field first, unless the messages already contain it."""
-    existing = next((message.content for message in messages if message.role == "system"), None)
-    if not system or existing == system:
-        return messages
-    if existing is not None:
-        raise _UnusableError("two system messages: in the messages and in the system field")
-    return (Message("system", system), *messages)
+        return (Message("assistant", read_text(fields, text)),)
+    return _read_messages(value, str(text))
 
 
 def is_chat(value: Json) -> TypeGuard[list[Json]]:
@@ -267,16 +255,16 @@ def get_role(turn: Json) -> Json:
 
 def _read_messages(turns: Json, name: str) -> tuple[Message, ...]:
     if not isinstance(turns, list) or not turns:
-        raise _UnusableError(f"{name} is not a list of messages")
+        raise UnusableRowError(f"{name} is not a list of messages")
     messages = tuple(_read_message(turn) for turn in turns if not _is_empty_system(turn))
     if not messages:
-        raise _UnusableError(f"{name} is empty")
+        raise UnusableRowError(f"{name} is empty")
     return messages
 
 
 def _check_answered(messages: tuple[Message, ...], name: str) -> None:
     if not any(message.role == "assistant" for message in messages):
-        raise _UnusableError(f"{name} has no assistant message", RowFault.NO_ANSWER)
+        raise UnusableRowError(f"{name} has no assistant message", RowFault.NO_ANSWER)
 
 
 def _is_empty_system(turn: Json) -> bool:
@@ -290,18 +278,18 @@ def _is_empty_system(turn: Json) -> bool:
 
 def _read_message(turn: Json) -> Message:
     if not isinstance(turn, dict):
-        raise _UnusableError("a message is not an object")
+        raise UnusableRowError("a message is not an object")
     role = get_role(turn)
     if role not in ROLES:
-        raise _UnusableError(f"a message has an unknown role: {ascii(role)[:40]}", RowFault.UNKNOWN_ROLE)
+        raise UnusableRowError(f"a message has an unknown role: {ascii(role)[:40]}", RowFault.UNKNOWN_ROLE)
     name = "content" if "content" in turn else "value"
     content = turn.get(name)
     if isinstance(content, list):  # content parts of chat APIs
         content = _join_parts(content)
-    text = _optional_text({name: content}, name)
+    text = read_optional_text({name: content}, name)
     calls = _read_tool_calls(turn, str(role))
     if not text.strip() and not calls:
-        raise _UnusableError(f"a message of role {role} has no text")
+        raise UnusableRowError(f"a message of role {role} has no text")
     keys = {key: value for key in ("name", "tool_call_id") if isinstance(value := turn.get(key), str)}
     return Message(str(role), text, is_trained=_read_is_trained(turn), tool_calls=calls, keys=keys)
 
@@ -310,20 +298,20 @@ def _read_is_trained(turn: Mapping[str, Json]) -> bool:
     """Return whether a message is trained: `train` is false or true, `weight` 0 or 1, both are optional."""
     for key in ("train", "weight"):
         if (value := turn.get(key)) not in (None, 0, 1):  # False == 0
-            raise _UnusableError(f"{key} of a message is {ascii(value)[:20]}, neither true nor false")
+            raise UnusableRowError(f"{key} of a message is {ascii(value)[:20]}, neither true nor false")
     return turn.get("train") in (None, 1) and turn.get("weight") in (None, 1)
 
 
 def _read_tool_calls(turn: Mapping[str, Json], role: str) -> tuple[Json, ...]:
     if turn.get("function_call"):
-        raise _UnusableError("a message has function_call, the old form of tool_calls", RowFault.TOOL_CALLS)
+        raise UnusableRowError("a message has function_call, the old form of tool_calls", RowFault.TOOL_CALLS)
     calls = turn.get("tool_calls")
     if not calls:
         return ()
     if role != "assistant":
-        raise _UnusableError(f"a message of role {role} has tool calls", RowFault.TOOL_CALLS)
+        raise UnusableRowError(f"a message of role {role} has tool calls", RowFault.TOOL_CALLS)
     if not isinstance(calls, list):
-        raise _UnusableError("tool_calls of a message is not a list", RowFault.TOOL_CALLS)
+        raise UnusableRowError("tool_calls of a message is not a list", RowFault.TOOL_CALLS)
     return tuple(map(_read_tool_call, calls))
 
 
@@ -331,10 +319,10 @@ def _read_tool_call(call: Json) -> Json:
     """Return a tool call with its arguments as an object."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise _UnusableError("a tool call has no function name", RowFault.TOOL_CALLS)
+        raise UnusableRowError("a tool call has no function name", RowFault.TOOL_CALLS)
     arguments = _parse_json(function.get("arguments")) or {}
     if not isinstance(arguments, dict):
-        raise _UnusableError("the arguments of a tool call are not a JSON object", RowFault.TOOL_CALLS)
+        raise UnusableRowError("the arguments of a tool call are not a JSON object", RowFault.TOOL_CALLS)
     others = {key: value for key, value in call.items() if key in ("id", "type") and value is not None}
     return {"type": "function", **others, "function": {"name": function["name"], "arguments": arguments}}
 
@@ -342,7 +330,7 @@ def _read_tool_call(call: Json) -> Json:
 def _read_tools(value: Json) -> tuple[Json, ...]:
     tools = _parse_json(value) or []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise _UnusableError(f"{TOOLS_FIELD} is not a list of tool definitions", RowFault.TOOL_CALLS)
+        raise UnusableRowError(f"{TOOLS_FIELD} is not a list of tool definitions", RowFault.TOOL_CALLS)
     return tuple(tools)
 
 
@@ -360,5 +348,5 @@ def _parse_json(value: Json) -> Json:
 def _join_parts(parts: list[Json]) -> str:
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise _UnusableError("a chat message has content that is not text (such as images)")
+        raise UnusableRowError("a chat message has content that is not text (such as images)")
     return "".join(map(str, texts))

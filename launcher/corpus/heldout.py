@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 
 from launcher.core.errors import InputError
-from launcher.corpus.build import PEEKED_ROWS, is_cut_for_validation, make_source_reader
+from launcher.corpus.build import is_cut_for_validation
 from launcher.corpus.conversations import Conversation
 from launcher.corpus.dialects import find_dialect, parse_conversation
 from launcher.corpus.documents import DocumentBuilder
+from launcher.corpus.first_rows import make_source_reader, peek_rows
 from launcher.corpus.rows import BadRow
 from launcher.corpus.spec import PreparationSpec, Split, WeightedSource
 
@@ -69,8 +70,8 @@ def _get_sources(spec: PreparationSpec, split: Split) -> tuple[WeightedSource, .
 
 def _read(spec: PreparationSpec, weighted: WeightedSource, split: Split) -> Iterator[HeldOutRow]:
     rows = iter(weighted.source.read())
-    peeked = list(islice(rows, PEEKED_ROWS))
-    reader = make_source_reader(spec, weighted.source, peeked)
+    peeked = peek_rows(rows, spec.data.field_mapping)
+    reader = make_source_reader(spec.data.field_mapping, spec.data.system_prompt, weighted.source, peeked)
     maker = DocumentBuilder(reader=reader, template=spec.template, trains_all=False)
     for row in chain(peeked, rows):
         if isinstance(row, BadRow):

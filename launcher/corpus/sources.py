@@ -56,6 +56,11 @@ class FileSource:
         """Name for messages."""
         return self.path.name
 
+    @property
+    def location(self) -> str:
+        """Path for error messages."""
+        return str(self.path)
+
     def read(self, repeated: Counter[str] | None = None) -> Iterator[Row | BadRow]:
         """Yield rows. `repeated` counts duplicate keys of JSON objects, which is slower."""
         readers: dict[Format, Callable[[], Iterator[Row | BadRow]]] = {
@@ -84,6 +89,11 @@ class HubSource:
     def name(self) -> str:
         """Name for messages."""
         return f"{self.dataset}:{self.split}"
+
+    @property
+    def location(self) -> str:
+        """Name for error messages."""
+        return self.name
 
     @property
     def fingerprint(self) -> str:

@@ -67,6 +67,8 @@ class PreparationSpec:
             "rules": str(RULES_VERSION),
             "validation": "cut" if self.cuts_validation else "given" if self.validation else "none",
         }
+        if self.data.system_prompt:
+            parts["system_prompt"] = _hash(self.data.system_prompt)
         for name, sources in (("train", self.train), ("validation", self.validation), ("test", self.test)):
             prints = [f"{fingerprint_source(s.source, self.root, keeps_hashes)}*{s.weight:g}" for s in sources]
             if prints:

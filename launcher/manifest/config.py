@@ -110,7 +110,8 @@ the decoder, without the head. Names not in the base model are refused."""
     max_grad_norm: Annotated[float, Field(ge=0, le=1e9)] = 1.0
     """Gradients are clipped to this global norm; 0 disables clipping."""
     batch_size: BatchSize
-    """The global batch is batch_size * gradient_accumulation_steps on any hardware."""
+    """The global batch is batch_size * gradient_accumulation_steps on any hardware; an epoch with fewer sequences is \
+one step that trains all of them."""
     gradient_accumulation_steps: BatchSize = 1
     """The other factor of the global batch. The plan splits the global batch into micro-batches."""
     max_seq_length: Annotated[int, Field(ge=8, le=10**7)] = 2048

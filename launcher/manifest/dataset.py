@@ -12,7 +12,7 @@ DatasetFormat = Literal["jsonl", "json", "csv", "parquet", "huggingface"]
 
 
 class FieldMapping(Strict):
-    """Names of the fields of a row, by role."""
+    """Fields of a row, by role: a name, `a.b` for a field inside an object, or a format: "{subject}: {body}"."""
 
     text: str | None = None
     """Field with a complete document that is already formatted by a template."""
@@ -90,7 +90,9 @@ class Dataset(Strict):
     streaming: bool = False
     """Stream a Hub dataset instead of downloading all of it."""
     field_mapping: FieldMapping = FieldMapping()
-    """Names of the fields of a row. Default: common names are tried."""
+    """Fields of a row by role: names, or formats such as "{subject}: {body}". Default: common names are tried."""
+    system_prompt: Annotated[str, Field(min_length=1)] | None = None
+    """System prompt of rows that have no system message of their own."""
     text_field: str | None = None
     """Alias of field_mapping.text."""
     tasks: dict[str, Task] | None = None
@@ -120,6 +122,13 @@ class Dataset(Strict):
         if self.text_field is not None and self.field_mapping.text not in (None, self.text_field):
             raise ValueError("text_field: text_field and field_mapping.text differ; keep one")
         return self
+
+    @property
+    def mapping(self) -> FieldMapping:
+        """The field mapping, with text_field in it."""
+        if self.text_field is None:
+            return self.field_mapping
+        return self.field_mapping.model_copy(update={"text": self.text_field})
 
     @property
     def stated_train_rows(self) -> int | None:

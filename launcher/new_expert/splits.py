@@ -11,7 +11,7 @@ from typing import Literal
 from launcher.base_models.catalogue import TINY_BASE_NAME
 from launcher.core.errors import InputError, Problem
 from launcher.corpus.build import is_cut_for_validation
-from launcher.corpus.conversations import TOOLS_FIELD, find_task_field, make_row_reader
+from launcher.corpus.conversations import find_task_field, make_row_reader
 from launcher.corpus.documents import DocumentBuilder, make_template
 from launcher.corpus.rows import Row
 from launcher.corpus.sources import FileSource, Format, format_by_name
@@ -184,13 +184,11 @@ def _choose(rows: list[_MeasuredRow], limit: int, max_rows: int) -> tuple[Row, .
 
 
 def _render(proposal: Proposal, rows: Sequence[Row]) -> str:
-    """Write rows as JSON Lines, with the fields of the mapping only."""
-    mapping = proposal.roles.mapping
-    names = [*mapping.model_dump(exclude_none=True).values(), *([TOOLS_FIELD] if mapping.messages else ())]
+    """Write rows as JSON Lines with every field, so that a changed mapping finds them; bytes are not text."""
     lines = []
     for row in rows:
-        fields = {name: row.fields.get(name) for name in names if name != TOOLS_FIELD or name in row.fields}
-        fields = fields if names else dict(row.fields)
+        fields = {name: row.fields.get(name) for name in proposal.profile.fields}
+        fields = {name: None if isinstance(value, bytes) else value for name, value in fields.items()}
         line = json.dumps(fields, ensure_ascii=False, default=str)
         lines.append(line if is_encodable(line) else json.dumps(fields, default=str))
     return "".join(line + "\n" for line in lines)

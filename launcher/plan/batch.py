@@ -6,6 +6,7 @@ from launcher.core.units import format_percent
 from launcher.plan.context import PlanContext, manifest_decision, plan_decision
 from launcher.plan.memory_budget import SearchInputs
 from launcher.plan.model import BatchPlan, Decision
+from launcher.plan.schedule import count_step_sequences
 from launcher.plan.search import Layout, count_accumulation_steps
 
 
@@ -40,14 +41,15 @@ def _nearest_even(global_batch: int, ranks: int) -> tuple[int, ...]:
 def explain_batch(context: PlanContext, batch: BatchPlan) -> list[Decision]:
     """Return the decisions about the batch."""
     config = context.config
-    size = f"{batch.global_batch_size} sequences of {batch.sequence_length:,} tokens, packed"
+    sequences = count_step_sequences(context)
+    size = f"{sequences} sequences of {batch.sequence_length:,} tokens, packed"
     if not batch.packed:
-        size = f"{batch.global_batch_size} rows of at most {batch.sequence_length:,} tokens, not padded"
+        size = f"{sequences} rows of at most {batch.sequence_length:,} tokens, not padded"
     total = manifest_decision(
         "global batch",
         size,
         f"batch_size {config.batch_size} x gradient_accumulation_steps {config.gradient_accumulation_steps}; "
-        "the same on any hardware",
+        + ("the same on any hardware" if sequences == batch.global_batch_size else "an epoch has no more sequences"),
     )
     split = (
         f"{batch.micro_batch_size} per micro-step x {_count(batch.gradient_accumulation_steps, 'micro-step')} "

@@ -34,6 +34,7 @@ class PlanOptions:
     manifest_folder: str = ""
     overridden_keys: frozenset[str] = frozenset()  # dotted manifest keys set on the command line
     judge_gaps: str = ""  # what the boundary around judges does not prevent on this machine
+    input_notes: tuple[str, ...] = ()  # about manifest, base model and flags
     uses_sample: bool = True  # smoke profile: train on the sample next to the manifest, not on the manifest's dataset
 
 

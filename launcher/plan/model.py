@@ -105,6 +105,7 @@ class DataPlan(Frozen):
     tasks: dict[str, Task]
     streaming: bool
     field_mapping: FieldMapping
+    system_prompt: str | None = None  # of rows without a system message
     prompt_template: str
     end_token: str | None = None  # None: the template's
     cache_dir: str | None

@@ -13,6 +13,7 @@ from launcher.manifest.trust import list_code
 from launcher.plan.context import PlanContext
 from launcher.plan.memory_budget import SearchInputs
 from launcher.plan.model import SpeedPlan
+from launcher.plan.schedule import count_step_sequences, estimate_run_length
 from launcher.plan.search import Layout, estimate_step_seconds, find_best_layout, make_recipe, split_step_seconds
 from launcher.plan.suggestions import fits_with_int4, list_candidates_without_offload, move_to_hardware
 
@@ -30,6 +31,7 @@ _EXECUTION_KEYS = (
     "use_sdpa",
 )
 _NOTABLE_SPEEDUP = 1.1
+_FEW_STEPS = 100  # optimizer steps
 _NOTABLE_COST = 0.02  # of the speed, for a single setting to be named
 
 EstimateSpeed = Callable[[PlanContext], float | None]  # tokens/s of the plan for this context
@@ -37,9 +39,11 @@ EstimateSpeed = Callable[[PlanContext], float | None]  # tokens/s of the plan fo
 
 def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer_gpus: str) -> Iterator[str]:
     """Yield the notes; `fewer_gpus` is the result of describe_faster_with_fewer_gpus."""
-    ranks, batch = context.num_ranks, context.config.global_batch_size
+    ranks, batch = context.num_ranks, count_step_sequences(context)
+    yield from _describe_small_epoch(context)
     if ranks > batch:
-        yield f"{ranks - batch} of {ranks} GPUs are idle: the global batch has only {batch} sequences"
+        processes = "GPUs" if context.gpu is not None else "ranks"
+        yield f"{ranks - batch} of {ranks} {processes} are idle: a step has only {batch} sequence{'s'[: batch != 1]}"
     if fewer_gpus:
         yield fewer_gpus
     if layout.offload != "none" and fits_with_int4(inputs):
@@ -81,6 +85,23 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
     if len(context.manifest.base_models) > 1:
         others = ", ".join(entry.name for entry in context.manifest.base_models[1:])
         yield f"the manifest lists more base models ({others}); --base selects one"
+
+
+def _describe_small_epoch(context: PlanContext) -> Iterator[str]:
+    """Yield a note if an epoch has fewer sequences than the global batch, so that it is a single, smaller step."""
+    config, length = context.config, estimate_run_length(context)
+    sequences, steps = length.sequences, length.num_steps
+    if sequences is None or steps is None or sequences >= config.global_batch_size:
+        return
+    note = (
+        f"the global batch of {config.global_batch_size:,} sequences is larger than an epoch, which has about "
+        f"{sequences:,}: every step trains all of them, so the global batch is about {sequences:,}"
+    )
+    if not config.max_steps and steps < _FEW_STEPS:
+        better = max(1, int(sequences * (config.num_train_epochs or 1.0) / _FEW_STEPS))
+        note += f"; {steps} steps hardly learn: --set training.config.batch_size={better} makes more of them"
+        note += " (with gradient_accumulation_steps=1)" if config.gradient_accumulation_steps > 1 else ""
+    yield note
 
 
 def describe_faster_with_fewer_gpus(inputs: SearchInputs, layout: Layout) -> str:

@@ -17,9 +17,6 @@ def make_data_plan(context: PlanContext) -> DataPlan:
         dataset = dataset.model_copy(
             update={**sample, "type": "single", "format": "jsonl", "revision": None, "tasks": None}
         )
-    mapping = dataset.field_mapping
-    if dataset.text_field is not None:
-        mapping = mapping.model_copy(update={"text": dataset.text_field})
     return DataPlan(
         folder=context.options.manifest_folder,
         kind="huggingface" if dataset.format == "huggingface" else dataset.type,
@@ -30,7 +27,8 @@ def make_data_plan(context: PlanContext) -> DataPlan:
         test_path=dataset.test_path,
         tasks=dataset.tasks or {},
         streaming=dataset.streaming,
-        field_mapping=mapping,
+        field_mapping=dataset.mapping,
+        system_prompt=dataset.system_prompt,
         prompt_template=_get_template(context),
         end_token=None if context.is_smoke else context.entry.end_token,
         cache_dir=context.config.pretokenized_cache,

@@ -23,6 +23,7 @@ class RunLength:
 
     steps_per_epoch: int | None
     num_steps: int | None
+    sequences: int | None = None  # of an epoch
 
 
 def estimate_run_length(context: PlanContext) -> RunLength:
@@ -32,13 +33,19 @@ def estimate_run_length(context: PlanContext) -> RunLength:
         raise InputError(f"no training rows: {rows.basis}")
     if rows.num_rows is None:
         return RunLength(steps_per_epoch=None, num_steps=config.max_steps or None)
-    sequences: float = rows.num_rows
+    sequences = rows.num_rows
     if config.packing:
         document = min(rows.mean_tokens, config.max_seq_length)
         sequences = ceil(rows.num_rows * document / (config.max_seq_length * PACKING_EFFICIENCY))
     per_epoch = max(1, ceil(sequences / config.global_batch_size))
     num_steps = config.max_steps or ceil(per_epoch * (config.num_train_epochs or 1.0))
-    return RunLength(steps_per_epoch=per_epoch, num_steps=max(1, num_steps))
+    return RunLength(steps_per_epoch=per_epoch, num_steps=max(1, num_steps), sequences=max(1, sequences))
+
+
+def count_step_sequences(context: PlanContext) -> int:
+    """Return the sequences of a step: the global batch, or all of an epoch that has fewer."""
+    batch, sequences = context.config.global_batch_size, estimate_run_length(context).sequences
+    return batch if sequences is None else min(batch, sequences)
 
 
 def decide_schedule(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 
 from launcher.core.choices import SHARDED_STRATEGIES
 from launcher.core.units import TERA
@@ -16,8 +17,8 @@ from launcher.plan.estimate.step_time import (
 )
 from launcher.plan.memory_budget import SearchInputs
 from launcher.plan.model import SpeedPlan
-from launcher.plan.schedule import PACKING_EFFICIENCY, RunLength
-from launcher.plan.search import Layout, estimate_step_seconds, make_recipe, split_step_seconds
+from launcher.plan.schedule import PACKING_EFFICIENCY, RunLength, count_step_sequences
+from launcher.plan.search import Layout, make_recipe, split_step_seconds
 from launcher.plan.torch_compile import compile_seconds
 
 # The step-time estimate is fitted to this GPU and model family.
@@ -44,11 +45,12 @@ def make_speed_plan(
 ) -> SpeedPlan:
     """Return the speed estimate of a layout."""
     gpu = context.gpu
-    tokens = context.config.global_batch_size * _useful_tokens(context)
+    sequences = count_step_sequences(context)
+    tokens = sequences * _useful_tokens(context)
     correction, is_estimated = lookup_speed_correction(context, inputs, layout, captures=captures)
     factor = 1.0 if correction is None else correction.factor
     if is_estimated:
-        plain = estimate_step_seconds(inputs, layout)
+        plain = _estimate_partial_step(inputs, layout, sequences)
         seconds, exposed = plain / factor, split_step_seconds(inputs, layout)[1] / factor
     elif correction is not None:
         plain, seconds, exposed = None, tokens / factor, 0.0
@@ -56,7 +58,7 @@ def make_speed_plan(
         return _unknown(context)
     workload = replace(inputs.workload, checkpointing=layout.checkpointing)
     start = compile_seconds(workload) if workload.compiled else 0.0
-    total = None if length.num_steps is None else start + seconds * length.num_steps
+    total = None if length.num_steps is None else start + seconds * length.num_steps * _mean_fullness(length, sequences)
     price = context.options.price_per_gpu_hour
     peak = None if gpu is None else get_peak_tflops(gpu, workload.compute_dtype)
     mfu = compute_flops_per_token(workload) * tokens / seconds / (peak * TERA * context.num_ranks) if peak else None
@@ -73,6 +75,19 @@ def make_speed_plan(
         error=error,
         estimated_tokens_per_second=None if plain is None else tokens / plain,
     )
+
+
+def _estimate_partial_step(inputs: SearchInputs, layout: Layout, sequences: int) -> float:
+    """Return the seconds of a step with these sequences: micro-steps that are empty on every rank are left out."""
+    micro, exposed = split_step_seconds(inputs, layout)
+    return micro * ceil(sequences / (inputs.hardware.num_ranks * layout.micro_batch_size)) + exposed
+
+
+def _mean_fullness(length: RunLength, sequences: int) -> float:
+    """Return the mean size of a step, relative to a full one: the last step of an epoch may have fewer sequences."""
+    if length.sequences is None or length.steps_per_epoch is None:
+        return 1.0
+    return length.sequences / (length.steps_per_epoch * sequences)
 
 
 def _useful_tokens(context: PlanContext) -> float:

@@ -17,6 +17,7 @@ from launcher.plan.estimate.step_time import (
 )
 from launcher.plan.memory_budget import estimate_slot_tokens
 from launcher.plan.model import CompilePlan, Decision
+from launcher.plan.schedule import count_step_sequences
 from launcher.plan.search import Layout
 
 # 13 to 26 s measured with an H200 (cold cache, one graph for all layers); hosts of consumer GPUs are slower.
@@ -76,7 +77,7 @@ def _saved_seconds(
     """Return the time saved, as if a step were one micro-step: the choice must not depend on the amount of memory."""
     if num_steps is None or estimate_seconds_per_token(gpu, workload) is None:
         return None
-    slots = ceil(context.config.global_batch_size / context.num_ranks)
+    slots = ceil(count_step_sequences(context) / context.num_ranks)
     tokens = slots * estimate_slot_tokens(context)
     eager, compiled = (
         overlap_launch(

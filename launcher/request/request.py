@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
 from launcher.base_models.catalogue import TINY_BASE_NAME, get_last_component
-from launcher.base_models.shapes import load_shape
-from launcher.core.choices import Strategy
+from launcher.base_models.shapes import describe_unusable_base, load_shape
+from launcher.core.choices import Profile, Strategy
 from launcher.core.errors import InputError, ManifestError, Problem
 from launcher.core.frozen_model import flatten
 from launcher.core.redaction import collect_known_secrets, redact_text, redact_tree
 from launcher.core.run_files import load_model
+from launcher.corpus.first_rows import check_first_rows, probe_rows, probe_sample
 from launcher.hardware.launch_env import LaunchEnv
 from launcher.hardware.model import MAX_GPUS_PER_NODE, Hardware, limit_vram, make_hardware
 from launcher.hardware.probe import probe_hardware
@@ -33,7 +34,7 @@ from launcher.manifest import LoadedManifest, Manifest, find_manifest, load_mani
 from launcher.plan import Plan, PlanOptions, make_plan
 from launcher.plan.calibration import NO_CALIBRATION
 from launcher.plan.context import DEFAULT_GUARDS
-from launcher.plan.estimate.dataset_size import SAMPLE_TRAIN, RowEstimate, probe_rows, probe_sample, with_tokens_per_row
+from launcher.plan.estimate.dataset_size import SAMPLE_TRAIN, RowEstimate, with_tokens_per_row
 from launcher.plan.model import GuardPlan, ProfilePlan
 from launcher.runs.calibration_store import load_calibration
 from launcher.runs.oom_history import find_failure
@@ -85,6 +86,7 @@ def plan_request(request: Request) -> PlannedRun:
     is_smoke = options.profile == "smoke"
     name = TINY_BASE_NAME if is_smoke else loaded.manifest.base.name
     base = load_shape(name, base_folders(loaded.folder))
+    check_first_rows(loaded.manifest.training.dataset, loaded.folder)
     rows = _estimate_rows(request, loaded, is_smoke and options.uses_sample)
     plan = make_plan(loaded.manifest, hardware, base=base, rows=rows, options=options)
     failure = find_failure(plan)
@@ -288,7 +290,21 @@ def _make_options(request: Request, hardware: Hardware, loaded: LoadedManifest) 
         overridden_keys=loaded.overridden_keys,
         uses_sample=_uses_sample(loaded),
         judge_gaps=_describe_judge_gaps(hardware, loaded),
+        input_notes=tuple(_note_inputs(loaded, profile)),
     )
+
+
+def check_inputs(loaded: LoadedManifest) -> tuple[str, ...]:
+    """Read the first rows, raising InputError if they do not match the manifest; return notes on what is missing."""
+    return (*check_first_rows(loaded.manifest.training.dataset, loaded.folder), *_note_inputs(loaded, "smoke"))
+
+
+def _note_inputs(loaded: LoadedManifest, profile: Profile) -> Iterator[str]:
+    """Yield notes on the manifest that the plan itself cannot make: the smoke profile does not read the base model."""
+    if profile == "smoke":
+        note = describe_unusable_base(loaded.manifest.base.name, base_folders(loaded.folder))
+        if note:
+            yield note
 
 
 def _describe_judge_gaps(hardware: Hardware, loaded: LoadedManifest) -> str:
@@ -325,5 +341,5 @@ def _format_folder(folder: Path) -> str:
 
 def _estimate_rows(request: Request, loaded: LoadedManifest, uses_sample: bool) -> RowEstimate:
     dataset = loaded.manifest.training.dataset
-    rows = probe_sample(loaded.folder) if uses_sample else probe_rows(dataset, loaded.folder)
+    rows = probe_sample(dataset, loaded.folder) if uses_sample else probe_rows(dataset, loaded.folder)
     return rows if request.tokens_per_row is None else with_tokens_per_row(rows, request.tokens_per_row)

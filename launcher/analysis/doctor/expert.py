@@ -14,14 +14,15 @@ from launcher.base_models.catalogue import TINY_BASE_NAME, find_config, get_hub_
 from launcher.core.errors import LauncherError
 from launcher.core.units import MIB, format_count, format_duration, format_gib
 from launcher.core.worker import call_with_timeout
+from launcher.corpus.first_rows import probe_rows
+from launcher.corpus.sources import make_file_source
 from launcher.corpus.storage_kind import probe_storage
-from launcher.plan.estimate.dataset_size import SAMPLE_TRAIN, probe_rows
+from launcher.plan.estimate.dataset_size import SAMPLE_TRAIN
 from launcher.plan.model import Plan
 from launcher.request.request import PlannedRun, base_folders
 
 _SECONDS = 3.0
 _COUNTED_BYTES = 256 * MIB  # of rows: in larger files their number is estimated from the size
-_CHUNK_BYTES = 4 * MIB
 _FEW, _MANY = 0.9, 1.1  # rows found over rows stated in the manifest
 _ESTIMATE_SLACK = 0.15
 _STATE_BYTES = 12  # FP32 weight and two optimizer states per trained parameter
@@ -100,15 +101,15 @@ def _count_rows(planned: PlannedRun) -> RowFacts:
     name = planned.plan.data.path
     stated = None if is_smoke else dataset.stated_train_rows
     file = folder / name if name else None
-    if file is None or not file.is_file() or file.suffix not in (".jsonl", ".csv"):
+    if file is None or not file.is_file():
         if is_smoke and name == SAMPLE_TRAIN:
             return RowFacts(file=str(file), num_rows=0, is_counted=True, stated=None)
         return _count_prepared(planned.plan, stated)
     if file.stat().st_size > _COUNTED_BYTES:
         estimate = probe_rows(dataset, folder)
         return RowFacts(file=str(file), num_rows=estimate.num_rows, is_counted=False, stated=stated)
-    rows = _count_lines(file) - (1 if file.suffix == ".csv" else 0)
-    return RowFacts(file=str(file), num_rows=max(0, rows), is_counted=True, stated=stated)
+    rows = sum(1 for _ in make_file_source(file, planned.plan.data.format).read())
+    return RowFacts(file=str(file), num_rows=rows, is_counted=True, stated=stated)
 
 
 def _count_prepared(plan: Plan, stated: int | None) -> RowFacts:
@@ -129,14 +130,6 @@ def _count_prepared(plan: Plan, stated: int | None) -> RowFacts:
     except (ImportError, OSError, LauncherError, ValueError, KeyError):
         return nothing
     return nothing
-
-
-def _count_lines(file: Path) -> int:
-    count, last = 0, b"\n"
-    with file.open("rb") as lines:
-        while chunk := lines.read(_CHUNK_BYTES):
-            count, last = count + chunk.count(b"\n"), chunk[-1:]
-    return count + (last != b"\n")
 
 
 def check_expert(facts: ExpertFacts) -> Iterator[Finding]:

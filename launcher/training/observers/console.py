@@ -38,10 +38,11 @@ class Console(Observer):
     def on_start(self, run: TrainingRun, step: int) -> None:
         """Print what is trained."""
         batch = run.plan.batch
+        sequences = min(batch.global_batch_size, len(run.train.file))  # an epoch may have fewer than a batch
         validation = "" if run.validation is None else f", {len(run.validation.file):,} in the validation split"
         self._print(
             run,
-            f"training {run.plan.expert}: {run.num_steps:,} steps of {batch.global_batch_size} sequences of "
+            f"training {run.plan.expert}: {run.num_steps:,} steps of {sequences:,} sequences of "
             f"{batch.sequence_length:,} tokens ({len(run.train.file):,} sequences{validation})"
             + (f", from step {step + 1:,}" if step else ""),
         )

@@ -189,8 +189,8 @@ def test_a_wrong_field_name_gets_a_suggestion() -> None:
         make_row_reader(mapping, ["question", "schema", "cypher"], source="train.jsonl")
     message = str(caught.value)
     assert message.startswith("train.jsonl: the field mapping")
-    assert "field_mapping (question): rows have no field 'questoin'; did you mean 'question'?" in message
-    assert "field_mapping (context): rows have no field 'shema'; did you mean 'schema'?" in message
+    assert "field_mapping.instruction: rows have no field 'questoin'; did you mean 'question'?" in message
+    assert "field_mapping.input: rows have no field 'shema'; did you mean 'schema'?" in message
     assert "hint: rows have: question, schema, cypher" in message
 
 
@@ -257,3 +257,85 @@ def test_numbers_that_json_does_not_have_are_refused(value: object) -> None:
 @pytest.mark.parametrize("value", [{"x": b"\xff"}, [b"abc"], {"x": [bytearray(b"1")]}])
 def test_nested_bytes_are_refused(value: object) -> None:
     assert reason(TURN, q="one", a=value) == "contains bytes, which are not text"
+
+
+FIELDS = ["subject", "body", "answer", "a.b", "{odd}", "meta", "meta.title"]
+
+
+def make_format_reader(instruction: str, **others: str) -> RowReader:
+    return make_row_reader(FieldMapping(instruction=instruction, response="answer", **others), FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("instruction", "question"),
+    [
+        ("{subject}\n{body}", "S\nB"),
+        ("Ticket {{1}}: {subject}", "Ticket {1}: S"),
+        ("{a.b} / {meta.title}", "AB / T"),
+        ("meta.title", "T"),
+        ("a.b", "AB"),
+        ("{odd}", "O"),
+        ("{subject}{subject}", "SS"),
+        ("{meta}", '{"title": "T"}'),
+    ],
+)
+def test_several_fields_make_one_prompt(instruction: str, question: str) -> None:
+    fields: dict[str, Json] = {
+        "subject": "S",
+        "body": "B",
+        "answer": "x",
+        "a.b": "AB",
+        "{odd}": "O",
+        "meta": {"title": "T"},
+    }
+    content = make_format_reader(instruction).read(Row(number=1, fields=fields))
+    assert content == Conversation((Message("user", question), Message("assistant", "x")))
+
+
+def test_empty_fields_of_a_format_are_empty_text_and_all_empty_rejects_the_row() -> None:
+    reader = make_format_reader("{subject}\n{body}", input="about {meta}", system="for {a.b}")
+    content = reader.read(Row(number=1, fields={"subject": None, "body": "B", "answer": "x", "a.b": float("nan")}))
+    assert content == Conversation((Message("user", "\nB"), Message("assistant", "x")))
+    rejected = reader.read(Row(number=2, fields={"subject": None, "body": " ", "answer": "x"}))
+    assert isinstance(rejected, BadRow)
+    assert rejected.reason == "{subject}\n{body} is empty"
+
+
+@pytest.mark.parametrize(
+    ("instruction", "problem"),
+    [
+        ("{subjct} {body}", "rows have no field 'subjct'; did you mean 'subject'?"),
+        ("{meta.titel}", "rows have no field 'meta.titel'; did you mean 'meta.title'?"),
+        ("{subject", "a brace without a field: write {{ for a literal {"),
+        ("{} {subject}", "a brace without a field"),
+        ("subject}", "a brace without a field: write }} for a literal }"),
+        ("{{subject}}", "a format needs at least one {field}"),
+    ],
+)
+def test_wrong_formats_are_errors(instruction: str, problem: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make_format_reader(instruction)
+    assert f"training.dataset.field_mapping.instruction: {problem}" in str(caught.value).replace(
+        f"{instruction!r}: ", ""
+    )
+
+
+def test_fixed_system_prompt_is_for_rows_without_their_own() -> None:
+    mapping = FieldMapping(instruction="q", response="a", system="s")
+    reader = make_row_reader(mapping, ["q", "a", "s"], system_prompt="Be brief.")
+    for own, expected in (("Be long.", "Be long."), (None, "Be brief."), ("", "Be brief.")):
+        content = reader.read(Row(number=1, fields={"q": "?", "a": "!", "s": own}))
+        assert isinstance(content, Conversation)
+        assert content.messages[0] == Message("system", expected)
+    chats = make_row_reader(FieldMapping(messages="m"), ["m"], system_prompt="Be brief.")
+    turns: list[Json] = [{"role": "system", "content": "Own."}, {"role": "user", "content": "?"}]
+    content = chats.read(Row(number=1, fields={"m": [*turns, {"role": "assistant", "content": "!"}]}))
+    assert isinstance(content, Conversation)
+    assert [message.content for message in content.messages] == ["Own.", "?", "!"]
+    with pytest.raises(InputError, match=r"system_prompt cannot be put into complete texts \(t\)"):
+        make_row_reader(FieldMapping(text="t"), ["t"], system_prompt="Be brief.")
+
+
+def test_context_and_system_of_a_mapping_are_used_without_question_and_answer() -> None:
+    reader = make_row_reader(FieldMapping(input="docs"), ["instruction", "response", "docs"])
+    assert reader == RowReader(question="instruction", answer="response", context="docs")

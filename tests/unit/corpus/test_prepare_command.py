@@ -72,7 +72,7 @@ def test_data_with_nothing_to_train_is_wrong_input(expert: Path, base: Path) -> 
     write_jsonl(expert.parent / "train.jsonl", [{"question": "q " * 900, "schema": "s", "cypher": "c"}] * 3)
     result = run(expert, base)
     assert (result.returncode, result.stdout) == (2, "")
-    assert "error: train.jsonl: no row of the train split can be trained on" in result.stderr
+    assert f"error: {expert.parent}/train.jsonl: no row of the train split can be trained on" in result.stderr
     assert "3 rows: they have no trained tokens" in result.stderr
     assert "Traceback" not in result.stderr
 

@@ -13,12 +13,12 @@ import pytest
 from launcher.cli.main import main
 from launcher.core.errors import DoesNotFitError, InputError
 from launcher.corpus.build import is_cut_for_validation
+from launcher.corpus.first_rows import probe_sample
 from launcher.corpus.sources import make_file_source
 from launcher.manifest import find_manifest, load_manifest
 from launcher.new_expert import create
 from launcher.new_expert.infer_roles import FieldFlags
 from launcher.new_expert.proposal import Options
-from launcher.plan.estimate.dataset_size import probe_sample
 from launcher.plan.smoke import choose_smoke_length
 from launcher.request.request import Request, plan_request
 from tests.conftest import SHARED
@@ -315,16 +315,18 @@ def test_expert_named_after_a_language_does_not_get_its_judge() -> None:
     assert evaluation.task_rows == 0
 
 
-def test_sample_holds_mapped_fields_of_rows_that_fit() -> None:
+def test_sample_holds_every_field_of_rows_that_fit() -> None:
     long = [{"question": f"q{n}", "context": "word " * 1500, "answer": f"a{n}", "id": n} for n in range(60)]
     made = make(write_rows([*make_rows(60), *long]))
     rows = [row for name in ("train", "validation", "test") for row in read_sample(name)]
     assert len(rows) == 60
-    assert all(set(row) == {"question", "context", "answer"} for row in rows)
+    assert all(set(row) == {"question", "notes", "context", "answer", "id"} for row in rows)
     assert "60 of 120 rows are too long for the sample of the smoke profile" in made.proposal.notes
     Path("sales").rename("old")
     made = make(write_rows(long))
-    length = choose_smoke_length(probe_sample(Path("sales")).mean_tokens)
+    length = choose_smoke_length(
+        probe_sample(load_manifest(Path("sales/manifest.json")).manifest.training.dataset, Path("sales")).mean_tokens
+    )
     assert made.plan is not None
     assert made.plan.plan.batch.sequence_length == length == 4096
     assert "need 4,096 tokens" in next(d.reason for d in made.plan.plan.decisions if d.name == "global batch")
@@ -382,3 +384,15 @@ def test_unwritable_folder_is_refused() -> None:
     Path("file").write_text("")
     with pytest.raises(InputError, match="cannot create a folder there"):
         make(write_rows(make_rows()), output_dir=Path("file/below"))
+
+
+def test_changed_mapping_finds_its_fields_in_the_sample() -> None:
+    rows = [{"subject": f"s{n}", "body": f"b{n}", "answer": f"a{n}"} for n in range(60)]
+    make(write_rows(rows), options=Options(fields=FieldFlags(prompt="body", answer="answer")))
+    overrides = ("training.dataset.field_mapping.instruction={subject}: {body}",)
+    planned = plan_request(Request(expert="sales", overrides=overrides, profile="smoke"))
+    assert planned.plan.data.field_mapping.instruction == "{subject}: {body}"
+    for wrong in ("boddy", "{subject} {boddy}"):
+        with pytest.raises(InputError) as caught:
+            plan_request(Request(expert="sales", overrides=(f"training.dataset.field_mapping.instruction={wrong}",)))
+        assert "rows have no field 'boddy'; did you mean 'body'?" in str(caught.value)

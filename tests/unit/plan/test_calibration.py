@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.base_models.shapes import load_shape
 from launcher.core.units import GIB
+from launcher.corpus.first_rows import probe_rows
 from launcher.hardware.gpu_catalogue import lookup_gpu
 from launcher.hardware.model import make_hardware
 from launcher.manifest import load_manifest
@@ -27,7 +28,6 @@ from launcher.plan.calibration import (
     make_calibration,
     make_family,
 )
-from launcher.plan.estimate.dataset_size import probe_rows
 from launcher.plan.estimate.memory import estimate_memory
 from launcher.plan.estimator_inputs import estimate_plan_memory, recipe_from_plan, workload_from_plan
 from launcher.plan.model import CALIBRATION_TERM

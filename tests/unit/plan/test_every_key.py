@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from launcher.base_models.shapes import load_shape
 from launcher.core.errors import LauncherError
+from launcher.corpus.first_rows import probe_rows
 from launcher.hardware.gpu_catalogue import lookup_gpu
 from launcher.hardware.model import make_hardware
 from launcher.manifest import Manifest
@@ -21,7 +22,6 @@ from launcher.manifest.ignored_keys import NOT_USED, WITHOUT_EFFECT, find_ignore
 from launcher.manifest.json_schema import find_models
 from launcher.manifest.strict_model import is_ignored
 from launcher.plan import make_plan
-from launcher.plan.estimate.dataset_size import probe_rows
 from tests.conftest import ROOT, Tree
 
 # For each key, a value that differs from the neo4j expert's, after other keys that it depends on.
@@ -49,6 +49,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "training.dataset.type": "multi_task",
         "training.dataset.tasks": {"a": {"train": "a.jsonl", "weight": 1.0, "format": "jsonl"}},
     },
+    "training.dataset.system_prompt": {"training.dataset.system_prompt": "Be brief."},
     "training.dataset.splits": {"training.dataset.splits": {"train": 7}},
     "training.config.adapter_type": {"training.config.adapter_type": "dora"},
     "training.config.rank": {"training.config.rank": 8},

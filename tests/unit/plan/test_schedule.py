@@ -17,7 +17,8 @@ from tests.unit.plan.conftest import FULL_FINE_TUNING, decision, plan_for
 
 def plan_with_rows(write_manifest: WriteManifest, count: int, **more: object) -> Plan:
     path = write_manifest({"training.dataset.path": "train.jsonl", "training.dataset.format": "jsonl"})
-    (path.parent / "train.jsonl").write_text("".join(json.dumps({"q": "x" * 700}) + "\n" for _ in range(count)))
+    row = json.dumps({"question": "x" * 700, "schema": "s", "cypher": "c"})
+    (path.parent / "train.jsonl").write_text(f"{row}\n" * count)
     return plan_for(str(path), **more)  # type: ignore[arg-type]
 
 
@@ -288,3 +289,38 @@ def test_saving_and_evaluating_every_so_many_epochs() -> None:
     assert (plan.schedule.save_every_epochs, plan.schedule.evaluate_every_epochs) == (2.0, 0.5)
     assert decision(plan, "checkpoints").startswith("every 2 epochs")
     assert decision(plan, "evaluation").startswith("every 0.5 epochs")
+
+
+def test_epoch_smaller_than_the_global_batch_is_planned_as_it_is(write_manifest: WriteManifest) -> None:
+    config = {"batch_size": 256, "gradient_accumulation_steps": 2, "max_seq_length": 4096, "epochs": 5}
+    plan = plan_with_rows(write_manifest, 400, config=config)  # about 21 sequences
+    full = plan_with_rows(write_manifest, 400 * 24, config=config)
+    (note,) = (note for note in plan.notes if "larger than an epoch" in note)
+    assert "the global batch of 512 sequences is larger than an epoch, which has about 21" in note
+    assert "so the global batch is about 21; 5 steps hardly learn: --set training.config.batch_size=1" in note
+    assert decision(plan, "global batch").startswith("21 sequences of 4,096 tokens")
+    assert "an epoch has no more sequences" in decision(plan, "global batch")
+    assert plan.batch.global_batch_size == 512
+    assert plan.compile is None
+    assert plan.speed.seconds_per_step is not None
+    assert full.speed.seconds_per_step is not None
+    assert plan.speed.seconds_per_step < full.speed.seconds_per_step / 10
+    assert plan.speed.total_seconds == pytest.approx(5 * plan.speed.seconds_per_step)
+
+
+@pytest.mark.parametrize(("rows", "has_note", "fullness"), [(47, True, 1.0), (48, False, 1.0), (72, False, 0.75)])
+def test_batch_of_one_epoch_and_partial_steps(
+    write_manifest: WriteManifest, rows: int, has_note: bool, fullness: float
+) -> None:
+    config = {"packing": False, "batch_size": 48, "gradient_accumulation_steps": 1, "torch_compile": False}
+    plan = plan_with_rows(write_manifest, rows, config=config)
+    assert any("larger than an epoch" in note for note in plan.notes) == has_note
+    assert plan.speed.total_seconds is not None
+    assert plan.speed.seconds_per_step is not None
+    assert plan.schedule.num_steps is not None
+    assert plan.speed.total_seconds == pytest.approx(plan.schedule.num_steps * plan.speed.seconds_per_step * fullness)
+
+
+def test_one_row_leaves_all_gpus_but_one_idle(write_manifest: WriteManifest) -> None:
+    plan = plan_with_rows(write_manifest, 1, gpus=8)
+    assert "7 of 8 GPUs are idle: a step has only 1 sequence" in plan.notes

@@ -1,0 +1,166 @@
+"""The first rows of a dataset: which fields they have, how they are read, and how many rows of which length follow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from launcher.core.errors import InputError, Problem
+from launcher.corpus.conversations import TOOLS_FIELD, RowReader, find_task_field, make_row_reader
+from launcher.corpus.row_text import list_columns, list_fields, look_up, parse_row_text
+from launcher.corpus.rows import BadRow, Row
+from launcher.corpus.sources import FileSource, Source, count_parquet_rows, make_file_source
+from launcher.manifest.dataset import Dataset, FieldMapping
+from launcher.plan.estimate.dataset_size import (
+    ASSUMED_MEAN_TOKENS,
+    BYTES_PER_TOKEN,
+    SAMPLE_TRAIN,
+    RowEstimate,
+    estimate_without_rows,
+)
+
+_PEEKED_ROWS = 200
+_MAX_PEEKED_ROWS = 20_000  # until every field that the manifest names has occurred: a context may be rare
+_SAMPLED_ROWS = 2000
+_MAX_JSON_BYTES = 200_000_000  # a JSON list is read completely
+
+
+def peek_rows(rows: Iterator[Row | BadRow], mapping: FieldMapping, count: int = _PEEKED_ROWS) -> list[Row | BadRow]:
+    """Take the first rows, and more until every mapped field has occurred."""
+    peeked = list(islice(rows, count))
+    values = [value for value in mapping.model_dump().values() if isinstance(value, str)]
+    while len(peeked) < _MAX_PEEKED_ROWS and not _has_fields(peeked, values):
+        more = list(islice(rows, _PEEKED_ROWS))
+        if not more:
+            break
+        peeked += more
+    return peeked
+
+
+def _has_fields(peeked: Sequence[Row | BadRow], values: Sequence[str]) -> bool:
+    fields = set(list_fields([row for row in peeked if isinstance(row, Row)]))
+    try:
+        return all(name in fields for value in values for name in list_columns(parse_row_text(value, fields)))
+    except ValueError:  # reported when the reader is made
+        return True
+
+
+def make_source_reader(
+    mapping: FieldMapping, system_prompt: str | None, source: Source, peeked: Sequence[Row | BadRow]
+) -> RowReader:
+    """Return the reader of a source's rows; raises InputError if no row is usable."""
+    rows = [row for row in peeked if isinstance(row, Row)]
+    fields = list_fields(rows)
+    if not fields:
+        problems = tuple(
+            Problem(where=f"line {row.number}", what=row.reason) for row in peeked[:10] if isinstance(row, BadRow)
+        )
+        raise InputError(
+            f"{source.location}: no usable row" + ("" if problems else ": it is empty"),
+            problems,
+            hint="write one JSON object per line",
+        )
+    is_sample = source.location.endswith(SAMPLE_TRAIN)
+    hint = "`launcher new EXPERT --data FILE --force` writes sample/ again, with all fields" if is_sample else ""
+    return make_row_reader(mapping, fields, find_task_field(rows), source.location, system_prompt or "", hint)
+
+
+def check_first_rows(dataset: Dataset, folder: Path) -> tuple[str, ...]:
+    """Read the first rows of every local file; raises InputError if they do not fit, and returns what is not here."""
+    notes = []
+    for key, path in _list_paths(dataset):
+        try:
+            is_here = (folder / path).is_file()
+        except (OSError, ValueError):
+            is_here = False
+        if is_here:
+            source = make_file_source(folder / path, dataset.format)
+            if not _is_too_large(source):
+                peeked = peek_rows(iter(source.read()), dataset.mapping)
+                make_source_reader(dataset.mapping, dataset.system_prompt, source, peeked)
+        elif dataset.format != "huggingface" and dataset.type != "huggingface":
+            notes.append(f"{key}: {folder / path} is not here, so its rows were not checked")
+        elif key == "training.dataset.path":
+            notes.append(f"{key}: {path} is a dataset on the Hub; `launcher prepare` reads its rows")
+    return tuple(notes)
+
+
+def _list_paths(dataset: Dataset) -> Iterator[tuple[str, str]]:
+    for name in ("path", "validation_path", "test_path"):
+        if path := getattr(dataset, name):
+            yield f"training.dataset.{name}", path
+    for task, files in (dataset.tasks or {}).items():
+        for name in ("train", "valid", "test"):
+            if path := getattr(files, name):
+                yield f"training.dataset.tasks.{task}.{name}", path
+
+
+def _is_too_large(source: FileSource) -> bool:
+    return source.format == "json" and source.path.stat().st_size > _MAX_JSON_BYTES
+
+
+def probe_rows(dataset: Dataset, folder: Path) -> RowEstimate:
+    """Return number and length of the rows of the local file if it exists, otherwise those that the manifest states."""
+    found = _probe_file(dataset, folder / dataset.path, dataset.format) if dataset.path else None
+    return estimate_without_rows(dataset) if found is None else found
+
+
+def probe_sample(dataset: Dataset, folder: Path) -> RowEstimate:
+    """Return the estimate for the sample of the smoke profile, in the manifest's folder."""
+    return _probe_file(dataset, folder / SAMPLE_TRAIN, "jsonl") or RowEstimate(
+        num_rows=None, mean_tokens=ASSUMED_MEAN_TOKENS, count_basis=f"{SAMPLE_TRAIN} is not there yet"
+    )
+
+
+def _probe_file(dataset: Dataset, file: Path, format_name: str | None) -> RowEstimate | None:
+    """Return the estimate from the first rows and the file size, or None if the file does not exist."""
+    try:
+        if not file.is_file():
+            return None
+        source = make_file_source(file, format_name)
+        if _is_too_large(source):
+            return None
+        rows = iter(source.read())
+        peeked = peek_rows(rows, dataset.mapping, _SAMPLED_ROWS)
+        num_rows, is_exact = _count_rows(source, peeked, rows)
+    except (OSError, ValueError) as error:
+        name = file.name if len(file.name) <= 60 else file.name[:57] + "..."
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"the training rows in {name} cannot be read: {reason}") from None
+    except ModuleNotFoundError:  # pyarrow, which planning does not require
+        return None
+    if not peeked:
+        empty = f"read from {file.name}: it is empty"
+        return RowEstimate(num_rows=0, mean_tokens=0.0, count_basis=empty, is_measured=True)
+    reader = make_source_reader(dataset.mapping, dataset.system_prompt, source, peeked)
+    columns = {*reader.columns, TOOLS_FIELD}
+    sizes = [_count_bytes(row, columns) for row in peeked if isinstance(row, Row)]
+    mean_bytes = sum(sizes) / len(sizes)
+    return RowEstimate(
+        num_rows=num_rows,
+        mean_tokens=mean_bytes / BYTES_PER_TOKEN,
+        count_basis=f"read from {file.name}: {'' if is_exact else 'about '}{num_rows:,} rows",
+        length_basis=f" of {mean_bytes:.0f} bytes",
+        is_measured=True,
+    )
+
+
+def _count_bytes(row: Row, columns: set[str]) -> int:
+    """Return the bytes of a row as a line of JSON, without fields that are not used."""
+    used = {name: value for name in columns if (value := look_up(row.fields, name)) is not None}
+    return len(json.dumps(used, ensure_ascii=False, default=str).encode(errors="replace")) + 1
+
+
+def _count_rows(source: FileSource, peeked: Sequence[Row | BadRow], rest: Iterator[Row | BadRow]) -> tuple[int, bool]:
+    """Return the number of rows, and whether it is exact or derived from the bytes of the first rows."""
+    if source.format == "parquet":
+        return count_parquet_rows(source.path), True
+    if source.format == "json" or next(rest, None) is None:
+        return len(peeked) + sum(1 for _ in rest), True
+    is_csv = source.format == "csv"
+    with source.path.open(encoding="utf-8", errors="replace", newline="" if is_csv else "\n") as file:
+        lines = [len(line.encode()) for line in islice(file, peeked[-1].number) if is_csv or line.strip()]
+    header = lines[0] if is_csv else 0
+    return round((source.path.stat().st_size - header) * len(peeked) / (sum(lines) - header)), False

@@ -1,0 +1,152 @@
+"""Texts of a row: a field, a field inside an object (`meta.title`), or a format of several fields."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.corpus.rows import Json, Row, RowFault
+
+_FORMAT_PART = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
+_MAX_NESTED = 3  # levels of objects whose fields are offered by name
+_MAX_COLUMNS = 500
+
+
+class UnusableRowError(Exception):
+    """A row cannot be used; the message is the reason for which it is rejected."""
+
+    def __init__(self, reason: str, fault: RowFault = RowFault.OTHER) -> None:
+        super().__init__(reason)
+        self.fault = fault
+
+
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """Text with fields of a row in it."""
+
+    source: str  # as in the manifest
+    parts: tuple[str, ...]  # text, field, text, field, ..., text
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The fields, in order."""
+        return self.parts[1::2]
+
+    def fill(self, values: Mapping[str, str]) -> str:
+        """Return the text with these values; empty if all of them are, because the rest says nothing about a row."""
+        if not any(values[name].strip() for name in self.columns):
+            return ""
+        return "".join(values[part] if index % 2 else part for index, part in enumerate(self.parts))
+
+    def __str__(self) -> str:
+        return self.source
+
+
+RowText = str | RowFormat  # a field, or a format
+
+
+def parse_row_text(source: str, columns: Iterable[str]) -> RowText:
+    """Return a field of the rows, or else the format; raises ValueError if braces do not enclose fields."""
+    if source in columns or not {"{", "}"} & set(source):
+        return source
+    parts, text, position = [], "", 0
+    for match in _FORMAT_PART.finditer(source):
+        text += source[position : match.start()]
+        position = match.end()
+        if match[0] in ("{{", "}}"):
+            text += match[0][0]
+        elif match[1] is None:
+            raise ValueError(f"a brace without a field: write {match[0] * 2} for a literal {match[0]}")
+        else:
+            parts += [text, match[1]]
+            text = ""
+    if not parts:
+        raise ValueError("a format needs at least one {field}")
+    return RowFormat(source, (*parts, text + source[position:]))
+
+
+def list_columns(text: RowText) -> tuple[str, ...]:
+    """Return the fields that a text is made of."""
+    return text.columns if isinstance(text, RowFormat) else (text,)
+
+
+def list_fields(rows: Sequence[Row]) -> list[str]:
+    """Return the names of all fields, those inside objects with dots."""
+    names: dict[str, None] = {}
+    for row in rows:
+        if len(names) < _MAX_COLUMNS:
+            names |= dict.fromkeys(row.fields)
+    top = list(names)
+    for row in rows:
+        if len(names) < _MAX_COLUMNS:
+            names |= dict.fromkeys(_list_nested(row.fields, "", _MAX_NESTED))
+    return top + [name for name in names if name not in top]
+
+
+def _list_nested(fields: Mapping[str, Json], prefix: str, levels: int) -> Iterator[str]:
+    for name, value in fields.items():
+        if prefix:
+            yield f"{prefix}{name}"
+        if isinstance(value, dict) and levels:
+            yield from _list_nested(value, f"{prefix}{name}.", levels - 1)
+
+
+def look_up(fields: Mapping[str, Json], name: str) -> Json:
+    """Return the value of a field; `a.b` is the field b of the object a, unless a field has that name."""
+    if name in fields or "." not in name:
+        return fields.get(name)
+    first, _, rest = name.partition(".")
+    value = fields.get(first)
+    return look_up(value, rest) if isinstance(value, dict) else None
+
+
+def read_text(fields: Mapping[str, Json], text: RowText) -> str:
+    """Return a text of a row; raises UnusableRowError if it is empty."""
+    value = read_optional_text(fields, text)
+    if not value.strip():
+        is_there = any(name in fields or look_up(fields, name) is not None for name in list_columns(text))
+        raise UnusableRowError(f"{text} is empty" if is_there else f"no field {text}")
+    return value
+
+
+def read_optional_text(fields: Mapping[str, Json], text: RowText | None) -> str:
+    """Return a text of a row; a missing or empty value is an empty text."""
+    if text is None:
+        return ""
+    if isinstance(text, RowFormat):
+        return text.fill({name: _format_value(look_up(fields, name), name) for name in text.columns})
+    return _format_value(look_up(fields, text), text)
+
+
+def _format_value(value: Json, name: str) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):  # missing value of a table
+        return ""
+    # Non-text values as JSON: an answer may be an object or a number, a schema a list.
+    if isinstance(value, dict | list | int | float):
+        try:
+            value = json.dumps(value, ensure_ascii=False, default=_format_other, allow_nan=False)
+        except ValueError:
+            raise UnusableRowError(f"{name} contains NaN or Infinity, which is not JSON") from None
+    if not isinstance(value, str):
+        raise UnusableRowError(f"{name} is of type {type(value).__name__}, not text")
+    if not value.isascii() and _has_lone_surrogate(value):
+        raise UnusableRowError("contains a lone surrogate")
+    return value
+
+
+def _format_other(value: object) -> str:
+    """Format a value that JSON does not have: dates of Parquet, but no bytes."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise UnusableRowError("contains bytes, which are not text")
+    return str(value)
+
+
+def _has_lone_surrogate(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
