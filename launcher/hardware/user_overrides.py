@@ -9,8 +9,8 @@ only the Hardware that a plan is made for, and the plan lists the values it used
       "this_machine": {"free_vram_gib": 20, "cpu_cores": 8, "ram_gib": 48},
       "gpus": {
         "rtx4090": {"price_per_gpu_hour": 0.4, "interconnect": "pcie-p2p", "interconnect_gb_per_second": 25},
-        "rtx4070laptop": {"title": "NVIDIA GeForce RTX 4070 Laptop GPU", "memory_mib": 8188, "tflops": 30,
-                          "memory_gb_per_second": 256, "compute_capability": "8.9"}
+        "rtx2080ti": {"title": "NVIDIA GeForce RTX 2080 Ti", "memory_mib": 11264, "tflops": 53.8,
+                      "memory_gb_per_second": 616, "compute_capability": "7.5"}
       }
     }
 """

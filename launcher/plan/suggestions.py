@@ -137,8 +137,11 @@ def _find_larger_gpu(inputs: SearchInputs, candidates: tuple[Candidate, ...]) ->
     here = inputs.hardware.gpu
     if here is None:
         return None
+    tried = {here.memory_mib}
     for gpu in sorted(GPUS.values(), key=lambda gpu: gpu.memory_mib):
-        if gpu.memory_mib > here.memory_mib and gpu.has_bf16 == here.has_bf16:
+        is_larger = gpu.memory_mib > max(tried) and gpu.has_bf16 == here.has_bf16
+        if is_larger and "laptop" not in gpu.key:
+            tried.add(gpu.memory_mib)
             hardware = inputs.hardware.model_copy(update={"gpu": gpu, "free_vram_mib": None})
             if find_best_layout(move_to_hardware(inputs, hardware), candidates):
                 return gpu

@@ -67,11 +67,11 @@ def test_an_observer_receives_every_step(tmp_path: Path) -> None:
 def test_a_gpu_of_the_users_file_can_be_planned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from launcher.cli.main import main
 
-    text = example("json", "rtx4070laptop")
+    text = example("json", "rtx2080ti")
     json.loads(text)
     (tmp_path / "hardware.json").write_text(text)
     monkeypatch.setenv("LAUNCHER_HARDWARE", str(tmp_path / "hardware.json"))
-    assert main(["plan", "neo4j", "--gpu", "rtx4070laptop"]) == 0
+    assert main(["plan", "neo4j", "--gpu", "rtx2080ti"]) == 0
 
 
 def test_a_manifest_type_validates_its_keys() -> None:

@@ -65,7 +65,7 @@ def test_example_of_hardware_json_is_valid(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "hardware.json").write_text(example)
     monkeypatch.setenv("LAUNCHER_HARDWARE", str(tmp_path / "hardware.json"))
     monkeypatch.chdir(ROOT)
-    assert main(["plan", "neo4j", "--gpu", "rtx4070laptop"]) == 0
+    assert main(["plan", "neo4j", "--gpu", "rtx2080ti"]) == 0
 
 
 def test_every_used_key_has_a_description() -> None:

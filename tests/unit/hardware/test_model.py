@@ -82,7 +82,9 @@ def test_counts_are_accepted_exactly_within_limits(key: str, gpus: int, nodes: i
 
 
 def test_only_hopper_has_flash_attention_3() -> None:
-    assert {key for key, gpu in GPUS.items() if gpu.has_flash_attention_3} == {"h100", "h100-pcie", "h200"}
+    assert {key for key, gpu in GPUS.items() if gpu.has_flash_attention_3} == {
+        *("h20", "h100", "h100-pcie", "h100-nvl", "h800", "h200", "h200-nvl", "gh200"),
+    }
 
 
 def test_vram_limit_reduces_gpu_memory() -> None:

@@ -102,7 +102,7 @@ def test_unfinished_run_has_no_final_loss() -> None:
 def test_few_runs_are_compared_in_pairs_and_many_with_the_best() -> None:
     few = [make_facts(str(at), steady(1000.0 + at)) for at in range(5)]
     assert len(lines(*few)) == 10
-    losses = [{**steady(1000.0), metrics.EVAL_LOSS: [1 + abs(at - 7)]} for at in range(12)]
+    losses = [{**steady(1000.0), metrics.EVAL_LOSS: [1.0 + abs(at - 7)]} for at in range(12)]
     comparison = compare(*(make_facts(f"r{at}", loss) for at, loss in enumerate(losses)))
     assert [verdict.against for verdict in comparison.verdicts] == [7] * 11
     assert comparison.about_verdicts == "Each run against r7, the best by held-out loss, final."
