@@ -105,6 +105,21 @@ def _phi3(
     return _keys("phi3", hidden, layers, heads, kv_heads, intermediate, vocab=vocab, positions=positions, tied=tied)
 
 
+def _experts(keys: BaseKeys, count: int, active: int, width: int | None = None) -> BaseKeys:
+    inner = {} if width is None else {"moe_intermediate_size": width}
+    return MappingProxyType({**keys, "num_experts": count, "num_experts_per_tok": active, **inner})
+
+
+def _qwen3_moe(hidden: int, layers: int, heads: int, intermediate: int, width: int, positions: int) -> BaseKeys:
+    keys = _keys("qwen3_moe", hidden, layers, heads, 4, intermediate, vocab=151936, positions=positions, head_dim=128)
+    return _experts(keys, 128, 8, width)
+
+
+def _gpt_oss(layers: int, count: int) -> BaseKeys:
+    keys = _keys("gpt_oss", 2880, layers, 64, 8, 2880, vocab=201088, positions=131072, head_dim=64)
+    return _experts(keys, count, 4)
+
+
 _PHI3_4K = _phi3(3072, 32, 32, 8192, 32064, 4096)
 _PHI3_128K = _phi3(3072, 32, 32, 8192, 32064, 131072)
 _PHI4_MINI = _phi3(3072, 24, 8, 8192, 200064, 131072)
@@ -206,6 +221,24 @@ _TABLE: tuple[tuple[str, BaseKeys], ...] = (
     (
         "HuggingFaceTB/SmolLM3-3B HuggingFaceTB/SmolLM3-3B-Base",
         _keys("smollm3", 2048, 36, 16, 4, 11008, vocab=128256, positions=65536, tied=True),
+    ),
+    # Mixtures of experts. Qwen3: hidden, layers, heads, intermediate, intermediate of an expert, positions
+    ("Qwen/Qwen3-30B-A3B", _qwen3_moe(2048, 48, 32, 6144, 768, 40960)),
+    ("Qwen/Qwen3-30B-A3B-Base", _qwen3_moe(2048, 48, 32, 6144, 768, 32768)),
+    (
+        "Qwen/Qwen3-30B-A3B-Instruct-2507 Qwen/Qwen3-30B-A3B-Thinking-2507 Qwen/Qwen3-Coder-30B-A3B-Instruct",
+        _qwen3_moe(2048, 48, 32, 6144, 768, 262144),
+    ),
+    ("Qwen/Qwen3-235B-A22B", _qwen3_moe(4096, 94, 64, 12288, 1536, 40960)),
+    ("openai/gpt-oss-20b", _gpt_oss(24, 32)),
+    ("openai/gpt-oss-120b", _gpt_oss(36, 128)),
+    (
+        "mistralai/Mixtral-8x7B-v0.1 mistralai/Mixtral-8x7B-Instruct-v0.1",
+        _experts(_keys("mixtral", 4096, 32, 32, 8, 14336, vocab=32000, positions=32768), 8, 2),
+    ),
+    (
+        "allenai/OLMoE-1B-7B-0924 allenai/OLMoE-1B-7B-0924-Instruct",
+        _experts(_keys("olmoe", 2048, 16, 16, 16, 1024, vocab=50304, positions=4096), 64, 8),
     ),
 )
 

@@ -24,6 +24,47 @@ class Linear(Frozen):
         return self.in_features * self.out_features + (self.out_features if self.has_bias else 0)
 
 
+class Experts(Frozen):
+    """The routed experts of a decoder layer: parameters that transformers stacks, of which each token uses a few."""
+
+    num_experts: int
+    num_active: int  # per token
+    hidden_size: int
+    intermediate_size: int  # of one expert
+    has_bias: bool  # of experts and router
+    path: str  # inside a decoder layer
+
+    @property
+    def num_parameters(self) -> int:
+        """Count the parameters of all experts and of the router."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        biases = 2 * inner + hidden + 1 if self.has_bias else 0
+        return self.num_experts * (3 * hidden * inner + hidden + biases)
+
+    @property
+    def active_weights(self) -> int:
+        """Count the weights that one token is multiplied by, with the router's."""
+        return 3 * self.num_active * self.hidden_size * self.intermediate_size + self.num_experts * self.hidden_size
+
+    @property
+    def stacks(self) -> dict[str, Linear]:
+        """Return one expert's matrices by the names that `target_parameters` has for their stacks."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        return {
+            f"{self.path}.gate_up_proj": Linear(name="gate_up_proj", in_features=hidden, out_features=2 * inner),
+            f"{self.path}.down_proj": Linear(name="down_proj", in_features=inner, out_features=hidden),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertKeys:
+    """Where a config has the sizes of its experts."""
+
+    width: str = "intermediate_size"
+    has_bias: bool = False
+    path: str = "mlp.experts"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
     """The sizes of a config.json."""
@@ -55,12 +96,14 @@ class Family:
     parameters_per_layer: int = 0  # apart from linear layers and norms
     output_from_hidden: bool = False  # the output projection has hidden_size inputs, whatever the heads have
     has_head_bias: bool = False
+    experts: ExpertKeys | None = None  # instead of the MLP
+    has_sinks: bool = False  # a learned score per head that takes part in the softmax of attention
     defaults: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def is_gated(self) -> bool:
         """Return whether the MLP is gated."""
-        return len(self.mlp) == 3 or self.mlp[0] == "gate_up_proj"
+        return len(self.mlp) != 2 or self.mlp[0] == "gate_up_proj"
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -190,6 +233,44 @@ FAMILIES: Mapping[str, Family] = {
         has_norm_bias=True,
         defaults={"attention_bias": True, "max_position_embeddings": 2048},
     ),
+    "qwen3_moe": replace(
+        _ATTENTION_BIAS,
+        mlp=(),
+        qk_norm="head",
+        experts=ExpertKeys(width="moe_intermediate_size"),
+        defaults={"num_key_value_heads": 4, "num_experts_per_tok": 8, "max_position_embeddings": 32768},
+    ),
+    "gpt_oss": replace(
+        _ATTENTION_BIAS,
+        mlp=(),
+        experts=ExpertKeys(has_bias=True),
+        has_sinks=True,
+        defaults={
+            "attention_bias": True,
+            "head_dim": 64,
+            "num_key_value_heads": 8,
+            "num_experts_per_tok": 4,
+            "max_position_embeddings": 131072,
+        },
+    ),
+    "mixtral": Family(
+        mlp=(),
+        experts=ExpertKeys(),
+        defaults={"num_key_value_heads": 8, "num_experts_per_tok": 2, "max_position_embeddings": 131072},
+    ),
+    "olmoe": replace(
+        _ATTENTION_BIAS,
+        mlp=(),
+        qk_norm="full",
+        experts=ExpertKeys(),
+        defaults={"num_experts_per_tok": 8, "max_position_embeddings": 4096},
+    ),
+    "granitemoe": replace(
+        _ATTENTION_BIAS,
+        mlp=(),
+        experts=ExpertKeys(path="block_sparse_moe.experts"),
+        defaults={"num_experts_per_tok": 2, "max_position_embeddings": 2048},
+    ),
 }
 
 _NO_BOUNDARIES = "transformers does not pass document boundaries to its attention"
@@ -209,8 +290,8 @@ def make_linears(sizes: Sizes, family: Family, flags: Mapping[str, bool]) -> tup
     """Return the linear layers of a decoder layer."""
     query, key_value = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     outputs = (query, key_value, key_value) if len(family.qkv) == 3 else (query + 2 * key_value,)
-    *inner, down = family.mlp
-    width = sizes.intermediate * (2 if inner[0] == "gate_up_proj" else 1)
+    inner, down = family.mlp[:-1], family.mlp[-1:]
+    width = sizes.intermediate * (2 if inner[:1] == ("gate_up_proj",) else 1)
     qkv_bias, output_bias, mlp_bias = (
         flags[bias] if isinstance(bias, str) else bias
         for bias in (family.qkv_bias, family.output_bias, family.mlp_bias)
@@ -220,7 +301,7 @@ def make_linears(sizes: Sizes, family: Family, flags: Mapping[str, bool]) -> tup
         *((name, sizes.hidden, width, qkv_bias) for name, width in zip(family.qkv, outputs, strict=True)),
         (family.output, output_inputs, sizes.hidden, output_bias),
         *((name, sizes.hidden, width, mlp_bias) for name in inner),
-        (down, sizes.intermediate, sizes.hidden, mlp_bias),
+        *((name, sizes.intermediate, sizes.hidden, mlp_bias) for name in down),
     )
     return tuple(Linear(name=name, in_features=i, out_features=o, has_bias=bias) for name, i, o, bias in layers)
 
@@ -229,6 +310,7 @@ def count_norms(sizes: Sizes, family: Family, flags: Mapping[str, bool]) -> int:
     """Count the parameters of a layer that are not in linear layers."""
     per_feature = 2 if family.has_norm_bias else 1
     count = family.norms_per_layer * sizes.hidden * per_feature + family.parameters_per_layer
+    count += sizes.heads if family.has_sinks else 0
     if not family.qk_norm or (family.qk_norm_key and not flags[family.qk_norm_key]):
         return count
     num_heads = 2 if family.qk_norm == "head" else sizes.heads + sizes.kv_heads

@@ -18,7 +18,17 @@ from launcher.base_models.catalogue import (
     lookup_base,
     suggest_bases,
 )
-from launcher.base_models.families import FAMILIES, LLAMA, UNTRAINABLE, Family, Linear, Sizes, count_norms, make_linears
+from launcher.base_models.families import (
+    FAMILIES,
+    LLAMA,
+    UNTRAINABLE,
+    Experts,
+    Family,
+    Linear,
+    Sizes,
+    count_norms,
+    make_linears,
+)
 from launcher.base_models.weight_index import WeightIndex, load_weight_index
 from launcher.core.errors import InputError, Problem
 from launcher.core.frozen_model import Frozen
@@ -39,12 +49,13 @@ class ModelShape(Frozen):
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    intermediate_size: int
+    intermediate_size: int  # of a mixture of experts: the sum over the experts that a token uses
     vocab_size: int
     max_positions: int
     tied_embeddings: bool
     linears: tuple[Linear, ...]  # of one layer
-    norm_parameters_per_layer: int  # everything in a layer that is not a Linear
+    experts: Experts | None = None  # of one layer; None: a dense model
+    norm_parameters_per_layer: int  # everything in a layer that is not a Linear, nor an expert
     other_parameters: int  # outside layers and embeddings: the final norm, a bias of the head, a vision tower
     frozen_parameters: int = 0  # among other_parameters: a vision tower, which is loaded but never trained
     attention_dropout: float = 0.0  # of the base's config; training does not apply it
@@ -62,7 +73,15 @@ class ModelShape(Frozen):
 
     @property
     def layer_parameters(self) -> int:
-        return sum(linear.num_parameters for linear in self.linears) + self.norm_parameters_per_layer
+        experts = 0 if self.experts is None else self.experts.num_parameters
+        return sum(linear.num_parameters for linear in self.linears) + self.norm_parameters_per_layer + experts
+
+    @property
+    def active_parameters(self) -> int:
+        """Return the parameters that one token uses: all of a dense model."""
+        if self.experts is None:
+            return self.num_parameters
+        return self.num_parameters - self.num_layers * (self.experts.num_parameters - self.experts.active_weights)
 
     @property
     def num_parameters(self) -> int:
@@ -72,6 +91,13 @@ class ModelShape(Frozen):
             + self.num_layers * self.layer_parameters
             + self.other_parameters
         )
+
+    @property
+    def has_qk_norm(self) -> bool:
+        """Return whether queries and keys have norms, whose sizes are not those of the hidden state."""
+        family = FAMILIES.get(self.model_type)
+        sinks = self.num_heads if family is not None and family.has_sinks else 0
+        return (self.norm_parameters_per_layer - sinks) % self.hidden_size != 0
 
     @property
     def linear_names(self) -> tuple[str, ...]:
@@ -99,7 +125,7 @@ def make_shape(
     model_type = str(config["model_type"])
     family = FAMILIES.get(model_type, LLAMA)
     keys = {**family.defaults, **config}
-    sizes, flags = _read_keys(keys, family, name)
+    sizes, flags, experts = _read_keys(keys, family, name)
     shape = ModelShape(
         name=name,
         model_type=model_type,
@@ -108,11 +134,12 @@ def make_shape(
         num_heads=sizes.heads,
         num_kv_heads=sizes.kv_heads,
         head_dim=sizes.head_dim,
-        intermediate_size=sizes.intermediate,
+        intermediate_size=sizes.intermediate if experts is None else experts.num_active * experts.intermediate_size,
         vocab_size=sizes.vocab,
         max_positions=sizes.max_positions,
         tied_embeddings=flags["tie_word_embeddings"],
         linears=make_linears(sizes, family, flags),
+        experts=experts,
         norm_parameters_per_layer=count_norms(sizes, family, flags),
         other_parameters=_count_others(sizes, family) + tower,
         frozen_parameters=tower,
@@ -120,7 +147,7 @@ def make_shape(
         gated_mlp=family.is_gated,
         basis=basis if model_type in FAMILIES else "approximate",
     )
-    return shape if weights is None else _apply_weights(shape, weights)
+    return shape if weights is None or experts is not None else _apply_weights(shape, weights)
 
 
 def _apply_weights(shape: ModelShape, weights: WeightIndex) -> ModelShape:
@@ -177,10 +204,11 @@ def _count_vision_tower(config: ConfigKeys) -> int:
     return keys["num_hidden_layers"] * layer + embeddings + 2 * hidden + projection
 
 
-def _read_keys(keys: ConfigKeys, family: Family, name: str) -> tuple[Sizes, Mapping[str, bool]]:
-    """Return sizes and flags, or raise one error that lists every wrong key."""
+def _read_keys(keys: ConfigKeys, family: Family, name: str) -> tuple[Sizes, Mapping[str, bool], Experts | None]:
+    """Return sizes, flags and experts, or raise one error that lists every wrong key."""
     problems: list[Problem] = []
-    sizes = _read_sizes(keys, problems)
+    sizes = _read_sizes(keys, problems, has_mlp=family.experts is None)
+    experts = _read_experts(keys, family, sizes.hidden, problems)
     flags = {key: _read_flag(keys, key, problems) for key in ("tie_word_embeddings", *family.flags)}
     if problems:
         raise InputError(
@@ -188,10 +216,29 @@ def _read_keys(keys: ConfigKeys, family: Family, name: str) -> tuple[Sizes, Mapp
             tuple(problems),
             "the folder must hold the config.json of a decoder-only model as transformers saves it",
         )
-    return sizes, flags
+    return sizes, flags, experts
 
 
-def _read_sizes(keys: ConfigKeys, problems: list[Problem]) -> Sizes:
+def _read_experts(keys: ConfigKeys, family: Family, hidden: int, problems: list[Problem]) -> Experts | None:
+    names = family.experts
+    if names is None:
+        return None
+    count_key = "num_local_experts" if "num_local_experts" in keys else "num_experts"  # aliases
+    count = _read_size(keys, count_key, problems)
+    active, width = (_read_size(keys, key, problems) for key in ("num_experts_per_tok", names.width))
+    if active > count and count_key in keys:
+        problems.append(_problem("num_experts_per_tok", f"{active} exceeds {count_key} {count}"))
+    return Experts(
+        num_experts=count,
+        num_active=active,
+        hidden_size=hidden,
+        intermediate_size=width,
+        has_bias=names.has_bias,
+        path=names.path,
+    )
+
+
+def _read_sizes(keys: ConfigKeys, problems: list[Problem], *, has_mlp: bool) -> Sizes:
     hidden = _read_size(keys, "hidden_size", problems)
     heads = _read_size(keys, "num_attention_heads", problems)
     kv_heads = _read_size(keys, "num_key_value_heads", problems, default=heads)
@@ -204,7 +251,7 @@ def _read_sizes(keys: ConfigKeys, problems: list[Problem]) -> Sizes:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=_read_size(keys, "head_dim", problems, default=hidden // heads),
-        intermediate=_read_size(keys, "intermediate_size", problems),
+        intermediate=_read_size(keys, "intermediate_size", problems, default=None if has_mlp else 1),
         layers=_read_size(keys, "num_hidden_layers", problems),
         vocab=_read_size(keys, "vocab_size", problems),
         max_positions=_read_size(keys, "max_position_embeddings", problems),
@@ -254,7 +301,7 @@ def _not_supported(name: str, problems: tuple[Problem, ...]) -> InputError:
     return InputError(
         f"the base model {name} is of a kind that is not supported",
         problems,
-        "name a dense decoder-only language model, such as Qwen/Qwen3-0.6B",
+        "name a decoder-only language model, such as Qwen/Qwen3-0.6B",
     )
 
 
@@ -266,15 +313,25 @@ def _check_model_type(config: ConfigKeys) -> Problem | None:
     return _problem("model_type", "is missing" if value is None else f"must be a name, not {value!r}")
 
 
-def _check_dense(config: ConfigKeys) -> Problem | None:
-    """Refuse mixture-of-experts models: estimates assume identical layers with every parameter active."""
+def _check_experts(config: ConfigKeys) -> Problem | None:
+    """Refuse mixture-of-experts models of families that are not known to train, and layers without experts in others.
+
+    Their weights, their active parameters and their router differ from family to family.
+    """
+    known = sorted(name for name, family in FAMILIES.items() if family.experts is not None)
+    if config.get("model_type") in known:
+        dense, every = config.get("mlp_only_layers"), config.get("decoder_sparse_step")
+        if dense or every not in (None, 1):
+            key = "mlp_only_layers" if dense else "decoder_sparse_step"
+            return _problem(key, "some layers have no experts: all layers must be of the same build")
+        return None
     text = config.get("text_config")
     for keys in (config, text if isinstance(text, Mapping) else {}):
         for key in _EXPERT_KEYS:
             count = keys.get(key)
             if isinstance(count, int) and count > 1:
-                reason = "all layers must be alike, and every parameter is counted as active"
-                return _problem(key, f"{count}: mixture-of-experts bases are not supported ({reason})")
+                reason = f"supported mixtures of experts: {', '.join(known)}"
+                return _problem(key, f"{count}: {config.get('model_type')} is not supported ({reason})")
     return None
 
 
@@ -293,6 +350,20 @@ def _check_text(config: ConfigKeys) -> Problem | None:
     return None
 
 
+def _check_unquantized(config: ConfigKeys) -> Problem | None:
+    """Refuse quantized weights. Those of gpt-oss (MXFP4) are dequantized when they are loaded."""
+    quantization = config.get("quantization_config")
+    if not isinstance(quantization, Mapping):
+        return None
+    method = quantization.get("quant_method")
+    if method == "mxfp4" and config.get("model_type") == "gpt_oss":
+        return None
+    return _problem(
+        "quantization_config",
+        f"the weights are already quantized ({method}): name the original base; `quantization: int4` quantizes it",
+    )
+
+
 def _check_head(config: ConfigKeys) -> Problem | None:
     names = config.get("architectures")
     if not isinstance(names, list) or not names or any(str(name).endswith(_LANGUAGE_MODELS) for name in names):
@@ -308,7 +379,15 @@ def _check_layers(config: ConfigKeys) -> Problem | None:
     return None
 
 
-_CHECKS = (_check_model_type, _check_dense, _check_decoder, _check_text, _check_head, _check_layers)
+_CHECKS = (
+    _check_model_type,
+    _check_experts,
+    _check_decoder,
+    _check_text,
+    _check_unquantized,
+    _check_head,
+    _check_layers,
+)
 
 
 def load_shape(name: str, search: Sequence[Path]) -> ModelShape:

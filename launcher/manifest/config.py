@@ -81,6 +81,9 @@ class TrainingConfig(Strict):
     target_modules: Literal["all-linear"] | tuple[str, ...] = ()
     """Linear layers of the base model that get an adapter, such as q_proj; "all-linear" selects all linear layers of \
 the decoder, without the head. Names not in the base model are refused."""
+    target_parameters: tuple[str, ...] = ()
+    """Experts of a mixture of experts that get LoRA, by PEFT's names, such as mlp.experts.gate_up_proj and \
+mlp.experts.down_proj. Needs dropout 0."""
     feedforward_modules: tuple[str, ...] = ()
     """IA³: the target_modules that are scaled at their input."""
     epochs: Epochs | None = None
@@ -248,7 +251,12 @@ def _check_adapter(config: TrainingConfig) -> list[str]:
     for name in ("use_rslora", "loraplus_lr_ratio"):
         if kind not in ("lora", "dora") and getattr(config, name):
             problems.append(f"{name}: not applicable to adapter_type {kind}; remove it")
-    if kind != "full" and not config.target_modules:
+    if config.target_parameters and kind != "lora":
+        reason = "PEFT has no DoRA for stacked experts" if kind == "dora" else "only to lora"
+        problems.append(f"target_parameters: not applicable to adapter_type {kind} ({reason}); remove it")
+    elif config.target_parameters and config.dropout:
+        problems.append("dropout: must be 0 with target_parameters: PEFT has no dropout for stacked experts")
+    if kind != "full" and not (config.target_modules or config.target_parameters):
         problems.append(f"target_modules: missing or empty; adapter_type {kind} requires at least one")
     if kind == "full" and config.target_modules:
         problems.append("target_modules: not applicable to adapter_type full, which trains all weights; remove it")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from launcher.base_models.shapes import ModelShape
 from launcher.core.choices import ALL_LINEAR, AdapterKind
 from launcher.core.errors import InputError, ManifestError, Problem
 from launcher.core.units import format_count, format_percent
 from launcher.manifest.config import TrainingConfig
 from launcher.manifest.suggest import find_closest
 from launcher.plan.context import PlanContext, hardware_decision, manifest_decision, plan_decision
-from launcher.plan.estimate.memory import count_trainable
+from launcher.plan.estimate.memory import count_trainable, select_stacks
 from launcher.plan.model import AdapterPlan, Decision, QuantizationPlan
 
 # What the trainer of the published manifests used by default.
@@ -19,9 +20,10 @@ def decide_adapter(context: PlanContext) -> tuple[AdapterPlan, list[Decision]]:
     """Return the adapter, and the decisions about it."""
     config, base = context.config, context.base
     kind = _get_kind(config)
+    _check_experts(context)
     _check_targets(context)
     targets = _list_targets(context)
-    trainable = count_trainable(base, kind, config.rank, targets, config.feedforward_modules)
+    trainable = count_trainable(base, kind, config.rank, targets, config.feedforward_modules, config.target_parameters)
     dropout, dropout_decision = _decide_dropout(context)
     plan = AdapterPlan(
         kind=kind,
@@ -30,6 +32,7 @@ def decide_adapter(context: PlanContext) -> tuple[AdapterPlan, list[Decision]]:
         use_rslora=config.use_rslora,
         dropout=dropout,
         target_modules=targets,
+        target_parameters=config.target_parameters,
         feedforward_modules=config.feedforward_modules,
         trainable_parameters=trainable,
     )
@@ -38,7 +41,23 @@ def decide_adapter(context: PlanContext) -> tuple[AdapterPlan, list[Decision]]:
     size = f"rank {config.rank}, alpha {config.alpha}{scale}, " if config.rank else ""
     value = f"{kind}, {size}{format_count(trainable)} trainable parameters ({share})"
     reason = "training.config" + _describe_differences(context)
-    return plan, [manifest_decision("adapter", value, reason), *dropout_decision]
+    return plan, [manifest_decision("adapter", value, reason), *dropout_decision, *_explain_experts(context)]
+
+
+def _explain_experts(context: PlanContext) -> list[Decision]:
+    experts, base = context.base.experts, context.base
+    if experts is None:
+        return []
+    value = (
+        f"{experts.num_experts} per layer, {experts.num_active} per token: {format_count(base.active_parameters)} of "
+        f"{format_count(base.num_parameters)} parameters are active"
+    )
+    adapted = "with LoRA" if context.config.target_parameters else "frozen"
+    reason = (
+        f"experts {adapted}, routers frozen; no auxiliary loss of the router, as in transformers and PEFT "
+        "(output_router_logits is false by default)"
+    )
+    return [plan_decision("experts", value, reason)]
 
 
 def _get_kind(config: TrainingConfig) -> AdapterKind:
@@ -54,6 +73,36 @@ def _list_targets(context: PlanContext) -> tuple[str, ...]:
     if targets != ALL_LINEAR:
         return targets
     return (ALL_LINEAR,) if base.basis == "approximate" else tuple(dict.fromkeys(base.linear_names))
+
+
+def _check_experts(context: PlanContext) -> None:
+    """Refuse what cannot be trained of a mixture of experts, and stacks that the base does not have."""
+    config, base = context.config, context.base
+    stacks = () if base.experts is None else tuple(base.experts.stacks)
+    if stacks and config.adapter_type == "full":
+        raise ManifestError(
+            f"adapter_type full: {base.name} is a mixture of experts, and its routers would be trained without the "
+            "auxiliary loss that keeps experts in use",
+            hint="use lora; target_parameters adapts the experts",
+        )
+    if stacks and context.entry.quantization in ("int4", "int8"):
+        raise ManifestError(
+            f"base_models[0].quantization {context.entry.quantization}: {base.name} is a mixture of experts, and "
+            f"bitsandbytes quantizes linear layers only, not the stacked experts ({_get_expert_share(base)} of its "
+            "parameters)",
+            hint="use quantization none: --set base_models.0.quantization=none",
+        )
+    missing = [name for name in config.target_parameters if not select_stacks(base, (name,))]
+    if missing:
+        raise ManifestError(
+            f"training.config.target_parameters: {base.name} has no {', '.join(missing)}",
+            hint=f"its experts: {', '.join(stacks)}" if stacks else "it is not a mixture of experts: remove the key",
+        )
+
+
+def _get_expert_share(base: ModelShape) -> str:
+    assert base.experts is not None
+    return format_percent(base.num_layers * base.experts.num_parameters / base.num_parameters)
 
 
 def _check_targets(context: PlanContext) -> None:
@@ -73,7 +122,8 @@ def _check_targets(context: PlanContext) -> None:
         raise ManifestError(
             f"the base model {base.name} does not have all target modules",
             tuple(problems),
-            hint=f'its linear layers: {", ".join(known)}; "{ALL_LINEAR}" selects all of them',
+            hint=f'its linear layers: {", ".join(known)}; "{ALL_LINEAR}" selects all of them'
+            + ("" if base.experts is None else f"; its experts by target_parameters: {', '.join(base.experts.stacks)}"),
         )
 
 
@@ -87,6 +137,8 @@ def _decide_dropout(context: PlanContext) -> tuple[float, list[Decision]]:
             )
         return 0.0, []
     published = next((a.dropout for a in context.entry.adapters if a.dropout is not None), None)
+    if config.target_parameters:
+        return 0.0, [plan_decision("adapter dropout", "0", "PEFT has no dropout for stacked experts")]
     if config.dropout is not None:
         value, decide, reason = config.dropout, manifest_decision, "training.config.dropout"
     elif published is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from launcher.base_models.families import FAMILIES
 from launcher.core.choices import OWN_GROUP, OWN_HEAD_SIZES, AttentionBackend, Dtype
 from launcher.core.errors import InputError
 from launcher.hardware.model import Gpu, Hardware
@@ -38,6 +39,8 @@ def decide_attention(context: PlanContext, dtype: Dtype) -> tuple[AttentionPlan,
 def list_backends(context: PlanContext, dtype: Dtype) -> tuple[AttentionBackend, ...]:
     """Return the backends that can run, fastest first."""
     config, gpu = context.config, context.gpu
+    if _has_sinks(context):
+        return ("eager",)
     if gpu is None or dtype == "fp32":  # flash kernels compute in 16 bits, which would defeat FP32
         return ("sdpa", "eager") if not _has_softcap(context) else ("eager",)
     backends: list[AttentionBackend] = []
@@ -81,8 +84,16 @@ def _has_softcap(context: PlanContext) -> bool:
     return context.base.model_type == "gemma2"
 
 
+def _has_sinks(context: PlanContext) -> bool:
+    """Return whether a learned score per head takes part in the softmax, as in gpt-oss: flash kernels lack it."""
+    family = FAMILIES.get(context.base.model_type)
+    return family is not None and family.has_sinks
+
+
 def _explain(context: PlanContext, backend: AttentionBackend, dtype: Dtype) -> Decision:
     config, gpu = context.config, context.gpu
+    if _has_sinks(context):
+        return plan_decision("attention", TITLES[backend], "attention sinks of this base: no flash kernel has them")
     if gpu is None:
         return hardware_decision("attention", TITLES[backend], "no GPU, and flash kernels need one")
     if dtype == "fp32":

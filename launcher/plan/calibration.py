@@ -114,7 +114,8 @@ def make_calibration(measured: Iterable[MeasuredRun]) -> Calibration:
 def make_family(shape: ModelShape, recipe: Recipe) -> RunFamily:
     """Return the family that a run belongs to."""
     return RunFamily(
-        size_class=next(name for limit, name in _SIZE_CLASSES if shape.num_parameters < limit),
+        size_class=next(name for limit, name in _SIZE_CLASSES if shape.num_parameters < limit)
+        + ("" if shape.experts is None else ", experts"),
         adapter=recipe.adapter,
         quantization=recipe.quantization,
         checkpointing=recipe.checkpointing,

@@ -13,6 +13,7 @@ def recipe_from_plan(plan: Plan) -> Recipe:
         adapter=plan.adapter.kind,
         rank=plan.adapter.rank,
         target_modules=plan.adapter.target_modules,
+        target_parameters=plan.adapter.target_parameters,
         adapter_dropout=plan.adapter.dropout,
         quantization=plan.quantization_kind,
         compute_dtype=plan.precision.compute_dtype,

@@ -134,6 +134,8 @@ def find_cuda_graph_obstacle(context: PlanContext, settings: ModelSettings) -> s
         return f"attention by {settings.attention.backend} has different shapes in every micro-batch"
     if settings.loss_kernel != "fused" or settings.precision.loss_scaling:
         return "the loss synchronizes with the host"
+    if context.base.experts is not None:
+        return "mixtures of experts run by the code of transformers"
     if settings.quantization_kind == "int8":
         return "8-bit matmuls synchronize with the host"
     return "" if context.config.packing else "without packing, shapes vary"
@@ -161,6 +163,7 @@ def _make_recipe(context: PlanContext, settings: ModelSettings, compiled: bool) 
         adapter=settings.adapter.kind,
         rank=settings.adapter.rank,
         target_modules=settings.adapter.target_modules,
+        target_parameters=settings.adapter.target_parameters,
         adapter_dropout=settings.adapter.dropout,
         quantization=settings.quantization_kind,
         compute_dtype=settings.precision.compute_dtype,

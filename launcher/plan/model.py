@@ -60,6 +60,7 @@ class AdapterPlan(Frozen):
     use_rslora: bool = False  # scale by alpha / sqrt(rank)
     dropout: float
     target_modules: tuple[str, ...]
+    target_parameters: tuple[str, ...] = ()  # stacked experts
     feedforward_modules: tuple[str, ...]
     trainable_parameters: int
 

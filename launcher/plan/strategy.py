@@ -53,12 +53,13 @@ def make_candidates(
             f"{strategy} needs the package deepspeed, which is not installed", hint="pip install deepspeed"
         )
     shardable = quantization != "int8" and optimizer != "adamw_bnb_8bit" and not _saves_frozen_weights(context)
+    shardable = shardable and not context.config.target_parameters
     if strategy is None:
         pool = _list_automatic(context.num_ranks == 1, shardable, quantization)
     else:
         moves: tuple[Offload, ...] = ("none", "optimizer", "optimizer_and_parameters")
         pool = tuple((strategy, moved) for moved in moves if _can_offload(strategy, moved))
-    if context.lacks("deepspeed"):
+    if context.lacks("deepspeed") or context.base.experts is not None:
         pool = tuple(candidate for candidate in pool if candidate[0] not in DEEPSPEED_STRATEGIES)
     return tuple((kind, moved) for kind, moved in pool if offload in ("auto", moved)) or pool[:1]
 
@@ -106,6 +107,10 @@ def _check_combination(
         refuse(f"{strategy} does not support adamw_bnb_8bit, which keeps its state per rank; use adamw_torch_fused")
     if strategy not in (None, "single", "ddp") and _saves_frozen_weights(context):
         refuse(f"{strategy} cannot save the frozen vision tower of {context.base.name}; use ddp, or adapter_type lora")
+    if strategy in DEEPSPEED_STRATEGIES and context.base.experts is not None:
+        refuse(f"{strategy} is not verified for mixtures of experts; use ddp or fsdp2")
+    if strategy not in (None, "single", "ddp") and context.config.target_parameters:
+        refuse(f"{strategy} does not support target_parameters, which PEFT adds to whole weights; use ddp")
     if offload in ("optimizer", "optimizer_and_parameters"):
         if strategy is not None and strategy not in DEEPSPEED_STRATEGIES:
             refuse(f"{strategy} does not support offload {offload}, only DeepSpeed does; use zero2 or zero3")

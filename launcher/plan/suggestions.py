@@ -106,7 +106,7 @@ def list_candidates_without_offload(inputs: SearchInputs) -> tuple[Candidate, ..
 def fits_with_int4(inputs: SearchInputs) -> bool:
     """Return whether the training fits without offloading if the base is quantized to 4 bits."""
     recipe = inputs.recipe
-    if recipe.adapter == "full" or recipe.quantization == "int4" or not recipe.on_gpu:
+    if recipe.adapter == "full" or recipe.quantization == "int4" or not recipe.on_gpu or inputs.shape.experts:
         return False
     quantized = replace(inputs, recipe=replace(recipe, quantization="int4"))
     return find_best_layout(quantized, list_candidates_without_offload(quantized)) is not None

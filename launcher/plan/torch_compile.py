@@ -53,6 +53,8 @@ def decide_compile(
         choice = manifest_decision("torch.compile", state, "torch_compile in the manifest")
         return CompileChoice(is_on=config.torch_compile, decision=choice)
     assert gpu is not None
+    if context.base.experts is not None:
+        return _off(plan_decision("torch.compile", "off", "mixtures of experts run by the code of transformers"))
     if gpu.compute_capability < (8, 0):
         return _off(hardware_decision("torch.compile", "off", f"{gpu.title}: fused kernels do not pay off on this GPU"))
     saved = _saved_seconds(context, gpu, workload, num_steps, captures=captures)

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import Qwen3MoeConfig
 
 from launcher.core import metrics
 from launcher.core.choices import Strategy
@@ -77,11 +78,12 @@ class TrainingCase:
     task_rows: int = 0  # rows of the task metrics at each evaluation
     global_batch: int = 5  # not divisible by two ranks
     micro_batch: int = 1
+    base: str = "base"  # or "mixture", of experts
 
     @property
     def name(self) -> str:
         where = f"{self.nodes}x{self.ranks_per_node}" if self.nodes > 1 else str(self.ranks_per_node)
-        return f"{self.strategy}-{where}-{self.adapter}"
+        return f"{self.strategy}-{where}-{self.adapter}" + ("" if self.base == "base" else f"-{self.base}")
 
     @property
     def num_ranks(self) -> int:
@@ -195,7 +197,7 @@ class Harness:
             tree["base_models"][0].pop("adapters")
         else:
             tree["base_models"][0]["adapters"][0] |= {"type": adapter, "r": 4, "alpha": 8}
-        tree["base_models"][0]["name"] = str(self.base)
+        tree["base_models"][0]["name"] = str(self.folder / case.base)
         file = self.folder / f"manifest-{uuid.uuid4().hex[:8]}.json"
         file.write_text(json.dumps(tree))
         return file
@@ -307,9 +309,12 @@ def make_command(
 
 def make_harness(folder: Path) -> Harness:
     harness = Harness(folder=folder)
-    write_base(harness.base, make_config(**_SIZES))
-    for file in (ROOT / "launcher/base_models/tiny_base").glob("tokenizer*"):
-        shutil.copyfile(file, harness.base / file.name)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 192}
+    mixture = Qwen3MoeConfig(**{**make_config(**_SIZES).to_dict(), "model_type": "qwen3_moe", **experts})
+    for base, config in ((harness.base, make_config(**_SIZES)), (folder / "mixture", mixture)):
+        write_base(base, config)
+        for file in (ROOT / "launcher/base_models/tiny_base").glob("tokenizer*"):
+            shutil.copyfile(file, base / file.name)
     copy_lines("validation.jsonl", folder / "held_out.jsonl", NUM_HELD_OUT)
     return harness
 

@@ -48,6 +48,11 @@ OFFLOADED = [
 ]
 # The overhead of an engine is measured on one GPU: one rank must run the engine, and not fall back to "single".
 ONE_RANK = [TrainingCase(strategy=strategy, ranks_per_node=1) for strategy in STRATEGIES]
+_STACKS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+MIXTURES = [
+    TrainingCase(strategy="ddp", base="mixture", config={"target_modules": ["q_proj"], "target_parameters": _STACKS}),
+    TrainingCase(strategy="fsdp2", base="mixture", config={"target_modules": "all-linear"}),
+]
 # ZeRO-3 gathers and frees parameters between graphs: the compiled layers must use the same ones.
 COMPILED = [
     TrainingCase(strategy="zero3", adapter=adapter, config={"torch_compile": True}) for adapter in ("lora", "full")
@@ -112,8 +117,8 @@ def test_two_nodes_with_c10d_match_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", DORA + OFFLOADED + ONE_RANK, ids=get_case_name)
-def test_dora_offload_and_one_rank_match_one_process(
+@pytest.mark.parametrize("case", DORA + OFFLOADED + ONE_RANK + MIXTURES, ids=get_case_name)
+def test_other_cases_match_one_process(
     harness: Harness, reference: Reference, initial_weights: InitialWeights, case: TrainingCase
 ) -> None:
     ended, trained = harness.train(case)

@@ -19,6 +19,7 @@ _SIZES = {
     "vocab_size": 128,
     "max_position_embeddings": 512,
 }
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _RECIPE = Recipe(
     adapter="lora",
     rank=16,
@@ -63,6 +64,12 @@ transformers and PEFT. QLoRA needs a GPU and was not run for this table: its col
 - **matmuls**: fused LoRA matmuls inside the family's own layers.
 - **library**: the code of transformers (and PEFT), with our attention and loss.
 
+Mixtures of experts: LoRA and DoRA on the attention layers, LoRA on stacked experts with `target_parameters` (one
+process or DDP). Strategies are one process, DDP and FSDP2. Routers stay frozen, and the router's auxiliary loss is not
+computed, as in transformers by default. QLoRA is refused because bitsandbytes does not quantize stacked experts, full
+fine-tuning because it would train routers without their auxiliary loss. gpt-oss has attention sinks: eager attention
+only. Its MXFP4 weights are dequantized.
+
 With ZeRO, FSDP2, int8 or selective checkpointing, blocks are not fused. Of other
 architectures, the names of the linear layers are read from the weights.
 
@@ -78,7 +85,8 @@ _TAIL = """
 """
 
 _REFUSED = (
-    ("mixture of experts", "all layers must be alike, and every parameter is counted as active"),
+    ("other mixtures of experts; `qwen3_moe` with layers that have none", "their layers are not known here"),
+    ("quantized weights (GPTQ, AWQ, FP8, bitsandbytes)", "adapters train on the original base; gpt-oss is dequantized"),
     ("encoder-decoder", "experts train on a decoder alone"),
     ("images or sound, except Gemma 3", "experts train on text; Gemma 3's vision tower stays frozen"),
     ("layers of other kinds (linear attention, convolutions)", "all layers must be attention layers of the same build"),
@@ -97,8 +105,13 @@ def render_families() -> str:
 
 
 def _render_row(model_type: str) -> str:
-    shape = make_shape({**_SIZES, "model_type": model_type}, model_type, "config")
+    experts = _EXPERTS if FAMILIES[model_type].experts is not None else {}
+    shape = make_shape({**_SIZES, **experts, "model_type": model_type}, model_type, "config")
     lora = replace(_RECIPE, target_modules=shape.linear_names)
+    if shape.experts is not None:
+        path = f"matmuls; experts (`{'`, `'.join(shape.experts.stacks)}`): library"
+        names = ", ".join(f"`{name}`" for name in shape.linear_names)
+        return f"| `{model_type}` | {names} | {path} | refused | matmuls | refused | |"
     paths = (
         _describe_path(shape, lora),
         _describe_path(shape, replace(lora, quantization="int4")),

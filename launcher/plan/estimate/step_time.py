@@ -95,8 +95,10 @@ def _get_flops_per_weight(workload: Workload) -> int:
 def _count_layer_flops(workload: Workload, names: Collection[str] | None = None) -> float:
     """Return the FLOPs per token of all matrices in all layers, or of the named ones."""
     linears = [linear for linear in workload.shape.linears if names is None or linear.name in names]
-    weights = workload.shape.num_layers * sum(linear.in_features * linear.out_features for linear in linears)
-    return float(_get_flops_per_weight(workload) * weights)
+    experts = workload.shape.experts if names is None else None
+    per_layer = sum(linear.in_features * linear.out_features for linear in linears)
+    per_layer += 0 if experts is None else experts.active_weights
+    return float(_get_flops_per_weight(workload) * workload.shape.num_layers * per_layer)
 
 
 def estimate_seconds_per_token(gpu: Gpu, workload: Workload) -> float | None:
@@ -156,6 +158,8 @@ def estimate_dequantize_seconds(gpu: Gpu, workload: Workload) -> float:
 
 def _count_traffic_bytes(workload: Workload) -> float:
     features = sum(linear.in_features + linear.out_features for linear in workload.shape.linears)
+    if (experts := workload.shape.experts) is not None:
+        features += experts.num_active * (2 * experts.hidden_size + 3 * experts.intermediate_size)
     is_fused = _uses_fused_layers(workload)
     per_feature = _TRAFFIC_COMPILED if workload.compiled else _TRAFFIC_EAGER
     if is_fused:

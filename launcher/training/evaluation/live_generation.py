@@ -16,7 +16,7 @@ from launcher.corpus.spec import PreparationSpec
 from launcher.corpus.text_encoder import TextEncoder
 from launcher.manifest.model import Decoding
 from launcher.training.inference.generate import Answer, build_generator
-from launcher.training.model.base_model import has_attention_softcap
+from launcher.training.model.base_model import needs_eager_attention
 from launcher.training.model.compile_checkpoint import compile_disabled
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def generation_mode(run: TrainingRun) -> Iterator[None]:
     verbosity = logging.get_verbosity()
     try:
         logging.set_verbosity_error()
-        base.set_attn_implementation("eager" if has_attention_softcap(base.config) else "sdpa")
+        base.set_attn_implementation("eager" if needs_eager_attention(base.config) else "sdpa")
         fork_rng, autocast = torch.random.fork_rng(devices=devices), engine.accelerator.autocast()
         with engine.eval_mode(), compile_disabled(), fork_rng, autocast:
             yield

@@ -17,7 +17,7 @@ from launcher.manifest.trust import allow_remote_code
 from launcher.plan.model import Plan
 from launcher.request.request import base_folders
 from launcher.training.inference.trained_run import TrainedRun
-from launcher.training.model.base_model import DTYPES, has_attention_softcap, load_base
+from launcher.training.model.base_model import DTYPES, load_base, needs_eager_attention
 
 # What libraries raise on files that are damaged, or of another model; RecursionError is a RuntimeError.
 _LOADING_ERRORS = (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, SafetensorError)
@@ -90,7 +90,7 @@ def load_published_base(plan: Plan, dtype: Dtype, device: torch.device, *, quant
 
 def _pick_attention(plan: Plan) -> str:
     config = _load_config(plan)
-    return "eager" if config is not None and has_attention_softcap(config) else "sdpa"
+    return "eager" if config is not None and needs_eager_attention(config) else "sdpa"
 
 
 def load_from_folder(folder: Path, dtype: Dtype, device: torch.device, *, trusts: bool = False) -> PreTrainedModel:

@@ -64,10 +64,15 @@ def register_backend(name: str, backend: Backend) -> str:
         softcap: float | None = None,
         sliding_window: int | None = None,
         documents: AttentionMetadata | None = None,
+        s_aux: Tensor | None = None,  # attention sinks: a learned score per head, as in gpt-oss
         **_more: Any,
     ) -> tuple[Tensor, None]:
         if documents is None:
             raise NotImplementedError("this model family does not pass keyword arguments on to its attention")
+        if s_aux is not None and name != "eager":
+            raise NotImplementedError(f"{name}: this backend does not support attention sinks")
+        if s_aux is not None:
+            documents = {**documents, "sinks": s_aux}
         return kernel(query, key, value, documents, scaling, softcap, sliding_window), None
 
     # Upper case, because transformers searches the name for "flash" and "sdpa" and would load its own kernels.

@@ -13,10 +13,18 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.integrations import deepspeed as hf_deepspeed
+from transformers.utils.quantization_config import Mxfp4Config
 
 from launcher.base_models.catalogue import TINY_BASE_FOLDER, TINY_BASE_NAME, find_config, lookup_base
+from launcher.base_models.families import FAMILIES
 from launcher.core.choices import Dtype
 from launcher.core.errors import InputError, Problem, first_line
 from launcher.manifest.trust import allow_remote_code
@@ -47,6 +55,8 @@ def load_base(plan: Plan, folders: tuple[Path, ...], attention: str, device: tor
     if plan.quantization is not None:
         options["quantization_config"] = make_quantization_config(plan, plan.quantization)
     try:
+        if plan.base.model_type == "gpt_oss" and _is_quantized(source, options):
+            options["quantization_config"] = Mxfp4Config(dequantize=True)
         loaded: Any = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise _make_load_error(plan, source, folders, error) from None
@@ -55,9 +65,17 @@ def load_base(plan: Plan, folders: tuple[Path, ...], attention: str, device: tor
     return model
 
 
-def has_attention_softcap(config: PretrainedConfig) -> bool:
-    """Return whether the model softcaps its attention scores, as Gemma 2 does; SDPA does not support that."""
-    return getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+def _is_quantized(source: str, options: Mapping[str, Any]) -> bool:
+    """Return whether the published weights are quantized: those of gpt-oss are, and train in the planned dtype."""
+    known = {name: options[name] for name in ("revision", "trust_remote_code")}
+    return getattr(AutoConfig.from_pretrained(source, **known), "quantization_config", None) is not None
+
+
+def needs_eager_attention(config: PretrainedConfig) -> bool:
+    """Return whether SDPA does not support the model's attention: Gemma 2's softcap, the sinks of gpt-oss."""
+    text = config.get_text_config()
+    has_sinks = text.model_type in FAMILIES and FAMILIES[text.model_type].has_sinks
+    return has_sinks or getattr(text, "attn_logit_softcapping", None) is not None
 
 
 def fingerprint_base(plan: Plan, model: PreTrainedModel) -> str:

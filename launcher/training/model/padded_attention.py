@@ -20,8 +20,9 @@ from launcher.training.data.collate import PackedBatch
 AttentionMetadata = dict[str, Any]  # built per batch by a backend, passed to its kernel through the model
 _MIN_LENGTH = 32
 
-# (query, key, value [documents, heads, tokens, head_dim], sm_scale, softcap, window) -> the same shape
-AttendPadded = Callable[[Tensor, Tensor, Tensor, float | None, float | None, int | None], Tensor]
+# (query, key, value [documents, heads, tokens, head_dim], sm_scale, softcap, window, and sinks [heads] of a base that
+# has them) -> the same shape
+AttendPadded = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +70,10 @@ def make_grouped_kernel(attend: AttendPadded) -> Any:
         window: int | None,
     ) -> Tensor:
         outputs = []
+        sinks = (metadata["sinks"],) if "sinks" in metadata else ()
         for group in metadata["groups"]:
             q, k, v = (_gather(tensor, group) for tensor in (query, key, value))
-            out = attend(q, k, v, sm_scale, softcap, window)
+            out = attend(q, k, v, sm_scale, softcap, window, *sinks)
             outputs.append(out.transpose(1, 2).flatten(0, 1).index_select(0, group.real))
         return torch.cat(outputs).index_select(0, metadata["restore_order"]).unsqueeze(0)
 
@@ -105,15 +107,25 @@ def attend_sdpa(
 
 
 def attend_eager(
-    query: Tensor, key: Tensor, value: Tensor, sm_scale: float | None, softcap: float | None, window: int | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sm_scale: float | None,
+    softcap: float | None,
+    window: int | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Return causal attention that materializes all scores."""
+    """Return causal attention that materializes all scores. A sink takes part in the softmax, without a value."""
     key, value = _repeat_kv(key, query), _repeat_kv(value, query)
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if sm_scale is None else sm_scale)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     scores = scores.masked_fill(~_causal_mask(query, window), float("-inf"))
-    return torch.softmax(scores.float(), dim=-1).to(query.dtype) @ value
+    if sinks is not None:
+        column = sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, column], dim=-1)
+    weights = torch.softmax(scores.float(), dim=-1).to(query.dtype)
+    return (weights if sinks is None else weights[..., :-1]) @ value
 
 
 def _lacks_flash(query: Tensor) -> bool:

@@ -53,7 +53,7 @@ def _select_targets(base: PreTrainedModel, plan: Plan) -> tuple[Targets, Targets
     known = _name_linears(decoder)
     adapter = plan.adapter
     targets = known if adapter.target_modules == (ALL_LINEAR,) else {*adapter.target_modules}
-    targets |= {*adapter.feedforward_modules}
+    targets = targets | {*adapter.feedforward_modules}
     missing = sorted(targets - known)
     if missing:
         raise InputError(
@@ -96,6 +96,7 @@ def _make_config(plan: AdapterPlan, targets: Targets, feedforward: Targets) -> L
         lora_dropout=plan.dropout,
         use_rslora=plan.use_rslora,
         target_modules=targets,
+        target_parameters=sorted(plan.target_parameters) or None,
         use_dora=plan.kind == "dora",
     )
 

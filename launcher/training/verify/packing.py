@@ -21,7 +21,7 @@ from launcher.core.errors import InputError, RunFailedError
 from launcher.corpus.pack_file import Pack, PackFile
 from launcher.plan.model import Plan
 from launcher.training.data.collate import BatchShape, PackedBatch, collate
-from launcher.training.model.base_model import has_attention_softcap
+from launcher.training.model.base_model import needs_eager_attention
 from launcher.training.model.compile_checkpoint import compile_disabled
 from launcher.training.model.packed_lm import PackedCausalLM
 
@@ -232,7 +232,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 def _transformers_attention(module: PackedCausalLM, max_length: int) -> Iterator[None]:
     """Uses transformers' eager attention, which supports every family but materializes all scores; else its SDPA."""
     own = module.base.config._attn_implementation
-    takes_eager = has_attention_softcap(module.base.config) or max_length <= _MAX_EAGER_LENGTH
+    takes_eager = needs_eager_attention(module.base.config) or max_length <= _MAX_EAGER_LENGTH
     module.base.set_attn_implementation("eager" if takes_eager else "sdpa")
     try:
         yield

@@ -12,12 +12,12 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from launcher.base_models.shapes import make_shape
 from launcher.core.choices import Quantization
-from launcher.plan.estimate.memory.step import _count_layer_bytes
+from launcher.plan.estimate.memory.step import _count_layer_bytes, _count_saved_weight_bytes
 from launcher.training.model.fused_lora.decoder_layer import fuse_decoder_layers, list_fusable_blocks
 from launcher.training.model.fused_lora.linear import FusedLoraModel, fuse_lora_layers
 from tests.training.builders import make_recipe
@@ -141,3 +141,29 @@ def prepare(model: Any, dropout: float) -> bool:
     model.get_base_model().config._attn_implementation = "counted"
     model.train()
     return bool(adapted[0].lora_variant)
+
+
+@pytest.mark.parametrize("stacks", [(), ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")], ids=["frozen", "lora"])
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss"])
+def test_layer_of_experts_saves_the_estimated_bytes(model_type: str, stacks: tuple[str, ...]) -> None:
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 320}
+    config = AutoConfig.for_model(model_type, **{**SIZES, **experts})
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    lora = LoraConfig(r=4, lora_alpha=6, target_modules=targets, target_parameters=list(stacks))
+    model: Any = get_peft_model(AutoModelForCausalLM.from_config(config, dtype=BF16), lora)
+    prepare(model, 0.0)
+    fused_model = fuse_lora_layers(get_layers(model), BF16, include_plain=())
+    fused_model.refresh()
+    recipe = make_recipe(
+        targets,
+        target_parameters=stacks,
+        compute_dtype="bf16",
+        base_dtype="bf16",
+        attention="varlen",
+        sequence_length=NUM_TOKENS,
+        micro_batch_size=1,
+    )
+    shape = make_shape(model.config.to_dict(), model_type, "config")
+    assert count_saved_bytes(model, fused_model) == pytest.approx(_count_layer_bytes(shape, recipe), rel=0.05)
+    copies = sum(p.numel() for name, p in get_layers(model)[0].named_parameters() if name.endswith("_proj"))
+    assert _count_saved_weight_bytes(shape, recipe) == (2 * copies if stacks else 0)

@@ -57,6 +57,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     "training.config.alpha": {"training.config.alpha": 8},
     "training.config.dropout": {"training.config.dropout": 0.3},
     "training.config.target_modules": {"training.config.target_modules": ["q_proj"]},
+    "training.config.target_parameters": {
+        "base_models.0.name": "Qwen/Qwen3-30B-A3B",
+        "training.config.target_modules": ["q_proj"],
+        "training.config.target_parameters": ["mlp.experts.down_proj"],
+    },
     "training.config.feedforward_modules": {
         "training.config.adapter_type": "ia3",
         "training.config.rank": None,

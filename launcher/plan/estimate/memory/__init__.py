@@ -17,6 +17,7 @@ from launcher.plan.estimate.memory.recipe import (
     count_loss_chunk,
     count_trainable,
     fuses_mlp,
+    select_stacks,
 )
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "count_trainable",
     "estimate_memory",
     "fuses_mlp",
+    "select_stacks",
 ]

@@ -38,6 +38,7 @@ class Recipe:
     adapter: AdapterKind
     rank: int | None  # LoRA rank; None for ia3 and full
     target_modules: tuple[str, ...]
+    target_parameters: tuple[str, ...] = ()  # stacked experts with LoRA
     quantization: Quantization
     compute_dtype: Dtype
     base_dtype: Dtype
@@ -71,6 +72,7 @@ def count_trainable(
     rank: int | None,
     target_modules: tuple[str, ...],
     feedforward_modules: tuple[str, ...] = ("down_proj",),
+    target_parameters: tuple[str, ...] = (),
 ) -> int:
     """Count the trainable parameters. IA3 scales the inputs of feedforward modules and the outputs of all others."""
     if adapter == "full":
@@ -82,6 +84,9 @@ def count_trainable(
             continue
         per_layer += (rank or 0) * (linear.in_features + linear.out_features)
         per_layer += linear.out_features if adapter == "dora" else 0
+    for stack in select_stacks(shape, target_parameters):
+        assert shape.experts is not None
+        per_layer += shape.experts.num_experts * (rank or 0) * (stack.in_features + stack.out_features)
     return per_layer * shape.num_layers
 
 
@@ -90,6 +95,21 @@ def select_targets(shape: ModelShape, target_modules: tuple[str, ...]) -> tuple[
     if not set(target_modules) <= set(shape.linear_names):
         return shape.linears
     return tuple(linear for linear in shape.linears if linear.name in target_modules)
+
+
+def select_stacks(shape: ModelShape, target_parameters: tuple[str, ...]) -> tuple[Linear, ...]:
+    """Return the matrices of one expert whose stacks are adapted, by the ends of their paths, as PEFT selects them."""
+    stacks = {} if shape.experts is None else shape.experts.stacks
+    return tuple(
+        linear for path, linear in stacks.items() if any(f".{path}".endswith(f".{name}") for name in target_parameters)
+    )
+
+
+def count_stacked_weights(shape: ModelShape, recipe: Recipe) -> int:
+    """Count the weights of a layer's adapted stacks, which PEFT adds the update to: a copy in every forward pass."""
+    stacks = select_stacks(shape, recipe.target_parameters)
+    num_experts = 0 if shape.experts is None else shape.experts.num_experts
+    return num_experts * sum(stack.in_features * stack.out_features for stack in stacks)
 
 
 def get_trainable_bytes(recipe: Recipe) -> int:

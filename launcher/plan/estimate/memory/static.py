@@ -44,7 +44,9 @@ class Static:
 
 def estimate_static(shape: ModelShape, recipe: Recipe) -> Static:
     """Estimate the bytes that do not depend on the batch size."""
-    trainable = count_trainable(shape, recipe.adapter, recipe.rank, recipe.target_modules)
+    trainable = count_trainable(
+        shape, recipe.adapter, recipe.rank, recipe.target_modules, target_parameters=recipe.target_parameters
+    )
     is_zero = recipe.strategy in DEEPSPEED_STRATEGIES
     is_sharded = recipe.strategy in SHARDED_STRATEGIES
     ranks = recipe.num_ranks

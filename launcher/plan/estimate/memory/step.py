@@ -10,6 +10,7 @@ from launcher.plan.estimate.memory.recipe import (
     count_adapter_ranks,
     count_fused_weights,
     count_loss_chunk,
+    count_stacked_weights,
     fuses_lora,
     fuses_mlp,
     fuses_qkv,
@@ -18,6 +19,7 @@ from launcher.plan.estimate.memory.recipe import (
     has_input_copies,
     is_mixed_full,
     list_block_members,
+    select_stacks,
     select_targets,
 )
 
@@ -52,6 +54,11 @@ _INT8_BYTES_PER_INPUT = {False: 1.3, True: 0.52}
 _INT8_BYTES_PER_WEIGHT = 0.5  # of all layers: solved likewise
 
 
+# Gradients of tokens in the order of their experts that are alive together in the backward pass. Counted.
+_ROUTED_GRADIENTS = 4
+_ROUTER_BYTES = 4 * 8  # per token and expert in use: four int64 indices of the dispatch
+
+
 def estimate_step(shape: ModelShape, recipe: Recipe) -> tuple[float, float, float]:
     """Estimate activations, tensors of the loss, and temporary tensors of the last layer's backward pass."""
     tokens = recipe.micro_batch_size * recipe.sequence_length
@@ -65,6 +72,9 @@ def estimate_step(shape: ModelShape, recipe: Recipe) -> tuple[float, float, floa
         backward += _DROPOUT_DORA_BYTES_PER_GATE * (len(_list_corrected_gates(shape, recipe)) or 2)
     transient = tokens * backward * compute / 2 * shape.intermediate_size
     transient += _count_rebuilt_weight_bytes(shape, recipe)
+    if shape.experts is not None:  # gradients of routed tokens, and of the stacks with LoRA
+        transient += tokens * _ROUTED_GRADIENTS * compute * shape.experts.num_active * shape.hidden_size
+        transient += compute * count_stacked_weights(shape, recipe)
     # the loss has finished when the first layer is recomputed for its backward pass: only the larger one counts
     loss = max(0.0, _count_loss_bytes(shape, recipe, tokens) - recomputed - transient)
     return kept + recomputed + outside + rotary, loss, transient
@@ -152,7 +162,7 @@ def _count_layer_bytes(shape: ModelShape, recipe: Recipe) -> float:
     query, key = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     hidden, intermediate = shape.hidden_size, shape.intermediate_size
     num_norms = max(2, shape.norm_parameters_per_layer // hidden)
-    has_head_norms = shape.norm_parameters_per_layer % hidden != 0
+    has_head_norms = shape.has_qk_norm
     attention = compute * (2 * query + 2 * key) + 4 * shape.num_heads + _count_backend_bytes(recipe, query, key)
     if recipe.compiled:
         norms = compute * (num_norms * hidden + (query + key if has_head_norms else 0))
@@ -167,7 +177,25 @@ def _count_layer_bytes(shape: ModelShape, recipe: Recipe) -> float:
             norms += compute * (query + key) if has_head_norms else 0
         mlp = compute * intermediate * (2 if fuses_gates or not shape.gated_mlp else 3)
     small = 4 * (num_norms + shape.num_heads + shape.num_kv_heads)  # reciprocal roots
-    return norms + attention + mlp + small + _count_input_bytes(shape, recipe) + _count_variant_bytes(shape, recipe)
+    experts = _count_expert_bytes(shape, recipe)
+    inputs = _count_input_bytes(shape, recipe)
+    return norms + attention + mlp + small + inputs + experts + _count_variant_bytes(shape, recipe)
+
+
+def _count_expert_bytes(shape: ModelShape, recipe: Recipe) -> float:
+    """Count what the dispatch to experts saves per token: their outputs, indices, and the router's FP32 scores.
+
+    The MLP's own tensors are counted with `intermediate_size`. Experts with LoRA save their inputs as well.
+    """
+    experts = shape.experts
+    if experts is None:
+        return 0.0
+    compute = DTYPE_BYTES[recipe.compute_dtype]
+    stacks = select_stacks(shape, recipe.target_parameters)
+    routed = compute * (shape.hidden_size + sum(stack.in_features for stack in stacks)) + _ROUTER_BYTES
+    if experts.has_bias:  # gpt-oss: both halves are clamped and shifted, which saves them again
+        routed += 3 * compute * experts.intermediate_size
+    return float(experts.num_active * routed + 2 * 4 * experts.num_experts)
 
 
 def _count_backend_bytes(recipe: Recipe, query: int, key: int) -> float:
@@ -283,8 +311,7 @@ def _list_scaled_heads(shape: ModelShape, recipe: Recipe, rescales: bool) -> lis
     heads = ["q_proj", "k_proj", "v_proj"]
     if not rescales and not fuses_qkv(shape, recipe):
         return heads
-    has_head_norms = shape.norm_parameters_per_layer % shape.hidden_size != 0
-    kept = ["v_proj"] if has_head_norms else heads
+    kept = ["v_proj"] if shape.has_qk_norm else heads
     return kept + (heads if recipe.adapter_dropout > 0 else [])
 
 
@@ -294,9 +321,10 @@ def _count_saved_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
     num_weights = sum(linear.in_features * linear.out_features for linear in targets)
     if recipe.quantization == "int8":
         return _INT8_BYTES_PER_WEIGHT * num_weights
+    copies = count_stacked_weights(shape, recipe)
     if recipe.adapter == "dora" and recipe.adapter_dropout > 0 and not fuses_lora(recipe):
-        return float(DTYPE_BYTES[recipe.compute_dtype] * num_weights)
-    return 0.0
+        copies += num_weights
+    return float(DTYPE_BYTES[recipe.compute_dtype] * copies)
 
 
 def _count_kept_bytes(shape: ModelShape, recipe: Recipe) -> tuple[float, float, float]:
