@@ -7,7 +7,7 @@ import sys
 
 from launcher.cli.tables import format_bar, print_table
 from launcher.core.errors import ExitCode, escape
-from launcher.core.units import bytes_to_gib, format_count, format_duration, format_gib, format_percent
+from launcher.core.units import bytes_to_gib, format_cost, format_count, format_duration, format_gib, format_percent
 from launcher.hardware.model import format_hardware
 from launcher.plan.model import MemoryPlan, Plan
 from launcher.request.arguments import add_request_arguments, make_request
@@ -89,5 +89,5 @@ def _print_speed(plan: Plan) -> None:
 def _format_cost(plan: Plan) -> str:
     speed = plan.speed
     if speed.cost is None:
-        return "" if speed.price_per_gpu_hour is not None else "; --price 0.40/h adds the cost"
-    return f", cost about {speed.cost:.2f} at {speed.price_per_gpu_hour:g} per GPU-hour"
+        return "" if speed.price_per_gpu_hour is not None else "; --price 0.40 (per GPU-hour) adds the cost"
+    return f", cost about {format_cost(speed.cost, speed.currency)} at {speed.format_price()}"

@@ -43,6 +43,16 @@ def format_duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
+def format_price(amount: float, currency: str, per: str) -> str:
+    """Format a price of one hour of a GPU or a node."""
+    return f"{f'{amount:g} {currency}'.strip()} per {per}-hour"
+
+
+def format_cost(cost: float, currency: str) -> str:
+    """Format a cost with two decimals and its currency, if known."""
+    return f"{f'{cost:,.2f}' if cost >= 0.01 or cost <= 0 else 'under 0.01'} {currency}".strip()
+
+
 def format_percent(fraction: float) -> str:
     """Format a fraction as a percentage."""
     return f"{100 * fraction:.1f} %"

@@ -92,6 +92,7 @@ class Hardware(Frozen):
     vram_limit_mib: int | None = None  # --vram-limit: the memory that a larger GPU is limited to
     network_gb_per_second: float | None = None  # per node and direction; None: assumed
     price_per_gpu_hour: float | None = None
+    currency: str = ""  # of the price, ISO 4217; empty: not given
     user_values: tuple[UserValue, ...] = ()  # from hardware.json (launcher/hardware/user_overrides.py)
     packages: tuple[str, ...] = ()  # optional accelerator packages found: flash_attn, flash_attn_interface, ...
 

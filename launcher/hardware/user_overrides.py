@@ -5,6 +5,7 @@ only the Hardware that a plan is made for, and the plan lists the values it used
 
     {
       "price_per_gpu_hour": 0.5,
+      "currency": "EUR",
       "network_gb_per_second": 12.5,
       "this_machine": {"free_vram_gib": 20, "cpu_cores": 8, "ram_gib": 48},
       "gpus": {
@@ -26,7 +27,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from launcher.core.errors import InputError, ManifestError, Problem
-from launcher.core.units import bytes_to_gib, mib_to_bytes
+from launcher.core.units import bytes_to_gib, format_price, mib_to_bytes
 from launcher.hardware.gpu_catalogue import GPUS, is_same_gpu, lookup_gpu
 from launcher.hardware.model import Gpu, GpuClass, Hardware, Interconnect, UserValue
 from launcher.manifest.parse_json import read_json_object
@@ -73,6 +74,7 @@ class HardwareOverrides(Strict):
 
     schema_version: Literal[1] = 1
     price_per_gpu_hour: Price | None = None  # of GPUs without their own price
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = ""  # of all prices, such as EUR
     network_gb_per_second: Bandwidth | None = None  # of a node, in one direction
     this_machine: ThisMachine = ThisMachine()
     gpus: dict[str, GpuOverrides] = Field(default_factory=dict)
@@ -206,9 +208,9 @@ def apply_hardware_overrides(
         update["network_gb_per_second"] = overrides.network_gb_per_second
         given.append(UserValue(name="network", value=f"{overrides.network_gb_per_second:g} GB/s per node"))
     price = _find_price(overrides, gpu)
-    if price is not None and "price_per_gpu_hour" not in keeps:
-        update["price_per_gpu_hour"] = price
-        given.append(UserValue(name="price", value=f"{price:g} per GPU-hour"))
+    if price is not None and not {"price_per_gpu_hour", "price_per_node_hour"} & {*keeps}:
+        update |= {"price_per_gpu_hour": price, "currency": overrides.currency}
+        given.append(UserValue(name="price", value=format_price(price, overrides.currency, "GPU")))
     return hardware.model_copy(update={**update, "user_values": tuple(given)}) if given else hardware
 
 

@@ -179,6 +179,7 @@ def _make_request(request: Request, cluster: Plan, stage: _Ranks, num_steps: int
         ram_gib_per_node=None,
         strategy=None if cluster.strategy == "single" else cluster.strategy,
         price_per_gpu_hour=None,
+        price_per_node_hour=None,
         tokens_per_row=None,
         random_weights=False,
         cpu_ranks_per_node=stage.ranks_per_node if stage.num_ranks > 1 else None,

@@ -25,6 +25,8 @@ class PlanOptions:
     profile_reason: str = "requested"
     strategy: Strategy | None = None
     price_per_gpu_hour: float | None = None
+    price_per_node_hour: float | None = None  # instead of a price per GPU
+    currency: str = ""
     random_weights: bool = False
     guards: GuardPlan = DEFAULT_GUARDS
     profile_steps: ProfilePlan | None = None

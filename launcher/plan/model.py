@@ -19,6 +19,7 @@ from launcher.core.choices import (
     Strategy,
 )
 from launcher.core.frozen_model import Frozen
+from launcher.core.units import format_price
 from launcher.hardware.model import Hardware
 from launcher.manifest.dataset import FieldMapping, Task
 from launcher.plan.estimate.memory import MemoryTerm, count_allocated
@@ -273,6 +274,14 @@ class SpeedPlan(Frozen):
     error: float | None = None  # relative error of tokens_per_second; None: unknown
     estimated_tokens_per_second: float | None = None  # before correction by measured runs of this machine
     fewer_gpus_note: str = ""  # set if fewer GPUs would finish a step sooner
+    price_per_node_hour: float | None = None  # if the price was given per node
+    currency: str = ""  # of price and cost
+
+    def format_price(self) -> str:
+        """Return the price as it was given; empty without a price."""
+        if self.price_per_node_hour is not None:
+            return format_price(self.price_per_node_hour, self.currency, "node")
+        return "" if self.price_per_gpu_hour is None else format_price(self.price_per_gpu_hour, self.currency, "GPU")
 
 
 class OomFallback(Frozen):

@@ -59,7 +59,7 @@ def make_speed_plan(
     workload = replace(inputs.workload, checkpointing=layout.checkpointing)
     start = compile_seconds(workload) if workload.compiled else 0.0
     total = None if length.num_steps is None else start + seconds * length.num_steps * _mean_fullness(length, sequences)
-    price = context.options.price_per_gpu_hour
+    price = _get_price_per_gpu(context)
     peak = None if gpu is None else get_peak_tflops(gpu, workload.compute_dtype)
     mfu = compute_flops_per_token(workload) * tokens / seconds / (peak * TERA * context.num_ranks) if peak else None
     confidence, error = _confidence(context, inputs.workload, layout, correction, is_estimated)
@@ -70,6 +70,8 @@ def make_speed_plan(
         mfu=mfu,
         communication_fraction=exposed / seconds,
         price_per_gpu_hour=price,
+        price_per_node_hour=context.options.price_per_node_hour,
+        currency=context.options.currency,
         cost=None if price is None or total is None else price * context.num_ranks * total / 3600,
         confidence=confidence,
         error=error,
@@ -90,6 +92,13 @@ def _mean_fullness(length: RunLength, sequences: int) -> float:
     return length.sequences / (length.steps_per_epoch * sequences)
 
 
+def _get_price_per_gpu(context: PlanContext) -> float | None:
+    options = context.options
+    if options.price_per_node_hour is None:
+        return options.price_per_gpu_hour
+    return options.price_per_node_hour / max(1, context.hardware.gpus_per_node)
+
+
 def _useful_tokens(context: PlanContext) -> float:
     config = context.config
     if config.packing:
@@ -106,7 +115,9 @@ def _unknown(context: PlanContext) -> SpeedPlan:
         total_seconds=None,
         mfu=None,
         communication_fraction=0.0,
-        price_per_gpu_hour=context.options.price_per_gpu_hour,
+        price_per_gpu_hour=_get_price_per_gpu(context),
+        price_per_node_hour=context.options.price_per_node_hour,
+        currency=context.options.currency,
         cost=None,
         confidence=f"no estimate{' ' if on_cpu else ': '}{reason}",
     )

@@ -82,7 +82,12 @@ def add_hardware_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--strategy", choices=("ddp", "fsdp2", "zero1", "zero2", "zero3"), help="override the plan's strategy"
     )
-    group.add_argument("--price", type=types.price_per_hour, metavar="PRICE/h", help="price per GPU-hour: 0.40/h")
+    group.add_argument(
+        "--price",
+        type=types.price_per_hour,
+        metavar="PRICE",
+        help="price per hour of one GPU, or of a node: 0.40, 1.90EUR, 24/node, '$24/node'",
+    )
     group.add_argument(
         "--no-calibration",
         action="store_true",
@@ -215,6 +220,7 @@ def add_slurm_arguments(parser: argparse.ArgumentParser) -> None:
 
 def make_request(arguments: argparse.Namespace) -> Request:
     """Return what a user requested: what is trained, and on which hardware."""
+    price: types.Price | None = arguments.price
     return replace(
         make_learning_request(arguments, arguments.expert),
         gpu=arguments.gpu,
@@ -224,7 +230,9 @@ def make_request(arguments: argparse.Namespace) -> Request:
         cpu_cores_per_node=arguments.cores,
         ram_gib_per_node=arguments.ram,
         strategy=arguments.strategy,
-        price_per_gpu_hour=arguments.price,
+        price_per_gpu_hour=None if price is None or price.is_node else price.amount,
+        price_per_node_hour=None if price is None or not price.is_node else price.amount,
+        currency="" if price is None else price.currency,
         cpu_ranks_per_node=arguments.cpu_ranks,
         calibrated=not arguments.no_calibration,
     )

@@ -6,6 +6,7 @@ import argparse
 import math
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from launcher.core.units import GIB, MIB
 
@@ -16,7 +17,11 @@ _MAX_PROFILED_STEPS = 50
 _TIME_LIMIT = re.compile(r"^(?:(\d{1,3})-)?(\d{1,3}):([0-5]\d):([0-5]\d)$")
 # What sbatch accepts as a partition or an account, and nothing that could end a line of its script.
 _SLURM_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.,@+-]*$")
-_PRICE = re.compile(r"^[$€£¥]?(\d+(?:\.\d+)?|\.\d+)(?:/h)?$")
+_CURRENCIES = {"$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY"}
+_CURRENCY = r"([$€£¥]|[a-z]{3})?\s*"
+_AMOUNT = r"(\d+(?:\.\d+)?|\.\d+)\s*"
+_UNIT = r"(?:(?:/|\bper\b)\s*(gpu|node))?\s*(?:[-/ ]\s*h(?:ou)?r?)?"
+_PRICE = re.compile(_CURRENCY + _AMOUNT + _CURRENCY + _UNIT, re.IGNORECASE)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(gib|g|mib|m|gb|mb)?")
 _SIZE_UNITS = {"gib": GIB, "g": GIB, "mib": MIB, "m": MIB, "gb": 1e9, "mb": 1e6}
 
@@ -88,12 +93,23 @@ def gib(text: str) -> float:
     return number
 
 
-def price_per_hour(text: str) -> float:
-    """Parse a price per hour: 0.40/h, $0.40 or 0.40."""
-    match = _PRICE.match(text.strip())
-    if match is None or float(match.group(1)) > _MAX_PRICE:
-        raise argparse.ArgumentTypeError(f"{_quote(text)} is not a price per hour, such as 0.40/h")
-    return float(match.group(1))
+class Price(NamedTuple):
+    """Price of one hour of a GPU, or of a node."""
+
+    amount: float
+    currency: str  # ISO 4217; empty: not given
+    is_node: bool
+
+
+def price_per_hour(text: str) -> Price:
+    """Parse a price of a GPU-hour or node-hour: 0.40, 1.90EUR, $24/node, 0.40/h."""
+    match = _PRICE.fullmatch(text.strip())
+    if match is None or float(match[2]) > _MAX_PRICE or (match[1] and match[3]):
+        raise argparse.ArgumentTypeError(
+            f"{_quote(text)} is not a price per hour, such as 0.40 (per GPU), 1.90EUR or '$24/node'"
+        )
+    currency = (match[1] or match[3] or "").upper()
+    return Price(float(match[2]), _CURRENCIES.get(currency, currency), (match[4] or "").lower() == "node")
 
 
 def percentage(text: str) -> float:

@@ -40,6 +40,7 @@ from launcher.runs.calibration_store import load_calibration
 from launcher.runs.oom_history import find_failure
 
 MODELS_DIR_VARIABLE = "LAUNCHER_MODELS_DIR"
+_PRICE_FIELDS = frozenset({"price_per_gpu_hour", "price_per_node_hour", "currency"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +60,8 @@ class Request:
     ram_gib_per_node: float | None = None
     strategy: Strategy | None = None
     price_per_gpu_hour: float | None = None
+    price_per_node_hour: float | None = None
+    currency: str = ""  # of the price
     tokens_per_row: int | None = None
     random_weights: bool = False
     save_errors: Literal["stop", "continue"] | None = None
@@ -145,6 +148,8 @@ def merge_requests(stored: Request, changes: Request) -> Request:
         for field in fields(Request)
         if field.name != "expert" and getattr(changes, field.name) != getattr(default, field.name)
     }
+    if changed.keys() & _PRICE_FIELDS:  # another price replaces the stored one, its unit and its currency
+        changed |= {name: getattr(changes, name) for name in _PRICE_FIELDS}
     changed["overrides"] = (*stored.overrides, *changes.overrides)  # the last value of a key takes precedence
     return replace(stored, **changed)
 
@@ -213,7 +218,7 @@ def _with_base(manifest: Manifest, name: str) -> Manifest:
 def _resolve_hardware(request: Request) -> Hardware:
     """Return the hardware with the user's hardware.json applied; the command line takes precedence."""
     own = load_hardware_overrides()
-    flags = ("cpu_cores_per_node", "ram_gib_per_node", "price_per_gpu_hour")
+    flags = ("cpu_cores_per_node", "ram_gib_per_node", "price_per_gpu_hour", "price_per_node_hour")
     keeps = tuple(name for name in flags if getattr(request, name) is not None)
     return apply_hardware_overrides(own, _lookup_hardware(request, own), keeps=keeps)
 
@@ -275,13 +280,14 @@ def _make_options(request: Request, hardware: Hardware, loaded: LoadedManifest) 
     else:
         profile, reason = request.profile, "requested by --profile"
     steps = request.profile_steps
+    is_priced = request.price_per_gpu_hour is not None or request.price_per_node_hour is not None
     return PlanOptions(
         profile=profile,
         profile_reason=reason,
         strategy=request.strategy,
-        price_per_gpu_hour=hardware.price_per_gpu_hour
-        if request.price_per_gpu_hour is None
-        else request.price_per_gpu_hour,
+        price_per_gpu_hour=request.price_per_gpu_hour if is_priced else hardware.price_per_gpu_hour,
+        price_per_node_hour=request.price_per_node_hour,
+        currency=request.currency if is_priced else hardware.currency,
         random_weights=request.random_weights,
         guards=_make_guards(request),
         profile_steps=None if steps is None else ProfilePlan(first_step=steps[0], last_step=steps[1]),

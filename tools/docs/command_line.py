@@ -56,6 +56,7 @@ _HARDWARE = """## Your hardware
 ```json
 {
   "price_per_gpu_hour": 0.5,
+  "currency": "EUR",
   "network_gb_per_second": 12.5,
   "this_machine": {"free_vram_gib": 20, "cpu_cores": 8, "ram_gib": 48},
   "gpus": {

@@ -257,6 +257,12 @@ _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
         "note",
     ),
     _flag(
+        "The prices are in different currencies",
+        lambda run: None if run.traits.currency is None else run.traits.currency or "no currency given",
+        ("time",),
+        "Costs are shown without a currency and are not compared.",
+    ),
+    _flag(
         "The wall-clock axis is estimated",
         _unrecorded_clock,
         ("time",),

@@ -61,6 +61,7 @@ def _describe_machine(plan: Plan) -> dict[str, object]:
         "gpus_per_node": hardware.gpus_per_node,
         "nodes": hardware.nodes,
         "cpu_cores_per_node": hardware.cpu_cores_per_node,
+        "price": plan.speed.format_price() or None,
     }
 
 

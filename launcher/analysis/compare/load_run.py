@@ -41,6 +41,7 @@ class Traits:
     card_gib: float | None = None
     predicted_gib: float | None = None
     price_per_hour: float | None = None  # all GPUs together
+    currency: str | None = None  # of the price; None: no price
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,6 +187,7 @@ def _collect_traits(plan: Plan, outcome: Outcome | None, columns: Mapping[str, C
         card_gib=None if gpu is None else bytes_to_gib(gpu.memory_bytes),
         predicted_gib=predicted,
         price_per_hour=None if price is None or gpu is None else price * plan.hardware.num_ranks,
+        currency=None if price is None or gpu is None else plan.speed.currency,
     )
 
 

@@ -16,7 +16,7 @@ from launcher.analysis.compare.verdict import format_verdict
 from launcher.core.errors import escape
 from launcher.core.markdown import inline
 from launcher.core.metrics import GRAD_NORM, LEARNING_RATE
-from launcher.core.units import format_percent, format_seconds, format_value
+from launcher.core.units import format_cost, format_percent, format_seconds, format_value
 
 _MISSING, _BEST = "-", "★"
 _OMITTED = (GRAD_NORM, LEARNING_RATE)  # not useful as numbers
@@ -111,7 +111,7 @@ def format_figure(figure: Figure, index: int) -> str:
         return _MISSING
     text = format_value(value, figure.unit)
     if figure.key == "cost":
-        text = f"{value:.2f}"
+        text = format_cost(value, figure.unit)
     elif "loss" in figure.key:
         text = f"{value:#.4g}"  # the same number of digits in every row
     if figure.key == "prediction_error" and value > 0:

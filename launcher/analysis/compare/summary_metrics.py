@@ -60,10 +60,11 @@ def _make_figure(spec: MetricSpec, runs: Sequence[RunFacts]) -> Figure | None:
     if all(value is None for value in values):
         return None
     best, ties = _find_best(spec, runs, values)
+    currencies = {run.traits.currency for run in runs} - {None}
     return Figure(
         key=spec.key,
         title=spec.title,
-        unit=spec.unit,
+        unit=spec.unit if spec.key != "cost" or len(currencies) > 1 else next(iter(currencies), "") or "",
         better=spec.better,
         values=values,
         intervals=() if spec.interval is None else tuple(map(spec.interval, runs)),
@@ -205,6 +206,11 @@ def _same_job(run: RunFacts) -> Hashable:
     return (traits.base, traits.data_key, traits.global_batch_size, run.num_steps, run.steps_done)
 
 
+def _same_cost(run: RunFacts) -> Hashable:
+    job = _same_job(run)
+    return None if job is None else (job, run.traits.currency)
+
+
 def _all_runs(_run: RunFacts) -> Hashable:
     return True
 
@@ -270,7 +276,7 @@ _SPECS: tuple[MetricSpec, ...] = (
         key="cost",
         title="cost",
         compute=compute_cost,
-        peers=_same_job,
+        peers=_same_cost,
         better="lower",
         note=_COST_NOTE,
         alike=_ALIKE_SPEED,

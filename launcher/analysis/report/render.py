@@ -357,6 +357,12 @@ def format_command(request: Request) -> str:
     return shlex.join(["launcher", "train", request.expert, *_list_flags(request)])
 
 
+def _format_price_flag(request: Request) -> str | None:
+    if request.price_per_node_hour is not None:
+        return f"{request.price_per_node_hour}{request.currency}/node"
+    return None if request.price_per_gpu_hour is None else f"{request.price_per_gpu_hour}{request.currency}"
+
+
 def _list_flags(request: Request) -> Iterator[str]:
     # Only what was given explicitly: everything else is decided by the planner again.
     for override in request.overrides:
@@ -373,7 +379,7 @@ def _list_flags(request: Request) -> Iterator[str]:
         "--cores": request.cpu_cores_per_node,
         "--ram": request.ram_gib_per_node,
         "--strategy": request.strategy,
-        "--price": request.price_per_gpu_hour,
+        "--price": _format_price_flag(request),
         "--cpu-ranks": request.cpu_ranks_per_node,
         "--on-save-error": request.save_errors,
         "--max-nonfinite-steps": request.max_nonfinite_steps,

@@ -23,7 +23,15 @@ from launcher.analysis.report.run_metrics import (
 from launcher.core import metrics
 from launcher.core.markdown import code, inline, table
 from launcher.core.metrics import METRICS_BY_NAME, StepMetrics
-from launcher.core.units import GIB, bytes_to_gib, format_duration, format_gib, format_percent, format_seconds
+from launcher.core.units import (
+    GIB,
+    bytes_to_gib,
+    format_cost,
+    format_duration,
+    format_gib,
+    format_percent,
+    format_seconds,
+)
 from launcher.runs.record import Outcome, RunRecord
 
 _NOTHING = "Nothing was measured: no step finished."
@@ -83,8 +91,8 @@ def _measured_speed(record: RunRecord, facts: RunFacts) -> Iterator[tuple[str, s
     if (energy := compute_energy_wh(steps)) is not None:
         yield "energy of all steps", f"{energy:,.1f} Wh" if energy < 1000 else f"{energy / 1000:,.2f} kWh"
     if (cost := compute_cost(facts)) is not None:
-        title = f"cost at {record.plan.speed.price_per_gpu_hour:g} per GPU-hour"
-        yield title, f"{cost:.2f}" if cost >= 0.01 else "under 0.01"
+        speed = record.plan.speed
+        yield f"cost at {speed.format_price()}", format_cost(cost, speed.currency)
 
 
 def render_time(facts: RunFacts) -> str:

@@ -91,7 +91,7 @@ def test_plan_that_does_not_fit_is_exit_code_3() -> None:
         (("plan", "neo4j", "--gpus", "4"), "this machine has no GPU"),
         (("plan", "neo4j", "--gpu", "h100", "--gpus", "0"), "'0' is not an integer of at least 1"),
         (("plan", "neo4j", "--gpu", "h100", "--nodes", "two"), "'two' is not an integer of at least 1"),
-        (("plan", "neo4j", "--price", "cheap"), "'cheap' is not a price per hour, such as 0.40/h"),
+        (("plan", "neo4j", "--price", "cheap"), "'cheap' is not a price per hour, such as 0.40 (per GPU), 1.90EUR"),
         (("plan", "neo4j", "--gpu", "h100", "--base", "Qwen3-1.5B"), "Qwen3-1.7B"),
         (("plan", "neo4j", "--set", "training.config.rank"), "not KEY=VALUE"),
         (("plan", "neo4j", "--ram", "nan"), "'nan' is not a positive number of GiB"),
@@ -393,7 +393,7 @@ def test_closed_reader_does_not_change_the_exit_code() -> None:
     assert result.returncode == 2
 
 
-@pytest.mark.parametrize("price", ["-1", "x1", "1/m"])
+@pytest.mark.parametrize("price", ["-1", "x1", "1/m", "1,9", "$1EUR", "24/rack", "1 dollar", "1e3", "/node"])
 def test_invalid_price_is_refused(price: str) -> None:
     assert "is not a price per hour" in launcher("plan", "neo4j", "--gpu", "h100", f"--price={price}").stderr
 

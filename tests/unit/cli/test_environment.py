@@ -65,7 +65,7 @@ def test_flag_takes_precedence_over_its_variable(flag: str, value: str, words: l
 def test_variables_are_parsed_like_flags() -> None:
     variables = {"LAUNCHER_PRICE": "0.40/h", "LAUNCHER_MAX_RESTARTS": "3", "LAUNCHER_TIME_LIMIT": "01:00:00"}
     made = parse(["train", "neo4j"], **variables)
-    assert (made.price, made.max_restarts, made.time_limit) == (0.4, 3, 3600)
+    assert (made.price.amount, made.max_restarts, made.time_limit) == (0.4, 3, 3600)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,11 @@ def test_price_gives_a_cost_and_the_command_line_wins(say: Say) -> None:
     assert plan(gpu="h100").speed.price_per_gpu_hour == 0.5
     other = plan(gpu="h100", price_per_gpu_hour=2.0)
     assert (other.speed.price_per_gpu_hour, user_values(other)) == (2.0, {})
+    other = plan(gpu="h100", gpus_per_node=4, price_per_node_hour=2.0)
+    assert (other.speed.price_per_gpu_hour, user_values(other)) == (0.5, {})
+    say({"price_per_gpu_hour": 0.5, "currency": "EUR"})
+    assert plan(gpu="h100").speed.format_price() == "0.5 EUR per GPU-hour"
+    assert plan(gpu="h100", price_per_gpu_hour=2.0).speed.format_price() == "2 per GPU-hour"
 
 
 def test_configured_link_is_used(say: Say) -> None:

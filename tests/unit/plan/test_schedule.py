@@ -261,6 +261,10 @@ def test_cost_is_price_times_gpus_times_hours() -> None:
     assert plan.speed.total_seconds is not None
     assert plan.speed.cost == pytest.approx(2.5 * 8 * plan.speed.total_seconds / 3600)
     assert plan_for().speed.cost is None
+    node = plan_for(gpu="h100", gpus=8, price_per_node_hour=20.0, currency="EUR").speed
+    assert node.cost == plan.speed.cost
+    assert (node.price_per_gpu_hour, node.format_price()) == (2.5, "20 EUR per node-hour")
+    assert plan.speed.format_price() == "2.5 per GPU-hour"
 
 
 def test_how_sure_it_is() -> None:

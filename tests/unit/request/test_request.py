@@ -13,7 +13,8 @@ import pytest
 
 from launcher.core.errors import InputError
 from launcher.plan import Plan
-from launcher.request.request import Request, plan_request
+from launcher.request.flag_types import price_per_hour
+from launcher.request.request import Request, merge_requests, plan_request
 from tests.conftest import Tree, WriteManifest
 from tests.fake_nvml import FakeGpu, install_nvml
 
@@ -147,3 +148,30 @@ def test_a_machine_that_does_not_confine_judges_is_named_in_the_plan(monkeypatch
     without = Request(expert="neo4j", profile="smoke", overrides=["evaluation.task_rows=0"])
     assert "judges are not confined" not in plan_request(without).plan.notes
     assert "judges are not confined" not in plan_request(Request(expert="neo4j", gpu="h100")).plan.notes
+
+
+@pytest.mark.parametrize(
+    ("text", "price"),
+    [
+        ("2.50", (2.5, "", False)),
+        ("0.40/h", (0.4, "", False)),
+        ("24/node", (24.0, "", True)),
+        ("24/node-h", (24.0, "", True)),
+        ("24 / node / hour", (24.0, "", True)),
+        ("1.9EUR", (1.9, "EUR", False)),
+        ("1.9 eur/gpu-h", (1.9, "EUR", False)),
+        ("$24/node", (24.0, "USD", True)),
+        ("€ .5", (0.5, "EUR", False)),
+        ("USD 3 per node", (3.0, "USD", True)),
+        ("0", (0.0, "", False)),
+    ],
+)
+def test_price_has_a_unit_and_a_currency(text: str, price: tuple[float, str, bool]) -> None:
+    assert price_per_hour(text) == price
+
+
+def test_another_price_replaces_the_stored_one() -> None:
+    stored = Request(expert="neo4j", price_per_node_hour=24.0, currency="USD")
+    merged = merge_requests(stored, Request(expert="neo4j", price_per_gpu_hour=2.0))
+    assert (merged.price_per_gpu_hour, merged.price_per_node_hour, merged.currency) == (2.0, None, "")
+    assert merge_requests(stored, Request(expert="neo4j")) == stored

@@ -114,7 +114,7 @@ function compareKeys(one, other, isDown) {
 // The same number of digits for all runs.
 function formatResult({ key, unit, metric }, value) {
   if (value === null) return DASH;
-  if (key === "cost") return value.toFixed(2);
+  if (key === "cost") return `${value.toFixed(2)} ${unit}`.trim();
   if (unit === "share") return `${key === "prediction_error" && value > 0 ? "+" : ""}${(100 * value).toFixed(1)} %`;
   if (unit.startsWith("tokens")) return formatCount(value, (text) => text);
   if ((key ?? metric).includes("loss")) return value.toPrecision(4);

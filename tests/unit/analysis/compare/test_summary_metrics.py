@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from launcher.analysis.compare.comparability import collect_cautions
 from launcher.analysis.compare.load_run import RunFacts, Traits
 from launcher.analysis.compare.model import Figure
+from launcher.analysis.compare.render_text import format_figure
 from launcher.analysis.compare.summary_metrics import compute_wall_clock, make_figures
 from launcher.core import metrics
 from tests.unit.analysis.compare.made_facts import TRAITS, make_facts
@@ -84,6 +86,19 @@ def test_cost_is_measured_time_at_the_planned_price() -> None:
     traits = replace(TRAITS, price_per_hour=3.0)
     assert figure("cost", make_facts("a", {metrics.TOTAL_SECONDS: [1800.0]}, traits=traits)).values == (1.5,)
     assert "cost" not in {one.key for one in make_figures([make_facts("a")])}
+
+
+def test_costs_have_a_currency_and_are_compared_within_it() -> None:
+    def make(name: str, currency: str, seconds: float) -> RunFacts:
+        traits = replace(TRAITS, price_per_hour=3.0, currency=currency)
+        return make_facts(name, {metrics.TOTAL_SECONDS: [seconds]}, traits=traits)
+
+    same = figure("cost", make("a", "EUR", 1800.0), make("b", "EUR", 3600.0), make_facts("c"))
+    assert (same.unit, same.best, format_figure(same, 0)) == ("EUR", {0: 2}, "1.50 EUR ★")
+    mixed = figure("cost", make("a", "EUR", 1800.0), make("b", "USD", 3600.0))
+    assert (mixed.unit, mixed.best, format_figure(mixed, 0)) == ("", {}, "1.50")
+    titles = [caution.title for caution in collect_cautions([make("a", "EUR", 1.0), make("b", "", 1.0)])]
+    assert titles == ["The prices are in different currencies"]
 
 
 def test_wall_clock_falls_back_on_attempts_then_on_steps() -> None:

@@ -146,9 +146,12 @@ def test_reproduce_command_parses_to_the_same_request(request_: Request) -> None
 def test_reproduce_command_covers_every_request_field() -> None:
     nothing = format_command(Request(expert="neo4j"))
     values: dict[str, object] = {
-        name: "x" for name in Request.__dataclass_fields__ if name not in ("expert", "overrides", "random_weights")
+        name: "x"
+        for name in Request.__dataclass_fields__
+        if name not in ("expert", "overrides", "random_weights", "currency")
     }
     values |= {"overrides": ("a=b",), "random_weights": True, "calibrated": False}
     for name, value in values.items():
         changed = replace(Request(expert="neo4j"), **{name: value})  # type: ignore[arg-type]
         assert format_command(changed) != nothing, name
+    assert "--price 24.0EUR/node" in format_command(Request(expert="neo4j", price_per_node_hour=24.0, currency="EUR"))
