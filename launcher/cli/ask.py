@@ -7,14 +7,22 @@ from pathlib import Path
 
 from launcher.cli.run_lookup import add_run_arguments, find_run
 from launcher.cli.torch_subcommands import run_module
+from launcher.core.errors import InputError
 from launcher.request.flag_types import positive_int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the run and the question."""
     add_run_arguments(parser)
-    parser.add_argument("question", metavar="QUESTION", help="value of the expert's prompt field")
+    parser.add_argument("question", metavar="QUESTION", nargs="?", help="value of the expert's prompt field")
     parser.add_argument("--input", metavar="TEXT", help="value of its second field: a schema, a context")
+    parser.add_argument(
+        "--field",
+        action="append",
+        default=[],
+        metavar="NAME=TEXT",
+        help="value of a field, if the prompt is a format of several; instead of QUESTION and --input",
+    )
     parser.add_argument("--max-new-tokens", type=positive_int, metavar="N", help="longest answer (default 512)")
     parser.add_argument("--json", action="store_true", help="print the answer and its details as JSON")
 
@@ -22,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Ask the question in a process with torch."""
     paths = find_run(arguments.run, Path(arguments.runs_dir))
-    words = [f"--run={paths.root}", f"--question={arguments.question}"]
+    if arguments.question is None and not arguments.field:
+        raise InputError("no question given", hint="launcher ask RUN 'How many?', or --field NAME=TEXT for every field")
+    words = [f"--run={paths.root}", f"--question={arguments.question or ''}"]
+    words += [f"--field={word}" for word in arguments.field]
     if arguments.input is not None:
         words.append(f"--input={arguments.input}")
     if arguments.max_new_tokens is not None:

@@ -84,7 +84,8 @@ def _evaluate(arguments: argparse.Namespace) -> tuple[int, EvalResult | None]:
     from launcher.judges.results import load_result
 
     paths = _find_target_run(arguments)
-    words = [f"--run={paths.root}"] if paths is not None else [f"--expert={arguments.expert}"]
+    words = [] if paths is None else [f"--run={paths.root}"]
+    words += [f"--expert={arguments.expert}"] if arguments.expert is not None else []
     words += [f"--adapter={arguments.adapter}"] if arguments.adapter else []
     words += [f"--profile={arguments.profile}"]
     for name in ("rows", "split", "batch_size", "max_new_tokens"):

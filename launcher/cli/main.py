@@ -156,7 +156,9 @@ def _run(argv: Sequence[str] | None) -> int:
         for name, suggestion in find_misspelt(os.environ):
             log.warning(f"unknown environment variable {name}; did you mean {suggestion}?")
         apply_environment(parser, words, os.environ)
-        arguments = parser.parse_args(words)
+        arguments, unknown = parser.parse_known_args(words)
+        if unknown:
+            raise _explain_unknown(arguments, unknown, words)
     except LauncherError as error:
         return _report(error, words[:1], is_json="--json" in words)
     except _UsageError as end:
@@ -171,6 +173,27 @@ def _run(argv: Sequence[str] | None) -> int:
         return int(_load(arguments.verb).run(arguments))
     except LauncherError as error:
         return _report(error, [arguments.verb], is_json=getattr(arguments, "json", False))
+
+
+def _explain_unknown(arguments: argparse.Namespace, unknown: Sequence[str], words: Sequence[str]) -> InputError:
+    """Return the error for flags that a verb does not have: names of manifest keys are meant as --set."""
+    verb = f"launcher {arguments.verb}"
+    hints = []
+    flags = [word for word in unknown if word.startswith("--") and len(word) > 2]
+    for flag in flags if hasattr(arguments, "overrides") else ():
+        from launcher.manifest.model import Manifest
+        from launcher.manifest.problems import find_key
+
+        name, equals, value = flag.partition("=")
+        key = find_key(name.removeprefix("--").replace("-", "_"), Manifest)
+        if key is not None:
+            following = words[words.index(flag) + 1 :][:1]
+            value = value if equals else next((word for word in following if not word.startswith("--")), "VALUE")
+            hints.append(f"--set {key}={value}")
+    return InputError(
+        f"{verb}: unrecognized arguments: {' '.join(unknown)}",
+        hint=f"write {' '.join(hints)}" if hints else f"{verb} --help lists its arguments",
+    )
 
 
 def _report(error: LauncherError, verb: Sequence[str], *, is_json: bool) -> int:

@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--no-sample", action="store_true", help="write no sample/, which runs without a GPU need")
     output.add_argument("--dry-run", action="store_true", help="print the manifest and write nothing")
     guesses = parser.add_argument_group("instead of an inferred setting")
-    guesses.add_argument("--prompt-field", metavar="NAME", help="field with the prompt")
+    guesses.add_argument(
+        "--prompt-field", metavar="NAME", help='field with the prompt, or a format of several: "{subject}\\n{body}"'
+    )
     guesses.add_argument("--answer-field", metavar="NAME", help="field with the answer to train on")
     guesses.add_argument("--context-field", metavar="NAME", help="field with the context: a schema, a document")
     guesses.add_argument("--system-field", metavar="NAME", help="field with the system prompt")
@@ -44,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     guesses.add_argument("--format", choices=("jsonl", "json", "csv", "parquet"), help="default: by the file name")
     guesses.add_argument("--base", metavar="NAME", help="base model: a Hub name or a folder")
     guesses.add_argument("--template", choices=_TEMPLATES, help="prompt template (default: by the base model)")
+    guesses.add_argument("--chat-template", metavar="FILE", help="own Jinja chat template, copied next to the manifest")
+    guesses.add_argument("--system-prompt", metavar="TEXT", help="system prompt of rows without their own")
     guesses.add_argument("--task", choices=_TASKS, help="language of the answers, which selects the judge")
     parser.add_argument("--json", action="store_true", help="print guesses, manifest, mask and plan as JSON")
 
@@ -61,7 +65,11 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
     roles = ("prompt", "answer", "context", "system", "messages", "text")
     options = Options(
-        fields=FieldFlags(**{role: getattr(arguments, f"{role}_field") for role in roles}),
+        fields=FieldFlags(
+            **{role: _read_format(getattr(arguments, f"{role}_field")) for role in roles},
+            system_prompt=arguments.system_prompt,
+        ),
+        chat_template=_make_path("--chat-template", arguments.chat_template),
         base=arguments.base,
         template=arguments.template,
         task=arguments.task,
@@ -83,6 +91,11 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     else:
         print_new_expert(new_expert)
     return ExitCode.DONE
+
+
+def _read_format(text: str | None) -> str | None:
+    r"""Return a field or a format, in which \n is a line break, as in the manifest."""
+    return text.replace("\\n", "\n") if text is not None and "{" in text else text
 
 
 def _make_path(flag: str, text: str | None) -> Path | None:

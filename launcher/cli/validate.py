@@ -8,6 +8,8 @@ import sys
 
 from launcher.core.errors import ExitCode, escape
 
+_UNREMARKABLE = ("schema_version", "description")  # unused keys that `launcher new` writes
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a validation."""
@@ -27,7 +29,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
     loaded = load_manifest(find_manifest(arguments.expert), arguments.overrides)
     notes = check_inputs(loaded)
-    ignored_keys = find_ignored_keys(loaded.keys)
+    ignored_keys = [item for item in find_ignored_keys(loaded.keys) if item.path not in _UNREMARKABLE]
     if arguments.json:
         result = {
             "valid": True,

@@ -90,7 +90,13 @@ class TokenizerTemplate:
     source: str
     requested_end: str | None = None  # the manifest's end_token
     name: str = "tokenizer"
+    file: str = ""  # of the template, if it is not the tokenizer's
     adds_bos: bool = False  # chat templates write it themselves, as transformers expects
+
+    @property
+    def origin(self) -> str:
+        """Where the template comes from, for messages."""
+        return self.file or str(self.tokenizer.folder)
 
     @property
     def text(self) -> str:
@@ -107,7 +113,7 @@ class TokenizerTemplate:
         if end is None:
             wanted = "no end token" if self.requested_end is None else f"no {self.requested_end!r}"
             raise InputError(
-                f"{self.tokenizer.folder}: the chat template writes {wanted} after an answer: answers would never end",
+                f"{self.origin}: the chat template writes {wanted} after an answer: answers would never end",
                 hint=_HINT,
             )
         return end
@@ -139,11 +145,11 @@ class TokenizerTemplate:
                 two = one
         except TemplateRejectsError as error:
             raise InputError(
-                f"{self.tokenizer.folder}: the chat template cannot render a question and its answer: {error}",
+                f"{self.origin}: the chat template cannot render a question and its answer: {error}",
                 hint=_HINT,
             ) from None
         if _ANSWER not in one:
-            raise InputError(f"{self.tokenizer.folder}: the chat template leaves out the answer", hint=_HINT)
+            raise InputError(f"{self.origin}: the chat template leaves out the answer", hint=_HINT)
         between = two.partition(_ANSWER)[2].partition(_QUESTION)[0]
         return one.rpartition(_ANSWER)[2], between
 
@@ -168,11 +174,11 @@ class TokenizerTemplate:
     def _template(self) -> Any:
         problem = check_template(self.source)
         if problem:
-            raise InputError(f"{self.tokenizer.folder}: the chat template cannot be used: {problem}", hint=_HINT)
+            raise InputError(f"{self.origin}: the chat template cannot be used: {problem}", hint=_HINT)
         try:
             return compile_template(self.source)
         except Exception as error:  # untrusted code may raise anything
-            raise InputError(f"{self.tokenizer.folder}: invalid chat template: {error}", hint=_HINT) from None
+            raise InputError(f"{self.origin}: invalid chat template: {error}", hint=_HINT) from None
 
     def render(self, conversation: Conversation) -> tuple[Segment, ...]:
         """Return the segments of a conversation."""
@@ -281,7 +287,7 @@ class TokenizerTemplate:
         try:
             return render_template(template, turns, prompt=prompt, tokens=tokens, tools=tools)
         except TemplateLimitError as error:
-            raise InputError(f"{self.tokenizer.folder}: the chat template {error}", hint=_HINT) from None
+            raise InputError(f"{self.origin}: the chat template {error}", hint=_HINT) from None
         except Exception as error:  # untrusted code may raise anything
             raise TemplateRejectsError(f"the chat template rejects it: {str(error)[:80]}") from None
 
@@ -313,10 +319,30 @@ def _to_turns(
     return turns
 
 
-def make_tokenizer_template(tokenizer: BaseTokenizer, end_token: str | None = None) -> TokenizerTemplate:
-    """Return the chat template of a tokenizer; raises InputError if it has none, or no end token."""
-    source = tokenizer.chat_template
+def make_tokenizer_template(
+    tokenizer: BaseTokenizer, end_token: str | None = None, own: str | None = None, file: str = ""
+) -> TokenizerTemplate:
+    """Return the chat template of a tokenizer, or the own one of a manifest.
+
+    Raises InputError if there is none, or no end token.
+    """
+    source = tokenizer.chat_template if own is None else own
     if source is None or (tokenizer.end_of_text is None and end_token is None):
         missing = "chat template" if source is None else "eos_token"
         raise InputError(f"{tokenizer.folder}: the tokenizer has no {missing}", hint=_HINT)
-    return TokenizerTemplate(tokenizer=tokenizer, source=source, requested_end=end_token)
+    if own is None:
+        return TokenizerTemplate(tokenizer=tokenizer, source=source, requested_end=end_token)
+    return TokenizerTemplate(tokenizer=tokenizer, source=source, requested_end=end_token, name="own", file=file)
+
+
+def check_own_template(source: str, file: str) -> None:
+    """Raise InputError if a template cannot be compiled within its limits."""
+    problem = check_template(source)
+    if not problem:
+        try:
+            compile_template(source)
+        except Exception as error:  # untrusted code may raise anything
+            line = getattr(error, "lineno", None)
+            problem = f"{error}" + (f" (line {line})" if line else "")
+    if problem:
+        raise InputError(f"{file}: the chat template cannot be used: {problem}", hint="it is a Jinja template")

@@ -109,19 +109,26 @@ def _hash_prompt(segments: tuple[Segment, ...]) -> int:
     return int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=8).digest(), "little")
 
 
-def make_template(name: str, tokenizer: BaseTokenizer, end_token: str | None = None) -> Template:
+def make_template(
+    name: str, tokenizer: BaseTokenizer, end_token: str | None = None, own: str | None = None, file: str = ""
+) -> Template:
     """Return a template by name; raises InputError if the base cannot learn its end of answers.
 
-    `end_token` is the manifest's choice, if the files of the base disagree about the end.
+    `end_token` is the manifest's choice, if the files of the base disagree about the end; `own` is the source of the
+    manifest's own chat template, and `file` its file.
     """
-    template = _find_template(name, tokenizer, end_token)
+    if own is not None:
+        template: Template = make_tokenizer_template(tokenizer, end_token, own, file)
+    else:
+        template = _find_template(name, tokenizer, end_token)
     check_end_token(template, tokenizer, end_token)
     return template
 
 
 def make_planned_template(data: DataPlan, tokenizer: BaseTokenizer) -> Template:
     """Return the template of a plan."""
-    return make_template(data.prompt_template, tokenizer, data.end_token)
+    file = data.chat_template_file or ""
+    return make_template(data.prompt_template, tokenizer, data.end_token, data.chat_template, file)
 
 
 def _find_template(name: str, tokenizer: BaseTokenizer, end_token: str | None) -> Template:

@@ -88,7 +88,7 @@ def note_disagreement(template: Template, tokenizer: BaseTokenizer) -> tuple[str
 
 
 def _find_turn_starts(tokenizer: BaseTokenizer, template: Template) -> list[str]:
-    source = tokenizer.chat_template
+    source = template.source if isinstance(template, TokenizerTemplate) else tokenizer.chat_template
     if source is None:
         return [template.end_token] if _TURN_START.search(template.end_token) else []
     own = template if isinstance(template, TokenizerTemplate) else TokenizerTemplate(tokenizer=tokenizer, source=source)

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.core.errors import ManifestError, Problem
+from launcher.manifest.adapter_override import ADAPTER_KEY, adapt_to_adapter, note_scale
 from launcher.manifest.cache_dir import CACHE_KEY, find_cache_problem
 from launcher.manifest.model import Manifest
-from launcher.manifest.overrides import apply_overrides, list_overridden_keys
-from launcher.manifest.parse_json import read_json_object, walk_keys
+from launcher.manifest.overrides import apply_overrides, list_overridden_keys, remove_nulls
+from launcher.manifest.parse_json import Json, read_json_object, walk_keys
 from launcher.manifest.problems import MAX_REPORTED, find_problems
 from launcher.manifest.upgrade import V1_ONLY_KEYS, is_schema_1, path_in_schema_1, upgrade
 
@@ -25,6 +26,7 @@ class LoadedManifest:
     path: Path
     keys: tuple[str, ...]
     overridden_keys: frozenset[str] = frozenset()  # dotted
+    notes: tuple[str, ...] = ()  # what overrides change besides their own keys
     schema_version: str = "2.0"  # of the file; the manifest itself is always upgraded to 2.0
 
     @property
@@ -35,31 +37,51 @@ class LoadedManifest:
 
 def load_manifest(path: Path, overrides: Sequence[str] = ()) -> LoadedManifest:
     """Read, override, upgrade and validate a manifest; raises ManifestError with all problems."""
-    raw = apply_overrides(read_json_object(path), overrides)
+    file_tree = read_json_object(path)
+    raw = apply_overrides(file_tree, overrides)
     is_v1 = is_schema_1(raw)
-    tree = upgrade(raw)
-    problems = find_problems(tree, Manifest, V1_ONLY_KEYS if is_v1 else ())
-    manifest = None if problems else Manifest.model_validate_json(json.dumps(tree))
-    cache_dir = manifest.training.config.pretokenized_cache if manifest is not None else None
-    cache_problem = find_cache_problem(cache_dir) if cache_dir is not None else None
-    if cache_problem is not None:
-        problems.append(Problem(where=CACHE_KEY, what=cache_problem))
-    if manifest is None or problems:
+    tree, notes = upgrade(raw), tuple[str, ...]()
+    overridden_keys = list_overridden_keys(overrides)
+    if ADAPTER_KEY in overridden_keys:
+        tree, notes = adapt_to_adapter(tree, upgrade(file_tree), overridden_keys)
+    notes += note_scale(tree, upgrade(file_tree), overridden_keys)
+    valid_tree = remove_nulls(tree, overrides)
+    problems, manifest = _check(tree, valid_tree, is_v1)
+    if manifest is None:
+        known = _check(upgrade(file_tree), None, is_v1)[0] if overrides else problems
+        by_flags = [problem for problem in problems if problem not in known] if overrides else []
+        what = f"--set on {path}" if by_flags == problems else f"{path} with --set" if by_flags else str(path)
         if is_v1:
             problems = [Problem(where=path_in_schema_1(problem.where), what=problem.what) for problem in problems]
         count = len(problems) if len(problems) <= MAX_REPORTED else "many"
         raise ManifestError(
-            f"{path}: {count} problem{'' if count == 1 else 's'}",
+            f"{what}: {count} problem{'' if count == 1 else 's'}",
             tuple(problems),
             hint="`launcher schema` prints the JSON Schema of a manifest",
         )
     return LoadedManifest(
         manifest=manifest,
         path=path,
-        keys=tuple(walk_keys(tree)),
-        overridden_keys=list_overridden_keys(overrides),
+        keys=tuple(walk_keys(valid_tree)),
+        overridden_keys=overridden_keys,
+        notes=notes,
         schema_version="1.0" if is_v1 else "2.0",
     )
+
+
+def _check(
+    tree: dict[str, Json], without_nulls: dict[str, Json] | None, is_v1: bool
+) -> tuple[list[Problem], Manifest | None]:
+    """Return the problems of a tree in schema 2.0, and the manifest if there are none."""
+    problems = find_problems(tree, Manifest, V1_ONLY_KEYS if is_v1 else (), without_nulls)
+    if problems:
+        return problems, None
+    manifest = Manifest.model_validate_json(json.dumps(tree if without_nulls is None else without_nulls))
+    cache_dir = manifest.training.config.pretokenized_cache
+    cache_problem = find_cache_problem(cache_dir) if cache_dir is not None else None
+    if cache_problem is not None:
+        return [Problem(where=CACHE_KEY, what=cache_problem)], None
+    return [], manifest
 
 
 def manifest_sha256(manifest: Manifest) -> str:

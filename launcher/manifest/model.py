@@ -54,6 +54,8 @@ class BaseModelEntry(Strict):
     """Storage of the frozen base model: int4 is NF4 (QLoRA), int8 is LLM.int8(); the others do not quantize."""
     prompt_template: PromptTemplate = "tokenizer"
     """Template that formats a row; tokenizer: the chat template of the tokenizer."""
+    chat_template: Annotated[str, Field(min_length=1)] | None = None
+    """File with an own Jinja chat template, in the manifest's folder, instead of the tokenizer's."""
     end_token: Annotated[str, Field(min_length=1)] | None = None
     """Token that ends answers, if the files of the base model disagree about it."""
     adapters: tuple[Adapter, ...] = ()
@@ -75,6 +77,8 @@ class BaseModelEntry(Strict):
                 f"prompt_template: {self.prompt_template} is not supported; "
                 "use chatml, qwen3, llama3, alpaca, or tokenizer for the tokenizer's own chat template"
             )
+        elif self.chat_template is not None and self.prompt_template != "tokenizer":
+            problems.append(f"chat_template: requires prompt_template tokenizer, not {self.prompt_template}")
         if problems:
             raise ValueError("\n".join(problems))
         return self

@@ -39,6 +39,23 @@ def list_overridden_keys(overrides: Iterable[str]) -> frozenset[str]:
     return frozenset(keys)
 
 
+def remove_nulls(tree: dict[str, Json], overrides: Iterable[str]) -> dict[str, Json]:
+    """Return a copy of the tree (schema 2.0) without the keys that overrides set to null."""
+    tree = copy.deepcopy(tree)
+    for override in overrides:
+        path, _, text = override.partition("=")
+        *above, key = _convert_to_schema_2(_parse_path(path.strip()))
+        node: Json = tree
+        for part in above:
+            if isinstance(node, list):
+                node = node[int(part)] if part.isdigit() and int(part) < len(node) else None
+            else:
+                node = node.get(part) if isinstance(node, dict) else None
+        if parse_value(text) is None and isinstance(node, dict) and key in node and node[key] is None:
+            del node[key]
+    return tree
+
+
 def _list_leaves(path: str, value: Json) -> Iterator[str]:
     if not isinstance(value, dict) or not value:
         yield path

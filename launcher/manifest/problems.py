@@ -42,12 +42,21 @@ _BOUNDS: Mapping[str, tuple[str, str]] = {  # error -> key of its context, text
 }
 
 
-def find_problems(tree: dict[str, Json], model: type[BaseModel], extra_keys: tuple[str, ...] = ()) -> list[Problem]:
-    """Return all problems of a tree. `extra_keys` are further suggestions for unknown top-level keys."""
+def find_problems(
+    tree: dict[str, Json],
+    model: type[BaseModel],
+    extra_keys: tuple[str, ...] = (),
+    without_nulls: dict[str, Json] | None = None,
+) -> list[Problem]:
+    """Return all problems of a tree.
+
+    `extra_keys` are further suggestions for unknown top-level keys. `without_nulls` is the tree whose values are
+    checked: without keys that overrides remove, which have to be known all the same.
+    """
     unknown = list(islice(find_unknown_keys(tree, model), MAX_REPORTED))
     problems = [_format_unknown_key(item, model, extra_keys) for item in unknown]
     try:
-        model.model_validate_json(json.dumps(tree))
+        model.model_validate_json(json.dumps(tree if without_nulls is None else without_nulls))
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=True)
         misspelled = {join_path(item.path, item.suggestion) for item in unknown if item.suggestion}
@@ -69,6 +78,19 @@ def _format_unknown_key(item: UnknownKey, model: type[BaseModel], extra_keys: tu
     suggestion = suggestion or _find_in_other_section(SYNONYMS.get(item.key, item.key), model)
     what = f"unknown key; did you mean {suggestion}?" if suggestion else "unknown key"
     return Problem(where=join_path(item.path, item.key), what=what)
+
+
+def find_key(name: str, model: type[BaseModel]) -> str | None:
+    """Return the dotted path of the key that a name means: by itself, in other trainers, or misspelled."""
+    keys, meant = _list_keys(model), SYNONYMS.get(name, name)
+    key = meant if meant in keys else find_closest(meant, keys)
+    return key if key is None or key in model.model_fields else _find_in_other_section(key, model)
+
+
+def _list_keys(model: type[BaseModel]) -> set[str]:
+    inner = [field.annotation for field in model.model_fields.values()]
+    models = [each for each in inner if isinstance(each, type) and issubclass(each, BaseModel)]
+    return set(model.model_fields).union(*map(_list_keys, models))
 
 
 def _find_in_other_section(key: str, model: type[BaseModel], path: str = "") -> str | None:

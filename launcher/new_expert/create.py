@@ -13,10 +13,11 @@ from pathlib import Path
 
 from launcher.core.errors import DoesNotFitError, InputError
 from launcher.core.run_paths import write_text_atomically
+from launcher.corpus.chat_template_file import load_chat_template
 from launcher.manifest import load_manifest
 from launcher.manifest.locate import list_expert_folders
 from launcher.manifest.parse_json import shorten
-from launcher.new_expert.manifest_text import render_manifest
+from launcher.new_expert.manifest_text import TEMPLATE_FILE, render_manifest
 from launcher.new_expert.proposal import Options, Proposal, add_notes, make_proposal
 from launcher.new_expert.row_profile import is_encodable, profile_file
 from launcher.new_expert.splits import SAMPLE_FILES, choose_format, load_splits, make_sample
@@ -69,6 +70,8 @@ def create_expert(
     written_format = choose_format([proposal.profile.source, *(split.source for split in splits.values())])
     text = render_manifest(expert, proposal, folder, cli_name, written_format)
     texts = {MANIFEST: text, **(sample.texts if sample is not None else {})}
+    if options.chat_template is not None:
+        texts[TEMPLATE_FILE] = load_chat_template(options.chat_template.parent, options.chat_template.name)
     with _stage(folder, texts) as staging:
         proposal, planned = _plan(staging / MANIFEST, proposal)
         files = () if dry_run else _move_into_place(staging, folder, tuple(texts))
@@ -150,7 +153,9 @@ def _move_into_place(staging: Path, folder: Path, names: tuple[str, ...]) -> tup
                 if old.is_dir():  # its rows have another mapping: none of its files may stay
                     old.rename(staging / "old")
                 new.rename(old)
-            (staging / MANIFEST).replace(folder / MANIFEST)
+            for name in (TEMPLATE_FILE, MANIFEST):
+                if (staging / name).is_file():
+                    (staging / name).replace(folder / name)
     except OSError as error:
         raise InputError(f"{folder} cannot be written: {error.strerror}", hint=_OTHER_FOLDER) from None
     load_manifest(folder / MANIFEST)

@@ -10,6 +10,7 @@ from typing import Literal
 from launcher.core.errors import InputError, Problem
 from launcher.corpus.conversations import ROLES, RowReader, find_task_field, make_row_reader
 from launcher.corpus.dialects import find_dialect, parse_conversation
+from launcher.corpus.row_text import list_columns, list_fields, parse_row_text
 from launcher.corpus.rows import BadRow, Rejections, Row, RowFault
 from launcher.manifest.dataset import FieldMapping
 from launcher.manifest.suggest import find_closest
@@ -66,6 +67,7 @@ class FieldFlags:
     system: str | None = None
     messages: str | None = None
     text: str | None = None
+    system_prompt: str | None = None  # the text itself
 
     def items(self) -> Iterator[tuple[str, str]]:
         """Yield role and field of every flag that was given."""
@@ -125,17 +127,23 @@ def list_reasons(rejections: Rejections) -> tuple[Problem, ...]:
 
 def _check_flags(profile: RowProfile, flags: FieldFlags) -> None:
     problems = []
-    for role, name in flags.items():
-        if name not in profile.fields:
-            suggestion = find_closest(name, tuple(profile.fields))
-            what = f"rows have no field {name!r}" + (f"; did you mean {suggestion!r}?" if suggestion else "")
-            problems.append(Problem(where=f"--{role}-field", what=what))
+    fields = list_fields(profile.rows)
+    for role, text in flags.items():
+        try:
+            columns = list_columns(parse_row_text(text, fields))
+        except ValueError as error:
+            problems.append(Problem(where=f"--{role}-field", what=f"{text!r}: {error}"))
+            continue
+        for name in columns:
+            if name not in fields:
+                suggestion = find_closest(name, fields)
+                what = f"rows have no field {name!r}" + (f"; did you mean {suggestion!r}?" if suggestion else "")
+                problems.append(Problem(where=f"--{role}-field", what=what))
     names = [name for _, name in flags.items()]
     if len(set(names)) < len(names):
         problems.append(Problem(where="", what="one field cannot have two roles"))
     if problems:
-        fields = ", ".join(profile.fields)
-        raise InputError("these fields do not match the rows", tuple(problems), hint=f"rows have: {fields}")
+        raise InputError("these fields do not match the rows", tuple(problems), hint=f"rows have: {', '.join(fields)}")
 
 
 def _check_usable(profile: RowProfile, roles: Roles) -> None:
@@ -228,7 +236,7 @@ def _make_roles(profile: RowProfile, flags: FieldFlags, kind: Kind, chosen: Chos
     """Add context and system prompt to the chosen fields, and make the mapping."""
     for role in ("context", "system"):
         given = getattr(flags, role)
-        taken = {flags.context, flags.system, *(name for name, _ in chosen.values())}
+        taken = _list_taken(profile, [flags.context, flags.system, *(name for name, _ in chosen.values())])
         free = [each for each in profile.fields.values() if each.name not in taken and each.num_text + each.num_values]
         name = given or _find_best_named(free, role)
         if name is not None and (role, kind) != ("context", "messages"):  # chats have no separate context
@@ -240,13 +248,14 @@ def _make_roles(profile: RowProfile, flags: FieldFlags, kind: Kind, chosen: Chos
     notes = []
     if "rejected" in profile.fields and "chosen" in {name for name, _ in ordered.values()}:
         notes.append("the rows hold preferences: only the chosen answers are trained on (SFT)")
-    if kind == "turn" and profile.fields[chosen["prompt"][0]].num_chats:
+    prompt = profile.fields.get(chosen["prompt"][0]) if kind == "turn" else None
+    if prompt is not None and prompt.num_chats:
         names = f"{chosen['prompt'][0]} and {chosen['answer'][0]}"
         notes.append(f"the messages of {names} are joined into one conversation")
     return Roles(
         kind=kind,
         mapping=mapping,
-        reader=make_row_reader(mapping, tuple(profile.fields)),
+        reader=make_row_reader(mapping, list_fields(profile.rows), system_prompt=flags.system_prompt or ""),
         guesses=_make_guesses(profile, ordered),
         notes=tuple(notes),
     )
@@ -264,7 +273,7 @@ def _make_text_roles(profile: RowProfile, name: str, reason: str = "already temp
     return Roles(
         kind="templated" if is_templated else "text",
         mapping=mapping,
-        reader=make_row_reader(mapping, tuple(profile.fields)),
+        reader=make_row_reader(mapping, list_fields(profile.rows)),
         guesses=_make_guesses(profile, {"text": (name, reason)}),
         notes=() if is_templated else ("the text has no marked answers: the loss covers every token",),
     )
@@ -285,14 +294,27 @@ def _is_templated(profile: RowProfile, name: str) -> bool:
 def _make_guesses(profile: RowProfile, chosen: Chosen) -> tuple[Guess, ...]:
     guesses = []
     for role, (name, reason) in chosen.items():
-        field = profile.fields[name]
+        field = profile.fields.get(name)
+        if field is None:  # a format, or a field inside an object
+            guesses.append(Guess(name=role, value=name, reason=reason))
+            continue
         as_json = f", {field.num_values:,} of them written as JSON" if field.num_values else ""
         share = profile.format_share(field.num_filled)
         guesses.append(Guess(name=role, value=name, reason=f"{reason}; in {share}{as_json}"))
-    unused = [name for name in profile.fields if name not in {name for name, _ in chosen.values()}]
+    taken = _list_taken(profile, [name for name, _ in chosen.values()])
+    unused = [name for name in profile.fields if name not in taken]
     if unused:
-        guesses.append(Guess(name="not used", value=", ".join(unused), reason="no role for these fields"))
+        reason = "no role for these fields"
+        if chosen.get("prompt", ("",))[0] in profile.fields:
+            reason += f'; several fields make one prompt: --prompt-field "{{{chosen["prompt"][0]}}}\\n{{{unused[0]}}}"'
+        guesses.append(Guess(name="not used", value=", ".join(unused), reason=reason))
     return tuple(guesses)
+
+
+def _list_taken(profile: RowProfile, texts: Iterable[str | None]) -> set[str]:
+    """Return the fields in texts; of a field inside an object, the object."""
+    names = {name for text in texts if text for name in list_columns(parse_row_text(text, profile.fields))}
+    return names | {name.partition(".")[0] for name in names if name not in profile.fields}
 
 
 def _describe_fields(profile: RowProfile) -> tuple[Problem, ...]:

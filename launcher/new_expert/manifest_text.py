@@ -16,6 +16,8 @@ Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 _RANK = 16
 _SCHEMA_FILE = "manifest.schema.json"
+_MIN_COMMON_PARTS = 2  # more than / and home
+TEMPLATE_FILE = "chat_template.jinja"
 _MAX_WIDTH = 100  # of a list on one line
 
 
@@ -43,10 +45,10 @@ def render_manifest(expert: str, proposal: Proposal, folder: Path, cli_name: str
 
 
 def _make_path(file: Path, folder: Path) -> str:
-    """Make a path relative to the manifest if both are below the working directory, so that they can move together."""
-    root, target = Path.cwd().resolve(), file.resolve()
-    inside = target.is_relative_to(root) and folder.resolve().is_relative_to(root)
-    return os.path.relpath(target, folder.resolve()) if inside else str(target)
+    """Make a path relative to the manifest if both are below the same home, so that they can move together."""
+    target, start = file.resolve(), folder.resolve()
+    common = Path(os.path.commonpath([target, start]))
+    return os.path.relpath(target, start) if len(common.parts) > _MIN_COMMON_PARTS else str(target)
 
 
 def _describe(proposal: Proposal) -> str:
@@ -65,6 +67,7 @@ def _make_base(proposal: Proposal) -> Json:
         "quantization": "none",
         "_quantization_comment": "int4 (NF4, QLoRA) trains large base models on small GPUs.",
         "prompt_template": proposal.template.name,
+        **({"chat_template": TEMPLATE_FILE} if proposal.options.chat_template is not None else {}),
         "_template_comment": f"{proposal.template.reason}. chatml, qwen3, llama3, alpaca or tokenizer (its own).",
     }
 
@@ -72,6 +75,8 @@ def _make_base(proposal: Proposal) -> Json:
 def _make_dataset(proposal: Proposal, folder: Path, data_format: Format | None) -> Json:
     profile, options = proposal.profile, proposal.options
     tree: dict[str, Json] = {"path": _make_path(profile.source.path, folder)}
+    if Path(str(tree["path"])).is_absolute():
+        tree["_path_comment"] = "Absolute. For another machine, copy the file next to this manifest and write its name."
     if data_format is not None:
         tree["format"] = data_format
     if options.validation is not None:
@@ -87,6 +92,9 @@ def _make_dataset(proposal: Proposal, folder: Path, data_format: Format | None) 
     mapping = proposal.roles.mapping.model_dump(exclude_none=True)
     if mapping:
         tree["field_mapping"] = mapping
+    fields = proposal.options.fields
+    if fields is not None and fields.system_prompt:
+        tree["system_prompt"] = fields.system_prompt
     tree["_fields_comment"] = "; ".join(
         f"{guess.name}: {guess.value} ({guess.reason})" for guess in proposal.roles.guesses
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from launcher.base_models.shapes import ModelShape, load_shape
 from launcher.core.errors import InputError
 from launcher.corpus.build import is_cut_for_validation
+from launcher.corpus.chat_template_file import load_chat_template
 from launcher.corpus.conversations import Conversation
 from launcher.corpus.dialects import find_dialect, parse_conversation
 from launcher.corpus.documents import Document, DocumentBuilder
@@ -45,6 +46,7 @@ class Options:
     task: str | None = None
     validation: Path | None = None
     test: Path | None = None
+    chat_template: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +119,10 @@ def make_proposal(profile: RowProfile, options: Options, base_folders: tuple[Pat
     roles = infer_roles(profile, options.fields)
     base = load_shape(options.base or DEFAULT_BASE, base_folders)
     tokenizer = load_tokenizer(base.name, base_folders, allow_tiny_fallback=True)
-    template = choose_template(base, options.template, tokenizer)
+    own = None
+    if options.chat_template is not None:
+        own = load_chat_template(options.chat_template.parent, options.chat_template.name)
+    template = choose_template(base, options.template, tokenizer, own)
     trains_all = roles.kind == "text"
     maker = DocumentBuilder(reader=roles.reader, template=template.preview, trains_all=trains_all)
     made, rejections = make_documents(maker, profile.rows)

@@ -47,8 +47,12 @@ class Mask:
     notes: tuple[str, ...]  # where the preview differs from training, and where the row is truncated
 
 
-def choose_template(base: ModelShape, requested: str | None, tokenizer: BaseTokenizer) -> ChosenTemplate:
-    """Choose the template that fits the base model, unless one is requested."""
+def choose_template(
+    base: ModelShape, requested: str | None, tokenizer: BaseTokenizer, own: str | None = None
+) -> ChosenTemplate:
+    """Choose the template that fits the base model, unless one is requested; `own` is the source of an own one."""
+    if own is not None:
+        return _choose_own(base, requested, tokenizer, own)
     has_tokenizer = base.name == TINY_BASE_NAME or not is_embedded(tokenizer)
     native, native_reason = _find_native(base, tokenizer if has_tokenizer else None)
     name, reason = (native, native_reason) if requested is None else (requested, "set by --template")
@@ -60,6 +64,23 @@ def choose_template(base: ModelShape, requested: str | None, tokenizer: BaseToke
         preview, note = CHATML, f"shown in chatml: {missing}, and neither is its chat template"
     notes = tuple(_note_family(base, name, native, has_tokenizer))
     return ChosenTemplate(name=name, reason=reason, preview=preview, preview_note=note, notes=notes)
+
+
+def _choose_own(base: ModelShape, requested: str | None, tokenizer: BaseTokenizer, own: str) -> ChosenTemplate:
+    if requested not in (None, "tokenizer"):
+        raise InputError(f"--template {requested} and --chat-template cannot be used together")
+    note = ""
+    try:
+        preview = make_template("tokenizer", tokenizer, own=own, file="--chat-template")
+        if base.name != TINY_BASE_NAME and is_embedded(tokenizer):
+            note = f"with special tokens of the tiny base: the tokenizer of {base.name} is not on this machine"
+    except InputError as error:
+        if base.name == TINY_BASE_NAME or not is_embedded(tokenizer):
+            raise
+        preview = CHATML
+        note = f"shown in chatml: the tokenizer of {base.name} is not on this machine; with the tiny one, {error.title}"
+    reason = "own chat template, set by --chat-template"
+    return ChosenTemplate(name="tokenizer", reason=reason, preview=preview, preview_note=note, notes=())
 
 
 def is_embedded(tokenizer: BaseTokenizer) -> bool:

@@ -37,8 +37,11 @@ def decide_adapter(context: PlanContext) -> tuple[AdapterPlan, list[Decision]]:
         trainable_parameters=trainable,
     )
     share = format_percent(trainable / base.num_parameters)
-    scale = " (rsLoRA)" if config.use_rslora else ""
-    size = f"rank {config.rank}, alpha {config.alpha}{scale}, " if config.rank else ""
+    size = ""
+    if config.rank and config.alpha:
+        scale = config.alpha / (config.rank**0.5 if config.use_rslora else config.rank)
+        root = "rsLoRA " if config.use_rslora else ""
+        size = f"rank {config.rank}, alpha {config.alpha} ({root}scale {scale:.3g}), "
     value = f"{kind}, {size}{format_count(trainable)} trainable parameters ({share})"
     reason = "training.config" + _describe_differences(context)
     return plan, [manifest_decision("adapter", value, reason), *dropout_decision, *_explain_experts(context)]

@@ -36,6 +36,7 @@ class PlanOptions:
     manifest_folder: str = ""
     overridden_keys: frozenset[str] = frozenset()  # dotted manifest keys set on the command line
     judge_gaps: str = ""  # what the boundary around judges does not prevent on this machine
+    chat_template: str | None = None  # source of the manifest's own template
     input_notes: tuple[str, ...] = ()  # about manifest, base model and flags
     uses_sample: bool = True  # smoke profile: train on the sample next to the manifest, not on the manifest's dataset
 
@@ -85,6 +86,11 @@ def manifest_decision(name: str, value: str, reason: str) -> Decision:
 def plan_decision(name: str, value: str, reason: str) -> Decision:
     """Return a decision made by the plan."""
     return Decision(name=name, value=value, reason=reason, decided_by="plan")
+
+
+def flag_decision(name: str, value: str, reason: str) -> Decision:
+    """Return a decision made by a flag."""
+    return Decision(name=name, value=value, reason=reason, decided_by="command line")
 
 
 def hardware_decision(name: str, value: str, reason: str) -> Decision:

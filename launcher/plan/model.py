@@ -109,6 +109,8 @@ class DataPlan(Frozen):
     field_mapping: FieldMapping
     system_prompt: str | None = None  # of rows without a system message
     prompt_template: str
+    chat_template: str | None = None  # source of an own template; None: the tokenizer's
+    chat_template_file: str | None = None  # its file in the manifest's folder
     end_token: str | None = None  # None: the template's
     cache_dir: str | None
     num_rows: int | None

@@ -8,6 +8,7 @@ from dataclasses import replace
 from launcher.core.choices import accumulates_in_fp32
 from launcher.core.units import format_count, format_gib
 from launcher.hardware.gpu_catalogue import format_limits
+from launcher.manifest.adapter_override import FULL_LEARNING_RATE, LORA_LEARNING_RATE
 from launcher.manifest.config import TrainingConfig
 from launcher.manifest.trust import list_code
 from launcher.plan.context import PlanContext
@@ -41,6 +42,12 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
     """Yield the notes; `fewer_gpus` is the result of describe_faster_with_fewer_gpus."""
     ranks, batch = context.num_ranks, count_step_sequences(context)
     yield from _describe_small_epoch(context)
+    rate = context.manifest.training.config.learning_rate
+    if context.config.adapter_type == "full" and rate >= LORA_LEARNING_RATE:
+        yield (
+            f"learning_rate {rate:g} is usual for LoRA; full fine-tuning usually needs about a tenth, such as "
+            f"{FULL_LEARNING_RATE:g}"
+        )
     if ranks > batch:
         processes = "GPUs" if context.gpu is not None else "ranks"
         yield f"{ranks - batch} of {ranks} {processes} are idle: a step has only {batch} sequence{'s'[: batch != 1]}"

@@ -30,6 +30,8 @@ def make_data_plan(context: PlanContext) -> DataPlan:
         field_mapping=dataset.mapping,
         system_prompt=dataset.system_prompt,
         prompt_template=_get_template(context),
+        chat_template=context.options.chat_template,
+        chat_template_file=context.entry.chat_template if context.options.chat_template is not None else None,
         end_token=None if context.is_smoke else context.entry.end_token,
         cache_dir=context.config.pretokenized_cache,
         num_rows=context.rows.num_rows,
@@ -42,7 +44,8 @@ def make_data_plan(context: PlanContext) -> DataPlan:
 def _get_template(context: PlanContext) -> str:
     """Return the prompt template; the tiny base of the smoke profile has special tokens for chatml only."""
     template = context.entry.prompt_template
-    return "chatml" if context.is_smoke and template == "llama3" else template
+    is_missing = context.entry.chat_template is not None and context.options.chat_template is None
+    return "chatml" if context.is_smoke and (template == "llama3" or is_missing) else template
 
 
 def make_wandb_plan(context: PlanContext) -> WandbPlan:

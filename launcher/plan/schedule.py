@@ -7,8 +7,9 @@ from math import ceil
 
 from launcher.core.errors import InputError
 from launcher.core.units import format_duration
+from launcher.manifest.adapter_override import ADAPTER_KEY, FULL_LEARNING_RATE
 from launcher.manifest.config import Cadence, TrainingConfig
-from launcher.plan.context import PlanContext, manifest_decision, plan_decision
+from launcher.plan.context import PlanContext, flag_decision, manifest_decision, plan_decision
 from launcher.plan.model import Decision, SchedulePlan
 
 # Packing leaves at most 0.2 % of the positions empty if rows are short compared to a sequence (corpus/bin_packing.py).
@@ -76,7 +77,7 @@ def decide_schedule(
     )
     return plan, [
         _explain_length(context, length),
-        _explain_rate(config, plan),
+        _explain_rate(context, plan),
         save_decision,
         eval_decision,
         _explain_logging(config),
@@ -149,13 +150,18 @@ def _warmup_steps(config: TrainingConfig, length: RunLength) -> int | None:
     return None if length.num_steps is None else ceil(config.warmup_ratio * length.num_steps)
 
 
-def _explain_rate(config: TrainingConfig, plan: SchedulePlan) -> Decision:
+def _explain_rate(context: PlanContext, plan: SchedulePlan) -> Decision:
+    config, overridden = context.config, context.options.overridden_keys
     warmup = f"{plan.warmup_ratio:g} of the steps" if plan.warmup_steps is None else f"{plan.warmup_steps} steps"
     value = f"{config.learning_rate:g}, {plan.lr_scheduler}, {warmup} of warm-up, seed {plan.seed}"
-    reason = "training.config"
+    reason, decide = "training.config", manifest_decision
+    if "training.config.learning_rate" in overridden:
+        reason, decide = "training.config.learning_rate", flag_decision
+    elif ADAPTER_KEY in overridden and config.learning_rate == FULL_LEARNING_RATE and config.adapter_type == "full":
+        reason, decide = "default of full fine-tuning: about a tenth of a LoRA learning rate", plan_decision
     if config.warmup_ratio is not None and config.warmup_steps:
         reason += f"; warmup_ratio {config.warmup_ratio:g} wins over warmup_steps {config.warmup_steps}"
-    return manifest_decision("learning rate", value, reason)
+    return decide("learning rate", value, reason)
 
 
 def _explain_logging(config: TrainingConfig) -> Decision:

@@ -151,7 +151,7 @@ def _change_rate(config: TrainingConfig, overridden: frozenset[str]) -> _Change:
         values |= warmup
     return _Change(
         decision="learning rate",
-        cause="a tiny base needs a larger learning rate",
+        cause="a tiny base needs a larger learning rate" if "learning_rate" in values else "short run",
         original=", ".join(original),
         values=values,
     )

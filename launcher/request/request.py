@@ -18,6 +18,7 @@ from launcher.core.errors import InputError, ManifestError, Problem
 from launcher.core.frozen_model import flatten
 from launcher.core.redaction import collect_known_secrets, redact_text, redact_tree
 from launcher.core.run_files import load_model
+from launcher.corpus.chat_template_file import load_chat_template
 from launcher.corpus.first_rows import check_first_rows, probe_rows, probe_sample
 from launcher.hardware.launch_env import LaunchEnv
 from launcher.hardware.model import MAX_GPUS_PER_NODE, Hardware, limit_vram, make_hardware
@@ -87,6 +88,8 @@ def plan_request(request: Request) -> PlannedRun:
     hardware = limit_vram(_resolve_hardware(request), request.vram_limit_mib)
     options = _make_options(request, hardware, loaded)
     is_smoke = options.profile == "smoke"
+    if loaded.manifest.base.chat_template is not None:
+        options = _add_chat_template(options, loaded, loaded.manifest.base.chat_template)
     name = TINY_BASE_NAME if is_smoke else loaded.manifest.base.name
     base = load_shape(name, base_folders(loaded.folder))
     check_first_rows(loaded.manifest.training.dataset, loaded.folder)
@@ -300,13 +303,32 @@ def _make_options(request: Request, hardware: Hardware, loaded: LoadedManifest) 
     )
 
 
+def _add_chat_template(options: PlanOptions, loaded: LoadedManifest, name: str) -> PlanOptions:
+    """Read the manifest's own chat template; the tiny base of the smoke profile may not have its tokens."""
+    source = load_chat_template(loaded.folder, name)
+    if options.profile != "smoke":
+        return replace(options, chat_template=source)
+    from launcher.corpus.documents import make_template
+    from launcher.corpus.tokenizer import load_tokenizer
+
+    try:
+        make_template("tokenizer", load_tokenizer(TINY_BASE_NAME, ()), own=source, file=name)
+    except InputError as error:
+        note = f"the smoke profile uses the template chatml, because the tiny base cannot be trained with {error.title}"
+        return replace(options, input_notes=(*options.input_notes, note))
+    return replace(options, chat_template=source)
+
+
 def check_inputs(loaded: LoadedManifest) -> tuple[str, ...]:
     """Read the first rows, raising InputError if they do not match the manifest; return notes on what is missing."""
+    if loaded.manifest.base.chat_template is not None:
+        load_chat_template(loaded.folder, loaded.manifest.base.chat_template)
     return (*check_first_rows(loaded.manifest.training.dataset, loaded.folder), *_note_inputs(loaded, "smoke"))
 
 
 def _note_inputs(loaded: LoadedManifest, profile: Profile) -> Iterator[str]:
     """Yield notes on the manifest that the plan itself cannot make: the smoke profile does not read the base model."""
+    yield from loaded.notes
     if profile == "smoke":
         note = describe_unusable_base(loaded.manifest.base.name, base_folders(loaded.folder))
         if note:

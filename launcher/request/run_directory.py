@@ -73,7 +73,10 @@ def _is_unfinished(run: RunPaths, manifest: Path) -> bool:
 def input_texts(planned: PlannedRun, paths: RunPaths) -> dict[str, str]:
     """Return manifest, hardware, request and plan as texts by file name."""
     plan = planned.plan
+    source, file = plan.data.chat_template, plan.data.chat_template_file
+    template = {} if source is None or file is None else {file: source}
     return {
+        **template,
         paths.manifest.name: _as_json(_redact_manifest(planned.loaded.manifest)),
         paths.hardware.name: _as_json(plan.hardware.model_dump(mode="json")),
         paths.request.name: format_request(planned.request),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -118,10 +119,23 @@ def _write(folder: Path, model: PreTrainedModel, run: TrainedRun, dtype: Dtype, 
         for pattern in _TOKENIZER_FILES:
             for file in tokenizer.folder.glob(pattern):
                 shutil.copyfile(file, folder / file.name)
+        _write_template(folder, run)
         make_readable(folder)
     except (OSError, SafetensorError) as error:
         raise InputError(f"{folder.parent} cannot be written: {error}", hint="is the disk full?") from None
     write_text_atomically(folder / CARD_FILE, _render_card(run, dtype))
+
+
+def _write_template(folder: Path, run: TrainedRun) -> None:
+    """Write the manifest's own chat template, in both places where servers look for one."""
+    source = run.plan.data.chat_template
+    if source is None:
+        return
+    (folder / "chat_template.jinja").write_text(source, encoding="utf-8")
+    config = folder / "tokenizer_config.json"
+    if config.is_file():
+        settings = json.loads(config.read_text(encoding="utf-8"))
+        config.write_text(json.dumps({**settings, "chat_template": source}, indent=2, ensure_ascii=False) + "\n")
 
 
 def _set_end_token(model: PreTrainedModel, run: TrainedRun, tokenizer: BaseTokenizer) -> None:

@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from launcher.core.errors import InputError
 from launcher.core.log import get_logger
 from launcher.judges.json_value.compare import load_json
 from launcher.manifest import Manifest
+from launcher.training.inference.prompt import compose_question
 from launcher.training.inference.trained_run import TrainedRun, load_trained_run
 from launcher.training.runtime.parent_watch import exit_with_parent
 from launcher.training.runtime.subcommand import run_subcommand
@@ -41,6 +42,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--run", type=Path, required=True, metavar="DIR")
     parser.add_argument("--question", required=True, metavar="TEXT")
     parser.add_argument("--input", metavar="TEXT")
+    parser.add_argument("--field", action="append", default=[], metavar="NAME=TEXT")
     parser.add_argument("--max-new-tokens", type=int, default=_DEFAULT_NEW_TOKENS, metavar="N")
     parser.add_argument("--json", action="store_true")
     return parser
@@ -48,12 +50,13 @@ def _make_parser() -> argparse.ArgumentParser:
 
 def _ask(arguments: argparse.Namespace) -> str:
     run = load_trained_run(arguments.run)
-    check_fields(run, arguments.question, arguments.input)
+    fields = parse_fields(arguments.field)
+    check_fields(run, arguments.question, arguments.input, fields)
     if run.plan.profile == "smoke":
         log.info("note: this is a smoke run with a tiny base model; it can only answer questions like its sample rows")
     from launcher.training.inference.generate import answer_question
 
-    answer = answer_question(run, arguments.question, arguments.input or "", arguments.max_new_tokens)
+    answer = answer_question(run, arguments.question, arguments.input or "", arguments.max_new_tokens, fields)
     check = check_json(run.manifest, answer.text)
     if answer.end == "length":
         log.info(f"note: cut off after {answer.num_tokens} tokens; raise --max-new-tokens for more")
@@ -66,12 +69,25 @@ def _ask(arguments: argparse.Namespace) -> str:
     return _CONTROL_CHARACTERS.sub(lambda match: repr(match.group())[1:-1], answer.text)
 
 
-def check_fields(run: TrainedRun, question: str, context: str | None) -> None:
-    """Check that question and --input correspond to the fields of the training rows."""
+def parse_fields(words: Sequence[str]) -> dict[str, str]:
+    """Return the values of --field NAME=TEXT; a name may be that of a field inside an object."""
+    fields = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not name:
+            raise InputError(f"--field {word}: not NAME=TEXT", hint="--field subject='It does not start'")
+        fields[name] = text
+    return fields
+
+
+def check_fields(run: TrainedRun, question: str, context: str | None, fields: Mapping[str, str]) -> None:
+    """Check that question, --input and --field correspond to the fields of the training rows."""
     mapping = run.plan.data.field_mapping
-    if not question.strip():
+    asked = compose_question(run.plan.data, question, context or "", fields)
+    if not asked.content.strip():
         raise InputError("the question is empty")
-    for name, text in (("the question", question), ("--input", context or "")):
+    given = (("the question", question), ("--input", context or ""), *((f"--field {k}", v) for k, v in fields.items()))
+    for name, text in given:
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -83,7 +99,7 @@ def check_fields(run: TrainedRun, question: str, context: str | None) -> None:
             f"--input: {run.plan.expert} was trained without a second field (field_mapping.input)",
             hint="include it in the question",
         )
-    if not context and mapping.input is not None:
+    if not asked.context and mapping.input is not None:
         log.info(f"note: {run.plan.expert} was trained with a second field, {mapping.input}; pass it with --input")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -11,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.core.errors import InputError
+from launcher.core.errors import InputError, LauncherError
 from launcher.core.log import get_logger
 from launcher.core.run_paths import RunPaths, write_text_atomically
 from launcher.core.units import format_duration
 from launcher.corpus.heldout import HeldOutRows, load_held_out_rows
 from launcher.corpus.spec import make_preparation_spec
 from launcher.corpus.tokenizer import load_tokenizer
-from launcher.judges.registry import open_judge
-from launcher.manifest import Manifest
-from launcher.manifest.model import Decoding
+from launcher.judges.registry import open_judge, resolve_judge_name
+from launcher.manifest import Manifest, find_manifest, load_manifest
+from launcher.manifest.model import Decoding, Evaluation
 from launcher.manifest.trust import check_trust, list_code, list_judge_code
 from launcher.plan.model import Plan
 from launcher.request.request import Request, base_folders, plan_request
@@ -86,8 +87,9 @@ def _make_parser() -> argparse.ArgumentParser:
 def _resolve_target(arguments: argparse.Namespace) -> EvalTarget:
     if arguments.run is not None:
         run = load_trained_run(arguments.run)
-        check_trust(list_judge_code(run.manifest), arguments.run)
-        return EvalTarget(title=f"run {run.paths.run_id}", plan=run.plan, manifest=run.manifest, run=run)
+        manifest = choose_judge(run, arguments.expert)
+        check_trust(list_judge_code(manifest), arguments.run)
+        return EvalTarget(title=f"run {run.paths.run_id}", plan=run.plan, manifest=manifest, run=run)
     planned = plan_request(Request(expert=arguments.expert, profile=arguments.profile))
     check_trust(list_code(planned.loaded.manifest), planned.loaded.path)
     plan, manifest, adapter = planned.plan, planned.loaded.manifest, arguments.adapter
@@ -97,6 +99,37 @@ def _resolve_target(arguments: argparse.Namespace) -> EvalTarget:
         raise InputError(f"{adapter} is not a PEFT adapter: it has no adapter_config.json")
     run = TrainedRun(paths=_AdapterFolder(adapter), plan=plan, manifest=manifest, outcome=None)
     return EvalTarget(title=f"adapter {adapter}", plan=plan, manifest=manifest, run=run)
+
+
+def choose_judge(run: TrainedRun, expert: str | None) -> Manifest:
+    """Return the run's manifest, with the judge of the expert's manifest if the expert is named; note differences."""
+    try:
+        current = load_manifest(find_manifest(expert or run.plan.expert))
+    except LauncherError:
+        if expert is None:  # the manifest may be gone: the run has its own
+            return run.manifest
+        raise
+    now, then = _describe_judge(current.manifest), _describe_judge(run.manifest)
+    if now == then:
+        return run.manifest
+    if expert is None:
+        log.info(
+            f"note: judged by {then}, as in the run's manifest; {current.path} now names {now}: "
+            f"`launcher eval {run.plan.expert} --run {run.paths.run_id}` uses it"
+        )
+        return run.manifest
+    log.info(f"note: judged by {now}, as in {current.path}; the run was trained with {then}")
+    check_trust(list_judge_code(current.manifest), current.path)
+    evaluation = current.manifest.evaluation or Evaluation(judge=resolve_judge_name(current.manifest))
+    if not evaluation.judge_command:
+        evaluation = evaluation.model_copy(update={"judge": resolve_judge_name(current.manifest)})
+    return run.manifest.model_copy(update={"evaluation": evaluation})
+
+
+def _describe_judge(manifest: Manifest) -> str:
+    if manifest.evaluation is not None and manifest.evaluation.judge_command:
+        return f"judge_command {shlex.join(manifest.evaluation.judge_command)}"
+    return resolve_judge_name(manifest) or "no judge"
 
 
 def _evaluate(arguments: argparse.Namespace) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,7 @@ from launcher.training.inference.load import (
     load_trained_model,
     pick_device,
 )
-from launcher.training.inference.prompt import render_prompt
+from launcher.training.inference.prompt import compose_question, render_prompt
 from launcher.training.inference.trained_run import TrainedRun
 from launcher.training.runtime.process_output import silence_transformers
 
@@ -48,12 +48,15 @@ class Answer:
     end: End
 
 
-def answer_question(run: TrainedRun, question: str, context: str, max_new_tokens: int) -> Answer:
-    """Load a trained expert and answer one question."""
+def answer_question(
+    run: TrainedRun, question: str, context: str, max_new_tokens: int, fields: Mapping[str, str] | None = None
+) -> Answer:
+    """Load a trained expert and answer one question; `fields` are values of the fields of its prompt."""
     silence_transformers()
     tokenizer = load_tokenizer(run.plan.base.name, base_folders(Path(run.plan.data.folder)))
     template = make_planned_template(run.plan.data, tokenizer)
-    prompt = render_prompt(template, question, context=context)
+    asked = compose_question(run.plan.data, question, context, fields or {})
+    prompt = render_prompt(template, asked.content, context=asked.context, system=asked.system)
     room = run.plan.base.max_positions - len(TextEncoder(tokenizer, template).encode_prompt(prompt))
     if room < 1:
         raise InputError(

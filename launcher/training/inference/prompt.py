@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from launcher.core.errors import InputError
+from launcher.core.errors import InputError, Problem
 from launcher.corpus.conversations import Conversation, Message
 from launcher.corpus.documents import make_planned_template
+from launcher.corpus.row_text import RowFormat, list_columns, parse_row_text
 from launcher.corpus.template_sandbox import TemplateRejectsError
 from launcher.corpus.templates import Template
 from launcher.corpus.text_encoder import TextEncoder
 from launcher.corpus.tokenizer import BaseTokenizer
-from launcher.plan.model import Plan
+from launcher.manifest.suggest import find_closest
+from launcher.plan.model import DataPlan, Plan
 
 # Templates render complete conversations. The text before this answer is the prompt.
 _PLACEHOLDER_ANSWER = "x"
@@ -29,7 +33,7 @@ class PromptFormat:
 
 
 # Private-use characters, which no template contains.
-PLACEHOLDERS = ("\ue000", "\ue001", "\ue002")
+PLACEHOLDERS = tuple(chr(0xE000 + number) for number in range(64))
 
 
 def render_prompt(template: Template, question: str, *, context: str = "", system: str = "") -> str:
@@ -45,19 +49,61 @@ def render_prompt(template: Template, question: str, *, context: str = "", syste
     return first.text
 
 
+class Question(NamedTuple):
+    """The texts of a prompt."""
+
+    content: str
+    context: str
+    system: str
+
+
+def compose_question(data: DataPlan, question: str, context: str, fields: Mapping[str, str]) -> Question:
+    """Return the texts of a prompt, from a question and a context or from the fields of a row; raises InputError."""
+    mapping = data.field_mapping
+    texts = (mapping.instruction, mapping.input, mapping.system)
+    known = [name for text in texts if text is not None for name in list_columns(parse_row_text(text, ()))]
+    problems = []
+    for name in fields:
+        if name not in known:
+            meant = find_closest(name, known)
+            problems.append(
+                Problem(where=f"--field {name}", what=f"did you mean {meant}?" if meant else "unknown field")
+            )
+    if problems:
+        raise InputError("the prompt has no such fields", tuple(problems), hint=f"fields: {', '.join(known) or 'none'}")
+    return Question(
+        _fill(mapping.instruction, question, fields, "the question"),
+        _fill(mapping.input, context, fields, "--input"),
+        _fill(mapping.system, "", fields, "") or data.system_prompt or "",
+    )
+
+
+def _fill(source: str | None, text: str, fields: Mapping[str, str], name: str) -> str:
+    """Return the text of a role: from --field, or from a text that takes the place of its only field."""
+    if source is None:
+        return text
+    parsed = parse_row_text(source, ())
+    columns = tuple(dict.fromkeys(list_columns(parsed)))
+    values = {column: fields.get(column, "") for column in columns}
+    if text and (len(columns) > 1 or columns[0] in fields):
+        flags = " ".join(f"--field {column}=..." for column in columns)
+        raise InputError(f"{name}: this text is made of the fields {', '.join(columns)}", hint=f"give {flags} instead")
+    if text:
+        values[columns[0]] = text
+    return parsed.fill(values) if isinstance(parsed, RowFormat) else values[parsed]
+
+
 def derive_prompt_format(plan: Plan, tokenizer: BaseTokenizer) -> PromptFormat:
     """Return the prompt format with the rows' field names; only a question if the manifest does not name fields."""
     template, mapping = make_planned_template(plan.data, tokenizer), plan.data.field_mapping
-    names = [mapping.instruction or "question"]
-    if mapping.instruction is not None:
-        names += [name for name in (mapping.input, mapping.system) if name is not None]
-    placeholders = dict(zip(names, PLACEHOLDERS, strict=False))
-    text = render_prompt(
-        template,
-        placeholders[names[0]],
-        context=placeholders.get(mapping.input or "", ""),
-        system=placeholders.get(mapping.system or "", ""),
-    )
+    if mapping.instruction is None:
+        names = ["question"]
+        question = Question(PLACEHOLDERS[0], "", plan.data.system_prompt or "")
+    else:
+        texts = [text for text in (mapping.instruction, mapping.input, mapping.system) if text is not None]
+        names = list(dict.fromkeys(name for text in texts for name in list_columns(parse_row_text(text, ()))))
+        question = compose_question(plan.data, "", "", dict(zip(names, PLACEHOLDERS, strict=False)))
+    text = render_prompt(template, question.content, context=question.context, system=question.system)
     return PromptFormat(
         template=template.name,
         text=text,

@@ -223,9 +223,9 @@ def test_unknown_run_lists_existing_runs(trained: Trained) -> None:  # noqa: F81
 
 
 def test_missing_second_field_is_noted(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
-    ask.check_fields(load_trained_run(trained.paths.root), QUESTION, None)
+    ask.check_fields(load_trained_run(trained.paths.root), QUESTION, None, {})
     assert "schema; pass it with --input" in capsys.readouterr().err
-    ask.check_fields(load_trained_run(trained.paths.root), QUESTION, SCHEMA)
+    ask.check_fields(load_trained_run(trained.paths.root), QUESTION, SCHEMA, {})
     assert capsys.readouterr().err == ""
 
 

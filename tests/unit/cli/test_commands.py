@@ -432,3 +432,22 @@ def test_smoke_profile_without_rows_is_refused(write_manifest: WriteManifest, tm
     assert result.returncode == 2
     assert "the smoke profile trains on the sample in the manifest's folder" in result.stderr
     assert "use --profile full for the manifest's dataset" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "hint"),
+    [
+        (["--lr", "1e-4"], "--set training.config.learning_rate=1e-4"),
+        (["--lr=1e-4"], "--set training.config.learning_rate=1e-4"),
+        (["--batch-size", "4", "--epochs=2"], "--set training.config.batch_size=4 --set training.config.epochs=2"),
+        (["--rank"], "--set training.config.rank=VALUE"),
+        (["--adapter", "full"], "--set training.config.adapter_type=full"),
+        (["--validation-path", "v.csv"], "--set training.dataset.validation_path=v.csv"),
+        (["--blub"], "launcher plan --help lists its arguments"),
+    ],
+)
+def test_guessed_flags_are_answered_with_set(flags: list[str], hint: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "json", *flags]) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("error: launcher plan: unrecognized arguments: --")
+    assert error.endswith(f"{hint}\n")

@@ -115,3 +115,78 @@ def test_schema_1_accepts_both_forms_of_a_path(write_manifest: WriteManifest, ba
 def test_schema_1_accepts_both_forms_of_adapter_paths(write_manifest: WriteManifest, adapter: str) -> None:
     file = write_manifest(SCHEMA_1, ("base_models",))
     assert load_manifest(file, [f"{adapter}.r=4"]).manifest.base.adapters[0].r == 4
+
+
+FULL = "training.config.adapter_type=full"
+RATE = "training.config.learning_rate"
+
+
+def test_full_fine_tuning_by_one_flag(write_manifest: WriteManifest) -> None:
+    file = write_manifest()
+    loaded = load_manifest(file, [FULL])
+    config = loaded.manifest.training.config
+    assert (config.adapter_type, config.rank, config.target_modules, config.learning_rate) == ("full", None, (), 2e-5)
+    ignored, rate = loaded.notes
+    assert ignored == "adapter_type full: rank, alpha, target_modules of the manifest do not apply and are ignored"
+    assert "learning_rate 2e-05 instead of the manifest's 0.0002: full fine-tuning needs about a tenth" in rate
+    chosen = load_manifest(file, [FULL, f"{RATE}=1e-5"])
+    assert chosen.manifest.training.config.learning_rate == 1e-5
+    assert chosen.notes == (ignored,)
+    assert load_manifest(file, ["training.config.adapter_type=lora"]).notes == ()
+
+
+def test_keys_of_another_adapter_in_flags_are_errors(write_manifest: WriteManifest) -> None:
+    with pytest.raises(ManifestError, match=r"--set on .*: 1 problem") as caught:
+        load_manifest(write_manifest(), [FULL, "training.config.rank=8"])
+    assert "training.config.rank: not applicable to adapter_type full; remove it" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "key", ["training.config.max_grad_norm", "training.config.wandb", "training.dataset.field_mapping", "evaluation"]
+)
+def test_null_removes_an_optional_key(write_manifest: WriteManifest, key: str) -> None:
+    file = write_manifest({key: {} if key in ("evaluation", "training.config.wandb") else None})
+    assert load_manifest(file, [f"{key}=null"]).manifest is not None
+
+
+def test_null_removes_lists_and_entries_of_old_manifests(write_manifest: WriteManifest) -> None:
+    file = write_manifest({"training.config.adapter_type": "full"})
+    nulls = [f"training.config.{key}=null" for key in ("rank", "alpha", "target_modules")]
+    assert load_manifest(file, nulls).manifest.training.config.target_modules == ()
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        (f"{RATE}=null", f"{RATE}: missing"),
+        ("training.dataset=null", "training.dataset: missing"),
+        ("training.config.lerning_rate=null", "training.config.lerning_rate: unknown key; did you mean learning_rate?"),
+        ("base_models.0.name=null", "base_models[0].name: missing"),
+        ("training.config.rank=x", 'training.config.rank: must be a whole number, not "x"'),
+    ],
+)
+def test_error_in_a_flag_blames_the_flag(write_manifest: WriteManifest, override: str, problem: str) -> None:
+    file = write_manifest()
+    with pytest.raises(ManifestError) as caught:
+        load_manifest(file, [override])
+    assert str(caught.value).startswith(f"--set on {file}: 1 problem\n  {problem}")
+    broken = write_manifest({"training.config.rank": "y"})
+    with pytest.raises(ManifestError) as caught:
+        load_manifest(broken, ["training.config.alpha=z"])
+    assert str(caught.value).startswith(f"{broken} with --set: 2 problems")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "note"),
+    [
+        (["training.config.rank=8"], "rank 8 with the manifest's alpha 32: the scale alpha / rank is 4 instead of 2; "),
+        (["training.config.rank=8", "training.config.use_rslora=true"], "the scale alpha / sqrt(rank) is 11.3137 ins"),
+        (["training.config.rank=8", "training.config.alpha=16"], ""),
+        (["training.config.rank=16"], ""),
+    ],
+)
+def test_rank_by_flag_says_what_happens_to_the_scale(
+    write_manifest: WriteManifest, overrides: list[str], note: str
+) -> None:
+    notes = load_manifest(write_manifest(), overrides).notes
+    assert note in notes[0] if note else notes == ()

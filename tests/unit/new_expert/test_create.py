@@ -14,7 +14,10 @@ from launcher.cli.main import main
 from launcher.core.errors import DoesNotFitError, InputError
 from launcher.corpus.build import is_cut_for_validation
 from launcher.corpus.first_rows import probe_sample
+from launcher.corpus.heldout import load_held_out_rows
 from launcher.corpus.sources import make_file_source
+from launcher.corpus.spec import make_preparation_spec
+from launcher.corpus.tokenizer import load_tokenizer
 from launcher.manifest import find_manifest, load_manifest
 from launcher.new_expert import create
 from launcher.new_expert.infer_roles import FieldFlags
@@ -396,3 +399,68 @@ def test_changed_mapping_finds_its_fields_in_the_sample() -> None:
         with pytest.raises(InputError) as caught:
             plan_request(Request(expert="sales", overrides=(f"training.dataset.field_mapping.instruction={wrong}",)))
         assert "rows have no field 'boddy'; did you mean 'body'?" in str(caught.value)
+
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+def test_own_template_format_and_system_prompt_are_shown_and_prepared_alike() -> None:
+    rows = [{"subject": f"s{n}", "body": f"b{n}", "answer": f"a{n}"} for n in range(60)]
+    Path("my.jinja").write_text(TEMPLATE)
+    fields = FieldFlags(prompt="{subject}\n{body}", answer="answer", system_prompt="Be brief.")
+    made = make(write_rows(rows), options=Options(fields=fields, chat_template=Path("my.jinja")))
+    shown = "".join(segment.text for segment in made.proposal.mask.segments)
+    number = made.proposal.mask.row - 1
+    assert shown == f"[system] Be brief.[user] s{number}\nb{number}[assistant] a{number}<|im_end|>"
+    assert Path("sales/chat_template.jinja").read_text() == TEMPLATE
+    planned = plan_request(Request(expert="sales", profile="smoke"))
+    assert planned.plan.data.chat_template == TEMPLATE
+    tokenizer = load_tokenizer("launcher/tiny", ())
+    spec = make_preparation_spec(planned.plan, planned.loaded.folder, tokenizer)
+    held_out = load_held_out_rows(spec, 1, "test").rows[0]
+    assert held_out.prompt == f"[system] Be brief.[user] {held_out.instruction}[assistant] "
+    assert "template" in spec.key_parts()
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "problem"),
+    [
+        ("missing.jinja", None, "no such file"),
+        ("../outside.jinja", "x", "is not a file next to the manifest"),
+        ("broken.jinja", "{% for m in messages %}", "the chat template cannot be used"),
+        ("slow.jinja", "{{ 'a' * 10**10 }}", "the chat template cannot be used"),
+    ],
+)
+def test_template_that_cannot_be_used_is_an_error_of_the_plan(name: str, source: str | None, problem: str) -> None:
+    make(write_rows(make_rows(60)))
+    if source is not None:
+        (Path("sales") / name).write_text(source)
+    overrides = (f"base_models.0.chat_template={name}", "base_models.0.prompt_template=tokenizer")
+    with pytest.raises(InputError) as caught:
+        plan_request(Request(expert="sales", overrides=overrides))
+    assert problem in caught.value.title
+    assert Path(name).name in caught.value.title
+
+
+def test_template_with_tokens_that_the_tiny_base_lacks_is_noted() -> None:
+    make(write_rows(make_rows(60)))
+    Path("sales/own.jinja").write_text(TEMPLATE.replace("{{ eos_token }}", "<|eot_id|>"))
+    overrides = ("base_models.0.chat_template=own.jinja", "base_models.0.prompt_template=tokenizer")
+    plan = plan_request(Request(expert="sales", overrides=overrides)).plan
+    assert plan.data.prompt_template == "chatml"
+    assert any("the smoke profile uses the template chatml" in note for note in plan.notes)
+    full = plan_request(Request(expert="sales", overrides=overrides, gpu="h100")).plan
+    assert full.data.chat_template_file == "own.jinja"
+
+
+def test_data_near_the_expert_has_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "data")
+    write_rows(make_rows(60))
+    monkeypatch.chdir(tmp_path / "project")
+    made = make(tmp_path / "data/rows.jsonl")
+    assert json.loads(made.manifest)["training"]["dataset"]["path"] == "../../data/rows.jsonl"

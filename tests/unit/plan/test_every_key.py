@@ -32,6 +32,10 @@ CHANGES: dict[str, dict[str, Any]] = {
     "base_models.trust_remote_code": {"base_models.0.trust_remote_code": True, "base_models.0.revision": "abc"},
     "base_models.quantization": {"base_models.0.quantization": "int4"},
     "base_models.prompt_template": {"base_models.0.prompt_template": "alpaca"},
+    "base_models.chat_template": {
+        "base_models.0.chat_template": "t.jinja",
+        "base_models.0.prompt_template": "tokenizer",
+    },
     "base_models.end_token": {"base_models.0.end_token": "<|endoftext|>"},
     "base_models.adapters.r": {"base_models.0.adapters.0.r": 8},
     "base_models.adapters.alpha": {"base_models.0.adapters.0.alpha": 8},

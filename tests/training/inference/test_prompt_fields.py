@@ -1,0 +1,41 @@
+"""Questions to experts whose prompt is a format of several fields."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.core.errors import InputError
+from launcher.manifest.dataset import FieldMapping
+from launcher.training.inference.prompt import Question, compose_question
+
+
+def make_data(system_prompt: str | None = None, **mapping: str) -> Any:
+    return SimpleNamespace(field_mapping=FieldMapping(response="answer", **mapping), system_prompt=system_prompt)
+
+
+def test_fields_fill_the_formats_of_the_training() -> None:
+    data = make_data("Be brief.", instruction="{subject}\n{body}", input="Product: {product}")
+    fields = {"subject": "S", "body": "B", "product": "P"}
+    assert compose_question(data, "", "", fields) == Question("S\nB", "Product: P", "Be brief.")
+    assert compose_question(data, "", "", {"subject": "S"}) == Question("S\n", "", "Be brief.")
+
+
+def test_a_question_takes_the_place_of_the_only_field() -> None:
+    assert compose_question(make_data(instruction="Summarize: {body}"), "B", "", {}).content == "Summarize: B"
+    assert compose_question(make_data(instruction="body", input="docs"), "B", "D", {}) == Question("B", "D", "")
+    assert compose_question(make_data(), "B", "D", {}) == Question("B", "D", "")
+
+
+@pytest.mark.parametrize(
+    ("question", "fields", "message"),
+    [
+        ("Q", {}, "the question: this text is made of the fields subject, body"),
+        ("", {"subjct": "S"}, "the prompt has no such fields"),
+    ],
+)
+def test_what_does_not_fit_is_an_error(question: str, fields: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        compose_question(make_data(instruction="{subject} {body}"), question, "", fields)
