@@ -46,6 +46,7 @@ GPU_UTILIZATION = "gpu/utilization"  # 0 to 1: fraction of time in which a kerne
 GPU_POWER_WATTS = "gpu/power_watts"
 GPU_TEMPERATURE = "gpu/temperature"
 JOULES_PER_TOKEN = "gpu/joules_per_token"
+HOST_LOAD = "host/load"  # load average of the last minute, per core
 # Real tokens / positions of the global batch, empty slots included. Without packing, rows are concatenated and compute
 # fewer positions: there it is the efficiency that padding to the full length would have.
 PACKING_EFFICIENCY = "data/packing_efficiency"
@@ -110,6 +111,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(name=GPU_POWER_WATTS, title="GPU power", unit="W"),
     Metric(name=GPU_TEMPERATURE, title="GPU temperature", unit="°C"),
     Metric(name=JOULES_PER_TOKEN, title="energy per token", unit="J", better="lower"),
+    Metric(name=HOST_LOAD, title="host load per core"),
     Metric(name=PACKING_EFFICIENCY, title="packing efficiency", unit="share", better="higher"),
     Metric(name=TOKENS_SEEN, title="tokens seen", unit="tokens"),
     Metric(name=GOODPUT, title="goodput", unit="share", better="higher"),

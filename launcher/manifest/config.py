@@ -52,7 +52,8 @@ class Wandb(Strict):
     notes: str | None = None
     """Run notes."""
     mode: Literal["online", "offline", "disabled"] | None = None
-    """Default: online if an API key is set, else offline. WANDB_MODE overrides every value except disabled."""
+    """Default: online with an API key; without one, offline if any key of wandb is set, else disabled. WANDB_MODE \
+overrides every value except disabled."""
     artifacts: tuple[Literal["adapter", "manifest"], ...] = ()
     """Artifacts to upload when the run is finished."""
 

@@ -156,6 +156,11 @@ def _open_source(path: Path, data_format: str | None) -> FileSource:
         source = make_file_source(path, data_format or _guess_format(path))
     except ManifestKeyHintError as error:
         hint = f"--data, --validation and --test name files; --format names their format: {_FORMATS}"
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.suffix and not path.exists():
+            hint = (
+                "a dataset of the Hugging Face Hub has no file here: write the manifest by hand, with "
+                f'training.dataset.path "{path}" and format "huggingface" (docs/DATA.md), or download its rows first'
+            )
         raise InputError(error.title, hint=hint) from None
     if source.format == "csv":
         _check_separator(path)

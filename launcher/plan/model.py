@@ -128,7 +128,8 @@ class WandbPlan(Frozen):
     name: str | None
     tags: tuple[str, ...]
     notes: str | None
-    mode: Literal["online", "offline", "disabled"] | None  # None: online with an API key, offline without
+    mode: Literal["online", "offline", "disabled"] | None  # None: online with an API key
+    is_requested: bool = False  # without an API key: offline if it is, else disabled
     artifacts: tuple[Literal["adapter", "manifest"], ...] = ()
 
 

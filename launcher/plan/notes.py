@@ -104,8 +104,8 @@ def _describe_small_epoch(context: PlanContext) -> Iterator[str]:
         f"the global batch of {config.global_batch_size:,} sequences is larger than an epoch, which has about "
         f"{sequences:,}: every step trains all of them, so the global batch is about {sequences:,}"
     )
-    if not config.max_steps and steps < _FEW_STEPS:
-        better = max(1, int(sequences * (config.num_train_epochs or 1.0) / _FEW_STEPS))
+    better = max(1, int(sequences * (config.num_train_epochs or 1.0) / _FEW_STEPS))
+    if not config.max_steps and steps < _FEW_STEPS and better < sequences:
         note += f"; {steps} steps hardly learn: --set training.config.batch_size={better} makes more of them"
         note += " (with gradient_accumulation_steps=1)" if config.gradient_accumulation_steps > 1 else ""
     yield note

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from launcher.plan.context import PlanContext
+from launcher.plan.context import PlanContext, manifest_decision, plan_decision
 from launcher.plan.estimate.dataset_size import SAMPLE_TEST, SAMPLE_TRAIN, SAMPLE_VALIDATION
-from launcher.plan.model import DataPlan, WandbPlan
+from launcher.plan.model import DataPlan, Decision, WandbPlan
 
 DEFAULT_WANDB_PROJECT = "expert-launcher"
 
@@ -48,6 +48,16 @@ def _get_template(context: PlanContext) -> str:
     return "chatml" if context.is_smoke and (template == "llama3" or is_missing) else template
 
 
+def explain_wandb(context: PlanContext) -> Decision:
+    """Return the decision about Weights & Biases; the API key is known only where the run starts."""
+    wandb = context.config.wandb
+    if wandb.mode is not None:
+        return manifest_decision("W&B", wandb.mode, "training.config.wandb.mode")
+    if wandb.model_fields_set:
+        return manifest_decision("W&B", "online with an API key, else offline", "settings in training.config.wandb")
+    return plan_decision("W&B", "online with an API key, else off", "not requested; --wandb offline writes files")
+
+
 def make_wandb_plan(context: PlanContext) -> WandbPlan:
     """Return the settings of the Weights & Biases run."""
     wandb = context.config.wandb
@@ -59,5 +69,6 @@ def make_wandb_plan(context: PlanContext) -> WandbPlan:
         tags=wandb.tags,
         notes=wandb.notes,
         mode=wandb.mode,
+        is_requested=bool(wandb.model_fields_set),
         artifacts=wandb.artifacts,
     )

@@ -136,6 +136,8 @@ def _change_length(config: TrainingConfig, overridden: frozenset[str]) -> _Chang
         max_steps = None
     original = f"{config.max_steps:,} steps" if config.max_steps else f"{epochs:g} epochs"
     cause = _TWO_MINUTES if max_steps else "epochs are set on the command line"
+    if overridden & {"batch_size", "gradient_accumulation_steps", "max_seq_length"}:
+        cause = "short run; with sizes set on the command line, it may take longer"
     values = _changed(config, overridden, max_steps=max_steps)
     return _Change(decision="training length", cause=cause, original=original, values=values)
 

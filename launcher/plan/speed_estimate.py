@@ -26,6 +26,7 @@ _MEASURED_GPU = "h200"
 _MEASURED_FAMILY = "qwen3"
 _RUNS_TO_TRUST = 3  # measured runs after which their spread is reported as the error
 _MIN_ERROR = 0.1
+_VERY_UNCERTAIN = 0.6  # relative error from which a percentage says nothing
 _MEASURED_ERROR, _UNMEASURED_ERROR = 0.2, 0.4
 
 
@@ -143,7 +144,11 @@ def _assess_runs(correction: Correction) -> tuple[str, float | None]:
 
 
 def _format_error(error: float | None) -> str:
-    return "a rough guess" if error is None else f"within about {100 * error:.0f} %"
+    if error is None:
+        return "a rough guess"
+    if error >= _VERY_UNCERTAIN:
+        return f"very uncertain ({1 / (1 + error):.1f} to {1 + error:.1f} times this speed)"
+    return f"within about {100 * error:.0f} %"
 
 
 def _assess_estimate(context: PlanContext, workload: Workload, layout: Layout) -> tuple[str, float | None]:

@@ -140,7 +140,7 @@ def explain_strategy(context: PlanContext, strategy: Strategy, offload: Offload,
     if get_requested_strategy(context) is not None:
         return manifest_decision("strategy", value, "strategy in the manifest")
     if offload != "none":
-        return plan_decision("strategy", value, "nothing else fits; slow")
+        return plan_decision("strategy", value, "fits only with offloading to CPU memory, which is slow")
     if strategy == "single":
         return plan_decision("strategy", value, "everything fits on one GPU")
     if strategy == "ddp":

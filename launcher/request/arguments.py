@@ -104,7 +104,8 @@ def add_wandb_arguments(parser: argparse.ArgumentParser) -> None:
         "--wandb",
         choices=("online", "offline", "disabled"),
         dest="wandb_mode",
-        help="default: online with an API key, offline without; WANDB_MODE takes precedence, except over disabled",
+        help="default: online with an API key, else off, or offline with any other W&B setting; WANDB_MODE takes "
+        "precedence, except over disabled",
     )
     group.add_argument("--wandb-project", metavar="NAME", help="default: expert-launcher")
     group.add_argument("--wandb-entity", metavar="NAME", help="a team or a user (default: yours)")

@@ -54,8 +54,11 @@ class Tracking:
     reason: str
 
 
-def decide_tracking(planned: Mode | None, environment: Mapping[str, str]) -> Tracking:
-    """Decide the mode: disabled takes precedence, then the environment, then the plan; else online with a key."""
+def decide_tracking(planned: Mode | None, environment: Mapping[str, str], *, is_requested: bool = False) -> Tracking:
+    """Decide the mode: disabled takes precedence, then the environment, then the plan; else online with a key.
+
+    Without a key, files are written only if manifest, flags or environment have any W&B setting (`is_requested`).
+    """
     if planned == "disabled":
         return Tracking(mode="disabled", reason="as planned")
     mode = environment.get("WANDB_MODE", "").strip().lower()
@@ -68,7 +71,10 @@ def decide_tracking(planned: Mode | None, environment: Mapping[str, str]) -> Tra
         return Tracking(mode=planned, reason="as planned")
     login = find_login(environment)
     if login is None:
-        return Tracking(mode="offline", reason="no key: neither WANDB_API_KEY nor a login in ~/.netrc")
+        missing = "no key: neither WANDB_API_KEY nor a login in ~/.netrc"
+        if is_requested or any(environment.get(name, "").strip() for name in ("WANDB_PROJECT", "WANDB_ENTITY")):
+            return Tracking(mode="offline", reason=missing)
+        return Tracking(mode="disabled", reason=f"not requested, and {missing}")
     return Tracking(mode="online", reason=f"key from {login}")
 
 

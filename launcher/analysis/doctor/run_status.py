@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 
 from launcher.analysis.doctor.findings import Finding
 from launcher.analysis.doctor.series import compute_median, select_warm_steps
@@ -135,12 +136,19 @@ def _describe_running(facts: RunState, done: str) -> Finding:
 def _check_restarts(record: RunRecord, outcome: Outcome) -> Iterator[Finding]:
     if len(outcome.attempts) < 2:
         return
-    silent = sum(attempt.ended_at is None for attempt in outcome.attempts[:-1])
-    died = f", {silent} of them killed" if silent else ""
+    pairs = [*pairwise(outcome.attempts)]
+    silent = sum(attempt.ended_at is None for attempt, _ in pairs)
+    repeated = sum(max(0, (attempt.steps_done or 0) - following.from_step) for attempt, following in pairs)
+    count = f"{silent} of them killed" if silent else f"{repeated} step{'s'[: repeated != 1]} repeated"
+    why = "stopped and resumed from its last step: nothing was trained twice"
+    if silent:
+        why = "steps after the last checkpoint were repeated; a killed attempt does not record how many"
+    elif repeated:
+        why = "steps after the last checkpoint were repeated"
     yield report_run.note(
         "restarts",
-        f"{len(outcome.attempts)} starts{died}",
-        "steps after the last checkpoint were repeated",
+        f"{len(outcome.attempts)} starts, {count}",
+        why,
         f"{record.paths.logs} shows why each ended" if silent else "",
     )
 

@@ -40,6 +40,7 @@ _SPIKE = 3.0  # times the usual duration: an irregular slow step
 _SPIKES_LOST = 0.10  # share of the time lost in them
 _SPIKES_LOST_ON_CPU = 0.30  # a CPU is shared with other programs
 _TREND_STEPS, _SLOWS_DOWN = 30, 0.90  # steps needed; speed of the last third over the first
+_BUSY_HOST, _BUSY_HOST_SHARE = 1.5, 0.2  # load average per core, and the share of the steps that have more
 _HOT = 80.0  # °C: with a falling speed, the GPU throttles
 _COMMUNICATION_SHARE = 0.25  # of a step, planned: communication is then the likely cause of a slow run
 _LOW_MFU = 0.75  # of the planned MFU
@@ -69,8 +70,12 @@ class Speed:
 
 
 def compare_speed(record: RunRecord) -> Speed | None:
-    """Return measured and expected speed; None without an estimate (CPU, unknown GPU) or with too few steps."""
-    steps, expected = select_recent_steps(record), record.plan.speed.tokens_per_second
+    """Return measured and expected speed; None without an estimate (CPU, unknown GPU) or with too few steps.
+
+    What earlier runs reached on a CPU is no estimate: it depends on the other programs of the machine.
+    """
+    has_gpu = record.plan.hardware.gpu is not None
+    steps, expected = select_recent_steps(record), record.plan.speed.tokens_per_second if has_gpu else None
     measured = compute_median(steps, metrics.TOKENS_PER_SECOND)
     if expected is None or measured is None or len(steps) < ENOUGH_STEPS:
         return None
@@ -107,6 +112,24 @@ def _find_bottlenecks(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterat
     if not data:  # waiting for data makes slow steps itself
         yield from _check_slow_steps(record, steps)
     yield from _check_trend(record, steps)
+    yield from _check_host_load(record)
+
+
+def _check_host_load(record: RunRecord) -> Iterator[Finding]:
+    """Check for other programs on the host while the run trained."""
+    loads = [(step.step, load) for step in record.steps if (load := step.get(metrics.HOST_LOAD)) is not None]
+    busy = [(step, load) for step, load in loads if load > _BUSY_HOST]
+    if len(busy) < max(ENOUGH_STEPS, _BUSY_HOST_SHARE * len(loads)):
+        return
+    cores = record.plan.hardware.cpu_cores_per_node
+    average = mean(load for _, load in busy)
+    yield report_run.note(
+        "host load",
+        f"load average {average * cores:.1f} on {cores} cores in {len(busy):,} of {len(loads):,} steps, "
+        f"from step {busy[0][0]:,}",
+        "other programs used the CPU while the run trained: its speed is not comparable",
+        "train on an idle machine to measure speed",
+    )
 
 
 def _describe_speed(record: RunRecord, steps: Sequence[StepMetrics], bottlenecks: Sequence[Finding]) -> Finding:
@@ -114,6 +137,10 @@ def _describe_speed(record: RunRecord, steps: Sequence[StepMetrics], bottlenecks
     mfu = compute_median(steps, metrics.DEVICE_MFU)
     reached = f"{format_count(rate)} tokens/s" + (f", {format_percent(mfu)} MFU" if mfu is not None else "")
     speed = compare_speed(record)
+    if len(steps) < len(record.steps):  # the report has medians of all steps
+        reached += f" (median of {len(steps):,} steps, without warm-up)"
+    if record.plan.hardware.gpu is None:
+        return report_run.ok("speed", f"{reached}; a CPU has no estimate: only patterns are checked")
     if speed is None:
         return report_run.ok("speed", f"{reached}; no estimate to compare with ({record.plan.speed.confidence})")
     found = f"{speed.grade}: {reached}, {100 * speed.ratio:.0f} % of the {format_count(speed.expected)} expected"

@@ -282,6 +282,8 @@ def _list_reproduction(facts: ReportFacts) -> Iterator[str]:
         yield fenced("\n".join(map(escape, lines)), "sh")
     if commit is not None and commit.endswith("+changes"):
         yield "The checkout had uncommitted changes, which are not saved."
+    if lines:
+        yield "The manifest as it was trained is `manifest.json` of this directory, for checkouts without this expert."
     if any(REDACTED in line for line in lines):
         yield f"{REDACTED} replaces a secret, which is not saved."
     same = [f"seed {plan.schedule.seed}", f"manifest `{code(plan.manifest_sha256[:16])}`"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -178,6 +179,17 @@ class NvmlMeter(Meter):
         }
 
 
+class HostMeter(Meter):
+    """Load of the host, by this training and by other programs."""
+
+    def read(self, stats: StepStats) -> dict[str, float]:  # noqa: ARG002
+        """Return the load average of the last minute, per core."""
+        try:
+            return {metrics.HOST_LOAD: os.getloadavg()[0] / (os.cpu_count() or 1)}
+        except OSError:
+            return {}
+
+
 class GoodputMeter(Meter):
     """Time lost within steps, and goodput so far."""
 
@@ -224,6 +236,7 @@ def open_meters(run: TrainingRun, tracker: GoodputTracker, recorded: CutMetrics)
                 EpochMeter(run, _sum_epoch(run, recorded)),
                 MemoryMeter(run),
                 NvmlMeter(sampler, run.engine.num_ranks),
+                HostMeter(),
                 GoodputMeter(tracker),
             ]
         )

@@ -66,7 +66,7 @@ def _interruptible() -> Iterator[None]:
 
 def start_wandb_process(plan: Plan, paths: RunPaths, accelerator: Accelerator) -> WandbProcess | None:
     """Start one uploader per node; every rank must call this. Rank 0's logs the metrics, others system metrics only."""
-    tracking = decide_tracking(plan.wandb.mode, os.environ)
+    tracking = decide_tracking(plan.wandb.mode, os.environ, is_requested=plan.wandb.is_requested)
     run_id = None
     if plan.hardware.nodes > 1:  # all nodes log to one run, even if their environments differ
         trace = load_trace(paths)

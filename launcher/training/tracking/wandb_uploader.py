@@ -208,7 +208,8 @@ class Uploader:
 
     def run(self) -> int:
         """Open the W&B run, log until the training ends, and finish the W&B run."""
-        tracking = decide_tracking(self._plan.wandb.mode, os.environ)
+        wandb = self._plan.wandb
+        tracking = decide_tracking(wandb.mode, os.environ, is_requested=wandb.is_requested)
         if tracking.mode == "disabled":
             return 0
         options, previous = self._options, self._previous

@@ -464,3 +464,9 @@ def test_data_near_the_expert_has_a_relative_path(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path / "project")
     made = make(tmp_path / "data/rows.jsonl")
     assert json.loads(made.manifest)["training"]["dataset"]["path"] == "../../data/rows.jsonl"
+
+
+def test_hub_dataset_is_answered_with_the_way_to_use_one() -> None:
+    with pytest.raises(InputError) as caught:
+        make(Path("databricks/databricks-dolly-15k"))
+    assert 'training.dataset.path "databricks/databricks-dolly-15k" and format "huggingface"' in caught.value.hint

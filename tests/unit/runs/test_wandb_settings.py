@@ -30,7 +30,8 @@ KEY = "0123456789abcdef0123456789abcdef01234567"
 @pytest.mark.parametrize(
     ("planned", "environment", "mode", "reason"),
     [
-        (None, {}, "offline", "no key"),
+        (None, {}, "disabled", "not requested, and no key"),
+        (None, {"WANDB_PROJECT": "experts"}, "offline", "no key"),
         (None, {"WANDB_API_KEY": KEY}, "online", "WANDB_API_KEY"),
         ("offline", {"WANDB_API_KEY": KEY}, "offline", "as planned"),
         ("online", {}, "online", "as planned"),
@@ -40,7 +41,7 @@ KEY = "0123456789abcdef0123456789abcdef01234567"
         (None, {"WANDB_MODE": "offline", "WANDB_API_KEY": KEY}, "offline", "WANDB_MODE=offline"),
         (None, {"WANDB_MODE": "online"}, "online", "WANDB_MODE=online"),
         ("online", {"WANDB_DISABLED": "true"}, "disabled", "WANDB_DISABLED"),
-        (None, {"WANDB_MODE": " "}, "offline", "no key"),
+        (None, {"WANDB_MODE": " "}, "disabled", "no key"),
     ],
 )
 def test_mode_depends_on_login_and_environment(
@@ -50,6 +51,11 @@ def test_mode_depends_on_login_and_environment(
     assert tracking.mode == mode
     assert reason in tracking.reason
     assert KEY not in tracking.reason
+
+
+def test_any_setting_of_the_manifest_requests_offline_files(tmp_path: Path) -> None:
+    tracking = decide_tracking(None, {"HOME": str(tmp_path)}, is_requested=True)
+    assert (tracking.mode, tracking.reason[:6]) == ("offline", "no key")
 
 
 def test_login_is_read_from_netrc(tmp_path: Path) -> None:
@@ -146,6 +152,7 @@ def test_flags_reach_the_plan() -> None:
         "tags": ("x", "y"),
         "notes": "a=b",
         "mode": "offline",
+        "is_requested": True,
         "artifacts": ("adapter", "manifest"),
     }
 

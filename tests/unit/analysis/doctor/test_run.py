@@ -599,3 +599,29 @@ def test_larger_save_steps_is_suggested_for_step_strategy() -> None:
     assert "training.config.save_steps=200" in settings
     saved = plan_for(overrides=(*by_steps, *settings)).schedule
     assert (saved.save_every_steps, saved.evaluate_every_steps) == (200, 200)
+
+
+def test_a_cpu_has_no_estimate_and_no_gpu() -> None:
+    plan = plan_for(None)
+    plan = plan.model_copy(update={"speed": plan.speed.model_copy(update={"tokens_per_second": 5000.0, "error": 0.2})})
+    findings = judge(plan=plan, speed=0.3)
+    (speed,) = (finding for finding in findings if finding.subject == "speed")
+    assert speed.status == "ok"
+    assert "a CPU has no estimate: only patterns are checked" in speed.found
+    assert "median of" in speed.found
+    assert not any("GPU" in f"{finding.found} {finding.next_step}" for finding in findings)
+
+
+def test_load_by_other_programs_is_named() -> None:
+    finding = only(judge(lambda step: {metrics.HOST_LOAD: 2.5 if step > 20 else 1.0}, plan=plan_for(None)))
+    assert (finding.subject, finding.status) == ("host load", "note")
+    assert "in 100 of 120 steps, from step 21" in finding.found
+
+
+@pytest.mark.parametrize(("from_step", "repeated"), [(60, "0 steps repeated"), (59, "1 step repeated")])
+def test_repeated_steps_are_counted(from_step: int, repeated: str) -> None:
+    first = Attempt(started_at="a", ended_at="b", steps_done=60)
+    attempts = (first, Attempt(started_at="c", from_step=from_step, ended_at="d"))
+    (finding,) = (one for one in judge(attempts=attempts) if one.subject == "restarts")
+    assert finding.found == f"2 starts, {repeated}"
+    assert ("nothing was trained twice" in finding.matters) == (from_step == 60)
