@@ -166,7 +166,6 @@ def _assemble(context: PlanContext, choice: _Choice) -> Plan:
         oom_fallbacks=make_oom_fallbacks(inputs, layout, candidates),
         decisions=replace_reasons(decisions, context.replaced),
         notes=(
-            *context.options.input_notes,
             *make_notes(context, inputs, layout, fewer_gpus),
             *describe_slow_settings(context, speed, _estimate_speed),
             *([context.options.judge_gaps] if task_eval is not None and context.options.judge_gaps else []),
