@@ -59,7 +59,7 @@ def check_login(facts: LoginFacts, planned_mode: Mode | None = None) -> Finding:
                 "the run would be logged offline",
                 "wandb login, or export WANDB_API_KEY; or --wandb offline",
             )
-        found = "no API key: runs are logged only if W&B is asked for, and then offline"
+        found = "no API key: runs are logged only if W&B is requested, and then offline"
         return _report("note", found, "", "wandb login, to follow runs in the browser")
     if not facts.is_key_valid:
         return _report(

@@ -41,7 +41,7 @@ def check(environ: Mapping[str, str], home: Path, mode: str | None = None) -> Fi
 def test_missing_key_is_a_note_unless_the_mode_is_online(tmp_path: Path) -> None:
     finding = check({}, tmp_path)
     assert finding.status == "note"
-    assert finding.found == "no API key: runs are logged only if W&B is asked for, and then offline"
+    assert finding.found == "no API key: runs are logged only if W&B is requested, and then offline"
     online = check({}, tmp_path, mode="online")
     assert online.status == "problem"
     assert "--wandb offline" in online.next_step
