@@ -68,7 +68,7 @@ def make_tables(schema: GraphSchema, queries: Sequence[Sequence[Token]]) -> Tabl
     everything = any(_has_open_arrow(query) for query in queries)
     links = sorted(link for link in schema.links if everything or link[1] in kinds)
     labels |= {label for link in links for label in (link[0], link[2])}
-    if not links and not labels:
+    if any(map(_has_open_node, queries)) or not (links or labels):
         labels = set(schema.nodes)
     return Tables(
         nodes={label: _columns(schema.nodes[label], named) for label in sorted(labels)},
@@ -80,6 +80,13 @@ def make_tables(schema: GraphSchema, queries: Sequence[Sequence[Token]]) -> Tabl
 def _has_open_arrow(tokens: Sequence[Token]) -> bool:
     chains = find_chains(tokens, match_brackets(tokens))
     return any(not arrow.element.names for chain in chains for arrow in chain.arrows)
+
+
+def _has_open_node(tokens: Sequence[Token]) -> bool:
+    """Return whether a pattern is a single node that has no label anywhere in the query: it matches all nodes."""
+    chains = find_chains(tokens, match_brackets(tokens))
+    known = {node.variable for chain in chains for node in chain.nodes if node.names or chain.arrows}
+    return any(not chain.arrows and chain.nodes[0].variable not in known for chain in chains)
 
 
 def _columns(properties: Mapping[str, str], named: Collection[str]) -> dict[str, str]:

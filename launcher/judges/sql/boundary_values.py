@@ -11,6 +11,8 @@ from launcher.judges.sql.query_analysis import Column, ColumnKind, Condition, Va
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _DATETIME = re.compile(r"(\d{4}-\d{2}-\d{2})[ T](\d{2}:\d{2}:\d{2})")
 _FAR = 7
+_CLOSE = 1e-6
+_PADDED_EVERY = 7
 _MAX_LENGTH = 5_000
 _WORDS = ("amber", "birch", "cedar", "dune", "elm", "fjord", "grove", "heath", "isle", "juniper", "kelp", "larch")
 
@@ -117,7 +119,9 @@ def _around(value: Value, kind: ColumnKind) -> list[Value]:
     if isinstance(value, int | float):
         if kind in ("text", "date", "datetime", "time"):
             return [value, *_inside_dates(str(value), kind)]
-        near = [value - 1, value + 1] + ([value - 0.25, value + 0.25] if kind == "real" else [])
+        near = [value - 1, value + 1]
+        if kind == "real":  # 20.0001 in place of 20 is noticed too
+            near += [value + step for step in (-0.25, 0.25, -_CLOSE, _CLOSE)]
         return [value, *near]
     if isinstance(value, str):
         return list(_around_time(value, kind) or _around_text(value))
@@ -195,7 +199,8 @@ def make_plain_value(kind: ColumnKind, column: int, number: int) -> Value:
         return 10 * (column + 1) + number * 1.25
     if kind == "text":
         word = _WORDS[(number * 5 + column) % len(_WORDS)]
-        return f"{word} {column}" if number < len(_WORDS) else f"{word} {column}-{number}"
+        text = f"{word} {column}" if number < len(_WORDS) else f"{word} {column}-{number}"
+        return f" {text} " if number % _PADDED_EVERY == 3 else text  # for TRIM
     day = date(2012 + column % 7, 3, 4) + timedelta(days=37 * number)
     if kind == "date":
         return str(day)

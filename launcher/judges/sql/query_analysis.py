@@ -209,12 +209,14 @@ def _compare(
 
 
 def find_row_bounds(statement: exp.Expr) -> list[exp.Literal]:
-    """Return the whole numbers that bound a number of rows: those of LIMIT, and those compared with COUNT."""
+    """Return the whole numbers that bound a number of rows: of LIMIT, and of comparisons with counts and ranks."""
     limits = [limit.expression for limit in statement.find_all(exp.Limit)]
+    named = {alias.alias for alias in statement.find_all(exp.Alias) if alias.this.find(exp.Count, exp.Window)}
     counts = [
         side
         for node in statement.find_all(exp.Predicate)
-        if isinstance(node, exp.Binary) and node.find(exp.Count)
+        if isinstance(node, exp.Binary)
+        and (node.find(exp.Count) or any(column.name in named for column in node.find_all(exp.Column)))
         for side in (node.this.unnest(), node.expression.unnest())
     ]
     return [bound for bound in (*limits, *counts) if isinstance(bound, exp.Literal) and is_integer_literal(bound)]

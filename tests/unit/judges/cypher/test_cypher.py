@@ -273,6 +273,8 @@ def test_schemas_of_other_rows(text: str) -> None:
     ("reference", "answer", "is_right"),
     [
         ("MATCH (a:Actor) RETURN a.name", "OPTIONAL MATCH (a:Actor) RETURN a.name", False),
+        ("MATCH (a:Actor) RETURN a.name", "MATCH (a) RETURN a.name", False),
+        ("MATCH (a:Actor) RETURN a.name", "MATCH (a:Actor) WITH a LIMIT 300 RETURN a.name", False),
         (
             "MATCH (a:Actor) WHERE a.born > 1950 RETURN a.name",
             "OPTIONAL MATCH (a:Actor) WHERE a.born > 1950 RETURN a.name",

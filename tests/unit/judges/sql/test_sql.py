@@ -329,6 +329,12 @@ def test_a_reference_that_does_not_run_compares_nothing(judge: SqlJudge) -> None
             "SELECT author_id FROM book GROUP BY author_id HAVING COUNT(*) < 90",
         ),
         ("SELECT title FROM book WHERE price <= 20", "SELECT title FROM book WHERE abs(price) <= 20"),
+        ("SELECT title FROM book WHERE price <= 20", "SELECT title FROM book WHERE price < 20.0001"),
+        ("SELECT title FROM book", "SELECT trim(title) FROM book"),
+        (
+            "SELECT title FROM book",
+            "SELECT title FROM (SELECT *, row_number() OVER () AS place FROM book) WHERE place <= 200",
+        ),
         ("SELECT born FROM author", "SELECT abs(born) FROM author"),
         ("SELECT SUM(price) FROM book", "SELECT SUM(abs(price)) FROM book"),
     ],
