@@ -280,6 +280,7 @@ UNTRAINABLE: Mapping[str, str] = {
     "stablelm": _NO_BOUNDARIES,
     "nemotron": _NO_BOUNDARIES,
     "gpt_neox_japanese": "packed documents give other results than each alone",
+    "cpmant": _NO_LAYERS,
     "falcon": _NO_LAYERS,
     "bert": _NO_LAYERS,
     "big_bird": _NO_LAYERS,

@@ -288,6 +288,7 @@ def _read_flag(keys: ConfigKeys, key: str, problems: list[Problem]) -> bool:
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _OTHER_TOWERS = ("vision_config", "audio_config", "speech_config")
 _LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "Gemma3ForConditionalGeneration")
+_STATE_SPACE_KEYS = ("mamba_", "ssm_", "state_size")
 _LIKE_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -350,6 +351,15 @@ def _check_text(config: ConfigKeys) -> Problem | None:
     return None
 
 
+def _check_attention(config: ConfigKeys) -> Problem | None:
+    """Refuse multi-head latent attention (DeepSeek, Youtu), whose values are of other sizes than queries and keys."""
+    if config.get("kv_lora_rank"):
+        return _problem(
+            "kv_lora_rank", "multi-head latent attention is not supported by attention over packed documents"
+        )
+    return None
+
+
 def _check_unquantized(config: ConfigKeys) -> Problem | None:
     """Refuse quantized weights. Those of gpt-oss (MXFP4) are dequantized when they are loaded."""
     quantization = config.get("quantization_config")
@@ -376,6 +386,10 @@ def _check_layers(config: ConfigKeys) -> Problem | None:
     unlike = sorted({str(kind) for kind in kinds} - _LIKE_LAYERS) if isinstance(kinds, list) else []
     if unlike:
         return _problem("layer_types", f"{', '.join(unlike)}: all layers must be attention layers of the same build")
+    state_space = sorted(key for key in config if key.startswith(_STATE_SPACE_KEYS))
+    if state_space:
+        reason = "layers with a state space (Mamba) are not supported: packed documents would share it"
+        return _problem(state_space[0], reason)
     return None
 
 
@@ -384,6 +398,7 @@ _CHECKS = (
     _check_experts,
     _check_decoder,
     _check_text,
+    _check_attention,
     _check_unquantized,
     _check_head,
     _check_layers,

@@ -51,7 +51,7 @@ class BaseModelEntry(Strict):
     trust_remote_code: bool = False
     """Run code from the model's repository or folder; requires a revision, and --trust on the command line."""
     quantization: Literal["none", "int4", "int8", "bf16", "fp16"] = "none"
-    """Storage of the frozen base model: int4 is NF4 (QLoRA), int8 is LLM.int8(); the others do not quantize."""
+    """Storage of the frozen base model: int4 is NF4 (QLoRA), which replaces int8; the others do not quantize."""
     prompt_template: PromptTemplate = "tokenizer"
     """Template that formats a row; tokenizer: the chat template of the tokenizer."""
     chat_template: Annotated[str, Field(min_length=1)] | None = None

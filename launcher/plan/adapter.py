@@ -88,9 +88,9 @@ def _check_experts(context: PlanContext) -> None:
             "auxiliary loss that keeps experts in use",
             hint="use lora; target_parameters adapts the experts",
         )
-    if stacks and context.entry.quantization in ("int4", "int8"):
+    if stacks and context.entry.quantization == "int4":
         raise ManifestError(
-            f"base_models[0].quantization {context.entry.quantization}: {base.name} is a mixture of experts, and "
+            f"base_models[0].quantization int4: {base.name} is a mixture of experts, and "
             f"bitsandbytes quantizes linear layers only, not the stacked experts ({_get_expert_share(base)} of its "
             "parameters)",
             hint="use quantization none: --set base_models.0.quantization=none",
@@ -171,6 +171,12 @@ def _describe_differences(context: PlanContext) -> str:
 def decide_quantization(context: PlanContext) -> tuple[QuantizationPlan | None, Decision]:
     """Return the quantization of the base, None if it is not quantized, and the decision."""
     kind = context.entry.quantization
+    if kind == "int8":
+        raise ManifestError(
+            "base_models[0].quantization: int8 (LLM.int8()) is not supported. On an H200 it trained Qwen3-0.6B at "
+            "24,295 tokens/s, where NF4 reached 133,638 and more, and it needs more memory than NF4",
+            hint="use int4 (NF4): --set base_models.0.quantization=int4",
+        )
     if kind in ("none", "bf16", "fp16"):
         return None, manifest_decision("quantization", "none", f"quantization {kind} in the manifest")
     if context.is_smoke:
@@ -192,8 +198,5 @@ def decide_quantization(context: PlanContext) -> tuple[QuantizationPlan | None, 
             f"adapter_type full cannot train {kind} weights",
             hint="use lora or dora, or quantization none",
         )
-    if kind == "int8":
-        plan = QuantizationPlan(kind="int8", storage_dtype="int8", double_quantization=False)
-        return plan, manifest_decision("quantization", "int8", "quantization in the manifest")
     plan = QuantizationPlan(kind="int4", storage_dtype="uint8", double_quantization=True)
     return plan, manifest_decision("quantization", "NF4, double quantization", "quantization int4 in the manifest")

@@ -198,7 +198,7 @@ def _first_fits(inputs: SearchInputs, candidates: tuple[Candidate, ...]) -> bool
 def _set_storage_dtype(settings: ModelSettings, layout: Layout) -> QuantizationPlan | None:
     """Return the quantization; ZeRO-3 can only partition 4-bit weights stored in the dtype of the other weights."""
     quantization = settings.quantization
-    if quantization is None or quantization.kind == "int8" or layout.strategy != "zero3":
+    if quantization is None or layout.strategy != "zero3":
         return quantization
     return quantization.model_copy(update={"storage_dtype": settings.precision.compute_dtype})
 

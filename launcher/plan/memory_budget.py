@@ -136,8 +136,6 @@ def find_cuda_graph_obstacle(context: PlanContext, settings: ModelSettings) -> s
         return "the loss synchronizes with the host"
     if context.base.experts is not None:
         return "mixtures of experts run by the code of transformers"
-    if settings.quantization_kind == "int8":
-        return "8-bit matmuls synchronize with the host"
     return "" if context.config.packing else "without packing, shapes vary"
 
 

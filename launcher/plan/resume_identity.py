@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from launcher.core.errors import Problem, show_value
-from launcher.core.frozen_model import flatten
-from launcher.plan.model import Plan
+from launcher.core.frozen_model import Frozen, flatten
+from launcher.plan.model import AdapterPlan, DataPlan, OptimizerPlan, Plan
 
 # Groups of the plan -> keys in them that do not affect learning.
 _GROUPS: Mapping[str, frozenset[str]] = {
@@ -16,6 +16,7 @@ _GROUPS: Mapping[str, frozenset[str]] = {
     "data": frozenset({"folder", "cache_dir", "num_rows", "mean_tokens", "basis", "streaming"}),
     "optimizer": frozenset({"name"}),  # see optimizer_rule: a fused implementation is the same optimizer
 }
+_MODELS: Mapping[str, type[Frozen]] = {"adapter": AdapterPlan, "data": DataPlan, "optimizer": OptimizerPlan}
 _BATCH = ("global_batch_size", "sequence_length", "packed", "group_by_length")
 _SCHEDULE = ("lr_scheduler", "scheduler_kwargs", "epochs", "max_steps", "warmup_ratio", "seed")
 
@@ -42,7 +43,15 @@ def collect_learning_settings(plan: Plan) -> dict[str, object]:
 def find_changed_settings(before: Mapping[str, object], now: Mapping[str, object]) -> tuple[Problem, ...]:
     """Return one problem per setting that differs."""
     return tuple(
-        Problem(where=key, what=f"{show_value(before.get(key))} before, {show_value(now.get(key))} now")
+        Problem(where=key, what=f"{show_value(_get(before, key))} before, {show_value(_get(now, key))} now")
         for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
+        if _get(before, key) != _get(now, key)
     )
+
+
+def _get(settings: Mapping[str, object], key: str) -> object:
+    """Return a setting; one that an older version did not write has the plan's default."""
+    group, _, name = key.partition(".")
+    field = _MODELS[group].model_fields.get(name) if group in _MODELS else None
+    default = None if field is None or field.is_required() else field.default
+    return settings.get(key, list(default) if isinstance(default, tuple) else default)

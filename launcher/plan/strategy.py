@@ -52,7 +52,7 @@ def make_candidates(
         raise InputError(
             f"{strategy} needs the package deepspeed, which is not installed", hint="pip install deepspeed"
         )
-    shardable = quantization != "int8" and optimizer != "adamw_bnb_8bit" and not _saves_frozen_weights(context)
+    shardable = optimizer != "adamw_bnb_8bit" and not _saves_frozen_weights(context)
     shardable = shardable and not context.config.target_parameters
     if strategy is None:
         pool = _list_automatic(context.num_ranks == 1, shardable, quantization)
@@ -101,8 +101,6 @@ def _check_combination(
         refuse(
             "FSDP2 does not support NF4 weights (shards corrupt packed 4-bit values); use zero3, or quantization none"
         )
-    if strategy not in (None, "single", "ddp") and quantization == "int8":
-        refuse(f"{strategy} does not support int8 weights; use ddp, or quantization int4 with zero3")
     if strategy not in (None, "single", "ddp") and optimizer == "adamw_bnb_8bit":
         refuse(f"{strategy} does not support adamw_bnb_8bit, which keeps its state per rank; use adamw_torch_fused")
     if strategy not in (None, "single", "ddp") and _saves_frozen_weights(context):
@@ -116,8 +114,6 @@ def _check_combination(
             refuse(f"{strategy} does not support offload {offload}, only DeepSpeed does; use zero2 or zero3")
         if offload == "optimizer_and_parameters" and strategy in ("zero1", "zero2"):
             refuse(f"{strategy} keeps all parameters on every GPU; use zero3 to offload them")
-        if quantization == "int8":
-            refuse("offloading needs DeepSpeed, which does not support int8 weights; use quantization int4 or none")
         if optimizer == "adamw_bnb_8bit":
             refuse("an offloaded optimizer runs on the CPU, adamw_bnb_8bit does not; use adamw_torch_fused")
         if quantization != "none" and offload == "optimizer_and_parameters":

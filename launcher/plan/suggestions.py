@@ -123,7 +123,7 @@ def _find_shorter_sequence(inputs: SearchInputs, candidates: tuple[Candidate, ..
 
 def _find_more_gpus(inputs: SearchInputs) -> str | None:
     hardware = inputs.hardware
-    if hardware.gpu is None or inputs.recipe.quantization == "int8" or inputs.recipe.optimizer == "adamw_bnb_8bit":
+    if hardware.gpu is None or inputs.recipe.optimizer == "adamw_bnb_8bit":
         return None
     for gpus, nodes in ((2, 1), (4, 1), (8, 1), (8, 2), (8, 4)):
         if gpus >= hardware.gpus_per_node and nodes >= hardware.nodes and gpus * nodes > hardware.num_ranks:

@@ -157,11 +157,12 @@ def test_strategies_that_are_not_verified_are_refused(tmp_path: Path) -> None:
     request = Request(
         expert=str(ROOT / "experts/neo4j/manifest.json"), base=str(base), profile="full", gpu="h100", gpus_per_node=2
     )
-    none = ("base_models.0.quantization=none", "training.config.target_modules=all-linear")
+    short = "training.config.max_seq_length=64"
+    none = ("base_models.0.quantization=none", "training.config.target_modules=all-linear", short)
     with pytest.raises(InputError, match="zero3 is not verified for mixtures of experts; use ddp or fsdp2"):
         plan_request(replace(request, strategy="zero3", overrides=none))
-    stacks = "training.config.target_parameters=[mlp.experts.down_proj]"
+    stacks = 'training.config.target_parameters=["mlp.experts.down_proj"]'
     with pytest.raises(InputError, match="fsdp2 does not support target_parameters"):
         plan_request(replace(request, strategy="fsdp2", overrides=(*none, stacks)))
     with pytest.raises(ManifestError, match="bitsandbytes quantizes linear layers only"):
-        plan_request(replace(request, overrides=(none[1], "base_models.0.quantization=int4")))
+        plan_request(replace(request, overrides=(*none[1:], "base_models.0.quantization=int4")))

@@ -70,7 +70,7 @@ computed, as in transformers by default. QLoRA is refused because bitsandbytes d
 fine-tuning because it would train routers without their auxiliary loss. gpt-oss has attention sinks: eager attention
 only. Its MXFP4 weights are dequantized.
 
-With ZeRO, FSDP2, int8 or selective checkpointing, blocks are not fused. Of other
+With ZeRO, FSDP2 or selective checkpointing, blocks are not fused. Of other
 architectures, the names of the linear layers are read from the weights.
 
 | family | linear layers | LoRA | QLoRA | DoRA | full | measured on an H200, 2026-11-16 |
@@ -87,6 +87,7 @@ _TAIL = """
 _REFUSED = (
     ("other mixtures of experts; `qwen3_moe` with layers that have none", "their layers are not known here"),
     ("quantized weights (GPTQ, AWQ, FP8, bitsandbytes)", "adapters train on the original base; gpt-oss is dequantized"),
+    ("multi-head latent attention (`kv_lora_rank`), such as `youtu`", "keys and values are of different sizes"),
     ("encoder-decoder", "experts train on a decoder alone"),
     ("images or sound, except Gemma 3", "experts train on text; Gemma 3's vision tower stays frozen"),
     ("layers of other kinds (linear attention, convolutions)", "all layers must be attention layers of the same build"),

@@ -199,8 +199,6 @@ def _build_random(plan: Plan, source: str, attention: str, device: torch.device)
 
 def make_quantization_config(plan: Plan, quantization: QuantizationPlan) -> BitsAndBytesConfig:
     """Return the bitsandbytes config for the planned quantization."""
-    if quantization.kind == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True)
     storage = torch.uint8 if quantization.storage_dtype == "uint8" else DTYPES[plan.precision.compute_dtype]
     return BitsAndBytesConfig(
         load_in_4bit=True,
@@ -218,7 +216,8 @@ def _quantize_linears(model: PreTrainedModel, plan: Plan, quantization: Quantiza
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 setattr(parent, name, _quantized(child, plan, quantization).to(device))
-    setattr(model, "is_loaded_in_8bit" if quantization.kind == "int8" else "is_loaded_in_4bit", True)
+    marked: Any = model
+    marked.is_loaded_in_4bit = True
 
 
 def _quantized(linear: nn.Linear, plan: Plan, quantization: QuantizationPlan) -> nn.Module:
@@ -226,25 +225,20 @@ def _quantized(linear: nn.Linear, plan: Plan, quantization: QuantizationPlan) ->
 
     sizes = linear.in_features, linear.out_features, linear.bias is not None
     weight = linear.weight.data
-    result: Any
-    if quantization.kind == "int8":
-        result = bnb.nn.Linear8bitLt(*sizes, has_fp16_weights=False, threshold=6.0, device="meta")
-        result.weight = bnb.nn.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
-    else:
-        result = bnb.nn.Linear4bit(
-            *sizes,
-            compute_dtype=DTYPES[plan.precision.compute_dtype],
-            compress_statistics=quantization.double_quantization,
-            quant_type="nf4",
-            device="meta",
-        )
-        result.weight = bnb.nn.Params4bit(
-            weight,
-            requires_grad=False,
-            compress_statistics=quantization.double_quantization,
-            quant_type="nf4",
-            module=result,
-        )
+    result: Any = bnb.nn.Linear4bit(
+        *sizes,
+        compute_dtype=DTYPES[plan.precision.compute_dtype],
+        compress_statistics=quantization.double_quantization,
+        quant_type="nf4",
+        device="meta",
+    )
+    result.weight = bnb.nn.Params4bit(
+        weight,
+        requires_grad=False,
+        compress_statistics=quantization.double_quantization,
+        quant_type="nf4",
+        module=result,
+    )
     if linear.bias is not None:
         result.bias = linear.bias
     return result

@@ -10,6 +10,7 @@ import pytest
 
 from launcher.core.errors import LauncherError
 from launcher.plan.estimate.memory.recipe import select_targets
+from launcher.plan.resume_identity import collect_learning_settings, find_changed_settings
 from tests.unit.plan.conftest import FULL_FINE_TUNING, plan_for
 
 SIZES: dict[str, Any] = {
@@ -107,3 +108,14 @@ def test_attention_dropout_of_the_base_is_reported(tmp_path: Path) -> None:
     assert any("attention_dropout of 0.1 is not applied" in note for note in plan.notes)
     plan = plan_for(base=write_config(tmp_path, "seed_oss", head_dim=16, attention_dropout=0.0))
     assert not any("attention_dropout" in note for note in plan.notes)
+
+
+def test_settings_that_older_checkpoints_lack_have_their_defaults() -> None:
+    newer = {"adapter.use_rslora", "adapter.target_parameters", "optimizer.loraplus_lr_ratio", "data.end_token"}
+    now = collect_learning_settings(plan_for())
+    before = {key: value for key, value in now.items() if key not in newer}
+    assert newer <= now.keys()
+    assert find_changed_settings(before, now) == ()
+    rslora = collect_learning_settings(plan_for(overrides=("training.config.use_rslora=true",)))
+    (problem,) = find_changed_settings(before, rslora)
+    assert (problem.where, problem.what) == ("adapter.use_rslora", "False before, True now")
