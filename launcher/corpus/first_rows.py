@@ -24,6 +24,7 @@ from launcher.plan.estimate.dataset_size import (
 _PEEKED_ROWS = 200
 _MAX_PEEKED_ROWS = 20_000  # until every field that the manifest names has occurred: a context may be rare
 _SAMPLED_ROWS = 2000
+_EXPECTED = {"jsonl": "write one JSON object per line", "csv": "write a header and one row per line"}
 _MAX_JSON_BYTES = 200_000_000  # a JSON list is read completely
 
 
@@ -60,7 +61,7 @@ def make_source_reader(
         raise InputError(
             f"{source.location}: no usable row" + ("" if problems else ": it is empty"),
             problems,
-            hint="write one JSON object per line",
+            hint=_EXPECTED.get(source.format if isinstance(source, FileSource) else "", "it needs rows with fields"),
         )
     is_sample = source.location.endswith(SAMPLE_TRAIN)
     hint = "`launcher new EXPERT --data FILE --force` writes sample/ again, with all fields" if is_sample else ""

@@ -148,12 +148,13 @@ def decide_optimizer(context: PlanContext) -> tuple[OptimizerPlan, list[Decision
     )
     is_set = "max_grad_norm" in config.model_fields_set
     reason = "max_grad_norm in the manifest" if is_set else "default of the published trainer"
+    decide = manifest_decision if is_set else plan_decision
     ratio = config.loraplus_lr_ratio
     loraplus = f"B matrices learn {ratio:g} times as fast" if ratio else ""
     return plan, [
         decision,
         *([manifest_decision("LoRA+", loraplus, "loraplus_lr_ratio in the manifest")] if ratio else []),
-        manifest_decision("gradient clipping", f"norm {clipping:g}" if clipping else "off", reason),
+        decide("gradient clipping", f"norm {clipping:g}" if clipping else "off", reason),
     ]
 
 

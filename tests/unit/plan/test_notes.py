@@ -7,6 +7,7 @@ import re
 import pytest
 
 from launcher.plan import Plan
+from launcher.plan.speed_estimate import _format_error
 from tests.unit.plan.conftest import decision, plan_for
 
 OPTIMIZERS = ("adamw_bnb_8bit", "adamw_torch_fused")
@@ -61,3 +62,27 @@ def test_8_bit_optimizer_decision_mentions_the_host_sync() -> None:
     assert [name for name, words in decisions.items() if "waits for the host to read the gradients" in words] == [
         "adamw_bnb_8bit"
     ]
+
+
+def test_defaults_are_not_attributed_to_the_manifest() -> None:
+    plan = plan_for(overrides=("training.config.max_grad_norm=null",))
+    (clipping,) = (one for one in plan.decisions if one.name == "gradient clipping")
+    assert (clipping.value, clipping.decided_by) == ("norm 1", "plan")
+    (wandb,) = (one for one in plan_for(config={"wandb": {}}).decisions if one.name == "W&B")
+    assert (wandb.value, wandb.decided_by) == ("online with an API key, else off", "plan")
+
+
+def test_full_fine_tuning_with_a_lora_learning_rate_is_noted() -> None:
+    full = "training.config.adapter_type=full"
+    noted = plan_for(gpu="h100", overrides=(full, "training.config.learning_rate=2e-4"))
+    assert any("full fine-tuning usually needs about a tenth, such as 2e-05" in note for note in noted.notes)
+    plan = plan_for(gpu="h100", overrides=(full,))
+    assert plan.optimizer.learning_rate == 2e-5
+    assert not any("usually needs about a tenth" in note for note in plan.notes)
+    (rate,) = (one for one in plan.decisions if one.name == "learning rate")
+    assert rate.reason.startswith("default of full fine-tuning")
+
+
+@pytest.mark.parametrize(("error", "text"), [(0.2, "within about 20 %"), (1.29, "very uncertain (0.4 to 2.3 times")])
+def test_large_errors_are_no_percentages(error: float, text: str) -> None:
+    assert _format_error(error).startswith(text)
