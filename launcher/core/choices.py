@@ -28,7 +28,7 @@ ALL_LINEAR: Literal["all-linear"] = "all-linear"
 UNRECORDABLE_ATTENTION: frozenset[AttentionBackend] = frozenset({"flex", "sdpa", "eager"})
 
 # Our own attention kernels: supported head dimensions, and the most query heads per KV head (rows of one tile).
-OWN_HEAD_SIZES = (64, 128)
+OWN_HEAD_SIZES = (64, 128, 256)
 OWN_GROUP = 32
 
 SHARDED_STRATEGIES: frozenset[Strategy] = frozenset({"fsdp2", "zero3"})

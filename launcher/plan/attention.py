@@ -50,11 +50,9 @@ def list_backends(context: PlanContext, dtype: Dtype) -> tuple[AttentionBackend,
         backends.append("varlen")
     if _supports_own_kernels(context, gpu):
         backends.insert(1 if _prefers_torch(context) else 0, "triton")
-    if _has_softcap(context):
-        return (*backends, "eager")
     if gpu.has_flash_attention:
         backends.append("flex")
-    return (*backends, "sdpa", "eager")
+    return (*backends, "eager") if _has_softcap(context) else (*backends, "sdpa", "eager")
 
 
 def _supports_own_kernels(context: PlanContext, gpu: Gpu) -> bool:
@@ -102,7 +100,7 @@ def _explain(context: PlanContext, backend: AttentionBackend, dtype: Dtype) -> D
         return plan_decision("attention", TITLES[backend], "installed, and this GPU can run it")
     if _has_softcap(context):
         return hardware_decision(
-            "attention", TITLES[backend], "this base soft-caps attention scores; torch's flash kernels cannot"
+            "attention", TITLES[backend], "this base soft-caps attention scores, which torch's flash kernels cannot"
         )
     if not gpu.has_flash_attention:
         capability = ".".join(map(str, gpu.compute_capability))
@@ -132,7 +130,7 @@ def _check_supported(
         "flash_attention_4": "it needs a Hopper or Blackwell GPU and the package flash-attn-4",
         "flash_attention_3": "it needs a Hopper GPU and the package flash_attn_interface",
         "flash_attention_2": "it needs compute capability 8.0 and the package flash_attn",
-        "triton": "it needs a Hopper GPU, Triton, and a head size of 64 or 128",
+        "triton": "it needs a Hopper GPU, Triton, and a head size of 64, 128 or 256",
         "varlen": "it needs compute capability 8.0",
         "flex": "it needs compute capability 8.0",
     }

@@ -23,7 +23,7 @@ from launcher.plan.cuda_graph import decide_cuda_graph
 from launcher.plan.dataloader import decide_dataloader
 from launcher.plan.dtype_and_kernels import ModelSettings, decide_model_settings
 from launcher.plan.estimate.dataset_size import RowEstimate
-from launcher.plan.estimate.memory import estimate_memory
+from launcher.plan.estimate.memory import estimate_memory, explain_layer_path
 from launcher.plan.memory_budget import LEVELS, SearchInputs, expects_cuda_graph, make_search_inputs, make_workload
 from launcher.plan.model import Decision, MemoryPlan, Plan, QuantizationPlan
 from launcher.plan.notes import describe_faster_with_fewer_gpus, describe_slow_settings, make_notes
@@ -106,9 +106,7 @@ def _assemble(context: PlanContext, choice: _Choice) -> Plan:
     length = estimate_run_length(context)
     batch = make_batch_plan(context, inputs, layout)
     captures, captures_decision = decide_cuda_graph(context, settings, inputs, layout)
-    compile_plan, compile_scope = make_compile_plan(
-        context, inputs.workload, layout, length.num_steps, captures=captures
-    )
+    compile_plan, scope = make_compile_plan(context, inputs.workload, layout, length.num_steps, captures=captures)
     speed = make_speed_plan(context, inputs, layout, length, captures=captures)
     fewer_gpus = describe_faster_with_fewer_gpus(inputs, layout)
     schedule, schedule_decisions = decide_schedule(context, length, speed.seconds_per_step)
@@ -121,7 +119,8 @@ def _assemble(context: PlanContext, choice: _Choice) -> Plan:
         explain_strategy(context, layout.strategy, layout.offload, _first_fits(inputs, candidates)),
         _explain_checkpointing(context, inputs, candidates, layout),
         choice.compile_decision,
-        *compile_scope,
+        *scope,
+        plan_decision("layers", *explain_layer_path(context.base, make_recipe(inputs, layout))),
         *captures_decision,
         *loader_decisions,
         *schedule_decisions,

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 
-from launcher.core.choices import UNRECORDABLE_ATTENTION
+from launcher.core.choices import UNRECORDABLE_ATTENTION, AttentionBackend
 from launcher.core.errors import InputError
 from launcher.core.log import get_logger
 from launcher.core.run_paths import RunPaths
@@ -43,13 +44,22 @@ def build_run(
         varied = plan.model_copy(update={"attention": attention, "cuda_graph": cuda_graph})
         try:
             return _build_and_check(varied, paths, store, folders, accelerator, vocab_size)
-        except (ImportError, NotImplementedError) as error:
+        except (ImportError, NotImplementedError, RuntimeError) as error:
+            if not _is_unsupported(name, error):
+                raise
             if index + 1 == len(backends):
                 raise InputError(f"attention backend {name} does not work here: {error}") from error
             if accelerator.is_main_process:
                 log.info(f"attention backend {name} does not work here ({error}); trying {backends[index + 1]}")
             accelerator.free_memory()
     raise AssertionError("unreachable")
+
+
+def _is_unsupported(backend: AttentionBackend, error: Exception) -> bool:
+    """Return whether a backend cannot run here. FlexAttention's kernels may not fit a GPU: the compiler says so."""
+    if isinstance(error, (ImportError, NotImplementedError)):
+        return True
+    return backend == "flex" and not isinstance(error, torch.OutOfMemoryError)
 
 
 def _build_and_check(
@@ -71,7 +81,7 @@ def _build_and_check(
     # First, because wrong fused layers fall back to PEFT and must not be attributed to attention.
     lora_grads = check_lora_grads(plan, module, run.train.file, accelerator.device)
     check = check_packing(plan, module, run.engine.model, run.train.file, accelerator.device)
-    check_attention_grads(plan, backend, accelerator.device, collect_variants(plan, module))
+    check_attention_grads(plan, backend, accelerator.device, collect_variants(module))
     return run, replace(check, lora_grads=lora_grads)
 
 

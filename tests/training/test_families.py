@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Pretrai
 
 from launcher.base_models.families import FAMILIES
 from launcher.corpus.store import Store
+from launcher.plan.estimate.memory import FUSED_FAMILIES
 from launcher.plan.model import Plan
 from launcher.request.request import Request, plan_request
 from launcher.training.checkpoint.weights import save_weights
+from launcher.training.model.fused_lora.decoder_layer import describe_path
 from tests.conftest import ROOT
 from tests.training.builders import (
     SEQUENCE_LENGTH,
@@ -83,6 +86,17 @@ def test_planned_families_are_trained_as_planned(store: Store, tmp_path: Path, m
     assert sum(weight.numel() for weight in before.values()) == plan.adapter.trainable_parameters
     moved = [name for name, weight in trained_weights(run).items() if not torch.equal(weight, before[name])]
     assert moved
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("model_type", sorted(FUSED_FAMILIES))
+def test_blocks_of_every_fused_family_run_on_a_gpu(store: Store, tmp_path: Path, model_type: str) -> None:
+    """The build compares the gradients with PEFT's and an FP32 reference, and unfuses blocks that are too far off."""
+    sizes = {**SIZES, "hidden_size": 128, "head_dim": 256 if "gemma" in model_type else 64, "sliding_window": 24}
+    base = write_base(tmp_path / "base", AutoConfig.for_model(model_type, **sizes))
+    run = build(plan_family(base), store, tmp_path / "run")
+    assert describe_path(run.engine.module.layers) == ("MLP" if model_type == "phi3" else "blocks")
+    assert all(math.isfinite(loss) for loss in train_recorded(run).losses)
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "ia3"])

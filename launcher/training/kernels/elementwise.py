@@ -1,4 +1,4 @@
-"""Element-wise operations of a fused decoder layer: RMSNorm, QK-norm + RoPE, SwiGLU, dropout, DoRA scaling.
+"""Element-wise operations of a fused decoder layer: RMSNorm, QK-norm + RoPE, SwiGLU or GeGLU, dropout, DoRA scaling.
 
 Each function dispatches to a Triton kernel (rope_swiglu_triton.py, rmsnorm_dropout_triton.py, fused_lora_triton.py) or,
 on devices without Triton, to plain torch. Many results are written into the first columns of a wider `out` tensor,
@@ -7,6 +7,7 @@ whose last columns hold the LoRA part of the matmul that follows. README.md has 
 
 from __future__ import annotations
 
+from math import pi, sqrt
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,8 @@ from torch.nn import functional
 
 from launcher.training.kernels.availability import supports_triton
 from launcher.training.kernels.seeded_dropout import DropoutSeed, compute_dropout_mask
+
+_GELU = 2 * sqrt(2 / pi)
 
 
 class Correction(NamedTuple):
@@ -203,39 +206,56 @@ def copy_columns(x: Tensor, out: Tensor) -> None:
     out[:, : x.shape[1]].copy_(x)
 
 
-def swiglu(gate_up: Tensor, dora_scale: Tensor | None, out: Tensor, correction: Tensor | None = None) -> None:
+def swiglu(
+    gate_up: Tensor, dora_scale: Tensor | None, out: Tensor, correction: Tensor | None = None, *, is_gelu: bool = False
+) -> None:
     """Write SiLU(gate) * up into the first columns of `out`; gate_up is [tokens, gate + up features].
+
+    With `is_gelu`: GELU(gate) * up, by the tanh approximation (GeGLU, as in Gemma).
 
     A correction as wide as one of the two belongs to `up` (a gate_proj without an adapter needs none).
     """
     if supports_triton(out.device):
         from launcher.training.kernels import rope_swiglu_triton
 
-        rope_swiglu_triton.swiglu(gate_up, dora_scale, out, correction)
+        rope_swiglu_triton.swiglu(gate_up, dora_scale, out, correction, is_gelu=is_gelu)
         return
     gate, up = _scale_and_correct(gate_up, dora_scale, correction).chunk(2, dim=1)
-    out[:, : gate_up.shape[1] // 2].copy_(functional.silu(gate) * up)
+    activated = functional.gelu(gate, approximate="tanh") if is_gelu else functional.silu(gate)
+    out[:, : gate_up.shape[1] // 2].copy_(activated * up)
 
 
 def swiglu_backward(
-    grad: Tensor, gate_up: Tensor, dora_scale: Tensor | None, out: Tensor, correction: Correction | None = None
+    grad: Tensor,
+    gate_up: Tensor,
+    dora_scale: Tensor | None,
+    out: Tensor,
+    correction: Correction | None = None,
+    *,
+    is_gelu: bool = False,
 ) -> Tensor | None:
     """Write d(gate_up) into the first columns of `out`; return the gradient of DoRA's scale.
 
-    Overwrites `grad` with the recomputed SwiGLU output, which is not saved for backward.
+    Overwrites `grad` with the recomputed forward output, which is not saved for backward.
     """
     if supports_triton(out.device):
         from launcher.training.kernels import rope_swiglu_triton
 
-        return rope_swiglu_triton.swiglu_backward(grad, gate_up, dora_scale, out, correction)
+        return rope_swiglu_triton.swiglu_backward(grad, gate_up, dora_scale, out, correction, is_gelu=is_gelu)
     gate, up = _scale_and_correct(gate_up, dora_scale, None if correction is None else correction.value).chunk(2, dim=1)
-    grad_output, sigmoid = grad.float(), torch.sigmoid(gate)
-    silu = gate * sigmoid
-    gate_up_grad = torch.cat((grad_output * up * (sigmoid + silu * (1 - sigmoid)), grad_output * silu), dim=1)
+    grad_output = grad.float()
+    if is_gelu:  # GELU(z) = z sigmoid(v(z))
+        v, slope = gate * (_GELU + _GELU * 0.044715 * gate.square()), _GELU + 3 * _GELU * 0.044715 * gate.square()
+    else:
+        v, slope = gate, torch.ones_like(gate)
+    sigmoid = torch.sigmoid(v)
+    activated = gate * sigmoid
+    gate_grad = grad_output * up * (sigmoid + activated * (1 - sigmoid) * slope)
+    gate_up_grad = torch.cat((gate_grad, grad_output * activated), dim=1)
     if correction is not None:
         correction.grad.copy_(gate_up_grad[:, -correction.grad.shape[1] :])
     out[:, : gate_up.shape[1]].copy_(_scale_and_correct(gate_up_grad, dora_scale))
-    grad.copy_(silu * up)
+    grad.copy_(activated * up)
     return None if dora_scale is None else (gate_up_grad * gate_up.float()).sum(0)
 
 

@@ -67,11 +67,12 @@ class FusedQKV(torch.autograd.Function):
         eps: float,
         num_heads: tuple[int, int],  # of queries, of keys and values
         shape: LoraBlockShape,
+        bias: Tensor | None,
         *lora_parameters: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run the op; values may be a view of the saved projections."""
         query, key, value, x_ext, projected, correction = qkv(
-            residual, norm_weight, materialize(stored), dora_scale, *qk_norms, *cos_sin, eps, *dropout, *num_heads
+            residual, norm_weight, materialize(stored), dora_scale, *qk_norms, *cos_sin, eps, *dropout, *num_heads, bias
         )
         if not QKNormRope(dora_scale, *qk_norms, *cos_sin, eps).copies_values:
             kv_shape = num_heads[1], query.shape[2]
@@ -99,7 +100,7 @@ class FusedQKV(torch.autograd.Function):
         return (
             rms_norm_backward(x_grad, residual, norm_weight, ctx.eps) if needs_input_grad else None,
             scale_grad if ctx.needs_input_grad[1] else None,
-            *[None] * 8,
+            *[None] * 9,
             *_cast_grads(shape.list_lora_grads(a_grad, b_grad), ctx.dtypes),
         )
 
@@ -107,7 +108,7 @@ class FusedQKV(torch.autograd.Function):
 class FusedMLP(torch.autograd.Function):
     """Map the residual stream to the MLP's output, and the correction to add after DoRA's scaling (may be empty).
 
-    Computes RMSNorm, gate_proj and up_proj, SwiGLU and down_proj.
+    Computes RMSNorm, gate_proj and up_proj, SwiGLU (or GeGLU) and down_proj.
     """
 
     @staticmethod
@@ -120,17 +121,18 @@ class FusedMLP(torch.autograd.Function):
         eps: float,
         stored: tuple[StoredWeights, StoredWeights],  # of gate_proj and up_proj, of down_proj
         shapes: tuple[LoraBlockShape, LoraBlockShape],
+        is_gelu: bool,
         *lora_parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Run the op. The SwiGLU output is not saved: backward recomputes it."""
         gate_up_weight, down_weight = (materialize(one) for one in stored)
         gate_is_plain = 0 not in shapes[0].adapted
         y, down_correction, x_ext, gate_up, correction, hidden_lora = mlp(
-            residual, norm_weight, gate_up_weight, down_weight, dora_scale, *dropout, eps, gate_is_plain
+            residual, norm_weight, gate_up_weight, down_weight, dora_scale, *dropout, eps, gate_is_plain, is_gelu
         )
         saved = (residual, norm_weight, x_ext, gate_up, correction, hidden_lora, dora_scale, dropout.seeds)
         ctx.save_for_backward(*saved, *stored[0], *stored[1])
-        ctx.dropout_rate, ctx.eps, ctx.shapes = dropout.rate, eps, shapes
+        ctx.dropout_rate, ctx.eps, ctx.shapes, ctx.is_gelu = dropout.rate, eps, shapes, is_gelu
         ctx.dtypes = tuple(parameter.dtype for parameter in lora_parameters)
         return y, down_correction
 
@@ -145,13 +147,14 @@ class FusedMLP(torch.autograd.Function):
         x_grad, a_grad, b_grad, down_a_grad, down_b_grad, scale_grad = mlp_backward(
             *grads,
             *(x_ext, gate_up, correction, hidden_lora, *weights, dora_scale, seeds, ctx.dropout_rate),
-            *([shape.lora_scale, down_shape.lora_scale], [shape.rank, down_shape.rank]),
+            *(list(shape.out_features), [shape.lora_scale, down_shape.lora_scale], [shape.rank, down_shape.rank]),
+            ctx.is_gelu,
         )
         lora_grads = [*shape.list_lora_grads(a_grad, b_grad), *down_shape.list_lora_grads(down_a_grad, down_b_grad)]
         return (
             rms_norm_backward(x_grad, residual, norm_weight, ctx.eps),
             scale_grad if ctx.needs_input_grad[1] else None,
-            *[None] * 5,
+            *[None] * 6,
             *_cast_grads(lora_grads, ctx.dtypes),
         )
 

@@ -173,14 +173,19 @@ def _empty_if(is_empty: bool, tensor: Tensor) -> Tensor:
 def qkv(
     residual: Tensor, norm_weight: Tensor, weight: Tensor, dora_scale: Tensor | None, q_norm: Tensor | None,
     k_norm: Tensor | None, cos: Tensor, sin: Tensor, eps: float, seeds: Tensor | None, dropout_rate: float,
-    num_heads: int, num_kv_heads: int,
+    num_heads: int, num_kv_heads: int, bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return query, key, value for attention; and x_ext, the projections and the correction, saved for backward."""
+    """Return query, key, value for attention; and x_ext, the projections and the correction, saved for backward.
+
+    `bias` is the frozen bias of the projections, for LoRA only: DoRA would have to add it after its scaling.
+    """
     rope = QKNormRope(dora_scale, q_norm, k_norm, cos, sin, eps)
     splits = seeds is not None and dora_scale is not None
     fused = _FusedWeight(weight, residual.shape[1])
     seed = _get_seed(seeds, 0, dropout_rate)
     x_ext, projected, correction = _norm_and_project(residual, norm_weight, eps, fused, seed, splits)
+    if bias is not None:
+        projected += bias
     query, key, value = qk_norm_rope(projected, rope, num_heads, num_kv_heads, correction if splits else None)
     empty = projected.new_empty(0)
     return query, key, empty if value is None else value, x_ext, projected if rope.saves_qkv else empty, correction
@@ -190,7 +195,7 @@ def qkv(
 def _(
     residual: Tensor, _norm_weight: Tensor, weight: Tensor, dora_scale: Tensor | None, q_norm: Tensor | None,
     k_norm: Tensor | None, cos: Tensor, sin: Tensor, eps: float, seeds: Tensor | None, _dropout_rate: float,
-    num_heads: int, num_kv_heads: int,
+    num_heads: int, num_kv_heads: int, _bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     rope = QKNormRope(dora_scale, q_norm, k_norm, cos, sin, eps)
     num_tokens, head_dim = len(residual), cos.shape[1]
@@ -242,7 +247,7 @@ def _(
 @torch.library.custom_op("launcher::mlp", mutates_args=())
 def mlp(
     residual: Tensor, norm_weight: Tensor, gate_up_weight: Tensor, down_weight: Tensor, dora_scale: Tensor | None,
-    seeds: Tensor | None, dropout_rate: float, eps: float, gate_is_plain: bool,
+    seeds: Tensor | None, dropout_rate: float, eps: float, gate_is_plain: bool, is_gelu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the output and its correction; and x_ext, gate_up, its correction and down_proj's x_lora for backward."""
     splits = seeds is not None and dora_scale is not None
@@ -252,7 +257,7 @@ def mlp(
     seed = _get_seed(seeds, 0, dropout_rate)
     x_ext, gate_up, correction = _norm_and_project(residual, norm_weight, eps, gate_up_fused, seed, splits, num_plain)
     hidden_ext = gate_up.new_empty(len(gate_up), down_weight.shape[1])
-    swiglu(gate_up, dora_scale, hidden_ext, correction if splits else None)
+    swiglu(gate_up, dora_scale, hidden_ext, correction if splits else None, is_gelu=is_gelu)
     hidden, hidden_lora = hidden_ext[:, : down.in_features], hidden_ext[:, down.in_features :]
     down_correction, down_seed = gate_up.new_empty(0), _get_seed(seeds, 1, dropout_rate)
     if down_seed is None:
@@ -268,7 +273,7 @@ def mlp(
 @mlp.register_fake
 def _(
     residual: Tensor, _norm_weight: Tensor, gate_up_weight: Tensor, down_weight: Tensor, dora_scale: Tensor | None,
-    seeds: Tensor | None, _dropout_rate: float, _eps: float, gate_is_plain: bool,
+    seeds: Tensor | None, _dropout_rate: float, _eps: float, gate_is_plain: bool, _is_gelu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     num_tokens, has_no_correction = len(residual), seeds is None or dora_scale is None
     gate_up_features = _FusedWeight(gate_up_weight, residual.shape[1]).out_features
@@ -289,16 +294,19 @@ def _(
 def mlp_backward(
     grad_output: Tensor, down_correction_grad: Tensor, x_ext: Tensor, gate_up: Tensor, correction: Tensor,
     hidden_lora: Tensor, gate_up_weight: Tensor, down_weight: Tensor, dora_scale: Tensor | None, seeds: Tensor | None,
-    dropout_rate: float, lora_scales: list[float], ranks: list[int],
+    dropout_rate: float, out_features: list[int], lora_scales: list[float], ranks: list[int], is_gelu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of the normed input, of A and B of gate and up, of A and B of down, and of DoRA's scale."""
+    """Return the gradients of the normed input, of A and B of gate and up, of A and B of down, and of DoRA's scale.
+
+    `out_features` are those of gate_proj and up_proj, or of one matrix that holds both.
+    """
     num_tokens, intermediate = len(grad_output), gate_up.shape[1] // 2
     down = _FusedWeight(down_weight, intermediate)
     with_grad, down_seed = _allocate_correction_grad(correction), _get_seed(seeds, 1, dropout_rate)
     hidden_grad, grad_lora = _input_grad(grad_output, down_correction_grad, down, down_seed)
     down_b_grad = grad_output.t() @ hidden_lora
     grad_ext = gate_up.new_empty(num_tokens, len(gate_up_weight))
-    scale_grad = swiglu_backward(hidden_grad, gate_up, dora_scale, grad_ext, with_grad)
+    scale_grad = swiglu_backward(hidden_grad, gate_up, dora_scale, grad_ext, with_grad, is_gelu=is_gelu)
     hidden = hidden_grad  # swiglu_backward has overwritten it
     if down_seed is not None:
         dropout(hidden, hidden, down_seed)  # in place: each element is read before it is written, by the same thread
@@ -307,7 +315,7 @@ def mlp_backward(
     fused = _FusedWeight(gate_up_weight, gate_up_weight.shape[1] - (len(gate_up_weight) - gate_up.shape[1]))
     seed = _get_seed(seeds, 0, dropout_rate)
     x_grad, a_grad, b_grad = _project_backward(grad_ext, x_ext, fused, seed, with_grad)
-    gate_up_grads = split_lora_grads(a_grad, b_grad, [intermediate, intermediate], lora_scales[0], ranks[0])
+    gate_up_grads = split_lora_grads(a_grad, b_grad, out_features, lora_scales[0], ranks[0])
     return x_grad, *gate_up_grads, *down_grads, gate_up.new_empty(0) if scale_grad is None else scale_grad
 
 
@@ -335,13 +343,14 @@ def _input_grad(
 def _(
     grad_output: Tensor, _down_correction_grad: Tensor, x_ext: Tensor, gate_up: Tensor, _correction: Tensor,
     _hidden_lora: Tensor, gate_up_weight: Tensor, _down_weight: Tensor, dora_scale: Tensor | None,
-    _seeds: Tensor | None, _dropout_rate: float, _lora_scales: list[float], ranks: list[int],
+    _seeds: Tensor | None, _dropout_rate: float, out_features: list[int], _lora_scales: list[float], ranks: list[int],
+    _is_gelu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     intermediate = gate_up.shape[1] // 2
     in_features = gate_up_weight.shape[1] - (len(gate_up_weight) - gate_up.shape[1])
     return (
         x_ext.new_empty(len(x_ext), in_features),
-        *_empty_lora_grads(x_ext, [intermediate, intermediate], ranks[0], in_features),
+        *_empty_lora_grads(x_ext, out_features, ranks[0], in_features),
         *_empty_lora_grads(x_ext, [grad_output.shape[1]], ranks[1], intermediate),
         x_ext.new_empty(0) if dora_scale is None else torch.empty_like(dora_scale),
     )

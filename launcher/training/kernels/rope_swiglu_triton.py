@@ -1,4 +1,4 @@
-"""Triton kernels for QK-norm + RoPE and for SwiGLU, forward and backward, each one pass over memory.
+"""Triton kernels for QK-norm + RoPE and for SwiGLU or GeGLU, forward and backward, each one pass over memory.
 
 With DoRA the inputs are scaled per column; with DoRA and dropout a second matmul, the `correction`, is added to them.
 The backward kernels write straight into the tensor that the next matmul reads.
@@ -154,11 +154,25 @@ def _qk_norm_rope_backward_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _sigmoid_input(gate, is_gelu: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns v(gate) and its derivative: SiLU is gate * sigmoid(gate), GELU (tanh) is gate * sigmoid(v(gate))."""
+    if is_gelu:
+        square = gate * gate
+        v = gate * (1.5957691216057308 + 0.07135481627260025 * square)  # 2 sqrt(2 / pi) (gate + 0.044715 gate^3)
+        slope = 1.5957691216057308 + 0.21406444881780076 * square
+    else:
+        v = gate
+        slope = 1.0
+    return v, slope
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _swiglu_kernel(  # type: ignore[no-untyped-def]
     gate_up, correction, scales, out, num_tokens, num_column_blocks, width, stride, correction_stride, out_stride,
     rows: tl.constexpr, block: tl.constexpr, has_scales: tl.constexpr, num_corrected: tl.constexpr,
+    is_gelu: tl.constexpr,
 ):  # fmt: skip
-    """Computes silu(gate) * up. `num_corrected`: 0 corrects neither, 1 only `up`, 2 both."""
+    """Computes silu(gate) * up, or gelu(gate) * up. `num_corrected`: 0 corrects neither, 1 only `up`, 2 both."""
     column_block, token_block = tl.program_id(0) % num_column_blocks, tl.program_id(0) // num_column_blocks
     columns = column_block * block + tl.arange(0, block)
     tokens = token_block * rows + tl.arange(0, rows)
@@ -177,7 +191,8 @@ def _swiglu_kernel(  # type: ignore[no-untyped-def]
             gate += tl.load(correction_ptr, mask=mask, other=0.0).to(tl.float32)
             correction_ptr += width
         up += tl.load(correction_ptr, mask=mask, other=0.0).to(tl.float32)
-    result = gate / (1.0 + tl.exp(-gate)) * up
+    v, _ = _sigmoid_input(gate, is_gelu)
+    result = gate / (1.0 + tl.exp(-v)) * up
     tl.store(out + tokens * out_stride + columns[None, :], result.to(out.dtype.element_ty), mask=mask)
 
 
@@ -185,7 +200,7 @@ def _swiglu_kernel(  # type: ignore[no-untyped-def]
 def _swiglu_backward_kernel(  # type: ignore[no-untyped-def]
     grad, gate_up, correction, correction_grad, scales, gate_up_grad, partial_sums, num_tokens, num_column_blocks,
     width, stride, correction_stride, gate_up_grad_stride, rows: tl.constexpr, steps: tl.constexpr,
-    block: tl.constexpr, has_scales: tl.constexpr, num_corrected: tl.constexpr,
+    block: tl.constexpr, has_scales: tl.constexpr, num_corrected: tl.constexpr, is_gelu: tl.constexpr,
 ):  # fmt: skip
     column_block, token_block = tl.program_id(0) % num_column_blocks, tl.program_id(0) // num_column_blocks
     columns = column_block * block + tl.arange(0, block)
@@ -212,11 +227,12 @@ def _swiglu_backward_kernel(  # type: ignore[no-untyped-def]
                 gate += tl.load(correction_ptr, mask=mask, other=0.0).to(tl.float32)
                 correction_ptr += width
             up += tl.load(correction_ptr, mask=mask, other=0.0).to(tl.float32)
-        sigmoid = 1.0 / (1.0 + tl.exp(-gate))
-        silu = gate * sigmoid
-        tl.store(grad_ptr, (silu * up).to(grad.dtype.element_ty), mask=mask)
-        up_grad = dy * silu
-        gate_grad = dy * up * (sigmoid + silu * (1.0 - sigmoid))
+        v, slope = _sigmoid_input(gate, is_gelu)
+        sigmoid = 1.0 / (1.0 + tl.exp(-v))
+        activated = gate * sigmoid
+        tl.store(grad_ptr, (activated * up).to(grad.dtype.element_ty), mask=mask)
+        up_grad = dy * activated
+        gate_grad = dy * up * (sigmoid + activated * (1.0 - sigmoid) * slope)
         if num_corrected:
             correction_grad_ptr = correction_grad + tokens * correction_stride + columns[None, :]
             if num_corrected == 2:
@@ -237,15 +253,9 @@ def _swiglu_backward_kernel(  # type: ignore[no-untyped-def]
 
 
 def qk_norm_rope(
-    qkv: Tensor,
-    scales: Tensor | None,
-    norm_weights: tuple[Tensor, Tensor] | None,
-    cos: Tensor,
-    sin: Tensor,
-    eps: float,
-    outputs: tuple[Tensor, Tensor, Tensor | None],
-    correction: Tensor | None = None,
-) -> None:
+    qkv: Tensor, scales: Tensor | None, norm_weights: tuple[Tensor, Tensor] | None, cos: Tensor, sin: Tensor,
+    eps: float, outputs: tuple[Tensor, Tensor, Tensor | None], correction: Tensor | None = None,
+) -> None:  # fmt: skip
     """Normalize and rotate the heads in `qkv` [tokens, heads * head_dim] into `outputs` (query, key, value)."""
     query, key, value = outputs
     num_tokens, num_heads, head_dim = query.shape
@@ -278,16 +288,10 @@ def qk_norm_rope(
 
 
 def qk_norm_rope_backward(
-    grads: tuple[Tensor, Tensor, Tensor],
-    qkv: Tensor,
-    scales: Tensor | None,
-    norm_weights: tuple[Tensor, Tensor] | None,
-    cos: Tensor,
-    sin: Tensor,
-    eps: float,
-    qkv_grad: Tensor,
+    grads: tuple[Tensor, Tensor, Tensor], qkv: Tensor, scales: Tensor | None,
+    norm_weights: tuple[Tensor, Tensor] | None, cos: Tensor, sin: Tensor, eps: float, qkv_grad: Tensor,
     corrections: Corrections | None = None,
-) -> Tensor | None:
+) -> Tensor | None:  # fmt: skip
     """Write the gradient of `qkv` into `qkv_grad` and return the gradient of `scales`, if any."""
     correction, correction_grad = (qkv_grad, qkv_grad) if corrections is None else corrections
     query_grad, key_grad, value_grad = grads
@@ -331,8 +335,10 @@ def qk_norm_rope_backward(
     return None if partial_sums is None else partial_sums.sum(0)
 
 
-def swiglu(gate_up: Tensor, scales: Tensor | None, out: Tensor, correction: Tensor | None = None) -> None:
-    """Write silu(gate) * up into the first columns of `out`; `gate_up` is [tokens, 2 * width]."""
+def swiglu(
+    gate_up: Tensor, scales: Tensor | None, out: Tensor, correction: Tensor | None = None, *, is_gelu: bool = False
+) -> None:
+    """Write silu(gate) * up, or gelu(gate) * up, into the first columns of `out`; `gate_up` is [tokens, 2 * width]."""
     num_tokens, width = len(gate_up), gate_up.shape[1] // 2
     num_column_blocks = triton.cdiv(width, _SWIGLU_COLUMNS)
     _swiglu_kernel[(num_column_blocks * triton.cdiv(num_tokens, _ROWS),)](
@@ -350,14 +356,16 @@ def swiglu(gate_up: Tensor, scales: Tensor | None, out: Tensor, correction: Tens
         block=_SWIGLU_COLUMNS,
         has_scales=scales is not None,
         num_corrected=0 if correction is None else correction.shape[1] // width,
+        is_gelu=is_gelu,
         num_warps=_WARPS,
     )
 
 
 def swiglu_backward(
-    grad: Tensor, gate_up: Tensor, scales: Tensor | None, gate_up_grad: Tensor, corrections: Corrections | None = None
-) -> Tensor | None:
-    """Write the input's gradient into `gate_up_grad` and SwiGLU's output over `grad`; return the scales' gradient."""
+    grad: Tensor, gate_up: Tensor, scales: Tensor | None, gate_up_grad: Tensor,
+    corrections: Corrections | None = None, *, is_gelu: bool = False,
+) -> Tensor | None:  # fmt: skip
+    """Write the input's gradient into `gate_up_grad`, the forward output over `grad`; return the scales' gradient."""
     correction, correction_grad = (gate_up_grad, gate_up_grad) if corrections is None else corrections
     num_tokens, width = len(gate_up), gate_up.shape[1] // 2
     rows, steps = _REDUCTION_TILE if scales is not None else (_ROWS, 1)
@@ -383,6 +391,7 @@ def swiglu_backward(
         block=_SWIGLU_COLUMNS,
         has_scales=scales is not None,
         num_corrected=0 if corrections is None else correction.shape[1] // width,
+        is_gelu=is_gelu,
         num_warps=_WARPS,
     )
     return None if partial_sums is None else partial_sums.sum(0)

@@ -41,6 +41,7 @@ class Tiles:
 TILES: dict[int, Tiles] = {
     64: Tiles(forward=Tile(64, 32, 4, 3), dq=Tile(64, 64, 4, 3), dkdv=Tile(64, 64, 4, 2)),
     128: Tiles(forward=Tile(64, 32, 4, 3), dq=Tile(64, 64, 4, 3), dkdv=Tile(64, 64, 4, 2)),
+    256: Tiles(forward=Tile(64, 32, 4, 3), dq=Tile(32, 64, 4, 2), dkdv=Tile(64, 64, 8, 2)),
 }
 SOFTCAP_DKDV = Tile(32, 64, 4, 3)  # with a softcap: a larger tile has no registers left for its derivative
 
@@ -106,7 +107,9 @@ class AttentionInputs:
 def choose_tiles(inputs: AttentionInputs) -> Tiles:
     """Return the tuned tiles for this head size."""
     tiles = TILES[inputs.head_dim]
-    return tiles if inputs.options.softcap is None else replace(tiles, dkdv=SOFTCAP_DKDV)
+    if inputs.options.softcap is None or inputs.head_dim > 128:
+        return tiles
+    return replace(tiles, dkdv=SOFTCAP_DKDV)
 
 
 def compute_output(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor]:

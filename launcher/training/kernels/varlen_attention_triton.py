@@ -142,13 +142,22 @@ def _attn_bwd_dq_inner(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     k = k_desc.load([start_n, kv_head * head_dim])
     v = v_desc.load([start_n, kv_head * head_dim])
-    qk = _scale_and_softcap(tl.dot(q, tl.trans(k)), sm_scale, softcap, has_softcap)
-    p = tl.exp2(qk - lse[:, None])
-    if masked:
-        offs_n = start_n + tl.arange(0, block_n)
-        p = tl.where(_is_visible(offs_n[None, :], tokens[:, None], first_key[:, None]), p, 0.0)
-    ds = _softcap_backward(p * (tl.dot(do, tl.trans(v)) - delta[:, None]), qk, softcap, has_softcap)
-    return tl.dot(ds.to(k.dtype), k, dq)
+    offs_n = start_n + tl.arange(0, block_n)
+    if head_dim > 128:  # transposed: K and V are read from shared memory, where registers cannot hold Q and dO
+        qk = _scale_and_softcap(tl.dot(k, tl.trans(q)), sm_scale, softcap, has_softcap)
+        p = tl.exp2(qk - lse[None, :])
+        if masked:
+            p = tl.where(_is_visible(offs_n[:, None], tokens[None, :], first_key[None, :]), p, 0.0)
+        ds = _softcap_backward(p * (tl.dot(v, tl.trans(do)) - delta[None, :]), qk, softcap, has_softcap)
+        dq = tl.dot(tl.trans(k), ds.to(k.dtype), dq)
+    else:
+        qk = _scale_and_softcap(tl.dot(q, tl.trans(k)), sm_scale, softcap, has_softcap)
+        p = tl.exp2(qk - lse[:, None])
+        if masked:
+            p = tl.where(_is_visible(offs_n[None, :], tokens[:, None], first_key[:, None]), p, 0.0)
+        ds = _softcap_backward(p * (tl.dot(do, tl.trans(v)) - delta[:, None]), qk, softcap, has_softcap)
+        dq = tl.dot(ds.to(k.dtype), k, dq)
+    return dq
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -171,7 +180,7 @@ def attn_bwd_dq(  # type: ignore[no-untyped-def]
     tl.store(delta_ptr + offset + row_offsets, delta, mask=row_mask)
     lse = tl.load(lse_ptr + offset + row_offsets, mask=row_mask, other=0.0)
     q = _load_q_tile(q_desc, first, kv_head * group, block_m, head_dim)
-    dq = tl.zeros([block_m, head_dim], tl.float32)
+    dq = tl.zeros([head_dim, block_m] if head_dim > 128 else [block_m, head_dim], tl.float32)
     for start_n in range(key_begin, full_end, block_n):
         dq = _attn_bwd_dq_inner(
             start_n, kv_head, q, do, dq, lse, delta, k_desc, v_desc, tokens, first_key, sm_scale, softcap, head_dim,
@@ -182,6 +191,8 @@ def attn_bwd_dq(  # type: ignore[no-untyped-def]
             start_n, kv_head, q, do, dq, lse, delta, k_desc, v_desc, tokens, first_key, sm_scale, softcap, head_dim,
             block_n, has_softcap, True,
         )  # fmt: skip
+    if head_dim > 128:
+        dq = tl.trans(dq)
     out_ptr = dq_ptr + offset * head_dim + (row_offsets[:, None] * head_dim + tl.arange(0, head_dim)[None, :])
     tl.store(out_ptr, (dq * sm_scale).to(dq_ptr.dtype.element_ty), mask=row_mask[:, None])
 

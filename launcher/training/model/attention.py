@@ -125,7 +125,8 @@ def _varlen(
     window: int | None,
 ) -> Tensor:
     """FlashAttention as built into torch."""
-    _refuse_softcap("varlen", softcap)
+    if softcap is not None:
+        raise NotImplementedError("varlen: this backend does not support softcapped attention scores")
     cu_seqlens, max_seqlen = metadata["cu_seqlens"], metadata["max_seqlen"]
     window_size = (-1 if window is None else window - 1, 0)
     o = varlen_attn(
@@ -218,18 +219,29 @@ def _flex(
     softcap: float | None,
     window: int | None,
 ) -> Tensor:
-    _refuse_softcap("flex", softcap)
-    if window is not None and window < metadata["max_seqlen"]:
-        raise NotImplementedError("flex: this backend does not support sliding-window attention")
     attend = flex_attention if torch.compiler.is_compiling() or not query.is_cuda else _compiled_flex()
     is_gqa = query.shape[1] != key.shape[1]
-    o: Tensor = attend(query, key, value, block_mask=metadata["block_mask"], scale=sm_scale, enable_gqa=is_gqa)
+    if window is not None and window >= metadata["max_seqlen"]:
+        window = None
+    score_mod = _make_score_mod(softcap, window) if softcap is not None or window is not None else None
+    block_mask = metadata["block_mask"]
+    o: Tensor = attend(query, key, value, score_mod=score_mod, block_mask=block_mask, scale=sm_scale, enable_gqa=is_gqa)
     return o.transpose(1, 2)
 
 
-def _refuse_softcap(name: str, softcap: float | None) -> None:
-    if softcap is not None:
-        raise NotImplementedError(f"{name}: this backend does not support softcapped attention scores")
+@cache
+def _make_score_mod(softcap: float | None, window: int | None) -> Callable[..., Tensor]:
+    """Return what FlexAttention applies to each score.
+
+    The window is here rather than in the block mask, which all layers share: keys outside it are computed in vain.
+    """
+
+    def modify(score: Tensor, _batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        if softcap is not None:
+            score = softcap * torch.tanh(score / softcap)
+        return score if window is None else torch.where(query - key < window, score, float("-inf"))
+
+    return modify
 
 
 BACKENDS: dict[AttentionBackend, Backend] = {

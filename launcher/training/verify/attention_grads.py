@@ -32,15 +32,13 @@ _MAX_WINDOW = 50  # tokens, because a base's own window may be longer than these
 Variant = tuple[float | None, float | None, int | None]  # sm_scale, softcap, window
 
 
-def collect_variants(plan: Plan, module: PackedCausalLM) -> list[Variant]:
+def collect_variants(module: PackedCausalLM) -> list[Variant]:
     """Return the distinct score options of the base's layers; each takes another branch of a kernel.
 
     Mistral and Phi-3 pass the window of their config; other families have one, or None, per layer.
     """
     config: Any = module.base.config.get_text_config()
     window = getattr(config, "sliding_window", None)
-    if plan.attention.backend == "flex" and window is not None and window >= plan.batch.sequence_length:
-        window = None  # flex refuses windows that matter
     defaults = {"scaling": None, "attn_logit_softcapping": None, "sliding_window": window}
     attentions = [getattr(layer, "self_attn", None) for layer in module.layers]
     options = ([getattr(attention, name, default) for name, default in defaults.items()] for attention in attentions)

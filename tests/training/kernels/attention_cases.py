@@ -37,16 +37,29 @@ def check_all(device: str) -> None:
         check(device, lengths, num_heads, num_kv_heads, ScoreOptions(sm_scale=0.3))
     check(device, (40, 15), 4, 2, ScoreOptions(sm_scale=0.3, softcap=2.0))
     check(device, (40, 15, 1), 4, 2, ScoreOptions(sm_scale=0.3, window=6))
+    check(device, (40, 15, 1), 4, 2, ScoreOptions(sm_scale=0.06, softcap=2.0, window=6), head_dim=256)
     check_operation(device)
     if device == "cuda":
+        check(device, (700, 1, 300, 23), 8, 4, ScoreOptions(sm_scale=0.06, softcap=50.0), head_dim=256)
+        check(device, (1000, 300), 4, 1, ScoreOptions(sm_scale=0.06, window=200), head_dim=256)
+        check(device, (1000, 300), 8, 8, ScoreOptions(sm_scale=0.06), head_dim=256)
         check(device, (700, 1, 300, 23), 16, 8, ScoreOptions(sm_scale=0.09))
         check(device, (2048, 2000), 32, 8, ScoreOptions(sm_scale=0.09))
         check(device, (1000, 300), 14, 2, ScoreOptions(sm_scale=0.09, softcap=30.0, window=200))
 
 
-def check(device: str, lengths: tuple[int, ...], num_heads: int, num_kv_heads: int, options: ScoreOptions) -> None:
+def check(
+    device: str,
+    lengths: tuple[int, ...],
+    num_heads: int,
+    num_kv_heads: int,
+    options: ScoreOptions,
+    *,
+    head_dim: int | None = None,
+) -> None:
     """BF16 on a GPU; the interpreter only supports FP32, and is exact to its rounding."""
-    head_dim, dtype, allowed = (128, torch.bfloat16, 1e-2) if device == "cuda" else (16, torch.float32, 1e-6)
+    head_dim = head_dim or (128 if device == "cuda" else 16)
+    dtype, allowed = (torch.bfloat16, 1e-2) if device == "cuda" else (torch.float32, 1e-6)
     sizes = torch.tensor(lengths)
     ends = sizes.cumsum(0)
     starts, ends = (bounds.repeat_interleave(sizes).int().to(device) for bounds in (ends - sizes, ends))

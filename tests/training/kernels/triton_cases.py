@@ -42,6 +42,7 @@ def check_all(device: str) -> None:
     for scaled, added in ((False, False), (True, False), (True, True)):
         if not added:
             check_swiglu(device, scaled)
+            check_swiglu(device, scaled, is_gelu=True)
         for normed in (False, True):
             check_qk_norm_rope(device, scaled, normed, added)
     for softcap in (None, 5.0):
@@ -151,23 +152,24 @@ def check_scale_columns(device: str, added: bool) -> None:
     assert_close(actual_scale_grad, expected_scale_grad)
 
 
-def check_swiglu(device: str, scaled: bool, added: int = 0) -> None:
+def check_swiglu(device: str, scaled: bool, added: int = 0, *, is_gelu: bool = False) -> None:
     """`added`: the correction is for neither gate nor up (0), for up (1), for both (2)."""
     num_tokens, width, ranks = 150, 200, 8
     gate_up = torch.randn(num_tokens, 2 * width)
     scales = torch.rand(2 * width) + 0.5 if scaled else None
     expected, actual = torch.zeros(num_tokens, width + ranks), torch.zeros(num_tokens, width + ranks, device=device)
     correction, on_correction = _make_corrections(gate_up[:, : added * width], device) if added else (None, None)
-    elementwise.swiglu(gate_up, scales, expected, correction and correction.value)
-    rope_swiglu_triton.swiglu(gate_up.to(device), _to(scales, device), actual, on_correction and on_correction.value)
+    elementwise.swiglu(gate_up, scales, expected, correction and correction.value, is_gelu=is_gelu)
+    on_value = on_correction and on_correction.value
+    rope_swiglu_triton.swiglu(gate_up.to(device), _to(scales, device), actual, on_value, is_gelu=is_gelu)
     assert_close(actual, expected)
     grad = torch.randn(num_tokens, width)
     on_device = grad.clone().to(device)
     expected = torch.zeros(num_tokens, 2 * width + ranks)
     actual = expected.clone().to(device)
-    expected_scale_grad = elementwise.swiglu_backward(grad, gate_up, scales, expected, correction)
+    expected_scale_grad = elementwise.swiglu_backward(grad, gate_up, scales, expected, correction, is_gelu=is_gelu)
     actual_scale_grad = rope_swiglu_triton.swiglu_backward(
-        on_device, gate_up.to(device), _to(scales, device), actual, on_correction
+        on_device, gate_up.to(device), _to(scales, device), actual, on_correction, is_gelu=is_gelu
     )
     assert_close(actual, expected)
     assert_close(on_correction and on_correction.grad, correction and correction.grad)

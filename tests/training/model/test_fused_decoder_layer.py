@@ -6,15 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch._dynamo.utils import counters
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from launcher.plan.model import CompilePlan
 from launcher.training.kernels import elementwise
 from launcher.training.model.compile_checkpoint import prepare_layers
-from launcher.training.model.fused_lora.decoder_layer import fuse_decoder_layers, list_fusable_blocks
+from launcher.training.model.fused_lora.decoder_layer import describe_path, fuse_decoder_layers, list_fusable_blocks
 from launcher.training.model.fused_lora.linear import FusedLoraModel, unfuse, use_reference_forward
 from tests.training.kernels.triton_path import needs_triton, run_with_triton
 from tests.training.model.test_fused_lora_linear import (
+    FAMILY_KEYS,
     SIZES,
     check_same,
     compute,
@@ -47,6 +51,71 @@ def test_loss_and_gradients_equal_the_reference(family: str, dora: bool, dropout
     check_same(compute(model), expected)
     with use_reference_forward():
         check_same(compute(model), expected)
+
+
+def attend_plainly(
+    _module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _mask: Any,
+    scaling: float,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    **_more: Any,
+) -> tuple[Tensor, None]:
+    """Attention that applies every option it is given: transformers' SDPA ignores softcaps."""
+    key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], dim=1) for one in (key, value))
+    scores = query @ key.mT * scaling
+    scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
+    positions = torch.arange(query.shape[2])
+    distance = positions[:, None] - positions
+    visible = (distance >= 0) & (distance < (sliding_window or len(positions)))
+    return (torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1) @ value).transpose(1, 2), None
+
+
+def use_plain_attention(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "plain", attend_plainly)
+    monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, "plain", lambda *_, **__: None)
+    model.get_base_model().config._attn_implementation = "plain"
+
+
+@pytest.mark.parametrize("family", FAMILY_KEYS)
+@pytest.mark.parametrize("dora", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dropout", [0.0, pytest.param(0.3, marks=pytest.mark.slow)])
+def test_blocks_of_every_family_equal_the_reference(
+    monkeypatch: pytest.MonkeyPatch, family: str, dora: bool, dropout: float
+) -> None:
+    """Norm weights are random: the published ones of Gemma are differences from 1."""
+    model = make_model(dora=dora, family=family, dropout=dropout, targets="all-linear")
+    for name, parameter in model.named_parameters():
+        if "norm" in name or name.endswith("bias"):
+            torch.nn.init.normal_(parameter, mean=0.5 if "norm" in name else 0.0, std=0.1)
+    use_same_dropout_mask(model)
+    use_plain_attention(model, monkeypatch)
+    model.train()
+    expected = compute(model)
+    fuses_attention = family != "phi3" and not (family == "qwen2" and dora)  # biases: for LoRA only
+    fuse_blocks(model, 2 if fuses_attention else 1)
+    assert describe_path(get_layers(model)) == ("blocks" if fuses_attention else "MLP")
+    check_same(compute(model), expected, 2e-5)  # norms of small values: fp32 rounding of up to 1e-5
+    with use_reference_forward():
+        check_same(compute(model), expected)
+
+
+def test_layers_with_different_windows_compile_to_one_graph_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma 2 alternates two kinds of layers: more graphs would mean that one is compiled per layer."""
+    monkeypatch.setitem(SIZES, "num_hidden_layers", 6)
+    model = make_model(family="gemma2")
+    use_plain_attention(model, monkeypatch)
+    model.train()
+    expected = compute(model)
+    fuse_blocks(model, 2)
+    counters.clear()
+    prepare_layers(get_layers(model), "none", CompilePlan(scope="layer", backend="aot_eager", mode=None))
+    check_same(compute(model), expected)
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 3  # the first layer's input needs no gradient
 
 
 @pytest.mark.parametrize(
@@ -169,7 +238,8 @@ def test_swiglu_output_is_not_saved(dora: bool, dropout: float) -> None:
 @pytest.mark.parametrize(
     ("options", "num_blocks"),
     [
-        ({"bias": True}, 1),  # the attention has biases, the MLP has none
+        ({"bias": True}, 2),  # of the attention, which are added
+        ({"bias": True, "dora": True}, 1),  # DoRA would scale them
         ({"targets": ["o_proj", "up_proj"]}, 0),
         ({"targets": ["q_proj", "k_proj", "v_proj", "gate_proj"]}, 1),
         ({"targets": ["gate_proj", "up_proj", "down_proj"]}, 1),
@@ -209,17 +279,18 @@ def test_disabled_adapter_is_not_applied() -> None:
         assert torch.equal(model(input_ids=torch.tensor([[3, 5, 7]])).logits, plain)
 
 
-def test_swiglu_backward_equals_finite_differences() -> None:
+@pytest.mark.parametrize("is_gelu", [False, True])
+def test_swiglu_backward_equals_finite_differences(is_gelu: bool) -> None:
     torch.manual_seed(1)
     gate_up = torch.randn(5, 2 * 6, dtype=torch.float64).float()
     gate_up_grad, grad = torch.zeros(5, 12 + 3), torch.randn(5, 6)
     output = torch.empty(5, 6)
-    elementwise.swiglu(gate_up, None, output)
+    elementwise.swiglu(gate_up, None, output, is_gelu=is_gelu)
     moved = torch.empty(5, 6)
     step = 1e-3 * torch.randn(5, 12)
-    elementwise.swiglu(gate_up + step, None, moved)
+    elementwise.swiglu(gate_up + step, None, moved, is_gelu=is_gelu)
     expected = float(((moved - output) * grad).sum())
-    elementwise.swiglu_backward(grad, gate_up, None, gate_up_grad)
+    elementwise.swiglu_backward(grad, gate_up, None, gate_up_grad, is_gelu=is_gelu)
     assert float((gate_up_grad[:, :12] * step).sum()) == pytest.approx(expected, rel=2e-2)
     assert torch.allclose(grad, output)
 

@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora.layer import LoraLayer
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from launcher.base_models.shapes import make_shape
 from launcher.plan.estimate.memory import count_trainable
@@ -38,15 +38,42 @@ SIZES: dict[str, Any] = {
     "vocab_size": 96,
 }
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+# What distinguishes a family's layers from Llama's.
+FAMILY_KEYS: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 6},
+    "qwen2": {},
+    "gemma": {},
+    "gemma2": {
+        "sliding_window": 6,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+        "query_pre_attn_scalar": 9,
+    },
+    "gemma3_text": {"sliding_window": 6, "query_pre_attn_scalar": 9},
+    "granite": {
+        "attention_multiplier": 0.5,
+        "embedding_multiplier": 4.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 3.0,
+    },
+    "phi3": {"pad_token_id": 0},
+    "smollm3": {"no_rope_layers": [1, 0], "pad_token_id": 0},
+}
 IDS = torch.randint(0, 96, (2, 24), generator=torch.Generator().manual_seed(3))
 TOLERANCE = 5e-6  # relative; fp32 sums in a different order
+
+
+def make_config(family: str, bias: bool) -> Any:
+    if family == "qwen3":
+        return Qwen3Config(**SIZES, attention_bias=bias)
+    return LlamaConfig(**SIZES) if family == "llama" else AutoConfig.for_model(family, **SIZES, **FAMILY_KEYS[family])
 
 
 def make_model(
     *, dora: bool = False, dropout: float = 0.0, bias: bool = False, family: str = "qwen3", targets: Any = ALL
 ) -> Any:
     torch.manual_seed(0)
-    config: Any = Qwen3Config(**SIZES, attention_bias=bias) if family == "qwen3" else LlamaConfig(**SIZES)
+    config: Any = make_config(family, bias)
     lora = LoraConfig(r=4, lora_alpha=6, use_dora=dora, lora_dropout=dropout, target_modules=targets)
     model: Any = get_peft_model(AutoModelForCausalLM.from_config(config), lora)
     for name, parameter in model.named_parameters():
@@ -80,11 +107,13 @@ def compute(model: Any) -> tuple[Tensor, dict[str, Tensor]]:
     return loss.detach(), grads
 
 
-def check_same(ours: tuple[Tensor, dict[str, Tensor]], expected: tuple[Tensor, dict[str, Tensor]]) -> None:
-    assert float(ours[0]) == pytest.approx(float(expected[0]), rel=TOLERANCE)
+def check_same(
+    ours: tuple[Tensor, dict[str, Tensor]], expected: tuple[Tensor, dict[str, Tensor]], tolerance: float = TOLERANCE
+) -> None:
+    assert float(ours[0]) == pytest.approx(float(expected[0]), rel=tolerance)
     assert ours[1].keys() == expected[1].keys()
     for name, grad in expected[1].items():
-        assert float((ours[1][name] - grad).norm() / grad.norm()) < TOLERANCE, name
+        assert float((ours[1][name] - grad).norm() / grad.norm()) < tolerance, name
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])

@@ -132,9 +132,8 @@ def test_softcapped_scores_fall_back_to_eager(
 ) -> None:
     base = write_base(tmp_path / "base", GEMMA2)
     assert_equal(build_and_check(plan, shared, tmp_path, "eager", base))
-    for backend in ("sdpa", "flex"):
-        with pytest.raises(InputError, match=rf"{backend} does not work here: .* does not support softcapped"):
-            build_and_check(plan, shared, tmp_path, backend, base)
+    with pytest.raises(InputError, match=r"sdpa does not work here: .* does not support softcapped"):
+        build_and_check(plan, shared, tmp_path, "sdpa", base)
     with_fallback = vary(plan, {"base.name": str(base), "attention.fallbacks": ("eager",), **adapt("full")})
     reset_accelerate()
     run, check = build_run(with_fallback, RunPaths(tmp_path), shared, (), build_accelerator(with_fallback))
@@ -143,10 +142,36 @@ def test_softcapped_scores_fall_back_to_eager(
     assert "sdpa does not work here" in capsys.readouterr().err
 
 
-def test_flex_refuses_sliding_window(plan: Plan, shared: Store, tmp_path: Path) -> None:
-    base = write_base(tmp_path / "base", FAMILIES["mistral"])
-    with pytest.raises(InputError, match=r"flex does not work here: .* does not support sliding-window attention"):
-        build_and_check(plan, shared, tmp_path, "flex", base)
+@pytest.mark.parametrize("config", [FAMILIES["mistral"], GEMMA2], ids=["mistral", "gemma2"])
+def test_flex_applies_windows_and_softcaps(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, shared: Store, tmp_path: Path, config: PretrainedConfig
+) -> None:
+    for backward in ("check_attention_grads", "check_lora_grads"):  # not on a CPU; see the test on a GPU below
+        monkeypatch.setattr(f"launcher.training.build.{backward}", lambda *_arguments: 0.0)
+    assert_equal(build_and_check(plan, shared, tmp_path, "flex", write_base(tmp_path / "base", config)))
+
+
+def test_a_kernel_that_does_not_compile_falls_back(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, shared: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_arguments: Any) -> Tensor:
+        raise RuntimeError("out of resource: shared memory")
+
+    broken = Backend(kernel=fail, build_metadata=BACKENDS["flex"].build_metadata)
+    for name in ("flex", "sdpa"):
+        monkeypatch.setitem(BACKENDS, name, broken)
+    changes = {"attention.backend": "flex", "attention.fallbacks": ("eager",), **adapt("full")}
+    reset_accelerate()
+    varied = vary(plan, changes)
+    assert (
+        build_run(varied, RunPaths(tmp_path), shared, (), build_accelerator(varied))[0].plan.attention.backend
+        == "eager"
+    )
+    assert "flex does not work here (out of resource: shared memory); trying eager" in capsys.readouterr().err
+    reset_accelerate()
+    other = vary(plan, {**changes, "attention.backend": "sdpa"})
+    with pytest.raises(RuntimeError, match="out of resource"):
+        build_run(other, RunPaths(tmp_path), shared, (), build_accelerator(other))
 
 
 def test_family_that_drops_attention_kwargs_is_refused(plan: Plan, shared: Store, tmp_path: Path) -> None:
@@ -392,11 +417,19 @@ def test_backend_gradients_match_plain_attention(plan: Plan, name: AttentionBack
     assert check_attention_grads(plan, BACKENDS[name], torch.device("cpu"), variants) < 1e-5
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_flex_gradients_match_plain_attention_on_a_gpu(plan: Plan, head_dim: int) -> None:
+    changes: dict[str, Any] = {"base.head_dim": head_dim, "precision.compute_dtype": "bf16"}
+    variants = [(None, None, None), (0.06, 2.0, 40), (None, None, 40)]
+    assert check_attention_grads(vary(plan, changes), BACKENDS["flex"], torch.device("cuda"), variants) < 2e-2
+
+
 def test_gradients_are_checked_for_every_variant_of_the_base(plan: Plan, shared: Store, tmp_path: Path) -> None:
     """A backend that is wrong only with a sliding window is refused for a base that uses one."""
     base = write_base(tmp_path / "base", FAMILIES["gemma3"])
     varied = vary(plan, {"base.name": str(base), **adapt("full")})
-    variants = collect_variants(varied, build(varied, shared, tmp_path / "run").engine.module)
+    variants = collect_variants(build(varied, shared, tmp_path / "run").engine.module)
     assert {(scaling, window) for scaling, _, window in variants} >= {(9**-0.5, WINDOW)}
     correct = BACKENDS["sdpa"]
 
@@ -425,7 +458,7 @@ def test_windows_of_the_config_and_softcaps_are_checked(
 ) -> None:
     base = write_base(tmp_path / "base", config)
     varied = vary(plan, {"base.name": str(base), "attention.backend": "eager", **adapt("full")})
-    variants = collect_variants(varied, build(varied, shared, tmp_path / "run").engine.module)
+    variants = collect_variants(build(varied, shared, tmp_path / "run").engine.module)
     assert {(softcap, window) for _, softcap, window in variants} == expected
 
 

@@ -93,10 +93,22 @@ def test_rows_that_are_not_packed_use_the_same_kernels() -> None:
     assert plan_for(config={"packing": False, "attention": "flex"}).attention.backend == "flex"
 
 
-def test_a_base_with_capped_scores_gets_eager() -> None:
+def test_a_base_with_capped_scores_gets_a_backend_that_caps_them() -> None:
     plan = plan_for(gpu="h200", base="google/gemma-2-2b")
-    assert plan.attention.backend == "eager"
+    assert (plan.attention.backend, plan.attention.fallbacks) == ("triton", ("flex", "eager"))
     assert "this base soft-caps attention scores" in decision(plan, "attention")
+    other = plan_for(gpu="rtx4090", base="google/gemma-2-2b").attention
+    assert (other.backend, other.fallbacks) == ("flex", ("eager",))
+    old = plan_for(gpu="t4", base="google/gemma-2-2b", config={"max_seq_length": 512}).attention
+    assert (old.backend, old.fallbacks) == ("eager", ())
+
+
+def test_the_plan_names_the_path_of_the_layers() -> None:
+    assert decision(plan_for(gpu="h200", base="google/gemma-2-2b"), "layers").startswith("blocks | norms, projections")
+    phi = plan_for(gpu="h200", base="microsoft/Phi-4-mini-instruct", config={"target_modules": "all-linear"})
+    assert "phi3's attention block keeps its own code" in decision(phi, "layers")
+    eight = plan_for(gpu="h200", gpus=8, strategy="zero2")
+    assert "zero2 splits the weights" in decision(eight, "layers")
 
 
 def test_our_own_kernels_are_for_hopper_and_heads_that_fit_their_tiles() -> None:
@@ -110,10 +122,12 @@ def test_our_own_kernels_are_for_hopper_and_heads_that_fit_their_tiles() -> None
     assert small_heads.backend == "triton"
     with pytest.raises(InputError, match="triton cannot run on GeForce RTX 4090: it needs a Hopper GPU"):
         plan_for(config={"attention": "triton"})
-    with pytest.raises(InputError, match=r"triton cannot run on H200.*: it needs .*, and a head size of 64 or 128"):
-        plan_for(gpu="h200", base="google/gemma-2-2b", config={"attention": "triton"})
+    with pytest.raises(
+        InputError, match=r"triton cannot run on H200.*: it needs .*, and a head size of 64, 128 or 256"
+    ):
+        plan_for(gpu="h200", base="microsoft/phi-2", config={"attention": "triton", "target_modules": ["q_proj"]})
     capped = plan_for(gpu="h200", base="google/gemma-2-27b", config={"batch_size": 1})
-    assert (capped.attention.backend, capped.attention.fallbacks) == ("triton", ("eager",))
+    assert (capped.attention.backend, capped.attention.fallbacks) == ("triton", ("flex", "eager"))
 
 
 def test_a_named_backend_is_taken_or_refused() -> None:

@@ -8,7 +8,8 @@ from launcher.plan.estimate.memory.estimate import (
     estimate_memory,
 )
 from launcher.plan.estimate.memory.recipe import (
-    FUSED_MLP_FAMILIES,
+    FUSED_FAMILIES,
+    FUSED_HEAD_DIMS,
     FUSED_QKV_FAMILIES,
     SELECTIVE_MIN_INNER,
     SHARED_INPUTS,
@@ -16,13 +17,15 @@ from launcher.plan.estimate.memory.recipe import (
     count_fused_ranks,
     count_loss_chunk,
     count_trainable,
+    explain_layer_path,
     fuses_mlp,
     select_stacks,
 )
 
 __all__ = [
     "CONTEXT_BYTES",
-    "FUSED_MLP_FAMILIES",
+    "FUSED_FAMILIES",
+    "FUSED_HEAD_DIMS",
     "FUSED_QKV_FAMILIES",
     "SELECTIVE_MIN_INNER",
     "SHARED_INPUTS",
@@ -34,6 +37,7 @@ __all__ = [
     "count_loss_chunk",
     "count_trainable",
     "estimate_memory",
+    "explain_layer_path",
     "fuses_mlp",
     "select_stacks",
 ]

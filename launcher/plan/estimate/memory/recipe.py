@@ -25,9 +25,21 @@ _CHUNK_POSITIONS = (256, 8_192)
 SELECTIVE_MIN_INNER = 512  # selective checkpointing keeps matmuls of at least this inner size: not lora_B's
 # Matrices with a common input, as Llama-like models name them.
 SHARED_INPUTS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-# Model types for which training/fused_lora/ has fused layers.
-FUSED_MLP_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-FUSED_QKV_FAMILIES = ("llama", "qwen3")
+# Model types whose MLP block training/fused_lora/ can run as a fused op, with the prefix of their class names.
+FUSED_FAMILIES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "gemma": "Gemma",
+    "gemma2": "Gemma2",
+    "gemma3_text": "Gemma3",
+    "granite": "Granite",
+    "phi3": "Phi3",
+    "smollm3": "SmolLM3",
+}
+FUSED_QKV_FAMILIES = frozenset(FUSED_FAMILIES) - {"phi3"}  # some of Phi's models rotate only part of each head
+FUSED_HEAD_DIMS = (32, 64, 128, 256)  # Triton needs powers of two
 _ALIGNED = 8  # 16-bit elements: aligns rows for tensor cores; the padding is zero
 
 
@@ -145,25 +157,56 @@ def fuses_lora(recipe: Recipe) -> bool:
 
 def fuses_mlp(shape: ModelShape, recipe: Recipe) -> bool:
     """Whether the MLP block is one fused op, which recomputes SwiGLU's output in the backward pass."""
-    return shape.model_type in FUSED_MLP_FAMILIES and _can_fuse(
-        shape, recipe, (("gate_proj", "up_proj"), ("down_proj",))
-    )
+    return shape.model_type in FUSED_FAMILIES and _can_fuse(shape, recipe, (list_gates(shape), ("down_proj",)))
 
 
 def fuses_qkv(shape: ModelShape, recipe: Recipe) -> bool:
     """Whether RMSNorm, the Q/K/V projections and RoPE are one fused op."""
-    return shape.model_type in FUSED_QKV_FAMILIES and _can_fuse(shape, recipe, (("q_proj", "k_proj", "v_proj"),))
+    if shape.model_type not in FUSED_QKV_FAMILIES or shape.head_dim not in FUSED_HEAD_DIMS:
+        return False
+    return _can_fuse(shape, recipe, (("q_proj", "k_proj", "v_proj"),), adds_bias=recipe.adapter == "lora")
 
 
-def _can_fuse(shape: ModelShape, recipe: Recipe, blocks: tuple[tuple[str, ...], ...]) -> bool:
-    """Whether each block can be fused: at least one of its matrices is adapted, and none has a bias."""
+def explain_layer_path(shape: ModelShape, recipe: Recipe) -> tuple[str, str]:
+    """Return which code runs the decoder layers, in the words of docs/families.md, and why."""
+    if not fuses_lora(recipe):
+        if recipe.adapter not in ("lora", "dora"):
+            reason = "only LoRA and DoRA are part of fused ops"
+        elif recipe.strategy not in ("single", "ddp"):
+            reason = f"{recipe.strategy} splits the weights that fused ops would join"
+        else:
+            reason = "fused ops need a base in the compute dtype or, with our kernels, in NF4"
+        return "library", reason
+    has_mlp, has_attention = fuses_mlp(shape, recipe), fuses_qkv(shape, recipe)
+    if has_mlp and has_attention:
+        return "blocks", "norms, projections with LoRA, RoPE and the gated activation run as fused ops"
+    if has_mlp or has_attention:
+        fused, other = ("MLP", "attention") if has_mlp else ("attention", "MLP")
+        return (
+            fused,
+            f"fused ops for the {fused}; {shape.model_type}'s {other} block keeps its own code around fused LoRA",
+        )
+    if shape.model_type not in FUSED_FAMILIES:
+        return "matmuls", f"LoRA inside the base's matmuls; fused blocks do not support {shape.model_type}"
+    return "matmuls", "LoRA inside the base's matmuls; fused blocks do not support these targets or this checkpointing"
+
+
+def list_gates(shape: ModelShape) -> tuple[str, ...]:
+    """Return the names of the matrices before a gated activation."""
+    return ("gate_up_proj",) if "gate_up_proj" in shape.linear_names else ("gate_proj", "up_proj")
+
+
+def _can_fuse(
+    shape: ModelShape, recipe: Recipe, blocks: tuple[tuple[str, ...], ...], *, adds_bias: bool = False
+) -> bool:
+    """Whether each block can be fused: one of its matrices is adapted, and none has a bias that cannot be added."""
     if not fuses_lora(recipe) or not recipe.has_kernels or recipe.checkpointing == "selective":
         return False
     if not recipe.on_gpu and not recipe.compiled:  # without kernels for CPUs, plain torch is faster
         return False
     parts = {linear.name: linear for linear in shape.linears}
     return all(
-        all(name in parts and not parts[name].has_bias for name in names)
+        all(name in parts and (adds_bias or not parts[name].has_bias) for name in names)
         and any(name in recipe.target_modules for name in names)
         for names in blocks
     )
@@ -217,5 +260,5 @@ def list_block_members(shape: ModelShape, recipe: Recipe) -> list[Linear]:
     if fuses_qkv(shape, recipe):
         names |= {"q_proj", "k_proj", "v_proj"}
     if fuses_mlp(shape, recipe):
-        names |= {"gate_proj", "up_proj"}
+        names |= set(list_gates(shape))
     return [linear for linear in shape.linears if linear.name in names]

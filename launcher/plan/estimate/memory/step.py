@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from launcher.base_models.families import FAMILIES
 from launcher.base_models.shapes import ModelShape
 from launcher.core.choices import DTYPE_BYTES, SHARDED_STRATEGIES
 from launcher.plan.estimate.memory.recipe import (
@@ -19,6 +20,7 @@ from launcher.plan.estimate.memory.recipe import (
     has_input_copies,
     is_mixed_full,
     list_block_members,
+    list_gates,
     select_stacks,
     select_targets,
 )
@@ -69,7 +71,7 @@ def estimate_step(shape: ModelShape, recipe: Recipe) -> tuple[float, float, floa
     fused = recipe.compiled or fuses_mlp(shape, recipe)
     backward = _BACKWARD_BYTES_PER_INTERMEDIATE[_get_backward_kind(recipe)][fused]
     if fuses_lora(recipe) and recipe.adapter == "dora" and recipe.adapter_dropout > 0:
-        backward += _DROPOUT_DORA_BYTES_PER_GATE * (len(_list_corrected_gates(shape, recipe)) or 2)
+        backward += _DROPOUT_DORA_BYTES_PER_GATE * (1 if _list_corrected_gates(shape, recipe) == ["up_proj"] else 2)
     transient = tokens * backward * compute / 2 * shape.intermediate_size
     transient += _count_rebuilt_weight_bytes(shape, recipe)
     if shape.experts is not None:  # gradients of routed tokens, and of the stacks with LoRA
@@ -107,7 +109,7 @@ def _count_dequantized_bytes(shape: ModelShape, recipe: Recipe) -> int:
     sizes = {group[0].name: count_fused_weights(group, recipe) for group in group_targets(shape, recipe)}
     at_once = [*sizes.values(), max(linear.in_features * linear.out_features for linear in shape.linears)]
     if fuses_mlp(shape, recipe):
-        at_once.append(sizes["gate_proj"] + sizes["down_proj"])
+        at_once.append(sizes[list_gates(shape)[0]] + sizes["down_proj"])
     return max(at_once) * DTYPE_BYTES[recipe.compute_dtype]
 
 
@@ -164,8 +166,13 @@ def _count_layer_bytes(shape: ModelShape, recipe: Recipe) -> float:
     num_norms = max(2, shape.norm_parameters_per_layer // hidden)
     has_head_norms = shape.has_qk_norm
     attention = compute * (2 * query + 2 * key) + 4 * shape.num_heads + _count_backend_bytes(recipe, query, key)
+    if {"qkv_proj", "query_key_value"} & set(shape.linear_names):  # values are a view of queries, keys and values
+        attention += compute * (query + key)
     if recipe.compiled:
-        norms = compute * (num_norms * hidden + (query + key if has_head_norms else 0))
+        # With a norm before and after each block, the compiler recomputes the input of the second block.
+        family = FAMILIES.get(shape.model_type)
+        num_saved = num_norms - (family is not None and family.norms_per_layer == 4)
+        norms = compute * (num_saved * hidden + (query + key if has_head_norms else 0))
         norms += _MIXED_FULL_BYTES_PER_HIDDEN * hidden if is_mixed_full(recipe) else 0
         mlp = compute * intermediate * (2 if shape.gated_mlp else 1)
     else:
@@ -289,7 +296,7 @@ def _count_scaled_bytes(shape: ModelShape, recipe: Recipe) -> float:
         kept += [] if rescales else ["down_proj"]
         kept += _list_corrected_gates(shape, recipe)
     elif not rescales:
-        kept += ["gate_proj", "up_proj", "down_proj"]
+        kept += [*list_gates(shape), "down_proj"]
     members = list_block_members(shape, recipe)
     return float(compute * sum(linear.out_features * kept.count(linear.name) for linear in members))
 
@@ -299,7 +306,7 @@ def _list_corrected_gates(shape: ModelShape, recipe: Recipe) -> list[str]:
     if recipe.adapter_dropout == 0 or not fuses_mlp(shape, recipe):
         return []
     targets = {linear.name for linear in select_targets(shape, recipe.target_modules)}
-    return ["gate_proj", "up_proj"] if "gate_proj" in targets else ["up_proj"]
+    return [name for name in list_gates(shape) if name != "gate_proj" or name in targets]
 
 
 def _list_scaled_heads(shape: ModelShape, recipe: Recipe, rescales: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""Decoder layers whose attention block and MLP block run as fused ops, for the model families in FUSED_MLP_FAMILIES.
+"""Decoder layers whose attention block and MLP block run as fused ops, for the model families in FUSED_FAMILIES.
 
 Other families keep their own code around fused LoRA layers (linear.py).
 
@@ -20,19 +20,18 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from launcher.plan.estimate.memory import FUSED_MLP_FAMILIES, FUSED_QKV_FAMILIES
+from launcher.plan.estimate.memory import FUSED_FAMILIES, FUSED_HEAD_DIMS, FUSED_QKV_FAMILIES
 from launcher.training.kernels.fused_layer_autograd import DropoutSeeds, FusedMLP, FusedOutProj, FusedQKV
 from launcher.training.kernels.seeded_dropout import draw_seeds
 from launcher.training.model.fused_lora.dora import apply_magnitude
 from launcher.training.model.fused_lora.linear import FusedLoraLinear, is_reference_forward
 from launcher.training.model.fused_lora.weights import ADAPTER_NAME, FusedLoraWeights
 
-_FAMILIES = tuple(family.capitalize() for family in FUSED_MLP_FAMILIES)
-_LAYERS = tuple(f"{family}DecoderLayer" for family in _FAMILIES)
-_MLPS = tuple(f"{family}MLP" for family in _FAMILIES)
-_NORMS = tuple(f"{family}RMSNorm" for family in _FAMILIES)
-_ATTENTIONS = tuple(f"{family.capitalize()}Attention" for family in FUSED_QKV_FAMILIES)
-_HEAD_DIMS = (32, 64, 128, 256)  # Triton needs powers of two
+_LAYERS = tuple(f"{prefix}DecoderLayer" for prefix in FUSED_FAMILIES.values())
+_MLPS = tuple(f"{prefix}MLP" for prefix in FUSED_FAMILIES.values())
+_NORMS = tuple(f"{prefix}RMSNorm" for prefix in FUSED_FAMILIES.values())
+_ATTENTIONS = tuple(f"{FUSED_FAMILIES[family]}Attention" for family in FUSED_QKV_FAMILIES)
+_IS_GELU = {"SiLU": False, "SiLUActivation": False, "GELUTanh": True}  # by class of the activation
 
 
 def _draw_dropout_seeds(weights: FusedLoraWeights, count: int, device: torch.device) -> DropoutSeeds:
@@ -69,6 +68,16 @@ class _DeferredNorm(nn.Module):
         return result
 
 
+def _get_norm_weight(norm: Any) -> Tensor:
+    """Return the factor of an RMSNorm; Gemma's is stored as its difference from 1."""
+    weight: Tensor = norm.weight
+    return 1.0 + weight.float() if "Gemma" in type(norm).__name__ else weight
+
+
+def _get_norm_eps(norm: Any) -> float:
+    return float(norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
+
+
 class _FusedBlock(nn.Module):
     """Mixin placed before the family's class in the MRO; applies the preceding RMSNorm itself."""
 
@@ -82,6 +91,8 @@ class _FusedBlock(nn.Module):
 
 
 class _FusedMLPBlock(_FusedBlock):
+    is_gelu: bool
+
     def forward(self, x: Tensor) -> Tensor:
         active = self._get_active_weights()
         if active is None:
@@ -93,11 +104,12 @@ class _FusedMLPBlock(_FusedBlock):
             y, correction = FusedMLP.apply(
                 x.flatten(0, -2),
                 gate_up.dora_scale(),
-                norm.weight,
+                _get_norm_weight(norm),
                 _draw_dropout_seeds(gate_up, 2, x.device),
-                norm.variance_epsilon,
+                _get_norm_eps(norm),
                 (gate_up.stored, down.stored),
                 (gate_up.shape, down.shape),
+                self.is_gelu,
                 *gate_up.lora_parameters(),
                 *down.lora_parameters(),
             )
@@ -106,6 +118,9 @@ class _FusedMLPBlock(_FusedBlock):
 
 
 class _FusedAttentionBlock(_FusedBlock):
+    score_options: dict[str, Any]  # what the family passes to its attention function, besides the scaling
+    has_rope: bool
+
     def forward(
         self,
         hidden_states: Tensor,
@@ -125,9 +140,7 @@ class _FusedAttentionBlock(_FusedBlock):
             )
             return result
         query, key, value = self._compute_qkv(active[0], hidden_states, position_embeddings)
-        if hasattr(attention, "sliding_window"):
-            kwargs["sliding_window"] = attention.sliding_window
-        attend = ALL_ATTENTION_FUNCTIONS[backend]
+        attend, kwargs = ALL_ATTENTION_FUNCTIONS[backend], {**kwargs, **self.score_options}
         out, probs = attend(self, query, key, value, attention_mask, scaling=attention.scaling, **kwargs)
         return self._project_output(out.reshape(*hidden_states.shape[:-1], -1).contiguous()), probs
 
@@ -139,18 +152,23 @@ class _FusedAttentionBlock(_FusedBlock):
         norm: Any = self.preceding_norm[0]
         has_qk_norm = hasattr(attention, "q_norm")
         out_features = weights.shape.out_features
+        if not self.has_rope:
+            cos_sin = torch.ones_like(cos_sin[0]), torch.zeros_like(cos_sin[1])
         with torch.autocast(hidden_states.device.type, enabled=False):
             qkv = FusedQKV.apply(
                 hidden_states.flatten(0, -2),
                 weights.dora_scale(),
-                norm.weight,
+                _get_norm_weight(norm),
                 weights.stored,
-                (attention.q_norm.weight, attention.k_norm.weight) if has_qk_norm else (None, None),
+                tuple(_get_norm_weight(one) for one in (attention.q_norm, attention.k_norm))
+                if has_qk_norm
+                else (None, None),
                 tuple(one.expand(*shape, head_dim).reshape(-1, head_dim) for one in cos_sin),
                 _draw_dropout_seeds(weights, 1, hidden_states.device),
-                norm.variance_epsilon,
+                _get_norm_eps(norm),
                 (out_features[0] // head_dim, out_features[1] // head_dim),
                 weights.shape,
+                _concat_biases(weights),
                 *weights.lora_parameters(),
             )
         return (heads.unflatten(0, shape).transpose(1, 2) for heads in qkv)
@@ -174,16 +192,27 @@ class _FusedAttentionBlock(_FusedBlock):
         return output.unflatten(0, x.shape[:-1])
 
 
+def _concat_biases(weights: FusedLoraWeights) -> Tensor | None:
+    """Return the biases of the members as one vector, zeros for those without; None if none has one."""
+    bases = [member.base_layer for member in weights.members]
+    biased = [base.bias for base in bases if base.bias is not None]
+    if not biased:
+        return None
+    sizes = zip(bases, weights.shape.out_features, strict=True)
+    return torch.cat([biased[0].new_zeros(size) if base.bias is None else base.bias for base, size in sizes])
+
+
 @cache
 def _add_mixin(mixin: Any, family_class: Any) -> Any:
     return type(f"{mixin.__name__.strip('_')}{family_class.__name__}", (mixin, family_class), {})
 
 
-# The layers of each fused weight that a block needs.
-_FUSED_LAYERS: dict[Any, tuple[tuple[str, ...], ...]] = {
-    _FusedAttentionBlock: (("q_proj", "k_proj", "v_proj"),),
-    _FusedMLPBlock: (("gate_proj", "up_proj"), ("down_proj",)),
-}
+def _list_fused_layers(block: Any, mixin: Any) -> tuple[tuple[str, ...], ...]:
+    """Return the names of the layers of each fused weight that a block needs."""
+    if mixin is _FusedAttentionBlock:
+        return (("q_proj", "k_proj", "v_proj"),)
+    gates = ("gate_up_proj",) if hasattr(block, "gate_up_proj") else ("gate_proj", "up_proj")
+    return (gates, ("down_proj",))
 
 
 def list_fusable_blocks(layers: list[nn.Module]) -> list[nn.Module]:
@@ -201,11 +230,27 @@ def fuse_decoder_layers(layers: list[nn.Module]) -> int:
         for mixin, block, norm in _list_known_blocks(layer):
             adapted_names = _match_fused_weights(block, mixin)
             if adapted_names is not None:
+                if mixin is _FusedMLPBlock:
+                    block.is_gelu = _find_gelu(block)
+                else:
+                    block.score_options = _find_score_options(block)
+                    block.has_rope = bool(getattr(block, "use_rope", True))  # SmolLM3 rotates in some layers only
                 block.__class__ = _add_mixin(mixin, block.__class__)
                 norm.__class__ = _add_mixin(_DeferredNorm, norm.__class__)
                 block.preceding_norm, block.adapted_names = (norm,), adapted_names
                 count += 1
     return count
+
+
+def describe_path(layers: list[nn.Module]) -> str:
+    """Return which fused ops run, in the words of docs/families.md; see its table."""
+    modules = [module for layer in layers for module in layer.modules()]
+    has_mlp, has_attention = (
+        any(isinstance(module, mixin) for module in modules) for mixin in (_FusedMLPBlock, _FusedAttentionBlock)
+    )
+    if not any(isinstance(module, FusedLoraLinear) for module in modules):  # never fused, or unfused after a check
+        return "library"
+    return "blocks" if has_mlp and has_attention else "MLP" if has_mlp else "attention" if has_attention else "matmuls"
 
 
 def _list_known_blocks(layer: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
@@ -215,16 +260,21 @@ def _list_known_blocks(layer: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
     decoder: Any = layer
     if _is_attention(decoder.self_attn) and _is_norm(decoder.input_layernorm):
         yield _FusedAttentionBlock, decoder.self_attn, decoder.input_layernorm
-    if _is_mlp(decoder.mlp) and _is_norm(decoder.post_attention_layernorm):
-        yield _FusedMLPBlock, decoder.mlp, decoder.post_attention_layernorm
+    # Gemma 2 and 3 have a norm after each block, too; post_attention_layernorm is one of them.
+    mlp_norm = getattr(decoder, "pre_feedforward_layernorm", decoder.post_attention_layernorm)
+    if _find_gelu(decoder.mlp) is not None and _is_norm(mlp_norm):
+        yield _FusedMLPBlock, decoder.mlp, mlp_norm
 
 
 def _has_adapters(block: Any, mixin: Any) -> bool:
-    """Return whether each fused weight would have an adapted layer, and no layer has a bias."""
-    for names in _FUSED_LAYERS[mixin]:
+    """Return whether each fused weight would have an adapted layer, and no layer has a bias that cannot be added."""
+    for names in _list_fused_layers(block, mixin):
         members = [getattr(block, name) for name in names]
         bases = [getattr(member, "base_layer", member) for member in members]
-        if bases == members or any(base.bias is not None for base in bases):
+        biases = [base.bias for base in bases if base.bias is not None]
+        is_dora = any(getattr(member, "lora_variant", None) for member in members)
+        can_add = mixin is _FusedAttentionBlock and not is_dora and not any(bias.requires_grad for bias in biases)
+        if bases == members or (biases and not can_add):
             return False
     return True
 
@@ -237,7 +287,7 @@ def _match_fused_weights(block: Any, mixin: Any) -> tuple[str, ...] | None:
     if not _has_adapters(block, mixin):
         return None
     adapted_names = []
-    for names in _FUSED_LAYERS[mixin]:
+    for names in _list_fused_layers(block, mixin):
         bases = [getattr(getattr(block, name), "base_layer", getattr(block, name)) for name in names]
         fused = [name for name in names if isinstance(getattr(block, name), FusedLoraLinear)]
         if not fused or [one.base_layer for one in getattr(block, fused[0]).fused_weights.members] != bases:
@@ -252,12 +302,26 @@ def _is_norm(module: Any) -> bool:
     return type(module).__name__ in _NORMS and not module.weight.requires_grad
 
 
-def _is_mlp(module: Any) -> bool:
-    return type(module).__name__ in _MLPS and module.config.hidden_act == "silu"
+def _find_gelu(module: Any) -> bool | None:
+    """Return whether the MLP's activation is GELU by tanh rather than SiLU; None for other MLPs and activations."""
+    if type(module).__name__ not in _MLPS:
+        return None
+    activation = module.activation_fn if hasattr(module, "activation_fn") else module.act_fn
+    return _IS_GELU.get(type(activation).__name__)
+
+
+def _find_score_options(attention: Any) -> dict[str, Any]:
+    """Return the options that the family's own forward passes to its attention function."""
+    if type(attention).__name__ == "MistralAttention":
+        return {"sliding_window": getattr(attention.config, "sliding_window", None)}
+    options = {"sliding_window": attention.sliding_window} if hasattr(attention, "sliding_window") else {}
+    if type(attention).__name__ == "Gemma2Attention":
+        options["softcap"] = attention.attn_logit_softcapping
+    return options
 
 
 def _is_attention(module: Any) -> bool:
-    if type(module).__name__ not in _ATTENTIONS or module.head_dim not in _HEAD_DIMS:
+    if type(module).__name__ not in _ATTENTIONS or module.head_dim not in FUSED_HEAD_DIMS:
         return False
     norms = [getattr(module, name) for name in ("q_norm", "k_norm") if hasattr(module, name)]
-    return all(_is_norm(norm) and norm.variance_epsilon == module.config.rms_norm_eps for norm in norms)
+    return all(_is_norm(norm) and _get_norm_eps(norm) == module.config.rms_norm_eps for norm in norms)

@@ -16,13 +16,17 @@ from benchmarks.memory_grid.rows import load_table
 from benchmarks.memory_grid.summary import compute_error, is_held_out, list_miscounted
 from launcher.base_models.families import Linear
 from launcher.base_models.shapes import ModelShape, load_shape
+from launcher.base_models.shapes import make_shape as make_config_shape
 from launcher.core.choices import AdapterKind, AttentionBackend, Checkpointing, LossKernel, Quantization, Strategy
+from launcher.core.units import GIB
 from launcher.plan.estimate.memory import (
     MemoryEstimate,
     Recipe,
+    count_allocated,
     count_fused_ranks,
     count_trainable,
     estimate_memory,
+    explain_layer_path,
     fuses_mlp,
 )
 from launcher.plan.estimate.memory.recipe import fuses_qkv
@@ -54,6 +58,26 @@ RECIPE = Recipe(
     on_gpu=True,
 )
 FULL = dataclasses.replace(RECIPE, adapter="full", rank=None, target_modules=(), base_dtype="fp32")
+
+
+FAMILY_ROWS = [json.loads(line) for line in (ROOT / "benchmarks/results/families_h200.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("row", FAMILY_ROWS, ids=[row["case"] for row in FAMILY_ROWS])
+def test_families_need_the_measured_memory(row: dict[str, Any]) -> None:
+    """LoRA on all linear layers as in benchmarks/families.py; Phi's fused projections and Gemma's norms included."""
+    shape = make_config_shape(row["config"], row["case"], "config")
+    recipe = dataclasses.replace(
+        RECIPE,
+        target_modules=shape.linear_names,
+        attention=row["attention"],
+        micro_batch_size=row["micro_batch_size"],
+        graphed=row["cuda_graph"],
+        accumulates_gradients=False,
+    )
+    assert row["path"] == explain_layer_path(shape, recipe)[0]
+    predicted_gib = count_allocated(estimate_memory(shape, recipe).terms) / GIB
+    assert row["peak_gib"] == pytest.approx(predicted_gib, rel=0.03)
 
 
 def make_shape(layers: int = 4, hidden: int = 64, intermediate: int = 128, vocab: int = 100) -> ModelShape:
