@@ -41,6 +41,7 @@ from launcher.training.build import build_run
 from launcher.training.engine.accelerator import build_accelerator
 from launcher.training.engine.run import TrainingRun
 from launcher.training.loop import train
+from launcher.training.model.fused_lora.decoder_layer import describe_path
 from launcher.training.monitoring.meters import MemoryMeter, Meters, ThroughputMeter
 from launcher.training.observers.metrics_writer import MetricsWriter
 from launcher.training.runtime.run_record import collect_versions
@@ -232,6 +233,7 @@ def measure_case(case: Case) -> dict[str, Any]:
         rows = load_metrics(run.paths.metrics)
         return {
             **describe_plan(run.plan),
+            "path": describe_path(run.engine.module.layers),
             "cuda_graph": run.engine.graphs is not None and run.engine.graphs.is_active,
             **summarize(rows, leftover),
             "built_seconds": round(built, 1),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 from launcher.base_models.catalogue import BASES
 from launcher.base_models.families import FAMILIES, UNTRAINABLE
-from launcher.base_models.shapes import ModelShape, make_shape
-from launcher.plan.estimate.memory.recipe import Recipe, fuses_mlp, fuses_qkv
+from launcher.base_models.shapes import make_shape
+from launcher.plan.estimate.memory import Recipe, explain_layer_path
 
 _SIZES = {
     "hidden_size": 64,
@@ -15,7 +17,7 @@ _SIZES = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
-    "head_dim": 16,
+    "head_dim": 64,
     "vocab_size": 128,
     "max_position_embeddings": 512,
 }
@@ -40,15 +42,9 @@ _RECIPE = Recipe(
     num_ranks=1,
     on_gpu=True,
 )
-# Tokens/s, MFU and peak GiB of LoRA (rank 16, seven matrices) on one H200, 2026-11-16; random weights, documents of 350
-# tokens on average, 2,048 tokens per sequence.
-_MEASURED = {
-    "llama": "Llama-3.2-1B: 97,972 tokens/s, 50.1 % MFU, 18.2 GiB",
-    "mistral": "Mistral-7B: 18,839 tokens/s, 55.2 % MFU, 42.1 GiB",
-    "qwen2": "Qwen2.5-1.5B: 72,019 tokens/s, 46.1 % MFU, 27.9 GiB",
-    "qwen3": "Qwen3-8B, one row of 16,384: 17,861 tokens/s, 55.7 % MFU, 79.5 GiB",
-    "gemma2": "Gemma-2-2B: 2,102 tokens/s, 2.3 % MFU, 47.9 GiB (eager attention)",
-}
+_RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results/families_h200.jsonl"
+# Measured with benchmarks/training.py on 2026-11-16.
+_MEASURED = {"qwen3": "Qwen3-8B, one row of 16,384: 17,861 tokens/s, 55.7 % MFU, 79.5 GiB"}
 
 _HEAD = """\
 # Model families
@@ -71,9 +67,13 @@ fine-tuning because it would train routers without their auxiliary loss. gpt-oss
 only. Its MXFP4 weights are dequantized.
 
 With ZeRO, FSDP2 or selective checkpointing, blocks are not fused. Of other
-architectures, the names of the linear layers are read from the weights.
+architectures, the names of the linear layers are read from the weights. `launcher plan` names the path and its reason
+under "layers".
 
-| family | linear layers | LoRA | QLoRA | DoRA | full | measured on an H200, 2026-11-16 |
+The last column is LoRA of rank 16 on all linear layers, 4 x 2,048 tokens per micro-step, random weights, one H200,
+2026-11-17, all with a CUDA graph: `python benchmarks/families.py measure --out families.jsonl`.
+
+| family | linear layers | LoRA | QLoRA | DoRA | full | measured on an H200 |
 |---|---|---|---|---|---|---|
 """
 
@@ -99,13 +99,23 @@ def render_families() -> str:
     """Return the page."""
     catalogued = {str(keys["model_type"]) for keys in BASES.values()}
     order = sorted(FAMILIES, key=lambda name: (name not in catalogued, name))
-    lines = [_render_row(name) for name in order]
+    measured = _read_measured()
+    lines = [_render_row(name, measured.get(name, "")) for name in order]
     refused = [f"| {kind} | {reason} |" for kind, reason in _REFUSED]
     refused += [f"| `{name}` | {reason} |" for name, reason in sorted(UNTRAINABLE.items())]
     return _HEAD + "\n".join(lines) + "\n" + _TAIL + "\n".join(refused) + "\n"
 
 
-def _render_row(model_type: str) -> str:
+def _read_measured() -> dict[str, str]:
+    measured: dict[str, list[str]] = {}
+    for line in _RESULTS.read_text().splitlines():
+        row = json.loads(line)
+        text = f"{row['case']}: {row['tokens_per_second']:,} tokens/s, {row['mfu'] * 100:.1f} % MFU"
+        measured.setdefault(row["config"]["model_type"], []).append(f"{text}, {row['peak_gib']:.1f} GiB")
+    return _MEASURED | {name: "; ".join(texts) for name, texts in measured.items()}
+
+
+def _render_row(model_type: str, measured: str) -> str:
     experts = _EXPERTS if FAMILIES[model_type].experts is not None else {}
     shape = make_shape({**_SIZES, **experts, "model_type": model_type}, model_type, "config")
     lora = replace(_RECIPE, target_modules=shape.linear_names)
@@ -113,17 +123,7 @@ def _render_row(model_type: str) -> str:
         path = f"matmuls; experts (`{'`, `'.join(shape.experts.stacks)}`): library"
         names = ", ".join(f"`{name}`" for name in shape.linear_names)
         return f"| `{model_type}` | {names} | {path} | refused | matmuls | refused | |"
-    paths = (
-        _describe_path(shape, lora),
-        _describe_path(shape, replace(lora, quantization="int4")),
-        _describe_path(shape, replace(lora, adapter="dora")),
-        "library",
-    )
+    recipes = (lora, replace(lora, quantization="int4"), replace(lora, adapter="dora"), replace(lora, adapter="full"))
+    paths = [explain_layer_path(shape, recipe)[0] for recipe in recipes]
     names = ", ".join(f"`{name}`" for name in shape.linear_names)
-    return f"| `{model_type}` | {names} | {' | '.join(paths)} | {_MEASURED.get(model_type, '')} |"
-
-
-def _describe_path(shape: ModelShape, recipe: Recipe) -> str:
-    if not fuses_mlp(shape, recipe):
-        return "matmuls"
-    return "blocks" if fuses_qkv(shape, recipe) else "MLP"
+    return f"| `{model_type}` | {names} | {' | '.join(paths)} | {measured} |"

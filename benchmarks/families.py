@@ -1,0 +1,150 @@
+"""Measures LoRA training of each model family at published sizes with random weights: path, speed, memory.
+
+Rank 16 on all linear layers, 4 x 2,048 tokens per micro-step, documents as in training.py. A row of JSON per family
+has the path that ran (fused blocks or not, CUDA graph or not), tokens/s, MFU, and peak memory next to the prediction.
+
+    export PYTORCH_ALLOC_CONF=expandable_segments:True
+    python benchmarks/families.py measure --out families.jsonl            # all families
+    python benchmarks/families.py measure --cases gemma-2-2b --out families.jsonl
+    python benchmarks/families.py table families.jsonl                    # the table of docs/STATUS.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from resumable_cases import add_row, iterate_unmeasured, read_rows, run_subcommands  # type: ignore[import-not-found]  # in this folder
+from training import Case, clean_up, measure_case  # type: ignore[import-not-found]  # in this folder
+
+from launcher.training.runtime.run_record import collect_versions
+
+ROWS = 4
+STEPS = 12
+
+
+def _config(
+    model_type: str, hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocab: int, **more: Any
+) -> dict[str, Any]:
+    return {
+        "model_type": model_type,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": intermediate,
+        "vocab_size": vocab,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **more,
+    }
+
+
+# The published config.json of a model of 1B to 4B parameters per family; keys that equal the class's default are left
+# out, and so are long contexts. Mistral has no model of this size: its entry has the layers of Mistral-7B, but fewer.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama-3.2-1b": _config("llama", 2048, 16, 32, 8, 8192, 128256),
+    "qwen3-1.7b": _config("qwen3", 2048, 28, 16, 8, 6144, 151936, head_dim=128),
+    "qwen2.5-1.5b": _config("qwen2", 1536, 28, 12, 2, 8960, 151936),
+    "mistral-2b": _config(
+        "mistral", 4096, 8, 32, 8, 14336, 32768, head_dim=128, sliding_window=4096, tie_word_embeddings=False
+    ),
+    "gemma-2b": _config("gemma", 2048, 18, 8, 1, 16384, 256000, head_dim=256),
+    "gemma-2-2b": _config(
+        "gemma2", 2304, 26, 8, 4, 9216, 256000, head_dim=256, sliding_window=4096, query_pre_attn_scalar=256
+    ),
+    "gemma-3-1b": _config(
+        "gemma3_text", 1152, 26, 4, 1, 6912, 262144, head_dim=256, sliding_window=512, query_pre_attn_scalar=256
+    ),
+    "gemma-3-4b": _config(  # without its vision tower
+        "gemma3_text", 2560, 34, 8, 4, 10240, 262208, head_dim=256, sliding_window=1024, query_pre_attn_scalar=256
+    ),
+    "phi-3-mini": _config(
+        "phi3",
+        3072,
+        32,
+        32,
+        32,
+        8192,
+        32064,
+        sliding_window=2047,
+        tie_word_embeddings=False,
+        max_position_embeddings=4096,
+    ),
+    "phi-4-mini": _config(
+        "phi3", 3072, 32, 24, 8, 8192, 200064, partial_rotary_factor=0.75, original_max_position_embeddings=4096
+    ),
+    "olmo-2-1b": _config("olmo2", 2048, 16, 16, 16, 8192, 100352, tie_word_embeddings=False),
+    "smollm3-3b": _config("smollm3", 2048, 36, 16, 4, 11008, 128256),
+    "granite-3.3-2b": _config(
+        "granite",
+        2048,
+        40,
+        32,
+        8,
+        8192,
+        49159,
+        attention_multiplier=0.015625,
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        logits_scaling=8.0,
+    ),
+}
+CASES = [
+    Case(name=name, base="", micro_batch_size=ROWS, num_steps=STEPS, more={"target_modules": "all-linear"})
+    for name in CONFIGS
+]
+
+
+def measure_family(case: Case) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder) / case.name
+        base.mkdir()
+        (base / "config.json").write_text(json.dumps(CONFIGS[case.name]))
+        result: dict[str, Any] = measure_case(replace(case, base=str(base)))
+    return result
+
+
+def run_measure(args: argparse.Namespace) -> None:
+    chosen = [case for name in args.cases for case in CASES if name in (case.name, "all")]
+    for case in iterate_unmeasured(chosen, args.out, args.minutes):
+        clean_up()
+        row: dict[str, Any] = {"case": case.name, "config": CONFIGS[case.name]}
+        try:
+            row |= measure_family(case)
+        except Exception as error:  # one failed family must not stop the others
+            row["error"] = f"{type(error).__name__}: {str(error)[:500]}"
+        row |= {
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "versions": collect_versions(),
+        }
+        add_row(args.out, row)
+        names = ("tokens_per_second", "mfu", "peak_gib", "predicted_gib", "path", "attention", "cuda_graph", "graphs")
+        print(case.name, row.get("error") or {name: row.get(name) for name in names}, file=sys.stderr, flush=True)
+
+
+def run_table(args: argparse.Namespace) -> None:
+    print("| model | path | attention | CUDA graph | tokens/s | MFU | peak GiB | predicted |")
+    print("|---|---|---|---|---|---|---|---|")
+    for row in read_rows(args.rows):
+        if "error" in row:
+            print(f"| {row['case']} | {row['error'][:60]} | | | | | | |")
+            continue
+        print(
+            f"| {row['case']} | {row['path']} | {row['attention']} | {'yes' if row['cuda_graph'] else 'no'} | "
+            f"{row['tokens_per_second']:,} | {(row['mfu'] or 0) * 100:.1f} % | {row['peak_gib']} | "
+            f"{row['predicted_gib']} |"
+        )
+
+
+if __name__ == "__main__":
+    run_subcommands(__doc__, ["all"], f"all, or: {', '.join(CONFIGS)}", run_measure, run_table)
