@@ -277,11 +277,15 @@ _NO_BOUNDARIES = "transformers does not pass document boundaries to its attentio
 _NO_LAYERS = "its decoder has no `layers`"
 # Model types that cannot be trained, found by trying them with transformers 5.22.
 UNTRAINABLE: Mapping[str, str] = {
+    "recurrent_gemma": "its recurrent layers see earlier documents of a pack",
     "stablelm": _NO_BOUNDARIES,
     "nemotron": _NO_BOUNDARIES,
     "gpt_neox_japanese": "packed documents give other results than each alone",
     "cpmant": _NO_LAYERS,
     "falcon": _NO_LAYERS,
+    "hrm_text": _NO_LAYERS,
+    "hunyuan_v1_moe": "its experts are not counted right",
+    "modernbert-decoder": "its linear layers are not found in its decoder",
     "bert": _NO_LAYERS,
     "big_bird": _NO_LAYERS,
 }

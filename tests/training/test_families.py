@@ -11,8 +11,10 @@ import pytest
 import torch
 from peft import PeftModel, get_peft_model_state_dict
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from launcher.base_models.families import FAMILIES
+from launcher.core.errors import LauncherError
 from launcher.corpus.store import Store
 from launcher.plan.estimate.memory import FUSED_FAMILIES
 from launcher.plan.model import Plan
@@ -158,3 +160,22 @@ def vary_backend(run: Any) -> Any:
     model = run.engine.module.model.eval()
     run.engine.module.base.set_attn_implementation("eager")
     return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() - FAMILIES.keys()))
+def test_other_model_types_are_refused_or_trained(store: Store, tmp_path: Path, model_type: str) -> None:
+    try:
+        config = AutoConfig.for_model(model_type, **{**SIZES, "attention_dropout": 0.0})
+        with torch.device("meta"):
+            size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+        if size > 30e6:
+            pytest.skip("has other keys for its sizes")
+        base = write_base(tmp_path / "base", config)
+    except Exception as error:  # config classes have their own rules
+        pytest.skip(f"no tiny model: {type(error).__name__}")
+    try:
+        plan = plan_family(base)
+    except LauncherError:
+        return
+    assert len(train_recorded(build(plan, store, tmp_path / "run")).losses) == 2
