@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -81,6 +82,18 @@ class TurnTemplate:
         _refuse_tool_calls(conversation, self.name)
         return tuple(merge_segments(self._pieces(self.controls.escape(conversation))))
 
+    def to_jinja(self) -> str:
+        """Return the same template in the language of tokenizers, for programs that serve the model."""
+        before, _, after = (json.dumps(part) for part in self.open.partition("{role}"))
+        think = json.dumps(self.think)
+        return (
+            f"{{{{ {json.dumps(self.begin)} }}}}{{% for message in messages %}}"
+            f"{{{{ {before} + message['role'] + {after} }}}}"
+            f"{{% if message['role'] == 'assistant' and '<think>' not in message['content'] %}}{{{{ {think} }}}}"
+            f"{{% endif %}}{{{{ message['content'] + {json.dumps(self.close + self.after)} }}}}{{% endfor %}}"
+            f"{{% if add_generation_prompt %}}{{{{ {before} + 'assistant' + {after} + {think} }}}}{{% endif %}}"
+        )
+
     def _pieces(self, conversation: Conversation) -> Iterator[Segment]:
         yield Segment(self.begin, False)
         for message in conversation.messages:
@@ -151,6 +164,16 @@ class AlpacaTemplate:
         """Return the segments of a conversation."""
         _refuse_tool_calls(conversation, self.name)
         return tuple(merge_segments(self._pieces(self.controls.escape(conversation))))
+
+    def to_jinja(self) -> str:
+        """Return the same template in the language of tokenizers; a context is part of the user's message there."""
+        return (
+            "{% for message in messages %}{% if message['role'] == 'assistant' %}"
+            f"{{{{ '### Response:\\n' + message['content'] + {json.dumps(self.end_token)} + '\\n\\n' }}}}"
+            "{% elif message['role'] == 'system' %}{{ message['content'] + '\\n\\n' }}"
+            "{% else %}{{ '### Instruction:\\n' + message['content'] + '\\n\\n' }}{% endif %}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '### Response:\\n' }}{% endif %}"
+        )
 
     def _pieces(self, conversation: Conversation) -> Iterator[Segment]:
         for message in conversation.messages:

@@ -40,10 +40,10 @@ _KINDS: Mapping[str, tuple[GpuClass, Interconnect]] = {
     "pcie": ("datacenter", "pcie-p2p"),
     "nvlink": ("datacenter", "nvlink"),
 }
-with (files("launcher.hardware") / "gpus.csv").open(encoding="utf-8", newline="") as _file:
-    # mib, tflops, gb_s; sms, mhz, rate (FLOPs per clock and SM), bus (bits), gbps (per pin); capability; kind (_KINDS);
-    # link in GB/s; source (SOURCES); further names, as nvidia-smi's.
-    TABLE: tuple[Mapping[str, str], ...] = tuple(csv.DictReader(_file))
+# mib, tflops, gb_s; sms, mhz, rate (FLOPs per clock and SM), bus (bits), gbps (per pin); capability; kind (_KINDS);
+# link in GB/s; source (SOURCES); further names, as nvidia-smi's.
+_FILE = files("launcher.hardware") / "gpus.csv"
+TABLE: tuple[Mapping[str, str], ...] = tuple(csv.DictReader(_FILE.read_text(encoding="utf-8").splitlines()))
 
 
 def _make_gpu(row: Mapping[str, str]) -> Gpu:

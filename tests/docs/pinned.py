@@ -35,6 +35,8 @@ SLOW = {
     "launcher train neo4j --random-weights --max-steps 20": None,
     "launcher train neo4j --profile-steps 10:15": 16,
     "launcher eval neo4j": None,
+    "launcher eval shop --run first --trust": None,
+    "launcher train shop --max-steps 20": None,
     "launcher eval neo4j --base": None,
     "launcher eval --run RUN --rows 100": None,
     'launcher ask RUN "Who directed Alien?" --input "(:Movie)"': None,
@@ -51,6 +53,7 @@ PINNED = {
     "source .venv/bin/activate": "only changes the current shell",
     "launcher doctor": "the result depends on the machine; tests/unit/analysis/doctor, tests/faults/test_doctor.py",
     "launcher doctor neo4j": "the result depends on the machine, as above",
+    "launcher doctor shop": "the result depends on the machine, as above",
     "launcher doctor neo4j --json": "the result depends on the machine, as above",
     "launcher doctor --quick": "the result depends on the machine, as above",
     "launcher doctor --json": "the result depends on the machine, as above",
@@ -106,5 +109,11 @@ RECORDS = {"STATUS.md"}
 FOREIGN = {
     "docker": "needs a daemon; tests/release lints the Dockerfile",
     "wandb": "tests/tracking reads runs with it",
+    "vllm": "needs a GPU and a large package; tests/training/export loads the same folders with transformers and PEFT",
+    "llama.cpp/convert_hf_to_gguf.py": "needs llama.cpp",
+    "llama-server": "needs llama.cpp",
+    "ollama": "needs Ollama",
+    "echo": "writes the Modelfile of Ollama",
+    "rsync": "copies to another machine",
     "pre-commit": "changes this checkout's hooks; tests/release checks its file",
 }

@@ -238,7 +238,7 @@ _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
         "The speed changed during the run",
         _changed_speed,
         ("speed", "time"),
-        "Another program may have used the machine, or the GPU was throttled. Speed, goodput and time of these runs "
+        "Another program may have used the machine, or it was throttled. Speed, goodput and time of these runs "
         "are not compared.",
         each=True,
     ),

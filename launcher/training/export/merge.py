@@ -22,6 +22,7 @@ from launcher.corpus.documents import make_planned_template
 from launcher.corpus.end_token import collect_end_ids
 from launcher.corpus.spec import get_expert_stores_dir
 from launcher.corpus.store import find_store
+from launcher.corpus.templates import AlpacaTemplate, TurnTemplate
 from launcher.corpus.text_encoder import TextEncoder
 from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
 from launcher.request.request import base_folders
@@ -119,16 +120,19 @@ def _write(folder: Path, model: PreTrainedModel, run: TrainedRun, dtype: Dtype, 
         for pattern in _TOKENIZER_FILES:
             for file in tokenizer.folder.glob(pattern):
                 shutil.copyfile(file, folder / file.name)
-        _write_template(folder, run)
+        _write_template(folder, run, tokenizer)
         make_readable(folder)
     except (OSError, SafetensorError) as error:
         raise InputError(f"{folder.parent} cannot be written: {error}", hint="is the disk full?") from None
     write_text_atomically(folder / CARD_FILE, _render_card(run, dtype))
 
 
-def _write_template(folder: Path, run: TrainedRun) -> None:
-    """Write the manifest's own chat template, in both places where servers look for one."""
-    source = run.plan.data.chat_template
+def _write_template(folder: Path, run: TrainedRun, tokenizer: BaseTokenizer) -> None:
+    """Write the chat template of the training, unless it is the base's, in both places where servers look for one."""
+    template, source = make_planned_template(run.plan.data, tokenizer), run.plan.data.chat_template
+    if isinstance(template, TurnTemplate | AlpacaTemplate):
+        has_bos = TextEncoder(tokenizer, template).adds_bos(render_prompt(template, _EXAMPLE))
+        source = ("{{ bos_token }}" if has_bos else "") + template.to_jinja()
     if source is None:
         return
     (folder / "chat_template.jinja").write_text(source, encoding="utf-8")
@@ -180,6 +184,10 @@ def _check_tokenizer(folder: Path, tokenizer: BaseTokenizer, run: TrainedRun) ->
     expected = encoder.encode_prompt(prompt)
     if loaded(prompt, add_special_tokens=encoder.adds_bos(prompt)).input_ids[: len(expected)] != expected:
         raise RunFailedError("the written tokenizer gives other tokens than the one used in training")
+    if isinstance(template, TurnTemplate | AlpacaTemplate):
+        chat = [{"role": "user", "content": _EXAMPLE}]
+        if loaded.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) != expected:
+            raise RunFailedError("the written chat template gives another prompt than the one used in training")
 
 
 def _free() -> None:

@@ -82,7 +82,7 @@ def test_merged_model_loads_without_the_launcher_and_agrees(trained: Trained, tm
     assert "100.0% of it merged" in result.stderr
     files = {file.name for file in (tmp_path / "merged").iterdir()}
     wanted = "model.safetensors config.json generation_config.json tokenizer.json tokenizer_config.json README.md"
-    assert set(wanted.split()) == files
+    assert {*wanted.split(), "chat_template.jinja"} == files  # the template of the training
     assert [file.name for file in tmp_path.iterdir()] == ["merged"]
     merged = run_script(LOAD_MERGED, trained, tmp_path / "merged.pt", str(tmp_path / "merged"))
     apart = run_script(LOAD_ADAPTER, trained, tmp_path / "apart.pt", str(trained.base), str(trained.paths.adapter))

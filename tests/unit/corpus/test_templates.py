@@ -7,9 +7,19 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from launcher.corpus.conversations import Conversation, Message
-from launcher.corpus.templates import CHATML, LLAMA3, QWEN3, AlpacaTemplate, Segment, Template, merge_segments
+from launcher.corpus.templates import (
+    CHATML,
+    LLAMA3,
+    QWEN3,
+    AlpacaTemplate,
+    Segment,
+    Template,
+    TurnTemplate,
+    merge_segments,
+)
 
 ONE_TURN = Conversation(
     (Message("system", "Be brief."), Message("user", "How many?", "Film(title)"), Message("assistant", "42"))
@@ -91,3 +101,20 @@ def test_merging_keeps_text_and_mask(pieces: list[Segment]) -> None:
     assert [(letter, piece.is_trained) for piece in merged for letter in piece.text] == letters
     assert all(a.is_trained != b.is_trained for a, b in pairwise(merged))
     assert all(piece.text for piece in merged)
+
+
+@pytest.mark.parametrize("template", [CHATML, QWEN3, LLAMA3, AlpacaTemplate("</s>")], ids=lambda one: one.name)
+def test_jinja_gives_the_trained_text_and_prompt(template: TurnTemplate | AlpacaTemplate) -> None:
+    messages = [
+        {"role": "system", "content": "Be 'brief'."},
+        {"role": "user", "content": 'a\n{{ b }} "c"'},
+        {"role": "assistant", "content": "one"},
+        {"role": "user", "content": "more?"},
+        {"role": "assistant", "content": "two"},
+    ]
+    jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template.to_jinja())
+    segments = template.render(Conversation(tuple(Message(one["role"], one["content"]) for one in messages)))
+    assert jinja.render(messages=messages) == "".join(segment.text for segment in segments)
+    last = max(at for at, segment in enumerate(segments) if segment.is_trained)
+    prompt = jinja.render(messages=messages[:-1], add_generation_prompt=True)
+    assert prompt == "".join(segment.text for segment in segments[:last])
