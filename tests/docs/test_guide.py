@@ -43,6 +43,26 @@ def test_dataset_of_the_hub_is_valid(tmp_path: Path) -> None:
     assert main(["validate", str(tmp_path)]) == 0
 
 
+def test_several_columns_and_a_system_prompt_are_valid(tmp_path: Path) -> None:
+    manifest = json.loads(example("json", '"rank": 16'))
+    manifest["training"]["dataset"] = json.loads(example("json", "{subject}"))["dataset"]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "tickets.csv").write_text("subject,body,product,answer\n" + "Refund,Please cancel.,App,{}\n" * 60)
+    assert main(["validate", str(tmp_path)]) == 0
+    (tmp_path / "tickets.csv").write_text("title,body,product,answer\n" + "Refund,Please cancel.,App,{}\n" * 60)
+    assert main(["validate", str(tmp_path)]) != 0
+
+
+def test_own_chat_template_is_valid(tmp_path: Path) -> None:
+    manifest = json.loads(example("json", '"rank": 16'))
+    manifest |= json.loads(example("json", "template.jinja"))
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "rows.jsonl").write_text('{"question": "q", "schema": "s", "sql": "SELECT 1"}\n' * 50)
+    assert main(["validate", str(tmp_path)]) != 0  # no such file
+    (tmp_path / "template.jinja").write_text(example("text", "add_generation_prompt"))
+    assert main(["validate", str(tmp_path)]) == 0
+
+
 def test_judge_program_judges_each_line(tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text(example("python", "sys.stdin"))
     rows = [{"instruction": "", "context": "", "reference": "Yes", "answer": answer} for answer in (" yes", "no")]
