@@ -18,6 +18,7 @@ from launcher.plan.calibration import (
     explain_speed,
     make_family,
 )
+from launcher.plan.checkpoints import decide_checkpoints
 from launcher.plan.context import PlanContext, PlanOptions, manifest_decision, plan_decision, user_decision
 from launcher.plan.cuda_graph import decide_cuda_graph
 from launcher.plan.dataloader import decide_dataloader
@@ -110,6 +111,7 @@ def _assemble(context: PlanContext, choice: _Choice) -> Plan:
     speed = make_speed_plan(context, inputs, layout, length, captures=captures)
     fewer_gpus = describe_faster_with_fewer_gpus(inputs, layout)
     schedule, schedule_decisions = decide_schedule(context, length, speed.seconds_per_step)
+    shards_checkpoints, saving_bytes, checkpoint_decision = decide_checkpoints(context, inputs, layout)
     task_eval, task_eval_decision = decide_task_eval(context, schedule, speed, layout)
     loader, loader_decisions = decide_dataloader(context, length.num_steps)
     decisions = (
@@ -124,6 +126,7 @@ def _assemble(context: PlanContext, choice: _Choice) -> Plan:
         *captures_decision,
         *loader_decisions,
         *schedule_decisions,
+        *checkpoint_decision,
         task_eval_decision,
         explain_wandb(context),
         *_explain_calibration(context, inputs, layout, captures=captures),
@@ -156,11 +159,12 @@ def _assemble(context: PlanContext, choice: _Choice) -> Plan:
         loader=loader,
         optimizer=settings.optimizer,
         schedule=schedule,
+        shards_checkpoints=shards_checkpoints,
         wandb=make_wandb_plan(context),
         guards=context.options.guards,
         task_eval=task_eval,
         profile_steps=context.options.profile_steps,
-        memory=_make_memory_plan(inputs, layout),
+        memory=_make_memory_plan(inputs, layout, saving_bytes),
         speed=speed.model_copy(update={"fewer_gpus_note": fewer_gpus}),
         oom_fallbacks=make_oom_fallbacks(inputs, layout, candidates),
         decisions=replace_reasons(decisions, context.replaced),
@@ -202,7 +206,7 @@ def _set_storage_dtype(settings: ModelSettings, layout: Layout) -> QuantizationP
     return quantization.model_copy(update={"storage_dtype": settings.precision.compute_dtype})
 
 
-def _make_memory_plan(inputs: SearchInputs, layout: Layout) -> MemoryPlan:
+def _make_memory_plan(inputs: SearchInputs, layout: Layout, saving_bytes: int) -> MemoryPlan:
     memory, budget = estimate_layout_memory(inputs, layout), inputs.budget
     return MemoryPlan(
         terms=memory.terms,
@@ -210,6 +214,7 @@ def _make_memory_plan(inputs: SearchInputs, layout: Layout) -> MemoryPlan:
         free_bytes=budget.free_bytes,
         headroom_bytes=budget.headroom_bytes,
         host_bytes=memory.host_bytes,
+        saving_bytes=saving_bytes,
     )
 
 

@@ -212,6 +212,7 @@ class MemoryPlan(Frozen):
     free_bytes: int
     headroom_bytes: int
     host_bytes: int  # offloaded state in CPU memory, per rank
+    saving_bytes: int = 0  # CPU memory of a node while a checkpoint is saved
 
     @property
     def total_bytes(self) -> int:
@@ -329,6 +330,7 @@ class Plan(Frozen):
     loader: LoaderPlan
     optimizer: OptimizerPlan
     schedule: SchedulePlan
+    shards_checkpoints: bool = False  # no host holds all weights and optimizer states while they are saved
     wandb: WandbPlan
     guards: GuardPlan
     task_eval: TaskEvalPlan | None = None  # None: no task evaluation while training

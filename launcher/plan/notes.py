@@ -20,8 +20,6 @@ from launcher.plan.suggestions import fits_with_int4, list_candidates_without_of
 
 # Communication below this share of a step is not worth a note.
 _NOTABLE_WAITING = 0.1
-_CHECKPOINT_COPIES = 3  # FP32 copies of the trainable weights in a checkpoint: weights and two optimizer moments
-_MUCH_OF_HOST_MEMORY = 0.5
 # These settings affect speed only: the trained weights are the same but for rounding and the dropout mask.
 _EXECUTION_KEYS = (
     "gradient_checkpointing",
@@ -69,12 +67,6 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
         yield (
             f"the base's attention_dropout of {context.base.attention_dropout:g} is not applied: attention kernels for "
             "packed documents have no dropout; `dropout` regularizes the adapter"
-        )
-    snapshot = int(_CHECKPOINT_COPIES * inputs.gradient_bytes)
-    if context.gpu is not None and snapshot > _MUCH_OF_HOST_MEMORY * inputs.budget.host_bytes:
-        yield (
-            f"a checkpoint needs {format_gib(snapshot)} of CPU memory on rank 0, and its node has "
-            f"{format_gib(inputs.budget.host_bytes)}: saving may fail"
         )
     recipe = make_recipe(inputs, layout)
     sums_exactly = accumulates_in_fp32(layout.strategy, layout.offload) or recipe.compute_dtype == "fp32"

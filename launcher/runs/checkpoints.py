@@ -2,14 +2,15 @@
 
 A checkpoint is a folder of safetensors files and a checkpoint.json, which is written last and has the hash of every
 other file. The folder is renamed only then, so a folder with its final name was complete once; the hashes show whether
-it still is.
+it still is. The files of a large model with full fine-tuning are shards of the ranks.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,6 +26,7 @@ from launcher.core.run_paths import RunPaths
 MANIFEST_FILE = "checkpoint.json"
 _NAME = re.compile(r"step-(\d{6,})")
 _BLOCK = 1 << 20
+_HASHING_THREADS = 8
 
 
 class FileHash(Frozen):
@@ -58,6 +60,7 @@ class CheckpointManifest(Frozen):
     owes_evaluation: bool  # due at this step, but omitted because the run was stopped
     strategy: Strategy
     num_ranks: int = Field(ge=1)
+    sharded: bool = False  # weights and optimizer states are in shards, not in one file each
     launcher_version: str
     saved_at: str  # ISO 8601, UTC
     files: dict[str, FileHash]
@@ -108,7 +111,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | Damaged:
         manifest = parse_model(CheckpointManifest, text, file)
     except InputError as error:
         return Damaged(folder=folder, reason=f"{MANIFEST_FILE} was not written by this version: {error.title}")
-    reason = next(_find_damage(folder, manifest), None)
+    reason = find_damage(folder, manifest)
     return Checkpoint(folder=folder, manifest=manifest) if reason is None else Damaged(folder=folder, reason=reason)
 
 
@@ -140,20 +143,24 @@ def hash_file(file: Path) -> FileHash:
     return FileHash(num_bytes=size, sha256=digest.hexdigest())
 
 
-def _find_damage(folder: Path, manifest: CheckpointManifest) -> Iterator[str]:
+def find_damage(folder: Path, manifest: CheckpointManifest, names: Collection[str] | None = None) -> str | None:
+    """Return what is wrong with a checkpoint's files, or with those of the given names; None if nothing is."""
     if step_of(folder) != manifest.step:
-        yield f"its manifest is of step {manifest.step}"
-    for name, expected in manifest.files.items():
-        if Path(name).name != name:
-            yield f"{name!r} is not a file name"
-            continue
-        try:
-            size = (folder / name).stat().st_size
-            actual = hash_file(folder / name) if size == expected.num_bytes else FileHash(num_bytes=size, sha256="")
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-            yield f"{name}: {getattr(error, 'strerror', None) or error}"
-            continue
-        if actual.num_bytes != expected.num_bytes:
-            yield f"{name} has {actual.num_bytes:,} bytes, not {expected.num_bytes:,}"
-        elif actual.sha256 != expected.sha256:
-            yield f"{name} was changed after writing"
+        return f"its manifest is of step {manifest.step}"
+    files = {name: expected for name, expected in manifest.files.items() if names is None or name in names}
+    with ThreadPoolExecutor(_HASHING_THREADS) as pool:  # hashing releases the GIL
+        reasons = pool.map(lambda item: _find_file_damage(folder, *item), files.items())
+        return next((reason for reason in reasons if reason), None)
+
+
+def _find_file_damage(folder: Path, name: str, expected: FileHash) -> str:
+    if Path(name).name != name:
+        return f"{name!r} is not a file name"
+    try:
+        size = (folder / name).stat().st_size
+        actual = hash_file(folder / name) if size == expected.num_bytes else FileHash(num_bytes=size, sha256="")
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        return f"{name}: {getattr(error, 'strerror', None) or error}"
+    if actual.num_bytes != expected.num_bytes:
+        return f"{name} has {actual.num_bytes:,} bytes, not {expected.num_bytes:,}"
+    return "" if actual.sha256 == expected.sha256 else f"{name} was changed after writing"

@@ -17,6 +17,7 @@ from launcher.core.worker import call_with_timeout
 from launcher.corpus.first_rows import probe_rows
 from launcher.corpus.sources import make_file_source
 from launcher.corpus.storage_kind import probe_storage
+from launcher.plan.checkpoints import STATE_BYTES
 from launcher.plan.estimate.dataset_size import SAMPLE_TRAIN
 from launcher.plan.model import Plan
 from launcher.request.request import PlannedRun, base_folders
@@ -25,7 +26,6 @@ _SECONDS = 3.0
 _COUNTED_BYTES = 256 * MIB  # of rows: in larger files their number is estimated from the size
 _FEW, _MANY = 0.9, 1.1  # rows found over rows stated in the manifest
 _ESTIMATE_SLACK = 0.15
-_STATE_BYTES = 12  # FP32 weight and two optimizer states per trained parameter
 _SAVED_BYTES = 2  # published base models have 16-bit weights
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _BATCH_BYTES_PER_TOKEN = 48  # tokens, positions, targets and masks, 64 bits each
@@ -244,7 +244,7 @@ def _check_weights(facts: ExpertFacts) -> Finding:
 
 def _check_checkpoints(facts: ExpertFacts) -> Finding:
     plan = facts.plan
-    one = plan.adapter.trainable_parameters * _STATE_BYTES
+    one = plan.adapter.trainable_parameters * STATE_BYTES
     kept = 1 + (plan.schedule.save_total_limit or 3)  # the new one is complete before an old one is deleted
     need = kept * one + plan.adapter.trainable_parameters * 4
     found = f"{format_gib(one)} each, {format_gib(need)} for {kept} and the trained weights"
@@ -264,14 +264,13 @@ def _check_checkpoints(facts: ExpertFacts) -> Finding:
 def _check_host_memory(plan: Plan) -> Iterator[Finding]:
     ranks = max(1, plan.hardware.gpus_per_node)
     have = plan.hardware.ram_gib_per_node * 1024 * MIB
-    saving = plan.adapter.trainable_parameters * _STATE_BYTES
-    need = plan.memory.host_bytes * ranks + saving
+    need = plan.memory.host_bytes * ranks + plan.memory.saving_bytes
     found = f"{format_gib(need)} of {format_gib(have)}"
     if need > have:
         yield _report.problem(
             "CPU memory",
             found,
-            "rank 0 gathers weights and optimizer states there to save them"
+            "weights and optimizer states are saved from there"
             + (", in addition to what is offloaded" if plan.memory.host_bytes else "")
             + ": the kernel would kill it",
             "a machine with more CPU memory, or an adapter (lora) instead of full fine-tuning",

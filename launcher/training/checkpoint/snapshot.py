@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,13 +24,21 @@ from launcher.runs.checkpoints import (
     Checkpoint,
     CheckpointManifest,
     Damaged,
+    find_damage,
     hash_file,
     read_checkpoint,
 )
 from launcher.training.checkpoint.progress import TrainProgress
+from launcher.training.checkpoint.shards import (
+    OPTIMIZER,
+    TensorShards,
+    list_own,
+    run_together,
+    save_shards,
+)
 from launcher.training.checkpoint.state_dict import gather_optimizer, gather_weights, load_optimizer, load_weights
-from launcher.training.checkpoint.weights import map_saved_names, weights_file, write_exact_weights, write_folder
-from launcher.training.engine.collectives import BroadcastTensors, broadcast_object, seed_rank
+from launcher.training.checkpoint.weights import map_saved_names, open_weights, write_exact_weights, write_folder
+from launcher.training.engine.collectives import BroadcastTensors, TensorFile, broadcast_object, seed_rank
 from launcher.training.engine.engine import Engine
 from launcher.training.engine.run import TrainingRun
 
@@ -54,7 +63,14 @@ def take_snapshot(run: TrainingRun, progress: TrainProgress, best: BestState) ->
     rng_states = _gather_rng_states(engine)
     if not engine.is_main:
         return None
-    manifest = CheckpointManifest(
+    named = {f"{key}/{name}": tensor for (key, name), tensor in optimizer.items()}
+    manifest = _make_manifest(run, progress, best)
+    return Snapshot(manifest=manifest, weights=weights, optimizer=named, rng_states=rng_states)
+
+
+def _make_manifest(run: TrainingRun, progress: TrainProgress, best: BestState) -> CheckpointManifest:
+    engine = run.engine
+    return CheckpointManifest(
         step=progress.step,
         num_steps=run.num_steps,
         chain=progress.chain,
@@ -67,12 +83,11 @@ def take_snapshot(run: TrainingRun, progress: TrainProgress, best: BestState) ->
         owes_evaluation=progress.owes_evaluation,
         strategy=run.plan.strategy,
         num_ranks=engine.num_ranks,
+        sharded=run.plan.shards_checkpoints,
         launcher_version=__version__,
         saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
         files={},
     )
-    named = {f"{key}/{name}": tensor for (key, name), tensor in optimizer.items()}
-    return Snapshot(manifest=manifest, weights=weights, optimizer=named, rng_states=rng_states)
 
 
 def write_snapshot(run: TrainingRun, snapshot: Snapshot) -> Path:
@@ -91,8 +106,39 @@ def _write(run: TrainingRun, snapshot: Snapshot, folder: Path) -> None:
     save_file(snapshot.rng_states, folder / RANDOM_FILE)
     sync_folder(folder)
     files = {file.name: hash_file(file) for file in sorted(folder.iterdir())}
-    manifest = snapshot.manifest.model_copy(update={"files": files})
+    _write_manifest(folder, snapshot.manifest.model_copy(update={"files": files}))
+
+
+def _write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
     write_text_atomically(folder / MANIFEST_FILE, manifest.model_dump_json(indent=2) + "\n", redacts=False)
+
+
+def write_sharded(run: TrainingRun, progress: TrainProgress, best: BestState) -> None:
+    """Write a checkpoint in shards and verify it. Every rank must call it; all wait until the checkpoint is on disk.
+
+    A rank's error is raised by all of them.
+    """
+    engine, folder = run.engine, run.paths.checkpoint(progress.step)
+    manifest, rng_states = _make_manifest(run, progress, best), _gather_rng_states(engine)
+
+    def on_main(work: Callable[[], None]) -> None:
+        run_together(engine, lambda: work() if engine.is_main else None)
+
+    def write(scratch: Path) -> None:
+        nonlocal manifest
+        run_together(engine, lambda: save_shards(engine, scratch))
+        on_main(lambda: save_file(rng_states, scratch / RANDOM_FILE))
+        own = [*list_own(engine, scratch), *([scratch / RANDOM_FILE] if engine.is_main else [])]
+        hashes = run_together(engine, lambda: {file.name: hash_file(file) for file in own})
+        files = {name: by_name[name] for by_name in hashes for name in by_name}
+        manifest = manifest.model_copy(update={"files": files})
+        on_main(lambda: _write_manifest(scratch, manifest))
+
+    write_folder(folder, write, on_main)
+    own = {file.name for file in list_own(engine, folder)}
+    for damage in run_together(engine, lambda: find_damage(folder, manifest, own)):
+        if damage is not None:
+            raise RunFailedError(f"{folder}: verification after writing failed: {damage}", hint="check the disk")
 
 
 def restore(run: TrainingRun, checkpoint: Checkpoint | None) -> None:
@@ -115,15 +161,16 @@ def restore(run: TrainingRun, checkpoint: Checkpoint | None) -> None:
 
 def _restore(run: TrainingRun, manifest: CheckpointManifest, folder: Path) -> None:
     engine, names = run.engine, map_saved_names(run)
-    weights = BroadcastTensors(engine, weights_file(run, folder))
+    weights = BroadcastTensors(engine, open_weights(run, folder, sharded=manifest.sharded))
     load_weights(engine, ((names[entry.name], tensor) for entry, tensor in weights))
     engine.module.fused_lora.refresh(force=True)
-    states = BroadcastTensors(engine, folder / OPTIMIZER_FILE)
+    source = TensorShards(folder, OPTIMIZER) if manifest.sharded else TensorFile(folder / OPTIMIZER_FILE)
+    states = BroadcastTensors(engine, source)
     keys = sorted({entry.name.partition("/")[0] for entry in states.entries if entry.shape})
     load_optimizer(engine, ((_split_name(entry.name), tensor) for entry, tensor in states), keys)
     _set_schedule(engine, manifest.schedule_steps)
     _set_loss_scale(engine, manifest.scaler)
-    states = BroadcastTensors(engine, folder / RANDOM_FILE)
+    states = BroadcastTensors(engine, TensorFile(folder / RANDOM_FILE))
     _set_rng_states(run, manifest.step, {entry.name: tensor for entry, tensor in states})
 
 

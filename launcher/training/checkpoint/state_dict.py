@@ -31,32 +31,47 @@ def named_trained(engine: Engine) -> list[tuple[str, nn.Parameter]]:
     return [(name, p) for name, p in engine.module.model.named_parameters() if p.requires_grad]
 
 
+def iterate_weights(engine: Engine) -> Iterator[tuple[str, Tensor]]:
+    """Yield the complete trained weights one by one. Every rank must iterate over all of them."""
+    zero = ZeroStates.of(engine)
+    for name, parameter in named_trained(engine):
+        yield name, _gather_parameter(parameter) if zero is None else zero.get_weight(parameter)
+
+
+def iterate_optimizer(engine: Engine) -> Iterator[tuple[StateName, Tensor]]:
+    """Yield the complete optimizer states one by one. Every rank must iterate over all of them."""
+    zero = ZeroStates.of(engine)
+    if zero is None:
+        for state, value in _iterate_own_states(engine):
+            yield state, value.full_tensor() if isinstance(value, DTensor) else value
+        return
+    zero.link()
+    for name, parameter in named_trained(engine):
+        for key, value in zero.get_states(parameter):
+            yield (key, name), value
+
+
+def collect_own(engine: Engine) -> tuple[dict[str, Tensor], dict[StateName, Tensor]]:
+    """Return the weights and optimizer states that this rank holds: FSDP2's shards (DTensor), or replicas."""
+    weights = {name: parameter.detach() for name, parameter in named_trained(engine)}
+    return weights, dict(_iterate_own_states(engine))
+
+
 def gather_weights(engine: Engine) -> dict[str, Tensor]:
     """Return the trained weights on rank 0, and nothing elsewhere. Every rank must call it."""
-    zero = ZeroStates.of(engine)
-    gathered: dict[str, Tensor] = {}
-    for name, parameter in named_trained(engine):
-        full = _gather_parameter(parameter) if zero is None else zero.get_weight(parameter)
-        if engine.is_main:
-            gathered[name] = _to_host(full)
-    return gathered
+    return {name: _to_host(full) for name, full in iterate_weights(engine) if engine.is_main}
 
 
 def gather_optimizer(engine: Engine) -> dict[StateName, Tensor]:
     """Return the optimizer states on rank 0, and nothing elsewhere. Every rank must call it."""
-    zero = ZeroStates.of(engine)
+    return {name: _to_host(full) for name, full in iterate_optimizer(engine) if engine.is_main}
+
+
+def _iterate_own_states(engine: Engine) -> Iterator[tuple[StateName, Tensor]]:
     states_by_parameter = dict(unwrap_optimizer(engine.optimizer).state)
-    gathered: dict[StateName, Tensor] = {}
-    if zero is not None:
-        zero.link()
     for name, parameter in named_trained(engine):
-        own = states_by_parameter.get(parameter, {}) if zero is None else {}  # SGD has no state
-        states = _as_tensors(own) if zero is None else zero.get_states(parameter)
-        for key, value in states:
-            full = value.full_tensor() if isinstance(value, DTensor) else value
-            if engine.is_main:
-                gathered[key, name] = _to_host(full)
-    return gathered
+        for key, value in _as_tensors(states_by_parameter.get(parameter, {})):  # SGD has no state
+            yield (key, name), value
 
 
 def load_weights(engine: Engine, weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
+import torch
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, empty
+from torch import Tensor, empty, tensor
 
 from launcher.core.errors import InputError, RunFailedError
 from launcher.core.run_paths import sync_folder, write_text_atomically
-from launcher.training.checkpoint.state_dict import gather_weights
+from launcher.runs.checkpoints import Checkpoint
+from launcher.training.checkpoint.shards import WEIGHTS, ShardWriter, TensorShards, write_all
+from launcher.training.checkpoint.state_dict import gather_weights, iterate_weights
+from launcher.training.engine.collectives import TensorFile, TensorSource
 from launcher.training.engine.run import TrainingRun
 from launcher.training.model.base_model import DTYPES
 
@@ -25,23 +31,41 @@ WEIGHTS_FILE = "weights.safetensors"  # of a checkpoint with full fine-tuning: F
 
 def save_weights(run: TrainingRun, folder: Path) -> None:
     """Save the current weights for inference. Every rank must call it."""
-    weights = gather_weights(run.engine)
-    if run.engine.is_main:
-        write_weights(run, weights, folder)
+    if run.plan.shards_checkpoints:
+        write_weights(run, iterate_weights(run.engine), folder)
+    else:
+        weights = gather_weights(run.engine)
+        if run.engine.is_main:
+            write_weights(run, weights.items(), folder)
 
 
-def write_weights(run: TrainingRun, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Write gathered weights for inference; a complete model in its compute dtype."""
-    write_folder(folder, lambda scratch: _write(run, scratch, weights))
+def write_weights(run: TrainingRun, weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
+    """Write weights for inference, on rank 0; a complete model in its compute dtype.
+
+    In shards, weights are written as they come; every rank must call it if they are gathered.
+    """
+    if not run.engine.is_main:
+        deque(weights, maxlen=0)
+    elif run.plan.shards_checkpoints:
+        write_folder(folder, lambda scratch: _write_model_shards(run, scratch, weights))
+    else:
+        write_folder(folder, lambda scratch: _write(run, scratch, dict(weights)))
 
 
-def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Write a folder under a temporary name, sync it and rename it, so that an existing folder is always complete."""
+def write_folder(
+    folder: Path, write: Callable[[Path], None], on_main: Callable[[Callable[[], None]], None] = lambda work: work()
+) -> None:
+    """Write a folder under a temporary name, sync it and rename it, so that an existing folder is always complete.
+
+    If every rank calls it, `on_main` runs work on rank 0 only and raises its errors everywhere.
+    """
     scratch = folder.with_name(f".{folder.name}.making")
-    try:
+
+    def prepare() -> None:
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
-        write(scratch)
+
+    def publish() -> None:
         make_readable(scratch)
         sync_folder(scratch)
         old = folder.with_name(f".{folder.name}.old")
@@ -51,6 +75,11 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
         scratch.rename(folder)
         sync_folder(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
+
+    try:
+        on_main(prepare)
+        write(scratch)
+        on_main(publish)
     except (OSError, SafetensorError, InputError) as error:
         shutil.rmtree(scratch, ignore_errors=True)  # it may be what fills the disk
         reason = error.title if isinstance(error, InputError) else error
@@ -74,15 +103,18 @@ def write_exact_weights(run: TrainingRun, folder: Path, weights: Mapping[str, Te
         save_file(dict(weights), folder / WEIGHTS_FILE)
 
 
-def weights_file(run: TrainingRun, folder: Path) -> Path:
-    """Return the path of a checkpoint's weights."""
-    return folder / (ADAPTER_FILE if isinstance(run.engine.module.model, PeftModel) else WEIGHTS_FILE)
+def open_weights(run: TrainingRun, folder: Path, *, sharded: bool) -> TensorSource:
+    """Open the weights of a checkpoint."""
+    if sharded:
+        return TensorShards(folder, WEIGHTS)
+    return TensorFile(folder / (ADAPTER_FILE if isinstance(run.engine.module.model, PeftModel) else WEIGHTS_FILE))
 
 
-def read_exact_weights(run: TrainingRun, folder: Path) -> dict[str, Tensor]:
-    """Read the weights of a checkpoint, by parameter name."""
-    names = map_saved_names(run)
-    return {names[name]: tensor for name, tensor in load_file(weights_file(run, folder)).items()}
+def read_exact_weights(run: TrainingRun, checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
+    """Read the weights of a checkpoint one by one, by parameter name."""
+    names, source = map_saved_names(run), open_weights(run, checkpoint.folder, sharded=checkpoint.manifest.sharded)
+    for entry in source.entries():
+        yield names[entry.name], source.read(entry)
 
 
 def map_saved_names(run: TrainingRun) -> dict[str, str]:
@@ -104,15 +136,61 @@ def _write(run: TrainingRun, folder: Path, weights: Mapping[str, Tensor]) -> Non
         _fix_adapter_config(folder / "adapter_config.json", run)
         return
     dtype = DTYPES[run.plan.precision.compute_dtype]
+    complete = {name: tensor.to(dtype) for name, tensor in weights.items()} | dict(_iterate_untrained(run, dtype))
+    model.save_pretrained(str(folder), state_dict=complete)
+    _set_dtype(folder, dtype)
+
+
+def _write_model_shards(run: TrainingRun, folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Write a complete model as transformers does, but one shard at a time: it may not fit into host memory."""
+    dtype = DTYPES[run.plan.precision.compute_dtype]
+    writer = ShardWriter(folder, "model")
+    try:
+        saved_names = _write_configs(run, folder)
+        cast = ((name, tensor.to(dtype)) for name, tensor in weights)
+        rest = ((name, tensor) for name, tensor in _iterate_untrained(run, dtype) if name in saved_names)
+        write_all(writer, ((saved_names[name], tensor) for name, tensor in chain(cast, rest)), is_main=True)
+    finally:
+        deque(weights, maxlen=0)  # the other ranks gather them all
+    weight_map: dict[str, str] = {}
+    for index, names in enumerate(writer.names):
+        suffix = "" if len(writer.names) == 1 else f"-{index + 1:05d}-of-{len(writer.names):05d}"
+        file = writer.path(index).rename(folder / f"model{suffix}.safetensors")
+        weight_map |= dict.fromkeys(names, file.name)
+    if len(writer.names) > 1:
+        content = {"metadata": {"total_size": writer.num_bytes}, "weight_map": weight_map}
+        write_text_atomically(folder / "model.safetensors.index.json", json.dumps(content, indent=2) + "\n")
+    _set_dtype(folder, dtype)
+
+
+def _write_configs(run: TrainingRun, folder: Path) -> dict[str, str]:
+    """Write everything but the weights; return the names under which transformers saves them.
+
+    Markers take their places: transformers may rename weights, or omit some.
+    """
+    model = run.engine.module.model
+    names = [name for name, _ in model.named_parameters()] + [name for name, _ in model.named_buffers()]
+    markers = {name: tensor([index]) for index, name in enumerate(names)}
+    model.save_pretrained(str(folder), state_dict=dict(markers))
+    file = folder / "model.safetensors"
+    saved = {names[int(marker)]: name for name, marker in load_file(file).items() if marker.shape == (1,)}
+    file.unlink()
+    if missing := [name for name, weight in model.named_parameters() if name not in saved and weight.requires_grad]:
+        raise InputError(f"transformers saves {missing[0]} in another form, which cannot be written in shards")
+    return saved
+
+
+def _iterate_untrained(run: TrainingRun, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Yield what a complete model has beside trained weights: buffers, and a frozen vision tower."""
+    model = run.engine.module.model
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
-    rest = {  # buffers, and a frozen vision tower
-        name: tensor.to("cpu", dtype if name in parameters else tensor.dtype)
-        for name, tensor in model.state_dict().items()
-        if name not in trained
-    }
-    model.save_pretrained(str(folder), state_dict={name: tensor.to(dtype) for name, tensor in weights.items()} | rest)
-    # The config names the training dtype, but loaders use it for the saved weights.
+    for name, value in model.state_dict().items():
+        if name not in parameters or not parameters[name].requires_grad:
+            yield name, value.to("cpu", dtype if name in parameters else value.dtype)
+
+
+def _set_dtype(folder: Path, dtype: torch.dtype) -> None:
+    """Name the dtype of the saved weights in the config, which has that of the training."""
     _update_json(folder / "config.json", {"dtype": str(dtype).removeprefix("torch.")})
 
 

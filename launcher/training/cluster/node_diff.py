@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from launcher.core.choices import DEEPSPEED_STRATEGIES
 from launcher.core.errors import Problem
 from launcher.core.units import format_gib
+from launcher.plan.checkpoints import STATE_BYTES
 from launcher.plan.model import Plan
 from launcher.training.cluster.node_info import NodeInfo
 
@@ -18,7 +19,6 @@ _MAX_SHOWN = 12
 _MAX_NAMED = 3  # nodes listed with their hosts
 _CHANGED = "+changes"  # suffix of a commit; the hash of the files shows what was changed
 # A trained weight and its two AdamW moments, in FP32.
-_CHECKPOINT_BYTES_PER_PARAMETER = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def estimate_checkpoint_bytes(plan: Plan) -> int:
     else:
         count = 0 if every is None else limit or 1
     kept = count if limit is None else min(count, limit + 1)
-    return plan.adapter.trainable_parameters * (_CHECKPOINT_BYTES_PER_PARAMETER * kept + 4)
+    return plan.adapter.trainable_parameters * (STATE_BYTES * kept + 4)
 
 
 def _find_differences(nodes: Sequence[ComparedNode], plan: Plan) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -38,45 +38,66 @@ _DTYPES: Mapping[str, torch.dtype] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorEntry:
-    """Name, shape and safetensors dtype of a stored tensor."""
+    """Name, shape and dtype of a stored tensor."""
 
     name: str
     shape: tuple[int, ...]
-    dtype: str
+    dtype: torch.dtype
+
+
+class TensorSource(Protocol):
+    """Stored tensors that are read one by one."""
+
+    def entries(self) -> tuple[TensorEntry, ...]:
+        """List the tensors, sorted by name."""
+        ...
+
+    def read(self, entry: TensorEntry) -> Tensor:
+        """Read a tensor into host memory."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFile:
+    """The tensors of a safetensors file."""
+
+    file: Path
+
+    def entries(self) -> tuple[TensorEntry, ...]:
+        """List the tensors, sorted by name."""
+        with safe_open(str(self.file), framework="pt", device="cpu") as source:
+            return tuple(
+                TensorEntry(name=name, shape=tuple(stored.get_shape()), dtype=_DTYPES[stored.get_dtype()])
+                for name in sorted(source.keys())
+                for stored in [source.get_slice(name)]
+            )
+
+    def read(self, entry: TensorEntry) -> Tensor:
+        """Read a tensor into host memory."""
+        with safe_open(str(self.file), framework="pt", device="cpu") as source:
+            tensor: Tensor = source.get_tensor(entry.name)
+            return tensor
 
 
 class BroadcastTensors:
-    """The tensors of a safetensors file that only rank 0 needs to read. Every rank must iterate over all of them."""
+    """Stored tensors that only rank 0 needs to read. Every rank must iterate over all of them."""
 
-    def __init__(self, engine: Engine, file: Path) -> None:
-        self._engine, self._file = engine, file
+    def __init__(self, engine: Engine, source: TensorSource) -> None:
+        self._engine, self._source = engine, source
         self.entries: tuple[TensorEntry, ...] = broadcast_object(
-            engine.accelerator, _list_entries(file) if engine.is_main else ()
+            engine.accelerator, source.entries() if engine.is_main else ()
         )
 
     def __iter__(self) -> Iterator[tuple[TensorEntry, Tensor]]:
-        if not self._engine.is_main:
-            for entry in self.entries:
-                empty = torch.empty(entry.shape, dtype=_DTYPES[entry.dtype], device=self._engine.device)
-                yield entry, self._broadcast(empty)
-            return
-        with safe_open(str(self._file), framework="pt", device="cpu") as source:
-            for entry in self.entries:
-                yield entry, self._broadcast(source.get_tensor(entry.name).to(self._engine.device))
-
-    def _broadcast(self, tensor: Tensor) -> Tensor:
-        if self._engine.num_ranks > 1:
-            dist.broadcast(tensor, src=0)
-        return tensor
-
-
-def _list_entries(file: Path) -> tuple[TensorEntry, ...]:
-    with safe_open(str(file), framework="pt", device="cpu") as source:
-        return tuple(
-            TensorEntry(name=name, shape=tuple(stored.get_shape()), dtype=stored.get_dtype())
-            for name in sorted(source.keys())
-            for stored in [source.get_slice(name)]
-        )
+        engine = self._engine
+        for entry in self.entries:
+            if engine.is_main:
+                tensor = self._source.read(entry).to(engine.device)
+            else:
+                tensor = torch.empty(entry.shape, dtype=entry.dtype, device=engine.device)
+            if engine.num_ranks > 1:
+                dist.broadcast(tensor, src=0)
+            yield entry, tensor
 
 
 def broadcast_object(accelerator: Accelerator, value: T) -> T:

@@ -9,9 +9,10 @@ from contextlib import suppress
 
 from launcher.core.errors import LauncherError
 from launcher.core.log import get_logger
-from launcher.runs.checkpoints import Damaged, list_checkpoints, read_checkpoint, step_of
+from launcher.runs.checkpoints import Checkpoint, Damaged, list_checkpoints, read_checkpoint, step_of
 from launcher.training.checkpoint.progress import TrainProgress
-from launcher.training.checkpoint.snapshot import Snapshot, take_snapshot, write_snapshot
+from launcher.training.checkpoint.shards import check_shared
+from launcher.training.checkpoint.snapshot import Snapshot, take_snapshot, write_sharded, write_snapshot
 from launcher.training.checkpoint.weights import read_exact_weights, save_weights, write_weights
 from launcher.training.engine.collectives import broadcast_object
 from launcher.training.engine.run import TrainingRun
@@ -62,18 +63,30 @@ class Checkpointer(Observer):
         self._failure: Exception | None = None  # of a checkpoint, raised after the weights are saved
 
     def on_start(self, run: TrainingRun, step: int) -> None:  # noqa: ARG002
-        """Delete incomplete checkpoints of a killed run."""
+        """Delete incomplete checkpoints of a killed run, and check that ranks that write shards share a folder."""
         if run.engine.is_main and run.paths.checkpoints.is_dir():
             for folder in run.paths.checkpoints.glob(".step-*"):
                 shutil.rmtree(folder, ignore_errors=True)
+        if run.plan.shards_checkpoints and not run.engine.is_deepspeed:
+            check_shared(run.engine, run.paths.checkpoints)
 
     def on_save(self, run: TrainingRun, progress: TrainProgress) -> None:
         """Copy the state to the host and start writing it."""
-        self._finish_write(run, is_last=progress.step >= run.num_steps or self._best.should_stop())
+        is_last = progress.step >= run.num_steps or self._best.should_stop()
+        if run.plan.shards_checkpoints:
+            self._guard(run, lambda: self._save_sharded(run, progress), is_last=is_last)
+            return
+        self._finish_write(run, is_last=is_last)
         snapshot = take_snapshot(run, progress, self._best.state)
         if snapshot is not None:
             best = self._best.step
             self._writer.start(lambda: _write(run, snapshot, best))
+
+    def _save_sharded(self, run: TrainingRun, progress: TrainProgress) -> None:
+        with run.heartbeat.beating("writing a checkpoint"):
+            write_sharded(run, progress, self._best.state)
+        if run.engine.is_main:
+            _delete_old(run, self._best.step, newest=progress.step)
 
     def on_end(self, run: TrainingRun, step: int) -> None:
         """Save the best checkpoint's weights if the plan says so, else the last weights.
@@ -92,13 +105,14 @@ class Checkpointer(Observer):
 
     def _save_result(self, run: TrainingRun, step: int) -> None:
         best = self._best.step if run.plan.schedule.load_best_model_at_end else None
-        saved_step = broadcast_object(run.engine.accelerator, _verify_best(run, best) or step)
+        checkpoint = _verify_best(run, best)
+        saved_step = broadcast_object(run.engine.accelerator, step if checkpoint is None else checkpoint.manifest.step)
         if saved_step == step:
             save_weights(run, run.paths.adapter)
         if not run.engine.is_main:
             return
-        if saved_step != step:
-            write_weights(run, read_exact_weights(run, run.paths.checkpoint(saved_step)), run.paths.adapter)
+        if checkpoint is not None and saved_step != step:
+            write_weights(run, read_exact_weights(run, checkpoint), run.paths.adapter)
         (run.paths.adapter / CARD_FILE).unlink(missing_ok=True)
         write_card(run.plan, run.paths, steps_done=step, saved_step=saved_step)
 
@@ -112,8 +126,11 @@ class Checkpointer(Observer):
 
         `is_last`: all steps are trained; the error is kept until the weights are saved.
         """
+        self._guard(run, lambda: self._writer.wait(lambda: run.heartbeat.beat("writing a checkpoint")), is_last=is_last)
+
+    def _guard(self, run: TrainingRun, work: Callable[[], None], *, is_last: bool) -> None:
         try:
-            self._writer.wait(lambda: run.heartbeat.beat("writing a checkpoint"))
+            work()
         except Exception as error:
             if isinstance(error, LauncherError) and run.plan.guards.save_errors == "continue":
                 log.warning(f"checkpoint not saved: {error}")
@@ -123,15 +140,15 @@ class Checkpointer(Observer):
                 raise
 
 
-def _verify_best(run: TrainingRun, best: int | None) -> int | None:
-    """Return the best step on rank 0 if its checkpoint is intact, else None."""
+def _verify_best(run: TrainingRun, best: int | None) -> Checkpoint | None:
+    """Return the best step's checkpoint on rank 0 if it is intact, else None."""
     if best is None or not run.engine.is_main:
         return None
     checkpoint = read_checkpoint(run.paths.checkpoint(best))
     if isinstance(checkpoint, Damaged):
         log.warning(f"{checkpoint}; saving the last weights instead of the best")
         return None
-    return best
+    return checkpoint
 
 
 def _write(run: TrainingRun, snapshot: Snapshot, best: int | None) -> None:

@@ -12,7 +12,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -66,6 +67,24 @@ class Heartbeat:
         self.activity, self.since = activity, now
         if step is not None:
             self.step = step
+
+    @contextmanager
+    def beating(self, activity: Activity) -> Iterator[None]:
+        """Set an activity that may take long, and show every second that the process is alive."""
+        done = threading.Event()
+
+        def beat() -> None:
+            while not done.wait(1.0):
+                self.beat(activity)
+
+        thread = threading.Thread(target=beat, daemon=True)
+        self.beat(activity)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def spent(self) -> dict[Activity, float]:
         """Return the seconds spent on each activity so far."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.core.errors import InputError, ManifestError
+from launcher.core.units import GIB
 from launcher.plan import Plan
 from launcher.plan.oom_fallbacks import apply_next_fallback
 from tests.unit.plan.conftest import FULL_FINE_TUNING, decision, plan_for
@@ -150,10 +151,60 @@ def test_8_bit_adamw_needs_a_gpu() -> None:
     assert plan_for(config=config).optimizer.name == "adamw_bnb_8bit"
 
 
-@pytest.mark.parametrize(("ram", "is_noted"), [(128.0, True), (1024.0, False)])
-def test_checkpoint_larger_than_cpu_memory_is_noted(ram: float, is_noted: bool) -> None:
+@pytest.mark.parametrize(("ram", "is_sharded"), [(128.0, True), (1024.0, False)])
+def test_checkpoint_larger_than_cpu_memory_is_sharded(ram: float, is_sharded: bool) -> None:
     plan = plan_for(gpu="h100", gpus=8, base="Qwen/Qwen3-8B", overrides=FULL_FINE_TUNING, ram_gib_per_node=ram)
-    assert any("a checkpoint needs 91.5 GiB of CPU memory" in note for note in plan.notes) == is_noted
+    assert plan.shards_checkpoints == is_sharded
+    text = decision(plan, "checkpoint writing")
+    assert f"91.5 GiB of the {ram:.1f} GiB of CPU memory" in text
+    if is_sharded:
+        assert "training waits until a checkpoint is on disk" in text
+        assert plan.memory.saving_bytes < 12 * GIB
+        assert "one set of shards per rank" in text
+    else:
+        assert plan.memory.saving_bytes > 91 * GIB
+        assert "written in the background" in text
+
+
+def test_deepspeed_writes_large_checkpoints_tensor_by_tensor() -> None:
+    """Offloaded states fill the host already, so a second copy does not fit."""
+    config = {"strategy": "zero2", "offload": "optimizer"}
+    plan = plan_for(gpu="h100", base="Qwen/Qwen3-8B", overrides=FULL_FINE_TUNING, config=config, ram_gib_per_node=200.0)
+    assert plan.memory.host_bytes > 80 * GIB
+    assert plan.shards_checkpoints
+    assert "tensor by tensor on rank 0" in decision(plan, "checkpoint writing")
+
+
+def test_adapters_are_gathered_without_a_decision() -> None:
+    plan = plan_for(gpu="h100", gpus=8, ram_gib_per_node=1.0)
+    assert not plan.shards_checkpoints
+    assert all(decision.name != "checkpoint writing" for decision in plan.decisions)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "offload", "is_noted"),
+    [
+        ("zero1", "none", True),
+        ("zero1", "optimizer", True),
+        ("zero2", "optimizer", True),
+        ("zero2", "none", False),
+        ("zero3", "none", False),
+        ("fsdp2", "none", False),
+    ],
+)
+def test_strategies_that_do_not_sum_gradients_in_fp32_are_noted(strategy: str, offload: str, is_noted: bool) -> None:
+    config = {"strategy": strategy, "offload": offload, "batch_size": 256, "gradient_accumulation_steps": 1}
+    plan = plan_for(gpu="rtx4090", gpus=2, base="Qwen/Qwen3-8B", config=config)
+    assert plan.strategy == strategy
+    assert plan.batch.gradient_accumulation_steps > 1
+    assert any("adds up gradients of micro-steps in BF16" in note for note in plan.notes) == is_noted
+
+
+def test_one_micro_step_has_no_note_on_gradient_sums() -> None:
+    config = {"strategy": "zero1", "batch_size": 2, "gradient_accumulation_steps": 1}
+    plan = plan_for(gpu="h200", gpus=2, config=config)
+    assert plan.batch.gradient_accumulation_steps == 1
+    assert not any("adds up gradients" in note for note in plan.notes)
 
 
 def test_zero3_compiles_nothing_unless_asked() -> None:

@@ -1,0 +1,213 @@
+"""Weights and optimizer states in shards, for full fine-tuning that no host can hold at once.
+
+Every rank writes what it holds with torch.distributed.checkpoint, as safetensors files of limited size. DeepSpeed's
+partitions are gathered tensor by tensor and written by rank 0. Both are read by the same reader, which needs no pickle.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from math import prod
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import torch
+from accelerate.utils import gather_object
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+
+from launcher.core.errors import InputError, RunFailedError, first_line
+from launcher.plan.checkpoints import SHARD_BYTES
+from launcher.training.checkpoint.state_dict import StateName, collect_own, iterate_optimizer, iterate_weights
+from launcher.training.engine.collectives import TensorEntry, broadcast_object
+from launcher.training.engine.engine import Engine
+
+T = TypeVar("T")
+
+WEIGHTS = "weights/"
+OPTIMIZER = "optimizer/"
+
+
+class ShardWriter:
+    """Writes tensors to numbered safetensors files of limited size, holding one file's tensors in memory."""
+
+    def __init__(self, folder: Path, stem: str, limit: int = SHARD_BYTES) -> None:
+        self.names: list[list[str]] = []  # of each file
+        self.num_bytes = 0
+        self._folder, self._stem, self._limit = folder, stem, limit
+        self._tensors: dict[str, Tensor] = {}
+        self._size = 0
+
+    def path(self, index: int) -> Path:
+        """Return the path of a file."""
+        return self._folder / f"{self._stem}-{index + 1:05d}.safetensors"
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Write a tensor, together with others if it is small."""
+        size = tensor.numel() * tensor.element_size()
+        if self._tensors and self._size + size > self._limit:
+            self.flush()
+        self._tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        self._size += size
+        self.num_bytes += size
+
+    def flush(self) -> None:
+        """Write the tensors that are still in memory."""
+        if self._tensors:
+            save_file(self._tensors, self.path(len(self.names)), metadata={"format": "pt"})
+            self.names.append(list(self._tensors))
+            self._tensors, self._size = {}, 0
+
+
+def write_all(writer: ShardWriter, tensors: Iterable[tuple[str, Tensor]], *, is_main: bool) -> None:
+    """Write tensors on rank 0. Every rank iterates over all of them, also after an error of rank 0."""
+    iterator = iter(tensors)
+    try:
+        for name, tensor in iterator:
+            if is_main:
+                writer.add(name, tensor)
+        if is_main:
+            writer.flush()
+    finally:
+        for _ in iterator:
+            pass
+
+
+def save_shards(engine: Engine, folder: Path) -> None:
+    """Write this rank's part of the weights and optimizer states. Every rank must call it."""
+    if engine.is_deepspeed:
+        write_all(ShardWriter(folder, _stem(0)), _name_all(engine), is_main=engine.is_main)
+    else:
+        _save_own(engine, folder)
+
+
+def check_shared(engine: Engine, folder: Path) -> None:
+    """Check that all ranks write to the same folder. Every rank must call it."""
+    marker = folder / broadcast_object(engine.accelerator, f".shared-{uuid4().hex}")
+
+    def create() -> None:
+        if engine.is_main:
+            folder.mkdir(parents=True, exist_ok=True)
+            marker.touch()
+
+    try:
+        run_together(engine, create)
+        seen = run_together(engine, marker.exists)
+    except OSError as error:
+        raise RunFailedError(f"{folder} cannot be written: {error}", hint="is the disk full, or read-only?") from None
+    finally:
+        if engine.is_main:
+            marker.unlink(missing_ok=True)
+    if not all(seen):
+        raise RunFailedError(
+            f"rank {seen.index(False)} does not see {folder} of rank 0, and every rank writes its part of a checkpoint",
+            hint="choose a folder that all nodes share with --runs-dir",
+        )
+
+
+def list_own(engine: Engine, folder: Path) -> list[Path]:
+    """List the files that this rank wrote."""
+    return sorted(folder.glob(f"{_stem(engine.rank)}-*.safetensors"))
+
+
+def run_together(engine: Engine, work: Callable[[], T]) -> list[T]:
+    """Run `work` on every rank and return all results; a rank's error is raised by all, so that none waits for it."""
+    result: Any = None
+    problem = ""
+    try:
+        result = work()
+    except (OSError, SafetensorError, InputError) as error:
+        problem = error.title if isinstance(error, InputError) else first_line(error)
+    except CheckpointException as error:  # a BaseException, which every rank gets
+        problem = _get_cause(error)
+    outcomes = gather_object([(result, problem)]) if engine.num_ranks > 1 else [(result, problem)]
+    for _, problem in outcomes:
+        if problem:
+            raise OSError(problem)
+    return [outcome[0] for outcome in outcomes]
+
+
+def _stem(rank: int) -> str:
+    """Return the start of the names that torch gives to the files of a rank."""
+    return f"shard-{rank + 1:05d}-model"
+
+
+def _name_all(engine: Engine) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in iterate_weights(engine):
+        yield f"{WEIGHTS}{name}", tensor
+    for state, tensor in iterate_optimizer(engine):
+        yield _name_state(state), tensor
+
+
+def _name_state(state: StateName) -> str:
+    return f"{OPTIMIZER}{'/'.join(state)}"
+
+
+def _save_own(engine: Engine, folder: Path) -> None:
+    weights, states = collect_own(engine)
+    own = {f"{WEIGHTS}{name}": weight for name, weight in weights.items()}
+    own |= {_name_state(state): value for state, value in states.items()}
+    files, size = {}, 0
+    for name, tensor in own.items():
+        files[name] = 1 + size // SHARD_BYTES
+        size += tensor.numel() * tensor.element_size() // (engine.num_ranks if isinstance(tensor, DTensor) else 1)
+    writer = HuggingFaceStorageWriter(str(folder), files, save_distributed=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one process: "torch.distributed is not initialized"
+        save(own, storage_writer=writer, no_dist=engine.num_ranks == 1)
+
+
+class _Reader(HuggingFaceStorageReader):
+    """A reader that reads the headers of all files once."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(str(folder))
+        self.metadata = super().read_metadata()
+
+    def read_metadata(self) -> Metadata:
+        return self.metadata
+
+
+class TensorShards:
+    """The complete tensors of a sharded checkpoint whose names begin with a prefix."""
+
+    def __init__(self, folder: Path, prefix: str) -> None:
+        self._folder, self._prefix = folder, prefix
+        self._reader: _Reader | None = None
+
+    def entries(self) -> tuple[TensorEntry, ...]:
+        """List the tensors, sorted by name."""
+        self._reader = _Reader(self._folder)
+        found: list[TensorEntry] = []
+        for name, kind in sorted(self._reader.metadata.state_dict_metadata.items()):
+            if name.startswith(self._prefix) and isinstance(kind, TensorStorageMetadata):
+                if sum(prod(chunk.sizes) for chunk in kind.chunks) != prod(kind.size):
+                    raise ValueError(f"the shards of {name} do not cover it")
+                own = name.removeprefix(self._prefix)
+                found.append(TensorEntry(name=own, shape=tuple(kind.size), dtype=kind.properties.dtype))
+        return tuple(found)
+
+    def read(self, entry: TensorEntry) -> Tensor:
+        """Read a tensor into host memory, from the shards of all ranks."""
+        assert self._reader is not None
+        tensor = torch.empty(entry.shape, dtype=entry.dtype)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                load({f"{self._prefix}{entry.name}": tensor}, storage_reader=self._reader, no_dist=True)
+            except CheckpointException as error:  # a BaseException
+                raise RuntimeError(f"{entry.name}: {_get_cause(error)}") from None
+        return tensor
+
+
+def _get_cause(error: CheckpointException) -> str:
+    return first_line(next(iter(error.failures.values()))[0])
