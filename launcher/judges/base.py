@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -85,6 +85,12 @@ class CloseOnExit:
 def fail_all(checks: Sequence[Check], reason: str) -> Verdict:
     """Return a verdict in which all checks fail."""
     return Verdict(checks={check.name: False for check in checks}, reason=reason)
+
+
+def keep_applicable(verdict: Verdict, applicable: Collection[str]) -> Verdict:
+    """Return the verdict without the checks that the row cannot decide, whatever the answer is."""
+    checks = {name: passed if name in applicable else None for name, passed in verdict.checks.items()}
+    return Verdict(checks=checks, reason=verdict.reason)
 
 
 def strip_code_fence(answer: str) -> str:

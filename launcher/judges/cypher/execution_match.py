@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -25,6 +25,7 @@ from launcher.judges.cypher.syntax import get_version, start_script_worker
 _NUM_GRAPHS = 10
 _MAX_EMPTIED = 4  # labels of which one graph each has no nodes: an OPTIONAL MATCH differs from a MATCH there
 _SECONDS = 15.0
+_MAX_CACHED = 1000
 _MEMORY_MIB = 2048
 # Functions that differ from Neo4j's, or depend on the current date.
 _DIFFERENT_FUNCTIONS = words(
@@ -48,6 +49,7 @@ class Engine:
     def __init__(self) -> None:
         self.checker = f"ladybug {get_version('ladybug')}"
         self._worker = start_script_worker("engine_worker.py", memory_mib=_MEMORY_MIB, seconds=_SECONDS)
+        self._returns_rows: dict[str, bool] = {}  # by schema and reference, which evaluations repeat
 
     def compare(self, schema: GraphSchema, reference: Sequence[Token], answer: Sequence[Token]) -> Outcome:
         """Compare the results of two queries on graphs of a schema."""
@@ -56,6 +58,15 @@ class Engine:
             if reason := _find_obstacle(query):
                 return Outcome(same=None, reason=reason)
         return _Comparison(self, schema, reference, answer).decide()
+
+    def returns_rows(self, schema: GraphSchema, query: Sequence[Token]) -> bool:
+        """Whether a query can be run, and returns rows on a generated graph."""
+        query = strip_end(query)
+        key = repr((schema, query))
+        if key not in self._returns_rows:
+            usable = not _find_obstacle(query) and _Comparison(self, schema, query, query).returns_rows()
+            self._returns_rows = {**dict(list(self._returns_rows.items())[-_MAX_CACHED:]), key: usable}
+        return self._returns_rows[key]
 
     def run(self, setup: list[str], queries: list[str]) -> list[list[object] | str]:
         """Create a graph and return the rows or the error of each query."""
@@ -90,14 +101,8 @@ class _Comparison:
         same_tails = tails[0] == tails[1]
         is_ordered = _is_ordered(self.reference)
         texts = [render_for_engine(query) for query in _shrink_limits(_shrink_counts(bodies))]
-        tables = make_tables(self.schema, (self.reference, self.answer))
-        literals = find_literals((self.reference, self.answer))
-        seed = zlib.crc32(repr((texts[0], sorted(self.schema.nodes))).encode(errors="replace"))
         is_conclusive = False
-        labels = list(tables.nodes)
-        emptied = [labels, *([[label] for label in labels[:_MAX_EMPTIED]] if len(labels) > 1 else [])]
-        for number, empty in enumerate([*[[]] * _NUM_GRAPHS, *emptied]):
-            graph = partial(render_setup, tables, literals, number=number, seed=seed, empty=empty)
+        for graph in self._graphs(texts[0]):
             expected, actual = self.engine.run(graph(is_reversed=False), texts)
             if isinstance(expected, str) or isinstance(actual, str):
                 which, error = ("reference", expected) if isinstance(expected, str) else ("answer", actual)
@@ -119,6 +124,26 @@ class _Comparison:
             if is_conclusive
             else Outcome(same=None, reason="the reference returns no rows on any test graph")
         )
+
+    def returns_rows(self) -> bool:
+        """Whether the reference runs, and returns rows on a graph."""
+        (body,) = _shrink_limits(_shrink_counts([_split_tail(self.reference)[0]]))
+        text = render_for_engine(body)
+        for graph in self._graphs(text):
+            (rows,) = self.engine.run(graph(is_reversed=False), [text])
+            if rows:
+                return not isinstance(rows, str)
+        return False
+
+    def _graphs(self, text: str) -> Iterator[Callable[..., list[str]]]:
+        """Yield the graphs to compare on; the last ones lack nodes of some labels."""
+        tables = make_tables(self.schema, (self.reference, self.answer))
+        literals = find_literals((self.reference, self.answer))
+        seed = zlib.crc32(repr((text, sorted(self.schema.nodes))).encode(errors="replace"))
+        labels = list(tables.nodes)
+        emptied = [labels, *([[label] for label in labels[:_MAX_EMPTIED]] if len(labels) > 1 else [])]
+        for number, empty in enumerate([*[[]] * _NUM_GRAPHS, *emptied]):
+            yield partial(render_setup, tables, literals, number=number, seed=seed, empty=empty)
 
     def _differ(self) -> Outcome:
         if any(map(_may_reuse, (self.reference, self.answer))):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from launcher.core.errors import escape
-from launcher.judges.base import Check, CloseOnExit, ReferenceRow, Verdict, fail_all, strip_code_fence
+from launcher.judges.base import Check, CloseOnExit, ReferenceRow, Verdict, fail_all, keep_applicable, strip_code_fence
 from launcher.judges.cypher.execution_match import open_engine
 from launcher.judges.cypher.lexer import Token, split_tokens
 from launcher.judges.cypher.normalize import normalize_query
@@ -49,7 +49,10 @@ class CypherJudge(CloseOnExit):
 
     def judge(self, rows: Sequence[ReferenceRow], answers: Sequence[str]) -> list[Verdict]:
         """Return the verdict on each answer."""
-        verdicts = [self._judge_one(row, answer) for row, answer in zip(rows, answers, strict=True)]
+        verdicts = [
+            keep_applicable(self._judge_one(row, answer), self._find_applicable(row))
+            for row, answer in zip(rows, answers, strict=True)
+        ]
         # Parsers quote the answer, in color.
         return [replace(one, reason=escape(_COLOR.sub("", one.reason))) for one in verdicts]
 
@@ -58,6 +61,15 @@ class CypherJudge(CloseOnExit):
         self._syntax.close()
         if self._engine is not None:
             self._engine.close()
+
+    def _find_applicable(self, row: ReferenceRow) -> set[str]:
+        """Return the checks that the row can decide: without a schema no names, without rows no result."""
+        schema, reference = load_graph_schema(row.context), split_tokens(strip_code_fence(row.reference))
+        names = {check.name for check in self.checks}
+        if schema is None:
+            return names - {"names", "directions", "result"}
+        has_result = self._engine is not None and self._engine.returns_rows(schema, reference)
+        return names if has_result else names - {"result"}
 
     def _judge_one(self, row: ReferenceRow, answer: str) -> Verdict:
         if len(answer) > _MAX_CHARACTERS:
@@ -79,21 +91,18 @@ class CypherJudge(CloseOnExit):
     def _compare(self, row: ReferenceRow, tokens: Sequence[Token], reference: Sequence[Token]) -> Verdict:
         schema = load_graph_schema(row.context)
         equal = normalize_query(tokens) == normalize_query(reference)
-        names = directions = result = None
+        names = directions = True
+        same: bool | None = None
         reasons: list[str] = []
         if schema is not None:
             faults = find_schema_faults(tokens, schema)
             names, directions = not faults.names, not faults.names and not faults.directions
             reasons += [f"not in the schema: {', '.join((*faults.names, *faults.directions))}"] * (not directions)
-        if equal:
-            result = True
-        elif names is False:
-            result = False
-        elif self._engine is not None and schema is not None:
+        if not equal and names and self._engine is not None and schema is not None:
             outcome = self._engine.compare(schema, reference, tokens)
-            result = outcome.same
-            reasons += [outcome.reason] * (outcome.same is not True)
-        matches = bool(equal or result)
+            same = outcome.same
+            reasons += [outcome.reason] * (same is not True)
+        matches = bool(equal or same)
         if not equal:
             reasons.append("same result, written differently" if matches else "not the reference in normal form")
         return Verdict(
@@ -102,7 +111,7 @@ class CypherJudge(CloseOnExit):
                 "reads": True,
                 "names": names,
                 "directions": directions,
-                "result": result,
+                "result": matches,
                 "matches": matches,
                 "equal": equal,
             },

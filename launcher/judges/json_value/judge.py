@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from launcher.core.worker import WorkerError
 from launcher.judges.base import (
@@ -16,6 +17,20 @@ from launcher.judges.base import (
 )
 from launcher.judges.json_value.compare import Json, find_broken, find_difference, find_lost, load_json
 from launcher.judges.json_value.schema_check import SchemaChecker, UnusableSchemaError, name_checker
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Basis:
+    """What a row can decide about any answer."""
+
+    applies: Mapping[str, bool]  # which checks
+    reference: Json
+    broken: str  # the text to repair; empty if there is none
+
+    def make_verdict(self, faults: Mapping[str, str]) -> Verdict:
+        """Return the verdict, by what is wrong in each check that applies."""
+        checks = {name: not faults[name] if applies else None for name, applies in self.applies.items()}
+        return Verdict(checks=checks, reason=next((fault for fault in faults.values() if fault), ""))
 
 
 class JsonJudge(CloseOnExit):
@@ -50,59 +65,53 @@ class JsonJudge(CloseOnExit):
         self._schemas.close()
 
     def _judge_one(self, row: ReferenceRow, answer: str) -> Verdict:
-        if len(answer) > MAX_ANSWER_CHARACTERS:
-            return self._fail(row, f"does not parse: is longer than {MAX_ANSWER_CHARACTERS:,} characters")
-        text = strip_code_fence(answer)
+        text, basis = strip_code_fence(answer), self._find_basis(row)
         try:
+            if len(answer) > MAX_ANSWER_CHARACTERS:
+                raise ValueError(f"is longer than {MAX_ANSWER_CHARACTERS:,} characters")
             value = load_json(text)
         except ValueError as error:
-            return self._fail(row, f"does not parse: {error}")
-        checks: dict[str, bool | None] = {"parses": True, "schema": None, "kept": None, "equal": None}
-        checks["schema"], violation = self._check_schema(row, value, text)
-        try:
-            reference = load_json(row.reference)
-        except ValueError:
-            return Verdict(checks=checks, reason=violation)
-        lost = ""
-        if (broken := find_broken(row.instruction)) is not None:
-            lost = find_lost(broken, reference, value)
-            checks["kept"] = not lost
-        difference = find_difference(value, reference)
-        checks["equal"] = not difference
-        reasons = (violation, f"loses {lost}" if lost else "", difference)
-        return Verdict(checks=checks, reason=next(filter(None, reasons), ""))
+            return basis.make_verdict(dict.fromkeys(basis.applies, f"does not parse: {error}"))
+        faults = {"parses": ""}
+        if basis.applies["schema"]:
+            faults["schema"] = self._find_violation(row, value, text)
+        if basis.applies["kept"]:
+            lost = find_lost(basis.broken, basis.reference, value)
+            faults["kept"] = f"loses {lost}" if lost else ""
+        if basis.applies["equal"]:
+            faults["equal"] = find_difference(value, basis.reference)
+        return basis.make_verdict(faults)
 
-    def _fail(self, row: ReferenceRow, reason: str) -> Verdict:
-        """Fail the checks that apply to the row: which ones do must not depend on the answer."""
+    def _find_basis(self, row: ReferenceRow) -> _Basis:
+        """Decide which checks apply, by the row alone: which ones do must not depend on the answer."""
         try:
-            load_json(row.reference)
+            reference, has_reference = load_json(row.reference), True
         except ValueError:
-            has_reference = False
-        else:
-            has_reference = True
+            reference, has_reference = None, False
+        broken = find_broken(row.instruction)
         applies = {
             "parses": True,
-            "schema": bool(row.context.strip()) and self._reference_is_valid(row),
-            "kept": has_reference and find_broken(row.instruction) is not None,
+            "schema": has_reference and self._has_usable_schema(row, reference),
+            "kept": has_reference and broken is not None,
             "equal": has_reference,
         }
-        return Verdict(checks={name: False if judged else None for name, judged in applies.items()}, reason=reason)
+        return _Basis(applies=applies, reference=reference, broken=broken or "")
 
-    def _check_schema(self, row: ReferenceRow, value: Json, text: str) -> tuple[bool | None, str]:
-        """Return None if there is no usable schema, or if the reference itself violates it."""
-        if not row.context.strip() or not self._reference_is_valid(row):
-            return None, ""
+    def _has_usable_schema(self, row: ReferenceRow, reference: Json) -> bool:
+        """Whether the row has a schema that its own reference fits."""
+        try:
+            return bool(row.context.strip()) and not self._schemas.find_schema_violation(
+                row.context, reference, row.reference
+            )
+        except (UnusableSchemaError, WorkerError):
+            return False
+
+    def _find_violation(self, row: ReferenceRow, value: Json, text: str) -> str:
+        """Return how a value violates the schema, which the reference fits; also if the check fails for this value."""
         try:
             violation = self._schemas.find_schema_violation(row.context, value, text)
-        except UnusableSchemaError:
-            return None, ""
+        except UnusableSchemaError as error:
+            violation = str(error)
         except WorkerError as error:
             violation = f"the schema check {error}"
-        return not violation, f"does not fit the schema: {violation}" if violation else ""
-
-    def _reference_is_valid(self, row: ReferenceRow) -> bool:
-        try:
-            reference = load_json(row.reference)
-            return not self._schemas.find_schema_violation(row.context, reference, row.reference)
-        except (ValueError, UnusableSchemaError, WorkerError):
-            return False
+        return f"does not fit the schema: {violation}" if violation else ""

@@ -100,7 +100,12 @@ class SqlJudge(CloseOnExit):
             what = "took more CPU time or memory than an answer may use" if is_killed else str(error)
             if stage == READY:
                 return WorkerVerdict(reason=f"not judged: the row's tables and reference: the worker {what}")
-            return fail_from(f"it {what}", parses=stage == PARSED)
+            failed = fail_from(f"it {what}", parses=stage == PARSED)
+            if not request.answer:
+                return failed
+            row = self._request(request.model_copy(update={"answer": ""}))  # says which checks apply
+            judged = {name for name in ("parses", "executes", "result") if getattr(row, name) is not None}
+            return failed.model_copy(update=dict.fromkeys({"parses", "executes", "result"} - judged))
 
     def _get_worker(self) -> Worker:
         if self._worker is not None and self._worker.is_alive():

@@ -71,9 +71,28 @@ def drop_unjudgeable(fixture: QueryFixture, verdict: WorkerVerdict) -> WorkerVer
 
     Whether a row can be judged must not depend on the answer; otherwise only wrong answers would count.
     """
-    if fixture.why_not_run or not fixture.reference_is_query:
-        return verdict.model_copy(update={"executes": None, "result": None})
-    return verdict.model_copy(update={"result": None}) if fixture.why_not_compared else verdict
+    parses = fixture.reference_is_readable  # otherwise it is probably in another dialect than SQLite's
+    executes = not _why_not_run(fixture) and next(fixture.iterate_databases(), None) is not None
+    result = executes and not fixture.why_not_compared and _can_compare(fixture)
+    applies = {"parses": parses, "executes": executes, "result": result}
+    return verdict.model_copy(update={name: None for name, can_judge in applies.items() if not can_judge})
+
+
+def _why_not_run(fixture: QueryFixture) -> str:
+    """Return why it cannot be said that an answer runs: the reference does not, or it is no query."""
+    if fixture.not_compared is NotComparedReason.VOLATILE:
+        return fixture.why_not_run
+    return fixture.why_not_run or fixture.why_not_compared
+
+
+def _can_compare(fixture: QueryFixture) -> bool:
+    """Whether the reference returns different results on different databases."""
+    used: list[TestDatabase] = []
+    for database in fixture.iterate_databases():
+        used.append(database)
+        if any(_is_distinguishing(used, index) for index in range(len(fixture.accepted))):
+            return True
+    return False
 
 
 def judge_answer(fixture: QueryFixture, answer: ParsedAnswer) -> WorkerVerdict:
@@ -81,24 +100,27 @@ def judge_answer(fixture: QueryFixture, answer: ParsedAnswer) -> WorkerVerdict:
     refusal = _refuse(fixture, answer)
     if refusal:
         return fail_from(refusal, parses=True)
-    if fixture.why_not_run or not fixture.reference_is_query:
-        return WorkerVerdict(parses=True, reason=f"not judged: {fixture.why_not_run or fixture.why_not_compared}")
-    if fixture.why_not_compared:
-        return _judge_without_reference(fixture, answer)
+    if reason := _why_not_run(fixture):
+        return WorkerVerdict(parses=True, reason=f"not judged: {reason}")
     try:
+        if fixture.why_not_compared:
+            for database in fixture.iterate_databases():
+                database.sqlite.run(answer.sql, 0)
+            return WorkerVerdict(parses=True, executes=True, reason=f"not judged: {fixture.why_not_compared}")
+        if not _can_compare(fixture):
+            reason = "the reference returns the same on all test databases, or its result is not deterministic"
+            _compare(fixture, answer)  # it must run
+            return WorkerVerdict(parses=True, executes=True, reason=f"not judged: {reason}")
         is_equal = _compare(fixture, answer)
     except CannotRunError as error:
         return fail_from(f"it does not run: {error}", parses=True)
-    if is_equal is False:
+    if not is_equal:
         return fail_from("its result differs from the reference's", parses=True, executes=True)
-    if is_equal is None:
-        reason = "not judged: the reference returns the same on all test databases, or its result is not deterministic"
-        return WorkerVerdict(parses=True, executes=True, reason=reason)
     return WorkerVerdict(parses=True, executes=True, result=True)
 
 
-def _compare(fixture: QueryFixture, answer: ParsedAnswer) -> bool | None:
-    """Compare results on one database after another until they differ; None if no database can distinguish.
+def _compare(fixture: QueryFixture, answer: ParsedAnswer) -> bool:
+    """Compare results on one database after another until they differ.
 
     An answer that is written like the reference needs only one distinguishing pair of databases.
     """
@@ -122,7 +144,7 @@ def _compare(fixture: QueryFixture, answer: ParsedAnswer) -> bool | None:
         candidates = _keep_unbounded(fixture, first, candidates)
         if not candidates:
             return False
-    return True if any(_is_distinguishing(used, index) for index in candidates) else None
+    return any(_is_distinguishing(used, index) for index in candidates)
 
 
 def _keep_unbounded(fixture: QueryFixture, statement: exp.Expr, candidates: list[int]) -> list[int]:
@@ -186,26 +208,6 @@ def _refuse(fixture: QueryFixture, answer: ParsedAnswer) -> str:
     return ""
 
 
-def _judge_without_reference(fixture: QueryFixture, answer: ParsedAnswer) -> WorkerVerdict:
-    """Judge an answer whose result cannot be compared.
-
-    A reference that does not run may be in a dialect that SQLite does not support; an unknown name is wrong in any.
-    """
-    reason = f"not judged: {fixture.why_not_compared}"
-    try:
-        for database in fixture.iterate_databases():
-            database.sqlite.run(answer.sql, 0)
-    except CannotRunError as error:
-        kind = fixture.not_compared
-        is_foreign = (
-            kind in (NotComparedReason.UNREADABLE, NotComparedReason.DOES_NOT_RUN) and not error.is_unknown_name
-        )
-        if kind is NotComparedReason.UNKNOWN_NAME or is_foreign:
-            return WorkerVerdict(parses=True, reason=reason)
-        return fail_from(f"it does not run: {error}", parses=True)
-    return WorkerVerdict(parses=True, executes=True if fixture.databases else None, reason=reason)
-
-
 MEMORY_BYTES = 768 * 2**20  # address space; Python, sqlglot and SQLite need about 150 MiB
 _SQLITE_BYTES = 128 * 2**20
 _OPEN_FILES = 16
@@ -249,7 +251,7 @@ def _judge_request(request: Request, fixture: QueryFixture) -> WorkerVerdict:
     try:
         answer = ParsedAnswer(request.answer, fixture)
     except SqlParseError as error:
-        if not fixture.reference_is_readable:  # probably another dialect than SQLite's
+        if not fixture.reference_is_readable:
             return WorkerVerdict(reason=f"not judged: neither it nor the reference can be parsed: {error}")
         return fail_from(f"it does not parse: {error}")
     except Exception as error:

@@ -18,7 +18,6 @@ from launcher.judges.base import (
     CloseOnExit,
     ReferenceRow,
     Verdict,
-    fail_all,
     strip_code_fence,
 )
 from launcher.judges.node_tools import INSTALL_HINT
@@ -91,11 +90,9 @@ class TypescriptJudge(CloseOnExit):
 
     def _judge_by_tree(self, source: CompilerInput) -> Verdict:
         fault = source.fault or self._reader.read(source.answer).fault
-        if fault:
-            return fail_all(self._checks, f"does not parse: {fault}")
-        is_equal = self._reader.is_equal(source.answer, source.reference)
-        checks = {"parses": True, "types": None, "behaves": None, "equal": is_equal}
-        return Verdict(checks=checks, reason="" if is_equal else _DIFFERS)
+        is_equal = not fault and self._reader.is_equal(source.answer, source.reference)
+        checks = {"parses": not fault, "types": None, "behaves": None, "equal": is_equal}
+        return Verdict(checks=checks, reason=f"does not parse: {fault}" if fault else "" if is_equal else _DIFFERS)
 
     def _judge_by_compiler(self, node: TypescriptNode, inputs: Sequence[CompilerInput]) -> Iterator[Verdict]:
         for start in range(0, len(inputs), _BATCH_ROWS):
