@@ -144,7 +144,7 @@ def _compare(fixture: QueryFixture, answer: ParsedAnswer) -> bool:
         candidates = _keep_unbounded(fixture, first, candidates)
         if not candidates:
             return False
-    return any(_is_distinguishing(used, index) for index in candidates)
+    return any(index in verbatim or _is_distinguishing(used, index) for index in candidates)
 
 
 def _keep_unbounded(fixture: QueryFixture, statement: exp.Expr, candidates: list[int]) -> list[int]:
