@@ -38,7 +38,7 @@ function near(text) {
 
 class InputGenerator {
   constructor(ts, checker, theirs, mine) {
-    Object.assign(this, { ts, checker, nodes: 0, count: 0, turn: 0, state: 12345 });
+    Object.assign(this, { ts, checker, nodes: 0, count: 0, turn: 0, state: 12345, decks: new Map() });
     this.numbers = [NUMBERS, theirs.numbers.flatMap(around), mine.numbers.flatMap(around)];
     this.strings = [WORDS, theirs.strings.flatMap(near), mine.strings.flatMap(near)];
     const counts = [...theirs.numbers, ...mine.numbers].filter((one) => Number.isInteger(one) && one > 0 && one <= 30);
@@ -54,11 +54,19 @@ class InputGenerator {
     return list[this.below(list.length)];
   }
 
+  // Takes each element once in random order, then again: independent draws would miss some.
+  deal(list) {
+    const deck = this.decks.get(list) ?? [];
+    if (deck.length === 0) deck.push(...list);
+    this.decks.set(list, deck);
+    return deck.splice(this.below(deck.length), 1)[0];
+  }
+
   // Draws mostly near literals of the code.
   draw([base, theirs, mine]) {
     const roll = this.below(100);
-    if (roll < 40 && mine.length > 0) return this.pick(mine);
-    return roll < (mine.length > 0 ? 75 : 50) && theirs.length > 0 ? this.pick(theirs) : this.pick(base);
+    if (roll < 40 && mine.length > 0) return this.deal(mine);
+    return roll < (mine.length > 0 ? 75 : 50) && theirs.length > 0 ? this.deal(theirs) : this.deal(base);
   }
 
   makeArguments(signature, turn) {
