@@ -18,7 +18,6 @@ from torch import Tensor, empty, tensor
 
 from launcher.core.errors import InputError, RunFailedError
 from launcher.core.run_paths import sync_folder, write_text_atomically
-from launcher.runs.checkpoints import Checkpoint
 from launcher.training.checkpoint.shards import WEIGHTS, ShardWriter, TensorShards, write_all
 from launcher.training.checkpoint.state_dict import gather_weights, iterate_weights
 from launcher.training.engine.collectives import TensorFile, TensorSource
@@ -110,9 +109,9 @@ def open_weights(run: TrainingRun, folder: Path, *, sharded: bool) -> TensorSour
     return TensorFile(folder / (ADAPTER_FILE if isinstance(run.engine.module.model, PeftModel) else WEIGHTS_FILE))
 
 
-def read_exact_weights(run: TrainingRun, checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
+def read_exact_weights(run: TrainingRun, folder: Path, *, sharded: bool = False) -> Iterator[tuple[str, Tensor]]:
     """Read the weights of a checkpoint one by one, by parameter name."""
-    names, source = map_saved_names(run), open_weights(run, checkpoint.folder, sharded=checkpoint.manifest.sharded)
+    names, source = map_saved_names(run), open_weights(run, folder, sharded=sharded)
     for entry in source.entries():
         yield names[entry.name], source.read(entry)
 
@@ -143,10 +142,15 @@ def _write(run: TrainingRun, folder: Path, weights: Mapping[str, Tensor]) -> Non
 
 def _write_model_shards(run: TrainingRun, folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Write a complete model as transformers does, but one shard at a time: it may not fit into host memory."""
+    weights = iter(weights)
     dtype = DTYPES[run.plan.precision.compute_dtype]
     writer = ShardWriter(folder, "model")
     try:
         saved_names = _write_configs(run, folder)
+        if not saved_names:
+            run.warn("transformers saves this model in another form: its weights are gathered on rank 0")
+            _write(run, folder, {name: weight.to("cpu", dtype) for name, weight in weights})
+            return
         cast = ((name, tensor.to(dtype)) for name, tensor in weights)
         rest = ((name, tensor) for name, tensor in _iterate_untrained(run, dtype) if name in saved_names)
         write_all(writer, ((saved_names[name], tensor) for name, tensor in chain(cast, rest)), is_main=True)
@@ -166,18 +170,19 @@ def _write_model_shards(run: TrainingRun, folder: Path, weights: Iterable[tuple[
 def _write_configs(run: TrainingRun, folder: Path) -> dict[str, str]:
     """Write everything but the weights; return the names under which transformers saves them.
 
-    Markers take their places: transformers may rename weights, or omit some.
+    Markers take their places: transformers may rename weights, or omit some. Empty if it merges or splits weights.
     """
     model = run.engine.module.model
     names = [name for name, _ in model.named_parameters()] + [name for name, _ in model.named_buffers()]
-    markers = {name: tensor([index]) for index, name in enumerate(names)}
-    model.save_pretrained(str(folder), state_dict=dict(markers))
-    file = folder / "model.safetensors"
-    saved = {names[int(marker)]: name for name, marker in load_file(file).items() if marker.shape == (1,)}
+    try:
+        model.save_pretrained(str(folder), state_dict={name: tensor([index]) for index, name in enumerate(names)})
+        file = folder / "model.safetensors"
+        saved = {names[int(marker)]: name for name, marker in load_file(file).items()}
+    except (RuntimeError, ValueError, LookupError, TypeError):
+        return {}
     file.unlink()
-    if missing := [name for name, weight in model.named_parameters() if name not in saved and weight.requires_grad]:
-        raise InputError(f"transformers saves {missing[0]} in another form, which cannot be written in shards")
-    return saved
+    is_complete = all(name in saved for name, weight in model.named_parameters() if weight.requires_grad)
+    return saved if is_complete else {}
 
 
 def _iterate_untrained(run: TrainingRun, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

@@ -112,7 +112,9 @@ class Checkpointer(Observer):
         if not run.engine.is_main:
             return
         if checkpoint is not None and saved_step != step:
-            write_weights(run, read_exact_weights(run, checkpoint), run.paths.adapter)
+            sharded = checkpoint.manifest.sharded
+            weights = read_exact_weights(run, checkpoint.folder, sharded=sharded)
+            write_weights(run, weights, run.paths.adapter)
         (run.paths.adapter / CARD_FILE).unlink(missing_ok=True)
         write_card(run.plan, run.paths, steps_done=step, saved_step=saved_step)
 

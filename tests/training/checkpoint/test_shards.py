@@ -88,15 +88,35 @@ def test_the_model_is_exported_in_shards_that_transformers_loads(sharded: Plan, 
         assert (run.paths.adapter / name).read_text() == (whole.paths.adapter / name).read_text()
 
 
+def test_a_model_that_transformers_saves_in_another_form_is_gathered(
+    sharded: Plan, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the experts of some mixtures, which are stacked in memory and separate in files."""
+    run = build(sharded, store, tmp_path)
+    model = run.engine.module.model
+    real = model.save_pretrained
+
+    def merge(folder: str, state_dict: dict[str, Tensor]) -> None:
+        if all(tensor.shape == (1,) for tensor in state_dict.values()):
+            first, second, *_ = state_dict
+            state_dict = {"merged": torch.cat([state_dict.pop(first), state_dict.pop(second)]), **state_dict}
+        real(folder, state_dict=state_dict)
+
+    monkeypatch.setattr(model, "save_pretrained", merge)
+    weights.save_weights(run, run.paths.adapter)
+    saved, live = load_file(run.paths.adapter / "model.safetensors"), trained_weights(run)
+    assert all(torch.equal(saved[name.removeprefix("model.")], live[name]) for name in live)
+
+
 def test_the_best_checkpoint_is_exported_from_its_shards(sharded: Plan, store: Store, tmp_path: Path) -> None:
     run = build(sharded, store, tmp_path)
     snapshot.write_sharded(run, compute_progress(run, 0), BestState(step=None, value=None, worse_in_a_row=0))
     before = {name: weight.clone() for name, weight in trained_weights(run).items()}
     with torch.no_grad():
         next(iter(run.engine.module.model.parameters())).add_(1.0)
-    checkpoint = read_checkpoint(run.paths.checkpoint(0))
-    assert isinstance(checkpoint, Checkpoint)
-    weights.write_weights(run, weights.read_exact_weights(run, checkpoint), run.paths.adapter)
+    folder = run.paths.checkpoint(0)
+    assert isinstance(read_checkpoint(folder), Checkpoint)
+    weights.write_weights(run, weights.read_exact_weights(run, folder, sharded=True), run.paths.adapter)
     saved = read_model(run)
     assert all(torch.equal(saved[name.removeprefix("model.")], before[name]) for name in before)
 

@@ -84,6 +84,7 @@ OTHER = [
         (
             f"function f(n: number): number {{ return n > {limit} ? 1 : 0; }}",
             "function f(n: number): number { return 0; }",
+            "does something else",
         )
         for limit in (50, 7_000, 1_000_000)
     ),
