@@ -186,7 +186,7 @@ def _write_configs(run: TrainingRun, folder: Path) -> dict[str, str]:
 
 
 def _iterate_untrained(run: TrainingRun, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Yield what a complete model has beside trained weights: buffers, and a frozen vision tower."""
+    """Yield what a complete model has in addition to trained weights: buffers, and a frozen vision tower."""
     model = run.engine.module.model
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, value in model.state_dict().items():

@@ -35,7 +35,7 @@ TEXTS = (
     "[" * 300,
 )
 WRONG = {
-    "neo4j": ("MATCH (n) RETURN n", "MATCH (n:Nobody) RETURN n.nothing", "MATCH (n) DELETE n", "RETURN 1"),
+    "neo4j": ("MATCH (n) RETURN n", "MATCH (n:Missing) RETURN n.nothing", "MATCH (n) DELETE n", "RETURN 1"),
     "json": ("{}", "[1, 2]", '"text"', "1e400", '{"a": {"b": 1}}'),
     "sql": ("SELECT 1", "SELECT * FROM missing", "DROP TABLE x", "SELECT 1; SELECT 2"),
     "typescript": (
