@@ -270,7 +270,7 @@ def test_gathered_weights_justify_recomputation() -> None:
 
 def test_idle_gpus_and_slow_links_are_reported() -> None:
     idle = plan_for(gpu="h100", gpus=8, nodes=16)
-    assert "80 of 128 GPUs are idle: the global batch has only 48 sequences" in idle.notes
+    assert "80 of 128 GPUs are idle: a step has only 48 sequences" in idle.notes
     slow = plan_for(gpu="rtx4090", gpus=8, nodes=2, overrides=FULL_FINE_TUNING)
     assert "would be faster" in slow.speed.fewer_gpus_note
     assert slow.speed.fewer_gpus_note in slow.notes
