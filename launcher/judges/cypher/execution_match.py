@@ -127,7 +127,7 @@ class _Comparison:
 
     def returns_rows(self) -> bool:
         """Whether the reference runs, and returns rows on a graph."""
-        (body,) = _shrink_limits(_shrink_counts([_split_tail(self.reference)[0]]))
+        body, _ = _shrink_limits(_shrink_counts([_split_tail(self.reference)[0]] * 2))
         text = render_for_engine(body)
         for graph in self._graphs(text):
             (rows,) = self.engine.run(graph(is_reversed=False), [text])
