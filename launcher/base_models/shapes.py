@@ -21,7 +21,6 @@ from launcher.base_models.catalogue import (
 from launcher.base_models.families import (
     FAMILIES,
     LLAMA,
-    UNTRAINABLE,
     Experts,
     Family,
     Linear,
@@ -29,12 +28,12 @@ from launcher.base_models.families import (
     count_norms,
     make_linears,
 )
+from launcher.base_models.supported import ConfigKeys, check_supported, make_not_supported_error, make_problem
 from launcher.base_models.weight_index import WeightIndex, load_weight_index
 from launcher.core.errors import InputError, Problem
 from launcher.core.frozen_model import Frozen
 
 Basis = Literal["catalogue", "config", "approximate"]
-ConfigKeys = Mapping[str, object]  # keys of a config.json, not yet validated
 
 _MAX_SIZE = 2**31  # of one dimension; larger values mean a broken file
 
@@ -120,7 +119,7 @@ def make_shape(
     config: ConfigKeys, name: str, basis: Literal["catalogue", "config"], weights: WeightIndex | None = None
 ) -> ModelShape:
     """Return the shape of the model that transformers would build from a config.json and its weights."""
-    _check_supported(config, name)
+    check_supported(config, name)
     tower, config = _count_vision_tower(config), _get_text_config(config)
     model_type = str(config["model_type"])
     family = FAMILIES.get(model_type, LLAMA)
@@ -153,7 +152,9 @@ def make_shape(
 def _apply_weights(shape: ModelShape, weights: WeightIndex) -> ModelShape:
     """Return the shape with the linear layers and parameter counts that the weights have, where the config's differ."""
     if not weights.linears:
-        raise _not_supported(shape.name, (_problem("weights", "no decoder layers (`layers.0`) that can be trained"),))
+        raise make_not_supported_error(
+            shape.name, (make_problem("weights", "no decoder layers (`layers.0`) that can be trained"),)
+        )
     same = sorted(weights.linears, key=repr) == sorted(shape.linears, key=repr)
     if weights.num_layers != shape.num_layers or (same and shape.basis != "approximate"):
         return shape
@@ -227,7 +228,7 @@ def _read_experts(keys: ConfigKeys, family: Family, hidden: int, problems: list[
     count = _read_size(keys, count_key, problems)
     active, width = (_read_size(keys, key, problems) for key in ("num_experts_per_tok", names.width))
     if active > count and count_key in keys:
-        problems.append(_problem("num_experts_per_tok", f"{active} exceeds {count_key} {count}"))
+        problems.append(make_problem("num_experts_per_tok", f"{active} exceeds {count_key} {count}"))
     return Experts(
         num_experts=count,
         num_active=active,
@@ -243,9 +244,9 @@ def _read_sizes(keys: ConfigKeys, problems: list[Problem], *, has_mlp: bool) -> 
     heads = _read_size(keys, "num_attention_heads", problems)
     kv_heads = _read_size(keys, "num_key_value_heads", problems, default=heads)
     if heads % kv_heads:
-        problems.append(_problem("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads {heads}"))
+        problems.append(make_problem("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads {heads}"))
     if keys.get("head_dim") is None and hidden % heads:
-        problems.append(_problem("num_attention_heads", f"{heads} does not divide hidden_size {hidden}"))
+        problems.append(make_problem("num_attention_heads", f"{heads} does not divide hidden_size {hidden}"))
     return Sizes(
         hidden=hidden,
         heads=heads,
@@ -258,21 +259,17 @@ def _read_sizes(keys: ConfigKeys, problems: list[Problem], *, has_mlp: bool) -> 
     )
 
 
-def _problem(key: str, what: str) -> Problem:
-    return Problem(where=key, what=what)
-
-
 def _read_size(keys: ConfigKeys, key: str, problems: list[Problem], default: int | None = None) -> int:
     """Return a positive integer. A wrong value is added to `problems` and read as 1, so that all are reported."""
     value = keys.get(key)
     if value is None and default is not None:
         return default
     if value is None:
-        problems.append(_problem(key, "is missing"))
+        problems.append(make_problem(key, "is missing"))
     elif isinstance(value, bool) or not isinstance(value, int):
-        problems.append(_problem(key, f"must be a whole number, not {json.dumps(value, default=repr)[:60]}"))
+        problems.append(make_problem(key, f"must be a whole number, not {json.dumps(value, default=repr)[:60]}"))
     elif not 1 <= value <= _MAX_SIZE:
-        problems.append(_problem(key, f"must be between 1 and {_MAX_SIZE}, not {value}"))
+        problems.append(make_problem(key, f"must be between 1 and {_MAX_SIZE}, not {value}"))
     else:
         return value
     return 1
@@ -281,128 +278,8 @@ def _read_size(keys: ConfigKeys, key: str, problems: list[Problem], default: int
 def _read_flag(keys: ConfigKeys, key: str, problems: list[Problem]) -> bool:
     value = keys.get(key, False)
     if not isinstance(value, bool):
-        problems.append(_problem(key, f"must be true or false, not {json.dumps(value, default=repr)[:60]}"))
+        problems.append(make_problem(key, f"must be true or false, not {json.dumps(value, default=repr)[:60]}"))
     return value is True
-
-
-_EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_OTHER_TOWERS = ("vision_config", "audio_config", "speech_config")
-_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "Gemma3ForConditionalGeneration")
-_STATE_SPACE_KEYS = ("mamba_", "ssm_", "state_size")
-_LIKE_LAYERS = frozenset({"full_attention", "sliding_attention"})
-
-
-def _check_supported(config: ConfigKeys, name: str) -> None:
-    problems = tuple(problem for check in _CHECKS if (problem := check(config)))
-    if problems:
-        raise _not_supported(name, problems)
-
-
-def _not_supported(name: str, problems: tuple[Problem, ...]) -> InputError:
-    return InputError(
-        f"the base model {name} is of a kind that is not supported",
-        problems,
-        "name a decoder-only language model, such as Qwen/Qwen3-0.6B",
-    )
-
-
-def _check_model_type(config: ConfigKeys) -> Problem | None:
-    value = config.get("model_type")
-    if isinstance(value, str) and value:
-        reason = UNTRAINABLE.get(value)
-        return _problem("model_type", f"{value}: {reason}") if reason else None
-    return _problem("model_type", "is missing" if value is None else f"must be a name, not {value!r}")
-
-
-def _check_experts(config: ConfigKeys) -> Problem | None:
-    """Refuse mixture-of-experts models of families that are not known to train, and layers without experts in others.
-
-    Their weights, their active parameters and their router differ from family to family.
-    """
-    known = sorted(name for name, family in FAMILIES.items() if family.experts is not None)
-    if config.get("model_type") in known:
-        dense, every = config.get("mlp_only_layers"), config.get("decoder_sparse_step")
-        if dense or every not in (None, 1):
-            key = "mlp_only_layers" if dense else "decoder_sparse_step"
-            return _problem(key, "some layers have no experts: all layers must be of the same build")
-        return None
-    text = config.get("text_config")
-    for keys in (config, text if isinstance(text, Mapping) else {}):
-        for key in _EXPERT_KEYS:
-            count = keys.get(key)
-            if isinstance(count, int) and count > 1:
-                reason = f"supported mixtures of experts: {', '.join(known)}"
-                return _problem(key, f"{count}: {config.get('model_type')} is not supported ({reason})")
-    return None
-
-
-def _check_decoder(config: ConfigKeys) -> Problem | None:
-    if config.get("is_encoder_decoder") is True:
-        return _problem(
-            "is_encoder_decoder", "encoder-decoder models are not supported: experts train on a decoder alone"
-        )
-    return None
-
-
-def _check_text(config: ConfigKeys) -> Problem | None:
-    towers = [key for key in _OTHER_TOWERS if config.get(key)]
-    if towers and config.get("model_type") != "gemma3":
-        return _problem(towers[0], "models of images or sound are not supported: experts train on text")
-    return None
-
-
-def _check_attention(config: ConfigKeys) -> Problem | None:
-    """Refuse multi-head latent attention (DeepSeek, Youtu), whose values are of other sizes than queries and keys."""
-    if config.get("kv_lora_rank"):
-        return _problem(
-            "kv_lora_rank", "multi-head latent attention is not supported by attention over packed documents"
-        )
-    return None
-
-
-def _check_unquantized(config: ConfigKeys) -> Problem | None:
-    """Refuse quantized weights. Those of gpt-oss (MXFP4) are dequantized when they are loaded."""
-    quantization = config.get("quantization_config")
-    if not isinstance(quantization, Mapping):
-        return None
-    method = quantization.get("quant_method")
-    if method == "mxfp4" and config.get("model_type") == "gpt_oss":
-        return None
-    return _problem(
-        "quantization_config",
-        f"the weights are already quantized ({method}): name the original base; `quantization: int4` quantizes it",
-    )
-
-
-def _check_head(config: ConfigKeys) -> Problem | None:
-    names = config.get("architectures")
-    if not isinstance(names, list) or not names or any(str(name).endswith(_LANGUAGE_MODELS) for name in names):
-        return None
-    return _problem("architectures", f"{', '.join(map(str, names))} is not a causal language model")
-
-
-def _check_layers(config: ConfigKeys) -> Problem | None:
-    kinds = config.get("layer_types")
-    unlike = sorted({str(kind) for kind in kinds} - _LIKE_LAYERS) if isinstance(kinds, list) else []
-    if unlike:
-        return _problem("layer_types", f"{', '.join(unlike)}: all layers must be attention layers of the same build")
-    state_space = sorted(key for key in config if key.startswith(_STATE_SPACE_KEYS))
-    if state_space:
-        reason = "layers with a state space (Mamba) are not supported: packed documents would share it"
-        return _problem(state_space[0], reason)
-    return None
-
-
-_CHECKS = (
-    _check_model_type,
-    _check_experts,
-    _check_decoder,
-    _check_text,
-    _check_attention,
-    _check_unquantized,
-    _check_head,
-    _check_layers,
-)
 
 
 def load_shape(name: str, search: Sequence[Path]) -> ModelShape:

@@ -26,7 +26,7 @@ from launcher.plan.dtype_and_kernels import ModelSettings, decide_model_settings
 from launcher.plan.estimate.dataset_size import RowEstimate
 from launcher.plan.estimate.memory import estimate_memory, explain_layer_path
 from launcher.plan.memory_budget import LEVELS, SearchInputs, expects_cuda_graph, make_search_inputs, make_workload
-from launcher.plan.model import Decision, MemoryPlan, Plan, QuantizationPlan
+from launcher.plan.model import Decision, MemoryPlan, Plan, QuantizationPlan, SpeedPlan, TaskEvalPlan
 from launcher.plan.notes import describe_faster_with_fewer_gpus, describe_slow_settings, make_notes
 from launcher.plan.oom_fallbacks import make_oom_fallbacks
 from launcher.plan.passthrough import explain_wandb, make_data_plan, make_wandb_plan
@@ -168,12 +168,14 @@ def _assemble(context: PlanContext, choice: _Choice) -> Plan:
         speed=speed.model_copy(update={"fewer_gpus_note": fewer_gpus}),
         oom_fallbacks=make_oom_fallbacks(inputs, layout, candidates),
         decisions=replace_reasons(decisions, context.replaced),
-        notes=(
-            *make_notes(context, inputs, layout, fewer_gpus),
-            *describe_slow_settings(context, speed, _estimate_speed),
-            *([context.options.judge_gaps] if task_eval is not None and context.options.judge_gaps else []),
-        ),
+        notes=(*make_notes(context, inputs, layout, fewer_gpus), *_more_notes(context, speed, task_eval)),
     )
+
+
+def _more_notes(context: PlanContext, speed: SpeedPlan, task_eval: TaskEvalPlan | None) -> tuple[str, ...]:
+    gaps = context.options.judge_gaps
+    slow = describe_slow_settings(context, speed, _estimate_speed)
+    return (*slow, *([gaps] if gaps and task_eval is not None else []))
 
 
 def _estimate_speed(context: PlanContext) -> float | None:
