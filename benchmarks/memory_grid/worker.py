@@ -7,6 +7,7 @@ next one, or after any error but out of memory, this process exits and another o
 from __future__ import annotations
 
 import gc
+import json
 import statistics
 import sys
 import tempfile
@@ -93,7 +94,7 @@ def _measure(case: GridCase, spec: GridSpec) -> GridRow:
         return GridRow(
             case=case.name,
             model=case.base,
-            recipe={**asdict(recipe_from_plan(run.plan)), "target_modules": list(run.plan.adapter.target_modules)},
+            recipe=json.loads(json.dumps(asdict(recipe_from_plan(run.plan)))),
             accumulation=case.accumulation,
             num_trainable=sum(parameter.numel() for parameter in run.engine.trained_parameters()),
             predicted_terms={term.name: term.num_bytes for term in plan.memory.terms},

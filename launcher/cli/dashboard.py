@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     from launcher.analysis.wandb_dashboard.save import save_with_timeout
     from launcher.runs.wandb_settings import decide_tracking
 
-    tracking = decide_tracking(None, os.environ)
+    tracking = decide_tracking(None, os.environ, is_requested=True)
     if tracking.mode != "online":
         return _write_offline(arguments, target, tracking.reason)
     return _report_result(arguments, target, save_with_timeout(target, arguments.timeout))

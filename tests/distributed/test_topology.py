@@ -58,6 +58,7 @@ def use_files_of(other: TrainingCase) -> ChangeFiles:
     return write
 
 
+@pytest.mark.slow
 def test_ddp_instead_of_fsdp2_with_too_few_ranks_is_refused(harness: Harness) -> None:
     case = TrainingCase(strategy="fsdp2", ranks_per_node=3)
     ended, trained = launch_changed(harness, case, use_files_of(TrainingCase(strategy="ddp")))

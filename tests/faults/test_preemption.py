@@ -118,6 +118,7 @@ def test_second_signal_stops_immediately(
     assert run.paths.outcome.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_evaluation_at_the_stop_step_is_not_lost(
     harness: Harness, fork_server: ForkServer, uninterrupted: TrainUninterrupted
 ) -> None:

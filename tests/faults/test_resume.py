@@ -126,6 +126,7 @@ def make_plain_launch(harness: Harness, script: str, manifest: Path, *flags: str
     return Command(argv=(*ACCELERATE, *config, script, *run), environment={})
 
 
+@pytest.mark.slow
 def test_resume_with_plain_accelerate_launch(harness: Harness, fork_server: ForkServer) -> None:
     manifest = harness.manifest(TrainingCase(strategy="ddp", config=CONFIG))
     full = ("--profile", "full")

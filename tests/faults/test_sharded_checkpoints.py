@@ -80,7 +80,7 @@ def test_killed_fsdp2_run_resumes_from_shards_bit_for_bit(
 @pytest.mark.parametrize(
     ("strategy", "num_ranks"),
     [
-        ("fsdp2", 3),
+        pytest.param("fsdp2", 3, marks=pytest.mark.slow),
         pytest.param("ddp", 1, marks=pytest.mark.slow),
         pytest.param("fsdp2", 4, marks=pytest.mark.slow),
         pytest.param("zero3", 2, marks=pytest.mark.slow),

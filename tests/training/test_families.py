@@ -47,7 +47,8 @@ VISION = {
 
 
 def make_family_config(model_type: str) -> PretrainedConfig:
-    changes: dict[str, Any] = {"sliding_window": 24, "attention_dropout": 0.0, **EXPERT_SIZES}
+    changes: dict[str, Any] = {"sliding_window": 24, "attention_dropout": 0.0}
+    changes |= EXPERT_SIZES if model_type in MIXTURES else {}
     if model_type == "olmoe":  # its eager attention ignores a window
         del changes["sliding_window"]
     return AutoConfig.for_model(model_type, **{**SIZES, **changes})

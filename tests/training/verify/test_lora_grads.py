@@ -93,9 +93,11 @@ def _break_fused_backward(monkeypatch: pytest.MonkeyPatch) -> None:
 def _break_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     """The attention check would detect this too, and blame attention."""
     own = elementwise.swiglu
-    monkeypatch.setattr(
-        "launcher.training.kernels.fused_layer_ops.swiglu", lambda states, *args: own(states.roll(1, dims=0), *args)
-    )
+
+    def shift_rows(states: torch.Tensor, *args: Any, **options: Any) -> Any:
+        return own(states.roll(1, dims=0), *args, **options)
+
+    monkeypatch.setattr("launcher.training.kernels.fused_layer_ops.swiglu", shift_rows)
 
 
 def _break_dropout(monkeypatch: pytest.MonkeyPatch) -> None:

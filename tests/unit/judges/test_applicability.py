@@ -15,7 +15,7 @@ from launcher.judges.typescript import judge as typescript
 from launcher.judges.typescript.judge import TypescriptJudge
 from tests.conftest import ROOT
 
-NUM_SAMPLES = 4
+NUM_SAMPLES = 2
 FIELDS = {
     "neo4j": ("question", "schema", "cypher"),
     "json": ("text", "schema", "json"),

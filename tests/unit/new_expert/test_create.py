@@ -81,6 +81,7 @@ def test_data_elsewhere_has_an_absolute_path(tmp_path: Path, monkeypatch: pytest
     data = write_rows(make_rows()).resolve()
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path / "there")
+    monkeypatch.setattr("launcher.new_expert.manifest_text._MIN_COMMON_PARTS", len(tmp_path.parts))
     assert json.loads(make(data).manifest)["training"]["dataset"]["path"] == str(data)
 
 

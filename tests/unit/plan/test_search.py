@@ -61,7 +61,7 @@ def test_predicted_memory_never_exceeds_what_is_usable(name: str, base: str) -> 
 
 @pytest.mark.parametrize("name", MANIFESTS, ids=id_of)
 @pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("gpus", [1, 4])
+@pytest.mark.parametrize("gpus", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_more_memory_never_means_more_checkpointing_or_a_smaller_micro_batch(name: str, base: str, gpus: int) -> None:
     """The same GPU with more and more memory, as long as each rank holds the whole model.
 
@@ -90,7 +90,7 @@ def test_more_memory_never_means_more_checkpointing_or_a_smaller_micro_batch(nam
 @pytest.mark.parametrize(
     ("card", "sizes"), [("rtx4090", (12, 16, 20, 24, 32, 48)), ("h100", (40, 64, 80, 96, 141, 180))]
 )
-@pytest.mark.parametrize("gpus", [1, 2, 8])
+@pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=pytest.mark.slow), 8])
 def test_for_the_experts_that_holds_across_strategies_too(
     name: str, card: str, sizes: tuple[int, ...], gpus: int
 ) -> None:

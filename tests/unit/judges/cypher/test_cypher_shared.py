@@ -56,14 +56,14 @@ def measure(half: str, backend: str) -> tuple[float, int, float]:
 
 
 @pytest.mark.skipif(find_package(ANALYSER) is None or find_node() is None, reason=f"no analyser; `{INSTALL_HINT}`")
-@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("half", ["used", pytest.param("unused", marks=pytest.mark.slow)])
 def test_validity_agrees_with_a_neo4j_server(half: str) -> None:
     alarms, num_missed, missed = measure(half, "node")
     assert alarms <= 0.001
     assert num_missed <= 1 or missed <= 0.03
 
 
-@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("half", ["used", pytest.param("unused", marks=pytest.mark.slow)])
 def test_validity_without_neo4j(half: str) -> None:
     """Not as good, and said to be who judged."""
     pytest.importorskip("graphglot")
@@ -72,7 +72,7 @@ def test_validity_without_neo4j(half: str) -> None:
     assert missed <= 0.25
 
 
-@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("half", ["used", pytest.param("unused", marks=pytest.mark.slow)])
 def test_planted_names_and_directions(half: str) -> None:
     """In queries that fit their schema. Those that do not are few: the server runs them, and returns nothing."""
     planted, missed, unfit = 0, 0, 0
