@@ -62,7 +62,7 @@ class GridRow(Frozen):
     def make_recipe(self) -> Recipe:
         """Return the estimator's input. Not validated: old tables may contain old kernel names."""
         fields: dict[str, Any] = dict(self.recipe)
-        return Recipe(**{**fields, "target_modules": tuple(fields["target_modules"])})
+        return Recipe(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
 
 
 class GridTable(Frozen):

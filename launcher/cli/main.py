@@ -175,6 +175,15 @@ def _run(argv: Sequence[str] | None) -> int:
         return _report(error, [arguments.verb], is_json=getattr(arguments, "json", False))
 
 
+# Names of other programs for flags that have another name here.
+_OTHER_NAMES = {
+    **dict.fromkeys(("model", "base_model", "model_name", "model_name_or_path"), "--base NAME"),
+    **dict.fromkeys(("steps", "num_steps"), "--max-steps N"),
+    **dict.fromkeys(("gpu_count", "num_gpus"), "--gpus N"),
+    **dict.fromkeys(("full", "full_finetune", "full_finetuning"), "--set training.config.adapter_type=full"),
+}
+
+
 def _explain_unknown(arguments: argparse.Namespace, unknown: Sequence[str], words: Sequence[str]) -> InputError:
     """Return the error for flags that a verb does not have: names of manifest keys are meant as --set."""
     verb = f"launcher {arguments.verb}"
@@ -185,6 +194,9 @@ def _explain_unknown(arguments: argparse.Namespace, unknown: Sequence[str], word
         from launcher.manifest.problems import find_key
 
         name, equals, value = flag.partition("=")
+        if own := _OTHER_NAMES.get(name.removeprefix("--").replace("-", "_")):
+            hints.append(own)
+            continue
         key = find_key(name.removeprefix("--").replace("-", "_"), Manifest)
         if key is not None:
             following = words[words.index(flag) + 1 :][:1]

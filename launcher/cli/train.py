@@ -36,7 +36,7 @@ from launcher.request.arguments import (
     add_slurm_arguments,
     make_request,
 )
-from launcher.request.request import PlannedRun, plan_request
+from launcher.request.request import PlannedRun, describe_missing_judge, plan_request
 from launcher.request.run_directory import check_run_id
 from launcher.runs.record import Outcome
 
@@ -123,6 +123,8 @@ def _submit(arguments: argparse.Namespace, paths: RunPaths) -> int:
 def _train(arguments: argparse.Namespace, planned: PlannedRun, node: Node | None) -> int:
     runs_dir = Path(arguments.runs_dir)
     check_trust(list_code(planned.loaded.manifest), planned.loaded.path)
+    if planned.plan.task_eval is not None and (note := describe_missing_judge(planned.loaded.manifest)):
+        raise InputError(note, hint="correct the command, or train without it: --set evaluation.task_rows=0")
     check_startable(planned.plan, node)
     check_packages(planned.plan)
     if node is None:

@@ -334,7 +334,8 @@ def _explain_failure(profile: RowProfile) -> InputError:
     problems = (*_describe_fields(profile), *(Problem(where="note", what=note) for note in profile.notes))
     texts = [field.name for field in profile.fields.values() if _is_majority(profile, field.num_text)]
     if not texts:
-        hint = "they need prompts and answers; fields inside objects cannot be selected: write them as own fields"
+        hint = "they need prompts and answers; name fields inside objects with dots: "
+        hint += "--prompt-field '{question.text}' --answer-field answer.text"
         return InputError("most rows have no field of text", problems, hint=hint)
     if len(texts) == 1:
         return InputError(

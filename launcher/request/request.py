@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -329,10 +330,18 @@ def check_inputs(loaded: LoadedManifest) -> tuple[str, ...]:
 def _note_inputs(loaded: LoadedManifest, profile: Profile) -> Iterator[str]:
     """Yield notes on the manifest that the plan itself cannot make: the smoke profile does not read the base model."""
     yield from loaded.notes
-    if profile == "smoke":
-        note = describe_unusable_base(loaded.manifest.base.name, base_folders(loaded.folder))
-        if note:
-            yield note
+    if note := describe_missing_judge(loaded.manifest):
+        yield note
+    if profile == "smoke" and (note := describe_unusable_base(loaded.manifest.base.name, base_folders(loaded.folder))):
+        yield note
+
+
+def describe_missing_judge(manifest: Manifest) -> str:
+    """Return a note if the program of judge_command is not on this machine; empty if it is, or there is none."""
+    command = manifest.evaluation.judge_command if manifest.evaluation is not None else ()
+    if not command or shutil.which(command[0]) is not None:
+        return ""
+    return f"evaluation.judge_command: {command[0]!r} does not exist on this machine: no answer can be judged here"
 
 
 def _describe_judge_gaps(hardware: Hardware, loaded: LoadedManifest) -> str:

@@ -36,7 +36,7 @@ CALIBRATION_VARIABLE = "LAUNCHER_CALIBRATION"
 _FILE = "calibration.json"
 _OFF = ("off", "0", "none", "no")
 _WARMUP_STEPS = 3  # autotuning, caches, optimizer states
-_MIN_STEPS = 8
+MIN_STEPS = 8
 _MIN_FREE_VRAM = 0.95  # fraction of GPU memory at the start; below it, other processes used the GPU
 # Ratios beyond these are not estimation errors: something else than planned has run.
 _PLAUSIBLE_MEMORY = (0.5, 2.0)
@@ -141,8 +141,8 @@ def find_disturbance(record: RunRecord) -> str:
         return "it ran on several nodes, whose plans use the estimates only"
     if plan.profile_steps is not None:
         return "some of its steps were profiled"
-    if len(steps) < _MIN_STEPS:
-        return f"it has fewer than {_MIN_STEPS} steps"
+    if len(steps) < MIN_STEPS:
+        return f"it has fewer than {MIN_STEPS} steps"
     if steps[-1].values.get(metrics.ALLOC_RETRIES, 0.0) > 0:
         return "GPU memory was short"
     if outcome.has_cuda_graph_failed:

@@ -13,6 +13,7 @@ from launcher.analysis.compare.summary_metrics import find_speed_change
 from launcher.analysis.compare.tasks import choose_evaluations, list_main_checks
 from launcher.core.metrics import EVAL_PREFIX, STEP_SECONDS, TOTAL_SECONDS
 from launcher.core.units import format_count
+from launcher.runs.calibration_store import MIN_STEPS
 
 _MAX_NAMES = 4  # more runs are counted
 _KEY_DIGITS = 12  # of a data key
@@ -240,6 +241,13 @@ _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
         ("speed", "time"),
         "Another program may have used the machine, or it was throttled. Speed, goodput and time of these runs "
         "are not compared.",
+        each=True,
+    ),
+    _flag(
+        "Too few steps to compare speeds",
+        lambda run: f"{run.steps_done:,} steps" if 0 < run.steps_done < MIN_STEPS else None,
+        ("speed", "time"),
+        f"The first steps are slower than the others: train at least {MIN_STEPS} steps to compare speed.",
         each=True,
     ),
     _flag(

@@ -439,6 +439,9 @@ def test_smoke_profile_without_rows_is_refused(write_manifest: WriteManifest, tm
     [
         (["--lr", "1e-4"], "--set training.config.learning_rate=1e-4"),
         (["--lr=1e-4"], "--set training.config.learning_rate=1e-4"),
+        (["--model", "x"], "write --base NAME"),
+        (["--full"], "write --set training.config.adapter_type=full"),
+        (["--gpu_count=2"], "write --gpus N"),
         (["--batch-size", "4", "--epochs=2"], "--set training.config.batch_size=4 --set training.config.epochs=2"),
         (["--rank"], "--set training.config.rank=VALUE"),
         (["--adapter", "full"], "--set training.config.adapter_type=full"),

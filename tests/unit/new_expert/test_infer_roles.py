@@ -227,7 +227,7 @@ def test_one_flag_leaves_the_other_role_to_be_inferred() -> None:
             look(*({"question": f"q{n}", **({"answer": "a"} if n == 0 else {})} for n in range(5))),
             ("single field of text, question", "answer: text in 1 of 5 rows"),
         ),
-        (repeat({"input": {"question": "q"}, "n": 1}), ("no field of text", "fields inside objects")),
+        (repeat({"input": {"question": "q"}, "n": 1}), ("no field of text", "fields inside objects with dots")),
         (repeat({"input": {"instruction": "q"}}), ("no field of text", "input: JSON in 4 of 4 rows")),
         (repeat({"prompt": CHAT[:1], "n": 1}), ("4 rows: prompt has no assistant message", "into one list")),
         (

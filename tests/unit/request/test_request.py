@@ -175,3 +175,10 @@ def test_another_price_replaces_the_stored_one() -> None:
     merged = merge_requests(stored, Request(expert="neo4j", price_per_gpu_hour=2.0))
     assert (merged.price_per_gpu_hour, merged.price_per_node_hour, merged.currency) == (2.0, None, "")
     assert merge_requests(stored, Request(expert="neo4j")) == stored
+
+
+def test_a_missing_judge_program_is_noted_before_training() -> None:
+    command = 'evaluation.judge_command=["no-such-judge"]'
+    notes = plan_request(Request(expert="json", overrides=(command,))).plan.notes
+    assert any(note.startswith("evaluation.judge_command: 'no-such-judge' does not exist") for note in notes)
+    assert not any("does not exist on this machine" in note for note in plan().notes)

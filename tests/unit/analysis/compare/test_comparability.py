@@ -90,11 +90,18 @@ def test_unknown_values_give_no_caveat() -> None:
     assert collect_cautions([make_facts("a"), make_facts("b", traits=unknown)]) == ()
 
 
+def test_speeds_of_short_runs_are_not_compared() -> None:
+    caution = only(make_facts("a"), make_facts("b", steps_done=3, num_steps=40))
+    assert caution.title == "Too few steps to compare speeds"
+    assert caution.spoils == ("speed", "time")
+    assert caution.detail.startswith("b (3 steps). ")
+
+
 def test_unfinished_runs_are_listed_with_their_step() -> None:
-    running = make_facts("b", status="running", steps_done=4, num_steps=1200)
+    running = make_facts("b", status="running", steps_done=40, num_steps=1200)
     caution = only(make_facts("a", num_steps=1200), running)
     assert caution.title == "Not finished"
-    assert "b (running, step 4 of 1,200)" in caution.detail
+    assert "b (running, step 40 of 1,200)" in caution.detail
     assert "c (not started)" in only(make_facts("c", {}, status="not started")).detail
 
 
@@ -102,7 +109,7 @@ def test_different_planned_steps_affect_loss_by_step() -> None:
     caution = only(make_facts("a"), make_facts("b", num_steps=9))
     assert caution.title == "The number of planned steps differs"
     assert caution.spoils == ("loss by step", "time")
-    assert "4 steps: a; 9 steps: b" in caution.detail
+    assert "40 steps: a; 9 steps: b" in caution.detail
 
 
 def test_oom_fallbacks_are_listed() -> None:

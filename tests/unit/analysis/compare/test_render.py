@@ -37,7 +37,7 @@ def make_runs() -> list[RunFacts]:
     better = {**logged, metrics.TRAIN_LOSS: [3.0, 2.0, 1.4, 1.0]}
     high = make_facts("high", better, goodput=lost, settings={("what is learnt", "optimizer.learning_rate"): "0.001"})
     high = replace(high, columns={**high.columns, metrics.EVAL_LOSS: make_column([1.8, 1.3], [2, 4])})
-    other = make_facts("other", traits=replace(TRAITS, data_key="f" * 64), status="crashed", num_steps=9)
+    other = make_facts("other", traits=replace(TRAITS, data_key="f" * 64), status="crashed", num_steps=90)
     foreign = make_facts("a|b `<img src=x>` *c*\n\x1b[31m", {metrics.TRAIN_LOSS: [5.0, 4.0]})
     return [base, high, other, replace(foreign, traits=type(TRAITS)())]
 
