@@ -61,8 +61,10 @@ class GridRow(Frozen):
 
     def make_recipe(self) -> Recipe:
         """Return the estimator's input. Not validated: old tables may contain old kernel names."""
-        fields: dict[str, Any] = dict(self.recipe)
-        return Recipe(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
+        fields: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in self.recipe.items()
+        }
+        return Recipe(**fields)
 
 
 class GridTable(Frozen):
