@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -71,6 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     before = _load_earlier(arguments) if arguments.against else None  # fail before the evaluation
     if arguments.max_regression is not None and before is None:
         raise InputError("--max-regression requires --against")
+    if arguments.output and not os.access(Path(arguments.output).absolute().parent, os.W_OK):
+        raise InputError(f"-o {arguments.output}: the folder does not exist, or you may not write to it")
     code, now = _evaluate(arguments)
     if now is None:
         return code

@@ -90,4 +90,5 @@ def _format_cost(plan: Plan) -> str:
     speed = plan.speed
     if speed.cost is None:
         return "" if speed.price_per_gpu_hour is not None else "; --price 0.40 (per GPU-hour) adds the cost"
-    return f", cost about {format_cost(speed.cost, speed.currency)} at {speed.format_price()}"
+    cost = format_cost(speed.cost, speed.currency)
+    return f", cost {'' if cost.startswith('under') else 'about '}{cost} at {speed.format_price()}"
