@@ -50,7 +50,7 @@ def test_invalid_manifest_is_reported_once_and_all_ranks_exit(harness: Harness) 
     ended = launch(harness, "ddp_2gpu", manifest, "wrong")
     assert ended.returncode != 0
     assert ended.console.count("training.config.rank: must be at least 1, not 0") == 1, ended.console
-    assert ended.seconds < 60
+    assert ended.seconds < 150
     assert not (harness.runs / "wrong").exists()
 
 
@@ -62,5 +62,5 @@ def test_existing_run_id_is_reported_once(harness: Harness) -> None:
     ended = launch(harness, "ddp_2gpu", harness.manifest(TrainingCase(strategy="ddp")), "taken")
     assert ended.returncode != 0
     assert ended.console.count("error: ") == 1, ended.console
-    assert ended.seconds < 60
+    assert ended.seconds < 150
     assert not list(taken.iterdir())

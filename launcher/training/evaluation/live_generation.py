@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 _MAX_BATCH_SIZE = 64
 _KEY_AND_VALUE = 2
-_BEAT_SECONDS = 5.0
 
 
 class TaskEvalError(Exception):
@@ -131,21 +129,3 @@ def collect_attention_configs(base: Any) -> list[tuple[Any, str]]:
     configs[id(base.config)] = base.config
     names = ((config, getattr(config, "_attn_implementation", None)) for config in configs.values())
     return [(config, name) for config, name in names if name is not None]
-
-
-@contextmanager
-def beat_in_background(run: TrainingRun) -> Iterator[None]:
-    """Keep the watchdog's heartbeat while a judge works or another rank waits for it: judges have their own limits."""
-    ended = threading.Event()
-
-    def beat() -> None:
-        while not ended.wait(_BEAT_SECONDS):
-            run.heartbeat.beat("evaluating")
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()

@@ -32,7 +32,7 @@ from launcher.training.evaluation.eval_budget import (
     load_slice,
     save_slice,
 )
-from launcher.training.evaluation.live_generation import LiveGenerator, TaskEvalError, beat_in_background
+from launcher.training.evaluation.live_generation import LiveGenerator, TaskEvalError
 from launcher.training.inference.generate import Answer
 from launcher.training.inference.grade import GeneratedAnswers, grade, make_reference_rows
 
@@ -149,7 +149,7 @@ class TaskEvaluator:
         try:
             answers = self._generate()
             seconds = time.perf_counter() - began
-            with beat_in_background(self._run):
+            with self._run.heartbeat.beating("evaluating"):
                 is_main = self._run.engine.is_main
                 values = _broadcast(self._run, lambda: self._judge(step, answers, seconds) if is_main else {})
         except TaskEvalError as error:
@@ -182,7 +182,7 @@ class TaskEvaluator:
             share = self._generator.generate(prompts, self._slice.max_new_tokens)
         except TaskEvalError as error:
             share = TaskEvalError(str(error))
-        with beat_in_background(self._run):  # other ranks may need longer
+        with self._run.heartbeat.beating("evaluating"):  # other ranks may need longer
             gathered = gather_object([share]) if engine.num_ranks > 1 else [share]
         shares: list[list[Answer]] = []
         for share in gathered:
@@ -229,7 +229,7 @@ class TaskEvaluator:
             self._generator.generate(prompts[: self._generator.batch_size], num_tokens, ignore_eos=True)
             seconds.append(time.perf_counter() - began)
         _, first, more = seconds
-        with beat_in_background(self._run):
+        with self._run.heartbeat.beating("evaluating"):
             judge_seconds, row_seconds = self._time_judge() if self._run.engine.is_main else (0.0, 0.0)
         return GenerationSpeed(
             first_token_seconds=first,

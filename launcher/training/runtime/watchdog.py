@@ -51,6 +51,9 @@ Activity = Literal[
 ]
 
 
+_BEAT_SECONDS = 1.0
+
+
 class Heartbeat:
     """The current activity of a rank: set by the training, read by the watchdog and by the goodput tracker."""
 
@@ -70,11 +73,11 @@ class Heartbeat:
 
     @contextmanager
     def beating(self, activity: Activity) -> Iterator[None]:
-        """Set an activity that may take long, and show every second that the process is alive."""
+        """Set an activity that may take long, and show regularly that the process is alive."""
         done = threading.Event()
 
         def beat() -> None:
-            while not done.wait(1.0):
+            while not done.wait(_BEAT_SECONDS):
                 self.beat(activity)
 
         thread = threading.Thread(target=beat, daemon=True)

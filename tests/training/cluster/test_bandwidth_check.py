@@ -54,8 +54,8 @@ def test_cpu_ranks_are_never_called_slow() -> None:
 def test_it_is_measured() -> None:
     measured = measure_link_speed(torch.device("cpu"))
     assert (measured.num_ranks, measured.num_bytes) == (1, 4 * MIB)
-    assert 0 < measured.latency_seconds < 10
-    assert 0 < measured.seconds < 10
+    assert 0 < measured.latency_seconds < 60
+    assert 0 < measured.seconds < 60
 
 
 @pytest.mark.usefixtures("_group")

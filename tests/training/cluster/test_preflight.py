@@ -91,7 +91,7 @@ def send_own_report(site: Site, monkeypatch: pytest.MonkeyPatch) -> dict[str, An
             patch.setenv(name, value)
         first = pool.submit(play_first)
         assert site.check().expert == "neo4j"
-        first.result(20)
+        first.result(120)
     del server
     return report
 
@@ -128,7 +128,7 @@ def judge(site: Site, others: Others, **more: Any) -> tuple[PreparationSpec | La
         result = site.check(**more)
     except LauncherError as error:
         result = error
-    return result, [json.loads(future.result(20) or "{}") for future in futures.values()]
+    return result, [json.loads(future.result(120) or "{}") for future in futures.values()]
 
 
 def test_equal_nodes_train(site: Site, others: Others, capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,7 +223,7 @@ def test_a_bug_keeps_its_traceback(site: Site, others: Others) -> None:
     futures = others.play()
     with pytest.raises(ZeroDivisionError, match="in here"):
         site.check(find_data=break_down)
-    assert [json.loads(future.result(20) or "{}")["exit_code"] for future in futures.values()] == [1, 1, 1]
+    assert [json.loads(future.result(120) or "{}")["exit_code"] for future in futures.values()] == [1, 1, 1]
 
 
 def test_a_report_of_another_version_is_refused(site: Site, others: Others) -> None:
@@ -250,7 +250,7 @@ def test_other_ranks_follow_the_verdict_and_print_one_line_per_node(
         monkeypatch.setenv(name, value)
     with pytest.raises(LauncherError) as caught:
         site.check()
-    thread.join(20)
+    thread.join(120)
     assert (caught.value.exit_code, str(caught.value)) == (ExitCode.WRONG_TOPOLOGY, "")
     assert capsys.readouterr().err.count(f"node 1 ({socket.gethostname()}): look there") == lines
     del server

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,13 +12,11 @@ import torch
 from launcher.corpus.store import Store
 from launcher.manifest.model import Decoding
 from launcher.plan.model import Plan
-from launcher.training.evaluation import live_generation
 from launcher.training.evaluation.eval_budget import TaskSlice
 from launcher.training.evaluation.live_generation import (
     AttentionNotRestoredError,
     LiveGenerator,
     TaskEvalError,
-    beat_in_background,
     collect_attention_configs,
     generation_mode,
 )
@@ -77,18 +74,6 @@ def test_stop_request_ends_generation_at_the_next_token() -> None:
     make_generator()._on_token()
     with pytest.raises(TaskEvalError, match="the run is stopping"):
         make_generator(is_stopping=True)._on_token()
-
-
-def test_heartbeat_continues_while_a_judge_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_generation, "_BEAT_SECONDS", 0.02)
-    run: Any = SimpleNamespace(heartbeat=Heartbeat())
-    with beat_in_background(run):
-        time.sleep(0.3)
-        assert run.heartbeat.seconds < 0.2
-        assert run.heartbeat.activity == "evaluating"
-    seconds = run.heartbeat.seconds
-    time.sleep(0.1)
-    assert run.heartbeat.seconds > seconds  # no further beats
 
 
 def test_model_state_is_restored(plan: Plan, store: Store, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_every_rank_is_gathered_and_gets_the_reply(connect: Connect) -> None:
     with ThreadPoolExecutor(4) as pool:
         others = [start_send(pool, connect, rank, f"I am {rank}") for rank in (3, 1, 2)]
         answers = exchange(connect, 4, "go")
-        assert [other.result(20) for other in others] == ["go"] * 3
+        assert [other.result(120) for other in others] == ["go"] * 3
     assert [(one.rank, one.text) for one in answers] == [(1, "I am 1"), (2, "I am 2"), (3, "I am 3")]
 
 
@@ -50,20 +50,20 @@ def test_a_second_attempt_in_the_same_store_gets_its_own_reply(connect: Connect)
     with ThreadPoolExecutor(2) as pool:
         first = start_send(pool, connect, 1, "old")
         exchange(connect, 2, "go")
-        assert first.result(20) == "go"
+        assert first.result(120) == "go"
         second = start_send(pool, connect, 1, "new")
         time.sleep(0.5)
         assert not second.done(), "it must not take the last attempt's reply for its own"
         (heard,) = exchange(connect, 2, "stop")
         assert heard.text == "new"
-        assert second.result(20) == "stop"
+        assert second.result(120) == "stop"
 
 
 def test_a_message_of_an_earlier_attempt_is_ignored(connect: Connect) -> None:
     with ThreadPoolExecutor(1) as pool:
         other = start_send(pool, connect, 1, "old")
         exchange(connect, 2, "go")
-        other.result(20)
+        other.result(120)
     assert exchange(connect, 2, "go", timeout=0.5) == ()
 
 
@@ -73,8 +73,8 @@ def test_a_missing_rank_does_not_delay_the_others(connect: Connect) -> None:
         others = [start_send(pool, connect, rank, "here") for rank in (2, 3)]
         began = time.monotonic()
         answers = exchange(connect, 4, "stop", timeout=1.0)
-        assert time.monotonic() - began < 10
-        assert [other.result(20) for other in others] == ["stop"] * 2
+        assert time.monotonic() - began < 60
+        assert [other.result(120) for other in others] == ["stop"] * 2
     assert [one.rank for one in answers] == [2, 3]
 
 
@@ -82,7 +82,7 @@ def test_send_times_out_without_rank_0(connect: Connect, monkeypatch: pytest.Mon
     monkeypatch.setattr(rendezvous, "_EXTRA_SECONDS", 0.0)
     began = time.monotonic()
     assert send(connect(), 1, "here", 0.5) is None
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 class Clock:
@@ -101,7 +101,7 @@ def test_clock_offset_is_measured(connect: Connect, monkeypatch: pytest.MonkeyPa
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
         other = start_send(pool, connect, 1, "here")
         (heard,) = exchange(connect, 2, "go")
-        other.result(20)
+        other.result(120)
     assert abs(heard.clock_offset - 5.0) <= heard.clock_error + 1e-3
 
 
@@ -110,6 +110,6 @@ def test_equal_clocks_are_within_the_error(connect: Connect) -> None:
     with ThreadPoolExecutor(1) as pool:
         other = start_send(pool, connect, 1, "here")
         (heard,) = exchange(connect, 2, "go")
-        other.result(20)
+        other.result(120)
     assert abs(heard.clock_offset) <= heard.clock_error + 1e-3
     assert heard.clock_error < 5

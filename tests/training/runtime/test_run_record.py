@@ -78,7 +78,7 @@ def test_a_signal_ends_the_waiting_for_an_upload_and_nothing_else(
         threading.Timer(0.3, lambda: os.kill(os.getpid(), number)).start()
         began = time.monotonic()
         WandbProcess(process, tmp_path, 30.0, is_main=True).finish()
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 25
     finally:
         process.kill()
         process.wait()

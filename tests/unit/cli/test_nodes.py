@@ -127,7 +127,7 @@ def test_unreachable_node_0_times_out(tmp_path: Path, capsys: pytest.CaptureFixt
     began = time.monotonic()
     flags = (*TWO_NODES, "--node-rank", "1", "--rendezvous", f"127.0.0.1:{port}", "--run-id", "a")
     assert train(tmp_path, *flags, "--join-timeout", "1") == 4
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
     assert f"node 1 could not reach node 0 at 127.0.0.1:{port} for 1 s: Connection refused" in capsys.readouterr().err
     assert not (tmp_path / "runs/a").exists()
 

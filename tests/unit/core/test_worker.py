@@ -89,7 +89,7 @@ def test_command_that_hangs_is_killed() -> None:
     with pytest.raises(WorkerError, match=r"timed out after 0\.5 s") as raised:
         run_command(["sleep", "60"], timeout=0.5)
     assert raised.value.reason is WorkerFailure.TIMEOUT
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 55
 
 
 def test_command_that_cannot_be_started_is_reported(tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ def test_agents_end_together() -> None:
     began = time.monotonic()
     sleeper = script("import time; time.sleep(60)")
     assert run_together([sleeper, script("import sys; sys.exit(3)")], grace_seconds=0.5) == 3
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 55
     assert run_together([script(""), script("import time; time.sleep(0.5)")]) == 0
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from tests.unit.analysis.doctor.builders import make_record, make_steps, plan_fo
 
 pytestmark = pytest.mark.process
 
-QUICK_SECONDS = 2.0
 CLEAN = ("WANDB_API_KEY", "WANDB_MODE", "CUDA_VISIBLE_DEVICES")
 
 
@@ -36,14 +34,11 @@ def doctor(*arguments: str, home: Path, env: Mapping[str, str] | None = None) ->
 
 
 def test_machine_without_gpu_has_no_problems(tmp_path: Path) -> None:
-    began = time.monotonic()
     result = doctor("--quick", home=tmp_path)
-    took = time.monotonic() - began
     assert (result.returncode, result.stderr) == (0, "")
     assert "note     GPU " in result.stdout
     assert "No problems found, " in result.stdout
     assert "packages" not in result.stdout
-    assert took < QUICK_SECONDS * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)) + 1
     assert list(tmp_path.iterdir()) == []
 
 

@@ -343,7 +343,7 @@ def test_long_run_is_checked_within_seconds() -> None:
     rows = make_steps(H200, 30_000, slow_every(H200, 250, 40.0))
     began = time.monotonic()
     findings = check_run(make_facts(make_record(H200, rows)))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert only(findings).found.startswith("every 250 steps, one is slow (steps 28250, 28500, 28750, 29000, …)")
 
 

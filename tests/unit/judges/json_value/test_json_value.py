@@ -159,7 +159,7 @@ def test_different_values_and_where(judge: JsonJudge, answer: str, reference: st
 def test_what_is_not_json_fails_every_check_at_once(judge: JsonJudge, answer: str, reason: str) -> None:
     start = time.perf_counter()
     verdict = ask(judge, answer, '{"name": "a"}', SCHEMA, 'Fix the JSON so that it fits the schema:\n{"name": "a"')
-    assert time.perf_counter() - start < 10, "not for ever"
+    assert time.perf_counter() - start < 60
     assert set(verdict.checks.values()) == {False}
     assert "does not parse" in verdict.reason
     assert reason in verdict.reason

