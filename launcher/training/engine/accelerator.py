@@ -35,6 +35,8 @@ def build_accelerator(plan: Plan) -> Accelerator:
     if on_cpu and is_sharded:
         _use_gloo_backend()
     is_deepspeed = plan.strategy in DEEPSPEED_STRATEGIES
+    if on_cpu and is_deepspeed:
+        _skip_shared_memory_collectives()
     timeout = timedelta(seconds=plan.guards.hang_seconds + _TIMEOUT_AFTER_WATCHDOG_SECONDS)
     accelerator = Accelerator(
         # DeepSpeed's config file sets its precision. The loop accumulates gradients; only DeepSpeed must know of it.
@@ -63,6 +65,13 @@ def _use_gloo_backend() -> None:
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
     PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
+
+
+def _skip_shared_memory_collectives() -> None:
+    """Keep DeepSpeed from compiling its collectives for CPU ranks, which takes a minute; it then uses gloo's."""
+    import deepspeed.ops
+
+    deepspeed.ops.__compatible_ops__ = {}  # read when DeepSpeed's communication is initialised
 
 
 def _limit_memory(plan: Plan) -> None:
