@@ -78,7 +78,7 @@ def check_first_rows(dataset: Dataset, folder: Path) -> tuple[str, ...]:
             is_here = False
         if is_here:
             source = make_file_source(folder / path, dataset.format)
-            if not _is_too_large(source):
+            if not is_too_large(source):
                 peeked = peek_rows(iter(source.read()), dataset.mapping)
                 make_source_reader(dataset.mapping, dataset.system_prompt, source, peeked)
         elif dataset.format != "huggingface" and dataset.type != "huggingface":
@@ -98,7 +98,8 @@ def _list_paths(dataset: Dataset) -> Iterator[tuple[str, str]]:
                 yield f"training.dataset.tasks.{task}.{name}", path
 
 
-def _is_too_large(source: FileSource) -> bool:
+def is_too_large(source: FileSource) -> bool:
+    """Return whether a file would have to be read completely, and is large."""
     return source.format == "json" and source.path.stat().st_size > _MAX_JSON_BYTES
 
 
@@ -121,11 +122,11 @@ def _probe_file(dataset: Dataset, file: Path, format_name: str | None) -> RowEst
         if not file.is_file():
             return None
         source = make_file_source(file, format_name)
-        if _is_too_large(source):
+        if is_too_large(source):
             return None
         rows = iter(source.read())
         peeked = peek_rows(rows, dataset.mapping, _SAMPLED_ROWS)
-        num_rows, is_exact = _count_rows(source, peeked, rows)
+        num_rows, is_exact = count_rows(source, peeked, rows)
     except (OSError, ValueError) as error:
         name = file.name if len(file.name) <= 60 else file.name[:57] + "..."
         reason = error.strerror if isinstance(error, OSError) else error
@@ -145,6 +146,7 @@ def _probe_file(dataset: Dataset, file: Path, format_name: str | None) -> RowEst
         count_basis=f"read from {file.name}: {'' if is_exact else 'about '}{num_rows:,} rows",
         length_basis=f" of {mean_bytes:.0f} bytes",
         is_measured=True,
+        byte_tokens=mean_bytes / BYTES_PER_TOKEN,
     )
 
 
@@ -154,7 +156,7 @@ def _count_bytes(row: Row, columns: set[str]) -> int:
     return len(json.dumps(used, ensure_ascii=False, default=str).encode(errors="replace")) + 1
 
 
-def _count_rows(source: FileSource, peeked: Sequence[Row | BadRow], rest: Iterator[Row | BadRow]) -> tuple[int, bool]:
+def count_rows(source: FileSource, peeked: Sequence[Row | BadRow], rest: Iterator[Row | BadRow]) -> tuple[int, bool]:
     """Return the number of rows, and whether it is exact or derived from the bytes of the first rows."""
     if source.format == "parquet":
         return count_parquet_rows(source.path), True

@@ -40,9 +40,7 @@ def hash_file_cached(path: Path, root: Path, keeps_hash: bool = True) -> str:
 
     A new hash is stored in the folder `root`, unless `keeps_hash` is False.
     """
-    stat = path.stat()
-    key = f"{path.resolve()}:{stat.st_size}:{stat.st_ino}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
-    cache = _load(root)
+    key, cache = _make_key(path), _load(root)
     if key not in cache:
         cache[key] = hash_file(path)
         if not keeps_hash:
@@ -50,6 +48,16 @@ def hash_file_cached(path: Path, root: Path, keeps_hash: bool = True) -> str:
         with suppress(OSError, InputError):  # read-only or full disk: hashed again next time
             _store(root, key, cache[key])
     return cache[key]
+
+
+def is_hash_cached(path: Path, root: Path) -> bool:
+    """Return whether the hash of a file is known without reading the file."""
+    return _make_key(path) in _load(root)
+
+
+def _make_key(path: Path) -> str:
+    stat = path.stat()
+    return f"{path.resolve()}:{stat.st_size}:{stat.st_ino}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
 
 
 def _store(root: Path, key: str, digest: str) -> None:

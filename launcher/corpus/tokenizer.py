@@ -139,14 +139,21 @@ def load_tokenizer(base: str, search: tuple[Path, ...], *, allow_tiny_fallback: 
 
     `allow_tiny_fallback` uses the embedded one instead of downloading, if weights are random and only speed matters.
     """
+    found = find_tokenizer(base, search)
+    if found is not None:
+        return found
+    if allow_tiny_fallback:
+        return BaseTokenizer(folder=TINY_BASE_FOLDER)
+    return BaseTokenizer(folder=_download(base, find_config(base, search)))
+
+
+def find_tokenizer(base: str, search: tuple[Path, ...]) -> BaseTokenizer | None:
+    """Return the tokenizer of a base model if it is on this machine."""
     if base == TINY_BASE_NAME:
         return BaseTokenizer(folder=TINY_BASE_FOLDER)
     config = find_config(base, search)
-    if config is not None and (config.parent / "tokenizer.json").is_file():
-        return BaseTokenizer(folder=config.parent)
-    if allow_tiny_fallback:
-        return BaseTokenizer(folder=TINY_BASE_FOLDER)
-    return BaseTokenizer(folder=_download(base, config))
+    is_here = config is not None and (config.parent / "tokenizer.json").is_file()
+    return BaseTokenizer(folder=config.parent) if config is not None and is_here else None
 
 
 def _download(base: str, config: Path | None) -> Path:

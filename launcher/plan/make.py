@@ -98,7 +98,7 @@ def _make_context(
     )
     if not context.is_smoke:
         return context
-    sizes = make_smoke_sizes(context.config, options.overridden_keys, rows.mean_tokens if rows.is_measured else 0.0)
+    sizes = make_smoke_sizes(context.config, options.overridden_keys, rows.byte_tokens)
     return replace(context, config=sizes.config, replaced=sizes.replaced)
 
 

@@ -34,8 +34,8 @@ def estimate_run_length(context: PlanContext) -> RunLength:
         raise InputError(f"no training rows: {rows.basis}")
     if rows.num_rows is None:
         return RunLength(steps_per_epoch=None, num_steps=config.max_steps or None)
-    sequences = rows.num_rows
-    if config.packing:
+    sequences = rows.num_rows if rows.num_sequences is None else rows.num_sequences
+    if config.packing and rows.num_sequences is None:
         document = min(rows.mean_tokens, config.max_seq_length)
         sequences = ceil(rows.num_rows * document / (config.max_seq_length * PACKING_EFFICIENCY))
     per_epoch = max(1, ceil(sequences / config.global_batch_size))

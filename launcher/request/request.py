@@ -96,6 +96,9 @@ def plan_request(request: Request) -> PlannedRun:
     check_first_rows(loaded.manifest.training.dataset, loaded.folder)
     rows = _estimate_rows(request, loaded, is_smoke and options.uses_sample)
     plan = make_plan(loaded.manifest, hardware, base=base, rows=rows, options=options)
+    if request.tokens_per_row is None and (refined := _refine_rows(rows, plan, loaded)) != rows:
+        rows = refined
+        plan = make_plan(loaded.manifest, hardware, base=base, rows=rows, options=options)
     failure = find_failure(plan)
     if failure is not None and options.calibration.runs:  # not all runs stayed below their estimates
         options = replace(options, calibration=replace(options.calibration, may_lower=False))
@@ -380,3 +383,12 @@ def _estimate_rows(request: Request, loaded: LoadedManifest, uses_sample: bool) 
     dataset = loaded.manifest.training.dataset
     rows = probe_sample(dataset, loaded.folder) if uses_sample else probe_rows(dataset, loaded.folder)
     return rows if request.tokens_per_row is None else with_tokens_per_row(rows, request.tokens_per_row)
+
+
+def _refine_rows(rows: RowEstimate, plan: Plan, loaded: LoadedManifest) -> RowEstimate:
+    """Count tokens instead of bytes, if the packages that prepare data are installed."""
+    try:
+        from launcher.corpus.row_count import refine_estimate
+    except ModuleNotFoundError:
+        return rows
+    return refine_estimate(rows, plan, loaded.folder, base_folders(loaded.folder))

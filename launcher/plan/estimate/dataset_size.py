@@ -26,6 +26,9 @@ class RowEstimate:
     length_basis: str = ""  # text that follows count_basis: how the mean length is known
     is_measured: bool = False  # the rows were read from a file
     is_length_assumed: bool = False  # the number of rows is known, but mean_tokens is an assumption
+    num_sequences: int | None = None  # of an epoch, from prepared data or the first rows; None: from mean_tokens
+    num_validation_rows: int | None = None
+    byte_tokens: float = 0.0  # mean length by bytes, which decides the sequence length of the smoke profile
 
     @property
     def basis(self) -> str:
@@ -57,4 +60,5 @@ def with_tokens_per_row(rows: RowEstimate, tokens_per_row: int) -> RowEstimate:
         mean_tokens=float(tokens_per_row),
         length_basis=f"; {tokens_per_row:,} tokens per row, as given by --tokens-per-row",
         is_length_assumed=False,
+        byte_tokens=float(tokens_per_row) if rows.is_measured else 0.0,
     )

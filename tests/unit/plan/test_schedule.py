@@ -297,12 +297,12 @@ def test_saving_and_evaluating_every_so_many_epochs() -> None:
 
 def test_epoch_smaller_than_the_global_batch_is_planned_as_it_is(write_manifest: WriteManifest) -> None:
     config = {"batch_size": 256, "gradient_accumulation_steps": 2, "max_seq_length": 4096, "epochs": 5}
-    plan = plan_with_rows(write_manifest, 400, config=config)  # about 21 sequences
+    plan = plan_with_rows(write_manifest, 400, config=config)  # about 20 sequences
     full = plan_with_rows(write_manifest, 400 * 24, config=config)
     (note,) = (note for note in plan.notes if "larger than an epoch" in note)
-    assert "the global batch of 512 sequences is larger than an epoch, which has about 21" in note
-    assert "so the global batch is about 21; 5 steps hardly learn: --set training.config.batch_size=1" in note
-    assert decision(plan, "global batch").startswith("21 sequences of 4,096 tokens")
+    assert "the global batch of 512 sequences is larger than an epoch, which has about 20" in note
+    assert "so the global batch is about 20; 5 steps hardly learn: --set training.config.batch_size=1" in note
+    assert decision(plan, "global batch").startswith("20 sequences of 4,096 tokens")
     assert "an epoch has no more sequences" in decision(plan, "global batch")
     assert plan.batch.global_batch_size == 512
     assert plan.compile is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -129,6 +130,7 @@ def test_folder_name_that_is_not_utf8_is_refused(
 
 
 def test_smoke_profile_uses_local_rows_without_a_sample(tmp_path: Path, neo4j_tree: Tree) -> None:
+    neo4j_tree = copy.deepcopy(neo4j_tree)
     neo4j_tree["training"]["dataset"] = {"path": "rows.jsonl"}
     (tmp_path / "manifest.json").write_text(json.dumps(neo4j_tree))
     request = Request(expert=str(tmp_path / "manifest.json"), profile="smoke")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -180,6 +181,7 @@ def test_rows_and_weights_are_found_on_disk(tmp_path: Path, write_manifest: Writ
 
 
 def test_smoke_run_without_sample_or_rows_is_a_problem(tmp_path: Path, neo4j_tree: Tree) -> None:
+    neo4j_tree = copy.deepcopy(neo4j_tree)
     neo4j_tree["training"]["dataset"] = {"path": "rows.jsonl"}
     (tmp_path / "manifest.json").write_text(json.dumps(neo4j_tree))
     planned = plan_request(Request(expert=str(tmp_path / "manifest.json"), profile="smoke"))

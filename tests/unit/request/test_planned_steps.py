@@ -1,0 +1,95 @@
+"""The plan has the steps that the training will have: system prompt, template and validation split are counted."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.base_models.catalogue import TINY_BASE_FOLDER
+from launcher.launch.prepare_data import prepare_planned
+from launcher.request.request import PlannedRun, Request, plan_request
+
+SYSTEM_PROMPT = "You route support tickets of a shop. Answer with one JSON object and nothing else. " * 3
+WORDS = "order refund parcel invoice late broken password login address change please help since monday".split()
+LORA = {"method": "sft", "adapter_type": "lora", "rank": 8, "alpha": 16, "target_modules": ["q_proj"]}
+
+
+@pytest.fixture(autouse=True)
+def _data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAUNCHER_DATA_DIR", str(tmp_path / "data"))
+
+
+def write_expert(folder: Path, num_rows: int, **config: Any) -> Path:
+    shutil.copytree(TINY_BASE_FOLDER, folder / "base")
+    draw = random.Random(0)
+    rows = [
+        {"question": f"{number} {' '.join(draw.choices(WORDS, k=draw.randint(3, 40)))}", "answer": draw.choice(WORDS)}
+        for number in range(num_rows)
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    manifest = {
+        "name": "expert-tickets",
+        "version": "0.1.0",
+        "base_models": [{"name": "base", "prompt_template": "chatml"}],
+        "training": {
+            "dataset": {
+                "path": "rows.jsonl",
+                "field_mapping": {"instruction": "question", "response": "answer"},
+                "system_prompt": SYSTEM_PROMPT,
+            },
+            "config": {**LORA, "epochs": 2, "learning_rate": 1e-4, "batch_size": 4, "max_seq_length": 512, **config},
+        },
+    }
+    file = folder / "manifest.json"
+    file.write_text(json.dumps(manifest))
+    return file
+
+
+def count_trained_steps(planned: PlannedRun) -> int:
+    """Return the steps of a training: two epochs of whole batches of the prepared sequences."""
+    store = prepare_planned(planned, lambda _: None, lambda _: None).store
+    return 2 * -(-store.audit.splits["train"].num_packs // 4)
+
+
+@pytest.mark.parametrize("config", [{"packing": True}, {"packing": False}, {"packing": True, "evaluation_strategy": "no"}])
+def test_steps_are_exact_where_all_rows_are_read(tmp_path: Path, config: dict[str, Any]) -> None:
+    file = write_expert(tmp_path, 300, **config)
+    planned = plan_request(Request(expert=str(file), gpu="rtx4090"))
+    assert planned.plan.schedule.num_steps == count_trained_steps(planned)
+    assert "tokens with the template" in planned.plan.data.basis
+
+
+def test_steps_of_many_rows_are_close(tmp_path: Path) -> None:
+    planned = plan_request(Request(expert=str(write_expert(tmp_path, 3000, packing=True)), gpu="rtx4090"))
+    assert planned.plan.schedule.num_steps == pytest.approx(count_trained_steps(planned), rel=0.03)
+
+
+def test_template_and_system_prompt_are_counted_without_the_tokenizer(tmp_path: Path) -> None:
+    """By characters: the real tokenizer of this base makes nearly twice as many tokens of such words."""
+    file = write_expert(tmp_path, 300, packing=True)
+    exact = plan_request(Request(expert=str(file), gpu="rtx4090")).plan
+    (tmp_path / "base/tokenizer.json").unlink()
+    system_tokens = len(SYSTEM_PROMPT) / 3.6
+    rows = plan_request(Request(expert=str(file), gpu="rtx4090")).plan
+    assert system_tokens + 15 < rows.data.mean_tokens < exact.data.mean_tokens
+    assert "about" in rows.data.basis
+
+
+def test_prepared_data_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_expert(tmp_path, 3000, packing=True)
+    request = Request(expert=str(file), gpu="rtx4090")
+    steps = count_trained_steps(plan_request(request))
+    monkeypatch.setattr("launcher.corpus.row_count._count_first_rows", lambda *_: pytest.fail("rows were read"))
+    plan = plan_request(request).plan
+    assert plan.schedule.num_steps == steps
+    assert plan.data.basis.startswith("prepared data: 2,")
+    monkeypatch.undo()
+    monkeypatch.setenv("LAUNCHER_DATA_DIR", str(tmp_path / "data"))
+    with (tmp_path / "rows.jsonl").open("a") as rows:
+        rows.write('{"question": "one more", "answer": "yes"}\n')
+    assert plan_request(request).plan.data.basis.startswith("read from rows.jsonl: about 3,0")
