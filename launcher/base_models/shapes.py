@@ -301,6 +301,20 @@ def describe_unusable_base(name: str, search: Sequence[Path]) -> str:
     return ""
 
 
+def describe_missing_tokenizer(name: str, search: Sequence[Path]) -> str:
+    """Return a note if a base model is a local folder without a tokenizer; empty if it is not, or can be downloaded."""
+    config = find_config(name, search)
+    if config is None or "snapshots" in config.parts or (config.parent / "tokenizer.json").is_file():
+        return ""
+    folder = config.parent
+    slow = next((file for file in ("tokenizer.model", "vocab.json", "vocab.txt") if (folder / file).is_file()), "")
+    way_out = "copy it from the model that the weights come from"
+    if slow:
+        way_out = f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r}) makes it of {slow}"
+    what = f"the base model {name!r} has no tokenizer: {folder} has no tokenizer.json"
+    return f"{what}, so no row can be tokenized; {way_out}"
+
+
 def _not_found(name: str, search: Sequence[Path]) -> InputError:
     try:
         is_folder = Path(name).is_dir()

@@ -142,9 +142,10 @@ def print_new_expert(new_expert: NewExpert) -> None:
     print_table(("setting", "value", "reason"), rows, styles=("cyan", "bold", ""))
     for note in proposal.notes:
         print(f"note: {escape(note)}")
+    place = "Line" if source.format in ("jsonl", "csv") else "Row"
     share = format_percent(mask.num_trained / max(1, mask.num_tokens))
     print(
-        f"\nRow {mask.row} in template {mask.template}; lines with | are trained: {mask.num_trained:,} of "
+        f"\n{place} {mask.row} in template {mask.template}; lines with | are trained: {mask.num_trained:,} of "
         f"{mask.num_tokens:,} tokens ({share}), counted with the tokenizer of {escape(mask.tokenizer)}"
     )
     for note in mask.notes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from launcher.core.units import format_percent
 from launcher.plan.context import PlanContext, manifest_decision, plan_decision
 from launcher.plan.memory_budget import SearchInputs
@@ -51,11 +53,21 @@ def explain_batch(context: PlanContext, batch: BatchPlan) -> list[Decision]:
         f"batch_size {config.batch_size} x gradient_accumulation_steps {config.gradient_accumulation_steps}; "
         + ("the same on any hardware" if sequences == batch.global_batch_size else "an epoch has no more sequences"),
     )
+    return [total, _explain_split(batch, sequences), *_explain_order(context)]
+
+
+def _explain_split(batch: BatchPlan, sequences: int) -> Decision:
+    """Return the decision about the split; micro-steps that are empty on every rank are left out."""
+    per_step = batch.micro_batch_size * batch.num_ranks
+    steps = min(batch.gradient_accumulation_steps, ceil(sequences / per_step))
     split = (
-        f"{batch.micro_batch_size} per micro-step x {_count(batch.gradient_accumulation_steps, 'micro-step')} "
-        f"x {_count(batch.num_ranks, 'rank')}"
+        f"{batch.micro_batch_size} per micro-step x {_count(steps, 'micro-step')} x {_count(batch.num_ranks, 'rank')}"
     )
-    return [total, plan_decision("batch split", split, _split_reason(batch)), *_explain_order(context)]
+    if sequences < batch.global_batch_size:
+        empty = steps * per_step - sequences
+        reason = f"as many as an epoch needs; {empty} of {steps * per_step} slots stay empty"
+        return plan_decision("batch split", split, reason)
+    return plan_decision("batch split", split, _split_reason(batch))
 
 
 def _count(number: int, noun: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.base_models.catalogue import TINY_BASE_NAME, get_last_component
-from launcher.base_models.shapes import describe_unusable_base, load_shape
+from launcher.base_models.shapes import describe_missing_tokenizer, describe_unusable_base, load_shape
 from launcher.core.choices import Profile, Strategy
 from launcher.core.errors import InputError, ManifestError, Problem
 from launcher.core.frozen_model import flatten
@@ -335,7 +335,10 @@ def _note_inputs(loaded: LoadedManifest, profile: Profile) -> Iterator[str]:
     yield from loaded.notes
     if note := describe_missing_judge(loaded.manifest):
         yield note
-    if profile == "smoke" and (note := describe_unusable_base(loaded.manifest.base.name, base_folders(loaded.folder))):
+    base, folders = loaded.manifest.base.name, base_folders(loaded.folder)
+    if profile == "smoke" and (note := describe_unusable_base(base, folders)):
+        yield note
+    if note := describe_missing_tokenizer(base, folders):
         yield note
 
 

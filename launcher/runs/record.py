@@ -62,6 +62,7 @@ class Outcome(Frozen):
     best_step: int | None = None
     best_metric: float | None = None
     data_key: str | None = None
+    train_sequences: int | None = None  # of an epoch
     versions: dict[str, str] = Field(default_factory=dict)
     git_commit: str | None = None
     attempts: tuple[Attempt, ...] = ()
@@ -133,6 +134,13 @@ def load_record(paths: RunPaths) -> RunRecord:
         outcome=load_outcome(paths.outcome),
         rows=tuple(load_metrics(paths.metrics)) if paths.metrics.is_file() else (),
     )
+
+
+def get_global_batch(plan: Plan, outcome: Outcome | None) -> int:
+    """Return the sequences of a step: the planned global batch, or all of an epoch that has fewer."""
+    sequences = None if outcome is None else outcome.train_sequences
+    planned = plan.batch.global_batch_size
+    return planned if sequences is None else min(planned, sequences)
 
 
 def list_run_code(record: RunRecord) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from launcher.hardware.model import Hardware, format_gpus
 from launcher.plan import Plan
 from launcher.plan.model import WandbPlan
 from launcher.plan.passthrough import DEFAULT_WANDB_PROJECT
-from launcher.runs.record import WandbTrace
+from launcher.runs.record import Outcome, WandbTrace, get_global_batch
 
 Mode = Literal["online", "offline", "disabled"]
 STEP_AXIS, EPOCH_AXIS = "train/step", "train/epoch"
@@ -188,7 +188,7 @@ def make_id(run_id: str) -> str:
     return f"{run_id}-{secrets.token_hex(_ID_BYTES)}"
 
 
-def make_config(plan: Plan, manifest: object, *, data_key: str | None) -> dict[str, object]:
+def make_config(plan: Plan, manifest: object, outcome: Outcome | None = None) -> dict[str, object]:
     """Return the run's config: flat keys to filter and group by, then the complete manifest and plan."""
     hardware, batch = plan.hardware, plan.batch
     flat = {
@@ -207,7 +207,7 @@ def make_config(plan: Plan, manifest: object, *, data_key: str | None) -> dict[s
         "strategy": plan.strategy,
         "offload": plan.offload,
         "packed": batch.packed,
-        "global_batch_size": batch.global_batch_size,
+        "global_batch_size": get_global_batch(plan, outcome),
         "micro_batch_size": batch.micro_batch_size,
         "gradient_accumulation_steps": batch.gradient_accumulation_steps,
         "sequence_length": batch.sequence_length,
@@ -220,7 +220,7 @@ def make_config(plan: Plan, manifest: object, *, data_key: str | None) -> dict[s
         "nodes": hardware.nodes,
         "num_ranks": hardware.num_ranks,
         "random_weights": plan.random_weights,
-        "data_key": data_key,
+        "data_key": None if outcome is None else outcome.data_key,
         "launcher_version": plan.launcher_version,
         "predicted_tokens_per_sec": plan.speed.tokens_per_second,
     }

@@ -208,7 +208,8 @@ def _report_runtime(
     for name, description in report.items():
         run.log(f"  {name:<{width}}  {description}")
     fields = collect_runtime_fields(run, compiled)
-    recorder.update(data_key=run.data_key, num_steps=run.num_steps, observed=report, **fields)
+    sizes = {"num_steps": run.num_steps, "train_sequences": len(run.train.file)}
+    recorder.update(data_key=run.data_key, **sizes, observed=report, **fields)
     return report
 
 

@@ -10,7 +10,7 @@ from launcher.core.errors import escape
 from launcher.core.frozen_model import flatten
 from launcher.plan.model import Plan
 from launcher.plan.resume_identity import collect_learning_settings
-from launcher.runs.record import Outcome
+from launcher.runs.record import Outcome, get_global_batch
 
 Settings = Mapping[tuple[Section, str], str]
 
@@ -31,7 +31,7 @@ def collect_plan_settings(plan: Plan, outcome: Outcome | None) -> Settings:
     """Return learning settings first, then execution, hardware and versions."""
     tree = plan.model_dump(mode="json")
     learnt = collect_learning_settings(plan)
-    learnt |= _describe_adapter(plan)
+    learnt |= {**_describe_adapter(plan), "batch.global_batch_size": get_global_batch(plan, outcome)}
     rest = flatten({key: value for key, value in tree.items() if key not in _DERIVED})
     machine = flatten(_describe_machine(plan), "hardware")
     settings: dict[tuple[Section, str], str] = {}

@@ -19,7 +19,7 @@ from launcher.core.units import bytes_to_gib
 from launcher.judges.results import CheckResult, EvalResult
 from launcher.plan.model import Plan
 from launcher.runs.evaluations import Evaluation, RunEvaluations, load_evaluations
-from launcher.runs.record import Outcome, RunRecord, Status, list_run_code, load_record
+from launcher.runs.record import Outcome, RunRecord, Status, get_global_batch, list_run_code, load_record
 from launcher.runs.wandb_settings import format_machine
 
 
@@ -177,7 +177,7 @@ def _collect_traits(plan: Plan, outcome: Outcome | None, columns: Mapping[str, C
         base=plan.base.name,
         hardware=format_machine(plan.hardware),
         data_key=None if outcome is None else outcome.data_key,
-        global_batch_size=plan.batch.global_batch_size,
+        global_batch_size=get_global_batch(plan, outcome),
         sequence_length=plan.batch.sequence_length,
         loss_on=plan.loss_on,
         held_out=(plan.data.validation_path or "cut from the training rows") if evaluates else "none",

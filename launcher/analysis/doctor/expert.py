@@ -11,6 +11,7 @@ from typing import Literal
 from launcher.analysis.doctor.findings import Finding, Reporter
 from launcher.analysis.doctor.host import SHM_FOLDER
 from launcher.base_models.catalogue import TINY_BASE_NAME, find_config, get_hub_cache
+from launcher.base_models.shapes import describe_missing_tokenizer
 from launcher.core.errors import LauncherError
 from launcher.core.units import MIB, format_count, format_duration, format_gib
 from launcher.core.worker import call_with_timeout
@@ -51,6 +52,7 @@ class ExpertFacts:
 
     plan: Plan
     rows: RowFacts
+    missing_tokenizer: str = ""  # empty: the base has one, or it is downloaded
     weights: WeightsState
     weights_at: str
     weights_free_bytes: int | None  # where they would be downloaded to
@@ -66,6 +68,9 @@ def probe_expert(planned: PlannedRun, runs_dir: Path, environ: Mapping[str, str]
     return ExpertFacts(
         plan=plan,
         rows=_count_rows(planned),
+        missing_tokenizer=describe_missing_tokenizer(
+            planned.loaded.manifest.base.name, base_folders(planned.loaded.folder)
+        ),
         weights=state,
         weights_at=place,
         weights_free_bytes=_get_free_bytes(get_hub_cache()),
@@ -139,6 +144,9 @@ def check_expert(facts: ExpertFacts) -> Iterator[Finding]:
     yield _check_memory(facts.plan)
     yield _check_rows(facts.rows)
     yield _check_weights(facts)
+    if facts.missing_tokenizer and not facts.plan.random_weights:
+        why, way_out = "the run would fail when it prepares the rows", "copy tokenizer.json into that folder"
+        yield _report.problem("tokenizer", facts.missing_tokenizer, why, way_out)
     yield _check_checkpoints(facts)
     yield from _check_host_memory(facts.plan)
     yield _check_time(facts.plan)

@@ -30,7 +30,7 @@ from launcher.plan.model import Plan
 from launcher.request.request import Request, load_request
 from launcher.runs.checkpoints import list_checkpoints, step_of
 from launcher.runs.evaluations import RunEvaluations, load_evaluations
-from launcher.runs.record import Outcome, RunRecord, list_run_code, load_record
+from launcher.runs.record import Outcome, RunRecord, get_global_batch, list_run_code, load_record
 
 log = get_logger(__name__)
 
@@ -215,7 +215,9 @@ def _list_configuration(facts: ReportFacts) -> Iterator[tuple[str, str]]:
         yield "data key", f"`{code(outcome.data_key)}`"
     batch = plan.batch
     packed = ", packed" if batch.packed else ""
-    yield "global batch", f"{batch.global_batch_size:,} sequences of {batch.sequence_length:,} tokens{packed}"
+    sequences = get_global_batch(plan, outcome)
+    fewer = f"; {batch.global_batch_size:,} planned, an epoch has no more" * (sequences < batch.global_batch_size)
+    yield "global batch", f"{sequences:,} sequences of {batch.sequence_length:,} tokens{packed}{fewer}"
     ranks = "1 rank" if batch.num_ranks == 1 else f"{batch.num_ranks:,} ranks"
     slots = (
         f"micro-batch {batch.micro_batch_size:,} x {batch.gradient_accumulation_steps:,} accumulation steps x {ranks}"

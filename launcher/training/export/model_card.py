@@ -28,7 +28,7 @@ from launcher.manifest import Manifest, load_manifest
 from launcher.manifest.model import Limitation
 from launcher.plan.model import Plan
 from launcher.request.request import base_folders
-from launcher.runs.record import load_outcome
+from launcher.runs.record import get_global_batch, load_outcome
 from launcher.training.inference.prompt import PLACEHOLDERS, PromptFormat, derive_prompt_format
 
 log = get_logger(__name__)
@@ -60,6 +60,7 @@ class CardFacts:
     best_loss: float | None  # on the validation split
     best_step: int | None
     data_key: str | None
+    global_batch: int
     launcher_version: str
     git_commit: str | None
 
@@ -204,7 +205,7 @@ def _training_rows(facts: CardFacts) -> Iterator[tuple[str, str]]:
     if plan.quantization is not None:
         yield "base while training", {"int4": "NF4, 4 bits", "int8": "8 bits"}[plan.quantization.kind]
     yield "sequence length", f"{batch.sequence_length:,} tokens{', packed' if batch.packed else ''}"
-    yield "global batch", f"{batch.global_batch_size} sequences"
+    yield "global batch", f"{facts.global_batch} sequences"
     yield (
         "steps",
         f"{facts.steps_done:,}"
@@ -292,6 +293,7 @@ def collect_facts(
         best_loss=best_loss,
         best_step=best_step,
         data_key=None if outcome is None else outcome.data_key,
+        global_batch=get_global_batch(plan, outcome),
         launcher_version=__version__ if outcome is None else outcome.versions.get("launcher", __version__),
         git_commit=None if outcome is None else outcome.git_commit,
     )

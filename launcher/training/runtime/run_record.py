@@ -22,7 +22,8 @@ from launcher.runs.wandb_settings import load_trace
 log = get_logger(__name__)
 
 # Fields of the attempt before that hold until this one has trained something else.
-_KEPT = ("oom_fallbacks", "steps_done", "num_steps", "final_loss", "best_step", "best_metric", "data_key")
+_KEPT = ("oom_fallbacks", "steps_done", "num_steps", "final_loss", "best_step", "best_metric")
+_KEPT += ("data_key", "train_sequences")
 
 
 class Tracker(Protocol):

@@ -105,7 +105,7 @@ def _open(plan: Plan, paths: RunPaths, spec: RunSpec, mode: Literal["online", "o
         resume=None if is_shared else "allow",
         dir=str(paths.root),
         mode="shared" if is_shared else mode,
-        config=None if spec.node else make_config(plan, _read_manifest(paths), data_key=None),
+        config=None if spec.node else make_config(plan, _read_manifest(paths)),
         settings=make_settings(plan, spec.node, is_shared=is_shared),
     )
     if not spec.node:

@@ -258,7 +258,7 @@ class Uploader:
             return
         self._logged_facts = facts
         manifest = json.loads(self._paths.manifest.read_text(encoding="utf-8"))
-        config = make_config(load_plan(self._paths.plan), manifest, data_key=outcome.data_key)
+        config = make_config(load_plan(self._paths.plan), manifest, outcome)
         process = {"observed": outcome.observed, "versions": outcome.versions, "git_commit": outcome.git_commit}
         run.config.update({**config, **process, "num_steps": outcome.num_steps}, allow_val_change=True)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.analysis.doctor.expert import check_expert, probe_expert
+from launcher.base_models.catalogue import TINY_BASE_FOLDER
 from launcher.cli.main import main
 from launcher.core.errors import DoesNotFitError, InputError
 from launcher.corpus.build import is_cut_for_validation
@@ -471,3 +474,25 @@ def test_hub_dataset_is_answered_with_the_way_to_use_one() -> None:
     with pytest.raises(InputError) as caught:
         make(Path("databricks/databricks-dolly-15k"))
     assert 'training.dataset.path "databricks/databricks-dolly-15k" and format "huggingface"' in caught.value.hint
+
+
+def test_base_without_a_tokenizer_is_found_by_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(TINY_BASE_FOLDER, "bare")
+    Path("bare/tokenizer.json").unlink()
+    what = "has no tokenizer: bare has no tokenizer.json, so no row can be tokenized"
+    write_rows(make_rows())
+    commands = (
+        ("new", "sales", "--data", "rows.jsonl", "--base", "bare"),
+        ("validate", "sales"),
+        ("plan", "sales"),
+        ("plan", "sales", "--gpu", "rtx4090"),
+    )
+    for command in commands:
+        assert main(command) == 0
+        assert what in capsys.readouterr().out.replace("\n", " "), command
+    planned = plan_request(Request(expert="sales", gpu="rtx4090"))
+    findings = list(check_expert(probe_expert(planned, Path("runs"))))
+    assert any(what in finding.found and finding.status == "problem" for finding in findings)
+    Path("bare/vocab.json").write_text("{}")
+    assert main(("validate", "sales")) == 0
+    assert "AutoTokenizer.from_pretrained('bare').save_pretrained('bare')" in capsys.readouterr().out

@@ -304,6 +304,9 @@ def test_epoch_smaller_than_the_global_batch_is_planned_as_it_is(write_manifest:
     assert "so the global batch is about 20; 5 steps hardly learn: --set training.config.batch_size=1" in note
     assert decision(plan, "global batch").startswith("20 sequences of 4,096 tokens")
     assert "an epoch has no more sequences" in decision(plan, "global batch")
+    assert "as many as an epoch needs" in decision(plan, "batch split")
+    micro_steps = int(decision(plan, "batch split").split(" x ")[1].split()[0])
+    assert micro_steps == -(-20 // plan.batch.micro_batch_size) < plan.batch.gradient_accumulation_steps
     assert plan.batch.global_batch_size == 512
     assert plan.compile is None
     assert plan.speed.seconds_per_step is not None

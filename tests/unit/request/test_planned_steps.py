@@ -15,7 +15,7 @@ from launcher.launch.prepare_data import prepare_planned
 from launcher.request.request import PlannedRun, Request, plan_request
 
 SYSTEM_PROMPT = "You route support tickets of a shop. Answer with one JSON object and nothing else. " * 3
-WORDS = "order refund parcel invoice late broken password login address change please help since monday".split()
+WORDS = ["order", "refund", "parcel", "invoice", "late", "broken", "password", "login", "please", "since", "monday"]
 LORA = {"method": "sft", "adapter_type": "lora", "rank": 8, "alpha": 16, "target_modules": ["q_proj"]}
 
 
@@ -56,7 +56,9 @@ def count_trained_steps(planned: PlannedRun) -> int:
     return 2 * -(-store.audit.splits["train"].num_packs // 4)
 
 
-@pytest.mark.parametrize("config", [{"packing": True}, {"packing": False}, {"packing": True, "evaluation_strategy": "no"}])
+@pytest.mark.parametrize(
+    "config", [{"packing": True}, {"packing": False}, {"packing": True, "evaluation_strategy": "no"}]
+)
 def test_steps_are_exact_where_all_rows_are_read(tmp_path: Path, config: dict[str, Any]) -> None:
     file = write_expert(tmp_path, 300, **config)
     planned = plan_request(Request(expert=str(file), gpu="rtx4090"))
