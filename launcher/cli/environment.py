@@ -23,7 +23,9 @@ FLAGS: Mapping[str, str] = {
     "--join-timeout": "seconds that nodes wait for each other",
     "--partition": "Slurm partition",
     "--account": "Slurm account",
-    "--time-limit": "Slurm time limit",
+    "--time-limit": "time limit of a job",
+    "--image": "container image of jobs",
+    "--volume": "volume of jobs",
 }
 # Variables without a flag. Those of tests and between processes are never typed by hand.
 OTHERS = (
@@ -37,7 +39,12 @@ OTHERS = (
     "LAUNCHER_TRUST",
 )
 # A resumed run keeps its settings: only these flags belong to the call, not to the run.
-_CALL_FLAGS = frozenset({"--runs-dir", "--max-restarts", "--join-timeout", "--partition", "--account", "--time-limit"})
+_CALL_FLAGS = frozenset(
+    {
+        *("--runs-dir", "--max-restarts", "--join-timeout"),
+        *("--partition", "--account", "--time-limit", "--image", "--volume"),
+    }
+)
 
 
 def name_variable(flag: str) -> str:

@@ -180,6 +180,8 @@ _OTHER_NAMES = {
     **dict.fromkeys(("model", "base_model", "model_name", "model_name_or_path"), "--base NAME"),
     **dict.fromkeys(("steps", "num_steps"), "--max-steps N"),
     **dict.fromkeys(("gpu_count", "num_gpus"), "--gpus N"),
+    "slurm": "--on slurm",
+    **dict.fromkeys(("no_submit", "nosubmit"), "--dry-run"),
     **dict.fromkeys(("full", "full_finetune", "full_finetuning"), "--set training.config.adapter_type=full"),
 }
 

@@ -1,13 +1,17 @@
-"""Flags of one node of several, and of Slurm: which belong together, and the objects that they make."""
+"""Flags of one node of several, and of jobs: which belong together, and the objects that they make."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
 from typing import Literal
 
+from launcher.cli.environment import name_variable
 from launcher.core.errors import InputError, Problem
 from launcher.launch.nodes import Node
-from launcher.render import Rendezvous, SlurmOptions
+from launcher.render import JobOptions, Rendezvous
+from launcher.render.job import TARGETS, Target
 
 
 def make_node(arguments: argparse.Namespace) -> Node | None:
@@ -40,30 +44,80 @@ def _find_node_problems(arguments: argparse.Namespace) -> list[Problem]:
             "--join-timeout": arguments.join_timeout,
         }
         return _find_set(values, "requires --node-rank R, the rank of this node")
+    resumes = bool(arguments.resume)  # a run by its name: it has the number of nodes
     rules = (
-        (nodes == 1, "--node-rank", "it is for several nodes: give --nodes N too"),
+        (nodes == 1 and not resumes, "--node-rank", "it is for several nodes: give --nodes N too"),
         (nodes > 1 and rank >= nodes, "--node-rank", f"{rank} is not one of 0 to {nodes - 1}"),
         (arguments.rendezvous is None, "--rendezvous", "missing: HOST:PORT where node 0 listens"),
-        (arguments.run_id is None, "--run-id", "missing: the same id on all nodes"),
-        (arguments.slurm, "--slurm", "Slurm starts the nodes itself: omit --node-rank"),
+        (arguments.run_id is None and not resumes, "--run-id", "missing: the same id on all nodes"),
+        (arguments.on is not None, "--on", f"{arguments.on} starts the nodes itself: omit --node-rank"),
     )
     return [Problem(where=where, what=what) for is_broken, where, what in rules if is_broken]
 
 
-def make_slurm_options(arguments: argparse.Namespace) -> SlurmOptions | None:
-    """Return the options of a Slurm job; None without --slurm."""
-    values = {
-        "--partition": arguments.partition,
-        "--account": arguments.account,
-        "--time-limit": arguments.time_limit,
-        "--no-submit": arguments.no_submit or None,
-    }
-    if not arguments.slurm:
-        check_unset(values, "--slurm")
+# Flags of a job, the targets that use them, and how a message names those targets.
+_CONTAINERS: tuple[Target, ...] = ("skypilot", "kubernetes", "dstack")
+_JOB_FLAGS: dict[str, tuple[Target, ...]] = {
+    "--partition": ("slurm",),
+    "--account": ("slurm",),
+    "--time-limit": TARGETS,
+    "--image": _CONTAINERS,
+    "--volume": _CONTAINERS,
+    "--secrets": _CONTAINERS,
+    "--on-demand": ("skypilot", "dstack"),
+    "--workload": ("kubernetes",),
+}
+# What a volume may be, as a pattern and in words.
+_VOLUMES: dict[Target, tuple[str, str]] = {
+    "skypilot": ("[^/]+|[a-z0-9]+://.+", "a volume's name or a bucket's URL, such as s3://bucket"),
+    "kubernetes": ("[^/]+", "the name of a persistent volume claim"),
+    "dstack": ("[^/]+|/.+", "a volume's name or an absolute path on the nodes"),
+}
+
+
+def make_job_options(arguments: argparse.Namespace) -> JobOptions | None:
+    """Return the options of a job; None without --on."""
+    target: Target | None = arguments.on
+    values = {flag: getattr(arguments, flag.removeprefix("--").replace("-", "_")) or None for flag in _JOB_FLAGS}
+    # A variable such as LAUNCHER_IMAGE is for those jobs that use it.
+    typed = {flag: value for flag, value in values.items() if not os.environ.get(name_variable(flag))}
+    if target is None:
+        check_unset(typed, f"--on {{{','.join(TARGETS)}}}")
         return None
-    return SlurmOptions(
-        partition=arguments.partition, account=arguments.account, time_limit_seconds=arguments.time_limit
+    problems = [
+        Problem(where=flag, what=f"it is for --on {' or '.join(_JOB_FLAGS[flag])}")
+        for flag, value in typed.items()
+        if value is not None and target not in _JOB_FLAGS[flag]
+    ]
+    if target != "slurm":
+        problems += _find_container_problems(arguments, target)
+    if problems:
+        raise InputError(f"these flags do not fit --on {target}", tuple(problems))
+    return JobOptions(
+        target=target,
+        time_limit_seconds=arguments.time_limit,
+        partition=arguments.partition,
+        account=arguments.account,
+        image=arguments.image or "",
+        volume=arguments.volume or "",
+        secrets=tuple(arguments.secrets or ()),
+        spot=not arguments.on_demand,
+        workload=arguments.workload or "trainjob",
+        expert=arguments.expert,
     )
+
+
+def _find_container_problems(arguments: argparse.Namespace, target: Target) -> list[Problem]:
+    """List what the nodes would miss: packages, and a place that outlives them."""
+    image = "missing: the image that the nodes run; build and push the Dockerfile of this project"
+    pattern, kinds = _VOLUMES[target]
+    problems = [] if arguments.image else [Problem(where="--image", what=image)]
+    if arguments.volume is None:
+        what = f"missing: {kinds}, which keeps the checkpoints of a preempted run"
+        problems.append(Problem(where="--volume", what=what))
+    elif not re.fullmatch(pattern, arguments.volume):
+        problems.append(Problem(where="--volume", what=f"{arguments.volume!r} is not {kinds}"))
+    return problems
 
 
 def check_unset(values: dict[str, object], required: str) -> None:

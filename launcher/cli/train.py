@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.node_flags import check_unset, make_node, make_slurm_options
+from launcher.cli.node_flags import check_unset, make_job_options, make_node
 from launcher.cli.plan import print_plan
 from launcher.cli.progress import RowProgress
 from launcher.cli.run_lookup import add_runs_dir
@@ -23,17 +24,18 @@ from launcher.launch.console import Console
 from launcher.launch.nodes import Node, find_differences, find_run_to_join, wait_for_head
 from launcher.launch.restart import StartOptions, run_with_restarts
 from launcher.launch.resume import ResumedRun, check_unchanged, plan_resumed, rewrite_run
-from launcher.launch.slurm import check_sbatch, submit_job
 from launcher.launch.start import check_packages, check_startable
+from launcher.launch.submit import check_submit, describe_log, submit_job
 from launcher.launch.write_run import join_run, write_run
 from launcher.manifest.trust import check_trust, is_trust_granted, list_code
 from launcher.plan import load_plan
-from launcher.render import SlurmOptions
+from launcher.render import JobOptions
+from launcher.render.targets import make_submit_command
 from launcher.request.arguments import (
     add_node_arguments,
     add_request_arguments,
     add_resume_arguments,
-    add_slurm_arguments,
+    add_target_arguments,
     make_request,
 )
 from launcher.request.request import PlannedRun, describe_missing_judge, plan_request
@@ -50,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a training."""
     add_request_arguments(parser)
     add_node_arguments(parser)
-    add_slurm_arguments(parser)
+    add_target_arguments(parser)
     add_resume_arguments(parser)
     group = parser.add_argument_group("run")
     group.add_argument("--dry-run", action="store_true", help="write runs/<id>/ only; prepare and start nothing")
@@ -61,29 +63,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, resume, submit or only write a run."""
-    node, slurm = make_node(arguments), make_slurm_options(arguments)
+    node, job = make_node(arguments), make_job_options(arguments)
     if arguments.resume is not None:
-        return _resume(arguments, node, slurm)
+        return _resume(arguments, node, job)
     flags = {"--allow-changed-inputs": arguments.allow_changed_inputs or None, "--verify": arguments.verify or None}
     check_unset(flags, "--resume")
     planned = plan_request(make_request(arguments))
-    if arguments.dry_run or arguments.no_submit:
-        return _write_only(arguments, planned, node, slurm)
-    if slurm is not None:
-        return _submit_new(arguments, planned, slurm)
+    if job is not None:
+        job = _complete(job, planned, arguments)
+    if arguments.dry_run:
+        return _write_only(arguments, planned, node, job)
+    if job is not None:
+        return _submit_new(arguments, planned, job)
     return _train(arguments, planned, node)
 
 
-def _write_only(
-    arguments: argparse.Namespace, planned: PlannedRun, node: Node | None, slurm: SlurmOptions | None
-) -> int:
+def _write_only(arguments: argparse.Namespace, planned: PlannedRun, node: Node | None, job: JobOptions | None) -> int:
     rendezvous = None if node is None else node.rendezvous
     paths = write_run(
         planned,
         Path(arguments.runs_dir),
         arguments.run_id,
         rendezvous=rendezvous,
-        slurm=slurm,
+        job=job,
         script_args=_make_script_args(arguments),
     )
     if arguments.json:
@@ -91,33 +93,60 @@ def _write_only(
         return ExitCode.DONE
     print_plan(planned.plan)
     print(f"\nWritten to {paths.root}/: {', '.join(_list_files(paths))}")
-    if slurm is not None:
-        print(f"Nothing was submitted. In the project root on the cluster: sbatch {paths.slurm}")
+    if job is not None:
+        _print_submit_command(paths, job)
     else:
         print(f"Dry run: nothing was started. The command is in {paths.command}")
     return ExitCode.DONE
 
 
-def _submit_new(arguments: argparse.Namespace, planned: PlannedRun, slurm: SlurmOptions) -> int:
-    """Prepare the data here: GPU nodes should not wait for it, and often have no network."""
-    check_sbatch()
+def _submit_new(arguments: argparse.Namespace, planned: PlannedRun, job: JobOptions) -> int:
+    runs_dir = Path(arguments.runs_dir)
+    check_submit(RunPaths(runs_dir / (arguments.run_id or "RUN")), job)
     check_trust(list_code(planned.loaded.manifest), planned.loaded.path)
-    check_packages(planned.plan)
-    check_run_id(Path(arguments.runs_dir), arguments.run_id)
+    if job.target == "slurm":
+        check_packages(planned.plan)
+    check_run_id(runs_dir, arguments.run_id)
     _print_plan(arguments, planned)
-    prepare(planned)
-    script_args = _make_script_args(arguments)
-    paths = write_run(planned, Path(arguments.runs_dir), arguments.run_id, slurm=slurm, script_args=script_args)
-    return _submit(arguments, paths)
+    if job.target == "slurm":
+        prepare(planned)  # here: GPU nodes should not wait for it, and often have no network
+    paths = write_run(planned, runs_dir, arguments.run_id, job=job, script_args=_make_script_args(arguments))
+    return _submit(arguments, paths, job)
 
 
-def _submit(arguments: argparse.Namespace, paths: RunPaths) -> int:
-    job = submit_job(paths)
+def _submit(arguments: argparse.Namespace, paths: RunPaths, job: JobOptions) -> int:
+    name = submit_job(paths, job)
     if arguments.json:
-        _print_json(paths, None, {"job_id": job})
+        _print_json(paths, None, {"job_id": name})
     else:
-        print(f"submitted job {job}; its log: {paths.logs}/slurm-{job}.log\nrun directory: {paths.root}")
+        print(f"submitted job {name}; {describe_log(paths, job, name)}\nrun directory: {paths.root}")
     return ExitCode.DONE
+
+
+def _complete(job: JobOptions, planned: PlannedRun, arguments: argparse.Namespace) -> JobOptions:
+    """Add what the nodes need besides the plan: the expert's folder, and flags of this call."""
+    if arguments.verify:
+        raise InputError("--verify trains recorded steps again on this machine: it cannot be used with --on")
+    if job.target == "slurm":
+        return job
+    if planned.plan.hardware.gpu is None and planned.request.cpu_ranks_per_node is None:
+        raise InputError(
+            f"--on {job.target}: this machine has no GPU, and the plan is for this machine",
+            hint="name the GPUs of the nodes, such as --gpu h100 --gpus 8 --nodes 2",
+        )
+    manifest = planned.loaded.path
+    is_installed = manifest.is_absolute() and not Path(planned.request.expert).is_absolute()  # the image has it, too
+    return replace(
+        job,
+        expert=planned.request.expert,
+        expert_folder="" if is_installed else str(manifest.parent),
+        flags=_make_script_args(arguments),
+    )
+
+
+def _print_submit_command(paths: RunPaths, job: JobOptions) -> None:
+    where = "In the project root on the cluster" if job.target == "slurm" else "In this folder"
+    print(f"Nothing was submitted. {where}: {shlex.join(make_submit_command(paths, job))}")
 
 
 def _train(arguments: argparse.Namespace, planned: PlannedRun, node: Node | None) -> int:
@@ -161,7 +190,7 @@ def _start(
     return ExitCode.RUN_FAILED if outcome.exit_code is None else outcome.exit_code
 
 
-def _resume(arguments: argparse.Namespace, node: Node | None, slurm: SlurmOptions | None) -> int:
+def _resume(arguments: argparse.Namespace, node: Node | None, job: JobOptions | None) -> int:
     name = arguments.resume or arguments.run_id or ""
     resumed = plan_resumed(Path(arguments.runs_dir), name, make_request(arguments))
     if not arguments.dry_run:
@@ -173,26 +202,29 @@ def _resume(arguments: argparse.Namespace, node: Node | None, slurm: SlurmOption
         check_unchanged(resumed)
     log.info(resumed.describe())
     check_unlocked(resumed.paths)
+    if job is not None:
+        return _resume_job(arguments, resumed, job)
     if arguments.dry_run:
         _print_plan(arguments, resumed.planned)
         print("Dry run: nothing was written or started.")
         return ExitCode.DONE
-    return _resume_slurm(arguments, resumed, slurm) if slurm is not None else _resume_here(arguments, resumed, node)
+    return _resume_here(arguments, resumed, node)
 
 
-def _resume_slurm(arguments: argparse.Namespace, resumed: ResumedRun, slurm: SlurmOptions) -> int:
-    if not arguments.no_submit:
-        check_sbatch()
-        check_packages(resumed.planned.plan)
+def _resume_job(arguments: argparse.Namespace, resumed: ResumedRun, job: JobOptions) -> int:
+    job = _complete(job, resumed.planned, arguments)
+    if not arguments.dry_run:
+        check_submit(resumed.paths, job)
+        if job.target == "slurm":
+            check_packages(resumed.planned.plan)
     _print_plan(arguments, resumed.planned)
-    if arguments.verify:
-        raise InputError("--verify trains recorded steps again on this machine: it cannot be used with --slurm")
-    rewrite_run(resumed, slurm=slurm, script_args=_make_script_args(arguments))
-    if arguments.no_submit:
-        print(f"Nothing was submitted. In the project root on the cluster: sbatch {resumed.paths.slurm}")
+    rewrite_run(resumed, job=job, script_args=_make_script_args(arguments))
+    if arguments.dry_run:
+        _print_submit_command(resumed.paths, job)
         return ExitCode.DONE
-    prepare(resumed.planned)
-    return _submit(arguments, resumed.paths)
+    if job.target == "slurm":
+        prepare(resumed.planned)
+    return _submit(arguments, resumed.paths, job)
 
 
 def _resume_here(arguments: argparse.Namespace, resumed: ResumedRun, node: Node | None) -> int:

@@ -69,6 +69,18 @@ class RunPaths:
         return self.root / "slurm.sbatch"
 
     @property
+    def skypilot(self) -> Path:
+        return self.root / "skypilot.yaml"
+
+    @property
+    def kubernetes(self) -> Path:
+        return self.root / "kubernetes.yaml"
+
+    @property
+    def dstack(self) -> Path:
+        return self.root / "train.dstack.yml"  # dstack requires the suffix
+
+    @property
     def outcome(self) -> Path:
         return self.root / "outcome.json"
 

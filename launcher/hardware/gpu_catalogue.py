@@ -121,6 +121,14 @@ def lookup_gpu(name: str) -> Gpu:
     )
 
 
+def list_product_names(gpu: Gpu) -> tuple[str, ...]:
+    """Return the names under which a driver may report a GPU, as the label `nvidia.com/gpu.product` of Kubernetes."""
+    further = next((row["names"].split("|") for row in TABLE if row["key"] == gpu.key), [])
+    names = dict.fromkeys(filter(None, (gpu.title, *further, gpu.key.upper())))
+    brand = "" if gpu.title.startswith("Tesla") else "NVIDIA-"
+    return tuple(brand + name.replace(" ", "-") for name in names)
+
+
 def _list_similar(name: str) -> list[str]:
     """Return the keys of the three most similar GPUs, the nearest first."""
     wanted = _tokenize(name)

@@ -14,7 +14,7 @@ from launcher.manifest import find_manifest
 from launcher.manifest.trust import list_code
 from launcher.plan import load_plan
 from launcher.plan.resume_identity import collect_learning_settings, find_changed_settings
-from launcher.render import Rendezvous, SlurmOptions
+from launcher.render import JobOptions, Rendezvous
 from launcher.request.request import PlannedRun, Request, load_request, merge_requests, plan_request
 from launcher.request.run_directory import find_run_to_resume
 from launcher.runs.checkpoints import find_newest
@@ -76,7 +76,7 @@ def rewrite_run(
     resumed: ResumedRun,
     *,
     rendezvous: Rendezvous | None = None,
-    slurm: SlurmOptions | None = None,
+    job: JobOptions | None = None,
     script_args: Sequence[str] = (),
 ) -> None:
     """Write the files of the new plan; the replaced plan is kept in logs/."""
@@ -86,4 +86,4 @@ def rewrite_run(
         outcome = load_outcome(paths.outcome)
         number = 1 if outcome is None else max(1, len(outcome.attempts))
         write_text_atomically(paths.logs / f"plan-of-attempt-{number}.json", before)
-    write_run_files(resumed.planned, paths, rendezvous=rendezvous, slurm=slurm, script_args=script_args)
+    write_run_files(resumed.planned, paths, rendezvous=rendezvous, job=job, script_args=script_args)

@@ -59,7 +59,7 @@ def check_startable(plan: Plan, node: Node | None = None) -> None:
     if planned.nodes > 1 and node is None:
         raise InputError(
             f"this plan is for {format_hardware(planned)}; `launcher train` starts one node",
-            hint=f"on each of them: {JOIN_FLAGS}; --slurm submits it to Slurm; "
+            hint=f"on each of them: {JOIN_FLAGS}; --on slurm|skypilot|kubernetes|dstack submits it; "
             "--dry-run writes the files: submit slurm.sbatch, or run command.txt on every node",
         )
     if node is not None:
@@ -161,7 +161,9 @@ def _render_commands(
 
 
 def _make_environment(command: Command, console: Console, inherited: Mapping[str, str]) -> dict[str, str]:
-    environment = make_child_environment({**inherited, **command.environment})
+    # Kubeflow Trainer sets PET_* for torchrun, which would take them as defaults of flags that are not ours.
+    kept = {name: value for name, value in inherited.items() if not name.startswith("PET_")}
+    environment = make_child_environment({**kept, **command.environment})
     environment.setdefault("PYTHONUNBUFFERED", "1")  # a pipe is block-buffered
     environment.pop(LAUNCHER_TERMINAL, None)
     if console.columns is not None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from launcher.core.errors import InputError
 from launcher.core.run_paths import RunPaths, removed_on_failure, write_files
 from launcher.launch.nodes import Node, find_run_to_join
-from launcher.render import TRAIN_SCRIPT, Rendezvous, SlurmOptions, render, render_slurm
+from launcher.render import TRAIN_SCRIPT, JobOptions, Rendezvous, render, render_slurm
+from launcher.render.targets import render_job
 from launcher.request.request import PlannedRun
 from launcher.request.run_directory import create_run_directory, input_texts
 
@@ -20,13 +21,13 @@ def write_run(
     run_id: str | None,
     *,
     rendezvous: Rendezvous | None = None,
-    slurm: SlurmOptions | None = None,
+    job: JobOptions | None = None,
     script_args: Sequence[str] = (),
 ) -> RunPaths:
-    """Create runs/<id>/ with the inputs, the plan and the command; with `slurm`, a Slurm script for one node too."""
+    """Create runs/<id>/ with the inputs, the plan and the command; with `job`, also its file."""
     paths = create_run_directory(planned, runs_dir, run_id)
     with removed_on_failure(paths):
-        write_run_files(planned, paths, rendezvous=rendezvous, slurm=slurm, script_args=script_args)
+        write_run_files(planned, paths, rendezvous=rendezvous, job=job, script_args=script_args)
     return paths
 
 
@@ -35,17 +36,18 @@ def write_run_files(
     paths: RunPaths,
     *,
     rendezvous: Rendezvous | None = None,
-    slurm: SlurmOptions | None = None,
+    job: JobOptions | None = None,
     script_args: Sequence[str] = (),
 ) -> None:
     """Write all files of a run; plan.json last, so that nodes that share the directory know when it is complete."""
     script = find_train_script()
     texts = input_texts(planned, paths)
-    texts |= render(planned.plan, paths, rendezvous=rendezvous, script=script, slurm=slurm)
-    if slurm is not None:
-        texts[paths.slurm.name] = render_slurm(
-            planned.plan, paths, options=slurm, script=script, script_args=script_args
-        )
+    texts |= render(planned.plan, paths, rendezvous=rendezvous, script=script)
+    if job is not None and job.target == "slurm":
+        texts[paths.slurm.name] = render_slurm(planned.plan, paths, options=job, script=script, script_args=script_args)
+    elif job is not None:
+        texts.pop(paths.slurm.name, None)
+        texts |= render_job(planned.plan, paths, job, texts)
     plan = {paths.plan.name: texts.pop(paths.plan.name)}
     write_files(paths.root, texts | plan)
 

@@ -9,15 +9,16 @@ from launcher.plan.model import Plan
 from launcher.render.accelerate import render_accelerate
 from launcher.render.command import TRAIN_SCRIPT, Command, format_command, render_command
 from launcher.render.deepspeed import render_deepspeed
+from launcher.render.job import JobOptions
 from launcher.render.rendezvous import Rendezvous, Verbatim
-from launcher.render.slurm import SlurmOptions, render_slurm
+from launcher.render.slurm import render_slurm
 from launcher.render.spec import make_launch_spec
 
 __all__ = [
     "TRAIN_SCRIPT",
     "Command",
+    "JobOptions",
     "Rendezvous",
-    "SlurmOptions",
     "format_command",
     "render",
     "render_accelerate",
@@ -39,7 +40,6 @@ def render(
     machine_rank: int | None = None,
     script: str = TRAIN_SCRIPT,
     script_args: Sequence[str] = (),
-    slurm: SlurmOptions | None = None,
 ) -> dict[str, str]:
     """Return the files of the run directory by name. Paths in them are relative to the project root (see RunPaths)."""
     spec = make_launch_spec(plan)
@@ -49,7 +49,7 @@ def render(
         texts[paths.deepspeed.name] = render_deepspeed(plan)
     if spec.num_nodes > 1:
         rendezvous = rendezvous or ASK_FOR_HEAD
-        texts[paths.slurm.name] = render_slurm(plan, paths, options=slurm, script=script, script_args=script_args)
+        texts[paths.slurm.name] = render_slurm(plan, paths, script=script, script_args=script_args)
     rank = ASK_FOR_RANK if machine_rank is None and spec.num_nodes > 1 else machine_rank or 0
     command = render_command(
         plan, paths, rendezvous=rendezvous, machine_rank=rank, script=script, script_args=script_args

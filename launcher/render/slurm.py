@@ -6,17 +6,13 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from launcher.core.errors import ExitCode
 from launcher.core.run_paths import RunPaths
 from launcher.plan.model import Plan
 from launcher.render.command import TRAIN_SCRIPT, format_words, join_lines, render_command
+from launcher.render.job import JobOptions, decide_time_limit
 from launcher.render.rendezvous import Rendezvous, Verbatim
-
-TIME_MARGIN = 1.5  # estimates are off by tens of percent, and a job that hits its limit has to queue again
-START_UP_SECONDS = 30 * 60  # downloads, compilation, evaluation, checkpoints: not in the estimate
-TIME_STEP_SECONDS = 10 * 60
 
 HEAD_NODE = r"""# Node names need not resolve; the controller knows an address.
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
@@ -48,26 +44,16 @@ exit "$status"
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SlurmOptions:
-    """Options of the cluster that are not part of a plan."""
-
-    partition: str | None = None
-    account: str | None = None
-    time_limit_seconds: int | None = None  # None: from the plan's estimate
-    warning_seconds: int = 120  # before the limit; Slurm may send it up to a minute early
-
-
 def render_slurm(
     plan: Plan,
     paths: RunPaths,
     *,
-    options: SlurmOptions | None = None,
+    options: JobOptions | None = None,
     script: str = TRAIN_SCRIPT,
     script_args: Sequence[str] = (),
 ) -> str:
     """Return the sbatch script of a plan."""
-    options = options or SlurmOptions()
+    options = options or JobOptions()
     head = Rendezvous(host=Verbatim('"$head_address"'), port=Verbatim('"$port"'))
     command = render_command(
         plan, paths, rendezvous=head, machine_rank=None, script=script, script_args=script_args, accelerate=()
@@ -83,9 +69,9 @@ def render_slurm(
     return "\n".join(parts)
 
 
-def make_directives(plan: Plan, paths: RunPaths, options: SlurmOptions) -> str:
+def make_directives(plan: Plan, paths: RunPaths, options: JobOptions) -> str:
     """Return the #SBATCH lines."""
-    seconds = options.time_limit_seconds or estimate_time_limit(plan)
+    seconds = decide_time_limit(plan, options)
     values: dict[str, object] = {
         "account": options.account,
         "cpus-per-task": None if plan.hardware.is_host_assumed else plan.hardware.cpu_cores_per_node,
@@ -103,14 +89,6 @@ def make_directives(plan: Plan, paths: RunPaths, options: SlurmOptions) -> str:
     whole = ["--exclusive"] if plan.hardware.is_host_assumed else []
     words = ["--requeue", *whole, *(f"--{name}={value}" for name, value in values.items() if value is not None)]
     return "".join(f"#SBATCH {shlex.quote(word)}\n" for word in sorted(words))
-
-
-def estimate_time_limit(plan: Plan) -> int | None:
-    """Return the time limit; None without an estimate, so that the partition's limit applies."""
-    if plan.speed.total_seconds is None:
-        return None
-    seconds = plan.speed.total_seconds * TIME_MARGIN + START_UP_SECONDS
-    return math.ceil(seconds / TIME_STEP_SECONDS) * TIME_STEP_SECONDS
 
 
 def format_time_limit(seconds: int) -> str:

@@ -204,19 +204,36 @@ def add_node_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_slurm_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add flags for a Slurm job."""
-    group = parser.add_argument_group("Slurm")
-    group.add_argument("--slurm", action="store_true", help="write slurm.sbatch and submit it")
-    group.add_argument("--partition", type=types.slurm_name, metavar="NAME", help="default: the cluster's")
-    group.add_argument("--account", type=types.slurm_name, metavar="NAME", help="default: yours")
+def add_target_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add flags of a job that another system starts."""
+    from launcher.render.job import TARGETS, WORKLOADS
+
+    group = parser.add_argument_group("launch target (default: this machine)")
+    group.add_argument("--on", choices=TARGETS, help="write the job file and submit it; --dry-run only writes it")
     group.add_argument(
         "--time-limit",
         type=types.time_limit,
         metavar="HH:MM:SS",
         help="default: from the plan's estimate; D-HH:MM:SS too",
     )
-    group.add_argument("--no-submit", action="store_true", help="write the files only, to submit them elsewhere")
+    group.add_argument("--partition", type=types.slurm_name, metavar="NAME", help="Slurm (default: the cluster's)")
+    group.add_argument("--account", type=types.slurm_name, metavar="NAME", help="Slurm (default: yours)")
+    group.add_argument("--image", type=types.image, metavar="NAME:TAG", help="container image; not for Slurm")
+    group.add_argument(
+        "--volume",
+        type=types.volume,
+        metavar="NAME",
+        help="where runs, prepared data and downloads are kept: a persistent volume, a bucket (SkyPilot: s3://...) "
+        "or a path on the nodes (dstack); not for Slurm",
+    )
+    group.add_argument(
+        "--secrets",
+        type=types.variable_names,
+        metavar="NAMES",
+        help="names of variables in the platform's secret store: HF_TOKEN,WANDB_API_KEY; not for Slurm",
+    )
+    group.add_argument("--on-demand", action="store_true", help="SkyPilot and dstack: no spot instances")
+    group.add_argument("--workload", choices=WORKLOADS, help="Kubernetes (default trainjob, of Kubeflow Trainer)")
 
 
 def make_request(arguments: argparse.Namespace) -> Request:

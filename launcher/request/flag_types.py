@@ -16,6 +16,9 @@ _MAX_PORT = 65535
 _MAX_PROFILED_STEPS = 50
 _TIME_LIMIT = re.compile(r"^(?:(\d{1,3})-)?(\d{1,3}):([0-5]\d):([0-5]\d)$")
 # What sbatch accepts as a partition or an account, and nothing that could end a line of its script.
+_IMAGE = re.compile(r"^[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|@sha256:[0-9a-f]{64})$")
+_VOLUME = re.compile(r"^([a-z0-9]+:/)?[/A-Za-z0-9][A-Za-z0-9._/-]*$")
+_VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 _SLURM_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.,@+-]*$")
 _CURRENCIES = {"$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY"}
 _CURRENCY = r"([$€£¥]|[a-z]{3})?\s*"
@@ -156,6 +159,33 @@ def slurm_name(text: str) -> str:
     if not _SLURM_NAME.match(text):
         raise argparse.ArgumentTypeError(f"{_quote(text)} is not a valid Slurm name")
     return text
+
+
+def image(text: str) -> str:
+    """Check a container image. It needs a tag: the image must be the same when a preempted run resumes."""
+    if not _IMAGE.match(text) or text.endswith(":latest"):
+        raise argparse.ArgumentTypeError(
+            f"{_quote(text)} is not an image with a tag (other than latest) or digest, such as ghcr.io/me/launcher:1.0"
+        )
+    return text
+
+
+def volume(text: str) -> str:
+    """Check a volume's name, a bucket's URL or a path."""
+    if not _VOLUME.match(text):
+        raise argparse.ArgumentTypeError(f"{_quote(text)} is not the name of a volume, the URL of a bucket or a path")
+    return text
+
+
+def variable_names(text: str) -> list[str]:
+    """Parse names of environment variables separated by commas."""
+    names = word_list(text)
+    for name in names:
+        if not _VARIABLE.match(name):  # not quoted: it may contain the secret
+            raise argparse.ArgumentTypeError(
+                "give only the names of variables, separated by commas; their values belong in the platform's store"
+            )
+    return names
 
 
 def word_list(text: str) -> list[str]:

@@ -17,7 +17,7 @@ _GENERATED = {"CLI.md", "EXPERT_FORMAT.md"}
 _PLACEHOLDER = re.compile(r"^(?:[A-Z]{1,9}…?|…|\.\.\.)$")
 # Commands that take a second and need no torch.
 _QUICK_VERBS = {"validate", "plan", "schema", "data", "compare", "report", "new"}
-_QUICK_FLAGS = {"--dry-run", "--no-submit", "--list", "--offline"}
+_QUICK_FLAGS = {"--dry-run", "--list", "--offline"}
 
 
 def all_commands() -> list[Piece]:

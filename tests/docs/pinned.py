@@ -66,7 +66,7 @@ PINNED = {
     "tests/distributed/test_plain_accelerate_launch.py has CPU ranks",
     "launcher train neo4j --nodes 2 --node-rank 0 --rendezvous HOST:29500 --run-id a": "waits for a second node; "
     "tests/distributed/test_preflight.py has two",
-    "launcher train neo4j --gpu h100 --gpus 8 --nodes 2 --slurm": "needs Slurm; tests/slurm has one",
+    "launcher train neo4j --gpu h100 --gpus 8 --nodes 2 --on slurm": "needs Slurm; tests/slurm has one",
     "launcher rehearse neo4j --gpu h100 --gpus 8 --nodes 2": "minutes of CPU ranks; tests/distributed/test_matrix.py "
     "rehearses each strategy",
     "launcher train neo4j --wandb-project experts --wandb-entity team --wandb-tags nightly,lora --wandb-notes "
@@ -108,6 +108,9 @@ RECORDS = {"STATUS.md"}
 # Programs of other projects, whose flags are not checked.
 FOREIGN = {
     "docker": "needs a daemon; tests/release lints the Dockerfile",
+    "sky": "starts cloud instances; tests/targets parses the file and runs its script",
+    "kubectl": "needs a cluster; tests/targets parses the file and runs its script",
+    "dstack": "needs a server; tests/targets parses the file and runs its script",
     "wandb": "tests/tracking reads runs with it",
     "vllm": "needs a GPU and a large package; tests/training/export loads the same folders with transformers and PEFT",
     "llama.cpp/convert_hf_to_gguf.py": "needs llama.cpp",

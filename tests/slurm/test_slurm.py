@@ -1,4 +1,4 @@
-"""`launcher train --slurm` on a real Slurm: two nodes, the signal before the time limit, requeue, equal adapters."""
+"""`launcher train --on slurm` on a real Slurm: two nodes, the signal before the time limit, requeue, equal adapters."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Harness:
 def submit(cluster: Cluster, harness: Harness, manifest: Path, run_id: str) -> tuple[str, RunPaths]:
     """Submit a job as a user does, from the project root."""
     command = [
-        *(sys.executable, "-m", "launcher", "train", str(manifest), "--profile", "full", "--slurm", "--json"),
+        *(sys.executable, "-m", "launcher", "train", str(manifest), "--profile", "full", "--on", "slurm", "--json"),
         *("--nodes", "2", "--cpu-ranks", "1", "--cores", "2", "--strategy", "ddp", "--time-limit", "01:00:00"),
         *("--runs-dir", str(harness.runs), "--run-id", run_id),
     ]

@@ -90,7 +90,7 @@ def train(folder: Path, *flags: str) -> int:
         (("--rendezvous", "node0:0"), "'node0:0': a port is a number from 1 to 65535"),
         (("--rendezvous", "node0:65536"), "'node0:65536': a port is a number from 1 to 65535"),
         (("--node-rank", "1", "--nodes", "1"), "--node-rank: it is for several nodes: give --nodes N too"),
-        (("--node-rank", "1", "--slurm"), "--slurm: Slurm starts the nodes itself"),
+        (("--node-rank", "1", "--on", "slurm"), "--on: slurm starts the nodes itself"),
         (
             ("--node-rank", "1", "--rendezvous", "nowhere.invalid:29500", "--run-id", "a"),
             "--rendezvous nowhere.invalid:29500: the host cannot be found",
@@ -361,7 +361,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
-SLURM = (*TWO_NODES, "--slurm", "--run-id", "a")
+SLURM = (*TWO_NODES, "--on", "slurm", "--run-id", "a")
 
 
 @pytest.mark.usefixtures("slurm")
@@ -380,7 +380,9 @@ def test_job_is_submitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.usefixtures("slurm")
 def test_job_of_one_node_is_submitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(tmp_path, "--profile", "smoke", "--gpu", "h100", "--slurm", "--run-id", "a", "--json", *SHORT) == 0
+    assert (
+        train(tmp_path, "--profile", "smoke", "--gpu", "h100", "--on", "slurm", "--run-id", "a", "--json", *SHORT) == 0
+    )
     summary = json.loads(capsys.readouterr().out)
     assert (summary["job_id"], summary["started"]) == ("4242", False)
     script = tmp_path / "runs/a/slurm.sbatch"
@@ -405,10 +407,10 @@ def test_missing_sbatch_is_refused_before_data_is_prepared(
     monkeypatch.setenv("LAUNCHER_DATA_DIR", str(tmp_path / "data"))
     assert train(tmp_path, *SLURM) == 2
     errors = capsys.readouterr().err
-    assert "sbatch is not on the PATH of this machine\nhint: --no-submit writes the run directory" in errors
+    assert "sbatch is not on the PATH of this machine\nhint: --dry-run writes the run directory" in errors
     assert not (tmp_path / "runs").exists()
     assert not (tmp_path / "data").exists()
-    assert train(tmp_path, *SLURM, "--no-submit") == 0
+    assert train(tmp_path, *SLURM, "--dry-run") == 0
     assert (tmp_path / "runs/a/slurm.sbatch").is_file()
     assert not (tmp_path / "data").exists()
     assert f"sbatch {tmp_path}/runs/a/slurm.sbatch" in capsys.readouterr().out
@@ -418,21 +420,40 @@ def test_missing_sbatch_is_refused_before_data_is_prepared(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--partition", "p"), "--partition: requires --slurm"),
-        (("--no-submit",), "--no-submit: requires --slurm"),
-        (("--slurm", "--time-limit", "90"), "'90' is not a time limit"),
-        (("--slurm", "--time-limit", "00:00:00"), "'00:00:00' is not a time limit"),
-        (("--slurm", "--time-limit", "01:60:00"), "'01:60:00' is not a time limit"),
-        (("--slurm", "--partition", "a\n#SBATCH --uid=0"), "is not a valid Slurm name"),
-        (("--slurm", "--account=-x"), "is not a valid Slurm name"),
+        (("--partition", "p"), "--partition: requires --on {slurm,skypilot,kubernetes,dstack}"),
+        (("--image", "a:1"), "--image: requires --on"),
+        (("--slurm", "--no-submit"), "unrecognized arguments: --slurm --no-submit\nhint: write --on slurm --dry-run"),
+        (("--on", "slurm", "--image", "a:1"), "--image: it is for --on skypilot or kubernetes or dstack"),
+        (("--on", "skypilot", "--partition", "p"), "--partition: it is for --on slurm"),
+        (("--on", "kubernetes", "--on-demand"), "--on-demand: it is for --on skypilot or dstack"),
+        (("--on", "dstack", "--workload", "job"), "--workload: it is for --on kubernetes"),
+        (("--on", "dstack"), "--image: missing: the image that the nodes run"),
+        (("--on", "kubernetes", "--image", "a:1"), "--volume: missing: the name of a persistent volume claim, which"),
+        (("--on", "kubernetes", "--image", "a:1", "--volume", "s3://a"), "--volume: 's3://a' is not the name of a"),
+        (("--on", "dstack", "--image", "a:1", "--volume", "s3://a"), "--volume: 's3://a' is not a volume's name or an"),
+        (("--on", "skypilot", "--image", "a:1", "--volume", "/a"), "--volume: '/a' is not a volume's name or a bucket"),
+        (("--on", "skypilot", "--image", "a"), "'a' is not an image with a tag"),
+        (("--on", "skypilot", "--image", "a:latest"), "'a:latest' is not an image with a tag (other than latest)"),
+        (("--on", "skypilot", "--image", "a:1\nb: 2"), "is not an image with a tag"),
+        (("--on", "skypilot", "--volume", "a: b"), "'a: b' is not the name of a volume"),
+        (("--on", "skypilot", "--secrets", "HF_TOKEN=hf_abc"), "give only the names of variables"),
+        (("--on", "airflow"), "invalid choice: 'airflow'"),
+        (("--on", "slurm", "--time-limit", "90"), "'90' is not a time limit"),
+        (("--on", "slurm", "--time-limit", "00:00:00"), "'00:00:00' is not a time limit"),
+        (("--on", "slurm", "--time-limit", "01:60:00"), "'01:60:00' is not a time limit"),
+        (("--on", "slurm", "--partition", "a\n#SBATCH --uid=0"), "is not a valid Slurm name"),
+        (("--on", "slurm", "--account=-x"), "is not a valid Slurm name"),
     ],
 )
-def test_invalid_slurm_flags_are_refused(
+def test_invalid_job_flags_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], said: str
 ) -> None:
     assert train(tmp_path, *TWO_NODES, *flags) == 2
-    assert said in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert said in errors
+    assert "hf_abc" not in errors
     assert not (tmp_path / "called").exists()
+    assert not (tmp_path / "runs").exists()
 
 
 def test_node_keeps_the_record_only_if_rank_0_runs_there() -> None:

@@ -43,7 +43,7 @@ def test_every_command_is_documented() -> None:
     text = (ROOT / "docs/CLI.md").read_text(encoding="utf-8")
     help_texts = make_parser().format_help()
     assert all(f"`launcher {verb}" in text for verb in re.findall(r"^    (\w+) ", help_texts, flags=re.MULTILINE))
-    for flag in ("--max-steps", "--slurm", "--vary", "--against", "--hang-timeout"):
+    for flag in ("--max-steps", "--on", "--vary", "--against", "--hang-timeout"):
         assert f"`{flag}" in text
     assert "--cpu-ranks" not in text  # for tests and rehearsals
 

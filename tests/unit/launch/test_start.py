@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 
 import pytest
 
 from launcher.core.errors import InputError
+from launcher.launch.console import Console
+from launcher.launch.start import _make_environment
 from launcher.launch.write_run import write_run
 from launcher.manifest import load_manifest
 from launcher.plan import Plan
+from launcher.render import Command
 from launcher.request.request import PlannedRun, Request, plan_request
 from tests.conftest import WriteManifest, expert_manifests, published_manifests
 
@@ -33,6 +37,16 @@ def test_run_directory_can_be_loaded(manifest: Path, tmp_path: Path) -> None:
     assert load_manifest(run.manifest).manifest == first.loaded.manifest
     assert without_folder(planned(run.manifest).plan) == without_folder(first.plan)
     assert Plan.model_validate_json(run.plan.read_text()) == first.plan
+
+
+def test_torchrun_variables_of_a_platform_are_dropped() -> None:
+    """Kubeflow Trainer sets them for torchrun; the nodes' flags are ours."""
+    command = Command(argv=("x",), environment={"PET_RDZV_ID": "ours", "OMP_NUM_THREADS": "1"})
+    inherited = {"PET_NNODES": "7", "PET_RDZV_ID": "theirs", "HOME": "/h"}
+    console = Console(stdout=io.BytesIO(), stderr=io.BytesIO(), columns=None)
+    environment = _make_environment(command, console, inherited)
+    assert {name: value for name, value in environment.items() if name.startswith("PET_")} == {"PET_RDZV_ID": "ours"}
+    assert environment["HOME"] == "/h"
 
 
 def test_runs_of_the_same_second_are_numbered(tmp_path: Path, write_manifest: WriteManifest) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from launcher.core.run_paths import RunPaths
 from launcher.plan.model import Plan
-from launcher.render import SlurmOptions, render_slurm
+from launcher.render import JobOptions, render_slurm
 
 pytestmark = pytest.mark.process
 
@@ -66,7 +66,7 @@ def test_directives_come_before_the_first_command(script: str) -> None:
 
 
 def test_site_options_are_rendered(make_plan: MakePlan, paths: RunPaths) -> None:
-    options = SlurmOptions(partition="gpu", account="lab 7", time_limit_seconds=90_000, warning_seconds=300)
+    options = JobOptions(partition="gpu", account="lab 7", time_limit_seconds=90_000, warning_seconds=300)
     plan = make_plan(strategy="ddp", gpus=8, nodes=2)
     found = directives(render_slurm(plan, paths, options=options))
     assert {"--partition=gpu", "'--account=lab 7'", "--time=1-01:00:00", "--signal=USR1@300"} <= set(found)

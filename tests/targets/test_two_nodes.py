@@ -1,0 +1,91 @@
+"""The scripts in job files, run on two nodes of this machine: trained, stopped by the platform's signal, resumed."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.core.metrics import TRAIN_LOSS, load_metrics
+from launcher.core.run_paths import RunPaths
+from launcher.runs.record import load_outcome
+from tests.conftest import ROOT
+from tests.targets.jobs import TARGETS, Loopback, write_job
+from tests.unit.cli.test_nodes import TWO_NODES
+from tests.unit.standins import wait_until
+
+NUM_STEPS = 40
+StartNodes = Callable[..., Loopback]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StartNodes]:
+    made: list[Loopback] = []
+    monkeypatch.chdir(ROOT)
+
+    def make(target: str, steps: int, name: str = "cluster") -> Loopback:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        flags = (*TWO_NODES, "--max-steps", str(steps), "--time-limit", "01:00:00")
+        file = write_job(tmp_path / f"runs-{name}", target, *flags)
+        made.append(Loopback(folder=tmp_path / name, target=target, file=file, port=port))
+        return made[-1]
+
+    yield make
+    for loopback in made:
+        loopback.close()
+
+
+def count_steps(paths: RunPaths) -> int:
+    return len(load_metrics(paths.metrics)) if paths.metrics.exists() else 0
+
+
+def read_status(paths: RunPaths) -> tuple[str, int | None, int]:
+    outcome = load_outcome(paths.outcome)
+    assert outcome is not None
+    return outcome.status, outcome.exit_code, outcome.steps_done
+
+
+@pytest.mark.process
+def test_rendered_script_trains_on_two_nodes(nodes: StartNodes) -> None:
+    cluster = nodes("skypilot", 2)
+    cluster.start()
+    codes, errors = cluster.wait()
+    assert codes == [0, 0], errors
+    assert read_status(cluster.paths) == ("done", 0, 2)
+    assert (cluster.paths.adapter / "adapter_model.safetensors").is_file()
+    assert not list(cluster.paths.root.parent.glob("first.*")), "copies of the run directory are removed"
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_preempted_nodes_resume_to_the_same_bytes(nodes: StartNodes, target: str) -> None:
+    undisturbed = nodes(target, NUM_STEPS, "undisturbed")
+    undisturbed.start()
+    codes, errors = undisturbed.wait()
+    assert codes == [0, 0], errors
+
+    cluster = nodes(target, NUM_STEPS)
+    cluster.start()
+    wait_until(lambda: count_steps(cluster.paths) >= 3, 300)
+    cluster.stop()
+    codes, errors = cluster.wait()
+    assert codes == [75, 75], errors
+    status, code, saved = read_status(cluster.paths)
+    assert (status, code) == ("stopped", 75)
+    assert 3 <= saved < NUM_STEPS
+
+    cluster.start()
+    codes, errors = cluster.wait()
+    assert codes == [0, 0], errors
+    assert read_status(cluster.paths) == ("done", 0, NUM_STEPS)
+    steps = [row.step for row in load_metrics(cluster.paths.metrics) if TRAIN_LOSS in row.values]
+    assert steps == list(range(1, NUM_STEPS + 1)), "each step once"
+    files = [run.paths.adapter / "adapter_model.safetensors" for run in (cluster, undisturbed)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+    cluster.start()
+    assert cluster.wait()[0] == [0, 0], "a finished run is not trained again"
