@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.bench_vary import check_load, open_work_folder, prepare_data, report_progress
+from launcher.cli.tables import print_json, print_table
 from launcher.core.errors import ExitCode, InputError, escape
 from launcher.request.arguments import add_request_arguments, make_request
 from launcher.request.flag_types import positive_int
@@ -71,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         ablation = make_ablation(plan, records, arguments.warm, arguments.steps, notes)
         files = _write(ablation, folder)
     if arguments.json:
-        print(ablation.model_dump_json(indent=2))
+        print_json(ablation)
     else:
         _print(ablation)
         print(f"written to {escape(str(folder))}/: {', '.join(files)}")
@@ -112,7 +113,6 @@ def _write(ablation: Ablation, folder: Path) -> list[str]:
 
 def _print(ablation: Ablation) -> None:
     from launcher.bench.ablation_report import HEADER, describe, list_missing, table_rows
-    from launcher.cli.tables import print_table
 
     print(f"\n{escape(ablation.expert)}: {escape(describe(ablation))}\n")
     print_table(HEADER, table_rows(ablation), ("bold",))

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.cli.tables import print_json, print_table
 from launcher.core.errors import ExitCode, InputError, escape
 from launcher.core.log import get_logger
 from launcher.request.arguments import add_request_arguments, make_request
@@ -93,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.out is not None:
             _write(result, folder)
     if arguments.json:
-        print(result.model_dump_json(indent=2))
+        print_json(result)
     else:
         _print_result(result, arguments.out)
     return ExitCode.DONE
@@ -155,7 +156,6 @@ def _print_start(variants: Sequence[Variant], block_size: BlockSize, repeats: in
 
 def _print_result(result: BenchResult, out: str | None) -> None:
     from launcher.bench.result import describe_method, table_header, table_rows
-    from launcher.cli.tables import print_table
 
     print()
     print_table(table_header(result), table_rows(result), ("bold",))

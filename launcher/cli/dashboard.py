@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
+from launcher.cli.tables import print_json
 from launcher.core.errors import ExitCode, InputError
 from launcher.core.log import get_logger
 from launcher.request.flag_types import positive_int
@@ -139,8 +138,7 @@ def _write_offline(arguments: argparse.Namespace, target: ViewTarget, reason: st
 
 def _print_status(arguments: argparse.Namespace, status: str, *, url: str = "", specification: str = "") -> None:
     if arguments.json:
-        json.dump({"status": status, "url": url or None, "specification": specification or None}, sys.stdout, indent=2)
-        print()
+        print_json({"status": status, "url": url or None, "specification": specification or None})
     else:
         print(f"specification: {specification}" if specification else f"{status}: {url}")
 

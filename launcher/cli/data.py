@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.tables import print_table
+from launcher.cli.tables import print_json, print_table
 from launcher.core.errors import ExitCode, InputError
 from launcher.core.units import format_gib
 
@@ -51,16 +50,15 @@ def _print_json(arguments: argparse.Namespace, inventory: DataInventory) -> None
     if (arguments.prune or arguments.move_to) and not arguments.yes:
         raise InputError("--json cannot prompt", hint="pass --yes")
     if arguments.prune:
-        chosen = [entry for entry in inventory.stores if entry.is_prunable]
-        report["deleted"] = [str(entry.folder) for entry in chosen]
-        report["freed_bytes"] = remove_entries(chosen)
+        removed = remove_entries(entry for entry in inventory.stores if entry.is_prunable)
+        report["deleted"] = [str(entry.folder) for entry in removed]
+        report["freed_bytes"] = sum(entry.num_bytes for entry in removed)
     elif arguments.move_to:
         target, movable = Path(arguments.move_to), [entry for entry in inventory.stores if entry.is_movable]
         report["moved"] = [
             {"from": str(entry.folder), "to": str(move_store(entry, get_data_dir(), target))} for entry in movable
         ]
-    json.dump(report, sys.stdout, indent=2, ensure_ascii=False)
-    print()
+    print_json(report)
 
 
 def _prune(stores: tuple[StoreEntry, ...], *, ask: bool) -> None:
@@ -75,7 +73,7 @@ def _prune(stores: tuple[StoreEntry, ...], *, ask: bool) -> None:
     for entry in chosen:
         print(f"  {entry.folder} ({entry.state}: {entry.reason})")
     if _confirm("Delete them?", ask):
-        print(f"Freed {format_gib(remove_entries(chosen))}.")
+        print(f"Freed {format_gib(sum(entry.num_bytes for entry in remove_entries(chosen)))}.")
 
 
 def _move(stores: tuple[StoreEntry, ...], target: Path, *, ask: bool) -> None:

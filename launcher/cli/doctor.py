@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from launcher.cli.run_lookup import add_runs_dir, find_run
+from launcher.cli.tables import print_json
 from launcher.core.errors import ExitCode
 from launcher.core.log import get_logger
 
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         _log_progress,
     )
     if arguments.json:
-        sys.stdout.write(report.model_dump_json(indent=2) + "\n")
+        print_json(report)
     else:
         from launcher.cli.print_doctor import print_report
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.run_lookup import add_runs_dir, find_run, list_runs, resolve_expert_name
-from launcher.cli.tables import make_console, print_table
+from launcher.cli.tables import make_console, print_json, print_table
 from launcher.core.errors import ExitCode, InputError, escape
 from launcher.core.log import get_logger
 from launcher.core.units import format_percent
@@ -78,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     if now is None:
         return code
     limit = DEFAULT_MAX_REGRESSION if arguments.max_regression is None else arguments.max_regression
-    show = print_json if arguments.json else print_result
+    show = print_result_as_json if arguments.json else print_result
     return ExitCode.DONE if show(now, before, limit, arguments.worst) else ExitCode.QUALITY_GATE
 
 
@@ -196,14 +194,13 @@ def print_result(now: EvalResult, before: EvalResult | None, max_regression: flo
     return gate is None or gate.is_open
 
 
-def print_json(now: EvalResult, before: EvalResult | None, max_regression: float, num_worst: int) -> bool:  # noqa: ARG001
+def print_result_as_json(now: EvalResult, before: EvalResult | None, max_regression: float, num_worst: int) -> bool:  # noqa: ARG001
     """Print an evaluation as JSON and return whether the gate passes."""
     gate, warnings = _gate(now, before, max_regression)
     content = now.model_dump(mode="json")
     if gate is not None:
         content["gate"] = {"is_open": gate.is_open, "words": gate.message, "notes": list(warnings)}
-    json.dump(content, sys.stdout, indent=1)
-    print()
+    print_json(content)
     return gate is None or gate.is_open
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import errno
 import io
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -17,7 +16,6 @@ from launcher.cli.broken_pipe import close_output, tolerate_broken_pipes
 from launcher.cli.environment import apply_environment, find_misspelt
 from launcher.core.errors import ExitCode, InputError, LauncherError
 from launcher.core.log import configure, get_logger
-from launcher.core.redaction import redact_tree
 
 log = get_logger(__name__)
 
@@ -215,8 +213,9 @@ def _report(error: LauncherError, verb: Sequence[str], *, is_json: bool) -> int:
         problems = [{"where": problem.where, "what": problem.what} for problem in error.problems]
         content: dict[str, object] = {"valid": False} if list(verb) == ["validate"] else {}
         content |= {"error": error.title, "problems": problems, "hint": error.hint}
-        json.dump(redact_tree(content), sys.stdout, indent=2)
-        print()
+        from launcher.cli.tables import print_json
+
+        print_json(content)
     sys.stdout.flush()
     log.error(error)
     return int(error.exit_code)

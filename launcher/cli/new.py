@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.prepare import print_segments
-from launcher.cli.tables import print_table
+from launcher.cli.tables import print_json, print_table
 from launcher.core.errors import ExitCode, InputError, escape
 from launcher.core.units import format_count, format_duration, format_gib, format_percent
 from launcher.hardware.model import format_hardware
@@ -125,8 +124,7 @@ def _print_json(new_expert: NewExpert) -> None:
         "plan": None if new_expert.plan is None else new_expert.plan.plan.model_dump(mode="json"),
         "next": f"launcher train {new_expert.cli_name}",
     }
-    json.dump(content, sys.stdout, indent=2, ensure_ascii=False)
-    print()
+    print_json(content)
 
 
 # The decisions of a plan that a new user looks at first.

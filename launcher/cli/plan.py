@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from launcher.cli.tables import format_bar, print_table
+from launcher.cli.tables import format_bar, print_json, print_table
 from launcher.core.errors import ExitCode, escape
 from launcher.core.units import bytes_to_gib, format_cost, format_count, format_duration, format_gib, format_percent
 from launcher.hardware.model import format_hardware
@@ -25,7 +24,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
     planned = plan_request(make_request(arguments))
     if arguments.json:
-        sys.stdout.write(planned.plan.model_dump_json(indent=2) + "\n")
+        print_json(planned.plan)
         return ExitCode.DONE
     print_plan(planned.plan)
     return ExitCode.DONE

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from launcher.cli.tables import format_bar, make_console, print_table
+from launcher.cli.tables import format_bar, make_console, print_json, print_table
 from launcher.core.errors import ExitCode, InputError
 from launcher.core.units import format_percent
 from launcher.request.arguments import add_request_arguments, make_request
@@ -41,10 +39,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     audit = prepared.store.audit
     if arguments.json:
         folder = str(prepared.store.folder)
-        json.dump(
-            {"store": folder, "hit": prepared.was_cached, "audit": audit.model_dump(mode="json")}, sys.stdout, indent=2
-        )
-        print()
+        print_json({"store": folder, "hit": prepared.was_cached, "audit": audit.model_dump(mode="json")})
         return ExitCode.DONE
     print_audit(planned.plan.expert, audit)
     state = "cached" if prepared.was_cached else f"built in {prepared.seconds:.1f} s"

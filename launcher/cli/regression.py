@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -16,10 +14,9 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.eval import DEFAULT_MAX_REGRESSION
 from launcher.cli.run_lookup import add_runs_dir
-from launcher.cli.tables import print_table
+from launcher.cli.tables import print_json, print_table
 from launcher.core.errors import ExitCode, InputError, escape
 from launcher.core.log import get_logger
-from launcher.core.redaction import redact_tree
 from launcher.hardware.model import format_hardware
 from launcher.request.flag_types import percentage, positive_int
 
@@ -123,8 +120,7 @@ def compare(
             "notes": all_notes,
             "compare": command,
         }
-        json.dump(redact_tree(result), sys.stdout, indent=2)
-        print()
+        print_json(result)
     else:
         print(f"\n{escape(pair.new.plan.expert)}: evaluated on {len(results[1].answers)} rows\n")
         trained = ("rows trained", *(f"{count:,.0f}" for count in verdict.rows))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 
 from launcher.cli.run_lookup import add_runs_dir
+from launcher.cli.tables import print_json
 from launcher.cli.train import make_console, prepare
 from launcher.core.errors import ExitCode, escape
 from launcher.core.run_paths import RunPaths
@@ -94,8 +93,7 @@ def _print_json(rehearsal: Rehearsal, paths: RunPaths, outcome: Outcome) -> None
         "exit_code": outcome.exit_code,
         "outcome": outcome.model_dump(mode="json"),
     }
-    json.dump(result, sys.stdout, indent=2)
-    print()
+    print_json(result)
 
 
 def _summarise(plan: Plan) -> dict[str, object]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from launcher.cli.run_lookup import add_run_arguments, find_run
+from launcher.cli.tables import print_json
 from launcher.core.errors import ExitCode
 from launcher.core.log import get_logger
 from launcher.core.run_paths import RunPaths
@@ -51,5 +51,4 @@ def _print_json(paths: RunPaths, text: str) -> None:
         "exit_code": None if outcome is None else outcome.exit_code,
         "markdown": text,
     }
-    json.dump(summary, sys.stdout, indent=2, ensure_ascii=False)
-    print()
+    print_json(summary)

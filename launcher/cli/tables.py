@@ -1,18 +1,22 @@
-"""Tables and bars, plain without a terminal and without colour if NO_COLOR is set."""
+"""Output of the verbs: JSON, and tables and bars, plain without a terminal and without colour if NO_COLOR is set."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from launcher.core.errors import escape
+from launcher.core.redaction import redact_file
 
 _WIDTH_WITHOUT_TERMINAL = 120
 _MIN_WIDTH = 60
@@ -30,6 +34,12 @@ def _get_width() -> int:
         return shutil.get_terminal_size().columns
     columns = os.environ.get("COLUMNS", "")
     return int(columns) if re.fullmatch("[0-9]{1,4}", columns) else _WIDTH_WITHOUT_TERMINAL
+
+
+def print_json(content: object) -> None:
+    """Print a value as JSON, redacted like a file."""
+    tree = content.model_dump(mode="json") if isinstance(content, BaseModel) else content
+    print(redact_file(Path("stdout.json"), json.dumps(tree, indent=2, ensure_ascii=False)))
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:

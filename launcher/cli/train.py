@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import sys
@@ -16,6 +15,7 @@ from launcher.cli.node_flags import check_unset, make_job_options, make_node
 from launcher.cli.plan import print_plan
 from launcher.cli.progress import RowProgress
 from launcher.cli.run_lookup import add_runs_dir
+from launcher.cli.tables import print_json
 from launcher.core.errors import ExitCode, InputError
 from launcher.core.file_lock import check_unlocked
 from launcher.core.log import get_logger
@@ -288,8 +288,7 @@ def _print_json(paths: RunPaths, outcome: Outcome | None, more: Mapping[str, obj
     }
     if outcome is not None:
         result |= {"exit_code": outcome.exit_code, "outcome": outcome.model_dump(mode="json")}
-    json.dump(result, sys.stdout, indent=2)
-    print()
+    print_json(result)
 
 
 def _list_files(paths: RunPaths) -> list[str]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 
+from launcher.cli.tables import print_json
 from launcher.core.errors import ExitCode, escape
 
 _UNREMARKABLE = ("schema_version", "description")  # unused keys that `launcher new` writes
@@ -39,8 +38,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             "notes": list(notes),
             "not_used": [{"key": item.path, "reason": item.reason} for item in ignored_keys],
         }
-        json.dump(result, sys.stdout, indent=2)
-        print()
+        print_json(result)
         return ExitCode.DONE
     print(f"{escape(str(loaded.path))}: valid (expert {loaded.manifest.expert}, schema {loaded.schema_version})")
     for code in list_code(loaded.manifest):

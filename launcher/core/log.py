@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 
-from launcher.core.redaction import collect_known_secrets, redact_text
+from launcher.core.redaction import redact_text
 
 LOG_LEVEL = "LAUNCHER_LOG_LEVEL"
 _ROOT = "launcher"
@@ -22,16 +22,12 @@ logging.getLogger(_ROOT).addHandler(logging.NullHandler())
 class _Formatter(logging.Formatter):
     """Plain text: "warning: " and "error: " as prefixes, the rank unless it is 0, secrets redacted."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._secrets = collect_known_secrets(os.environ)
-
     def format(self, record: logging.LogRecord) -> str:
         text = record.getMessage()
         if record.levelno >= logging.WARNING:
             text = f"{'error' if record.levelno >= logging.ERROR else 'warning'}: {text}"
         rank = os.environ.get("RANK", "0")
-        return redact_text(text if rank == "0" else f"[rank {rank}] {text}", self._secrets)
+        return redact_text(text if rank == "0" else f"[rank {rank}] {text}")
 
 
 class _StderrHandler(logging.Handler):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from launcher.core.errors import InputError
+from launcher.core.run_files import read_text
 from launcher.core.run_paths import write_text_atomically
 
 _CACHE_FILE = ".fingerprints.json"
@@ -30,9 +32,15 @@ def hash_file(path: Path) -> str:
 def lock_file(path: Path) -> Iterator[None]:
     """Hold an exclusive flock, which the kernel releases when the process ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise InputError(f"{path} cannot be locked: {error.strerror}", hint="delete it, if it is a link") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)
 
 
 def hash_file_cached(path: Path, root: Path, keeps_hash: bool = True) -> str:
@@ -70,8 +78,8 @@ def _store(root: Path, key: str, digest: str) -> None:
 
 def _load(root: Path) -> dict[str, str]:
     try:
-        cache = json.loads((root / _CACHE_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        cache = json.loads(read_text(root / _CACHE_FILE))
+    except (InputError, ValueError, RecursionError):
         return {}
     is_ours = isinstance(cache, dict) and all(isinstance(value, str) for value in cache.values())
     return cache if is_ours else {}

@@ -16,6 +16,7 @@ from launcher.corpus.storage_kind import Storage, probe_storage
 from launcher.corpus.store import (
     create_marked_dir,
     find_damage,
+    find_foreign_file,
     find_scratch_key,
     get_store_dir,
     is_locked,
@@ -137,6 +138,9 @@ def _describe(root: Path, folder: Path, current_keys: Mapping[str, CurrentKeys])
 
 def _find_state(root: Path, folder: Path, current_keys: Mapping[str, CurrentKeys]) -> tuple[StoreState, str, str]:
     expert = root.name
+    foreign = find_foreign_file(folder)
+    if foreign is not None:
+        return "unknown", foreign, expert
     scratch_key = find_scratch_key(folder)
     if scratch_key is not None:
         if is_locked(root, scratch_key):
@@ -155,14 +159,24 @@ def _find_state(root: Path, folder: Path, current_keys: Mapping[str, CurrentKeys
     return "stale", "manifest, data or tokenizer have changed", expert
 
 
-def remove_entries(entries: Iterable[StoreEntry]) -> int:
-    """Delete stores and return the number of freed bytes; raises InputError if one cannot be deleted."""
-    freed = 0
+def remove_entries(entries: Iterable[StoreEntry]) -> list[StoreEntry]:
+    """Delete stores and return those that were deleted; raises InputError if one cannot be deleted."""
+    removed = []
     for entry in entries:
-        if is_store(entry.folder) or find_scratch_key(entry.folder) is not None:  # still: the list may be old
+        if _is_still_prunable(entry):
             _remove(entry.folder)
-            freed += entry.num_bytes
-    return freed
+            removed.append(entry)
+    return removed
+
+
+def _is_still_prunable(entry: StoreEntry) -> bool:
+    """Check an entry of a list that may be old: somebody may prepare the data at this moment."""
+    folder, scratch_key = entry.folder, find_scratch_key(entry.folder)
+    if find_foreign_file(folder) is not None or is_locked(folder.parent, scratch_key or folder.name):
+        return False
+    if entry.state == "damaged":
+        return is_store(folder) and find_damage(folder, keeps_hashes=False) is not None
+    return is_store(folder) or scratch_key is not None
 
 
 def _remove(folder: Path) -> None:
@@ -184,7 +198,7 @@ def move_store(entry: StoreEntry, old_dir: Path, data_dir: Path) -> Path:
     scratch = root / f".{target.name}.making-{os.getpid()}"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        create_marked_dir(scratch)
+        create_marked_dir(scratch, manifest.key)
         shutil.copytree(entry.folder, scratch, dirs_exist_ok=True)
         damage = find_damage(scratch)
         if damage is not None:

@@ -8,16 +8,16 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
 from launcher.core.errors import InputError
 from launcher.core.frozen_model import Frozen
+from launcher.core.run_files import load_model, open_regular, read_text
 from launcher.core.run_paths import write_text_atomically
 from launcher.corpus.audit import Audit
 from launcher.corpus.hash_cache import hash_file, hash_file_cached, lock_file
@@ -25,11 +25,13 @@ from launcher.corpus.pack_file import PackFile
 
 AUDIT_FILE = "audit.json"
 STORE_FILE = "store.json"
-# Written into each folder when it is created: only a folder with it, or with a valid store.json, is ever deleted.
+# Written into each folder when it is created: only a folder with it, or with a valid store.json, is ever deleted. It
+# names the store, so that a copy in another folder means nothing.
 MARKER_FILE = ".made-by-expert-launcher"
-_MARKER_TEXT = "Prepared data, made by expert-launcher; `launcher data --prune` may delete this folder.\n"
+_MARKER_TEXT = "Prepared data {}, made by expert-launcher; `launcher data --prune` may delete this folder.\n"
 _STORE_NAME = re.compile(r"[0-9a-f]{16}")
 _SCRATCH_NAME = re.compile(r"\.([0-9a-f]{16})\.making-[0-9]+")
+_FILE_NAME = re.compile(rf"{MARKER_FILE}|\.?({STORE_FILE}|{AUDIT_FILE})(\.[0-9]+\.tmp)?|[\w-]+\.(arrow|ids|mask)")
 # Larger files are hashed only once: reading them would slow down every start.
 _LARGE_BYTES = 1 << 28
 _SHOWN_KEY_DIGITS = 16
@@ -101,39 +103,60 @@ def find_store(root: Path, key: str) -> Store | None:
 
 def load_store_manifest(folder: Path) -> StoreManifest | None:
     """Load the manifest of a store; None if it is missing or invalid."""
-    file = folder / STORE_FILE
     try:
-        return StoreManifest.model_validate_json(file.read_text(encoding="utf-8")) if file.is_file() else None
-    except (OSError, ValidationError, ValueError):
+        manifest = load_model(StoreManifest, folder / STORE_FILE)
+    except InputError:
         return None
+    return manifest if all(map(_FILE_NAME.fullmatch, manifest.files)) else None
 
 
 def is_store(folder: Path) -> bool:
     """Return whether this program made a folder as a store, complete or damaged. Symbolic links are not followed."""
-    if _STORE_NAME.fullmatch(folder.name) is None or folder.is_symlink() or not folder.is_dir():
+    if _STORE_NAME.fullmatch(folder.name) is None or not _is_folder(folder):
         return False
     manifest = load_store_manifest(folder)  # versions before 0.2 wrote no marker
-    return _has_marker(folder) or (manifest is not None and manifest.key.startswith(folder.name))
+    key = "" if manifest is None else make_key(manifest.parts)
+    return _has_marker(folder, folder.name) or key.startswith(folder.name)
 
 
 def find_scratch_key(folder: Path) -> str | None:
     """Return the key of a temporary folder that this program made, or None for any other folder."""
     match = _SCRATCH_NAME.fullmatch(folder.name)
-    return match[1] if match and not folder.is_symlink() and folder.is_dir() and _has_marker(folder) else None
+    return match[1] if match and _is_folder(folder) and _has_marker(folder, match[1]) else None
 
 
-def _has_marker(folder: Path) -> bool:
-    marker = folder / MARKER_FILE
+def find_foreign_file(folder: Path) -> str | None:
+    """Return what makes a store somebody else's: a file that this program does not write, or another owner."""
     try:
-        return marker.is_file() and not marker.is_symlink() and marker.read_bytes() == _MARKER_TEXT.encode()
+        if folder.stat().st_uid != os.geteuid():
+            return "it belongs to another user"
+        for entry in os.scandir(folder):
+            if not entry.is_file(follow_symlinks=False) or not _FILE_NAME.fullmatch(entry.name):
+                return f"{entry.name} in it was not made by this program"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    return None
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
     except OSError:
         return False
 
 
-def create_marked_dir(folder: Path) -> None:
-    """Create a folder with the marker of this program."""
+def _has_marker(folder: Path, name: str) -> bool:
+    marker = folder / MARKER_FILE
+    try:
+        return not marker.is_symlink() and read_text(marker) == _MARKER_TEXT.format(name)
+    except (OSError, InputError):
+        return False
+
+
+def create_marked_dir(folder: Path, key: str) -> None:
+    """Create a folder with the marker of this program for the store of a key."""
     folder.mkdir()
-    (folder / MARKER_FILE).write_text(_MARKER_TEXT, encoding="utf-8")
+    (folder / MARKER_FILE).write_text(_MARKER_TEXT.format(key[:_SHOWN_KEY_DIGITS]), encoding="utf-8")
 
 
 def find_damage(folder: Path, *, keeps_hashes: bool = True) -> str | None:
@@ -146,13 +169,16 @@ def find_damage(folder: Path, *, keeps_hashes: bool = True) -> str | None:
         return f"{STORE_FILE} is missing or broken"
     for name, stored in manifest.files.items():
         file = folder / name
-        if not file.is_file():
-            return f"{name} is missing"
-        if file.stat().st_size != stored.num_bytes:
-            return f"{name} has {file.stat().st_size} bytes, not {stored.num_bytes}"
-        is_large = stored.num_bytes >= _LARGE_BYTES
-        if (hash_file_cached(file, folder.parent, keeps_hashes) if is_large else hash_file(file)) != stored.sha256:
-            return f"{name} does not match its hash"
+        try:
+            if not file.is_file():
+                return f"{name} is missing"
+            if file.stat().st_size != stored.num_bytes:
+                return f"{name} has {file.stat().st_size} bytes, not {stored.num_bytes}"
+            is_large = stored.num_bytes >= _LARGE_BYTES
+            if (hash_file_cached(file, folder.parent, keeps_hashes) if is_large else hash_file(file)) != stored.sha256:
+                return f"{name} does not match its hash"
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
     return None
 
 
@@ -194,13 +220,13 @@ def lock_store(root: Path, key: str) -> Iterator[None]:
 def is_locked(root: Path, key: str) -> bool:
     """Return whether a running process is preparing the store of this key."""
     path = root / f".{key[:_SHOWN_KEY_DIGITS]}.lock"
-    if not path.is_file():
-        return False
-    with path.open() as file:
-        try:
+    try:
+        with open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    except FileNotFoundError:
+        return False
+    except OSError:  # held, or not ours
+        return True
     return False
 
 
@@ -209,10 +235,10 @@ def make_scratch_dir(root: Path, key: str) -> Iterator[Path]:
     """Create a temporary folder next to the store; under the lock, leftovers of earlier processes are deleted."""
     prefix = f".{key[:_SHOWN_KEY_DIGITS]}.making"
     for leftover in root.glob(f"{prefix}*"):
-        if find_scratch_key(leftover) is not None:
+        if find_scratch_key(leftover) is not None and find_foreign_file(leftover) is None:
             shutil.rmtree(leftover, ignore_errors=True)
     folder = root / f"{prefix}-{os.getpid()}"
-    create_marked_dir(folder)
+    create_marked_dir(folder, key)
     try:
         yield folder
     finally:
@@ -232,11 +258,11 @@ def publish(scratch: Path, root: Path, expert: str, parts: Mapping[str, str]) ->
     write_text_atomically(scratch / STORE_FILE, manifest.model_dump_json(indent=2) + "\n", redacts=False)
     _sync(scratch)
     folder = get_store_dir(root, key)
-    if is_store(folder):  # damaged, or it would have been used
+    if is_store(folder) and find_foreign_file(folder) is None:  # damaged, or it would have been used
         shutil.rmtree(folder)
     elif os.path.lexists(folder):
         raise InputError(
-            f"{folder} was not made by this program, so it is not replaced", hint="move it, and prepare again"
+            f"{folder} was not made by this program alone, so it is not replaced", hint="move it, and prepare again"
         )
     scratch.rename(folder)
     _sync(root)

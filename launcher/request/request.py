@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from launcher.base_models.catalogue import TINY_BASE_NAME, get_last_component
 from launcher.base_models.shapes import describe_missing_tokenizer, describe_unusable_base, load_shape
 from launcher.core.choices import Profile, Strategy
 from launcher.core.errors import InputError, ManifestError, Problem
 from launcher.core.frozen_model import flatten
-from launcher.core.redaction import collect_known_secrets, redact_text, redact_tree
+from launcher.core.redaction import redact_text, redact_tree
 from launcher.core.run_files import load_model
 from launcher.corpus.chat_template_file import load_chat_template
 from launcher.corpus.first_rows import check_first_rows, probe_rows, probe_sample
@@ -111,19 +111,18 @@ def plan_request(request: Request) -> PlannedRun:
 
 def _redact_plan(plan: Plan) -> Plan:
     """Redact secrets in texts of the plan that people read; the values that the training uses stay."""
-    known = collect_known_secrets(os.environ)
     texts = {name: getattr(plan.wandb, name) for name in ("project", "entity", "group", "name", "tags", "notes")}
-    wandb = {name: redact_tree(value, known=known) for name, value in texts.items()}
-    wandb["tags"] = tuple(redact_text(tag, known) for tag in plan.wandb.tags)
+    wandb = {name: redact_tree(value) for name, value in texts.items()}
+    wandb["tags"] = tuple(redact_text(tag) for tag in plan.wandb.tags)
     decisions = [
-        decision.model_copy(update={name: redact_text(getattr(decision, name), known) for name in ("value", "reason")})
+        decision.model_copy(update={name: redact_text(getattr(decision, name)) for name in ("value", "reason")})
         for decision in plan.decisions
     ]
     return plan.model_copy(
         update={
             "wandb": plan.wandb.model_copy(update=wandb),
             "decisions": tuple(decisions),
-            "notes": tuple(redact_text(note, known) for note in plan.notes),
+            "notes": tuple(redact_text(note) for note in plan.notes),
         }
     )
 
@@ -139,7 +138,7 @@ def format_request(request: Request) -> str:
 def _redact_override(text: str) -> str:
     """Redact the value of KEY=VALUE if it is a secret; a resumed run does not have it."""
     key, equals, value = text.partition("=")
-    return f"{key}{equals}{redact_tree(value, key, collect_known_secrets(os.environ))}"
+    return f"{key}{equals}{redact_tree(value, key)}"
 
 
 def load_request(file: Path) -> Request:
@@ -196,12 +195,16 @@ def _load(request: Request) -> LoadedManifest:
 
 
 def _check_no_secret(loaded: LoadedManifest) -> None:
-    """Refuse secrets in dataset paths, which appear in the plan and on the console."""
-    tree = loaded.manifest.training.dataset.model_dump(mode="json")
+    """Refuse secrets in values that the training uses: they appear in the plan and on the console."""
+    used: dict[str, Any] = {
+        "name": True,
+        "base_models": {0: {"revision", "end_token", "chat_template"}},
+        "training": {"dataset": True, "config": {"torch_compile_backend", "pretokenized_cache", "target_modules"}},
+    }
     problems = tuple(
-        Problem(where=f"training.dataset.{key}", what="contains a password or a token")
-        for key, value in flatten(tree).items()
-        if isinstance(value, str) and redact_text(value, collect_known_secrets(os.environ)) != value
+        Problem(where=key, what="contains a password or a token")
+        for key, value in flatten(loaded.manifest.model_dump(mode="json", include=used)).items()
+        if redact_tree(value) != value
     )
     if problems:
         raise ManifestError(

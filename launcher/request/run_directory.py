@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from launcher.core.errors import InputError
-from launcher.core.redaction import collect_known_secrets, redact_tree
+from launcher.core.redaction import get_known_secrets, redact_tree
 from launcher.core.run_paths import RunPaths, check_free, create_next_run, create_run, make_run_id, make_run_paths
 from launcher.hardware.model import Hardware
 from launcher.manifest import Manifest, find_manifest
@@ -86,8 +85,8 @@ def input_texts(planned: PlannedRun, paths: RunPaths) -> dict[str, str]:
 
 def _redact_manifest(manifest: Manifest) -> object:
     """Redact a manifest, and keep it loadable: a value that a setting needs is no secret."""
-    tree = redact_tree(manifest.model_dump(mode="json", exclude_unset=True))
-    for secret in collect_known_secrets(os.environ):
+    tree = redact_tree(manifest.model_dump(mode="json", exclude_unset=True), known=())
+    for secret in get_known_secrets():
         redacted = redact_tree(tree, known=(secret,))
         with suppress(ValidationError):
             Manifest.model_validate_json(json.dumps(redacted))

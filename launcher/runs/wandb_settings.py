@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from launcher.core import metrics
 from launcher.core.errors import InputError
-from launcher.core.redaction import collect_known_secrets, redact_tree
+from launcher.core.redaction import redact_tree
 from launcher.core.run_files import load_model
 from launcher.core.run_paths import RunPaths, write_text_atomically
 from launcher.hardware.model import Hardware, format_gpus
@@ -230,8 +230,7 @@ def make_config(plan: Plan, manifest: object, outcome: Outcome | None = None) ->
     full_plan = plan.model_dump(mode="json", exclude=omitted)
     full_plan["data"].pop("folder")
     config = {**flat, "manifest": manifest, "plan": full_plan, "decisions": decisions}
-    known = collect_known_secrets(os.environ)
-    return {name: _hide_folders(redact_tree(value, known=known)) for name, value in config.items()}
+    return {name: _hide_folders(redact_tree(value)) for name, value in config.items()}
 
 
 def _hide_folders(value: object) -> object:

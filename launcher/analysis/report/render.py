@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from launcher.analysis.report.results import (
 from launcher.core.errors import ExitCode, InputError, escape
 from launcher.core.log import get_logger
 from launcher.core.markdown import code, fenced, inline, prose, table
-from launcher.core.redaction import REDACTED, collect_known_secrets, redact_text
+from launcher.core.redaction import REDACTED, redact_text
 from launcher.core.run_files import read_text
 from launcher.core.run_paths import RunPaths, write_text_atomically
 from launcher.core.units import format_count, format_duration
@@ -127,7 +126,7 @@ def _list_files(paths: RunPaths) -> list[RunFile]:
 
 def make_report(paths: RunPaths) -> str:
     """Return the report of a run directory, without secrets of the environment."""
-    return redact_text(render_report(load_facts(paths)), collect_known_secrets(os.environ))
+    return redact_text(render_report(load_facts(paths)))
 
 
 def write_report(paths: RunPaths) -> None:

@@ -6,7 +6,6 @@ Reads the request as one line of JSON from stdin and prints the result as one li
 
 from __future__ import annotations
 
-import os
 import ssl
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from launcher.analysis.wandb_dashboard.content import DASHBOARD
 from launcher.analysis.wandb_dashboard.workspace import ViewTarget, build_workspace, derive_view_name
 from launcher.core.frozen_model import Frozen
 from launcher.core.processes import make_child_environment
-from launcher.core.redaction import collect_known_secrets, redact_text
+from launcher.core.redaction import redact_text
 
 _REACH_SECONDS = 5.0
 
@@ -115,7 +114,7 @@ def _check_reachable(base_url: str) -> str | None:
 
 
 def _shorten(error: Exception) -> str:
-    text = redact_text(str(error), collect_known_secrets(os.environ)).strip() or type(error).__name__
+    text = redact_text(str(error)).strip() or type(error).__name__
     return text.splitlines()[0][:300]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from launcher.core.processes import LAUNCHER_TERMINAL
-from launcher.core.redaction import collect_known_secrets, redact_text
+from launcher.core.redaction import redact_text
 
 
 def limit_thread_spinning() -> None:
@@ -51,18 +51,17 @@ def redact_output() -> None:
     """Redact secrets in everything that Python prints, because consoles and logs are shared."""
     if isinstance(sys.stderr, _RedactedStream):
         return
-    known = collect_known_secrets(os.environ)
-    sys.stdout, sys.stderr = _RedactedStream(sys.stdout, known), _RedactedStream(sys.stderr, known)
+    sys.stdout, sys.stderr = _RedactedStream(sys.stdout), _RedactedStream(sys.stderr)
 
 
 class _RedactedStream:
     """A stream that redacts secrets; everything but writing is forwarded."""
 
-    def __init__(self, stream: Any, known: tuple[str, ...]) -> None:
-        self._stream, self._known = stream, known
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
 
     def write(self, text: str) -> int:
-        self._stream.write(redact_text(text, self._known))
+        self._stream.write(redact_text(text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:

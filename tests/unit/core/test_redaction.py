@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote, urlencode
 
 import pytest
 
@@ -27,12 +30,14 @@ KEYS = [
     f"eyJ{A[:30]}.eyJ{A[:30]}.{A[:30]}",
     f"-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n{A}\n{A}==\n-----END RSA PRIVATE KEY-----",
     f"-----BEGIN PRIVATE KEY-----\n{A}\n-----END PRIVATE KEY-----",
+    f"ya29.{A[:40]}",
+    f"GOCSPX-{A[:28]}",
 ]
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key[:12])
 def test_keys_of_usual_services_are_redacted(key: str) -> None:
-    for before, after in (("", ""), ("use ", " now"), ('{"a": "', '"}'), ("key=", "\n")):
+    for before, after in (("", ""), ("use ", " now"), ('{"a": "', '"}'), ("key=", "\n"), ("MY_", " "), ("?x%3D", "&y")):
         assert redact_text(f"{before}{key}{after}") == f"{before}{REDACTED}{after}"
     assert redact_file(Path("a.json"), json.dumps({"a": f"x {key} y"})) == json.dumps({"a": f"x {REDACTED} y"})
 
@@ -47,7 +52,12 @@ def test_an_aws_secret_is_known_by_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["AKIAN", "task-force-of-the-united-nations", "hf_hub", "npm_config", "eyJ.eyJ.x", "xoxo"]
+    "text",
+    [
+        *("AKIAN", "task-force-of-the-united-nations", "hf_hub", "npm_config", "eyJ.eyJ.x", "xoxo"),
+        *("basic understanding-of-things", "https://host/a?page=2&tokens=5", "password: see the manual, page 12345678"),
+        *("pad_token: <|endoftext|>", "api_key is missing", "at 1234567.890123 tokens/s"),
+    ],
 )
 def test_ordinary_text_stays(text: str) -> None:
     assert redact_text(text) == text
@@ -73,7 +83,72 @@ def test_values_of_the_environment_are_redacted_in_every_file(
     assert (tmp_path / "README.md").read_text() == f"x{REDACTED}y"
 
 
+FORMS = {
+    "plain": lambda secret: secret,
+    "query": lambda secret: urlencode({"a": secret}),
+    "path": lambda secret: quote(secret, safe=""),
+    "json": json.dumps,
+    "repr": repr,
+    "hex": lambda secret: secret.encode().hex(),
+    **{
+        f"base64 after {name}": lambda secret, name=name: base64.b64encode(f"{name}:{secret}:x".encode()).decode()
+        for name in ("", "a", "ab", "abc")
+    },
+    "base64 for URLs": lambda secret: base64.urlsafe_b64encode(secret.encode()).decode(),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("secret", ["pl4nted/value+é~?", "-----BEGIN X-----\nplantedLine0123456+/=\n-----END X-----"])
+def test_values_of_the_environment_are_found_in_other_encodings(
+    monkeypatch: pytest.MonkeyPatch, secret: str, form: Callable[[str], str]
+) -> None:
+    monkeypatch.setenv("MY_SECRET_KEY", secret)
+    encoded = form(secret)
+    redacted = redact_text(f"see {encoded} there")
+    assert REDACTED in redacted
+    assert redacted.startswith("see ")
+    assert redacted.endswith(" there")
+    part = encoded[len(encoded) // 3 : len(encoded) // 3 + 8]
+    assert part not in redacted
+
+
+def test_a_line_of_a_private_key_is_redacted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEPLOY_KEY", f"-----BEGIN PRIVATE KEY-----\n{A}\n{B}==\n-----END PRIVATE KEY-----\n")
+    assert redact_text(f"[rank 1] {A}\n[rank 1] {B}==") == f"[rank 1] {REDACTED}\n[rank 1] {REDACTED}"
+
+
+@pytest.mark.parametrize("name", ["HFTOKEN", "DB_PASS", "SSHPASS", "GITHUB_PAT", "SLACK_WEBHOOK_URL", "SENTRY_DSN"])
+def test_more_names_of_secrets(name: str) -> None:
+    assert collect_known_secrets({name: "s3cret-value"}) == ("s3cret-value",)
+
+
+def test_the_password_of_a_proxy_or_database_is_a_secret() -> None:
+    environment = {"https_proxy": "http://me:pr0xy-word@host:80", "DATABASE": "pg://u:d4tabase@h/x,pg://v:0ther-word@h"}
+    assert set(collect_known_secrets(environment)) == {"0ther-word", "pr0xy-word", "d4tabase"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("https://h/a?token=", "&page=2"),
+        ("https://h/a?page=2&api-key=", ""),
+        ("https://h/a?X-Amz-Signature=", "#x"),
+        ("Authorization: Basic ", ""),
+        ("'authorization': 'Bearer ", "'"),
+        ("password=", " was refused"),
+        ('{\\"client_secret\\": \\"', '\\"}'),
+        ("https://hooks.slack.com/services/", ""),
+    ],
+)
+def test_secrets_by_their_position(before: str, after: str) -> None:
+    assert redact_text(f"{before}{A[:24]}{after}") == f"{before}{REDACTED}{after}"
+
+
 def test_words_and_the_working_directory_are_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     environment = {"A_KEY": "disabled", "B_KEY": "short", "KEYS_DIR": str(tmp_path.parent), "C_KEY": " s3cret-value\n"}
-    assert collect_known_secrets(environment) == ("s3cret-value",)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    text = f"disabled short {tmp_path.parent} s3cret-value"
+    assert redact_text(text) == f"disabled short {tmp_path.parent} {REDACTED}"

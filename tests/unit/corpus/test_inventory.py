@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,14 +23,22 @@ from launcher.corpus.inventory import (
     remove_entries,
 )
 from launcher.corpus.storage_kind import probe_storage
-from launcher.corpus.store import MARKER_FILE, create_marked_dir, find_damage, get_store_dir, publish
+from launcher.corpus.store import (
+    MARKER_FILE,
+    create_marked_dir,
+    find_damage,
+    get_store_dir,
+    lock_store,
+    make_key,
+    publish,
+)
 from tests.conftest import ROOT, python_path
 
 
 def make_store(root: Path, expert: str = "neo4j", data: str = "one") -> str:
     scratch = root / ".scratch"
     root.mkdir(parents=True, exist_ok=True)
-    create_marked_dir(scratch)
+    create_marked_dir(scratch, make_key({"data": data}))
     (scratch / "audit.json").write_text(data * 100)
     return publish(scratch, root, expert, {"data": data}).manifest.key
 
@@ -52,8 +61,8 @@ def test_damage_and_leftovers_are_found_but_not_work_in_progress(tmp_path: Path)
     key = make_store(tmp_path)
     (get_store_dir(tmp_path, key) / "audit.json").write_text("other")
     left, busy = (f".{digit * 16}.making-1" for digit in "ab")
-    create_marked_dir(tmp_path / left)
-    create_marked_dir(tmp_path / busy)
+    create_marked_dir(tmp_path / left, "a" * 16)
+    create_marked_dir(tmp_path / busy, "b" * 16)
     with (tmp_path / f".{'b' * 16}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = states(tmp_path, None)
@@ -86,17 +95,86 @@ def test_a_store_whose_manifest_is_lost_is_damaged(tmp_path: Path) -> None:
     (folder / "store.json").write_text("{")
     entries = list_stores([tmp_path], {})
     assert [entry.state for entry in entries] == ["damaged"]
-    (folder / "outside").symlink_to(tmp_path.parent)
-    remove_entries(entries)
+    assert remove_entries(entries) == entries
     assert not folder.exists()
-    assert tmp_path.parent.exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "nested", "user"])
+def test_a_store_with_something_of_the_user_is_kept(tmp_path: Path, kind: str) -> None:
+    """Also if it appears after the list was made."""
+    damaged, left = get_store_dir(tmp_path, make_store(tmp_path)), tmp_path / f".{'a' * 16}.making-1"
+    (damaged / "store.json").write_text("{")
+    create_marked_dir(left, "a" * 16)
+    before = list_stores([tmp_path], {})
+    assert {entry.state for entry in before} == {"damaged", "left over"}
+    for folder in (damaged, left):
+        if kind == "file":
+            (folder / "notes.txt").write_text("mine")
+        elif kind == "folder":
+            (folder / "train.arrow").mkdir()
+        elif kind == "link":
+            (folder / "train.arrow").symlink_to(tmp_path.parent)
+        elif kind == "nested":
+            (folder / "audit.json").unlink(missing_ok=True)
+            os.mkfifo(folder / "audit.json")
+        elif os.geteuid() == 0:
+            os.chown(folder, 12345, 12345)
+        else:
+            pytest.skip("needs root")
+    assert {entry.state for entry in list_stores([tmp_path], {})} == {"unknown"}
+    assert remove_entries(before) == []
+    assert damaged.is_dir()
+    assert left.is_dir()
+
+
+def test_a_copied_marker_means_nothing(tmp_path: Path) -> None:
+    store = get_store_dir(tmp_path, make_store(tmp_path))
+    for name in ("0123456789abcdef", ".0123456789abcdef.making-5"):
+        (tmp_path / name).mkdir()
+        shutil.copy(store / MARKER_FILE, tmp_path / name)
+        (tmp_path / name / "train.arrow").write_text("mine")
+    shutil.copytree(store, tmp_path / ("f" * 16))
+    assert list(states(tmp_path, None)) == [store.name]
+
+
+@pytest.mark.parametrize("name", ["../precious.arrow", "/etc/hostname", "a/b.arrow", "thesis.tex"])
+def test_a_manifest_that_names_other_files_is_no_manifest(tmp_path: Path, name: str) -> None:
+    folder = get_store_dir(tmp_path, make_store(tmp_path))
+    tree = json.loads((folder / "store.json").read_text())
+    tree["files"] |= {name: {"num_bytes": 1, "sha256": "0"}}
+    (folder / "store.json").write_text(json.dumps(tree))
+    assert find_damage(folder) == "store.json is missing or broken"
+
+
+def test_data_that_is_prepared_meanwhile_is_kept(tmp_path: Path) -> None:
+    key = make_store(tmp_path)
+    folder = get_store_dir(tmp_path, key)
+    (folder / "audit.json").write_text("damaged")
+    before = list_stores([tmp_path], {})
+    assert [entry.state for entry in before] == ["damaged"]
+    with lock_store(tmp_path, key):
+        assert remove_entries(before) == []
+    make_store(tmp_path)
+    assert remove_entries(before) == []
+    assert find_damage(folder) is None
+
+
+def test_a_lock_does_not_follow_a_link(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    (tmp_path / f".{'a' * 16}.lock").symlink_to("thesis.tex")
+    with pytest.raises(InputError, match="cannot be locked"), lock_store(tmp_path, "a" * 16):
+        pass
+    assert (tmp_path / "thesis.tex").read_text() == "mine"
+    os.mkfifo(tmp_path / f".{'b' * 16}.lock")
+    with lock_store(tmp_path, "b" * 16):
+        pass
 
 
 def test_prune_deletes_only_prunable_stores(tmp_path: Path) -> None:
     old, new = make_store(tmp_path, data="old"), make_store(tmp_path, data="new")
     entries = list_stores([tmp_path], {"neo4j": CurrentKeys(keys=frozenset({new}), is_complete=True)})
-    freed = remove_entries(entry for entry in entries if entry.is_prunable)
-    assert freed > 0
+    removed = remove_entries(entry for entry in entries if entry.is_prunable)
+    assert sum(entry.num_bytes for entry in removed) > 0
     assert not get_store_dir(tmp_path, old).exists()
     assert find_damage(get_store_dir(tmp_path, new)) is None
 
@@ -201,7 +279,7 @@ def test_the_command_lists_asks_and_prunes(tmp_path: Path) -> None:
     root = tmp_path / "data/datasets_optimized/neo4j"
     key = make_store(root)
     first, second = (root / f".{digit * 16}.making-9" for digit in "01")
-    create_marked_dir(first)
+    create_marked_dir(first, "0" * 16)
     listed = json.loads(launcher_data(tmp_path, "--json").stdout)
     assert {store["folder"]: store["state"] for store in listed["stores"]} == {
         str(get_store_dir(root, key)): "unknown",
@@ -215,7 +293,7 @@ def test_the_command_lists_asks_and_prunes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert not first.exists()
     assert find_damage(get_store_dir(root, key)) is None
-    create_marked_dir(second)
+    create_marked_dir(second, "1" * 16)
     report = json.loads(launcher_data(tmp_path, "--prune", "--yes", "--json").stdout)
     assert report["deleted"] == [str(second)]
     assert not second.exists()

@@ -85,10 +85,13 @@ def test_a_store_under_another_key_is_not_used(tmp_path: Path) -> None:
 def test_a_damaged_store_is_replaced(tmp_path: Path) -> None:
     folder = publish_one(tmp_path, PARTS)
     (folder / "train.arrow").write_text("damaged")
-    (folder / "stray").write_text("x")
     assert publish_one(tmp_path, PARTS, "again") == folder
     assert (folder / "train.arrow").read_text() == "again"
-    assert not (folder / "stray").exists()
+    (folder / "train.arrow").write_text("damaged")
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="not made by this program alone"):
+        publish_one(tmp_path, PARTS, "again")
+    assert (folder / "notes.txt").exists()
 
 
 def test_a_miss_is_explained_by_the_nearest_store(tmp_path: Path) -> None:
@@ -121,13 +124,13 @@ def test_scratch_folder_is_always_removed(tmp_path: Path) -> None:
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     key = make_key(PARTS)
     left, found = tmp_path / f".{key[:16]}.making-99999", tmp_path / f".{key[:16]}.making-5"
-    create_marked_dir(left)
+    create_marked_dir(left, key)
     found.mkdir()
     for folder in (left, found):
-        (folder / "half").write_text("x")
+        (folder / "train.ids").write_text("x")
     with make_scratch_dir(tmp_path, key) as scratch:
         assert not left.exists()
-        assert (found / "half").exists()  # it has no marker
+        assert (found / "train.ids").exists()  # it has no marker
         assert scratch.is_dir()
 
 

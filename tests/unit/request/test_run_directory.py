@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.core.errors import InputError
+from launcher.core.errors import InputError, ManifestError
 from launcher.core.run_paths import RunPaths, write_files
 from launcher.launch.resume import plan_resumed
 from launcher.manifest import load_manifest
@@ -17,6 +17,7 @@ from launcher.plan import load_plan
 from launcher.request.request import Request, format_request, load_request, plan_request
 from launcher.request.run_directory import find_run_to_resume, input_texts
 from launcher.runs.record import Outcome, Status, write_outcome
+from tests.conftest import WriteManifest
 
 _BEGAN = 1_700_000_000
 
@@ -133,3 +134,21 @@ def test_no_file_of_a_run_contains_a_secret_of_the_environment(tmp_path: Path, m
     assert (plan.wandb.notes, plan.wandb.tags, plan.wandb.mode) == ("by ***", ("***", "***"), "disabled")
     assert load_manifest(paths.manifest).manifest.description == "the key is ***"
     assert load_request(paths.request).overrides[0] == "training.config.wandb.notes=by ***"
+
+
+@pytest.mark.parametrize(
+    "path", ["name", "base_models.0.revision", "base_models.0.end_token", "training.config.torch_compile_backend"]
+)
+def test_a_secret_in_a_value_that_the_training_uses_is_refused(
+    write_manifest: WriteManifest, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setenv("MY_API_TOKEN", "pl4nted-Value-77")
+    file = write_manifest({path: "x-pl4nted-Value-77"})
+    with pytest.raises(ManifestError, match="contains a password or a token") as caught:
+        plan_request(Request(expert=str(file), gpu="h100"))
+    assert "pl4nted" not in str(caught.value)
+
+
+def test_the_end_token_is_no_secret(write_manifest: WriteManifest, tmp_path: Path) -> None:
+    planned = plan_request(Request(expert=str(write_manifest({"base_models.0.end_token": "<|im_end|>"})), gpu="h100"))
+    assert "<|im_end|>" in input_texts(planned, RunPaths(tmp_path))["manifest.json"]
