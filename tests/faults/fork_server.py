@@ -7,16 +7,13 @@ process groups, agents and signals are real: only exec is left out.
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import runpy
 import signal
 import subprocess
 import sys
-import threading
 import time
-import traceback
 import types
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +27,7 @@ import pytest
 from launcher.core.processes import is_alive, send_signal
 from launcher.render import Command
 from tests.conftest import ROOT
+from tests.forked_python import exit_with, replace_process_state
 
 LIMIT_SECONDS = 300.0
 _PIDS_VARIABLE = "LAUNCHER_TEST_PIDS"  # file to which every rank appends its rank and process id at its start
@@ -178,13 +176,13 @@ def _become_agent(argv: Sequence[str], environment: Mapping[str, str], console: 
     from accelerate.commands import launch
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-    _become(environment, stdout=Path(console).open("wb"), stderr=None)  # noqa: SIM115
+    replace_process_state(environment, stdout=Path(console).open("wb"), stderr=None)  # noqa: SIM115
     vars(subprocess_handler)["Popen"] = ForkedProcess
     vars(launch)["subprocess"] = types.SimpleNamespace(
         Popen=ForkedProcess, CalledProcessError=subprocess.CalledProcessError
     )
     sys.argv = ["accelerate", *argv]
-    _end_with(launch.main)
+    exit_with(launch.main)
 
 
 class ForkedProcess:
@@ -205,10 +203,10 @@ class ForkedProcess:
         if self.pid == 0:
             with Path(env[_PIDS_VARIABLE]).open("a") as pids:
                 pids.write(f"{env.get('RANK', '0')} {os.getpid()}\n")
-            _become(env, stdout, stderr, in_session=start_new_session)
+            replace_process_state(env, stdout, stderr, new_session=start_new_session)
             sys.argv = [word for word in args[1:] if word != "-u"]
             sys.path.insert(0, str(Path(sys.argv[0]).parent))
-            _end_with(lambda: runpy.run_path(sys.argv[0], run_name="__main__"))
+            exit_with(lambda: runpy.run_path(sys.argv[0], run_name="__main__"))
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -224,41 +222,6 @@ class ForkedProcess:
                 raise subprocess.TimeoutExpired(self.args, timeout)
             time.sleep(_POLL_SECONDS)
         return code
-
-
-def _become(
-    environment: Mapping[str, str], stdout: IO[Any] | None, stderr: IO[Any] | None, *, in_session: bool = True
-) -> None:
-    """Reset the process state that exec would reset."""
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    if in_session:
-        os.setsid()
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    if stdout is not None:
-        os.dup2(stdout.fileno(), 1)
-    if stderr is not None or stdout is not None:
-        os.dup2((stderr or stdout).fileno(), 2)  # type: ignore[union-attr]
-    os.environ.clear()
-    os.environ.update(environment)
-
-
-def _end_with(work: Callable[[], object]) -> NoReturn:
-    """Run a function and exit like the interpreter: join threads, run exit functions."""
-    code = 0
-    try:
-        work()
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":

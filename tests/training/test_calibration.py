@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from launcher.runs.calibration_store import CalibrationFile
 from launcher.runs.record import load_record
 from launcher.training.monitoring.meters import MemoryMeter, StepStats
 from tests.conftest import ROOT, python_path
+from tests.forked_python import run_python
 from tests.training.builders import build
 
 STEPS = 9
@@ -33,8 +33,7 @@ def call(file: Path, *words: str, value: str | None = None) -> subprocess.Comple
         "LAUNCHER_DATA_DIR": str(file.parent / "data"),
         "LAUNCHER_CALIBRATION": value or str(file),
     }
-    command = [sys.executable, *words]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return run_python([*words], cwd=ROOT, env=environment, needs_torch=True)
 
 
 def ask(file: Path, *words: str, value: str | None = None) -> Plan:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import python_path
+from tests.forked_python import run_python
 
 CHAT = "messages"
 
 
 def launch(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "launcher", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return run_python(["-m", "launcher", *words], cwd=folder, env=environment, needs_torch=True)
 
 
 def make_row(kind: str, number: int) -> dict[str, object]:

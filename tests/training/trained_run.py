@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from transformers import PreTrainedModel
 from launcher.core.run_paths import RunPaths
 from launcher.plan.model import Plan
 from launcher.training.model.base_model import load_base
+from tests import forked_python
 from tests.conftest import ROOT, find_parent, python_path
 
 _MADE: list[Trained] = []  # the fixture is imported by several modules, each of which would make its own
@@ -70,8 +70,7 @@ def data_dir(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_python(arguments: list[str], trained: Trained, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=cwd, env=trained.environment, capture_output=True, text=True, check=False)
+    return forked_python.run_python(arguments, cwd=cwd, env=trained.environment, needs_torch=True)
 
 
 def launcher(trained: Trained, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:

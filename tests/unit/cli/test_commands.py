@@ -16,6 +16,7 @@ import yaml
 from launcher import __version__
 from launcher.cli.main import main
 from tests.conftest import ROOT, WriteManifest, expert_manifests, published_manifests, python_path
+from tests.forked_python import run_python
 
 pytestmark = pytest.mark.process
 
@@ -24,8 +25,7 @@ def launcher(
     *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "140", "PYTHONPATH": python_path(), **(env or {})}
-    command = [sys.executable, "-m", "launcher", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    return run_python(["-m", "launcher", *arguments], cwd=cwd, env=environment)
 
 
 def run_ok(*arguments: str, **more: object) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from launcher.core.errors import ExitCode
 from launcher.core.run_paths import RunPaths
 from launcher.request.request import Request
 from tests.conftest import ROOT, WriteManifest, python_path
+from tests.forked_python import run_python
 from tests.made_runs import MadeRun, write_run
 from tests.unit.bench.synthetic_audit import make_audit
 from tests.unit.bench.test_regression_verdict import make_result, make_rows
@@ -77,8 +77,7 @@ def test_exit_code_of_a_failed_training_is_mapped(code: int, ours: int) -> None:
 
 def run_verb(*arguments: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": python_path(), "LAUNCHER_DATA_DIR": str(tmp_path / "data")}
-    command = [sys.executable, "-m", "launcher", "regression", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return run_python(["-m", "launcher", "regression", *arguments], cwd=ROOT, env=environment)
 
 
 @pytest.mark.process

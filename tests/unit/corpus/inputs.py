@@ -18,6 +18,7 @@ from launcher.corpus.store import Store
 from launcher.corpus.tokenizer import BaseTokenizer
 from launcher.request.request import Request, plan_request
 from tests.conftest import ROOT, python_path
+from tests.forked_python import run_python
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -145,6 +146,4 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def launcher(*arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), cwd=cwd, env=environment(**more), capture_output=True, text=True, check=False, timeout=60
-    )
+    return run_python(["-m", "launcher", *arguments], cwd=cwd, env=environment(**more))

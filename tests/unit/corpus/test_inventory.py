@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +32,7 @@ from launcher.corpus.store import (
     publish,
 )
 from tests.conftest import ROOT, python_path
+from tests.forked_python import run_python
 
 
 def make_store(root: Path, expert: str = "neo4j", data: str = "one") -> str:
@@ -268,10 +268,7 @@ def test_storage_kinds(tmp_path: Path, filesystem: str, rotational: str | None, 
 def launcher_data(tmp_path: Path, *flags: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "LAUNCHER_DATA_DIR": str(tmp_path / "data"), "HF_HOME": str(tmp_path / "hf")}
     environment |= {"PYTHONPATH": python_path(), "COLUMNS": "200"}
-    command = [sys.executable, "-m", "launcher", "data", *flags]
-    return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
+    return run_python(["-m", "launcher", "data", *flags], cwd=cwd, env=environment)
 
 
 @pytest.mark.process
@@ -372,5 +369,4 @@ def write_project(folder: Path, manifest: object) -> None:
 def run_data(cwd: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": python_path(), "HF_HOME": str(cwd.parent / "hf"), "COLUMNS": "200"}
     environment.pop("LAUNCHER_DATA_DIR", None)
-    command = [sys.executable, "-m", "launcher", "data", *flags]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    return run_python(["-m", "launcher", "data", *flags], cwd=cwd, env=environment)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from launcher.core.errors import InputError
 from launcher.manifest import load_manifest
 from launcher.manifest.trust import allow_remote_code, check_trust, is_trust_granted, list_code
 from tests.conftest import ROOT, WriteManifest, expert_manifests, python_path
+from tests.forked_python import run_python
 
 CODE = ("evaluation.judge: own:Judge",)
 COMMAND = {"judge_command": ["sh", "-c", "touch executed"]}
@@ -95,15 +95,7 @@ def test_a_link_is_as_trusted_as_its_target(tmp_path: Path, config: Path) -> Non
 
 def launcher(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": python_path(), "COLUMNS": "300"}
-    return subprocess.run(
-        [sys.executable, "-m", "launcher", *words],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+    return run_python(["-m", "launcher", *words], cwd=folder, env=environment)
 
 
 def write_expert(folder: Path, name: str, **changes: object) -> Path:

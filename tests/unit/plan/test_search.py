@@ -20,7 +20,13 @@ from tests.conftest import published_manifests
 from tests.unit.plan.conftest import FULL_FINE_TUNING, decision, plan_for
 
 ROWS = RowEstimate(num_rows=30_000, mean_tokens=350, count_basis="read", is_measured=True)
-MANIFESTS = ["neo4j", *(str(file) for file in published_manifests())]
+MANIFESTS = [  # every fourth published one; `make test-all` plans all
+    "neo4j",
+    *(
+        pytest.param(str(file), marks=[pytest.mark.slow] if at % 4 else [])
+        for at, file in enumerate(published_manifests())
+    ),
+]
 BASES = ["Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B"]
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from launcher.analysis.compare import Comparison
 from tests.conftest import python_path
+from tests.forked_python import run_python
 from tests.made_runs import MadeRun, write_run
 
 pytestmark = pytest.mark.process
@@ -34,9 +34,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compare(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100", "PYTHONPATH": python_path(), "PYTHONUTF8": "1"}
-    command = [sys.executable, "-m", "launcher", "compare", *arguments]
-    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100", "PYTHONPATH": python_path()}
+    return run_python(["-m", "launcher", "compare", *arguments], cwd=place, env=environment)
 
 
 def compare_ok(place: Path, *arguments: str) -> str:

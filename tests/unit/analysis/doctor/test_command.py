@@ -17,6 +17,7 @@ from launcher.core.metrics import append_metrics
 from launcher.runs.record import write_outcome
 from tests.conftest import ROOT, python_path
 from tests.fake_nvml import MIB, FakeGpu, FakeNvml, write_nvml
+from tests.forked_python import run_python
 from tests.unit.analysis.doctor.builders import make_record, make_steps, plan_for
 
 pytestmark = pytest.mark.process
@@ -27,10 +28,7 @@ CLEAN = ("WANDB_API_KEY", "WANDB_MODE", "CUDA_VISIBLE_DEVICES")
 def doctor(*arguments: str, home: Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name not in CLEAN}
     own = {"NO_COLOR": "1", "COLUMNS": "140", "PYTHONPATH": python_path(), "HOME": str(home)}
-    command = [sys.executable, "-m", "launcher", "doctor", *arguments]
-    return subprocess.run(
-        command, cwd=home, env={**environment, **own, **(env or {})}, capture_output=True, text=True, check=False
-    )
+    return run_python(["-m", "launcher", "doctor", *arguments], cwd=home, env={**environment, **own, **(env or {})})
 
 
 def test_machine_without_gpu_has_no_problems(tmp_path: Path) -> None:

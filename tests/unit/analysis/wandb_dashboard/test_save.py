@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ import pytest
 from launcher.analysis.wandb_dashboard.content import DASHBOARD
 from launcher.analysis.wandb_dashboard.workspace import INSTALL_COMMAND, ViewTarget, render_specification
 from tests.conftest import python_path
+from tests.forked_python import run_python
 
 pytestmark = pytest.mark.process
 
@@ -92,8 +92,7 @@ def server() -> Iterator[Server]:
 def dashboard(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     ours = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     environment = {**ours, "PYTHONPATH": python_path(), "HOME": str(folder), "NO_COLOR": "1", **variables}
-    command = [sys.executable, "-m", "launcher", "dashboard", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return run_python(["-m", "launcher", "dashboard", *arguments], cwd=folder, env=environment)
 
 
 def test_view_is_created_once_and_then_updated(tmp_path: Path, server: Server) -> None:
