@@ -14,7 +14,7 @@ EXTRAS := train,dev$(if $(shell command -v nvidia-smi),$(comma)cuda)
 SETUP_FILES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train plan prepare compare dashboard doctor eval regression bench ablation quality-tools test test-fast test-all test-gpu test-slurm torture fuzz check format \
+.PHONY: help train plan prepare compare dashboard doctor eval regression bench ablation quality-tools test test-fast test-all test-gpu test-slurm test-targets torture fuzz check format \
 	configs docs schema samples memory-grid clean
 
 help:  ## list the targets
@@ -71,6 +71,11 @@ test-slurm: $(VENV)/.full  ## run the tests on a real Slurm with two virtual nod
 	@command -v slurmctld > /dev/null || { apt-get update -qq && \
 		apt-get install -qq -y --no-install-recommends slurmctld slurmd slurm-client munge; } > /dev/null
 	@$(BIN)/python -m pytest tests/slurm $(ARGS)
+
+test-targets: $(VENV)/.full  ## check job files with SkyPilot, dstack, Kubeflow and Kubernetes (installs them), and run their scripts
+	@$(PYTHON) -m venv $(VENV)/targets
+	@$(VENV)/targets/bin/pip install --quiet --disable-pip-version-check -r tests/targets/requirements.txt
+	@LAUNCHER_TEST_ALL=1 LAUNCHER_TEST_TARGETS=$(VENV)/targets $(BIN)/python -m pytest tests/targets $(ARGS)
 
 torture: $(VENV)/.full  ## kill preparations and trainings at random moments, more than 150 times; takes half an hour
 	@LAUNCHER_TORTURE=1 $(BIN)/python -m pytest tests/faults $(ARGS)

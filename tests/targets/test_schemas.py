@@ -17,7 +17,7 @@ from tests.targets.jobs import TARGETS, write_job
 PYTHON = Path(os.environ.get("LAUNCHER_TEST_TARGETS", "")) / "bin/python"
 pytestmark = pytest.mark.skipif(
     "LAUNCHER_TEST_TARGETS" not in os.environ,
-    reason=f"LAUNCHER_TEST_TARGETS names no virtual environment with {', '.join(validators.PACKAGES)}",
+    reason="LAUNCHER_TEST_TARGETS names no environment with tests/targets/requirements.txt: make test-targets",
 )
 CLUSTER = ("--gpu", "h100", "--gpus", "8", "--nodes", "2", "--secrets", "HF_TOKEN,WANDB_API_KEY", "--price", "2.4")
 HARDWARE = {
@@ -74,16 +74,23 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str | Non
     return {name: answers[str(file)] for name, file in files.items()}
 
 
+def get_verdict(verdicts: Mapping[str, str | None], name: str) -> str | None:
+    verdict = verdicts[name]
+    if verdict is not None and verdict.startswith("missing"):
+        pytest.skip(verdict)
+    return verdict
+
+
 @pytest.mark.parametrize("hardware", HARDWARE)
 @pytest.mark.parametrize("target", TARGETS)
 def test_job_file_is_accepted(verdicts: Mapping[str, str | None], target: str, hardware: str) -> None:
-    assert verdicts[f"{target}-{hardware}"] is None
+    assert get_verdict(verdicts, f"{target}-{hardware}") is None
 
 
 def test_skypilot_volume_and_long_run_id_are_accepted(verdicts: Mapping[str, str | None]) -> None:
-    assert verdicts["skypilot-volume"] is None
+    assert get_verdict(verdicts, "skypilot-volume") is None
 
 
 @pytest.mark.parametrize("number", range(len(TYPOS)), ids=[f"{target}-{wrong}" for target, _, wrong in TYPOS])
 def test_typo_is_refused(verdicts: Mapping[str, str | None], number: int) -> None:
-    assert verdicts[str(number)] is not None
+    assert get_verdict(verdicts, str(number)) is not None

@@ -1,7 +1,7 @@
 """Checks of job files by the projects that read them: run by a Python that has these packages (see test_schemas.py).
 
 Usage: python validators.py FILE..., in the folder to which the paths in the files are relative. Prints a JSON object:
-for each file null, or the first error.
+for each file null, or the first error. A package that is not installed is an error that starts with "missing".
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 import yaml
 
-PACKAGES = ("skypilot==0.14.1", "dstack==0.22.5", "kubeflow-trainer-api==2.3.0", "kubernetes-validate==1.37.0")
 KUBEFLOW = {
     "TrainJob": "trainer_v1alpha1_train_job.TrainerV1alpha1TrainJob",
     "TrainingRuntime": "trainer_v1alpha1_training_runtime.TrainerV1alpha1TrainingRuntime",
@@ -82,6 +81,8 @@ def find_error(path: Path) -> str | None:
     check = {"skypilot.yaml": check_skypilot, "train.dstack.yml": check_dstack, "kubernetes.yaml": check_kubernetes}
     try:
         check[path.name](path)
+    except ModuleNotFoundError as error:
+        return f"missing: {error}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"[:2000]
     return None
