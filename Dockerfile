@@ -8,10 +8,7 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends build-essential python3 python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
 
-# Caches are next to the runs, so that they outlive the container; torch needs a user name.
-ENV PATH=/opt/venv/bin:$PATH \
-    HOME=/workspace \
-    LOGNAME=trainer
+ENV PATH=/opt/venv/bin:$PATH
 
 # The large packages first: this layer stays while the code changes. torch before those that look for it when they are built.
 COPY constraints.txt /opt/expert-launcher/
@@ -28,6 +25,10 @@ RUN pip install --no-cache-dir --constraint /opt/expert-launcher/constraints.txt
 
 # A plain user, who may write nothing of yours: `--user` says who you are.
 RUN useradd --create-home --uid 10001 trainer && mkdir /workspace && chown trainer /workspace
+# Caches are next to the runs, so that they outlive the container; torch needs a user name. Set last: a step above that
+# writes to its home would leave files of root there.
+ENV HOME=/workspace \
+    LOGNAME=trainer
 USER trainer
 WORKDIR /workspace
 ENTRYPOINT ["launcher"]

@@ -1,21 +1,32 @@
-"""Rule-based checks of the Dockerfile, which need no Docker daemon."""
+"""The Dockerfile without a Docker daemon: rules, and its steps in a folder."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
+import sys
+import tempfile
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.conftest import ROOT
 
 FILE = ROOT / "Dockerfile"
 KNOWN = {"FROM", "RUN", "ENV", "COPY", "USER", "WORKDIR", "ENTRYPOINT", "CMD", "ARG", "LABEL"}
+
+
+# A user's own Python may be in a folder that another user cannot read.
+PYTHON = "/usr/bin/python3"
+CHECK_PYTHON = "import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,3 +144,109 @@ def test_image_starts_with_a_launcher_verb() -> None:
     steps = {step.word: step.rest for step in read_steps(FILE.read_text())}
     assert json.loads(steps["ENTRYPOINT"]) == ["launcher"]
     assert json.loads(steps["CMD"]) == ["doctor"]
+
+
+def read_pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().split("\n")
+    pairs = (line.partition("==")[::2] for line in lines if "==" in line and not line.startswith("#"))
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def test_everything_in_the_image_is_pinned_within_its_bounds() -> None:
+    """Image, tests and resumed runs have the same packages only if each of them is in constraints.txt."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras, pins = project["optional-dependencies"], read_pins()
+    (named,) = re.findall(r"expert-launcher\[([\w,]+)\]", FILE.read_text())
+    found = list(project["dependencies"])
+    for extra in (*named.split(","), "data"):  # train includes data
+        found += extras[extra]
+    for requirement in map(Requirement, found):
+        if canonicalize_name(requirement.name) != project["name"]:
+            assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+
+
+class Image:
+    """The steps of the Dockerfile in a folder instead of a container."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {"HOME": str(folder), "PATH": os.environ["PATH"]}
+        self.environment |= {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_"))}
+
+    def place(self, text: str) -> str:
+        return re.sub(r"(?<![\w.])/(opt|workspace)\b", rf"{self.folder}/\1", text)
+
+    def run(self, *words: str, user: int | None = None) -> str:
+        done = subprocess.run(
+            words, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False, user=user
+        )
+        assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def take(self, step: Step) -> None:
+        """Perform one step. What needs root or gigabytes is only resolved: apt and pip say what they would install."""
+        rest = self.place(step.rest)
+        if step.word == "ENV":
+            for assignment in shlex.split(rest):
+                name, _, value = assignment.partition("=")
+                self.environment[name] = value.replace("$PATH", self.environment["PATH"])
+        elif step.word == "COPY":
+            *sources, target = shlex.split(rest)
+            for source in sources:
+                place = Path(target) / source if target.endswith("/") else Path(target)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                is_folder = (ROOT / source).is_dir()
+                (shutil.copytree if is_folder else shutil.copyfile)(ROOT / source, place)
+        elif step.word == "RUN":
+            for command in rest.split("&&"):
+                self.execute(shlex.split(command))
+
+    def execute(self, words: list[str]) -> None:
+        if words[:2] == ["apt-get", "install"]:
+            if list(Path("/var/lib/apt/lists").glob("*Packages*")):
+                self.run("apt-get", "--simulate", *words[1:])
+        elif words[:3] == ["python3", "-m", "venv"]:
+            self.run(PYTHON, *words[1:])
+        elif words[:2] == ["pip", "install"] and "[" in words[-1]:
+            self.run(*words[:-1], words[-1].partition("[")[0])  # its extras are pinned, and too large
+        elif words[:2] == ["pip", "install"]:
+            self.run(*words, "--dry-run", "--no-deps")
+        elif words[0] == "useradd":
+            (self.folder / "etc").mkdir()
+            for name in ("passwd", "group", "login.defs"):
+                shutil.copyfile(f"/etc/{name}", self.folder / "etc" / name)
+            self.run("useradd", "--prefix", str(self.folder), *words[1:])
+        elif words[0] == "mkdir":
+            self.run(*words)
+        elif words[0] == "chown":
+            self.run("chown", "10001", *words[2:])
+        else:
+            assert words[:2] == ["apt-get", "update"] or words[0] == "rm", f"not tested: {words}"
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.skipif(os.geteuid() != 0, reason="creates files of another user: needs root")
+def test_steps_build_an_image_that_a_plain_user_can_run() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="launcher-image-"))
+    try:
+        folder.chmod(0o755)
+        image = Image(folder)
+        if subprocess.run([PYTHON, "-c", CHECK_PYTHON], capture_output=True, check=False).returncode:
+            pytest.skip(f"{PYTHON} is not Python 3.11 or newer with venv")
+        probe = ["download", "--no-deps", "--dest", str(folder / "probe"), f"shtab=={read_pins()['shtab']}"]
+        if subprocess.run([sys.executable, "-m", "pip", *probe], capture_output=True, check=False).returncode:
+            pytest.skip("no package index")
+        for step in read_steps(FILE.read_text()):
+            image.take(step)
+        workspace = folder / "workspace"
+        image.run("launcher", "--version", user=10001)
+        words = ("train", "neo4j", "--gpu", "h100", "--dry-run", "--run-id", "a", "--runs-dir", f"{workspace}/runs")
+        assert "Dry run: nothing was started." in image.run("launcher", *words, user=10001)
+        assert (workspace / "runs/a/plan.json").stat().st_uid == 10001
+        installed = json.loads(image.run("pip", "list", "--format=json"))
+        pins = read_pins() | {"expert-launcher": "", "pip": "", "setuptools": ""}
+        wrong = [row for row in installed if pins[canonicalize_name(row["name"])] not in ("", row["version"])]
+        assert wrong == []
+    finally:
+        shutil.rmtree(folder)

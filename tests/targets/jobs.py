@@ -118,9 +118,13 @@ class Loopback:
                 path.write_text(content)
             else:
                 shutil.copytree(ROOT / content, path)
+        (self.folder / "bin").mkdir()
+        self.install(f'exec {sys.executable} -m launcher "$@"')
+
+    def install(self, body: str) -> None:
+        """Put a `launcher` on the PATH."""
         program = self.folder / "bin/launcher"
-        program.parent.mkdir()
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m launcher "$@"\n')
+        program.write_text(f"#!/bin/sh\n{body}\n")
         program.chmod(0o755)
 
     def locate(self, text: str) -> str:

@@ -48,6 +48,39 @@ def read_status(paths: RunPaths) -> tuple[str, int | None, int]:
     return outcome.status, outcome.exit_code, outcome.steps_done
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_nodes_get_their_flags_and_the_run_directory(nodes: StartNodes, target: str) -> None:
+    """With a program that only records how it is called."""
+    cluster = nodes(target, 2)
+    cluster.install(f'echo "$@" > {cluster.folder}/called-$6')
+    for _ in range(2):  # at the second start the run directory exists
+        cluster.start()
+        assert cluster.wait() == ([0, 0], "\n")
+        address = f"127.0.0.1:{cluster.port}"
+        for rank in ("0", "1"):
+            words = (cluster.folder / f"called-{rank}").read_text().split()
+            flags = ["--resume", str(cluster.paths.root), "--node-rank", rank, "--rendezvous", address]
+            assert words == ["train", "neo4j", *flags]
+        assert cluster.paths.plan.read_text() == (cluster.file.parent / "plan.json").read_text()
+        assert [file.name for file in cluster.paths.root.parent.iterdir()] == ["first"], "no copy is left"
+        assert not list(cluster.paths.root.glob(".request*"))
+        cluster.paths.request.write_text("{}")  # of an earlier submission
+    assert cluster.paths.metrics.exists() is False
+
+
+def test_run_directory_on_the_volume_keeps_its_plan(nodes: StartNodes) -> None:
+    """The request is that of the last submission; `--resume` compares it with the plan of the run on the volume."""
+    cluster = nodes("dstack", 2)
+    cluster.install("exit 75")
+    cluster.paths.logs.mkdir(parents=True)
+    cluster.paths.plan.write_text("earlier")
+    cluster.paths.request.write_text("earlier")
+    cluster.start()
+    assert cluster.wait() == ([75, 75], "\n")
+    assert cluster.paths.plan.read_text() == "earlier"
+    assert cluster.paths.request.read_text() == (cluster.file.parent / "request.json").read_text()
+
+
 @pytest.mark.process
 def test_rendered_script_trains_on_two_nodes(nodes: StartNodes) -> None:
     cluster = nodes("skypilot", 2)

@@ -37,6 +37,9 @@ if [[ ! -e $run ]]; then  # only at the first start; nodes that share the volume
   cp -L {files}/*.* "$run.$rank"
   mv -T "$run.$rank" "$run" 2> /dev/null || rm -rf "$run.$rank"
 fi
+# A resubmitted run may have other hardware. Other training settings under the same name are refused.
+cp -L {files}/request.json "$run/.request.$rank"
+mv "$run/.request.$rank" "$run/request.json"
 cd {project}
 exec {command}"""
 
