@@ -96,6 +96,7 @@ class Family:
     parameters_per_layer: int = 0  # apart from linear layers and norms
     output_from_hidden: bool = False  # the output projection has hidden_size inputs, whatever the heads have
     has_head_bias: bool = False
+    embeddings: tuple[str, str] = ("embed_tokens", "lm_head")  # names of the embeddings and of the LM head
     experts: ExpertKeys | None = None  # instead of the MLP
     has_sinks: bool = False  # a learned score per head that takes part in the softmax of attention
     defaults: Mapping[str, object] = field(default_factory=dict)
@@ -231,6 +232,7 @@ FAMILIES: Mapping[str, Family] = {
         output_bias="attention_bias",
         mlp_bias=True,
         has_norm_bias=True,
+        embeddings=("embed_in", "embed_out"),
         defaults={"attention_bias": True, "max_position_embeddings": 2048},
     ),
     "qwen3_moe": replace(

@@ -99,6 +99,11 @@ class ModelShape(Frozen):
         return (self.norm_parameters_per_layer - sinks) % self.hidden_size != 0
 
     @property
+    def embedding_names(self) -> tuple[str, str]:
+        """Return the module names of the embeddings and of the LM head."""
+        return FAMILIES.get(self.model_type, LLAMA).embeddings
+
+    @property
     def linear_names(self) -> tuple[str, ...]:
         """Return the module names that an adapter can target."""
         return tuple(linear.name for linear in self.linears)

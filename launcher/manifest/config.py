@@ -85,6 +85,9 @@ the decoder, without the head. Names not in the base model are refused."""
     target_parameters: tuple[str, ...] = ()
     """Experts of a mixture of experts that get LoRA, by PEFT's names, such as mlp.experts.gate_up_proj and \
 mlp.experts.down_proj. Needs dropout 0."""
+    modules_to_save: tuple[str, ...] = ()
+    """Embeddings and LM head that are trained completely beside a LoRA or DoRA adapter, such as embed_tokens and \
+lm_head. Where they are tied, both share one trained weight."""
     feedforward_modules: tuple[str, ...] = ()
     """IA³: the target_modules that are scaled at their input."""
     epochs: Epochs | None = None
@@ -249,7 +252,7 @@ def _check_adapter(config: TrainingConfig) -> list[str]:
             problems.append(f"{name}: missing; adapter_type {kind} requires it")
         elif kind in ("ia3", "full") and not is_absent:
             problems.append(f"{name}: not applicable to adapter_type {kind}; remove it")
-    for name in ("use_rslora", "loraplus_lr_ratio"):
+    for name in ("use_rslora", "loraplus_lr_ratio", "modules_to_save"):
         if kind not in ("lora", "dora") and getattr(config, name):
             problems.append(f"{name}: not applicable to adapter_type {kind}; remove it")
     if config.target_parameters and kind != "lora":

@@ -9,7 +9,7 @@ from launcher.core.units import format_count, format_percent
 from launcher.manifest.config import TrainingConfig
 from launcher.manifest.suggest import find_closest
 from launcher.plan.context import PlanContext, hardware_decision, manifest_decision, plan_decision
-from launcher.plan.estimate.memory import count_trainable, select_stacks
+from launcher.plan.estimate.memory import count_saved, count_trainable, select_stacks
 from launcher.plan.model import AdapterPlan, Decision, QuantizationPlan
 
 # What the trainer of the published manifests used by default.
@@ -22,8 +22,17 @@ def decide_adapter(context: PlanContext) -> tuple[AdapterPlan, list[Decision]]:
     kind = _get_kind(config)
     _check_experts(context)
     _check_targets(context)
+    _check_saved_modules(context)
     targets = _list_targets(context)
-    trainable = count_trainable(base, kind, config.rank, targets, config.feedforward_modules, config.target_parameters)
+    trainable = count_trainable(
+        base,
+        kind,
+        config.rank,
+        targets,
+        config.feedforward_modules,
+        config.target_parameters,
+        config.modules_to_save,
+    )
     dropout, dropout_decision = _decide_dropout(context)
     plan = AdapterPlan(
         kind=kind,
@@ -33,6 +42,7 @@ def decide_adapter(context: PlanContext) -> tuple[AdapterPlan, list[Decision]]:
         dropout=dropout,
         target_modules=targets,
         target_parameters=config.target_parameters,
+        modules_to_save=config.modules_to_save,
         feedforward_modules=config.feedforward_modules,
         trainable_parameters=trainable,
     )
@@ -44,7 +54,36 @@ def decide_adapter(context: PlanContext) -> tuple[AdapterPlan, list[Decision]]:
         size = f"rank {config.rank}, alpha {config.alpha} ({root}scale {scale:.3g}), "
     value = f"{kind}, {size}{format_count(trainable)} trainable parameters ({share})"
     reason = "training.config" + _describe_differences(context)
-    return plan, [manifest_decision("adapter", value, reason), *dropout_decision, *_explain_experts(context)]
+    return plan, [
+        manifest_decision("adapter", value, reason),
+        *_explain_saved_modules(context),
+        *dropout_decision,
+        *_explain_experts(context),
+    ]
+
+
+def _check_saved_modules(context: PlanContext) -> None:
+    """Refuse other modules than embeddings and head: fused layers take norms and linear layers as frozen."""
+    base = context.base
+    unknown = [name for name in context.config.modules_to_save if name not in base.embedding_names]
+    if unknown:
+        raise ManifestError(
+            f"training.config.modules_to_save: {', '.join(unknown)} cannot be trained completely beside an adapter",
+            hint=f"only embeddings and LM head can: {', '.join(base.embedding_names)} of {base.name}; target_modules "
+            "adapts linear layers, adapter_type full trains all weights",
+        )
+
+
+def _explain_saved_modules(context: PlanContext) -> list[Decision]:
+    base, names = context.base, context.config.modules_to_save
+    if not names:
+        return []
+    count = sum(count_saved(base, names))
+    reason = "modules_to_save in the manifest; each keeps its frozen original beside the trained copy, as in PEFT"
+    if base.tied_embeddings:
+        names = base.embedding_names
+        reason += "; tied in this base, so one trained weight serves both (PEFT's ensure_weight_tying)"
+    return [manifest_decision("trained modules", f"{', '.join(names)}: {format_count(count)} parameters", reason)]
 
 
 def _explain_experts(context: PlanContext) -> list[Decision]:

@@ -14,6 +14,7 @@ def recipe_from_plan(plan: Plan) -> Recipe:
         rank=plan.adapter.rank,
         target_modules=plan.adapter.target_modules,
         target_parameters=plan.adapter.target_parameters,
+        modules_to_save=plan.adapter.modules_to_save,
         adapter_dropout=plan.adapter.dropout,
         quantization=plan.quantization_kind,
         compute_dtype=plan.precision.compute_dtype,

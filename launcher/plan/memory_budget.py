@@ -162,6 +162,7 @@ def _make_recipe(context: PlanContext, settings: ModelSettings, compiled: bool) 
         rank=settings.adapter.rank,
         target_modules=settings.adapter.target_modules,
         target_parameters=settings.adapter.target_parameters,
+        modules_to_save=settings.adapter.modules_to_save,
         adapter_dropout=settings.adapter.dropout,
         quantization=settings.quantization_kind,
         compute_dtype=settings.precision.compute_dtype,

@@ -62,6 +62,7 @@ class AdapterPlan(Frozen):
     dropout: float
     target_modules: tuple[str, ...]
     target_parameters: tuple[str, ...] = ()  # stacked experts
+    modules_to_save: tuple[str, ...] = ()  # embeddings and head that are trained completely
     feedforward_modules: tuple[str, ...]
     trainable_parameters: int
 

@@ -78,14 +78,15 @@ def load_weights(engine: Engine, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Load complete weights, which must cover all trained parameters. Every rank must call it with rank 0's values."""
     zero = ZeroStates.of(engine)
     parameters = dict(named_trained(engine))
-    for name, full in weights:
-        parameter = parameters.pop(name)
+    missing = set(parameters)
+    for name, full in weights:  # PEFT saves tied modules twice
+        missing.discard(name)
         if zero is not None:
-            zero.set_weight(parameter, full)
+            zero.set_weight(parameters[name], full)
         else:
-            _copy_into(parameter, full)
-    if parameters:
-        raise KeyError(next(iter(parameters)))
+            _copy_into(parameters[name], full)
+    if missing:
+        raise KeyError(min(missing))
 
 
 def load_optimizer(engine: Engine, states: Iterable[tuple[StateName, Tensor]], keys: Sequence[str]) -> None:

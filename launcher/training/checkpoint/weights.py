@@ -124,14 +124,21 @@ def map_saved_names(run: TrainingRun) -> dict[str, str]:
         return {name: name for name in trained}
     markers = {name: empty(0) for name in trained}
     names_by_id = {id(marker): name for name, marker in markers.items()}
-    saved = get_peft_model_state_dict(model, state_dict=markers)
+    saved = get_peft_model_state_dict(model, state_dict=_add_tied(model, markers))
     return {saved_name: names_by_id[id(marker)] for saved_name, marker in saved.items()}
+
+
+def _add_tied(model: PeftModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return trained weights under all their names, as PEFT saves them: a tied head is trained with the embeddings."""
+    by_parameter = {id(parameter): weights[name] for name, parameter in model.named_parameters() if name in weights}
+    everything = model.named_parameters(remove_duplicate=False)
+    return {name: by_parameter[id(parameter)] for name, parameter in everything if id(parameter) in by_parameter}
 
 
 def _write(run: TrainingRun, folder: Path, weights: Mapping[str, Tensor]) -> None:
     model = run.engine.module.model
     if isinstance(model, PeftModel):
-        model.save_pretrained(str(folder), state_dict=dict(weights))
+        model.save_pretrained(str(folder), state_dict=_add_tied(model, weights))
         _fix_adapter_config(folder / "adapter_config.json", run)
         return
     dtype = DTYPES[run.plan.precision.compute_dtype]

@@ -202,6 +202,8 @@ def _training_rows(facts: CardFacts) -> Iterator[tuple[str, str]]:
     if adapter.kind != "full":
         targets = dict.fromkeys((*adapter.target_modules, *adapter.feedforward_modules))
         yield "adapted modules", ", ".join(f"`{code(name)}`" for name in targets)
+    if adapter.modules_to_save:
+        yield "completely trained modules", ", ".join(f"`{code(name)}`" for name in adapter.modules_to_save)
     if plan.quantization is not None:
         yield "base while training", {"int4": "NF4, 4 bits", "int8": "8 bits"}[plan.quantization.kind]
     yield "sequence length", f"{batch.sequence_length:,} tokens{', packed' if batch.packed else ''}"

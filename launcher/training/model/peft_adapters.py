@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from launcher.core.choices import ALL_LINEAR, Dtype
 from launcher.core.errors import InputError, Problem
-from launcher.plan.model import AdapterPlan, Plan
+from launcher.plan.model import Plan
 from launcher.training.model.base_model import DTYPES
 
 
@@ -24,9 +24,28 @@ def add_adapter(base: PreTrainedModel, plan: Plan) -> PreTrainedModel | PeftMode
         for part in (_get_decoder(base)[1], head):  # not a vision tower
             part.requires_grad_(True)
         return base
-    model = get_peft_model(base, _make_config(plan.adapter, *_select_targets(base, plan)))
+    saved = _check_saved_modules(base, plan)
+    model = get_peft_model(base, _make_config(plan, *_select_targets(base, plan)))
     _set_trainable_dtype(model, DTYPES[_trainable_dtype(plan)])
+    if saved:
+        _cast_embeddings(base, DTYPES[plan.precision.base_dtype])
     return model
+
+
+def _check_saved_modules(base: PreTrainedModel, plan: Plan) -> tuple[str, ...]:
+    """Return the modules that are trained completely; refuse names that the base does not have."""
+    names = {name.rpartition(".")[2] for name, _ in base.named_modules()}
+    missing = [name for name in plan.adapter.modules_to_save if name not in names]
+    if missing:
+        raise InputError(f"modules_to_save: {plan.base.name} has no {', '.join(missing)}")
+    return plan.adapter.modules_to_save
+
+
+def _cast_embeddings(base: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Cast the outputs of trained FP32 embeddings, so that decoder layers get the dtype of a frozen base."""
+    embeddings: Any = base.get_input_embeddings()
+    if embeddings.weight.dtype != dtype:
+        embeddings.register_forward_hook(lambda _module, _inputs, output: output.to(dtype))
 
 
 def _get_decoder(base: PreTrainedModel) -> tuple[str, nn.Module]:
@@ -84,20 +103,23 @@ def _name_linears(module: nn.Module) -> set[str]:
     return {name.rpartition(".")[2] for name in _list_linears(module)}
 
 
-def _make_config(plan: AdapterPlan, targets: Targets, feedforward: Targets) -> LoraConfig | IA3Config:
-    if plan.kind == "ia3":
+def _make_config(plan: Plan, targets: Targets, feedforward: Targets) -> LoraConfig | IA3Config:
+    adapter = plan.adapter
+    if adapter.kind == "ia3":
         return IA3Config(task_type="CAUSAL_LM", target_modules=targets, feedforward_modules=feedforward)
-    assert plan.rank is not None
-    assert plan.alpha is not None
+    assert adapter.rank is not None
+    assert adapter.alpha is not None
     return LoraConfig(
         task_type="CAUSAL_LM",
-        r=plan.rank,
-        lora_alpha=plan.alpha,
-        lora_dropout=plan.dropout,
-        use_rslora=plan.use_rslora,
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        lora_dropout=adapter.dropout,
+        use_rslora=adapter.use_rslora,
         target_modules=targets,
-        target_parameters=sorted(plan.target_parameters) or None,
-        use_dora=plan.kind == "dora",
+        target_parameters=sorted(adapter.target_parameters) or None,
+        modules_to_save=list(adapter.modules_to_save) or None,
+        ensure_weight_tying=bool(adapter.modules_to_save) and plan.base.tied_embeddings,
+        use_dora=adapter.kind == "dora",
     )
 
 

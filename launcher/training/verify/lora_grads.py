@@ -147,7 +147,8 @@ def _plain_kernels(module: PackedCausalLM) -> Iterator[None]:
 
 def _compute_grads(module: PackedCausalLM, batch: PackedBatch) -> dict[str, list[Tensor]]:
     """Return gradients by kind, such as "q_proj.lora_A", without accumulating into .grad."""
-    names, parameters = zip(*((name, p) for name, p in module.named_parameters() if p.requires_grad), strict=True)
+    trained = ((name, p) for name, p in module.named_parameters() if p.requires_grad and ".lora_" in name)
+    names, parameters = zip(*trained, strict=True)
     with torch.enable_grad():
         loss: Any = module(batch)
         grads = torch.autograd.grad(loss, parameters, allow_unused=True)

@@ -15,9 +15,20 @@ from launcher.core.errors import InputError
 from launcher.corpus.store import Store
 from launcher.manifest.config import TrainingConfig
 from launcher.plan.model import Plan
-from launcher.training.engine.optimizer import build_scheduler
-from launcher.training.engine.run import build_model
-from tests.training.builders import adapt, build, train_recorded, trained_weights, vary
+from launcher.training.checkpoint.weights import save_weights
+from launcher.training.engine.optimizer import build_optimizer, build_scheduler
+from launcher.training.engine.run import TrainingRun, build_model
+from tests.training.builders import (
+    VOCABULARY,
+    adapt,
+    build,
+    make_config,
+    make_plan,
+    train_recorded,
+    trained_weights,
+    vary,
+    write_base,
+)
 
 KINDS = ("lora", "dora", "ia3", "full")
 
@@ -100,8 +111,7 @@ def test_rslora_and_loraplus_train_as_plain_peft(plan: Plan, store: Store, tmp_p
         r=4, lora_alpha=8, use_rslora=True, use_dora=kind == "dora", target_modules=list(adapter.target_modules)
     )
     plain: Any = get_peft_model(base, config)
-    start = {name.removeprefix("model."): weight for name, weight in trained_weights(run).items()}
-    plain.load_state_dict(start, strict=False)
+    start = _copy_start(run, plain)
     optimizer: Any = create_loraplus_optimizer(
         plain,
         torch.optim.AdamW,
@@ -111,6 +121,64 @@ def test_rslora_and_loraplus_train_as_plain_peft(plan: Plan, store: Store, tmp_p
         betas=optimizer_plan.betas,
         eps=optimizer_plan.epsilon,
     )
+    _train_both(run, plain, optimizer)
+    _assert_same(run, plain, start)
+
+
+@pytest.mark.parametrize("names", [("embed_tokens", "lm_head"), ("lm_head",), ("embed_tokens",)])
+@pytest.mark.parametrize("tied", [True, False])
+def test_modules_to_save_train_and_load_as_plain_peft(
+    store: Store, tmp_path: Path, names: tuple[str, ...], tied: bool
+) -> None:
+    """Three steps, then the saved adapter in plain PEFT, and merged."""
+    base = write_base(tmp_path / "base", make_config(tie_word_embeddings=tied))
+    options = {**adapt("lora", modules_to_save=names), "optimizer.max_grad_norm": None}
+    schedule = {"schedule.max_steps": 3, "schedule.warmup_ratio": 0.0, "batch.micro_batch_size": 4}
+    run = build(vary(make_plan(base), {**options, **schedule}), store, tmp_path / "run")
+    config = LoraConfig(
+        r=4,
+        lora_alpha=8,
+        target_modules=list(run.plan.adapter.target_modules),
+        modules_to_save=list(names),
+        ensure_weight_tying=tied,
+    )
+    plain: Any = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), config)
+    start = _copy_start(run, plain)
+    saved = [name for name in start if "modules_to_save" in name]
+    assert len(saved) == (1 if tied else len(names))
+    assert sum(start[name].numel() for name in saved) == VOCABULARY * 32 * len(saved)
+    _train_both(run, plain, build_optimizer(run.plan.optimizer, plain))
+    _assert_same(run, plain, start)
+    save_weights(run, tmp_path / "adapter")
+    loaded: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(tmp_path / "adapter"))
+    ids = torch.arange(1, 30)[None]
+    _copy_start(run, plain)
+    expected = plain.eval()(input_ids=ids).logits
+    torch.testing.assert_close(loaded(input_ids=ids).logits, expected, rtol=0, atol=1e-6)
+    loaded.merge_and_unload().save_pretrained(str(tmp_path / "merged"))
+    merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(merged(input_ids=ids).logits, expected, rtol=0, atol=1e-5)
+
+
+def test_trained_embeddings_feed_the_base_in_its_dtype(plan: Plan, store: Store, tmp_path: Path) -> None:
+    dtypes = {"precision.compute_dtype": "bf16", "precision.base_dtype": "bf16", "schedule.max_steps": 1}
+    run = build(vary(plan, {**adapt("lora", modules_to_save=("embed_tokens",)), **dtypes}), store, tmp_path)
+    seen: list[torch.dtype] = []
+    run.engine.module.layers[0].register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].dtype))
+    train_recorded(run)
+    assert set(seen) == {torch.bfloat16}
+    assert {weight.dtype for weight in trained_weights(run).values()} == {torch.float32}
+
+
+def _copy_start(run: TrainingRun, plain: Any) -> dict[str, torch.Tensor]:
+    """Give plain PEFT the adapter's initial weights, and return them."""
+    start = {name.removeprefix("model."): weight for name, weight in trained_weights(run).items()}
+    assert not plain.load_state_dict(start, strict=False).unexpected_keys
+    return start
+
+
+def _train_both(run: TrainingRun, plain: Any, optimizer: Any) -> None:
+    """Train our run, and plain PEFT on the same batches."""
     schedule = build_scheduler(run.plan.schedule, optimizer, run.num_steps)
     batches = run.batches()
     for batch in (batches[index] for index in range(run.num_steps)):
@@ -119,7 +187,11 @@ def test_rslora_and_loraplus_train_as_plain_peft(plan: Plan, store: Store, tmp_p
         schedule.step()
         optimizer.zero_grad()
     train_recorded(run)
+
+
+def _assert_same(run: TrainingRun, plain: Any, start: dict[str, torch.Tensor]) -> None:
     expected = {name: parameter for name, parameter in plain.named_parameters() if parameter.requires_grad}
+    assert expected.keys() == start.keys()
     for name, weight in trained_weights(run).items():
         moved = expected[name.removeprefix("model.")] - start[name.removeprefix("model.")]
         torch.testing.assert_close(weight, expected[name.removeprefix("model.")], rtol=1e-3, atol=1e-5)
@@ -140,8 +212,9 @@ def _plain_loss(model: Any, batch: Any) -> torch.Tensor:
     return total / len(targets)
 
 
-@pytest.mark.parametrize("key", ["use_rslora", "loraplus_lr_ratio"])
+@pytest.mark.parametrize("key", ["use_rslora", "loraplus_lr_ratio", "modules_to_save"])
 def test_lora_options_are_refused_for_other_adapters(key: str) -> None:
     config = {"method": "sft", "adapter_type": "full", "epochs": 1, "learning_rate": 1e-4, "batch_size": 1, key: 2.0}
+    values: dict[str, Any] = {"use_rslora": True, "modules_to_save": ("lm_head",)}
     with pytest.raises(ValueError, match=f"{key}: not applicable to adapter_type full"):
-        TrainingConfig.model_validate(config | ({key: True} if key == "use_rslora" else {}))
+        TrainingConfig.model_validate(config | {key: values.get(key, 2.0)})

@@ -119,3 +119,36 @@ def test_settings_that_older_checkpoints_lack_have_their_defaults() -> None:
     rslora = collect_learning_settings(plan_for(overrides=("training.config.use_rslora=true",)))
     (problem,) = find_changed_settings(before, rslora)
     assert (problem.where, problem.what) == ("adapter.use_rslora", "False before, True now")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_modules_to_save_are_counted_with_their_states(tmp_path: Path, tied: bool) -> None:
+    base = write_config(tmp_path, "llama", tie_word_embeddings=tied, vocab_size=32_000)
+    plain = plan_for(base=base)
+    both = plan_for(base=base, config={"modules_to_save": ["embed_tokens", "lm_head"]})
+    added = 32_000 * 64 * (1 if tied else 2)
+    assert both.adapter.trainable_parameters == plain.adapter.trainable_parameters + added
+    for name in ("adapter", "gradients", "optimizer"):
+        before, now = (next(t.num_bytes for t in plan.memory.terms if t.name == name) for plan in (plain, both))
+        assert now - before >= 4 * added * (2 if name == "optimizer" else 1)
+    (decision,) = [each for each in both.decisions if each.name == "trained modules"]
+    assert ("one trained weight serves both" in decision.reason) == tied
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"modules_to_save": ["norm"]}, "norm cannot be trained completely beside an adapter"),
+        ({"modules_to_save": ["lm_head"], "strategy": "fsdp2"}, "fsdp2 does not support modules_to_save"),
+        ({"modules_to_save": ["lm_head"], "strategy": "zero3"}, "zero3 does not support modules_to_save"),
+    ],
+)
+def test_modules_to_save_that_cannot_be_trained_are_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(LauncherError) as caught:
+        plan_for(config=config)
+    assert message in str(caught.value)
+
+
+def test_modules_to_save_never_lead_to_sharding() -> None:
+    plan = plan_for(config={"modules_to_save": ["embed_tokens"]}, gpus=8)
+    assert plan.strategy == "ddp"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.base_models.families import Linear
+from launcher.base_models.families import FAMILIES, LLAMA, Linear
 from launcher.base_models.shapes import ModelShape
 from launcher.core.choices import (
     DEEPSPEED_STRATEGIES,
@@ -51,6 +51,7 @@ class Recipe:
     rank: int | None  # LoRA rank; None for ia3 and full
     target_modules: tuple[str, ...]
     target_parameters: tuple[str, ...] = ()  # stacked experts with LoRA
+    modules_to_save: tuple[str, ...] = ()  # embeddings and head that are trained completely beside the adapter
     quantization: Quantization
     compute_dtype: Dtype
     base_dtype: Dtype
@@ -85,6 +86,7 @@ def count_trainable(
     target_modules: tuple[str, ...],
     feedforward_modules: tuple[str, ...] = ("down_proj",),
     target_parameters: tuple[str, ...] = (),
+    modules_to_save: tuple[str, ...] = (),
 ) -> int:
     """Count the trainable parameters. IA3 scales the inputs of feedforward modules and the outputs of all others."""
     if adapter == "full":
@@ -99,7 +101,31 @@ def count_trainable(
     for stack in select_stacks(shape, target_parameters):
         assert shape.experts is not None
         per_layer += shape.experts.num_experts * (rank or 0) * (stack.in_features + stack.out_features)
-    return per_layer * shape.num_layers
+    return per_layer * shape.num_layers + sum(count_saved(shape, modules_to_save))
+
+
+def count_saved(shape: ModelShape, modules_to_save: tuple[str, ...]) -> tuple[int, int]:
+    """Count the parameters of embeddings and head that are trained completely; tied ones are one weight."""
+    if shape.tied_embeddings:
+        return (shape.embedding_parameters if modules_to_save else 0), 0
+    family = FAMILIES.get(shape.model_type, LLAMA)
+    head = shape.head_parameters + (shape.vocab_size if family.has_head_bias else 0)
+    embeddings_name, head_name = shape.embedding_names
+    return (
+        shape.embedding_parameters if embeddings_name in modules_to_save else 0,
+        head if head_name in modules_to_save else 0,
+    )
+
+
+def count_trained_embeddings(shape: ModelShape, recipe: Recipe) -> int:
+    """Count the parameters of trained embeddings, whose optimizer states are never quantized."""
+    return shape.embedding_parameters if recipe.adapter == "full" else count_saved(shape, recipe.modules_to_save)[0]
+
+
+def trains_head(shape: ModelShape, recipe: Recipe) -> bool:
+    """Whether the LM head has a gradient."""
+    embeddings, head = count_saved(shape, recipe.modules_to_save)
+    return recipe.adapter == "full" or head > 0 or (shape.tied_embeddings and embeddings > 0)
 
 
 def select_targets(shape: ModelShape, target_modules: tuple[str, ...]) -> tuple[Linear, ...]:

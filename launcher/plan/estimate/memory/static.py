@@ -18,13 +18,16 @@ from launcher.core.choices import (
 from launcher.plan.estimate.memory.recipe import (
     Recipe,
     count_fused_weights,
+    count_saved,
     count_trainable,
+    count_trained_embeddings,
     fuses_lora,
     get_trainable_bytes,
     group_targets,
     has_buckets,
     is_mixed,
     select_targets,
+    trains_head,
 )
 
 _BNB_BLOCK = 256  # parameters per fp32 scale of each 8-bit moment
@@ -45,7 +48,12 @@ class Static:
 def estimate_static(shape: ModelShape, recipe: Recipe) -> Static:
     """Estimate the bytes that do not depend on the batch size."""
     trainable = count_trainable(
-        shape, recipe.adapter, recipe.rank, recipe.target_modules, target_parameters=recipe.target_parameters
+        shape,
+        recipe.adapter,
+        recipe.rank,
+        recipe.target_modules,
+        target_parameters=recipe.target_parameters,
+        modules_to_save=recipe.modules_to_save,
     )
     is_zero = recipe.strategy in DEEPSPEED_STRATEGIES
     is_sharded = recipe.strategy in SHARDED_STRATEGIES
@@ -103,7 +111,7 @@ def _count_optimizer_bytes(shape: ModelShape, recipe: Recipe, trainable: int) ->
         return float(master)
     if recipe.optimizer == "adamw_bnb_8bit":
         blocks = 2 * 4 / _BNB_BLOCK
-        embeddings = shape.embedding_parameters if recipe.adapter == "full" else 0  # their moments are FP32
+        embeddings = count_trained_embeddings(shape, recipe)  # their moments are FP32
         quantized = (trainable - embeddings) * (2 + blocks)
         return master + quantized + 8 * embeddings + _count_small_bytes(shape, recipe)
     return float(master + 2 * trainable * (4 if is_zero else DTYPE_BYTES[recipe.trainable_dtype]))
@@ -155,13 +163,15 @@ def _count_bucket_bytes(recipe: Recipe) -> float:
 
 
 def _count_autocast_bytes(shape: ModelShape, recipe: Recipe, trainable: int) -> float:
-    """Count autocast's copies of fp32 weights, and with full fine-tuning a separate gradient of the head."""
+    """Count autocast's copies of fp32 weights, and a separate gradient of the head if it is trained."""
     compute = DTYPE_BYTES[recipe.compute_dtype]
     if recipe.strategy in SHARDED_STRATEGIES:
         return 0.0  # sharded weights are gathered in the compute dtype and freed: counted there
+    head = shape.embedding_parameters * compute if trains_head(shape, recipe) else 0
     if recipe.adapter != "full":
-        return float(trainable * compute if is_mixed(recipe) and not fuses_lora(recipe) else 0)
-    head = shape.embedding_parameters * compute
+        adapter = trainable - sum(count_saved(shape, recipe.modules_to_save))
+        copies = adapter * compute if is_mixed(recipe) and not fuses_lora(recipe) else 0
+        return float(copies + (2 * head if is_mixed(recipe) else head))
     # with checkpointing, copies of the layers' weights are freed before the backward pass: _count_loss_bytes adds them
     layers = shape.num_layers * shape.layer_parameters * compute if recipe.checkpointing == "none" else 0
     return float(2 * head + layers if is_mixed(recipe) else head)

@@ -23,6 +23,7 @@ from launcher.plan.estimate.memory.recipe import (
     list_gates,
     select_stacks,
     select_targets,
+    trains_head,
 )
 
 # Which tensors autograd saves was read from the modules of transformers and PEFT and checked against measured slopes.
@@ -126,7 +127,7 @@ def _count_loss_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
     if recipe.loss_kernel == "chunked":
         return float(copies + logits * _BYTES_PER_CHUNKED_LOGIT)
     held = float(logits * DTYPE_BYTES[recipe.compute_dtype])  # fused: gradients overwrite the chunk's logits
-    if recipe.adapter == "full":  # the head's gradient in fp32
+    if trains_head(shape, recipe):  # the head's gradient in fp32
         held = max(held, _TRAINED_HEAD_BYTES * shape.vocab_size * shape.hidden_size)
     return float(copies + held)
 
