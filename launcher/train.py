@@ -166,14 +166,14 @@ def train_planned(plan: Plan, paths: RunPaths, recorder: RunRecorder, options: R
     """
     from launcher.corpus.prepare import prepare
     from launcher.corpus.spec import PreparationSpec, make_preparation_spec
-    from launcher.corpus.tokenizer import load_tokenizer
+    from launcher.corpus.tokenizer import load_planned_tokenizer
     from launcher.request.request import base_folders
     from launcher.training.cluster.preflight import check_nodes
 
     folder = Path(plan.data.folder)
 
     def describe_data() -> PreparationSpec:
-        tokenizer = load_tokenizer(plan.base.name, base_folders(folder), allow_tiny_fallback=plan.random_weights)
+        tokenizer = load_planned_tokenizer(plan, base_folders(folder))
         return make_preparation_spec(plan, folder, tokenizer)
 
     preparation = check_nodes(plan, paths, recorder, describe_data)

@@ -104,6 +104,11 @@ class ModelShape(Frozen):
         return FAMILIES.get(self.model_type, LLAMA).embeddings
 
     @property
+    def has_head_bias(self) -> bool:
+        """Return whether the LM head has a bias."""
+        return FAMILIES.get(self.model_type, LLAMA).has_head_bias
+
+    @property
     def linear_names(self) -> tuple[str, ...]:
         """Return the module names that an adapter can target."""
         return tuple(linear.name for linear in self.linears)

@@ -15,7 +15,7 @@ from launcher.corpus.hash_cache import hash_file_cached
 from launcher.corpus.sources import FileSource, HubSource, Source, make_file_source
 from launcher.corpus.store import make_key
 from launcher.corpus.templates import Template
-from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
+from launcher.corpus.tokenizer import BaseTokenizer, load_planned_tokenizer
 from launcher.manifest.cache_dir import get_data_dir, resolve_cache_dir
 from launcher.plan.estimate.dataset_size import SAMPLE_TRAIN
 from launcher.plan.model import DataPlan, Plan
@@ -184,7 +184,7 @@ def compute_current_key(plan: Plan, folder: Path, search: tuple[Path, ...]) -> s
     Nothing is written.
     """
     try:
-        spec = make_preparation_spec(plan, folder, load_tokenizer(plan.base.name, search))
+        spec = make_preparation_spec(plan, folder, load_planned_tokenizer(plan, search))
         return make_key(spec.key_parts(keeps_hashes=False))
     except LauncherError:
         return None

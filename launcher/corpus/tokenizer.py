@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+import shutil
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,19 @@ from tokenizers import AddedToken, Tokenizer, processors
 
 from launcher.base_models.catalogue import TINY_BASE_FOLDER, TINY_BASE_NAME, find_config
 from launcher.core.errors import InputError, first_line
+from launcher.plan.model import Plan
 
 _TEMPLATE_FILES = ("chat_template.jinja", "tokenizer_config.json", "chat_template.json")
 _FILES = ("tokenizer.json", "special_tokens_map.json", *_TEMPLATE_FILES)
+_COPIED = (
+    "tokenizer*",
+    "*.jinja",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+)
 _TOKEN_FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
@@ -25,6 +36,7 @@ class BaseTokenizer:
     """A fast tokenizer, its settings and its chat template."""
 
     folder: Path
+    new_tokens: tuple[str, ...] = ()  # added to those of the folder
 
     @property
     def backend(self) -> Tokenizer:
@@ -46,6 +58,7 @@ class BaseTokenizer:
         backend.no_padding()
         backend.no_truncation()
         self._add_configured_tokens(backend)
+        self._add_new_tokens(backend)
         bos_ids = _find_bos_ids(backend)
         backend.post_processor = processors.ByteLevel(trim_offsets=False)  # changes no token and no offset
         return backend, bos_ids
@@ -62,6 +75,29 @@ class BaseTokenizer:
                 known.add(name)
         names = [name for key in _SPECIAL_NAMES if isinstance(name := self.special_token(key), str)]
         backend.add_special_tokens([n for n in names if n not in known and backend.token_to_id(n) is not None])
+
+    def _add_new_tokens(self, backend: Tokenizer) -> None:
+        known = [name for name in self.new_tokens if backend.token_to_id(name) is not None]
+        if known:
+            raise InputError(
+                f"training.config.new_tokens: {', '.join(map(repr, known))} are tokens of {self.folder} already",
+                hint="remove them: rows use them without being added",
+            )
+        backend.add_tokens(list(self.new_tokens))
+
+    @property
+    def new_token_ids(self) -> list[int]:
+        """The ids of the new tokens."""
+        return [self.backend.token_to_id(name) for name in self.new_tokens]
+
+    def write_files(self, folder: Path) -> None:
+        """Write the tokenizer for transformers: the base's files, and the new tokens."""
+        for file in (file for pattern in _COPIED for file in self.folder.glob(pattern)):
+            shutil.copyfile(file, folder / file.name)
+        if self.new_tokens:
+            backend = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
+            backend.add_tokens(list(self.new_tokens))
+            backend.save(str(folder / "tokenizer.json"))
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -124,6 +160,8 @@ class BaseTokenizer:
             digest.update(f"{name}\0".encode())
             digest.update(file.read_bytes() if file.is_file() else b"")
             digest.update(b"\0")
+        if self.new_tokens:
+            digest.update(json.dumps(self.new_tokens).encode())
         return digest.hexdigest()
 
 
@@ -154,6 +192,12 @@ def find_tokenizer(base: str, search: tuple[Path, ...]) -> BaseTokenizer | None:
     config = find_config(base, search)
     is_here = config is not None and (config.parent / "tokenizer.json").is_file()
     return BaseTokenizer(folder=config.parent) if config is not None and is_here else None
+
+
+def load_planned_tokenizer(plan: Plan, search: tuple[Path, ...]) -> BaseTokenizer:
+    """Load the tokenizer of a plan's base, with its new tokens."""
+    tokenizer = load_tokenizer(plan.base.name, search, allow_tiny_fallback=plan.random_weights)
+    return replace(tokenizer, new_tokens=plan.data.new_tokens)
 
 
 def _download(base: str, config: Path | None) -> Path:

@@ -21,7 +21,7 @@ from launcher.corpus.inventory import (
 )
 from launcher.corpus.prepare import Prepared, prepare
 from launcher.corpus.spec import compute_current_key, get_expert_stores_dir, get_stores_dir, make_preparation_spec
-from launcher.corpus.tokenizer import load_tokenizer
+from launcher.corpus.tokenizer import load_planned_tokenizer
 from launcher.manifest import list_experts
 from launcher.request.request import PlannedRun, Request, base_folders, plan_request
 
@@ -88,7 +88,7 @@ def prepare_planned(planned: PlannedRun, report: Callable[[str], None], advance:
     """Tokenize and pack a planned run's data, or find it prepared."""
     plan = planned.plan
     folders = base_folders(planned.loaded.folder)
-    tokenizer = load_tokenizer(plan.base.name, folders, allow_tiny_fallback=plan.random_weights)
+    tokenizer = load_planned_tokenizer(plan, folders)
     spec = make_preparation_spec(plan, planned.loaded.folder, tokenizer)
     for note in note_disagreement(spec.template, tokenizer):
         report(f"note: {note}")

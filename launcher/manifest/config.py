@@ -88,6 +88,9 @@ mlp.experts.down_proj. Needs dropout 0."""
     modules_to_save: tuple[str, ...] = ()
     """Embeddings and LM head that are trained completely beside a LoRA or DoRA adapter, such as embed_tokens and \
 lm_head. Where they are tied, both share one trained weight."""
+    new_tokens: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = ()
+    """Tokens that are added to the tokenizer. Their embeddings start as the mean of all others and are trained; the \
+other embeddings stay frozen unless modules_to_save or adapter_type full trains them."""
     feedforward_modules: tuple[str, ...] = ()
     """IA³: the target_modules that are scaled at their input."""
     epochs: Epochs | None = None
@@ -255,6 +258,10 @@ def _check_adapter(config: TrainingConfig) -> list[str]:
     for name in ("use_rslora", "loraplus_lr_ratio", "modules_to_save"):
         if kind not in ("lora", "dora") and getattr(config, name):
             problems.append(f"{name}: not applicable to adapter_type {kind}; remove it")
+    if config.new_tokens and kind == "ia3":
+        problems.append("new_tokens: PEFT's IA³ cannot train embeddings of single tokens; use lora, dora or full")
+    if len(set(config.new_tokens)) < len(config.new_tokens) or any(not token.strip() for token in config.new_tokens):
+        problems.append("new_tokens: must be different texts that are not blank")
     if config.target_parameters and kind != "lora":
         reason = "PEFT has no DoRA for stacked experts" if kind == "dora" else "only to lora"
         problems.append(f"target_parameters: not applicable to adapter_type {kind} ({reason}); remove it")

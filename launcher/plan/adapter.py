@@ -9,7 +9,7 @@ from launcher.core.units import format_count, format_percent
 from launcher.manifest.config import TrainingConfig
 from launcher.manifest.suggest import find_closest
 from launcher.plan.context import PlanContext, hardware_decision, manifest_decision, plan_decision
-from launcher.plan.estimate.memory import count_saved, count_trainable, select_stacks
+from launcher.plan.estimate.memory import count_new_rows, count_saved, count_trainable, select_stacks
 from launcher.plan.model import AdapterPlan, Decision, QuantizationPlan
 
 # What the trainer of the published manifests used by default.
@@ -33,6 +33,7 @@ def decide_adapter(context: PlanContext) -> tuple[AdapterPlan, list[Decision]]:
         config.target_parameters,
         config.modules_to_save,
     )
+    trainable += 0 if kind == "full" else count_new_rows(base, config.modules_to_save, len(config.new_tokens))
     dropout, dropout_decision = _decide_dropout(context)
     plan = AdapterPlan(
         kind=kind,
@@ -57,6 +58,7 @@ def decide_adapter(context: PlanContext) -> tuple[AdapterPlan, list[Decision]]:
     return plan, [
         manifest_decision("adapter", value, reason),
         *_explain_saved_modules(context),
+        *_explain_new_tokens(context),
         *dropout_decision,
         *_explain_experts(context),
     ]
@@ -72,6 +74,22 @@ def _check_saved_modules(context: PlanContext) -> None:
             hint=f"only embeddings and LM head can: {', '.join(base.embedding_names)} of {base.name}; target_modules "
             "adapts linear layers, adapter_type full trains all weights",
         )
+
+
+def _explain_new_tokens(context: PlanContext) -> list[Decision]:
+    base, config = context.base, context.config
+    if not config.new_tokens:
+        return []
+    if config.adapter_type != "full" and base.has_head_bias:
+        raise ManifestError(
+            f"training.config.new_tokens: the LM head of {base.name} has a bias, which PEFT drops for trained tokens",
+            hint="use adapter_type full, or another base",
+        )
+    rows = count_new_rows(base, config.modules_to_save, len(config.new_tokens))
+    trained = f"{format_count(rows)} parameters of their own" if rows else "trained with all embeddings"
+    value = f"{len(config.new_tokens)}, {trained if config.adapter_type != 'full' else 'trained with all weights'}"
+    reason = "new_tokens in the manifest; each starts as the mean of all embeddings, whatever the seed"
+    return [manifest_decision("new tokens", value, reason)]
 
 
 def _explain_saved_modules(context: PlanContext) -> list[Decision]:

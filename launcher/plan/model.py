@@ -113,6 +113,7 @@ class DataPlan(Frozen):
     chat_template: str | None = None  # source of an own template; None: the tokenizer's
     chat_template_file: str | None = None  # its file in the manifest's folder
     end_token: str | None = None  # None: the template's
+    new_tokens: tuple[str, ...] = ()  # added to the base's tokenizer
     cache_dir: str | None
     num_rows: int | None
     mean_tokens: float

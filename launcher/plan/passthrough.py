@@ -33,6 +33,7 @@ def make_data_plan(context: PlanContext) -> DataPlan:
         chat_template=context.options.chat_template,
         chat_template_file=context.entry.chat_template if context.options.chat_template is not None else None,
         end_token=None if context.is_smoke else context.entry.end_token,
+        new_tokens=context.config.new_tokens,
         cache_dir=context.config.pretokenized_cache,
         num_rows=context.rows.num_rows,
         mean_tokens=context.rows.mean_tokens,

@@ -53,7 +53,8 @@ def make_candidates(
             f"{strategy} needs the package deepspeed, which is not installed", hint="pip install deepspeed"
         )
     shardable = optimizer != "adamw_bnb_8bit" and not _saves_frozen_weights(context)
-    shardable = shardable and not (context.config.target_parameters or context.config.modules_to_save)
+    config = context.config
+    shardable = shardable and not (config.target_parameters or config.modules_to_save or config.new_tokens)
     if strategy is None:
         pool = _list_automatic(context.num_ranks == 1, shardable, quantization)
     else:
@@ -111,6 +112,8 @@ def _check_combination(
         refuse(f"{strategy} does not support target_parameters, which PEFT adds to whole weights; use ddp")
     if strategy not in (None, "single", "ddp") and context.config.modules_to_save:
         refuse(f"{strategy} does not support modules_to_save: it would shard the frozen originals, too; use ddp")
+    if strategy not in (None, "single", "ddp") and context.config.new_tokens:
+        refuse(f"{strategy} does not support new_tokens: PEFT reads and replaces rows of whole embeddings; use ddp")
     if offload in ("optimizer", "optimizer_and_parameters"):
         if strategy is not None and strategy not in DEEPSPEED_STRATEGIES:
             refuse(f"{strategy} does not support offload {offload}, only DeepSpeed does; use zero2 or zero3")

@@ -88,7 +88,7 @@ def _build_and_check(
 def _check_vocabulary(run: TrainingRun, vocab_size: int) -> None:
     """Fail if the data contains a token without an embedding, which would be an error deep in a kernel."""
     embeddings: Any = run.engine.module.base.get_input_embeddings()
-    num_embeddings = int(embeddings.num_embeddings)
+    num_embeddings = len(embeddings.weight)
     if vocab_size <= num_embeddings:
         return
     largest = max(int(pack.input_ids.max()) for pack in run.train.file)

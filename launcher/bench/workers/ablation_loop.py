@@ -19,7 +19,7 @@ from launcher.bench.workers.ablation_model import StageModel, build_stage_model,
 from launcher.bench.workers.training_loop import open_store, read_peak_gib, reset_peak
 from launcher.core.metrics import compute_mfu
 from launcher.corpus.pack_file import PackFile
-from launcher.corpus.tokenizer import load_tokenizer
+from launcher.corpus.tokenizer import load_planned_tokenizer
 from launcher.plan.estimate.step_time import compute_flops_per_token, get_peak_tflops
 from launcher.plan.estimator_inputs import workload_from_plan
 from launcher.plan.model import Plan
@@ -62,7 +62,7 @@ def _time(spec: StageSpec, config: LoopConfig, file: PackFile, micro_batch_size:
     plan = derive_stage_plan(spec.plan, config)
     device = torch.device("cuda" if plan.hardware.gpu is not None else "cpu")
     folders = base_folders(Path(plan.data.folder))
-    tokenizer = load_tokenizer(plan.base.name, folders, allow_tiny_fallback=plan.random_weights).backend
+    tokenizer = load_planned_tokenizer(plan, folders).backend
     num_steps = 1 + spec.warmup_steps + max(MIN_TIMED_STEPS, spec.timed_steps)  # the first is the probe
     steps = list_steps(plan, file, num_steps)
     batches = make_batches(file, steps, config, micro_batch_size, plan.batch.sequence_length, tokenizer)

@@ -21,6 +21,7 @@ from launcher.training.model.attention import BACKENDS, register_backend
 from launcher.training.model.base_model import DTYPES, load_base
 from launcher.training.model.compile_checkpoint import prepare_layers
 from launcher.training.model.loss import compute_logits, compute_summed_loss
+from launcher.training.model.new_tokens import get_new_token_ids
 from launcher.training.model.packed_lm import PackedCausalLM
 from launcher.training.model.peft_adapters import add_adapter
 
@@ -106,7 +107,8 @@ def build_stage_model(plan: Plan, config: LoopConfig, folders: tuple[Path, ...],
     backend = BACKENDS[name]
     attention = register_backend(name, backend) if config.attention == "planned" else name  # else that of transformers
     set_seed(plan.schedule.seed)
-    trained = PackedCausalLM(add_adapter(load_base(plan, folders, attention, device), plan), backend, config.loss)
+    base = load_base(plan, folders, attention, device)
+    trained = PackedCausalLM(add_adapter(base, plan, get_new_token_ids(plan, folders)), backend, config.loss)
     trained.train()
     trained.to(device)
     _prepare(trained, plan, is_compiled=config.is_compiled)

@@ -124,7 +124,7 @@ def map_saved_names(run: TrainingRun) -> dict[str, str]:
         return {name: name for name in trained}
     markers = {name: empty(0) for name in trained}
     names_by_id = {id(marker): name for name, marker in markers.items()}
-    saved = get_peft_model_state_dict(model, state_dict=_add_tied(model, markers))
+    saved = get_peft_model_state_dict(model, state_dict=_add_tied(model, markers), save_embedding_layers=False)
     return {saved_name: names_by_id[id(marker)] for saved_name, marker in saved.items()}
 
 
@@ -138,7 +138,7 @@ def _add_tied(model: PeftModel, weights: Mapping[str, Tensor]) -> dict[str, Tens
 def _write(run: TrainingRun, folder: Path, weights: Mapping[str, Tensor]) -> None:
     model = run.engine.module.model
     if isinstance(model, PeftModel):
-        model.save_pretrained(str(folder), state_dict=_add_tied(model, weights))
+        model.save_pretrained(str(folder), state_dict=_add_tied(model, weights), save_embedding_layers=False)
         _fix_adapter_config(folder / "adapter_config.json", run)
         return
     dtype = DTYPES[run.plan.precision.compute_dtype]

@@ -28,6 +28,7 @@ from launcher.training.engine.engine import Engine
 from launcher.training.engine.optimizer import build_optimizer, build_scheduler
 from launcher.training.model.attention import BACKENDS, Backend, register_backend
 from launcher.training.model.base_model import fingerprint_base, load_base
+from launcher.training.model.new_tokens import get_new_token_ids
 from launcher.training.model.packed_lm import PackedCausalLM
 from launcher.training.model.peft_adapters import add_adapter
 from launcher.training.runtime.watchdog import Heartbeat
@@ -148,7 +149,7 @@ def build_model(
     chosen = backend or BACKENDS[plan.attention.backend]
     base = load_base(plan, folders, register_backend(plan.attention.backend, chosen), device)
     set_seed(plan.schedule.seed)
-    module = PackedCausalLM(add_adapter(base, plan), chosen, plan.loss_kernel)
+    module = PackedCausalLM(add_adapter(base, plan, get_new_token_ids(plan, folders)), chosen, plan.loss_kernel)
     module.train()
     return module
 

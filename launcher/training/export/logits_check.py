@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from peft.tuners.trainable_tokens import TrainableTokensLayer
 from torch import Tensor, nn
 
 from launcher.core.choices import Dtype
@@ -45,19 +46,22 @@ def computing_in_fp32(model: nn.Module) -> Iterator[None]:
     """Upcast each module's weights to fp32 while it runs, so that only one upcast module is in memory at a time."""
     originals: dict[nn.Parameter, Tensor] = {}
 
+    def list_weights(module: nn.Module) -> Iterator[nn.Parameter]:
+        return module.parameters(recurse=isinstance(module, TrainableTokensLayer))  # does not call its base layer
+
     def upcast(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        for parameter in module.parameters(recurse=False):
+        for parameter in list_weights(module):
             if parameter.is_floating_point() and parameter not in originals:
                 originals[parameter] = parameter.data
                 parameter.data = parameter.data.float()
         return tuple(_upcast(value) for value in inputs)
 
     def restore(module: nn.Module, *_: Any) -> None:
-        for parameter in module.parameters(recurse=False):
+        for parameter in list_weights(module):
             if parameter in originals:
                 parameter.data = originals.pop(parameter)
 
-    owners = [module for module in model.modules() if next(module.parameters(recurse=False), None) is not None]
+    owners = [module for module in model.modules() if next(list_weights(module), None) is not None]
     handles = [module.register_forward_pre_hook(upcast) for module in owners]
     handles += [module.register_forward_hook(restore) for module in owners]
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from launcher.corpus.spec import get_expert_stores_dir
 from launcher.corpus.store import find_store
 from launcher.corpus.templates import AlpacaTemplate, TurnTemplate
 from launcher.corpus.text_encoder import TextEncoder
-from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
+from launcher.corpus.tokenizer import BaseTokenizer, load_planned_tokenizer
 from launcher.request.request import base_folders
 from launcher.training.checkpoint.weights import make_readable
 from launcher.training.export.logits_check import Agreement, check_agreement, compare_logits, compute_logits
@@ -38,15 +37,6 @@ from launcher.training.verify.packing import select_documents
 
 Report = Callable[[str], None]
 
-_TOKENIZER_FILES = (
-    "tokenizer*",
-    "*.jinja",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-)
 # Enough tokens to detect a wrong merge; logits of more would take gigabytes.
 _COMPARED_TOKENS = 512
 _EXAMPLE = "How many rows are there, and which of them is the oldest?"
@@ -60,7 +50,7 @@ def merge_into(folder: Path, run: TrainedRun, requested: Dtype | None, report: R
     # In the base's own dtype; for another one, in FP32 and rounded once.
     merge_dtype: Dtype = dtype if dtype == published else "fp32"
     device = pick_device(run.plan, merge_dtype)
-    tokenizer = load_tokenizer(run.plan.base.name, base_folders(Path(run.plan.data.folder)))
+    tokenizer = load_planned_tokenizer(run.plan, base_folders(Path(run.plan.data.folder)))
     rows = pick_rows(run, tokenizer)
     if run.plan.quantization is not None:
         report(f"trained on a base in {run.plan.quantization.kind}; merging into the unquantized base ({published})")
@@ -117,9 +107,7 @@ def _write(folder: Path, model: PreTrainedModel, run: TrainedRun, dtype: Dtype, 
     _set_end_token(model, run, tokenizer)
     try:
         model.save_pretrained(str(folder))
-        for pattern in _TOKENIZER_FILES:
-            for file in tokenizer.folder.glob(pattern):
-                shutil.copyfile(file, folder / file.name)
+        tokenizer.write_files(folder)
         _write_template(folder, run, tokenizer)
         make_readable(folder)
     except (OSError, SafetensorError) as error:

@@ -23,7 +23,7 @@ from launcher.core.log import get_logger
 from launcher.core.markdown import code, fenced, one_line, prose
 from launcher.core.metrics import StepMetrics, load_metrics
 from launcher.core.run_paths import RunPaths, write_text_atomically
-from launcher.corpus.tokenizer import load_tokenizer
+from launcher.corpus.tokenizer import load_planned_tokenizer
 from launcher.manifest import Manifest, load_manifest
 from launcher.manifest.model import Limitation
 from launcher.plan.model import Plan
@@ -139,12 +139,18 @@ def _snippet_lines(facts: CardFacts) -> Iterator[str]:
     yield ""
     if facts.kind == "adapter":
         yield f"base = {_base_name(plan)!r}"
-        yield f"tokenizer = AutoTokenizer.from_pretrained(base{revision}{trusted})"
+        folder = '"path/of/this/folder"'
+        tokenizer = folder if plan.data.new_tokens else f"base{revision}{trusted}"
+        yield f"tokenizer = AutoTokenizer.from_pretrained({tokenizer})"
         yield f"model = AutoModelForCausalLM.from_pretrained(base, dtype={dtype}{revision}{trusted})"
-        yield 'model = PeftModel.from_pretrained(model, "path/of/this/folder")'
+        if plan.data.new_tokens:
+            yield "rows = model.get_input_embeddings().num_embeddings"
+            yield "model.resize_token_embeddings(max(rows, len(tokenizer)))  # new tokens"
+        yield f"model = PeftModel.from_pretrained(model, {folder})"
     else:
         yield 'folder = "path/of/this/folder"'
-        tokenizer = "folder" if facts.kind == "merged" else repr(_base_name(plan))
+        has_tokenizer = facts.kind == "merged" or plan.data.new_tokens
+        tokenizer = "folder" if has_tokenizer else repr(_base_name(plan))
         yield f"tokenizer = AutoTokenizer.from_pretrained({tokenizer})"
         yield f"model = AutoModelForCausalLM.from_pretrained(folder, dtype={dtype}{trusted})"
     if facts.prompt is not None:
@@ -204,6 +210,8 @@ def _training_rows(facts: CardFacts) -> Iterator[tuple[str, str]]:
         yield "adapted modules", ", ".join(f"`{code(name)}`" for name in targets)
     if adapter.modules_to_save:
         yield "completely trained modules", ", ".join(f"`{code(name)}`" for name in adapter.modules_to_save)
+    if plan.data.new_tokens:
+        yield "new tokens", ", ".join(f"`{code(token)}`" for token in plan.data.new_tokens)
     if plan.quantization is not None:
         yield "base while training", {"int4": "NF4, 4 bits", "int8": "8 bits"}[plan.quantization.kind]
     yield "sequence length", f"{batch.sequence_length:,} tokens{', packed' if batch.packed else ''}"
@@ -318,6 +326,6 @@ def _load_metrics(path: Path) -> list[StepMetrics]:
 
 def _describe_prompt(plan: Plan) -> PromptFormat | None:
     try:
-        return derive_prompt_format(plan, load_tokenizer(plan.base.name, base_folders(Path(plan.data.folder))))
+        return derive_prompt_format(plan, load_planned_tokenizer(plan, base_folders(Path(plan.data.folder))))
     except LauncherError:
         return None

@@ -18,7 +18,7 @@ from launcher.core.run_paths import RunPaths, write_text_atomically
 from launcher.core.units import format_duration
 from launcher.corpus.heldout import HeldOutRows, load_held_out_rows
 from launcher.corpus.spec import make_preparation_spec
-from launcher.corpus.tokenizer import load_tokenizer
+from launcher.corpus.tokenizer import load_planned_tokenizer
 from launcher.judges.registry import open_judge, resolve_judge_name
 from launcher.manifest import Manifest, find_manifest, load_manifest
 from launcher.manifest.model import Decoding, Evaluation
@@ -136,7 +136,7 @@ def _evaluate(arguments: argparse.Namespace) -> str:
     target = _resolve_target(arguments)
     plan, folder = target.plan, Path(target.plan.data.folder)
     with closing(open_judge(target.manifest)) as judge:  # reports missing tools before the model is loaded
-        tokenizer = load_tokenizer(plan.base.name, base_folders(folder), allow_tiny_fallback=plan.random_weights)
+        tokenizer = load_planned_tokenizer(plan, base_folders(folder))
         held_out = load_held_out_rows(make_preparation_spec(plan, folder, tokenizer), arguments.rows, arguments.split)
         generated = _generate(target, held_out, arguments)
         result = grade(judge, held_out, generated, title=target.title, plan=plan, manifest=target.manifest)

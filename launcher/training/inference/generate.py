@@ -17,7 +17,7 @@ from launcher.corpus.documents import make_planned_template
 from launcher.corpus.end_token import collect_end_ids
 from launcher.corpus.templates import Template
 from launcher.corpus.text_encoder import TextEncoder
-from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
+from launcher.corpus.tokenizer import BaseTokenizer, load_planned_tokenizer
 from launcher.manifest.model import Decoding
 from launcher.plan.model import Plan
 from launcher.request.request import base_folders
@@ -53,7 +53,7 @@ def answer_question(
 ) -> Answer:
     """Load a trained expert and answer one question; `fields` are values of the fields of its prompt."""
     silence_transformers()
-    tokenizer = load_tokenizer(run.plan.base.name, base_folders(Path(run.plan.data.folder)))
+    tokenizer = load_planned_tokenizer(run.plan, base_folders(Path(run.plan.data.folder)))
     template = make_planned_template(run.plan.data, tokenizer)
     asked = compose_question(run.plan.data, question, context, fields or {})
     prompt = render_prompt(template, asked.content, context=asked.context, system=asked.system)
@@ -90,7 +90,7 @@ def load_generator(
     model: Any, plan: Plan, *, decoding: Decoding, max_new_tokens: int, batch_size: int | None
 ) -> Generator:
     """Build a generator with the tokenizer from the base's folder."""
-    tokenizer = load_tokenizer(plan.base.name, base_folders(Path(plan.data.folder)))
+    tokenizer = load_planned_tokenizer(plan, base_folders(Path(plan.data.folder)))
     return build_generator(
         model,
         plan,

@@ -29,6 +29,7 @@ from launcher.core.choices import Dtype
 from launcher.core.errors import InputError, Problem, first_line
 from launcher.manifest.trust import allow_remote_code
 from launcher.plan.model import Plan, QuantizationPlan
+from launcher.training.model.new_tokens import add_new_rows, get_new_token_ids
 
 DTYPES: Mapping[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _RANDOM_WEIGHTS_SEED = 20_261_115  # fixed, so that random weights are the same everywhere
@@ -37,7 +38,14 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
 def load_base(plan: Plan, folders: tuple[Path, ...], attention: str, device: torch.device) -> PreTrainedModel:
-    """Load the base in evaluation mode. `attention` is the registered name of a backend."""
+    """Load the base in evaluation mode, with rows for new tokens. `attention` is the registered name of a backend."""
+    model = _load(plan, folders, attention, device)
+    if ids := get_new_token_ids(plan, folders):
+        add_new_rows(model, ids)
+    return model
+
+
+def _load(plan: Plan, folders: tuple[Path, ...], attention: str, device: torch.device) -> PreTrainedModel:
     if plan.base.name == TINY_BASE_NAME:
         return _load_tiny(plan, attention)
     source = _locate(plan, folders)

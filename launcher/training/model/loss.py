@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ class LMHead:
     bias: Tensor | None = None
     scale: float = 1.0
     softcap: float | None = None
+    new_ids: Tensor | None = None  # tokens whose rows are `new_rows` instead of those of `weight`
+    new_rows: Tensor | None = None
 
 
 # (hidden [trained, features], targets [trained], head) -> sum over positions
@@ -35,42 +37,55 @@ class _ChunkedLinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, loss_and_grad: LossAndGrad
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        new_rows: Tensor | None,
+        new_ids: Tensor | None,
+        targets: Tensor,
+        loss_and_grad: LossAndGrad,
     ) -> Tensor:
-        needs_hidden, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        needs_hidden, needs_weight, needs_bias, needs_rows, *_ = ctx.needs_input_grad
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs_bias else None
+        grad_rows = torch.zeros_like(new_rows, dtype=torch.float32) if new_rows is not None and needs_rows else None
         losses: list[Tensor] = []
         size = count_loss_chunk(len(weight))
         for start in range(0, len(hidden), size):
             chunk = slice(start, start + size)
-            chunk_losses, grad_logits = loss_and_grad(functional.linear(hidden[chunk], weight, bias), targets[chunk])
+            logits = functional.linear(hidden[chunk], weight, bias)
+            if new_rows is not None:
+                logits[:, new_ids] = functional.linear(hidden[chunk], new_rows)
+            chunk_losses, grad_logits = loss_and_grad(logits, targets[chunk])
+            del logits
             losses.append(chunk_losses)
+            if new_rows is not None:
+                grad_new = grad_logits[:, new_ids]
+                grad_logits[:, new_ids] = 0
             if grad_hidden is not None:
                 torch.mm(grad_logits, weight, out=grad_hidden[chunk])
+                if new_rows is not None:
+                    grad_hidden[chunk] += grad_new @ new_rows
+            if grad_rows is not None:
+                _add_matmul(grad_rows, grad_new.T, hidden[chunk])
             if grad_weight is not None:
                 _add_matmul(grad_weight, grad_logits.T, hidden[chunk])
             if grad_bias is not None:
                 grad_bias += grad_logits.sum(0, dtype=torch.float32)
             del grad_logits  # before the next chunk's logits are allocated
-        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
-        ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias, grad_rows)
+        ctx.dtypes = hidden.dtype, *(None if tensor is None else tensor.dtype for tensor in (weight, bias, new_rows))
         return torch.cat(losses).sum() if losses else hidden.new_zeros((), dtype=torch.float32)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         """Scales in place, because the head's gradient is the largest tensor; a second backward is not possible."""
         (scale,) = grads
-        hidden, weight, bias = (None if grad is None else grad.mul_(scale) for grad in ctx.saved_tensors)
-        weight_dtype, bias_dtype = ctx.dtypes
-        return (
-            hidden,
-            None if weight is None else weight.to(weight_dtype),
-            None if bias is None else bias.to(bias_dtype),
-            None,
-            None,
-        )
+        grads = tuple(None if grad is None else grad.mul_(scale) for grad in ctx.saved_tensors)
+        cast = (None if grad is None else grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True))
+        return (*cast, None, None, None)
 
 
 def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -112,10 +127,10 @@ def fused_cross_entropy(hidden: Tensor, targets: Tensor, head: LMHead) -> Tensor
 
 
 def _in_chunks(hidden: Tensor, targets: Tensor, head: LMHead, loss_and_grad: LossAndGrad) -> Tensor:
-    weight, bias = head.weight, head.bias
+    tensors = (hidden, head.weight, head.bias, head.new_rows)
     if not torch.is_grad_enabled():  # needs_input_grad ignores torch.no_grad()
-        hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
-    total: Tensor = _ChunkedLinearCrossEntropy.apply(hidden, weight, bias, targets, loss_and_grad)
+        tensors = tuple(None if tensor is None else tensor.detach() for tensor in tensors)
+    total: Tensor = _ChunkedLinearCrossEntropy.apply(*tensors, head.new_ids, targets, loss_and_grad)
     return total
 
 
@@ -127,7 +142,10 @@ def full_logits_cross_entropy(hidden: Tensor, targets: Tensor, head: LMHead) -> 
 def compute_logits(hidden: Tensor, head: LMHead) -> Tensor:
     """Return all logits in FP32."""
     scaled = hidden if head.scale == 1.0 else hidden * head.scale
-    return _softcap(functional.linear(scaled, head.weight, head.bias).float(), head.softcap)
+    logits = functional.linear(scaled, head.weight, head.bias)
+    if head.new_rows is not None and head.new_ids is not None:
+        logits = logits.index_copy(1, head.new_ids, functional.linear(scaled, head.new_rows).to(logits))
+    return _softcap(logits.float(), head.softcap)
 
 
 LOSSES: dict[LossKernel, Loss] = {
@@ -144,6 +162,7 @@ def compute_summed_loss(kernel: LossKernel, hidden: Tensor, targets: Tensor, hea
     with torch.autocast(device, enabled=False):
         if head.scale != 1.0:
             hidden = hidden * head.scale
-        bias = None if head.bias is None else head.bias.to(dtype)
-        cast_head = LMHead(weight=head.weight.to(dtype), bias=bias, softcap=head.softcap)
+        tensors = (head.weight, head.bias, head.new_rows)
+        weight, bias, new_rows = (None if tensor is None else tensor.to(dtype) for tensor in tensors)
+        cast_head = replace(head, weight=weight, bias=bias, new_rows=new_rows, scale=1.0)
         return LOSSES[kernel](hidden.to(dtype), targets, cast_head)

@@ -20,6 +20,7 @@ from launcher.training.model.compile_checkpoint import compile_forward, prepare_
 from launcher.training.model.fused_lora.decoder_layer import fuse_decoder_layers, list_fusable_blocks
 from launcher.training.model.fused_lora.linear import FusedLoraModel, fuse_lora_layers, use_reference_forward
 from launcher.training.model.loss import LMHead, compute_summed_loss
+from launcher.training.model.new_tokens import split_head
 
 
 class PackedCausalLM(nn.Module):
@@ -78,12 +79,14 @@ class PackedCausalLM(nn.Module):
 
     def head(self) -> LMHead:
         """Return the LM head, with the logit scale and softcap that Gemma, Cohere and Granite configure."""
-        head: Any = self.base.get_output_embeddings()
+        head, new_ids, new_rows = split_head(self.base.get_output_embeddings())
         config: Any = self.base.config.get_text_config()
         scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
         return LMHead(
             weight=head.weight,
             bias=getattr(head, "bias", None),
+            new_ids=new_ids,
+            new_rows=new_rows,
             scale=scale,
             softcap=getattr(config, "final_logit_softcapping", None),
         )

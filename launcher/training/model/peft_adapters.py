@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,10 +15,11 @@ from launcher.core.choices import ALL_LINEAR, Dtype
 from launcher.core.errors import InputError, Problem
 from launcher.plan.model import Plan
 from launcher.training.model.base_model import DTYPES
+from launcher.training.model.new_tokens import separate_new_rows
 
 
-def add_adapter(base: PreTrainedModel, plan: Plan) -> PreTrainedModel | PeftModel:
-    """Add the planned adapter to the base's decoder and freeze everything else."""
+def add_adapter(base: PreTrainedModel, plan: Plan, new_token_ids: Sequence[int] = ()) -> PreTrainedModel | PeftModel:
+    """Add the planned adapter to the base's decoder and freeze everything else but new tokens."""
     base.requires_grad_(False)
     if plan.adapter.kind == "full":
         head: Any = base.get_output_embeddings()
@@ -25,8 +27,9 @@ def add_adapter(base: PreTrainedModel, plan: Plan) -> PreTrainedModel | PeftMode
             part.requires_grad_(True)
         return base
     saved = _check_saved_modules(base, plan)
-    model = get_peft_model(base, _make_config(plan, *_select_targets(base, plan)))
+    model = get_peft_model(base, _make_config(plan, *_select_targets(base, plan), new_token_ids))
     _set_trainable_dtype(model, DTYPES[_trainable_dtype(plan)])
+    separate_new_rows(model)
     if saved:
         _cast_embeddings(base, DTYPES[plan.precision.base_dtype])
     return model
@@ -103,7 +106,9 @@ def _name_linears(module: nn.Module) -> set[str]:
     return {name.rpartition(".")[2] for name in _list_linears(module)}
 
 
-def _make_config(plan: Plan, targets: Targets, feedforward: Targets) -> LoraConfig | IA3Config:
+def _make_config(
+    plan: Plan, targets: Targets, feedforward: Targets, new_token_ids: Sequence[int]
+) -> LoraConfig | IA3Config:
     adapter = plan.adapter
     if adapter.kind == "ia3":
         return IA3Config(task_type="CAUSAL_LM", target_modules=targets, feedforward_modules=feedforward)
@@ -119,8 +124,18 @@ def _make_config(plan: Plan, targets: Targets, feedforward: Targets) -> LoraConf
         target_parameters=sorted(adapter.target_parameters) or None,
         modules_to_save=list(adapter.modules_to_save) or None,
         ensure_weight_tying=bool(adapter.modules_to_save) and plan.base.tied_embeddings,
+        trainable_token_indices=_list_token_rows(plan, new_token_ids),
         use_dora=adapter.kind == "dora",
     )
+
+
+def _list_token_rows(plan: Plan, ids: Sequence[int]) -> dict[str, list[int]] | None:
+    """Return the trained rows by module, without modules that are trained completely; PEFT adds a tied head itself."""
+    saved = plan.adapter.modules_to_save
+    if not ids or (saved and plan.base.tied_embeddings):
+        return None
+    names = plan.base.embedding_names[: 1 if plan.base.tied_embeddings else 2]
+    return {name: list(ids) for name in names if name not in saved} or None
 
 
 def _set_trainable_dtype(model: nn.Module, dtype: torch.dtype) -> None:

@@ -6,9 +6,12 @@ import shutil
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from launcher.core.errors import LauncherError
 from launcher.core.log import get_logger
+from launcher.corpus.tokenizer import load_planned_tokenizer
+from launcher.request.request import base_folders
 from launcher.runs.checkpoints import Checkpoint, Damaged, list_checkpoints, read_checkpoint, step_of
 from launcher.training.checkpoint.progress import TrainProgress
 from launcher.training.checkpoint.shards import check_shared
@@ -115,6 +118,8 @@ class Checkpointer(Observer):
             sharded = checkpoint.manifest.sharded
             weights = read_exact_weights(run, checkpoint.folder, sharded=sharded)
             write_weights(run, weights, run.paths.adapter)
+        if run.plan.data.new_tokens:
+            load_planned_tokenizer(run.plan, base_folders(Path(run.plan.data.folder))).write_files(run.paths.adapter)
         (run.paths.adapter / CARD_FILE).unlink(missing_ok=True)
         write_card(run.plan, run.paths, steps_done=step, saved_step=saved_step)
 

@@ -169,3 +169,17 @@ def test_fused_matches_fp64(monkeypatch: pytest.MonkeyPatch, positions: int, hea
 
 def _to_gpu(leaf: Tensor) -> Tensor:
     return leaf.detach().cuda().requires_grad_()
+
+
+def test_new_rows_replace_rows_of_the_head(kernel: LossKernel) -> None:
+    """As a head with these rows: values, and the gradients of the inputs, of the rows and of the frozen rest."""
+    case = make_case(11, torch.float32, bias=False)
+    ids = torch.tensor([2, 5])
+    rows = torch.randn(2, case.weight.shape[1], requires_grad=True)
+    merged = case.weight.detach().index_copy(0, ids, rows)
+    wanted = torch.autograd.grad(
+        LOSSES["full_logits"](case.hidden, case.targets, LMHead(weight=merged)), (case.hidden, rows)
+    )
+    head = LMHead(weight=case.weight.detach(), new_ids=ids, new_rows=rows)
+    found = torch.autograd.grad(LOSSES[kernel](case.hidden, case.targets, head), (case.hidden, rows))
+    torch.testing.assert_close(found, wanted)

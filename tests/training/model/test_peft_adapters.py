@@ -9,6 +9,8 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.optimizers import create_loraplus_optimizer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM
 
 from launcher.core.errors import InputError
@@ -18,6 +20,7 @@ from launcher.plan.model import Plan
 from launcher.training.checkpoint.weights import save_weights
 from launcher.training.engine.optimizer import build_optimizer, build_scheduler
 from launcher.training.engine.run import TrainingRun, build_model
+from launcher.training.export.logits_check import computing_in_fp32
 from tests.training.builders import (
     VOCABULARY,
     adapt,
@@ -158,6 +161,75 @@ def test_modules_to_save_train_and_load_as_plain_peft(
     loaded.merge_and_unload().save_pretrained(str(tmp_path / "merged"))
     merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(merged(input_ids=ids).logits, expected, rtol=0, atol=1e-5)
+
+
+NEW_TOKENS = ("<a>", "<b>", "<c>", "<d>")
+
+
+@pytest.mark.parametrize("saved", [(), ("embed_tokens",)])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("has_rows", [True, False])
+def test_new_tokens_train_and_load_as_plain_peft(
+    store: Store, tmp_path: Path, has_rows: bool, tied: bool, saved: tuple[str, ...]
+) -> None:
+    """The ids of the tokens are the last four that the rows contain; a base has their embeddings, or gets them."""
+    first = VOCABULARY - len(NEW_TOKENS)
+    ids = list(range(first, VOCABULARY))
+    config = make_config(tie_word_embeddings=tied, vocab_size=VOCABULARY if has_rows else first)
+    base = write_base(tmp_path / "base", config)
+    words = {f"w{number}": number for number in range(first)}
+    Tokenizer(WordLevel(words, unk_token="w0")).save(str(base / "tokenizer.json"))
+    options = {**adapt("lora", modules_to_save=saved), "optimizer.max_grad_norm": None, "data.new_tokens": NEW_TOKENS}
+    schedule = {"schedule.max_steps": 3, "schedule.warmup_ratio": 0.0, "batch.micro_batch_size": 4}
+    run = build(vary(make_plan(base), {**options, **schedule}), store, tmp_path / "run")
+    plain = _make_plain_with_rows(base, run, ids, tied=tied)
+    names = [
+        name
+        for name in ("embed_tokens", "lm_head")
+        if name not in saved and not (tied and (saved or name == "lm_head"))
+    ]
+    config_ = LoraConfig(
+        r=4,
+        lora_alpha=8,
+        target_modules=list(run.plan.adapter.target_modules),
+        modules_to_save=list(saved) or None,
+        ensure_weight_tying=tied and bool(saved),
+        trainable_token_indices=dict.fromkeys(names, ids) or None,
+    )
+    plain = get_peft_model(plain, config_)
+    own = {name.removeprefix("model."): weight for name, weight in trained_weights(run).items()}
+    initial = {name: parameter for name, parameter in plain.named_parameters() if parameter.requires_grad}
+    assert own.keys() == initial.keys()
+    for name in own:
+        if "lora" not in name:  # the mean of all embeddings, whatever the seed
+            torch.testing.assert_close(own[name], initial[name].detach())
+    start = _copy_start(run, plain)
+    _train_both(run, plain, build_optimizer(run.plan.optimizer, plain))
+    _assert_same(run, plain, start)
+    _copy_start(run, plain)
+    save_weights(run, tmp_path / "adapter")
+    again: Any = AutoModelForCausalLM.from_pretrained(base)
+    again.resize_token_embeddings(VOCABULARY)  # draws new rows, which the adapter replaces
+    loaded: Any = PeftModel.from_pretrained(again, str(tmp_path / "adapter"))
+    tokens = torch.arange(90, VOCABULARY)[None]
+    expected = plain.eval()(input_ids=tokens).logits
+    torch.testing.assert_close(loaded(input_ids=tokens).logits, expected, rtol=0, atol=1e-5)
+    with computing_in_fp32(loaded):  # as export checks it
+        torch.testing.assert_close(loaded(input_ids=tokens).logits, expected, rtol=0, atol=1e-5)
+    loaded.merge_and_unload().save_pretrained(str(tmp_path / "merged"))
+    merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(merged(input_ids=tokens).logits, expected, rtol=0, atol=1e-5)
+
+
+def _make_plain_with_rows(base: Path, run: TrainingRun, ids: list[int], *, tied: bool) -> Any:
+    """Return the base with the mean of all embeddings in new rows, by transformers alone."""
+    plain: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    plain.resize_token_embeddings(VOCABULARY)
+    assert run.engine.module.base.config.vocab_size == VOCABULARY
+    heads = [plain.get_input_embeddings()] if tied else [plain.get_input_embeddings(), plain.get_output_embeddings()]
+    for part in heads:
+        part.weight.data[ids] = part.weight.data[: min(ids)].mean(0)
+    return plain
 
 
 def test_trained_embeddings_feed_the_base_in_its_dtype(plan: Plan, store: Store, tmp_path: Path) -> None:

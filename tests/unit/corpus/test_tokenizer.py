@@ -87,3 +87,22 @@ def test_missing_tokenizer_is_an_error_offline(tmp_path: Path, monkeypatch: pyte
     assert "LAUNCHER_MODELS_DIR" in caught.value.hint
     with pytest.raises(InputError, match="no local folder of that name was found"):
         load_tokenizer("no-such-user/no-such-model", ())
+
+
+def test_new_tokens_are_added_written_and_in_the_fingerprint(base: Path, tmp_path: Path) -> None:
+    plain, added = (BaseTokenizer(folder=base, new_tokens=tokens) for tokens in ((), ("<node>", "<edge>")))
+    size = plain.backend.get_vocab_size()
+    assert added.new_token_ids == [size, size + 1]
+    assert added.backend.encode("a <node>b", add_special_tokens=False).ids.count(size) == 1
+    assert (
+        len({plain.fingerprint, added.fingerprint, BaseTokenizer(folder=base, new_tokens=("<node>",)).fingerprint}) == 3
+    )
+    added.write_files(tmp_path)
+    written = BaseTokenizer(folder=tmp_path)
+    assert [written.backend.token_to_id(name) for name in added.new_tokens] == added.new_token_ids
+    assert written.chat_template == added.chat_template
+
+
+def test_new_tokens_that_exist_are_refused(base: Path) -> None:
+    with pytest.raises(InputError, match=r"'<\|im_end\|>' are tokens of .* already"):
+        _ = BaseTokenizer(folder=base, new_tokens=("<|im_end|>",)).backend

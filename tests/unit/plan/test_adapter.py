@@ -152,3 +152,35 @@ def test_modules_to_save_that_cannot_be_trained_are_refused(config: dict[str, An
 def test_modules_to_save_never_lead_to_sharding() -> None:
     plan = plan_for(config={"modules_to_save": ["embed_tokens"]}, gpus=8)
     assert plan.strategy == "ddp"
+
+
+@pytest.mark.parametrize(
+    ("tied", "saved", "rows"),
+    [(True, [], 1), (False, [], 2), (True, ["embed_tokens"], 0), (False, ["embed_tokens"], 1)],
+)
+def test_new_tokens_are_trained_row_by_row(tmp_path: Path, tied: bool, saved: list[str], rows: int) -> None:
+    base = write_config(tmp_path, "llama", tie_word_embeddings=tied)
+    without, plan = (
+        plan_for(base=base, config={"modules_to_save": saved, "new_tokens": tokens}) for tokens in ([], ["<a>", "<b>"])
+    )
+    assert plan.data.new_tokens == ("<a>", "<b>")
+    assert plan.adapter.trainable_parameters - without.adapter.trainable_parameters == rows * 2 * 64
+    assert find_changed_settings(collect_learning_settings(without), collect_learning_settings(plan))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "message"),
+    [
+        ("llama", {"strategy": "zero2"}, "zero2 does not support new_tokens"),
+        ("llama", {"new_tokens": ["a", "a"]}, "must be different texts"),
+        ("llama", {"new_tokens": [" "]}, "must be different texts that are not blank"),
+        ("phi", {}, "has a bias, which PEFT drops"),
+    ],
+)
+def test_new_tokens_that_cannot_be_trained_are_refused(
+    tmp_path: Path, model_type: str, config: dict[str, Any], message: str
+) -> None:
+    base = write_config(tmp_path, model_type)
+    with pytest.raises(LauncherError) as caught:
+        plan_for(base=base, config={"target_modules": "all-linear", "new_tokens": ["<a>"], **config})
+    assert message in str(caught.value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.base_models.families import FAMILIES, LLAMA, Linear
+from launcher.base_models.families import Linear
 from launcher.base_models.shapes import ModelShape
 from launcher.core.choices import (
     DEEPSPEED_STRATEGIES,
@@ -108,13 +108,19 @@ def count_saved(shape: ModelShape, modules_to_save: tuple[str, ...]) -> tuple[in
     """Count the parameters of embeddings and head that are trained completely; tied ones are one weight."""
     if shape.tied_embeddings:
         return (shape.embedding_parameters if modules_to_save else 0), 0
-    family = FAMILIES.get(shape.model_type, LLAMA)
-    head = shape.head_parameters + (shape.vocab_size if family.has_head_bias else 0)
+    head = shape.head_parameters + (shape.vocab_size if shape.has_head_bias else 0)
     embeddings_name, head_name = shape.embedding_names
     return (
         shape.embedding_parameters if embeddings_name in modules_to_save else 0,
         head if head_name in modules_to_save else 0,
     )
+
+
+def count_new_rows(shape: ModelShape, modules_to_save: tuple[str, ...], num_tokens: int) -> int:
+    """Count the parameters of new tokens that are trained row by row, because their module is not trained."""
+    if shape.tied_embeddings:
+        return 0 if modules_to_save else num_tokens * shape.hidden_size
+    return num_tokens * shape.hidden_size * sum(name not in modules_to_save for name in shape.embedding_names)
 
 
 def count_trained_embeddings(shape: ModelShape, recipe: Recipe) -> int:
