@@ -13,12 +13,12 @@ ADAPTER_KEY = f"{_CONFIG}adapter_type"
 # Thinking Machines Lab, 2025), and LoRA manifests usually have 2e-4.
 FULL_LEARNING_RATE = 2e-5
 LORA_LEARNING_RATE = 1e-4  # and more: usual for LoRA, too large for full fine-tuning
-_LORA_KEYS = ("rank", "alpha", "use_rslora", "loraplus_lr_ratio", "dropout", "modules_to_save")
+_LORA_KEYS = ("rank", "alpha", "use_rslora", "loraplus_lr_ratio", "init_lora_weights", "dropout", "modules_to_save")
 _NOT_APPLICABLE: dict[Json, tuple[str, ...]] = {
     "full": (*_LORA_KEYS, "target_modules", "feedforward_modules"),
     "ia3": _LORA_KEYS,
     "lora": ("feedforward_modules",),
-    "dora": ("feedforward_modules",),
+    "dora": ("feedforward_modules", "init_lora_weights"),
 }
 
 

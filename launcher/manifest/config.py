@@ -75,6 +75,9 @@ class TrainingConfig(Strict):
     """The LoRA or DoRA update is scaled by alpha / rank; required for both."""
     use_rslora: bool = False
     """rsLoRA: scale the LoRA or DoRA update by alpha / sqrt(rank) instead of alpha / rank."""
+    init_lora_weights: Annotated[str, Field(pattern=r"^pissa(_niter_[1-9][0-9]?)?$")] | None = None
+    """Initial LoRA weights: pissa takes the largest singular values of the base's weights, pissa_niter_16 an \
+approximation that is much faster. Default: A random, B zero."""
     loraplus_lr_ratio: Annotated[float, Field(ge=1, le=1e3)] | None = None
     """LoRA+: the learning rate of the B matrices is this many times learning_rate. Default: 1."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -255,6 +258,9 @@ def _check_adapter(config: TrainingConfig) -> list[str]:
             problems.append(f"{name}: missing; adapter_type {kind} requires it")
         elif kind in ("ia3", "full") and not is_absent:
             problems.append(f"{name}: not applicable to adapter_type {kind}; remove it")
+    if config.init_lora_weights and (kind != "lora" or config.target_parameters):
+        other = f"adapter_type {kind}" if kind != "lora" else "target_parameters"
+        problems.append(f"init_lora_weights: {config.init_lora_weights} is not supported with {other}; remove it")
     for name in ("use_rslora", "loraplus_lr_ratio", "modules_to_save"):
         if kind not in ("lora", "dora") and getattr(config, name):
             problems.append(f"{name}: not applicable to adapter_type {kind}; remove it")

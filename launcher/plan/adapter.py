@@ -40,6 +40,7 @@ def decide_adapter(context: PlanContext) -> tuple[AdapterPlan, list[Decision]]:
         rank=config.rank,
         alpha=config.alpha,
         use_rslora=config.use_rslora,
+        init_lora_weights=config.init_lora_weights,
         dropout=dropout,
         target_modules=targets,
         target_parameters=config.target_parameters,
@@ -57,11 +58,31 @@ def decide_adapter(context: PlanContext) -> tuple[AdapterPlan, list[Decision]]:
     reason = "training.config" + _describe_differences(context)
     return plan, [
         manifest_decision("adapter", value, reason),
+        *_explain_pissa(context),
         *_explain_saved_modules(context),
         *_explain_new_tokens(context),
         *dropout_decision,
         *_explain_experts(context),
     ]
+
+
+def _explain_pissa(context: PlanContext) -> list[Decision]:
+    kind = context.config.init_lora_weights
+    if kind is None:
+        return []
+    if context.entry.quantization == "int4" and not context.is_smoke:
+        raise ManifestError(
+            f"training.config.init_lora_weights: {kind} replaces the base's weights by what its singular values leave, "
+            "which is not possible in 4 bits",
+            hint="use quantization none, or remove init_lora_weights",
+        )
+    count = context.base.num_layers * len(set(_list_targets(context)))
+    how = "complete SVD" if kind == "pissa" else "randomized SVD"
+    reason = f"init_lora_weights in the manifest; {how} of about {count} matrices before the first step"
+    if kind == "pissa":
+        reason += ", where pissa_niter_16 is much faster"
+    value = f"{kind}; saved as LoRA of rank {2 * (context.config.rank or 0)}, which loads on the unchanged base"
+    return [manifest_decision("LoRA initialization", value, reason)]
 
 
 def _check_saved_modules(context: PlanContext) -> None:

@@ -59,6 +59,7 @@ class AdapterPlan(Frozen):
     rank: int | None
     alpha: int | None
     use_rslora: bool = False  # scale by alpha / sqrt(rank)
+    init_lora_weights: str | None = None  # pissa, or pissa_niter_N; None: A random, B zero
     dropout: float
     target_modules: tuple[str, ...]
     target_parameters: tuple[str, ...] = ()  # stacked experts

@@ -54,7 +54,8 @@ def make_candidates(
         )
     shardable = optimizer != "adamw_bnb_8bit" and not _saves_frozen_weights(context)
     config = context.config
-    shardable = shardable and not (config.target_parameters or config.modules_to_save or config.new_tokens)
+    whole = config.target_parameters, config.modules_to_save, config.new_tokens, config.init_lora_weights
+    shardable = shardable and not any(whole)
     if strategy is None:
         pool = _list_automatic(context.num_ranks == 1, shardable, quantization)
     else:
@@ -114,6 +115,8 @@ def _check_combination(
         refuse(f"{strategy} does not support modules_to_save: it would shard the frozen originals, too; use ddp")
     if strategy not in (None, "single", "ddp") and context.config.new_tokens:
         refuse(f"{strategy} does not support new_tokens: PEFT reads and replaces rows of whole embeddings; use ddp")
+    if strategy not in (None, "single", "ddp") and context.config.init_lora_weights:
+        refuse(f"{strategy} does not support PiSSA, which replaces whole weights of the base; use ddp")
     if offload in ("optimizer", "optimizer_and_parameters"):
         if strategy is not None and strategy not in DEEPSPEED_STRATEGIES:
             refuse(f"{strategy} does not support offload {offload}, only DeepSpeed does; use zero2 or zero3")

@@ -23,6 +23,7 @@ from launcher.training.checkpoint.state_dict import gather_weights, iterate_weig
 from launcher.training.engine.collectives import TensorFile, TensorSource
 from launcher.training.engine.run import TrainingRun
 from launcher.training.model.base_model import DTYPES
+from launcher.training.model.pissa import convert_config, get_initial_lora, subtract_initial
 
 ADAPTER_FILE = "adapter_model.safetensors"
 WEIGHTS_FILE = "weights.safetensors"  # of a checkpoint with full fine-tuning: FP32, by parameter name
@@ -48,7 +49,16 @@ def write_weights(run: TrainingRun, weights: Iterable[tuple[str, Tensor]], folde
     elif run.plan.shards_checkpoints:
         write_folder(folder, lambda scratch: _write_model_shards(run, scratch, weights))
     else:
-        write_folder(folder, lambda scratch: _write(run, scratch, dict(weights)))
+        write_folder(folder, lambda scratch: _write_result(run, scratch, dict(weights)))
+
+
+def _write_result(run: TrainingRun, folder: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write weights for inference: an adapter initialized by PiSSA as one of the published base."""
+    initial = get_initial_lora(run.engine.module.model)
+    _write(run, folder, subtract_initial(weights, initial))
+    if initial:
+        config = folder / "adapter_config.json"
+        _update_json(config, convert_config(json.loads(config.read_text(encoding="utf-8"))))
 
 
 def write_folder(

@@ -31,6 +31,7 @@ from launcher.training.model.base_model import fingerprint_base, load_base
 from launcher.training.model.new_tokens import get_new_token_ids
 from launcher.training.model.packed_lm import PackedCausalLM
 from launcher.training.model.peft_adapters import add_adapter
+from launcher.training.model.pissa import fingerprint_initial
 from launcher.training.runtime.watchdog import Heartbeat
 
 log = get_logger(__name__)
@@ -138,7 +139,7 @@ def assemble_run(
         order=order,
         num_steps=num_steps,
         data_key=store.manifest.key,
-        base_fingerprint=fingerprint_base(plan, module.base),
+        base_fingerprint=fingerprint_base(plan, module.base) + fingerprint_initial(module.model),
     )
 
 

@@ -16,6 +16,7 @@ from launcher.core.errors import InputError, Problem
 from launcher.plan.model import Plan
 from launcher.training.model.base_model import DTYPES
 from launcher.training.model.new_tokens import separate_new_rows
+from launcher.training.model.pissa import share_pissa
 
 
 def add_adapter(base: PreTrainedModel, plan: Plan, new_token_ids: Sequence[int] = ()) -> PreTrainedModel | PeftModel:
@@ -27,7 +28,10 @@ def add_adapter(base: PreTrainedModel, plan: Plan, new_token_ids: Sequence[int] 
             part.requires_grad_(True)
         return base
     saved = _check_saved_modules(base, plan)
-    model = get_peft_model(base, _make_config(plan, *_select_targets(base, plan), new_token_ids))
+    config = _make_config(plan, *_select_targets(base, plan), new_token_ids)
+    model = get_peft_model(base, config)
+    if plan.adapter.init_lora_weights is not None:
+        share_pissa(model)
     _set_trainable_dtype(model, DTYPES[_trainable_dtype(plan)])
     separate_new_rows(model)
     if saved:
@@ -120,6 +124,7 @@ def _make_config(
         lora_alpha=adapter.alpha,
         lora_dropout=adapter.dropout,
         use_rslora=adapter.use_rslora,
+        init_lora_weights=adapter.init_lora_weights or True,  # type: ignore[arg-type]
         target_modules=targets,
         target_parameters=sorted(adapter.target_parameters) or None,
         modules_to_save=list(adapter.modules_to_save) or None,

@@ -96,6 +96,39 @@ def test_resume_is_bit_exact(plan: Plan, store: Store, tmp_path: Path, kind: str
     )
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"modules_to_save": ("embed_tokens", "lm_head")},
+        {"init_lora_weights": "pissa"},
+        {"init_lora_weights": "pissa_niter_4"},
+    ],
+    ids=lambda options: "".join(map(str, options.values())),
+)
+def test_resume_with_options_of_lora_is_bit_exact(
+    plan: Plan, store: Store, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    varied = vary(plan, {**adapt("lora", **options), **SAVING, **DROPOUT, **split(2, 2)})
+    whole, _ = go(varied, store, tmp_path / "whole")
+    cut(varied, store, tmp_path / "cut", 5)
+    resumed, began = go(varied, store, tmp_path / "cut")
+    assert began == 4
+    assert adapter_bytes(resumed) == adapter_bytes(whole)
+    assert recorded_losses(resumed) == recorded_losses(whole)
+
+
+def test_another_decomposition_cannot_be_resumed(
+    plan: Plan, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PiSSA on other hardware may leave another rest of the base."""
+    varied = vary(plan, {**adapt("lora", init_lora_weights="pissa_niter_4"), **SAVING})
+    cut(varied, store, tmp_path, 5)
+    monkeypatch.setattr("launcher.training.engine.run.set_seed", lambda seed: torch.manual_seed(seed + 1))
+    with pytest.raises(InputError, match="the inputs changed since the last checkpoint") as caught:
+        go(varied, store, tmp_path)
+    assert "base weights" in str(caught.value)
+
+
 def test_rng_state_matters(plan: Plan, store: Store, tmp_path: Path) -> None:
     """The test above would not notice a lost RNG state if dropout drew no random numbers."""
     varied = vary(plan, {**SAVING, **DROPOUT})

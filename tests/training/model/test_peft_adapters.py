@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import set_seed
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.optimizers import create_loraplus_optimizer
 from tokenizers import Tokenizer
@@ -161,6 +162,36 @@ def test_modules_to_save_train_and_load_as_plain_peft(
     loaded.merge_and_unload().save_pretrained(str(tmp_path / "merged"))
     merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(merged(input_ids=ids).logits, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["pissa", "pissa_niter_16"])
+@pytest.mark.parametrize("use_rslora", [False, True])
+def test_pissa_trains_as_plain_peft_and_loads_on_the_base(
+    plan: Plan, store: Store, tmp_path: Path, kind: Any, use_rslora: bool
+) -> None:
+    options = {**adapt("lora", init_lora_weights=kind, use_rslora=use_rslora), "optimizer.max_grad_norm": None}
+    run = build(vary(plan, {**options, "schedule.max_steps": 3, "schedule.warmup_ratio": 0.0}), store, tmp_path)
+    base: Any = AutoModelForCausalLM.from_pretrained(run.plan.base.name, dtype=torch.float32)
+    before = {name: weight.clone() for name, weight in base.state_dict().items()}
+    targets = list(run.plan.adapter.target_modules)
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=targets, init_lora_weights=kind, use_rslora=use_rslora)
+    set_seed(run.plan.schedule.seed)
+    plain: Any = get_peft_model(base, config)
+    own = run.engine.module.model.state_dict()
+    for name, weight in plain.state_dict().items():  # the rest of the base, and the initial adapter, to the bit
+        assert torch.equal(own[name], weight), name
+        original = before.get(name.removeprefix("base_model.model.").replace(".base_layer", ""))
+        assert ".base_layer." not in name or not torch.equal(weight, original)
+    start = _copy_start(run, plain)
+    _train_both(run, plain, build_optimizer(run.plan.optimizer, plain))
+    _assert_same(run, plain, start)
+    _copy_start(run, plain)
+    save_weights(run, tmp_path / "adapter")
+    published: Any = AutoModelForCausalLM.from_pretrained(run.plan.base.name)
+    loaded: Any = PeftModel.from_pretrained(published, str(tmp_path / "adapter"))
+    assert loaded.peft_config["default"].r == 8
+    ids = torch.arange(1, 30)[None]
+    torch.testing.assert_close(loaded(input_ids=ids).logits, plain.eval()(input_ids=ids).logits, rtol=0, atol=1e-5)
 
 
 NEW_TOKENS = ("<a>", "<b>", "<c>", "<d>")

@@ -184,3 +184,27 @@ def test_new_tokens_that_cannot_be_trained_are_refused(
     with pytest.raises(LauncherError) as caught:
         plan_for(base=base, config={"target_modules": "all-linear", "new_tokens": ["<a>"], **config})
     assert message in str(caught.value)
+
+
+def test_pissa_is_explained_and_never_sharded() -> None:
+    plan = plan_for(
+        config={"init_lora_weights": "pissa_niter_16"}, gpus=8, overrides=("base_models.0.quantization=none",)
+    )
+    assert (plan.adapter.init_lora_weights, plan.strategy) == ("pissa_niter_16", "ddp")
+    (decision,) = [each for each in plan.decisions if each.name == "LoRA initialization"]
+    assert f"saved as LoRA of rank {2 * (plan.adapter.rank or 0)}" in decision.value
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("base_models.0.quantization=int4",), "not possible in 4 bits"),
+        (("base_models.0.quantization=none", "training.config.strategy=fsdp2"), "fsdp2 does not support PiSSA"),
+        (("training.config.adapter_type=dora",), "pissa is not supported with adapter_type dora"),
+        (("training.config.init_lora_weights=olora",), "init_lora_weights"),
+    ],
+)
+def test_pissa_that_cannot_work_is_refused(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(LauncherError) as caught:
+        plan_for(overrides=("training.config.init_lora_weights=pissa", *overrides))
+    assert message in str(caught.value)

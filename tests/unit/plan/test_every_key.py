@@ -67,6 +67,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "training.config.target_parameters": ["mlp.experts.down_proj"],
     },
     "training.config.modules_to_save": {"training.config.modules_to_save": ["embed_tokens"]},
+    "training.config.init_lora_weights": {"training.config.init_lora_weights": "pissa"},
     "training.config.new_tokens": {"training.config.new_tokens": ["<a>"]},
     "training.config.feedforward_modules": {
         "training.config.adapter_type": "ia3",
