@@ -29,7 +29,7 @@ from launcher.base_models.families import (
     make_linears,
 )
 from launcher.base_models.supported import ConfigKeys, check_supported, make_not_supported_error, make_problem
-from launcher.base_models.weight_index import WeightIndex, load_weight_index
+from launcher.base_models.weight_index import WeightIndex, list_indexed_names, load_weight_index
 from launcher.core.errors import InputError, Problem
 from launcher.core.frozen_model import Frozen
 
@@ -53,6 +53,7 @@ class ModelShape(Frozen):
     max_positions: int
     tied_embeddings: bool
     linears: tuple[Linear, ...]  # of one layer
+    indexed_names: tuple[str, ...] = ()  # of matrices whose weights are not here, where `linears` has others
     experts: Experts | None = None  # of one layer; None: a dense model
     norm_parameters_per_layer: int  # everything in a layer that is not a Linear, nor an expert
     other_parameters: int  # outside layers and embeddings: the final norm, a bias of the head, a vision tower
@@ -182,6 +183,13 @@ def _apply_weights(shape: ModelShape, weights: WeightIndex) -> ModelShape:
     )
 
 
+def _apply_names(shape: ModelShape, names: tuple[str, ...]) -> ModelShape:
+    """Return the shape with the names of an index of weights, whose sizes are unknown, if the config's differ."""
+    if not names or shape.experts is not None or set(names) == set(shape.linear_names):
+        return shape
+    return shape.model_copy(update={"indexed_names": names, "basis": "approximate"})
+
+
 def _read_dropout(keys: ConfigKeys) -> float:
     rate = keys.get("attention_dropout")
     return float(rate) if isinstance(rate, (int, float)) and 0 < rate < 1 else 0.0
@@ -295,7 +303,9 @@ def _read_flag(keys: ConfigKeys, key: str, problems: list[Problem]) -> bool:
 def load_shape(name: str, search: Sequence[Path]) -> ModelShape:
     """Return the shape of a base model: from a folder, `search`, the Hugging Face cache or the catalogue."""
     if path := find_config(name, search):
-        return make_shape(load_config(path), name, "config", load_weight_index(path.parent))
+        weights = load_weight_index(path.parent)
+        shape = make_shape(load_config(path), name, "config", weights)
+        return shape if weights is not None else _apply_names(shape, list_indexed_names(path.parent))
     if keys := lookup_base(name):
         return make_shape(keys, name, "catalogue")
     raise _not_found(name, search)

@@ -17,6 +17,7 @@ _MAX_HEADER_MIB = 100  # safetensors' own limit
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # others are packed, so their sizes are not those of the layers
 _LAYER_TENSOR = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
 _OTHER_TOWER = re.compile(r"(^|\.)(vision|visual|audio|speech|multi_modal)")
+_NORM = re.compile(r"norm|(^|[._])ln(_|$)")
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|embed_in|embed_out|lm_head|wte)\.weight$")
 
 Shape = tuple[int, ...]
@@ -35,26 +36,47 @@ class WeightIndex:
 
 
 def load_weight_index(folder: Path) -> WeightIndex | None:
-    """Return what the weights in a folder say; None without weights, or if they cannot be read."""
+    """Return what the weights in a folder say; None without all of them, or if they cannot be read."""
     try:
-        shapes = _load_shapes(folder)
+        shapes, is_complete = _load_shapes(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # loading the model reports broken files
-    return make_weight_index(shapes) if shapes else None
+    return make_weight_index(shapes) if shapes and is_complete else None
 
 
-def _load_shapes(folder: Path) -> dict[str, Shape]:
-    if (folder / _INDEX).is_file():
-        names = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
-        files = sorted(set(names.values()))
-    else:
-        files = ["model.safetensors"]
+def list_indexed_names(folder: Path) -> tuple[str, ...]:
+    """Return the names of matrices in decoder layers by the index of weights, of which not all are downloaded.
+
+    Without their sizes a matrix is only told from a norm by its name.
+    """
+    try:
+        names = _load_weight_map(folder)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ()
+    paths = [match[2] for name in names if not _OTHER_TOWER.search(name) and (match := _LAYER_TENSOR.search(name))]
+    modules = (path.removesuffix(".weight") for path in paths if path.endswith(".weight") and ".experts." not in path)
+    return tuple(dict.fromkeys(path.rpartition(".")[2] for path in modules if not _NORM.search(path)))
+
+
+def _load_weight_map(folder: Path) -> dict[str, str]:
+    weight_map: dict[str, str] = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+    return weight_map
+
+
+def _load_shapes(folder: Path) -> tuple[dict[str, Shape], bool]:
+    """Return the shapes of tensors, and whether they are those of all decoder layers.
+
+    If files are not downloaded, a layer's tensors have the shapes that they have in another layer.
+    """
+    indexed = _load_weight_map(folder) if (folder / _INDEX).is_file() else {}
     shapes: dict[str, Shape] = {}
-    for file in files:
-        if not (folder / file).is_file():  # not downloaded
-            return {}
-        shapes |= _load_header(folder / file)
-    return shapes
+    for file in sorted(set(indexed.values())) or ["model.safetensors"]:
+        if (folder / file).is_file():
+            shapes |= _load_header(folder / file)
+    by_path = {match[2]: shape for name, shape in shapes.items() if (match := _LAYER_TENSOR.search(name))}
+    absent = {name: match[2] for name in indexed if name not in shapes and (match := _LAYER_TENSOR.search(name))}
+    inferred = {name: by_path[path] for name, path in absent.items() if path in by_path}
+    return shapes | inferred, inferred.keys() == absent.keys()
 
 
 def _load_header(file: Path) -> dict[str, Shape]:

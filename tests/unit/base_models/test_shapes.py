@@ -309,6 +309,22 @@ def test_unknown_architecture_takes_linear_layers_from_its_weights(tmp_path: Pat
     assert shape.num_parameters == sum(parameter.numel() for parameter in _meta_model(config).parameters())
 
 
+@pytest.mark.parametrize("model_type", ["persimmon", "llama"])
+def test_names_come_from_the_index_if_weights_are_not_downloaded(tmp_path: Path, model_type: str) -> None:
+    """A config of Llama with the weights of another family, as remote code may have."""
+    whole = _save_weights(tmp_path, {**LLAMA, "model_type": "persimmon"}, "20KB")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": model_type}))
+    weight_map = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    (tmp_path / weight_map["model.layers.1.mlp.dense_4h_to_h.weight"]).unlink()  # the first layer tells its shape
+    assert set(load_shape(str(tmp_path), []).linear_names) == set(whole.linear_names)
+    for file in tmp_path.glob("*.safetensors"):
+        file.unlink()
+    shape = load_shape(str(tmp_path), [])
+    assert shape.basis == "approximate"
+    assert set(shape.indexed_names) == set(whole.linear_names)
+
+
 @pytest.mark.parametrize("model_type", sorted(FAMILIES))
 def test_weights_and_family_table_agree(tmp_path: Path, model_type: str) -> None:
     config = {**LLAMA, "model_type": model_type, "num_key_value_heads": 4, "head_dim": 16, "tie_word_embeddings": False}

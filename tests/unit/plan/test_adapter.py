@@ -208,3 +208,14 @@ def test_pissa_that_cannot_work_is_refused(overrides: tuple[str, ...], message: 
     with pytest.raises(LauncherError) as caught:
         plan_for(overrides=("training.config.init_lora_weights=pissa", *overrides))
     assert message in str(caught.value)
+
+
+def test_names_of_an_index_without_weights_are_planned_and_others_refused(tmp_path: Path) -> None:
+    base = write_config(tmp_path, "llama")
+    names = [f"model.layers.{i}.attn.{name}.weight" for i in range(2) for name in ("wqkv", "wo", "norm")]
+    index = {"weight_map": dict.fromkeys([*names, "lm_head.weight"], "model-1.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert plan_for(base=base, config={"target_modules": ["wqkv", "wo"]}).adapter.target_modules == ("wqkv", "wo")
+    with pytest.raises(LauncherError, match="has no q_proj") as caught:
+        plan_for(base=base, config={"target_modules": ["q_proj"]})
+    assert "its linear layers: wqkv, wo" in (caught.value.hint or "")
