@@ -88,7 +88,8 @@ class BaseTokenizer:
     @property
     def new_token_ids(self) -> list[int]:
         """The ids of the new tokens."""
-        return [self.backend.token_to_id(name) for name in self.new_tokens]
+        ids = (self.backend.token_to_id(name) for name in self.new_tokens)
+        return [number for number in ids if number is not None]
 
     def write_files(self, folder: Path) -> None:
         """Write the tokenizer for transformers: the base's files, and the new tokens."""
@@ -195,9 +196,11 @@ def find_tokenizer(base: str, search: tuple[Path, ...]) -> BaseTokenizer | None:
 
 
 def load_planned_tokenizer(plan: Plan, search: tuple[Path, ...]) -> BaseTokenizer:
-    """Load the tokenizer of a plan's base, with its new tokens."""
+    """Load the tokenizer of a plan's base, with its new tokens; the tiny base may have some of them already."""
     tokenizer = load_tokenizer(plan.base.name, search, allow_tiny_fallback=plan.random_weights)
-    return replace(tokenizer, new_tokens=plan.data.new_tokens)
+    is_tiny = tokenizer.folder == TINY_BASE_FOLDER
+    new = (token for token in plan.data.new_tokens if not (is_tiny and tokenizer.is_one_token(token)))
+    return replace(tokenizer, new_tokens=tuple(new))
 
 
 def _download(base: str, config: Path | None) -> Path:

@@ -128,6 +128,18 @@ def test_other_cases_match_one_process(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "config", [{"init_lora_weights": "pissa_niter_4"}, {"modules_to_save": ["embed_tokens"]}], ids=str
+)
+def test_options_of_lora_match_one_process(harness: Harness, reference: Reference, config: dict[str, Any]) -> None:
+    case = TrainingCase(strategy="ddp", config=config)
+    ended, trained = harness.train(case)
+    assert ended.returncode == 0, ended.console
+    for name, limit in ((metrics.TRAIN_LOSS, LOSS), (metrics.GRAD_NORM, NORM), (metrics.EVAL_LOSS, LOSS)):
+        assert largest_difference(trained, reference(case), name) < limit
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", COMPILED, ids=get_case_name)
 def test_compiled_training_matches_one_process(
     harness: Harness, reference: Reference, initial_weights: InitialWeights, case: TrainingCase

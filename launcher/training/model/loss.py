@@ -127,7 +127,7 @@ def fused_cross_entropy(hidden: Tensor, targets: Tensor, head: LMHead) -> Tensor
 
 
 def _in_chunks(hidden: Tensor, targets: Tensor, head: LMHead, loss_and_grad: LossAndGrad) -> Tensor:
-    tensors = (hidden, head.weight, head.bias, head.new_rows)
+    tensors: tuple[Tensor | None, ...] = (hidden, head.weight, head.bias, head.new_rows)
     if not torch.is_grad_enabled():  # needs_input_grad ignores torch.no_grad()
         tensors = tuple(None if tensor is None else tensor.detach() for tensor in tensors)
     total: Tensor = _ChunkedLinearCrossEntropy.apply(*tensors, head.new_ids, targets, loss_and_grad)
@@ -162,7 +162,6 @@ def compute_summed_loss(kernel: LossKernel, hidden: Tensor, targets: Tensor, hea
     with torch.autocast(device, enabled=False):
         if head.scale != 1.0:
             hidden = hidden * head.scale
-        tensors = (head.weight, head.bias, head.new_rows)
-        weight, bias, new_rows = (None if tensor is None else tensor.to(dtype) for tensor in tensors)
-        cast_head = replace(head, weight=weight, bias=bias, new_rows=new_rows, scale=1.0)
+        bias, new_rows = (None if tensor is None else tensor.to(dtype) for tensor in (head.bias, head.new_rows))
+        cast_head = replace(head, weight=head.weight.to(dtype), bias=bias, new_rows=new_rows, scale=1.0)
         return LOSSES[kernel](hidden.to(dtype), targets, cast_head)

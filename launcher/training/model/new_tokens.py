@@ -50,7 +50,8 @@ def add_new_rows(model: PreTrainedModel, ids: list[int]) -> None:
 
 def separate_new_rows(model: nn.Module) -> None:
     """Look new rows up separately from the frozen embeddings, in place of PEFT's copy of the matrix."""
-    for layer in [module for module in model.modules() if isinstance(module, TrainableTokensLayer)]:
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, TrainableTokensLayer)]
+    for layer in layers:
         ids = torch.tensor(layer.token_indices[ADAPTER_NAME], device=layer.base_layer.weight.device)
         layer.register_buffer("new_ids", ids, persistent=False)
         if isinstance(layer.base_layer, nn.Embedding):
@@ -72,7 +73,7 @@ def _embed(layer: Any, tokens: Tensor, active_adapters: list[str], *args: Any, *
     return torch.where((row >= 0)[..., None], new if scale is None else new * scale.to(new.dtype), frozen)
 
 
-def split_head(head: nn.Module) -> tuple[nn.Module, Tensor | None, Tensor | None]:
+def split_head(head: Any) -> tuple[Any, Tensor | None, Tensor | None]:
     """Return the frozen LM head, and the ids and rows of new tokens; None if it has no rows of their own."""
     if not isinstance(head, TrainableTokensWrapper):
         return head, None, None

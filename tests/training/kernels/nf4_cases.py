@@ -14,8 +14,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
+from launcher.base_models.families import FAMILIES
 from launcher.base_models.shapes import make_shape
 from launcher.core.run_paths import RunPaths
 from launcher.corpus.store import Store
@@ -26,7 +27,11 @@ from launcher.training.engine.accelerator import build_accelerator
 from launcher.training.engine.run import TrainingRun
 from launcher.training.kernels import nf4
 from launcher.training.model.compile_checkpoint import prepare_layers
-from launcher.training.model.fused_lora.decoder_layer import fuse_decoder_layers, list_fusable_blocks
+from launcher.training.model.fused_lora.decoder_layer import (
+    describe_path,
+    fuse_decoder_layers,
+    list_fusable_blocks,
+)
 from launcher.training.model.fused_lora.linear import (
     FusedLoraLinear,
     FusedLoraModel,
@@ -51,6 +56,8 @@ from tests.training.builders import (
 from tests.training.model.test_fused_lora_linear import ALL, check_same, compute, get_layers, use_same_dropout_mask
 from tests.training.model.test_saved_activations import SIZES as SAVED_SIZES
 from tests.training.model.test_saved_activations import TARGETS, _counted_attention, check_saved_bytes  # noqa: F401  # one of them a fixture
+from tests.training.test_families import DENSE, plan_family
+from tools.docs.families_page import list_paths
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a GPU our kernel is compared with bitsandbytes' own
 # each matrix has a multiple of 16,384 weights, the unit of double quantization
@@ -326,6 +333,27 @@ def build_nf4_run(plan: Plan, store: Store, root: Path) -> tuple[TrainingRun, Pa
     varied = vary(plan, {**fixed, **adapt("dora", target_modules=PUBLISHED)})
     reset_accelerate()
     return build_run(varied, RunPaths(root), store, (), build_accelerator(varied))
+
+
+@pytest.mark.parametrize("model_type", DENSE)
+def test_every_family_trains_on_nf4_by_the_path_of_the_docs(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str
+) -> None:
+    """The build compares the gradients with PEFT's."""
+    monkeypatch.setattr("launcher.training.model.packed_lm.supports_triton", lambda _device: True)  # as on a GPU
+    sizes = {**SIZES, "vocab_size": VOCABULARY, "sliding_window": 24, "attention_dropout": 0.0, "pad_token_id": 0}
+    if FAMILIES[model_type].output_from_hidden:
+        sizes["hidden_size"] = SIZES["num_attention_heads"] * SIZES["head_dim"]
+    base = write_base(tmp_path / "base", AutoConfig.for_model(model_type, **sizes))
+    plan = vary(plan_family(base), {"random_weights": True, "quantization": NF4})
+    reset_accelerate()
+    run, check = build_run(plan, RunPaths(tmp_path), store, (), build_accelerator(plan))
+    assert check.lora_grads is not None
+    assert any(isinstance(module, bnb.nn.Linear4bit) for module in run.engine.module.modules())
+    assert describe_path(run.engine.module.layers) == list_paths(plan.base)[1]
+    before, losses = trained_weights(run), train_recorded(run).losses
+    assert all(torch.isfinite(torch.tensor(losses)))
+    assert any(not torch.equal(weight, before[name]) for name, weight in trained_weights(run).items())
 
 
 @pytest.mark.parametrize("fuses_blocks", [False, True])
