@@ -47,7 +47,7 @@ def load_weight_index(folder: Path) -> WeightIndex | None:
 def list_indexed_names(folder: Path) -> tuple[str, ...]:
     """Return the names of matrices in decoder layers by the index of weights, of which not all are downloaded.
 
-    Without their sizes a matrix is only told from a norm by its name.
+    Without sizes, norms are recognized by their names.
     """
     try:
         names = _load_weight_map(folder)

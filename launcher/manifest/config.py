@@ -89,7 +89,7 @@ the decoder, without the head. Names not in the base model are refused."""
     """Experts of a mixture of experts that get LoRA, by PEFT's names, such as mlp.experts.gate_up_proj and \
 mlp.experts.down_proj. Needs dropout 0."""
     modules_to_save: tuple[str, ...] = ()
-    """Embeddings and LM head that are trained completely beside a LoRA or DoRA adapter, such as embed_tokens and \
+    """Embeddings and LM head that are trained completely alongside a LoRA or DoRA adapter, such as embed_tokens and \
 lm_head. Where they are tied, both share one trained weight."""
     new_tokens: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = ()
     """Tokens that are added to the tokenizer. Their embeddings start as the mean of all others and are trained; the \

@@ -91,7 +91,7 @@ def _check_saved_modules(context: PlanContext) -> None:
     unknown = [name for name in context.config.modules_to_save if name not in base.embedding_names]
     if unknown:
         raise ManifestError(
-            f"training.config.modules_to_save: {', '.join(unknown)} cannot be trained completely beside an adapter",
+            f"training.config.modules_to_save: {', '.join(unknown)} cannot be trained completely with an adapter",
             hint=f"only embeddings and LM head can: {', '.join(base.embedding_names)} of {base.name}; target_modules "
             "adapts linear layers, adapter_type full trains all weights",
         )
@@ -118,7 +118,7 @@ def _explain_saved_modules(context: PlanContext) -> list[Decision]:
     if not names:
         return []
     count = sum(count_saved(base, names))
-    reason = "modules_to_save in the manifest; each keeps its frozen original beside the trained copy, as in PEFT"
+    reason = "modules_to_save in the manifest; each keeps its frozen original and a trained copy, as in PEFT"
     if base.tied_embeddings:
         names = base.embedding_names
         reason += "; tied in this base, so one trained weight serves both (PEFT's ensure_weight_tying)"

@@ -44,7 +44,7 @@ def get_initial_lora(model: object) -> dict[str, Tensor]:
 
 
 def fingerprint_initial(model: object) -> str:
-    """Return what a resumed run must have in common beside the base; empty without PiSSA."""
+    """Return what a resumed run must have in common in addition to the base; empty without PiSSA."""
     initial = get_initial_lora(model)
     digest = hashlib.sha256()
     for _, tensor in sorted(initial.items()):

@@ -51,7 +51,7 @@ class Recipe:
     rank: int | None  # LoRA rank; None for ia3 and full
     target_modules: tuple[str, ...]
     target_parameters: tuple[str, ...] = ()  # stacked experts with LoRA
-    modules_to_save: tuple[str, ...] = ()  # embeddings and head that are trained completely beside the adapter
+    modules_to_save: tuple[str, ...] = ()  # embeddings and head that are trained completely with the adapter
     quantization: Quantization
     compute_dtype: Dtype
     base_dtype: Dtype
