@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from launcher.training.tracking.wandb_process import start_wandb_process
 
 from benchmarks.training import GROUPS, Case, build
 from launcher.core import metrics
@@ -39,7 +40,6 @@ from launcher.training.observers.memory_pressure import MemoryPressure
 from launcher.training.observers.metrics_writer import MetricsWriter
 from launcher.training.observers.nonfinite_steps import NonfiniteSteps
 from launcher.training.runtime.run_record import RunRecorder, collect_versions
-from launcher.training.tracking.wandb_process import start_wandb_process
 
 WARMUP_STEPS = 6
 

@@ -36,8 +36,8 @@ from launcher.request.arguments import (  # noqa: E402
     add_learning_arguments,
     add_profiler_arguments,
     add_resume_arguments,
+    add_tracker_arguments,
     add_trust_argument,
-    add_wandb_arguments,
     make_learning_request,
 )
 from launcher.training.runtime.parent_watch import exit_with_parent  # noqa: E402
@@ -107,7 +107,7 @@ def make_parser() -> argparse.ArgumentParser:
     source.add_argument("--manifest", metavar="FILE", help="a manifest, planned for the processes accelerate started")
     add_trust_argument(parser)
     add_learning_arguments(parser)
-    add_wandb_arguments(parser)
+    add_tracker_arguments(parser)
     add_failure_arguments(parser)
     add_profiler_arguments(parser)
     add_resume_arguments(parser)

@@ -51,6 +51,17 @@ def check_packages(plan: Plan) -> None:
             f"training needs packages that are not installed: {', '.join(missing)}",
             hint="pip install 'expert-launcher[train]', or `make train`, which installs them",
         )
+    absent = [name for name in plan.trackers if importlib.util.find_spec(name) is None]
+    if absent:
+        raise InputError(
+            f"training.config.report_to names trackers whose packages are not installed: {', '.join(absent)}",
+            hint=f"pip install 'expert-launcher[{','.join(absent)}]', or --report-to with other trackers",
+        )
+    if "mlflow" in plan.trackers and not os.environ.get("MLFLOW_TRACKING_URI"):
+        raise InputError(
+            "training.config.report_to names mlflow, but MLFLOW_TRACKING_URI is not set",
+            hint="export MLFLOW_TRACKING_URI=http://HOST:5000 (or a sqlite:///FILE; needs the whole package mlflow)",
+        )
 
 
 def check_startable(plan: Plan, node: Node | None = None) -> None:

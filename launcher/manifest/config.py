@@ -208,6 +208,9 @@ least 20 % faster."""
     """Stop after N evaluations without improvement."""
     early_stopping_threshold: Annotated[float, Field(ge=0)] = 0.0
     """Minimum decrease of the loss that counts as an improvement."""
+    report_to: tuple[Literal["wandb", "tensorboard", "mlflow"], ...] | None = None
+    """Trackers that metrics are logged to, as in transformers; [] is none. Default: W&B by its own settings. MLflow \
+needs MLFLOW_TRACKING_URI."""
     wandb: Wandb = Wandb()
     """Weights & Biases settings."""
 

@@ -29,7 +29,7 @@ from launcher.plan.memory_budget import LEVELS, SearchInputs, expects_cuda_graph
 from launcher.plan.model import Decision, MemoryPlan, Plan, QuantizationPlan, SpeedPlan, TaskEvalPlan
 from launcher.plan.notes import describe_faster_with_fewer_gpus, describe_slow_settings, make_notes
 from launcher.plan.oom_fallbacks import make_oom_fallbacks
-from launcher.plan.passthrough import explain_wandb, make_data_plan, make_wandb_plan
+from launcher.plan.passthrough import explain_trackers, list_other_trackers, make_data_plan, make_wandb_plan
 from launcher.plan.schedule import decide_schedule, estimate_run_length
 from launcher.plan.search import Layout, estimate_layout_memory, find_best_layout, fits_memory, make_recipe
 from launcher.plan.smoke import make_smoke_sizes, replace_reasons
@@ -128,7 +128,7 @@ def _assemble(context: PlanContext, choice: _Choice) -> Plan:
         *schedule_decisions,
         *checkpoint_decision,
         task_eval_decision,
-        explain_wandb(context),
+        *explain_trackers(context),
         *_explain_calibration(context, inputs, layout, captures=captures),
         *(user_decision(value.name, value.value) for value in context.hardware.user_values),
     )
@@ -161,6 +161,7 @@ def _assemble(context: PlanContext, choice: _Choice) -> Plan:
         schedule=schedule,
         shards_checkpoints=shards_checkpoints,
         wandb=make_wandb_plan(context),
+        trackers=list_other_trackers(context),
         guards=context.options.guards,
         task_eval=task_eval,
         profile_steps=context.options.profile_steps,

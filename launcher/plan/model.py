@@ -335,6 +335,7 @@ class Plan(Frozen):
     schedule: SchedulePlan
     shards_checkpoints: bool = False  # no host holds all weights and optimizer states while they are saved
     wandb: WandbPlan
+    trackers: tuple[Literal["tensorboard", "mlflow"], ...] = ()  # besides W&B
     guards: GuardPlan
     task_eval: TaskEvalPlan | None = None  # None: no task evaluation while training
     profile_steps: ProfilePlan | None = None  # None: no profiler trace

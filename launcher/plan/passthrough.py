@@ -1,12 +1,16 @@
-"""Settings copied from the manifest into the plan: the data, and Weights & Biases."""
+"""Settings copied from the manifest into the plan: the data, and the trackers."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
 
 from launcher.plan.context import PlanContext, manifest_decision, plan_decision
 from launcher.plan.estimate.dataset_size import SAMPLE_TEST, SAMPLE_TRAIN, SAMPLE_VALIDATION
 from launcher.plan.model import DataPlan, Decision, WandbPlan
 
 DEFAULT_WANDB_PROJECT = "expert-launcher"
+_TITLES = {"wandb": "W&B", "tensorboard": "TensorBoard", "mlflow": "MLflow"}
 
 
 def make_data_plan(context: PlanContext) -> DataPlan:
@@ -49,19 +53,31 @@ def _get_template(context: PlanContext) -> str:
     return "chatml" if context.is_smoke and (template == "llama3" or is_missing) else template
 
 
-def explain_wandb(context: PlanContext) -> Decision:
-    """Return the decision about Weights & Biases; the API key is known only where the run starts."""
-    wandb = context.config.wandb
+def explain_trackers(context: PlanContext) -> Iterator[Decision]:
+    """Yield the decisions about trackers; the API key of W&B is known only where the run starts."""
+    wandb, report_to = context.config.wandb, context.config.report_to
+    if report_to is not None:
+        named = ", ".join(_TITLES[name] for name in report_to) or "none"
+        yield manifest_decision("trackers", named, "training.config.report_to")
+    if report_to is not None and "wandb" not in report_to:
+        return
     if wandb.mode is not None:
-        return manifest_decision("W&B", wandb.mode, "training.config.wandb.mode")
-    if wandb.model_fields_set:
-        return manifest_decision("W&B", "online with an API key, else offline", "settings in training.config.wandb")
-    return plan_decision("W&B", "online with an API key, else off", "not requested; --wandb offline writes files")
+        yield manifest_decision("W&B", wandb.mode, "training.config.wandb.mode")
+    elif _is_wandb_requested(context):
+        where = "settings in training.config.wandb" if wandb.model_fields_set else "training.config.report_to"
+        yield manifest_decision("W&B", "online with an API key, else offline", where)
+    else:
+        yield plan_decision("W&B", "online with an API key, else off", "not requested; --wandb offline writes files")
+
+
+def list_other_trackers(context: PlanContext) -> tuple[Literal["tensorboard", "mlflow"], ...]:
+    """Return the trackers besides W&B, each once."""
+    return tuple(dict.fromkeys(name for name in context.config.report_to or () if name != "wandb"))
 
 
 def make_wandb_plan(context: PlanContext) -> WandbPlan:
     """Return the settings of the Weights & Biases run."""
-    wandb = context.config.wandb
+    wandb, report_to = context.config.wandb, context.config.report_to
     return WandbPlan(
         project=wandb.project or DEFAULT_WANDB_PROJECT,
         entity=wandb.entity,
@@ -69,7 +85,11 @@ def make_wandb_plan(context: PlanContext) -> WandbPlan:
         name=wandb.name,
         tags=wandb.tags,
         notes=wandb.notes,
-        mode=wandb.mode,
-        is_requested=bool(wandb.model_fields_set),
+        mode=wandb.mode if report_to is None or "wandb" in report_to else "disabled",
+        is_requested=_is_wandb_requested(context),
         artifacts=wandb.artifacts,
     )
+
+
+def _is_wandb_requested(context: PlanContext) -> bool:
+    return bool(context.config.wandb.model_fields_set) or "wandb" in (context.config.report_to or ())

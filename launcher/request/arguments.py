@@ -34,7 +34,7 @@ def add_request_arguments(parser: argparse.ArgumentParser, default_expert: str |
         parser.add_argument("expert", metavar="EXPERT", nargs="?", default=default_expert, help=shown)
     add_learning_arguments(parser)
     add_hardware_arguments(parser)
-    add_wandb_arguments(parser)
+    add_tracker_arguments(parser)
     add_failure_arguments(parser)
     add_profiler_arguments(parser)
 
@@ -97,9 +97,15 @@ def add_hardware_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cpu-ranks", type=types.positive_int, help=argparse.SUPPRESS)
 
 
-def add_wandb_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add flags that are short for `--set training.config.wandb.…`."""
-    group = parser.add_argument_group("Weights & Biases (default: the manifest's settings)")
+def add_tracker_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add flags that are short for `--set training.config.report_to=…` and `--set training.config.wandb.…`."""
+    group = parser.add_argument_group("trackers (default: the manifest's settings)")
+    group.add_argument(
+        "--report-to",
+        type=types.tracker_list,
+        metavar="wandb,tensorboard,mlflow",
+        help="log metrics to these and no others; none logs to no tracker",
+    )
     group.add_argument(
         "--wandb",
         choices=("online", "offline", "disabled"),
@@ -262,7 +268,7 @@ def make_learning_request(arguments: argparse.Namespace, expert: str) -> Request
 
     return Request(
         expert=expert,
-        overrides=(*arguments.overrides, *_make_wandb_overrides(arguments)),
+        overrides=(*arguments.overrides, *_make_tracker_overrides(arguments)),
         base=arguments.base,
         max_steps=arguments.max_steps,
         profile=arguments.profile,
@@ -275,6 +281,8 @@ def make_learning_request(arguments: argparse.Namespace, expert: str) -> Request
     )
 
 
-def _make_wandb_overrides(arguments: argparse.Namespace) -> list[str]:
+def _make_tracker_overrides(arguments: argparse.Namespace) -> list[str]:
     values = {name: getattr(arguments, f"wandb_{name}") for name in _WANDB_NAMES}
-    return [f"training.config.wandb.{name}={json.dumps(value)}" for name, value in values.items() if value is not None]
+    trackers = [] if arguments.report_to is None else [f"training.config.report_to={json.dumps(arguments.report_to)}"]
+    settings = [f"wandb.{name}={json.dumps(value)}" for name, value in values.items() if value is not None]
+    return [*trackers, *(f"training.config.{one}" for one in settings)]

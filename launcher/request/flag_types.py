@@ -205,5 +205,14 @@ def artifact_list(text: str) -> list[str]:
     return words
 
 
+def tracker_list(text: str) -> list[str]:
+    """Parse the trackers that metrics are logged to."""
+    words = [] if text == "none" else word_list(text)
+    for word in words:
+        if word not in ("wandb", "tensorboard", "mlflow"):
+            raise argparse.ArgumentTypeError(f"{_quote(word)} is not one of wandb, tensorboard, mlflow, none")
+    return words
+
+
 def _quote(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -32,6 +32,14 @@ class Attempt(Frozen):
     spent_seconds: float = 0.0  # of earlier attempts, whose metrics may have been truncated
 
 
+class MlflowTrace(Frozen):
+    """The MLflow run of this run, in mlflow.json."""
+
+    run_id: str
+    experiment_id: str
+    logged_seconds: float = 0.0  # rows up to this time of the run are logged
+
+
 class WandbTrace(Frozen):
     """The W&B run that a run logs to, so that a resumed run continues under the same id. On disk: wandb.json."""
 

@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import socket
+import statistics
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -168,6 +169,27 @@ def name_median(metric: str) -> str:
     """Return the summary key of a metric's median."""
     assert metric in MEDIANS
     return f"median/{metric}"
+
+
+def make_summary(paths: RunPaths, outcome: Outcome) -> dict[str, object]:
+    """Return the outcome for a table of runs, with medians of speeds: those of the last step say little."""
+    summary = {
+        "status": outcome.status,
+        "exit_code": outcome.exit_code,
+        "steps_done": outcome.steps_done,
+        "num_steps": outcome.num_steps,
+        "best_step": outcome.best_step,
+        "best_metric": outcome.best_metric,
+        "attempts": len(outcome.attempts),
+        "rungs": len(outcome.oom_fallbacks),
+        **outcome.goodput,
+    }
+    rows = metrics.load_metrics(paths.metrics) if paths.metrics.is_file() else []
+    for name in MEDIANS:
+        values = [row.values[name] for row in rows if name in row.values]
+        if values:
+            summary[name_median(name)] = statistics.median(values)
+    return {name: value for name, value in summary.items() if value not in (None, "")}
 
 
 def load_trace(paths: RunPaths) -> WandbTrace | None:

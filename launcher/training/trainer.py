@@ -46,7 +46,7 @@ from launcher.training.oom import fall_back, free_for_checkpoint, free_memory
 from launcher.training.runtime.run_record import RunRecorder
 from launcher.training.runtime.watchdog import Watchdog
 from launcher.training.topology_check import check_accelerator
-from launcher.training.tracking.wandb_process import start_wandb_process
+from launcher.training.tracking.tracker_process import start_trackers
 from launcher.training.verify.packing import PackingCheck, collate_documents, select_documents
 from launcher.training.warmup_step import run_warmup_step
 
@@ -82,7 +82,7 @@ def run_training(inputs: TrainerInputs, recorder: RunRecorder) -> TrainResult:
     stop, goodput = StopOnSignal(), GoodputTracker()
     stop.install()
     recorder.update()  # status "running" replaces that of an earlier attempt
-    recorder.attach_tracker(start_wandb_process(inputs.plan, inputs.paths, accelerator))
+    recorder.attach_trackers(start_trackers(inputs.plan, inputs.paths, accelerator))
     while True:
         try:
             return _train_once(inputs, recorder, accelerator, stop, goodput)

@@ -71,6 +71,8 @@ PINNED = {
     "rehearses each strategy",
     "launcher train neo4j --wandb-project experts --wandb-entity team --wandb-tags nightly,lora --wandb-notes "
     '"higher rank"': "uploads to a W&B server if there is a key; tests/tracking has a server",
+    "launcher train neo4j --report-to tensorboard": "needs the extra package; tests/tracking/test_tracker_uploader.py",
+    "launcher train neo4j --report-to wandb,mlflow": "needs an MLflow server; tests/tracking/test_tracker_uploader.py",
     "launcher train neo4j --wandb-artifacts adapter,manifest": "uploads to a W&B server, as above",
     "launcher dashboard": "needs a W&B server; tests/unit/analysis/wandb_dashboard",
     "launcher dashboard --entity team --project experts --name nightly": "needs a W&B server, as above",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
@@ -52,14 +53,14 @@ class RunRecorder:
             attempts=(*(() if before is None else before.attempts), Attempt(started_at=started_at)),
         )
         self._paths = paths
-        self._tracker: Tracker | None = None
+        self._trackers: Sequence[Tracker] = ()
         self._has_ended = False
         if not self.was_done:
             self._write()
 
-    def attach_tracker(self, tracker: Tracker | None) -> None:
-        """Finish this tracker when the run ends."""
-        self._tracker = tracker
+    def attach_trackers(self, trackers: Sequence[Tracker]) -> None:
+        """Finish these trackers when the run ends."""
+        self._trackers = trackers
 
     def add_spent_seconds(self, seconds: float) -> float:
         """Record and return the time of earlier attempts: the larger of `seconds` and what was recorded before."""
@@ -95,7 +96,7 @@ class RunRecorder:
     def finish(self, *, waits: bool = True, **fields: object) -> None:
         """Record the end of the run. Later calls are ignored. Never raises: the disk may be full.
 
-        `waits`: for the tracker to upload the rest.
+        `waits`: for the trackers to upload the rest.
         """
         if self._has_ended:
             return
@@ -103,9 +104,10 @@ class RunRecorder:
         ended_at = _now()
         self._update_attempt(ended_at=ended_at, steps_done=fields.get("steps_done", self._outcome.steps_done))
         self._record_end(ended_at=ended_at, **fields)
-        if self._tracker is not None and waits:
-            self._tracker.finish()
-            self._record_end()  # the tracker of a short run has its id only now
+        if self._trackers and waits:
+            for tracker in self._trackers:
+                tracker.finish()
+            self._record_end()  # the W&B run of a short run has its id only now
 
     def _record_end(self, **fields: object) -> None:
         trace = load_trace(self._paths)

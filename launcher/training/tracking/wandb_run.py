@@ -5,26 +5,24 @@ from __future__ import annotations
 import json
 import os
 import re
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from launcher.core.errors import first_line
-from launcher.core.metrics import METRICS, TOKENS_SEEN, TOTAL_SECONDS, load_metrics
+from launcher.core.metrics import METRICS, TOKENS_SEEN, TOTAL_SECONDS
 from launcher.core.run_paths import RunPaths
 from launcher.plan import Plan
 from launcher.runs.record import Outcome, WandbTrace
 from launcher.runs.wandb_settings import (
     EPOCH_AXIS,
-    MEDIANS,
     STEP_AXIS,
     Tracking,
     WandbProject,
     check_server,
     format_machine,
     make_config,
-    name_median,
+    make_summary,
 )
 
 _INIT_SECONDS = 20.0  # for a server that does not respond; wandb's default is 90
@@ -162,24 +160,8 @@ def _define_axes(run: Any) -> None:
 
 
 def write_summary(run: Any, paths: RunPaths, outcome: Outcome) -> None:
-    """Log the outcome, and medians of speeds, which are more useful in a table of runs than the last step's."""
-    summary = {
-        "status": outcome.status,
-        "exit_code": outcome.exit_code,
-        "steps_done": outcome.steps_done,
-        "num_steps": outcome.num_steps,
-        "best_step": outcome.best_step,
-        "best_metric": outcome.best_metric,
-        "attempts": len(outcome.attempts),
-        "rungs": len(outcome.oom_fallbacks),
-        **outcome.goodput,
-    }
-    rows = load_metrics(paths.metrics) if paths.metrics.is_file() else []
-    for name in MEDIANS:
-        values = [row.values[name] for row in rows if name in row.values]
-        if values:
-            summary[name_median(name)] = statistics.median(values)
-    run.summary.update({name: value for name, value in summary.items() if value not in (None, "")})
+    """Log the outcome to the table of runs."""
+    run.summary.update(make_summary(paths, outcome))
 
 
 def log_artifacts(run: Any, plan: Plan, paths: RunPaths) -> None:

@@ -20,9 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launcher.core.errors import ExitCode, InputError, LauncherError, first_line
-from launcher.core.log import configure, get_logger
-from launcher.core.metrics import TOTAL_SECONDS, StepMetrics, parse_metrics
+from launcher.core.errors import ExitCode, LauncherError, first_line
+from launcher.core.log import get_logger
 from launcher.core.run_paths import RunPaths
 from launcher.plan import Plan, load_plan
 from launcher.runs.record import Outcome, WandbTrace, load_outcome
@@ -37,7 +36,13 @@ from launcher.runs.wandb_settings import (
     make_id,
     write_trace,
 )
-from launcher.training.runtime.process_output import redact_output
+from launcher.training.tracking.follow_run import (
+    POLL_SECONDS,
+    MetricsTail,
+    close_console_with_parent,
+    has_ended,
+    redirect_stderr,
+)
 from launcher.training.tracking.wandb_run import (
     NotSharedError,
     OpenedRun,
@@ -59,7 +64,6 @@ _SERVER_VARIABLES = (
     "WANDB_CONFIG_DIR",
     "WANDB_INSECURE_DISABLE_SSL",
 )
-_POLL_SECONDS = 0.5
 _SAVE_TRACE_SECONDS = 5.0
 _MAX_RESTARTS = 3  # after W&B's own service has died
 _FINISH_SECONDS = 300.0  # for the final upload; the training waits for less
@@ -130,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the end of a stopped run is logged, too
     paths = RunPaths(options.run_dir)
-    restarter = Restarter(options=options, console_fd=redirect_stderr(paths), environment=dict(os.environ))
+    restarter = Restarter(options=options, console_fd=redirect_stderr(paths.logs / LOG), environment=dict(os.environ))
     if options.parent:
         watch = (restarter.console_fd, options.parent)
         threading.Thread(target=close_console_with_parent, args=watch, daemon=True).start()
@@ -153,48 +157,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             restarter.restart(restarts=0, offline_reason=f"its own service fails: {cause}")
         log.info(f"W&B: logging stopped: {cause}; {paths.logs / LOG}")
         return int(ExitCode.DONE)  # reported
-
-
-class MetricsTail:
-    """Reads new rows of a metrics file, each once, even after the file was truncated to repeat steps.
-
-    Rows are identified by the run's wall-clock time, which only increases.
-    """
-
-    def __init__(self, file: Path, logged_seconds: float = 0.0) -> None:
-        """Start after the rows up to `logged_seconds`."""
-        self._file = file
-        self.logged_seconds = logged_seconds
-        self._inode, self._offset = 0, 0
-
-    def read(self) -> list[StepMetrics]:
-        """Return the rows that were written since the last call."""
-        rows = []
-        for line in self._read_lines():
-            try:
-                row = parse_metrics(line)
-            except InputError:  # a damaged line: the others are still logged
-                continue
-            seconds = row.values.get(TOTAL_SECONDS, 0.0)
-            if seconds > self.logged_seconds:
-                self.logged_seconds = seconds
-                rows.append(row)
-        return rows
-
-    def _read_lines(self) -> list[str]:
-        """Return complete new lines."""
-        try:
-            with self._file.open("rb") as file:
-                state = os.fstat(file.fileno())
-                if state.st_ino != self._inode or state.st_size < self._offset:
-                    self._inode, self._offset = state.st_ino, 0
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:  # not written yet
-            return []
-        complete = data[: data.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        return complete.decode(errors="replace").splitlines()
 
 
 class Uploader:
@@ -227,7 +189,7 @@ class Uploader:
         opened = open_run(self._plan, self._paths, spec)
         if options.node:
             while os.getppid() == options.parent:  # the outcome may be on node 0's disk only
-                time.sleep(_POLL_SECONDS)
+                time.sleep(POLL_SECONDS)
         else:
             if not options.restarts:
                 log.info(opened.announce(previous))
@@ -241,15 +203,15 @@ class Uploader:
         tail = MetricsTail(self._paths.metrics, logged_seconds=self._trace.told_seconds)
         while True:
             outcome = load_outcome(self._paths.outcome)
-            has_ended = self._has_ended(outcome)  # checked first: all rows written before the end are read below
+            is_over = has_ended(self._options.parent, outcome)  # checked first: rows written before the end are read
             for row in tail.read():
                 run.log({**row.values, STEP_AXIS: row.step, EPOCH_AXIS: row.epoch})
             if outcome is not None:
                 self._log_facts(run, outcome)
-            self._update_trace(tail.logged_seconds, at_once=has_ended)
-            if has_ended:
+            self._update_trace(tail.logged_seconds, at_once=is_over)
+            if is_over:
                 return
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def _log_facts(self, run: Any, outcome: Outcome) -> None:
         """Update the config once data and model are ready, and after each OOM fallback."""
@@ -270,11 +232,6 @@ class Uploader:
             self._trace = self._trace.model_copy(update={"told_seconds": logged_seconds})
             with suppress(LauncherError):  # disk full: rows are logged again after a restart
                 write_trace(self._paths, self._trace)
-
-    def _has_ended(self, outcome: Outcome | None) -> bool:
-        if self._options.parent == 0 or os.getppid() != self._options.parent:
-            return True
-        return outcome is not None and outcome.is_final and outcome.pid == self._options.parent
 
     def _finish(self, opened: OpenedRun) -> None:
         """Log summary and artifacts. A training that ended without a final outcome has crashed."""
@@ -325,25 +282,6 @@ def reset_trace(paths: RunPaths, previous: WandbTrace | None) -> None:
         logged_seconds = 0.0 if previous is None else previous.told_seconds
         with suppress(LauncherError):
             write_trace(paths, trace.model_copy(update={"told_seconds": logged_seconds}))
-
-
-def redirect_stderr(paths: RunPaths) -> int:
-    """Send the output of wandb and its service to a log; return a descriptor of the console for our messages."""
-    sys.stderr.flush()
-    console_fd = os.dup(2)
-    with suppress(OSError), (paths.logs / LOG).open("ab") as file:
-        os.dup2(file.fileno(), 2)
-    sys.stderr = os.fdopen(console_fd, "w", buffering=1)
-    redact_output()
-    configure()
-    return console_fd
-
-
-def close_console_with_parent(console_fd: int, parent: int) -> None:
-    """Release the console when the training ends, so that a reader of its output does not wait for the upload."""
-    while os.getppid() == parent:
-        time.sleep(_POLL_SECONDS)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), console_fd)
 
 
 if __name__ == "__main__":

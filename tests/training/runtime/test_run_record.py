@@ -20,7 +20,7 @@ from launcher.runs.record import Outcome, load_outcome
 from launcher.training.checkpoint.resume import ResumeOptions
 from launcher.training.observers import checkpointer
 from launcher.training.runtime.run_record import RunRecorder
-from launcher.training.tracking.wandb_process import WandbProcess
+from launcher.training.tracking.tracker_process import TrackerProcess
 from launcher.training.trainer import TrainerInputs, run_training
 from tests.training.builders import VOCABULARY, reset_accelerate, vary
 
@@ -70,14 +70,14 @@ def test_spent_time_is_kept_when_its_rows_are_dropped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_ends_the_waiting_for_an_upload_and_nothing_else(
-    number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(number)
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         threading.Timer(0.3, lambda: os.kill(os.getpid(), number)).start()
         began = time.monotonic()
-        WandbProcess(process, tmp_path, 30.0, is_main=True).finish()
+        TrackerProcess(process, "W&B", 30.0, "again").finish()
         assert time.monotonic() - began < 25
     finally:
         process.kill()
@@ -86,14 +86,11 @@ def test_a_signal_ends_the_waiting_for_an_upload_and_nothing_else(
     assert signal.getsignal(number) == before
 
 
-def test_a_teller_that_was_killed_is_missed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_uploader_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     process = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
-    WandbProcess(process, tmp_path / "run", 30.0, is_main=True).finish()
+    TrackerProcess(process, "W&B", 30.0, "again").finish()
     console = capsys.readouterr().err
-    assert (
-        f"W&B: upload incomplete (exit code -9); complete it with: {Path(sys.executable).name} -m launcher" in console
-    )
-    assert console.strip().endswith(f"wandb_uploader {tmp_path / 'run'}")
+    assert console == "W&B: upload incomplete (exit code -9); complete it with: again\n"
 
 
 def train_recorded(plan: Plan, store: Store, paths: RunPaths) -> Outcome:

@@ -123,6 +123,7 @@ CHANGES["training.dataset.field_mapping.output"] = {
 }
 for key in ("project", "entity", "group", "name", "notes"):
     CHANGES[f"training.config.wandb.{key}"] = {f"training.config.wandb.{key}": "other"}
+CHANGES["training.config.report_to"] = {"training.config.report_to": ["tensorboard"]}
 CHANGES["training.config.wandb.tags"] = {"training.config.wandb.tags": ["x"]}
 CHANGES["training.config.wandb.artifacts"] = {"training.config.wandb.artifacts": ["adapter"]}
 CHANGES["evaluation.judge"] = {"evaluation": {"judge": "sql"}}

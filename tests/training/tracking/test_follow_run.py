@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.core.metrics import TOTAL_SECONDS, TRAIN_LOSS, StepMetrics, append_metrics, cut_metrics
-from launcher.training.tracking.wandb_uploader import MetricsTail
+from launcher.training.tracking.follow_run import MetricsTail
 
 
 def write(file: Path, step: int, seconds: float) -> None:

@@ -1,8 +1,9 @@
-"""Starts the process that logs this run to Weights & Biases, and waits for it at the end, up to a limit."""
+"""Starts the processes that log this run to its trackers, and waits for them at the end, up to a limit."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,30 +23,29 @@ from launcher.training.engine.collectives import broadcast_object
 
 log = get_logger(__name__)
 
-_MODULE = "launcher.training.tracking.wandb_uploader"
+_WANDB_MODULE = "launcher.training.tracking.wandb_uploader"
+_OTHER_MODULE = "launcher.training.tracking.tracker_uploader"
 _OFFLINE_SECONDS, _ONLINE_SECONDS = 20.0, 60.0
+TITLES = {"tensorboard": "TensorBoard", "mlflow": "MLflow"}
 
 
-class WandbProcess:
-    """The running uploader of this node."""
+class TrackerProcess:
+    """A running uploader of this node."""
 
-    def __init__(self, process: subprocess.Popen[bytes], root: Path, limit_seconds: float, *, is_main: bool) -> None:
-        """`root` is the run directory; only the main one is waited for."""
-        self._process, self._root, self._limit, self._is_main = process, root, limit_seconds, is_main
+    def __init__(self, process: subprocess.Popen[bytes], title: str, limit_seconds: float, command: str) -> None:
+        """`command` completes an incomplete upload."""
+        self._process, self._title, self._limit, self._command = process, title, limit_seconds, command
 
     def finish(self) -> None:
         """Wait until the rest is uploaded: the end of a container would kill the uploader. Call after the outcome."""
-        if not self._is_main:  # it ends with us
-            return
         try:
             with _interruptible():
                 code = self._process.wait(self._limit)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            log.info("W&B: upload incomplete; complete it with `wandb sync` in the run directory")
+            log.info(f"{self._title}: upload incomplete; if its process ends, complete it with: {self._command}")
             return
         if code != 0:
-            command = f"{Path(sys.executable).name} -m {_MODULE} {self._root}"
-            log.info(f"W&B: upload incomplete (exit code {code}); complete it with: {command}")
+            log.info(f"{self._title}: upload incomplete (exit code {code}); complete it with: {self._command}")
 
 
 @contextmanager
@@ -64,34 +64,44 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def start_wandb_process(plan: Plan, paths: RunPaths, accelerator: Accelerator) -> WandbProcess | None:
-    """Start one uploader per node; every rank must call this. Rank 0's logs the metrics, others system metrics only."""
+def start_trackers(plan: Plan, paths: RunPaths, accelerator: Accelerator) -> tuple[TrackerProcess, ...]:
+    """Start the uploaders of this node; every rank must call this. Those of rank 0 are returned, to be waited for."""
+    started = [_start_wandb(plan, paths, accelerator)]
+    for name in plan.trackers if accelerator.is_main_process else ():
+        started.append(_start(TITLES[name], _OTHER_MODULE, [str(paths.root), "--to", name], _ONLINE_SECONDS))
+    return tuple(one for one in started if one is not None and accelerator.is_main_process)
+
+
+def _start_wandb(plan: Plan, paths: RunPaths, accelerator: Accelerator) -> TrackerProcess | None:
+    """Start one W&B uploader per node. Rank 0's logs the metrics, others system metrics only."""
     tracking = decide_tracking(plan.wandb.mode, os.environ, is_requested=plan.wandb.is_requested)
+    arguments = [str(paths.root)]
     run_id = None
     if plan.hardware.nodes > 1:  # all nodes log to one run, even if their environments differ
         trace = load_trace(paths)
         own_id = None if tracking.mode != "online" else trace.id if trace else make_id(paths.run_id)
         run_id = broadcast_object(accelerator, own_id)
+        arguments += [] if run_id is None else ["--id", run_id]
     if accelerator.is_main_process and tracking.mode != "disabled":
         limit = _ONLINE_SECONDS if tracking.mode == "online" else _OFFLINE_SECONDS
-        return _start(paths, run_id, node=0, limit_seconds=limit)
+        return _start("W&B", _WANDB_MODULE, arguments, limit)
     if accelerator.is_local_main_process and run_id is not None and tracking.mode == "online":
-        return _start(paths, run_id, node=int(os.environ.get("GROUP_RANK", "1")), limit_seconds=_ONLINE_SECONDS)
+        node = os.environ.get("GROUP_RANK", "1")
+        return _start("W&B", _WANDB_MODULE, [*arguments, "--node", node], _ONLINE_SECONDS)
     return None
 
 
-def _start(paths: RunPaths, run_id: str | None, *, node: int, limit_seconds: float) -> WandbProcess | None:
-    arguments = [str(paths.root), "--parent", str(os.getpid()), "--node", str(node)]
-    arguments += [] if run_id is None else ["--id", run_id]
+def _start(title: str, module: str, arguments: list[str], limit_seconds: float) -> TrackerProcess | None:
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, *arguments],
+            [sys.executable, "-m", module, *arguments, "--parent", str(os.getpid())],
             env=make_child_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the training
         )
     except OSError as error:
-        log.warning(f"this run is not logged to W&B: {error}")
+        log.warning(f"this run is not logged to {title}: {error}")
         return None
-    return WandbProcess(process, paths.root, limit_seconds, is_main=node == 0)
+    again = [Path(sys.executable).name, "-m", module, *arguments]
+    return TrackerProcess(process, title, limit_seconds, shlex.join(again))
