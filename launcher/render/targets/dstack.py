@@ -42,6 +42,7 @@ def render_dstack(plan: Plan, paths: RunPaths, options: JobOptions) -> str:
         "name": make_name(paths.run_id),
         "nodes": hardware.nodes,
         "image": options.image,
+        "user": "root",  # volumes belong to root
         "shell": "bash",
         "env": ENVIRONMENT | {name: f"${{{{ secrets.{name} }}}}" for name in options.secrets},
         "files": [f"{local}:{remote}" for remote, local in mounts.items()],
