@@ -63,15 +63,16 @@ def kill_in_save(command: list[str], delay: float) -> str:
     folder = Path("runs/cut/checkpoints")
     before = {path.name for path in folder.glob("*")}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not (begun := [path for path in folder.glob("*") if path.name not in before]):
+    while not any(path.name not in before for path in folder.glob("*")):
         if process.poll() is not None:
             sys.exit(f"the training ended with {process.returncode} before it saved")
         time.sleep(0.002)
     time.sleep(delay)
-    found = [f"{path}: {path.stat().st_size:,} bytes" for one in begun for path in sorted(one.rglob("*"))]
     send_signal(find_processes(f"{MARK}=1"), signal.SIGKILL)
     process.wait()
-    return f"killed {delay} s after the save began: {'; '.join(found) or f'{begun[0]} is empty'}"
+    left = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.parent.name not in before]
+    found = [f"{path.relative_to(folder)}: {path.stat().st_size:,} bytes" for path in left]
+    return f"killed {delay} s after the save began: {'; '.join(found) or 'no file'}"
 
 
 def digest(folder: Path) -> str:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from launcher.core.errors import InputError
-from launcher.core.run_files import MAX_STEPS, is_plausible, read_text
+from launcher.core.run_files import MAX_STEPS, is_plausible, open_log, read_text
 from launcher.core.units import MIB, TERA
 
 _MAX_BYTES = 512 * MIB  # of metrics.jsonl: some 300,000 steps
@@ -169,8 +169,8 @@ def append_metrics(path: Path, metrics: StepMetrics) -> None:
     line = json.dumps(row, separators=(",", ":"), allow_nan=False)
     size = path.stat().st_size if path.exists() else 0
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        with open_log(path) as file:
+            file.write(f"{line}\n".encode())
     except OSError:
         with suppress(OSError):  # a partial line would corrupt the next one, too
             os.truncate(path, size)

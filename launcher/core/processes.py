@@ -23,7 +23,8 @@ _SITE_FOLDERS = ("site-packages", "dist-packages")
 
 def make_child_environment(inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment of a process that imports this package, also from a checkout that is not installed."""
-    environment = dict(inherited)
+    # Files in the working directory, which may be a downloaded one, are not imported.
+    environment = {**inherited, "PYTHONSAFEPATH": "1"}
     parent = Path(launcher.__file__).resolve().parent.parent
     if parent.name not in _SITE_FOLDERS:  # which must not come before the standard library
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(parent), environment.get("PYTHONPATH"))))

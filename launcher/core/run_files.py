@@ -38,8 +38,9 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Open a regular file for unbuffered appending, without waiting for a reader of a pipe; raises OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    """Open a regular file for unbuffered appending, neither through a link nor waiting for a pipe; raises OSError."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(0, "not a regular file")

@@ -237,7 +237,8 @@ def write_text_atomically(path: Path, text: str, *, redacts: bool = True) -> Non
     text = redact_file(path, text) if redacts else text
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        temporary.unlink(missing_ok=True)  # of a killed process; "x" does not write through a link
+        with temporary.open("x", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

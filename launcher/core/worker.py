@@ -17,6 +17,7 @@ from typing import IO, Literal, TypeVar
 
 MAX_LINE_BYTES = 32 * 2**20
 _CHUNK_BYTES = 2**16
+_POLL_SECONDS = 0.02
 _SECONDS_AFTER_KILL = 5.0  # a process that hangs inside the kernel cannot be killed
 
 
@@ -89,25 +90,64 @@ def run_command(
     input_text: str = "",
     errors: Literal["replace", "strict"] = "replace",
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to completion and return its exit code, stdout and stderr.
+    """Run a command to completion and return its exit code, stdout and the end of stderr.
 
-    Raises WorkerError if it cannot be started, or if it times out (it is killed then), and UnicodeDecodeError for
-    stdout that is not UTF-8 if `errors` is strict.
+    Raises WorkerError if it cannot be started, if it times out or writes too much, and UnicodeDecodeError for stdout
+    that is not UTF-8 if `errors` is strict. Processes that it started are killed with it.
     """
     pipe = subprocess.PIPE
     process = start_process(command, environment=environment, cwd=cwd, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
-        stdout, stderr = process.communicate(input_text.encode(), timeout=timeout)
-    except BaseException as error:
+        stdout, stderr = _communicate(process, input_text.encode(), _Deadline(timeout))
+    finally:
         kill_process_group(process)
         for stream in (process.stdin, process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
-        if isinstance(error, subprocess.TimeoutExpired):
-            raise WorkerError(WorkerFailure.TIMEOUT, f"timed out after {timeout:g} s") from None
-        raise
     texts = (stdout.decode("utf-8", errors), stderr.decode("utf-8", "replace"))
     return subprocess.CompletedProcess(command, process.returncode, *texts)
+
+
+def _communicate(process: subprocess.Popen[bytes], data: bytes, deadline: _Deadline) -> tuple[bytes, bytes]:
+    """Write to stdin and read until the process has exited; processes that it leaves may hold its output open."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    outputs, rest = {process.stdout: bytearray(), process.stderr: bytearray()}, memoryview(data)
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdin, selectors.EVENT_WRITE)
+        for stream in (process.stdin, *outputs):
+            os.set_blocking(stream.fileno(), False)
+        for stream in outputs:
+            selector.register(stream, selectors.EVENT_READ)
+        has_exited = False
+        while not (has_exited and not selector.select(0)) and selector.get_map():
+            deadline.check()
+            if not has_exited and process.poll() is not None:
+                has_exited = True
+                kill_process_group(process)
+            for key, _ in selector.select(0 if has_exited else _POLL_SECONDS):
+                stream = key.fileobj
+                if stream is process.stdin:
+                    try:
+                        rest = rest[os.write(key.fd, rest[:_CHUNK_BYTES]) :]
+                    except BrokenPipeError:
+                        rest = rest[:0]
+                    if not rest:
+                        selector.unregister(stream)
+                        process.stdin.close()
+                    continue
+                chunk = os.read(key.fd, _CHUNK_BYTES)
+                if not chunk:
+                    selector.unregister(stream)
+                outputs[stream] += chunk  # type: ignore[index]
+            del outputs[process.stderr][:-_CHUNK_BYTES]
+            if len(outputs[process.stdout]) > MAX_LINE_BYTES:
+                raise WorkerError(WorkerFailure.OUTPUT_LIMIT, f"wrote more than {MAX_LINE_BYTES // 2**20} MiB")
+        while process.poll() is None:  # it has closed its output
+            deadline.check()
+            time.sleep(_POLL_SECONDS)
+    return bytes(outputs[process.stdout]), bytes(outputs[process.stderr])
 
 
 class _Deadline:
@@ -122,7 +162,14 @@ class _Deadline:
 
     def wait(self, selector: selectors.BaseSelector) -> None:
         if not selector.select(max(0.0, self._end - time.monotonic())):
-            raise WorkerError(WorkerFailure.TIMEOUT, f"timed out after {self._seconds:g} s")
+            raise self._make_error()
+
+    def check(self) -> None:
+        if time.monotonic() > self._end:
+            raise self._make_error()
+
+    def _make_error(self) -> WorkerError:
+        return WorkerError(WorkerFailure.TIMEOUT, f"timed out after {self._seconds:g} s")
 
 
 class Worker:

@@ -13,6 +13,7 @@ from launcher.judges.base import Check, ReferenceRow, Verdict
 
 SECONDS_PER_ANSWER, SECONDS_TO_START = 5.0, 60.0
 CORRECT_CHECK = "right"
+MAX_REASON = 2000  # characters
 _EXPECTED = '{"right": true, "reason": ""}'
 
 
@@ -67,7 +68,7 @@ class CommandJudge:
 
     def _parse(self, number: int, line: str) -> Verdict:
         try:
-            reply = json.loads(line)
+            reply = json.loads(line, object_pairs_hook=_make_object)
         except (ValueError, RecursionError):
             reply = None
         if not isinstance(reply, dict) or CORRECT_CHECK not in reply:
@@ -77,5 +78,13 @@ class CommandJudge:
         elif not isinstance(reply.get("reason"), str | None):
             what = f'wrote "reason": {show_value(json.dumps(reply["reason"]))} in line {number}, not a string'
         else:
-            return Verdict(checks={CORRECT_CHECK: reply[CORRECT_CHECK]}, reason=reply.get("reason") or "")
+            reason = (reply.get("reason") or "")[:MAX_REASON]
+            return Verdict(checks={CORRECT_CHECK: reply[CORRECT_CHECK]}, reason=reason)
         raise RunFailedError(f"the judge {self._command[0]} {what}")
+
+
+def _make_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Refuse a key that is there twice: an answer may have been copied into the line without quoting."""
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("duplicate key")
+    return dict(pairs)

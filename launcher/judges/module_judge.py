@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -14,11 +15,11 @@ from launcher.core.errors import InputError, RunFailedError, first_line
 from launcher.core.processes import make_clean_environment
 from launcher.core.worker import Worker, WorkerError
 from launcher.judges.base import Check, ReferenceRow, Verdict
-from launcher.judges.external_command import SECONDS_PER_ANSWER, SECONDS_TO_START
+from launcher.judges.external_command import MAX_REASON, SECONDS_PER_ANSWER, SECONDS_TO_START
 
 _RESERVED = "loss"  # in metrics: eval/loss
+_CHECK_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,59}", re.ASCII)
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
-_MAX_REASON = 2000
 
 
 class ModuleJudge:
@@ -26,6 +27,7 @@ class ModuleJudge:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._num_requests = 0
         environment = make_clean_environment()
         search_path = os.pathsep.join(filter(None, (str(_SOURCE_ROOT), environment.get("PYTHONPATH"))))
         command = [sys.executable, "-P", "-m", __name__, path]
@@ -43,10 +45,10 @@ class ModuleJudge:
     def judge(self, rows: Sequence[ReferenceRow], answers: Sequence[str]) -> list[Verdict]:
         """Return the verdict on each answer."""
         limit = SECONDS_TO_START + SECONDS_PER_ANSWER * len(answers)
+        self._num_requests += 1
+        request = {"number": self._num_requests, "rows": [asdict(row) for row in rows], "answers": list(answers)}
         try:
-            self._worker.write_line(
-                json.dumps({"rows": [asdict(row) for row in rows], "answers": list(answers)}), limit
-            )
+            self._worker.write_line(json.dumps(request), limit)
         except WorkerError as error:
             raise RunFailedError(f"the judge {self._path} {error}") from None
         reply = self._receive(limit)
@@ -59,11 +61,16 @@ class ModuleJudge:
         self._worker.close()
 
     def _receive(self, seconds: float) -> dict[str, Any]:
+        """Return the reply to the last request, never one to an earlier request."""
         try:
             reply: dict[str, Any] = json.loads(self._worker.read_line(seconds))
+            if reply["number"] == self._num_requests:
+                return reply
         except WorkerError as error:
             raise RunFailedError(f"the judge {self._path} {error}") from None
-        return reply
+        except (ValueError, LookupError, TypeError, RecursionError):
+            pass
+        raise RunFailedError(f"the judge {self._path} replied more than once, or wrote into its replies")
 
 
 class _WrongJudgeError(Exception):
@@ -72,12 +79,12 @@ class _WrongJudgeError(Exception):
 
 def serve(path: str) -> None:
     """Load the class and judge one batch per line of stdin. Its own output goes to stderr."""
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    replies, number = os.fdopen(os.dup(1), "w", encoding="utf-8"), 0
     os.dup2(2, 1)
     sys.path.append(str(Path.cwd()))  # last, so that files there do not shadow packages
 
     def reply(content: Mapping[str, object]) -> None:
-        replies.write(json.dumps(content) + "\n")
+        replies.write(json.dumps({"number": number, **content}) + "\n")
         replies.flush()
 
     try:
@@ -93,6 +100,7 @@ def serve(path: str) -> None:
     names = [check["name"] for check in checks]
     for line in sys.stdin:
         request = json.loads(line)
+        number = request["number"]
         rows = [ReferenceRow(**row) for row in request["rows"]]
         try:
             reply({"verdicts": check_verdicts(judge.judge(rows, request["answers"]), names, len(rows))})
@@ -116,16 +124,19 @@ def _describe_checks(judge: Any) -> list[dict[str, Any]]:
         if not hasattr(judge, name):
             raise _WrongJudgeError(f"is not a judge: it has no {name}")
     if not isinstance(judge.checks, list | tuple) or not judge.checks:
-        raise _WrongJudgeError(f"is not a judge: checks must be a tuple of Check, not {judge.checks!r}")
+        raise _WrongJudgeError(f"is not a judge: checks must be a tuple of Check, not {repr(judge.checks)[:60]}")
     checks = []
     for check in judge.checks:
         values = {name: getattr(check, name, None) for name in ("name", "title", "checker")}
         if not all(isinstance(value, str) for value in values.values()):
-            raise _WrongJudgeError(f"is not a judge: {check!r} is not a Check of three strings")
+            raise _WrongJudgeError(f"is not a judge: {repr(check)[:60]} is not a Check of three strings")
         checks.append(values)
     names = [str(check["name"]) for check in checks]
+    if len({*names}) < len(names) or not all(map(_CHECK_NAME.fullmatch, names)):
+        raise _WrongJudgeError(f"is not a judge: names of checks must be different words, not {repr(names)[:60]}")
     if judge.main_check not in names:
-        raise _WrongJudgeError(f"is not a judge: its main_check {judge.main_check!r} is not one of {', '.join(names)}")
+        main = repr(judge.main_check)[:60]
+        raise _WrongJudgeError(f"is not a judge: its main_check {main} is not one of {', '.join(names)}")
     if _RESERVED in names:
         raise _WrongJudgeError(f"has a check named {_RESERVED}, the name of the validation loss")
     return checks
@@ -151,7 +162,7 @@ def _check_verdict(verdict: object, names: Sequence[str], number: int) -> dict[s
         if not (checks[name] is None or isinstance(checks[name], bool)):
             what = f"{name} = {repr(checks[name])[:60]}"
             raise _WrongJudgeError(f"returned {what} for answer {number}, not True, False or None")
-    return {"checks": dict(checks), "reason": reason[:_MAX_REASON]}
+    return {"checks": {name: checks[name] for name in names}, "reason": reason[:MAX_REASON]}
 
 
 if __name__ == "__main__":

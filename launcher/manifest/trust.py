@@ -54,7 +54,9 @@ def get_trust_file() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "expert-launcher" / "trust"
 
 
-def check_trust(code: Sequence[str], *sources: Path) -> None:
+def check_trust(
+    code: Sequence[str], *sources: Path, what: str = "names code that is executed only with --trust"
+) -> None:
     """Raise InputError if there is code and none of its sources is trusted; otherwise grant trust to this command."""
     if not code or is_trust_granted():
         return
@@ -64,7 +66,7 @@ def check_trust(code: Sequence[str], *sources: Path) -> None:
     names = " or ".join(map(str, sources)) or "a manifest or run directory"
     line = f"; the line {sources[0].absolute()} in {get_trust_file()} always does" if sources else ""
     raise InputError(
-        f"{names} names code that is executed only with --trust: {'; '.join(code)}",
+        f"{names} {what}: {'; '.join(code)}",
         hint=f"read it first; --trust allows it for one command{line}",
     )
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from launcher.core.redaction import get_known_secrets, redact_tree
 from launcher.core.run_paths import RunPaths, check_free, create_next_run, create_run, make_run_id, make_run_paths
 from launcher.hardware.model import Hardware
 from launcher.manifest import Manifest, find_manifest
+from launcher.manifest.trust import check_trust
 from launcher.request.request import PlannedRun, format_request, load_request
 from launcher.runs.record import load_outcome
 
@@ -44,7 +46,7 @@ def find_run_to_resume(runs_dir: Path, name: str, expert: str) -> RunPaths:
         paths = RunPaths(Path(name)) if is_path else make_run_paths(runs_dir, name)
         if not paths.plan.is_file():
             raise InputError(f"{paths.root} cannot be resumed: it has no {paths.plan.name}")
-        return paths
+        return _check_links(paths)
     manifest = find_manifest(expert)
     runs = [run for run in map(RunPaths, _list_folders(runs_dir)) if _is_unfinished(run, manifest)]
     if not runs:
@@ -52,7 +54,24 @@ def find_run_to_resume(runs_dir: Path, name: str, expert: str) -> RunPaths:
             f"no unfinished run of {expert} in {runs_dir}",
             hint="--resume RUN chooses a run; without --resume a new run starts",
         )
-    return max(runs, key=lambda run: run.request.stat().st_mtime)
+    return _check_links(max(runs, key=lambda run: run.request.stat().st_mtime))
+
+
+def _check_links(paths: RunPaths) -> RunPaths:
+    """Refuse links that lead out of a run directory without trust; a training would write to files elsewhere."""
+    check_trust(list_outside_links(paths.root), paths.root, what="has links that only --trust follows")
+    return paths
+
+
+def list_outside_links(root: Path) -> tuple[str, ...]:
+    """Return links that lead out of a run directory, at most 20."""
+    links = []
+    for folder, folders, files in os.walk(root):
+        for path in (Path(folder) / name for name in (*folders, *files)):
+            with suppress(OSError, RuntimeError):
+                if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
+                    links.append(f"{path.relative_to(root)} -> {path.readlink()}")
+    return tuple(sorted(links)[:20])
 
 
 def _list_folders(runs_dir: Path) -> list[Path]:

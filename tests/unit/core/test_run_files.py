@@ -10,6 +10,7 @@ import pytest
 from launcher.core.errors import InputError
 from launcher.core.metrics import load_metrics
 from launcher.core.run_files import load_model, open_log, parse_model, read_text
+from launcher.core.run_paths import write_text_atomically
 from launcher.runs.checkpoints import CheckpointManifest, Damaged, hash_file, read_checkpoint
 from launcher.runs.record import Outcome, load_outcome
 from tests.fuzz.run_directory import make_runs, time_limit
@@ -41,7 +42,7 @@ def test_what_is_not_a_small_file_is_refused_at_once(tmp_path: Path, kind: str) 
         assert load_outcome(file) is None
         if kind not in ("sparse", "missing"):
             for use in (hash_file, open_log):
-                with pytest.raises(OSError, match=r"not a regular file|directory|No such device"):
+                with pytest.raises(OSError, match=r"not a regular file|directory|No such device|symbolic links"):
                     use(file)
 
 
@@ -97,3 +98,19 @@ def test_a_checkpoint_with_absurd_counts_is_damaged(tmp_path: Path, old: str, ne
     assert old in text
     manifest.write_text(text.replace(old, new, 1))
     assert isinstance(read_checkpoint(folder), Damaged)
+
+
+def test_nothing_is_appended_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "console.log").symlink_to("precious")
+    with pytest.raises(OSError, match="symbolic links"):
+        open_log(tmp_path / "console.log")
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_nothing_is_written_through_a_temporary_link(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / f".a.json.{os.getpid()}.tmp").symlink_to("precious")
+    write_text_atomically(tmp_path / "a.json", '"\ud800"')  # also if it is not valid Unicode
+    assert (tmp_path / "a.json").read_text() == '"\\ud800"'
+    assert (tmp_path / "precious").read_text() == "mine"

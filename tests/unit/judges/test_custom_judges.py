@@ -12,7 +12,7 @@ import pytest
 
 from launcher.core.errors import InputError, LauncherError, RunFailedError
 from launcher.judges.base import ReferenceRow, Verdict
-from launcher.judges.external_command import CommandJudge
+from launcher.judges.external_command import MAX_REASON, CommandJudge
 from launcher.judges.registry import open_judge, open_judge_by_name
 from launcher.manifest import load_manifest
 from tests.conftest import WriteManifest
@@ -98,11 +98,24 @@ def test_a_reason_may_contain_any_character(character: str) -> None:
         (write_lines(RIGHT, {"right": []}, RIGHT), r'wrote "right": \[\] in line 2, not true or false'),
         (write_lines(RIGHT, {"right": True, "reason": 5}, RIGHT), r'wrote "reason": 5 in line 2, not a string'),
         (write_lines(b"\xff\xfe\n", RIGHT, RIGHT), "wrote text that is not UTF-8"),
+        (write_lines(RIGHT, b'{"right": false, "reason": "", "right": true}\n', RIGHT), "in line 2, not"),
+        (write_lines(RIGHT, {"right": float("nan")}, RIGHT), r'wrote "right": NaN in line 2, not true or false'),
+        ("import os\nwhile True: os.write(1, b'x' * 65536)", "wrote more than 32 MiB"),
+        ("import os\nif os.fork(): os._exit(0)\nwhile True: os.write(1, b'x')", "wrote"),
     ],
 )
 def test_wrong_output_is_one_clear_error(script: str, words: str) -> None:
     with pytest.raises(RunFailedError, match=words):
         judge_by_script(script)
+
+
+def test_processes_that_a_command_leaves_end_with_it() -> None:
+    script = f"import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True)\n{JUDGE}"
+    with pytest.raises(RunFailedError, match=r"wrote 4 lines for 3 answers"):  # at once, though its output is open
+        judge_by_script(script)
+    lines = write_lines(RIGHT, RIGHT, {"right": True, "reason": "x" * 30_000})
+    script = f"import subprocess; subprocess.Popen(['sleep', '600'])\n{lines}"
+    assert len(judge_by_script(script)[2].reason) == MAX_REASON
 
 
 def test_a_command_that_cannot_start_is_a_clear_error(tmp_path: Path) -> None:
@@ -158,6 +171,12 @@ def test_a_class_judges_in_another_process_without_secrets(tmp_path: Path, monke
         ("return [Verdict(checks={'right': True, 'kind': None}, reason=5)] * 3", "for answer 1, not a Verdict"),
         ("raise RuntimeError('no luck')", "failed: RuntimeError: no luck"),
         ("os._exit(3)", "exited with code 3"),
+        ("raise SystemExit(4)", "exited with code 4"),
+        ("os.write(3, b'{}\\n'); os._exit(0)", "replied more than once, or wrote into its replies|exited with code 0"),
+        (
+            "return [Verdict(checks={'right': float('nan'), 'kind': None})] * 3",
+            "returned right = nan for answer 1, not",
+        ),
     ],
 )
 def test_a_class_that_returns_something_else_is_a_clear_error(
@@ -170,6 +189,15 @@ def test_a_class_that_returns_something_else_is_a_clear_error(
         judge.judge(QUESTIONS, ANSWERS)
 
 
+def test_a_reply_to_an_earlier_request_is_not_a_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class that forks replies twice; the second reply is not taken for that of the next answers."""
+    body = "os.fork(); return [Verdict(checks={'right': a == 'yes', 'kind': None}) for a in answers]"
+    with open_class(tmp_path, monkeypatch, CLASS.format(body=body)) as judge:
+        assert judge.judge(QUESTIONS[:1], ["yes"])[0].checks["right"] is True
+        with pytest.raises(RunFailedError, match="replied more than once"):
+            judge.judge(QUESTIONS[:1], ["no"])
+
+
 @pytest.mark.parametrize(
     ("text", "name", "words"),
     [
@@ -180,6 +208,12 @@ def test_a_class_that_returns_something_else_is_a_clear_error(
         ("x =", "own_judges:X", "cannot be loaded: invalid syntax"),
         (CLASS.replace('name="kind"', 'name="loss"'), "own_judges:Own", "has a check named loss"),
         (CLASS.replace('main_check = "right"', 'main_check = "x"'), "own_judges:Own", "its main_check 'x' is not one"),
+        (CLASS.replace('name="kind"', 'name="right"'), "own_judges:Own", "names of checks must be different words"),
+        (
+            CLASS.replace('name="kind"', 'name="a/b\\u2028"'),
+            "own_judges:Own",
+            "names of checks must be different words",
+        ),
         (CLASS.replace('title="kind"', "title=5"), "own_judges:Own", "is not a Check of three strings"),
         ("import os; os._exit(0)", "own_judges:X", "exited with code 0"),
     ],

@@ -136,6 +136,22 @@ def test_no_file_of_a_run_contains_a_secret_of_the_environment(tmp_path: Path, m
     assert load_request(paths.request).overrides[0] == "training.config.wandb.notes=by ***"
 
 
+@pytest.mark.parametrize("link", ["console.log", "metrics.jsonl", "logs", "checkpoints/step-000001", "logs/a"])
+def test_a_run_with_links_to_other_places_is_resumed_only_with_trust(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: str
+) -> None:
+    paths = write(tmp_path / "runs", "one", "stopped")
+    (paths.root / link).parent.mkdir(exist_ok=True)
+    (paths.root / "latest.txt").symlink_to("plan.json")
+    assert find_run_to_resume(tmp_path / "runs", "", "neo4j") == paths
+    (paths.root / link).symlink_to(tmp_path / "precious")
+    for name in ("one", ""):
+        with pytest.raises(InputError, match=f"has links that only --trust follows: {link} -> "):
+            find_run_to_resume(tmp_path / "runs", name, "neo4j")
+    monkeypatch.setenv("LAUNCHER_TRUST", "1")
+    assert find_run_to_resume(tmp_path / "runs", "one", "neo4j") == paths
+
+
 @pytest.mark.parametrize(
     "path", ["name", "base_models.0.revision", "base_models.0.end_token", "training.config.torch_compile_backend"]
 )
