@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from itertools import count
 from pathlib import Path
 
 from launcher.core.errors import InputError
+from launcher.core.processes import is_alive
 from launcher.core.redaction import redact_file
 
 _PLAN = "plan.json"  # its texts are redacted when the plan is made; a training uses its values
@@ -237,6 +239,10 @@ def write_text_atomically(path: Path, text: str, *, redacts: bool = True) -> Non
     text = redact_file(path, text) if redacts else text
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+            pid = leftover.name.split(".")[-2]
+            if pid.isdecimal() and not is_alive(int(pid)):  # it was killed while it wrote
+                leftover.unlink(missing_ok=True)
         temporary.unlink(missing_ok=True)  # of a killed process; "x" does not write through a link
         with temporary.open("x", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from launcher.analysis.compare.load_run import RunFacts, make_facts
 from launcher.analysis.compare.summary_metrics import compute_wall_clock
@@ -32,6 +33,7 @@ from launcher.runs.evaluations import RunEvaluations, load_evaluations
 from launcher.runs.record import Outcome, RunRecord, get_global_batch, list_run_code, load_record
 
 log = get_logger(__name__)
+_Value = TypeVar("_Value")
 
 _DEFAULT_RUNS_DIR = Path("runs")
 _MAX_ERROR_LINES = 30
@@ -93,24 +95,17 @@ def load_facts(paths: RunPaths) -> ReportFacts:
     return ReportFacts(
         record=record,
         evaluations=load_evaluations(record),
-        request=_load_request(paths),
-        command=_load_command(paths),
+        request=_load_or_none(load_request, paths.request),
+        command=_load_or_none(read_text, paths.command),
         files=tuple(_list_files(paths)),
         saved_step=step_of(checkpoints[0]) if checkpoints else None,
         code=list_run_code(record),
     )
 
 
-def _load_request(paths: RunPaths) -> Request | None:
+def _load_or_none(load: Callable[[Path], _Value], file: Path) -> _Value | None:
     try:
-        return load_request(paths.request)
-    except InputError:
-        return None
-
-
-def _load_command(paths: RunPaths) -> str | None:
-    try:
-        return read_text(paths.command)
+        return load(file)
     except InputError:
         return None
 

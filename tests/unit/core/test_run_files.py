@@ -114,3 +114,11 @@ def test_nothing_is_written_through_a_temporary_link(tmp_path: Path) -> None:
     write_text_atomically(tmp_path / "a.json", '"\ud800"')  # also if it is not valid Unicode
     assert (tmp_path / "a.json").read_text() == '"\\ud800"'
     assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    dead, other, living = tmp_path / ".a.json.4000000.tmp", tmp_path / ".b.json.4000000.tmp", tmp_path / ".a.json.1.tmp"
+    for file in (dead, other, living):
+        file.touch()
+    write_text_atomically(tmp_path / "a.json", "{}")
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted([other.name, living.name, "a.json"])

@@ -52,11 +52,10 @@ function makeCasesOf(ts, checker, generator, table, node, name, casesPerFunction
   const signature = ts.isEnumDeclaration(node) ? undefined : type.getCallSignatures().at(-1);
   if (!signature) return [`{kind:"value",name:${quoted},plan:${ts.isEnumDeclaration(node) ? -1 : table.add(type)}}`];
   const plan = table.add(signature.getReturnType());
-  const generated = [];
-  for (let turn = 0; turn < casesPerFunction; turn += 1) {
-    generated.push(`{kind:"call",name:${quoted},plan:${plan},make:()=>[${generator.makeArguments(signature, turn)}]}`);
-  }
-  return generated;
+  const inputs = [];
+  for (let turn = 0; turn < casesPerFunction; turn += 1) inputs.push(generator.makeArguments(signature, turn));
+  inputs.push(...generator.makeCombinations(signature));
+  return inputs.map((made) => `{kind:"call",name:${quoted},plan:${plan},make:()=>[${made}]}`);
 }
 
 function makeClassCases(ts, checker, generator, table, node, quoted) {

@@ -15,6 +15,8 @@ function collectLiterals(ts, file, start) {
   const literals = { numbers: new Set(), strings: new Set() };
   const visit = (node) => {
     if (ts.isLiteralTypeNode(node) || node.end <= start) return;
+    const isNegative = ts.isPrefixUnaryExpression(node) && node.operator === ts.SyntaxKind.MinusToken;
+    if (isNegative && ts.isNumericLiteral(node.operand)) return void literals.numbers.add(-Number(node.operand.text));
     if (ts.isNumericLiteral(node)) literals.numbers.add(Number(node.text));
     if (ts.isStringLiteralLike(node) && node.text.length < 100) literals.strings.add(node.text);
     ts.forEachChild(node, visit);
@@ -43,6 +45,22 @@ class InputGenerator {
     this.strings = [WORDS, theirs.strings.flatMap(near), mine.strings.flatMap(near)];
     const counts = [...theirs.numbers, ...mine.numbers].filter((one) => Number.isInteger(one) && one > 0 && one <= 30);
     this.lengths = [0, 1, 2, 4, 7, ...counts.slice(0, 3).map((one) => one + 3), 12];
+    this.literals = [[...mine.numbers, ...theirs.numbers].slice(0, 3), [...mine.strings, ...theirs.strings].slice(0, 4)];
+    this.given = [[], []];
+  }
+
+  // Yields arguments in which the first two numbers and strings are near literals, in all combinations: conditions on
+  // two values at once are rarely met by independent draws.
+  *makeCombinations(signature) {
+    const [numbers, strings] = [this.literals[0].flatMap((one) => [one + 1, one - 1]), this.literals[1]];
+    for (let turn = 0; turn < Math.max(numbers.length, strings.length) ** 2; turn += 1) {
+      const take = (list) => [list[turn % list.length], list[Math.floor(turn / list.length) % list.length]];
+      this.given = [numbers, strings].map((list) => (list.length > 0 ? take(list) : []));
+      const count = this.given.flat().length;
+      const made = this.makeArguments(signature, turn);
+      if (count - this.given.flat().length > 1) yield made;
+    }
+    this.given = [[], []];
   }
 
   below(limit) {
@@ -120,11 +138,11 @@ class InputGenerator {
   makeString(name) {
     if (/id$/i.test(name)) return `"k${this.below(4)}"`;
     if (/(on|at|date|day|until|end)$/i.test(name) && this.below(2)) return JSON.stringify(this.pick(DATES));
-    return JSON.stringify(this.draw(this.strings));
+    return JSON.stringify(this.given[1].pop() ?? this.draw(this.strings));
   }
 
   makeNumber(name) {
-    return String(/id$/i.test(name) ? this.below(4) : this.draw(this.numbers));
+    return String(/id$/i.test(name) ? this.below(4) : (this.given[0].pop() ?? this.draw(this.numbers)));
   }
 
   // An extra property distinguishes two otherwise equal values.

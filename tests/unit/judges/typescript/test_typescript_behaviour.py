@@ -178,6 +178,26 @@ def test_changed_operators_properties_and_literals_are_rejected(judge: Typescrip
     assert len(survivors) / len(verdicts) <= 0.005, survivors
 
 
+@pytest.mark.parametrize(
+    ("parameters", "condition"),
+    [
+        ("n: number, m: number", "n > 50 && m < 7"),
+        ("n: number, m: number", "n > 530 && m > 71"),
+        ("n: number, m: number, o: number", "m < -40 && n > 300"),
+        ("film: Film, least: number", "film.year > 2090 && least > 870"),
+        ("n: number, kind: string", 'n > 530 && kind === "gold"'),
+        ("a: string, b: string", 'a === "silver" && b === "gold"'),
+    ],
+)
+def test_a_condition_on_two_values_is_met(judge: TypescriptJudge, parameters: str, condition: str) -> None:
+    """In the answer, or in the reference."""
+    plain = f"function f({parameters}): number {{ return 1; }}"
+    special = f"function f({parameters}): number {{ if ({condition}) return 2; return 1; }}"
+    rows = [ask_about_films(plain), ask_about_films(special), ask_about_films(special)]
+    verdicts = judge.judge(rows, [special, plain, special.replace("return 2", "return 3")])
+    assert [one.checks["behaves"] for one in verdicts] == [False, False, False]
+
+
 def test_judging_is_deterministic(judge: TypescriptJudge) -> None:
     rows = sample("validation", 12)
     answers = [row.reference.replace(">", ">=") for row in rows]
