@@ -100,6 +100,7 @@ def redact_file(path: Path, text: str) -> str:
 
 def redact_tree(value: object, name: str = "", known: tuple[str, ...] | None = None) -> object:
     """Redact a JSON tree: values of secret keys, and what `redact_text` finds elsewhere."""
+    known = get_known_secrets() if known is None else known
     if isinstance(value, dict):
         return {key: redact_tree(below, str(key), known) for key, below in value.items()}
     if isinstance(value, list | tuple):

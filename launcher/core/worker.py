@@ -113,13 +113,13 @@ def _communicate(process: subprocess.Popen[bytes], data: bytes, deadline: _Deadl
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    outputs, rest = {process.stdout: bytearray(), process.stderr: bytearray()}, memoryview(data)
+    rest, stdout, stderr = memoryview(data), bytearray(), bytearray()
     with selectors.DefaultSelector() as selector:
-        selector.register(process.stdin, selectors.EVENT_WRITE)
-        for stream in (process.stdin, *outputs):
+        for stream in (process.stdin, process.stdout, process.stderr):
             os.set_blocking(stream.fileno(), False)
-        for stream in outputs:
-            selector.register(stream, selectors.EVENT_READ)
+        selector.register(process.stdin, selectors.EVENT_WRITE)
+        selector.register(process.stdout, selectors.EVENT_READ, stdout)
+        selector.register(process.stderr, selectors.EVENT_READ, stderr)
         has_exited = False
         while not (has_exited and not selector.select(0)) and selector.get_map():
             deadline.check()
@@ -127,27 +127,27 @@ def _communicate(process: subprocess.Popen[bytes], data: bytes, deadline: _Deadl
                 has_exited = True
                 kill_process_group(process)
             for key, _ in selector.select(0 if has_exited else _POLL_SECONDS):
-                stream = key.fileobj
-                if stream is process.stdin:
+                if key.data is not None:
+                    chunk = os.read(key.fd, _CHUNK_BYTES)
+                    key.data.extend(chunk)
+                    has_ended = not chunk
+                else:
                     try:
                         rest = rest[os.write(key.fd, rest[:_CHUNK_BYTES]) :]
+                        has_ended = not rest
                     except BrokenPipeError:
-                        rest = rest[:0]
-                    if not rest:
-                        selector.unregister(stream)
+                        has_ended = True
+                if has_ended:
+                    selector.unregister(key.fileobj)
+                    if key.data is None:
                         process.stdin.close()
-                    continue
-                chunk = os.read(key.fd, _CHUNK_BYTES)
-                if not chunk:
-                    selector.unregister(stream)
-                outputs[stream] += chunk  # type: ignore[index]
-            del outputs[process.stderr][:-_CHUNK_BYTES]
-            if len(outputs[process.stdout]) > MAX_LINE_BYTES:
+            del stderr[:-_CHUNK_BYTES]
+            if len(stdout) > MAX_LINE_BYTES:
                 raise WorkerError(WorkerFailure.OUTPUT_LIMIT, f"wrote more than {MAX_LINE_BYTES // 2**20} MiB")
         while process.poll() is None:  # it has closed its output
             deadline.check()
             time.sleep(_POLL_SECONDS)
-    return bytes(outputs[process.stdout]), bytes(outputs[process.stderr])
+    return bytes(stdout), bytes(stderr)
 
 
 class _Deadline:

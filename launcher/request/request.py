@@ -199,7 +199,7 @@ def _check_no_secret(loaded: LoadedManifest) -> None:
     used: dict[str, Any] = {
         "name": True,
         "base_models": {0: {"revision", "end_token", "chat_template"}},
-        "training": {"dataset": True, "config": {"torch_compile_backend", "pretokenized_cache", "target_modules"}},
+        "training": {"dataset": True, "config": {"torch_compile_backend", "pretokenized_cache"}},
     }
     problems = tuple(
         Problem(where=key, what="contains a password or a token")

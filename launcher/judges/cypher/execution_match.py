@@ -231,7 +231,7 @@ def _shrink_counts(queries: Sequence[Sequence[Token]]) -> list[list[Token]]:
     Order and adjacency of the numbers are kept.
     """
     positions = [(at, index) for at, query in enumerate(queries) for index in _find_counts(query)]
-    sizes = sorted({int(queries[at][index].text) for at, index in positions})
+    sizes = sorted({_parse_size(queries[at][index].text) for at, index in positions})
     if not sizes or sizes[-1] < 4:
         return [list(query) for query in queries]
     smaller = {sizes[0]: 2}
@@ -239,7 +239,7 @@ def _shrink_counts(queries: Sequence[Sequence[Token]]) -> list[list[Token]]:
         smaller[size] = smaller[before] + min(2, size - before)
     shrunk = [list(query) for query in queries]
     for at, index in positions:
-        shrunk[at][index] = Token(Kind.NUMBER, str(smaller[int(queries[at][index].text)]))
+        shrunk[at][index] = Token(Kind.NUMBER, str(smaller[_parse_size(queries[at][index].text)]))
     return shrunk
 
 
@@ -250,7 +250,7 @@ def _shrink_limits(queries: Sequence[list[Token]]) -> list[list[Token]]:
     shrunk = [
         Token(Kind.NUMBER, "2")
         if token.text.isdigit()
-        and int(token.text) > 2
+        and _parse_size(token.text) > 2
         and token.text not in known
         and at
         and answer[at - 1].is_word("LIMIT")
@@ -258,6 +258,11 @@ def _shrink_limits(queries: Sequence[list[Token]]) -> list[list[Token]]:
         for at, token in enumerate(answer)
     ]
     return [reference, shrunk]
+
+
+def _parse_size(text: str) -> int:
+    """Return a number of a query. Python does not parse thousands of digits; such numbers are all equally large."""
+    return int(text) if text.isdecimal() and len(text) <= 18 else 10**18
 
 
 def _find_counts(tokens: Sequence[Token]) -> list[int]:

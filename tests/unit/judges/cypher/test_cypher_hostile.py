@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from launcher.judges.base import ReferenceRow
-from launcher.judges.cypher.execution_match import Engine
+from launcher.judges.cypher.execution_match import Engine, _shrink_counts, _shrink_limits
 from launcher.judges.cypher.judge import CypherJudge
 from launcher.judges.cypher.lexer import split_tokens
 from launcher.judges.cypher.schema import load_graph_schema
@@ -119,3 +119,17 @@ def test_syntax_checker_restarts_after_it_was_killed() -> None:
         assert analyser.find_fault("MATCH (a) RETURN a.born") == ""
     finally:
         analyser.close()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "MATCH (a:A) WITH a LIMIT {} RETURN a",
+        "MATCH (a:A)-[:R]->(b) WITH a, count(b) AS n WHERE n > {} RETURN a",
+    ],
+)
+def test_numbers_with_thousands_of_digits_are_large(query: str) -> None:
+    """Python refuses to parse them."""
+    plain, huge = split_tokens(query.format(5)), split_tokens(query.format("9" * 5000))
+    shrunk = _shrink_limits(_shrink_counts([plain, huge]))[1]
+    assert max(len(token.text) for token in shrunk) < 10
