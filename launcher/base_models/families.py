@@ -288,6 +288,7 @@ UNTRAINABLE: Mapping[str, str] = {
     "hrm_text": _NO_LAYERS,
     "hunyuan_v1_moe": "its experts are not counted right",
     "modernbert-decoder": "its linear layers are not found in its decoder",
+    **dict.fromkeys(("emu3_text_model", "mllama_text_model"), "transformers has no language model of its config alone"),
     "bert": _NO_LAYERS,
     "big_bird": _NO_LAYERS,
 }

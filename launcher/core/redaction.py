@@ -27,7 +27,7 @@ _SHELL = ("PWD", "OLDPWD")  # working directories, not passwords
 # Settings that only look like one.
 _HARMLESS = re.compile(
     r"^(max|num|min|pad|eos|bos|end|special|trained|per|of|mean|primary|foreign|sort)_?(new_?)?(tokens?|keys?)$"
-    r"|^tokens?_(per_row|ids?|type)$|^keys?$",
+    r"|^tokens?_(per_row|ids?|type)$|^new_tokens$|^keys?$",
     re.IGNORECASE,
 )
 _USER_INFO = re.compile(

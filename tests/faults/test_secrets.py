@@ -28,7 +28,18 @@ def test_secret_names_are_recognized(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["max_new_tokens", "tokens_per_row", "mean_tokens", "eos_token", "tokenizer", "author", "keyword", "keys"]
+    "name",
+    [
+        "max_new_tokens",
+        "new_tokens",
+        "tokens_per_row",
+        "mean_tokens",
+        "eos_token",
+        "tokenizer",
+        "author",
+        "keyword",
+        "keys",
+    ],
 )
 def test_similar_names_are_no_secrets(name: str) -> None:
     assert not is_secret_name(name)
