@@ -11,6 +11,7 @@ from pathlib import Path
 from launcher.core.errors import InputError
 from launcher.core.log import configure
 from launcher.core.metrics import TOTAL_SECONDS, StepMetrics, parse_metrics
+from launcher.core.run_files import open_log
 from launcher.runs.record import Outcome
 from launcher.training.runtime.process_output import redact_output
 
@@ -70,7 +71,7 @@ def redirect_stderr(log_file: Path) -> int:
     """Send the output of libraries to a log; return a descriptor of the console for our messages."""
     sys.stderr.flush()
     console_fd = os.dup(2)
-    with suppress(OSError), log_file.open("ab") as file:
+    with suppress(OSError), open_log(log_file) as file:
         os.dup2(file.fileno(), 2)
     sys.stderr = os.fdopen(console_fd, "w", buffering=1)
     redact_output()
