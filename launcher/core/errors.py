@@ -12,6 +12,8 @@ A user's mistake is raised as one of these and printed without a traceback: what
 
 from __future__ import annotations
 
+import errno
+import re
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -106,3 +108,19 @@ class TopologyError(LauncherError):
     """The processes that were started differ from the plan."""
 
     exit_code = ExitCode.WRONG_TOPOLOGY
+
+
+def hint_for(error: BaseException) -> str:
+    """Return what to do about a file that cannot be read or written; empty if the error itself says enough."""
+    if isinstance(error, LauncherError):
+        return error.hint
+    number = error.errno if isinstance(error, OSError) else None
+    if match := re.search(r"\(os error (\d+)\)", str(error)):  # of a library in Rust
+        number = int(match[1])
+    if number in (errno.EACCES, errno.EPERM):
+        return "you have no permission: check the owner and the mode (`ls -ld`), or choose another folder"
+    if number == errno.EROFS:
+        return "the file system is read-only: choose another folder"
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full: free some space, or choose another folder"
+    return ""

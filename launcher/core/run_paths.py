@@ -13,7 +13,7 @@ from datetime import datetime
 from itertools import count
 from pathlib import Path
 
-from launcher.core.errors import InputError
+from launcher.core.errors import InputError, hint_for
 from launcher.core.processes import is_alive
 from launcher.core.redaction import redact_file
 
@@ -210,7 +210,7 @@ def _make_root(paths: RunPaths) -> bool:
         try:
             paths.logs.mkdir()
         except OSError as error:
-            raise InputError(f"{paths.logs} cannot be created: {error.strerror}", hint="is the disk full?") from None
+            raise InputError(f"{paths.logs} cannot be created: {error.strerror}", hint=hint_for(error)) from None
     return True
 
 
@@ -251,9 +251,7 @@ def write_text_atomically(path: Path, text: str, *, redacts: bool = True) -> Non
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise InputError(
-            f"{path} cannot be written: {error.strerror}", hint="is the disk full, or read-only?"
-        ) from None
+        raise InputError(f"{path} cannot be written: {error.strerror}", hint=hint_for(error)) from None
 
 
 def sync_folder(folder: Path) -> None:

@@ -29,6 +29,11 @@ _VALIDATION_SHARE = 0.1
 # More unusable rows than this are treated as a mistake in the manifest.
 _MAX_BAD_SHARE = 0.5
 
+_HINT_UNUSABLE = (
+    "check training.dataset.field_mapping and base_models[0].prompt_template; "
+    "`launcher new NAME --data FILE --dry-run` shows how a row is read"
+)
+
 Advance = Callable[[int], None]
 
 
@@ -165,12 +170,10 @@ def _check_split(name: str, audits: Mapping[str, SplitAudit], sources: Sequence[
         what = "they have no trained tokens (the answer is beyond max_seq_length, or empty)"
         problems += (Problem(where=f"{audit.num_untrained:,} rows", what=what),)
     if audit.num_documents == 0:
-        raise InputError(
-            f"{where}: no row of the {name} split can be trained on", problems, hint="`launcher prepare` shows a row"
-        )
+        raise InputError(f"{where}: no row of the {name} split can be trained on", problems, hint=_HINT_UNUSABLE)
     if rejected > _MAX_BAD_SHARE * num_rows:
         raise InputError(
             f"{where}: {rejected:,} of {num_rows:,} rows cannot be used",
             problems,
-            hint="more than half of the rows are unusable: check training.dataset.field_mapping and prompt_template",
+            hint=f"more than half of the rows are unusable: {_HINT_UNUSABLE}",
         )

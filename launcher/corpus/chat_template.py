@@ -32,7 +32,10 @@ _TOOL_CALL_FORMS: tuple[dict[str, Any], ...] = (
     {"empty_is_null": True},
     {"text_arguments": True, "empty_is_null": True},
 )
-_HINT = "set base_models[0].prompt_template to one of chatml, qwen3, llama3, alpaca"
+_HINT = (
+    "set base_models[0].prompt_template to one of chatml, qwen3, llama3, alpaca; or put an own template next to "
+    'the manifest and write "chat_template": "template.jinja" in base_models[0]'
+)
 
 
 @dataclass(slots=True)

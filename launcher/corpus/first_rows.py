@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from launcher.core.errors import InputError, Problem
+from launcher.core.errors import InputError, Problem, hint_for
 from launcher.corpus.conversations import TOOLS_FIELD, RowReader, find_task_field, make_row_reader
 from launcher.corpus.row_text import list_columns, list_fields, look_up, parse_row_text
 from launcher.corpus.rows import BadRow, Row
@@ -81,11 +81,28 @@ def check_first_rows(dataset: Dataset, folder: Path) -> tuple[str, ...]:
             if not is_too_large(source):
                 peeked = peek_rows(iter(source.read()), dataset.mapping)
                 make_source_reader(dataset.mapping, dataset.system_prompt, source, peeked)
+                notes += _note_bad_rows(key, peeked)
         elif dataset.format != "huggingface" and dataset.type != "huggingface":
             notes.append(f"{key}: {folder / path} is not here, so its rows were not checked")
         elif key == "training.dataset.path":
             notes.append(f"{key}: {path} is a dataset on the Hub; `launcher prepare` reads its rows")
-    return tuple(notes)
+    return (*notes, *_note_same_file(dataset, folder))
+
+
+def _note_bad_rows(key: str, peeked: Sequence[Row | BadRow]) -> Iterator[str]:
+    bad = [row for row in peeked if isinstance(row, BadRow)]
+    if bad:
+        rows = f"{len(bad):,} of the first {len(peeked):,} rows cannot be read"
+        yield f"{key}: {rows}; line {bad[0].number}: {bad[0].reason}"
+
+
+def _note_same_file(dataset: Dataset, folder: Path) -> Iterator[str]:
+    """Yield a note for every split that is read from the file of the training rows."""
+    files = {key: (folder / path).resolve() for key, path in _list_paths(dataset)}
+    train = files.get("training.dataset.path")
+    for key, file in files.items():
+        if key != "training.dataset.path" and file == train:
+            yield f"{key} is the file of the training rows: the results would be those of rows that were trained"
 
 
 def _list_paths(dataset: Dataset) -> Iterator[tuple[str, str]]:
@@ -130,7 +147,7 @@ def _probe_file(dataset: Dataset, file: Path, format_name: str | None) -> RowEst
     except (OSError, ValueError) as error:
         name = file.name if len(file.name) <= 60 else file.name[:57] + "..."
         reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"the training rows in {name} cannot be read: {reason}") from None
+        raise InputError(f"the training rows in {name} cannot be read: {reason}", hint=hint_for(error)) from None
     except ModuleNotFoundError:  # pyarrow, which planning does not require
         return None
     if not peeked:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.core.errors import InputError
+from launcher.core.errors import InputError, hint_for
 from launcher.corpus.build import Advance, build_splits
 from launcher.corpus.spec import PreparationSpec
 from launcher.corpus.store import (
@@ -80,4 +80,9 @@ def _disk_error(error: OSError, root: Path) -> InputError:
             f"no space left while preparing data in {root}; incomplete files were removed",
             hint="free some space (`launcher data --prune`), or set LAUNCHER_DATA_DIR to another disk",
         )
-    return InputError(f"preparing data in {root} failed: {error.strerror or error}")
+    return InputError(f"preparing data in {root} failed: {error.strerror or error}", hint=_hint(error))
+
+
+def _hint(error: OSError) -> str:
+    hint = hint_for(error)
+    return f"{hint}: LAUNCHER_DATA_DIR" if hint else ""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.core.errors import InputError, first_line
+from launcher.core.errors import InputError, first_line, hint_for
 from launcher.corpus.rows import BadRow, Json, Row
 from launcher.manifest.parse_json import MAX_DEPTH, is_too_deep
 from launcher.manifest.suggest import find_closest
@@ -72,7 +72,7 @@ class FileSource:
         try:
             yield from readers[self.format]()
         except OSError as error:
-            raise InputError(f"{self.path}: cannot be read: {error.strerror or error}") from None
+            raise InputError(f"{self.path}: cannot be read: {error.strerror or error}", hint=hint_for(error)) from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +153,7 @@ def make_file_source(path: Path, format_name: str | None) -> FileSource:
                 f"{path}: not a regular file", hint="rows are read more than once: save them to a regular file"
             )
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{path}: cannot be read: {error.strerror}", hint=hint_for(error)) from None
     by_name = format_by_name(path) if format_name in (None, "huggingface") else None
     format_ = by_name or next((known for known in _SUFFIXES.values() if known == format_name), None)
     if format_ is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from launcher.core.errors import InputError, LauncherError
+from launcher.core.errors import InputError, LauncherError, hint_for
 from launcher.corpus.bin_packing import PACKER_VERSION
 from launcher.corpus.documents import make_planned_template
 from launcher.corpus.end_token import note_disagreement
@@ -174,7 +174,9 @@ def fingerprint_source(source: Source, root: Path, keeps_hashes: bool = True) ->
         try:
             return f"sha256:{hash_file_cached(source.path, root, keeps_hashes)}"
         except OSError as error:
-            raise InputError(f"{source.path}: cannot be read: {error.strerror or error}") from None
+            raise InputError(
+                f"{source.path}: cannot be read: {error.strerror or error}", hint=hint_for(error)
+            ) from None
     return f"hub:{source.dataset}:{source.split}:{source.fingerprint}"
 
 

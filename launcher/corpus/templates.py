@@ -12,6 +12,7 @@ from launcher.corpus.conversations import Conversation, Message
 from launcher.corpus.template_sandbox import TemplateRejectsError
 
 _NO_CONTROLS = ControlTokens()
+TOOLS_REASON = "it has tools or tool calls"
 
 
 class Segment(NamedTuple):
@@ -108,7 +109,7 @@ class TurnTemplate:
 def _refuse_tool_calls(conversation: Conversation, name: str) -> None:
     if conversation.tools or any(message.tool_calls for message in conversation.messages):
         raise TemplateRejectsError(
-            f"it has tools or tool calls, which the template {name} cannot write; "
+            f"{TOOLS_REASON}, which the template {name} cannot write; "
             "prompt_template tokenizer can, if the base's chat template does"
         )
 

@@ -208,7 +208,7 @@ def format_limits(gpu: Gpu, *, is_alone: bool = False) -> tuple[str, ...]:
         ),
         (
             gpu.compute_capability == (8, 9),
-            "FlashAttention-4 has no backward on compute capability 8.9: FlashAttention-2 kernels train",
+            "FlashAttention 4 cannot train here (no backward pass for compute capability 8.9): other kernels are used",
         ),
         (
             not gpu.has_p2p and not is_alone,

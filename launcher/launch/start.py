@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from launcher.analysis.report import write_report
 from launcher.core.choices import DEEPSPEED_STRATEGIES
-from launcher.core.errors import ExitCode, InputError, RunFailedError
+from launcher.core.errors import ExitCode, InputError, RunFailedError, hint_for
 from launcher.core.processes import LAUNCHER_TERMINAL, make_child_environment
 from launcher.core.run_paths import RunPaths
 from launcher.hardware.model import Hardware, format_hardware
@@ -213,7 +213,7 @@ def _open_relay(console: Console, paths: RunPaths) -> Relay:
     try:
         return Relay(console, paths.console_log)
     except OSError as error:
-        raise InputError(f"{paths.console_log} cannot be written: {error.strerror}") from None
+        raise InputError(f"{paths.console_log} cannot be written: {error.strerror}", hint=hint_for(error)) from None
 
 
 def _try_to_write(paths: RunPaths, outcome: Outcome, relay: Relay) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from launcher.core.errors import ManifestError, Problem
+from launcher.core.errors import ManifestError, Problem, hint_for
 from launcher.core.units import MIB
 
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
@@ -44,7 +44,7 @@ def _read_text(path: Path) -> str:
             hint="save the file as UTF-8",
         ) from None
     except OSError as error:
-        raise ManifestError(f"{shorten(str(path))}: cannot be read: {error.strerror}") from None
+        raise ManifestError(f"{shorten(str(path))}: cannot be read: {error.strerror}", hint=hint_for(error)) from None
 
 
 def _read_bytes(path: Path) -> bytes:

@@ -15,6 +15,7 @@ from launcher.corpus.dialects import find_dialect, parse_conversation
 from launcher.corpus.documents import Document, DocumentBuilder
 from launcher.corpus.heldout import extract_question
 from launcher.corpus.rows import BadRow, Rejections, Row
+from launcher.corpus.templates import TOOLS_REASON
 from launcher.corpus.tokenizer import load_tokenizer
 from launcher.judges.base import ReferenceRow
 from launcher.new_expert.answer_language import Language, check_language, detect_language
@@ -132,7 +133,13 @@ def make_proposal(profile: RowProfile, options: Options, base_folders: tuple[Pat
     language = None if trains_all else _detect_language(options.task, made, maker)
     row_tokens = [estimate_tokens(document) for document in documents]
     sizes = choose_hyperparameters(row_tokens, num_rows, base.max_positions)
-    notes = [*profile.notes, *note_bad_rows(profile, rejections), *roles.notes, *template.notes]
+    notes = [
+        *_note_tool_calls(template, rejections),
+        *profile.notes,
+        *note_bad_rows(profile, rejections),
+        *roles.notes,
+        *template.notes,
+    ]
     num_untrained = count_untrained(documents, sizes.max_seq_length)
     if num_untrained:
         notes.append(
@@ -229,6 +236,17 @@ def _make_question(row: Row, document: Document, maker: DocumentBuilder) -> Refe
     answer = next((segment.text for segment in document.segments if segment.is_trained), "")
     reference = unescape(answer.removesuffix(maker.template.end_token)).strip()
     return ReferenceRow(instruction=instruction, context=context, reference=reference)
+
+
+def _note_tool_calls(template: ChosenTemplate, rejections: Rejections) -> list[str]:
+    """Take rows with tool calls out of the rejections of a template that only stands in for the base's own."""
+    if template.name == template.preview.name:
+        return []
+    count = sum(rejections.counts.pop(reason) for reason in list(rejections.counts) if TOOLS_REASON in reason)
+    if not count:
+        return []
+    where = "where the base's tokenizer is, `launcher prepare` checks whether its chat template writes them"
+    return [f"{count:,} {'row has' if count == 1 else 'rows have'} tools or tool calls: {where}"]
 
 
 def note_bad_rows(profile: RowProfile, rejections: Rejections) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from launcher.base_models.shapes import ModelShape
@@ -35,6 +36,7 @@ class PlanOptions:
     calibration: Calibration = NO_CALIBRATION  # measured runs of this machine
     manifest_folder: str = ""
     overridden_keys: frozenset[str] = frozenset()  # dotted manifest keys set on the command line
+    key_flags: Mapping[str, str] = field(default_factory=dict)  # such keys -> the flag, if it is not --set
     judge_gaps: str = ""  # what the boundary around judges does not prevent on this machine
     chat_template: str | None = None  # source of the manifest's own template
     input_notes: tuple[str, ...] = ()  # about manifest, base model and flags
@@ -101,3 +103,37 @@ def hardware_decision(name: str, value: str, reason: str) -> Decision:
 def user_decision(name: str, value: str) -> Decision:
     """Return a value taken from the user's hardware.json."""
     return Decision(name=name, value=value, reason="your hardware.json", decided_by="user")
+
+
+# Keys that decide a setting, where its reason does not name them.
+_SILENT_KEYS = {
+    "global batch": ("max_seq_length", "packing"),
+    "learning rate": ("learning_rate", "warmup_steps", "warmup_ratio", "lr_scheduler", "lr_scheduler_type", "seed"),
+    "adapter": ("adapter_type", "rank", "alpha", "target_modules", "use_rslora", "dropout", "lora_dropout"),
+    "checkpoints": ("save_steps", "save_epochs", "save_total_limit"),
+    "evaluation": ("eval_steps", "eval_epochs"),
+}
+
+
+def name_flags(decisions: Iterable[Decision], options: PlanOptions) -> Iterator[Decision]:
+    """Yield the decisions; one of the manifest whose keys were set by flags names the flags instead."""
+    for decision in decisions:
+        words = {*re.findall(r"\w+", decision.reason), *_SILENT_KEYS.get(decision.name, ())}
+        keys = sorted(key for key in options.overridden_keys if key.rpartition(".")[2] in words)
+        if decision.decided_by != "manifest" or not keys:
+            yield decision
+            continue
+        flags = ", ".join(dict.fromkeys(_name_flag(key, options) for key in keys))
+        rest = re.sub(
+            r"^(\w+ in the manifest|training\.config[.\w]*|max_steps$|evaluation\.task_rows is 0)([;:] )?",
+            "",
+            decision.reason,
+        )
+        yield flag_decision(decision.name, decision.value, f"{flags}; {rest}" if rest else flags)
+
+
+def _name_flag(key: str, options: PlanOptions) -> str:
+    if key.startswith("training.config.wandb."):  # these keys have flags of their own
+        name = key.rpartition(".")[2]
+        return "--wandb" if name == "mode" else f"--wandb-{name}"
+    return options.key_flags.get(key, f"--set {key}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from launcher.core.choices import Dtype, LossKernel, OptimizerName, Quantization
 from launcher.core.errors import InputError
+from launcher.core.units import format_gib
 from launcher.plan.adapter import decide_adapter, decide_quantization
 from launcher.plan.attention import decide_attention
 from launcher.plan.context import PlanContext, hardware_decision, manifest_decision, plan_decision
@@ -127,7 +128,8 @@ def _decide_loss(context: PlanContext) -> tuple[LossKernel, list[Decision]]:
     elif context.lacks("triton"):
         obstacle = "Triton is not installed (torch for Linux includes it)"
     else:
-        reason = f"{full_logits}: they would not fit on the GPU"
+        logits = config.max_seq_length * context.base.vocab_size * 4
+        reason = f"{full_logits}: {format_gib(logits)} in FP32 for each sequence of a micro-step"
         return "fused", [trained, plan_decision("loss", "fused linear cross-entropy", reason)]
     return "chunked", [trained, plan_decision("loss", "chunked cross-entropy", f"{obstacle}; {full_logits}")]
 

@@ -19,7 +19,7 @@ from launcher.plan.calibration import (
     make_family,
 )
 from launcher.plan.checkpoints import decide_checkpoints
-from launcher.plan.context import PlanContext, PlanOptions, manifest_decision, plan_decision, user_decision
+from launcher.plan.context import PlanContext, PlanOptions, manifest_decision, name_flags, plan_decision, user_decision
 from launcher.plan.cuda_graph import decide_cuda_graph
 from launcher.plan.dataloader import decide_dataloader
 from launcher.plan.dtype_and_kernels import ModelSettings, decide_model_settings
@@ -168,7 +168,7 @@ def _assemble(context: PlanContext, choice: _Choice) -> Plan:
         memory=_make_memory_plan(inputs, layout, saving_bytes),
         speed=speed.model_copy(update={"fewer_gpus_note": fewer_gpus}),
         oom_fallbacks=make_oom_fallbacks(inputs, layout, candidates),
-        decisions=replace_reasons(decisions, context.replaced),
+        decisions=tuple(name_flags(replace_reasons(decisions, context.replaced), context.options)),
         notes=(*make_notes(context, inputs, layout, fewer_gpus), *_more_notes(context, speed, task_eval)),
     )
 

@@ -41,6 +41,7 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
     yield from context.options.input_notes
     ranks, batch = context.num_ranks, count_step_sequences(context)
     yield from _describe_small_epoch(context)
+    yield from _describe_long_warmup(context)
     rate = context.manifest.training.config.learning_rate
     if context.config.adapter_type == "full" and rate >= LORA_LEARNING_RATE:
         yield (
@@ -104,6 +105,17 @@ def _describe_small_epoch(context: PlanContext) -> Iterator[str]:
     yield note
 
 
+def _describe_long_warmup(context: PlanContext) -> Iterator[str]:
+    config, steps = context.config, estimate_run_length(context).num_steps
+    if config.warmup_ratio is None and steps is not None and config.warmup_steps >= steps > 1:
+        peak = config.learning_rate * (steps - 1) / config.warmup_steps
+        yield (
+            f"the warm-up of {config.warmup_steps:,} steps does not end in this run of {steps:,}: the learning rate "
+            f"reaches only {peak:.2g} of {config.learning_rate:g}; "
+            f"--set training.config.warmup_steps={max(1, steps // 20)} warms up for a twentieth"
+        )
+
+
 def describe_faster_with_fewer_gpus(inputs: SearchInputs, layout: Layout) -> str:
     """Return a note if fewer GPUs would finish a step sooner, because of communication; else an empty string."""
     seconds = estimate_step_seconds(inputs, layout)
@@ -141,8 +153,10 @@ def describe_slow_settings(context: PlanContext, planned: SpeedPlan, estimate_sp
     slow = [name for name in fixed if estimate_without(set(fixed) - {name}) < (1 - _NOTABLE_COST) * best]
     if slow:
         verb = "slows" if len(slow) == 1 else "slow"
+        by_flags = all(f"training.config.{name}" in context.options.overridden_keys for name in slow)
+        origin = "set by --set" if by_flags else "in the manifest"
         yield (
-            f"{' and '.join(slow)} in the manifest {verb} training down: without, about {format_count(best)} tokens/s, "
+            f"{' and '.join(slow)} {origin} {verb} training down: without, about {format_count(best)} tokens/s, "
             f"{best / speed:.1f} times as fast, with the same result: {' '.join(map(_format_override, slow))}"
         )
 

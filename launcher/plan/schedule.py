@@ -9,7 +9,7 @@ from launcher.core.errors import InputError
 from launcher.core.units import format_duration
 from launcher.manifest.adapter_override import ADAPTER_KEY, FULL_LEARNING_RATE
 from launcher.manifest.config import Cadence, TrainingConfig
-from launcher.plan.context import PlanContext, flag_decision, manifest_decision, plan_decision
+from launcher.plan.context import PlanContext, manifest_decision, plan_decision
 from launcher.plan.model import Decision, SchedulePlan
 
 # Packing leaves at most 0.2 % of the positions empty if rows are short compared to a sequence (corpus/bin_packing.py).
@@ -155,9 +155,8 @@ def _explain_rate(context: PlanContext, plan: SchedulePlan) -> Decision:
     warmup = f"{plan.warmup_ratio:g} of the steps" if plan.warmup_steps is None else f"{plan.warmup_steps} steps"
     value = f"{config.learning_rate:g}, {plan.lr_scheduler}, {warmup} of warm-up, seed {plan.seed}"
     reason, decide = "training.config", manifest_decision
-    if "training.config.learning_rate" in overridden:
-        reason, decide = "training.config.learning_rate", flag_decision
-    elif ADAPTER_KEY in overridden and config.learning_rate == FULL_LEARNING_RATE and config.adapter_type == "full":
+    is_full_default = config.adapter_type == "full" and config.learning_rate == FULL_LEARNING_RATE
+    if is_full_default and ADAPTER_KEY in overridden and "training.config.learning_rate" not in overridden:
         reason, decide = "default of full fine-tuning: about a tenth of a LoRA learning rate", plan_decision
     if config.warmup_ratio is not None and config.warmup_steps:
         reason += f"; warmup_ratio {config.warmup_ratio:g} wins over warmup_steps {config.warmup_steps}"

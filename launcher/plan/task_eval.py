@@ -30,17 +30,25 @@ def decide_task_eval(
         return None, plan_decision(_NAME, "off", obstacle)
     if rows is not None:
         plan = TaskEvalPlan(judge=judge, num_rows=rows, is_fixed=True, time_share=share)
-        return plan, manifest_decision(_NAME, f"{rows} rows, {_WHEN}", "evaluation.task_rows in the manifest")
+        return plan, manifest_decision(_NAME, _describe_rows(context, rows), "task_rows in the manifest")
     if context.is_smoke:
         plan = TaskEvalPlan(judge=judge, num_rows=_SMOKE_ROWS, is_fixed=True, time_share=share)
-        return plan, plan_decision(_NAME, f"{_SMOKE_ROWS} rows, {_WHEN}", f"{judge}; few rows for a short run")
+        return plan, plan_decision(_NAME, _describe_rows(context, _SMOKE_ROWS), f"{judge}; few rows for a short run")
     if speed.seconds_per_step is None:
         most, limit = _MAX_ROWS_WITHOUT_ESTIMATE, "at most 30 s per evaluation, because the step time is unknown"
     else:
         most = _MAX_ROWS
         limit = f"at most {format_percent(share)} of training time, measured on the first evaluation"
     plan = TaskEvalPlan(judge=judge, num_rows=most, is_fixed=False, time_share=share)
-    return plan, plan_decision(_NAME, f"up to {most} rows, {_WHEN}", f"{judge}; {limit}")
+    return plan, plan_decision(_NAME, f"up to {_describe_rows(context, most)}", f"{judge}; {limit}")
+
+
+def _describe_rows(context: PlanContext, most: int) -> str:
+    """Return how many rows are judged, at most all of the validation split, and when."""
+    available = context.rows.num_validation_rows
+    if available is None or available >= most:
+        return f"{most} rows, {_WHEN}"
+    return f"{available} rows (all of the validation split), {_WHEN}"
 
 
 def _find_obstacle(context: PlanContext, schedule: SchedulePlan, layout: Layout, judge: str | None) -> str:

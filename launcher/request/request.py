@@ -304,6 +304,7 @@ def _make_options(request: Request, hardware: Hardware, loaded: LoadedManifest) 
         calibration=load_calibration(hardware) if request.calibrated else NO_CALIBRATION,
         manifest_folder=_format_folder(loaded.folder),
         overridden_keys=loaded.overridden_keys,
+        key_flags={"training.config.max_steps": "--max-steps"} if request.max_steps is not None else {},
         uses_sample=_uses_sample(loaded),
         judge_gaps=_describe_judge_gaps(hardware, loaded),
         input_notes=tuple(_note_inputs(loaded, profile)),

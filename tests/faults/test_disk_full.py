@@ -90,7 +90,7 @@ def test_run_fails_on_full_disk_and_resumes_with_free_space(
     assert (outcome.status, outcome.exit_code) == ("failed", ExitCode.RUN_FAILED), ended.console
     assert "step-000003 cannot be written: " in outcome.error
     assert "No space left on device" in outcome.error
-    assert "hint: is the disk full" in outcome.error
+    assert "hint: the disk is full" in outcome.error
     assert "Traceback" not in outcome.error
     assert get_newest_step(run.paths) == 2
     assert find_partial_files(run.paths) == []

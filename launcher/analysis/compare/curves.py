@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from launcher.analysis.compare.load_run import RunFacts
 from launcher.analysis.compare.model import Axis, Series, Share
-from launcher.analysis.compare.summary_metrics import compute_wall_clock
+from launcher.analysis.compare.summary_metrics import compute_waited_seconds, compute_wall_clock
 from launcher.core import metrics
 from launcher.core.metrics import EVAL_SECONDS, STEP_SECONDS, TASK_SECONDS, TOKENS_SEEN, TOTAL_SECONDS
 
@@ -155,23 +155,9 @@ def _sum_parts(run: RunFacts) -> dict[str, float]:
     """Sum steps and evaluations of a run that recorded no breakdown."""
     trained = _trained_seconds(run)
     evaluated = _sum(run, metrics.EVAL_SECONDS) + _sum(run, metrics.TASK_SECONDS)
-    waited = _waited_seconds(run)
+    waited = compute_waited_seconds(run)
     seconds = {"training": trained - waited, "data wait": waited, "evaluation": evaluated}
     return {part: value for part, value in seconds.items() if value > 0}
-
-
-def _waited_seconds(run: RunFacts) -> float:
-    """Return the data wait of the device if measured, else of the host, which is the same on a CPU."""
-    steps, shares, hosts = (
-        _by_step(run, name) for name in (metrics.STEP_SECONDS, metrics.DATA_WAIT_SHARE, metrics.DATA_WAIT_SECONDS)
-    )
-    waits = ((seconds, shares[at] * seconds if at in shares else hosts.get(at, 0.0)) for at, seconds in steps.items())
-    return math.fsum(min(seconds, wait) for seconds, wait in waits)
-
-
-def _by_step(run: RunFacts, metric: str) -> dict[int, float]:
-    column = run.column(metric)
-    return {step: value for step, value in zip(column.steps, column.values, strict=True) if math.isfinite(value)}
 
 
 def _trained_seconds(run: RunFacts) -> float:

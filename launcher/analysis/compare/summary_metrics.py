@@ -206,6 +206,27 @@ def _same_job(run: RunFacts) -> Hashable:
     return (traits.base, traits.data_key, traits.global_batch_size, run.num_steps, run.steps_done)
 
 
+def compute_waited_seconds(run: RunFacts) -> float:
+    """Return the data wait of the device if measured, else of the host, which is the same on a CPU."""
+    steps, shares, hosts = (
+        _by_step(run, name) for name in (metrics.STEP_SECONDS, metrics.DATA_WAIT_SHARE, metrics.DATA_WAIT_SECONDS)
+    )
+    waits = ((seconds, shares[at] * seconds if at in shares else hosts.get(at, 0.0)) for at, seconds in steps.items())
+    return math.fsum(min(seconds, wait) for seconds, wait in waits)
+
+
+def _by_step(run: RunFacts, metric: str) -> dict[int, float]:
+    column = run.column(metric)
+    return {step: value for step, value in zip(column.steps, column.values, strict=True) if math.isfinite(value)}
+
+
+def compute_data_wait(run: RunFacts) -> float | None:
+    """Return the share of the time of all steps that waited for data; None if it was not measured."""
+    seconds = math.fsum(run.column(metrics.STEP_SECONDS).finite)
+    is_measured = run.column(metrics.DATA_WAIT_SHARE).finite or run.column(metrics.DATA_WAIT_SECONDS).finite
+    return compute_waited_seconds(run) / seconds if seconds and is_measured else None
+
+
 def _same_cost(run: RunFacts) -> Hashable:
     job = _same_job(run)
     return None if job is None else (job, run.traits.currency)
@@ -240,7 +261,7 @@ def _make_peak(key: str, metric: str, title: str) -> MetricSpec:
 
 
 _GOODPUT_NOTE = "share of the wall-clock time spent on training steps that count"
-_DATA_WAIT_NOTE = "share of the step time in which the device waits for data, median"
+_DATA_WAIT_NOTE = "share of the time of all steps that waits for data"
 _TAIL_NOTE, _ERROR_NOTE = "mean of the last 5 % of the steps", "predicted / measured - 1, allocated memory"
 _CLOCK_NOTE, _COST_NOTE = "all attempts, without pauses between them", "wall-clock time at the planned price"
 _EVAL, _TRAIN, _VRAM = metrics.EVAL_LOSS, metrics.TRAIN_LOSS, metrics.PREDICTED_GIB
@@ -267,7 +288,7 @@ _SPECS: tuple[MetricSpec, ...] = (
         "VRAM prediction error",
         _ERROR_NOTE,
     ),
-    _make_median("data_wait_share", metrics.DATA_WAIT_SHARE, _all_runs, "data wait", _DATA_WAIT_NOTE),
+    _make_spec("data_wait_share", metrics.DATA_WAIT_SHARE, compute_data_wait, _all_runs, "data wait", _DATA_WAIT_NOTE),
     replace(_make_median("gpu_utilization", metrics.GPU_UTILIZATION, _all_runs), better=None),
     _make_median("joules_per_token", metrics.JOULES_PER_TOKEN, _same_machine),
     _make_spec("goodput", metrics.GOODPUT, _last(metrics.GOODPUT), _same_machine, note=_GOODPUT_NOTE),

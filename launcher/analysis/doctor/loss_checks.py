@@ -22,15 +22,16 @@ _MAX_SPIKE_SHARE = 0.01  # of the steps
 _MAX_SKIPPED_SHARE = 0.01
 _DIVERGES = 1.05  # loss of the last third over the lowest third
 _MIN_TREND_STEPS = 24
+_SHORT_STEPS, _RISES = 6, 1.1  # of a shorter run: loss of the last third over the first
 _FIRST_STEPS = 10
 # No progress: the loss of the last third is at least this share of the first steps'; a problem after 200 steps.
 _FLAT_STEPS, _SURELY_FLAT_STEPS, _FLAT = 50, 200, 0.995
 _EVALUATED_STEPS = 100  # longer runs should have a validation loss
-_OVERFITS = 1.05  # last eval loss over the best
+_OVERFITS = 1.05  # last validation loss over the best
 
 
 def check_loss(record: RunRecord) -> Iterator[Finding]:
-    """Check training and eval loss of a run."""
+    """Check training and validation loss of a run."""
     steps = record.steps
     yield from _check_nonfinite(record, steps)
     yield from _check_spikes(record, steps)
@@ -105,9 +106,18 @@ def _check_spikes(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[F
 
 def _check_trend(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Finding]:
     losses = find_values(steps, metrics.TRAIN_LOSS)
-    if len(losses) < _MIN_TREND_STEPS:
+    if len(losses) < _SHORT_STEPS:
         return
     parts = [median(part) for part in split_evenly(losses, 3)]
+    if len(losses) < _MIN_TREND_STEPS:
+        if parts[-1] > _RISES * parts[0]:
+            yield report_run.note(
+                "loss",
+                f"it rises: {parts[0]:.3f} over the first third of {len(losses)} steps, {parts[-1]:.3f} over the last",
+                "the learning rate may be too high; few steps say little",
+                train_command(record, *_stabilize(record.plan)),
+            )
+        return
     if parts[-1] > _DIVERGES * min(parts):
         yield report_run.problem(
             "unstable loss",
@@ -135,19 +145,20 @@ def _check_evaluation(record: RunRecord) -> Iterator[Finding]:
         if is_done and len(record.steps) >= _EVALUATED_STEPS:
             yield report_run.note(
                 "quality",
-                "unknown: no eval loss was computed",
+                "unknown: no validation loss was computed",
                 "the training loss says nothing about unseen rows",
                 train_command(record, "training.config.evaluation_strategy=epoch"),
             )
         return
     best = min(held_out)
     keeps_best = record.plan.schedule.load_best_model_at_end
-    if len(held_out) >= 3 and held_out[-1] > _OVERFITS * best and not keeps_best:
+    rises_at_once = len(held_out) >= 2 and held_out[0] == best
+    if held_out[-1] > _OVERFITS * best and (rises_at_once or (len(held_out) >= 3 and not keeps_best)):
+        why = "the training makes it worse: the learning rate is too high, or the rows are too few"
+        keep = () if keeps_best else ("training.config.load_best_model_at_end=true",)
         yield report_run.note(
             "quality",
-            f"the eval loss was {best:.3f} at its best and is {held_out[-1]:.3f} now",
-            "overfitting: the last weights are not the best ones",
-            train_command(
-                record, "training.config.load_best_model_at_end=true", "training.config.early_stopping_patience=2"
-            ),
+            f"the validation loss was {best:.3f} at its best and is {held_out[-1]:.3f} now",
+            why if rises_at_once else "overfitting: the last weights are not the best ones",
+            train_command(record, *keep, "training.config.early_stopping_patience=2"),
         )

@@ -133,7 +133,7 @@ def _summarize_run(facts: RunState) -> str:
         f"{len(record.steps):,} steps",
         *([f"{seconds:.2g} s each"] if seconds is not None else []),
         *([f"loss {losses[0]:.3f} -> {losses[-1]:.3f}"] if losses else []),
-        *([f"eval loss {min(held_out):.3f}"] if held_out else []),
+        *([f"validation loss {min(held_out):.3f}"] if held_out else []),
     ]
     return ", ".join(parts)
 

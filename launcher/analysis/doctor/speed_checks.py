@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -153,15 +154,16 @@ def _describe_speed(record: RunRecord, steps: Sequence[StepMetrics], bottlenecks
 
 
 def _check_data_wait(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Finding]:
-    shares = find_values(steps, metrics.DATA_WAIT_SHARE)
-    slack = 0.0
-    if not shares:
-        pairs = ((step.get(metrics.DATA_WAIT_SECONDS), step.get(metrics.STEP_SECONDS)) for step in steps)
-        shares = [waited / took for waited, took in pairs if waited is not None and took]
-        slack = _HOST_SLACK if record.plan.hardware.gpu is not None else 0.0
-    if not shares:
+    times = [(step.get(metrics.STEP_SECONDS) or 0.0, step) for step in steps]
+    device = [(took, step.get(metrics.DATA_WAIT_SHARE)) for took, step in times]
+    host = [(took, (step.get(metrics.DATA_WAIT_SECONDS) or 0.0) / took) for took, step in times if took]
+    waits = [(took, share) for took, share in device if took and share is not None and math.isfinite(share)]
+    slack = 0.0 if waits or record.plan.hardware.gpu is None else _HOST_SLACK
+    waits = waits or host
+    if not waits:
         return
-    share = max(mean(shares), sorted(shares)[len(shares) // 2])
+    shares = [share for _, share in waits]
+    share = sum(took * share for took, share in waits) / sum(took for took, _ in waits)  # as in report and comparison
     if share <= _DATA_WAIT_NOTE + slack:
         return
     num_waiting = sum(value > _DATA_WAIT_NOTE + slack for value in shares)

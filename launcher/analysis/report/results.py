@@ -8,11 +8,10 @@ from functools import partial
 
 from launcher.analysis.compare.curves import make_shares
 from launcher.analysis.compare.load_run import RunFacts
-from launcher.analysis.compare.summary_metrics import compute_cost, compute_wall_clock
+from launcher.analysis.compare.summary_metrics import compute_cost, compute_data_wait, compute_wall_clock
 from launcher.analysis.report.run_metrics import (
     LossCurve,
     collect_loss_curve,
-    compute_data_wait,
     compute_energy_wh,
     compute_max,
     compute_median,
@@ -22,7 +21,7 @@ from launcher.analysis.report.run_metrics import (
 )
 from launcher.core import metrics
 from launcher.core.markdown import code, inline, table
-from launcher.core.metrics import METRICS_BY_NAME, StepMetrics
+from launcher.core.metrics import METRICS_BY_NAME, StepMetrics, find_values
 from launcher.core.units import (
     GIB,
     bytes_to_gib,
@@ -64,7 +63,9 @@ def _planned_speed(record: RunRecord, facts: RunFacts) -> Iterator[tuple[str, st
     total = compute_wall_clock(facts)
     if total is not None:
         is_complete = record.outcome is not None and record.outcome.status == "done"
-        yield _compare("complete run", total, speed.total_seconds if is_complete else None, format_duration)
+        in_steps = sum(find_values(steps, metrics.STEP_SECONDS))
+        yield _compare("all steps", in_steps, speed.total_seconds if is_complete else None, format_duration)
+        yield _compare("with start-up, evaluation and checkpoints", total, None, format_duration)
 
 
 def _compare(
@@ -86,8 +87,8 @@ def _measured_speed(record: RunRecord, facts: RunFacts) -> Iterator[tuple[str, s
             yield METRICS_BY_NAME[name].title, format_metric(name, median)
     if (temperature := compute_max(steps, metrics.GPU_TEMPERATURE)) is not None:
         yield "GPU temperature, maximum", format_metric(metrics.GPU_TEMPERATURE, temperature)
-    if (wait := compute_data_wait(steps)) is not None:
-        yield wait[0], f"{format_percent(wait[1])} of the step time"
+    if (wait := compute_data_wait(facts)) is not None:
+        yield "data wait", f"{format_percent(wait)} of the time of all steps"
     if (energy := compute_energy_wh(steps)) is not None:
         yield "energy of all steps", f"{energy:,.1f} Wh" if energy < 1000 else f"{energy / 1000:,.2f} kWh"
     if (cost := compute_cost(facts)) is not None:

@@ -58,18 +58,6 @@ def collect_loss_curve(rows: Sequence[StepMetrics], name: str) -> LossCurve | No
     return LossCurve(first=values[0], last=values[-1], best=best, best_step=best_step, values=values)
 
 
-def compute_data_wait(rows: Sequence[StepMetrics]) -> tuple[str, float] | None:
-    """Return title and value of the share of step time spent waiting for data: device if measured, else host."""
-    share = compute_median(rows, metrics.DATA_WAIT_SHARE)
-    if share is not None:
-        return METRICS_BY_NAME[metrics.DATA_WAIT_SHARE].title, share
-    waits = find_values(rows, metrics.DATA_WAIT_SECONDS)
-    step_seconds = sum(find_values(rows, metrics.STEP_SECONDS))
-    if not step_seconds or not waits:
-        return None
-    return METRICS_BY_NAME[metrics.DATA_WAIT_SECONDS].title, sum(waits) / step_seconds
-
-
 def compute_energy_wh(rows: Iterable[StepMetrics]) -> float | None:
     """Return the energy of all steps that measured it, in watt-hours."""
     names = (metrics.JOULES_PER_TOKEN, metrics.TOKENS_PER_SECOND, metrics.STEP_SECONDS)

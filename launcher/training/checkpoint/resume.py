@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.core.errors import InputError, Problem, RunFailedError
+from launcher.core.errors import InputError, Problem, RunFailedError, hint_for
 from launcher.core.metrics import TRAIN_LOSS, CutMetrics, cut_metrics, load_metrics
 from launcher.plan.resume_identity import collect_learning_settings, find_changed_settings
 from launcher.runs.checkpoints import BestState, Checkpoint, find_newest, list_checkpoints, step_of
@@ -68,7 +68,7 @@ def _cut_metrics(run: TrainingRun, progress: TrainProgress) -> CutMetrics:
         return cut_metrics(run.paths.metrics, progress.step, without_evaluation=progress.owes_evaluation)
     except OSError as error:
         what = f"{error.filename or run.paths.metrics} cannot be written: {error.strerror}"
-        raise RunFailedError(what, hint="is the disk full, or read-only?") from None
+        raise RunFailedError(what, hint=hint_for(error)) from None
 
 
 def _find_checkpoint(run: TrainingRun, options: ResumeOptions) -> tuple[Checkpoint | None, tuple[Problem, ...]]:

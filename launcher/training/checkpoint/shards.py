@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
-from launcher.core.errors import InputError, RunFailedError, first_line
+from launcher.core.errors import InputError, RunFailedError, first_line, hint_for
 from launcher.plan.checkpoints import SHARD_BYTES
 from launcher.training.checkpoint.state_dict import StateName, collect_own, iterate_optimizer, iterate_weights
 from launcher.training.engine.collectives import TensorEntry, broadcast_object
@@ -103,7 +103,7 @@ def check_shared(engine: Engine, folder: Path) -> None:
         run_together(engine, create)
         seen = run_together(engine, marker.exists)
     except OSError as error:
-        raise RunFailedError(f"{folder} cannot be written: {error}", hint="is the disk full, or read-only?") from None
+        raise RunFailedError(f"{folder} cannot be written: {error}", hint=hint_for(error)) from None
     finally:
         if engine.is_main:
             marker.unlink(missing_ok=True)

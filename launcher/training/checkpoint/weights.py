@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, empty, tensor
 
-from launcher.core.errors import InputError, RunFailedError
+from launcher.core.errors import InputError, RunFailedError, hint_for
 from launcher.core.run_paths import sync_folder, write_text_atomically
 from launcher.training.checkpoint.shards import WEIGHTS, ShardWriter, TensorShards, write_all
 from launcher.training.checkpoint.state_dict import gather_weights, iterate_weights
@@ -92,7 +92,7 @@ def write_folder(
     except (OSError, SafetensorError, InputError) as error:
         shutil.rmtree(scratch, ignore_errors=True)  # it may be what fills the disk
         reason = error.title if isinstance(error, InputError) else error
-        raise RunFailedError(f"{folder} cannot be written: {reason}", hint="is the disk full, or read-only?") from None
+        raise RunFailedError(f"{folder} cannot be written: {reason}", hint=hint_for(error)) from None
 
 
 def make_readable(folder: Path) -> None:

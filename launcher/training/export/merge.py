@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from launcher.core.choices import Dtype
-from launcher.core.errors import InputError, LauncherError, RunFailedError
+from launcher.core.errors import InputError, LauncherError, RunFailedError, hint_for
 from launcher.core.run_paths import write_text_atomically
 from launcher.corpus.documents import make_planned_template
 from launcher.corpus.end_token import collect_end_ids
@@ -111,7 +111,7 @@ def _write(folder: Path, model: PreTrainedModel, run: TrainedRun, dtype: Dtype, 
         _write_template(folder, run, tokenizer)
         make_readable(folder)
     except (OSError, SafetensorError) as error:
-        raise InputError(f"{folder.parent} cannot be written: {error}", hint="is the disk full?") from None
+        raise InputError(f"{folder.parent} cannot be written: {error}", hint=hint_for(error)) from None
     write_text_atomically(folder / CARD_FILE, _render_card(run, dtype))
 
 

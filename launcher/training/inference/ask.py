@@ -76,6 +76,8 @@ def parse_fields(words: Sequence[str]) -> dict[str, str]:
         name, equals, text = word.partition("=")
         if not equals or not name:
             raise InputError(f"--field {word}: not NAME=TEXT", hint="--field subject='It does not start'")
+        if name in fields:
+            raise InputError(f"--field {name} is given twice", hint="give each field once")
         fields[name] = text
     return fields
 

@@ -71,6 +71,12 @@ def compose_question(data: DataPlan, question: str, context: str, fields: Mappin
             )
     if problems:
         raise InputError("the prompt has no such fields", tuple(problems), hint=f"fields: {', '.join(known) or 'none'}")
+    given = ((mapping.instruction, question), (mapping.input, context), (mapping.system, ""))
+    needed = [name for text, value in given if text and not value for name in list_columns(parse_row_text(text, ()))]
+    missing = list(dict.fromkeys(name for name in needed if name not in fields))
+    if fields and missing:
+        flags = " ".join(f"--field {name}=..." for name in missing)
+        raise InputError(f"the prompt also needs {', '.join(missing)}", hint=f"add {flags}; the text may be empty")
     return Question(
         _fill(mapping.instruction, question, fields, "the question"),
         _fill(mapping.input, context, fields, "--input"),

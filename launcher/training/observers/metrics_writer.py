@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.core.errors import RunFailedError
+from launcher.core.errors import RunFailedError, hint_for
 from launcher.core.log import get_logger
 from launcher.core.metrics import TRAIN_LOSS, StepMetrics, append_metrics, find_values
 from launcher.training.engine.run import TrainingRun
@@ -43,5 +43,5 @@ def _write(run: TrainingRun, metrics: StepMetrics) -> None:
     except OSError as error:
         what = f"{run.paths.metrics} cannot be written: {error.strerror}"
         if run.plan.guards.save_errors == "stop":
-            raise RunFailedError(what, hint="is the disk full, or read-only?") from None
+            raise RunFailedError(what, hint=hint_for(error)) from None
         log.warning(what)

@@ -9,6 +9,7 @@ import pytest
 
 from launcher.core.errors import InputError
 from launcher.manifest.dataset import FieldMapping
+from launcher.training.inference.ask import parse_fields
 from launcher.training.inference.prompt import Question, compose_question
 
 
@@ -20,7 +21,16 @@ def test_fields_fill_the_formats_of_the_training() -> None:
     data = make_data("Be brief.", instruction="{subject}\n{body}", input="Product: {product}")
     fields = {"subject": "S", "body": "B", "product": "P"}
     assert compose_question(data, "", "", fields) == Question("S\nB", "Product: P", "Be brief.")
-    assert compose_question(data, "", "", {"subject": "S"}) == Question("S\n", "", "Be brief.")
+    empty = {"subject": "S", "body": "", "product": ""}
+    assert compose_question(data, "", "", empty) == Question("S\n", "", "Be brief.")
+    with pytest.raises(InputError, match="the prompt also needs body, product") as caught:
+        compose_question(data, "", "", {"subject": "S"})
+    assert caught.value.hint == "add --field body=... --field product=...; the text may be empty"
+
+
+def test_field_is_given_once() -> None:
+    with pytest.raises(InputError, match="--field body is given twice"):
+        parse_fields(["body=a", "body=b"])
 
 
 def test_a_question_takes_the_place_of_the_only_field() -> None:

@@ -164,3 +164,17 @@ def test_sample_without_a_field_points_to_the_command_that_writes_it(tmp_path: P
         probe_sample(MAPPED, tmp_path)
     assert str(tmp_path / "sample/train.jsonl") in caught.value.title
     assert "launcher new EXPERT --data FILE --force" in caught.value.hint
+
+
+def test_rows_with_another_number_of_cells_are_noted(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("body,answer\na,b\na\nc,d,e\nf,g\n")
+    (note,) = check_first_rows(MAPPED, tmp_path)
+    assert note.startswith("training.dataset.path: 2 of the first 4 rows cannot be read; line 3: a different number")
+
+
+@pytest.mark.parametrize("key", ["validation_path", "test_path"])
+def test_split_that_is_the_file_of_the_training_rows_is_noted(tmp_path: Path, key: str) -> None:
+    (tmp_path / "rows.csv").write_text("body,answer\na,b\n")
+    dataset = MAPPED.model_copy(update={key: f"../{tmp_path.name}/rows.csv"})
+    (note,) = check_first_rows(dataset, tmp_path)
+    assert note.startswith(f"training.dataset.{key} is the file of the training rows")

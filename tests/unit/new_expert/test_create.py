@@ -496,3 +496,20 @@ def test_base_without_a_tokenizer_is_found_by_every_command(capsys: pytest.Captu
     Path("bare/vocab.json").write_text("{}")
     assert main(("validate", "sales")) == 0
     assert "AutoTokenizer.from_pretrained('bare').save_pretrained('bare')" in capsys.readouterr().out
+
+
+def test_tool_calls_are_not_judged_by_a_template_that_only_stands_in(capsys: pytest.CaptureFixture[str]) -> None:
+    call = {"type": "function", "function": {"name": "track", "arguments": {"id": 1}}}
+    with_call = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    plain = [
+        [{"role": "user", "content": f"What is {n}?"}, {"role": "assistant", "content": f"It is {n}."}]
+        for n in range(20)
+    ]
+    write_rows([{"messages": with_call}, *({"messages": messages} for messages in plain)])
+    command = ["new", "sales", "--data", "rows.jsonl", "--dry-run", "--template"]
+    assert main([*command, "tokenizer"]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "1 row has tools or tool calls: where the base's tokenizer is" in output
+    assert "template chatml cannot write" not in output
+    assert main([*command, "chatml"]) == 0
+    assert "template chatml cannot write" in " ".join(capsys.readouterr().out.split())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
 from launcher.plan import Plan
 from launcher.plan.speed_estimate import _format_error
+from launcher.request.request import Request, plan_request
 from tests.unit.plan.conftest import decision, plan_for
 
 OPTIMIZERS = ("adamw_bnb_8bit", "adamw_torch_fused")
@@ -15,7 +17,7 @@ SLOW = {"gradient_checkpointing": True, "torch_compile": False}
 
 
 def find_note(plan: Plan) -> str | None:
-    found = [note for note in plan.notes if "in the manifest slow" in note]
+    found = [note for note in plan.notes if "set by --set slow" in note]
     assert len(found) <= 1
     return found[0] if found else None
 
@@ -39,7 +41,7 @@ def test_note_on_slow_settings_is_confirmed_by_the_plan_without_them(gpu: str) -
 def test_note_names_only_settings_that_slow_training() -> None:
     note = find_note(plan_for(gpu="rtx4090", config={"gradient_checkpointing": True, "torch_compile": True}))
     assert note is not None
-    assert note.startswith("gradient_checkpointing in the manifest slows training down")
+    assert note.startswith("gradient_checkpointing set by --set slows training down")
     assert "torch_compile" not in note
 
 
@@ -86,3 +88,47 @@ def test_full_fine_tuning_with_a_lora_learning_rate_is_noted() -> None:
 @pytest.mark.parametrize(("error", "text"), [(0.2, "within about 20 %"), (1.29, "very uncertain (0.4 to 2.3 times")])
 def test_large_errors_are_no_percentages(error: float, text: str) -> None:
     assert _format_error(error).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "reason"),
+    [
+        ({"max_steps": 40}, "training length", "--max-steps"),
+        ({"overrides": ["training.config.max_steps=40"]}, "training length", "--set training.config.max_steps"),
+        ({"overrides": ["training.config.rank=8"]}, "adapter", "--set training.config.rank"),
+        ({"overrides": ["training.config.learning_rate=1e-4"]}, "learning rate", "--set training.config.learning_rate"),
+        ({"overrides": ["training.config.warmup_ratio=0.1"]}, "learning rate", "--set training.config.warmup_ratio"),
+        (
+            {"overrides": ["training.config.batch_size=4"]},
+            "global batch",
+            "--set training.config.batch_size; batch_size",
+        ),
+        ({"overrides": ["training.config.save_steps=9"]}, "checkpoints", "--set training.config.save_steps"),
+        ({"overrides": ["training.config.logging_steps=9"]}, "logging", "--set training.config.logging_steps"),
+        ({"overrides": ["training.config.torch_compile=true"]}, "torch.compile", "--set training.config.torch_compile"),
+        ({"overrides": ["evaluation.task_rows=5"]}, "task eval", "--set evaluation.task_rows"),
+        ({"overrides": ["training.config.wandb.mode=offline"]}, "W&B", "--wandb"),
+    ],
+)
+def test_values_of_flags_are_not_attributed_to_the_manifest(flags: dict[str, Any], name: str, reason: str) -> None:
+    plan = plan_request(Request(expert="neo4j", gpu="rtx4090", **flags)).plan
+    (decision,) = (decision for decision in plan.decisions if decision.name == name)
+    assert decision.decided_by == "command line"
+    assert decision.reason.startswith(reason)
+    assert "in the manifest" not in decision.reason
+    unset = plan_request(Request(expert="neo4j", gpu="rtx4090")).plan
+    assert not any(decision.decided_by == "command line" for decision in unset.decisions)
+
+
+def test_warmup_longer_than_the_run_has_a_note() -> None:
+    overrides = ["training.config.warmup_steps=100", "training.config.warmup_ratio=null"]
+    notes = plan_request(Request(expert="neo4j", gpu="rtx4090", max_steps=40, overrides=overrides)).plan.notes
+    assert any(note.startswith("the warm-up of 100 steps does not end in this run of 40") for note in notes)
+    notes = plan_request(Request(expert="neo4j", gpu="rtx4090", max_steps=400, overrides=overrides)).plan.notes
+    assert not any("warm-up" in note for note in notes)
+
+
+def test_size_of_full_logits_is_stated() -> None:
+    plan = plan_request(Request(expert="neo4j", gpu="rtx4090")).plan
+    (reason,) = (decision.reason for decision in plan.decisions if decision.name == "loss")
+    assert reason == "the full logits are never held in memory: 1.2 GiB in FP32 for each sequence of a micro-step"

@@ -81,7 +81,7 @@ def test_an_installed_flash_attn_is_used_where_it_can_run(gpu: str, packages: tu
 def test_use_sdpa_means_torchs_kernels() -> None:
     plan = plan_for(config={"use_sdpa": True, "flash_attention_2": False})
     assert plan.attention.backend == "varlen"
-    assert "use_sdpa in the manifest" in decision(plan, "attention")
+    assert "--set training.config.use_sdpa; the flash kernel" in decision(plan, "attention")
 
 
 def test_rows_that_are_not_packed_use_the_same_kernels() -> None:

@@ -118,7 +118,7 @@ def test_command_line_wins_over_smoke_sizes(config: dict[str, Any], changed: dic
 def test_max_steps_flag_wins() -> None:
     plan = smoke(max_steps=7)
     assert plan.schedule.num_steps == 7
-    assert decision(plan, "training length") == "7 steps | max_steps"
+    assert decision(plan, "training length") == "7 steps | --max-steps"
 
 
 @pytest.mark.parametrize("changes", [{}, {"training.config.max_steps": 1000}])
@@ -146,7 +146,7 @@ def test_only_replaced_values_are_reported() -> None:
     plan = smoke(config={"max_seq_length": 1024, "learning_rate": 1e-4, "logging_steps": 2})
     assert decision(plan, "global batch").endswith("(manifest: 48 sequences)")
     assert decision(plan, "learning rate").endswith("(manifest: 0.03 of the steps of warm-up)")
-    assert decision(plan, "logging") == "every 2 steps | logging_steps in the manifest"
+    assert decision(plan, "logging") == "every 2 steps | --set training.config.logging_steps"
     short = smoke(config={"batch_size": 4})
     assert decision(short, "global batch").endswith("(manifest: sequences of 2,048 tokens)")
 

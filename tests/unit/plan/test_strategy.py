@@ -63,7 +63,7 @@ def test_quantised_plans() -> None:
 def test_a_strategy_that_is_asked_for_is_taken(strategy: str) -> None:
     asked = plan_for(gpu="h100", gpus=2, config={"strategy": strategy})
     assert asked.strategy == strategy
-    assert "strategy in the manifest" in decision(asked, "strategy")
+    assert "| --set training.config.strategy" in decision(asked, "strategy")
     flagged = plan_for(gpu="h100", gpus=2, strategy=strategy)
     assert flagged.strategy == strategy
     assert "| --strategy" in decision(flagged, "strategy")

@@ -40,7 +40,7 @@ def test_without_a_step_time_estimate_evaluations_take_30_seconds() -> None:
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ({"overrides": ["evaluation.task_rows=0"]}, "evaluation.task_rows is 0"),
+        ({"overrides": ["evaluation.task_rows=0"]}, "--set evaluation.task_rows"),
         ({"random_weights": True}, "the weights are random"),
         ({"gpus": 4, "strategy": "fsdp2"}, "no rank holds all weights; run `launcher eval`"),
         ({"gpus": 4, "strategy": "zero3"}, "no rank holds all weights; run `launcher eval`"),
@@ -61,3 +61,12 @@ def test_expert_without_a_judge(write_manifest: WriteManifest) -> None:
     plan = plan_for(str(path))
     assert plan.task_eval is None
     assert "set evaluation.judge" in decision(plan, "task eval")
+
+
+def test_no_more_rows_than_the_validation_split_has_are_announced(write_manifest: WriteManifest) -> None:
+    path = write_manifest({"training.dataset.path": "rows.jsonl", "training.dataset.validation_path": "held.jsonl"})
+    row = '{{"question": "Who is {0}?", "schema": "s", "cypher": "MATCH (n) RETURN n.id"}}\n'
+    (path.parent / "rows.jsonl").write_text("".join(map(row.format, range(50))))
+    (path.parent / "held.jsonl").write_text("".join(map(row.format, range(50, 59))))
+    text = decision(plan_for(str(path), gpu=None, profile="smoke"), "task eval")
+    assert text.startswith("9 rows (all of the validation split), before step 1")

@@ -59,8 +59,18 @@ def test_equal_runs_share_the_mark_or_have_none() -> None:
         1: 3,
     }
     assert figure("eval_loss_best", with_eval("a", 1.0), with_eval("b", 1.01)).best == {0: 2}
-    waits = [make_facts(str(wait), {metrics.DATA_WAIT_SHARE: [wait]}) for wait in (0.020, 0.024)]
+    waits = [
+        make_facts(str(wait), {metrics.DATA_WAIT_SHARE: [wait], metrics.STEP_SECONDS: [1.0]}) for wait in (0.020, 0.024)
+    ]
     assert figure("data_wait_share", *waits).best == {}
+
+
+def test_data_wait_is_the_share_of_the_time_of_all_steps() -> None:
+    """One long stall counts, as in the report, in doctor and in the time breakdown: it is no median."""
+    steps = {metrics.STEP_SECONDS: [1.0, 1.0, 8.0], metrics.DATA_WAIT_SHARE: [0.0, 0.0, 0.5]}
+    assert figure("data_wait_share", make_facts("a", steps)).values == (pytest.approx(0.4),)
+    host = {metrics.STEP_SECONDS: [1.0, 3.0], metrics.DATA_WAIT_SECONDS: [0.0, 1.0]}
+    assert figure("data_wait_share", make_facts("a", host)).values == (pytest.approx(0.25),)
 
 
 def test_speed_is_marked_among_runs_of_the_same_model() -> None:

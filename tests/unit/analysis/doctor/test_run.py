@@ -446,6 +446,21 @@ def test_rising_loss_is_a_problem() -> None:
     assert "--set training.config.learning_rate=0.0001" in finding.next_step
 
 
+def test_short_run_with_rising_loss_is_not_healthy() -> None:
+    rows = make_steps(H200, 12, lambda step: {metrics.TRAIN_LOSS: 1.0 + step / 10})
+    finding = only(list_issues(check_run(make_facts(make_record(H200, rows)))))
+    assert (finding.subject, finding.status) == ("loss", "note")
+    assert finding.found.startswith("it rises: 1.2")
+
+
+def test_validation_loss_that_rises_from_the_start_is_reported() -> None:
+    record = make_record(H200, make_steps(H200))
+    (held_out,) = record.evaluations
+    evaluations = [replace(held_out, values={metrics.EVAL_LOSS: loss}) for loss in (1.2, 1.4)]
+    finding = only(list_issues(check_run(make_facts(replace(record, rows=(*record.steps, *evaluations))))))
+    assert "the validation loss was 1.200 at its best and is 1.400 now" in finding.found
+
+
 def test_constant_loss_is_reported() -> None:
     finding = only(judge(lambda step: {metrics.TRAIN_LOSS: 2.0 + 0.001 * (step % 3)}))
     assert (finding.subject, finding.status) == ("loss", "note")

@@ -105,7 +105,7 @@ def test_cpu_run_shows_no_gpu_values() -> None:
     speed_section = section(report, "Speed")
     assert "Only one step was measured." in speed_section
     assert "| tokens per second | 50 tokens/s |\n" in speed_section
-    assert "| host data wait | 25.0 % of the step time |" in speed_section
+    assert "| data wait | 25.0 % of the time of all steps |" in speed_section
     for word in ("FLOPs", "GPU", "energy", "cost", "planned"):
         assert word not in speed_section
     assert "peaks are measured on GPUs only" in section(report, "Memory")

@@ -9,7 +9,6 @@ import pytest
 from launcher.analysis.report.run_metrics import (
     collect_last_task_metrics,
     collect_loss_curve,
-    compute_data_wait,
     compute_energy_wh,
     compute_median,
     draw_sparkline,
@@ -48,14 +47,6 @@ def test_loss_curve_has_best_step() -> None:
 )
 def test_sparkline_spans_low_to_high(values: tuple[float, ...], drawn: str) -> None:
     assert draw_sparkline(values) == drawn
-
-
-def test_data_wait_prefers_the_device() -> None:
-    both = {metrics.DATA_WAIT_SHARE: 0.1, metrics.DATA_WAIT_SECONDS: 1.0, metrics.STEP_SECONDS: 2.0}
-    assert compute_data_wait([StepMetrics(step=1, epoch=0.0, values=both)]) == ("device data wait", 0.1)
-    del both[metrics.DATA_WAIT_SHARE]
-    assert compute_data_wait([StepMetrics(step=1, epoch=0.0, values=both)]) == ("host data wait", 0.5)
-    assert compute_data_wait(rows(metrics.STEP_SECONDS, 1.0)) is None
 
 
 def test_energy_ignores_steps_with_missing_values() -> None:

@@ -1,0 +1,25 @@
+"""Hints for files that cannot be read or written."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from launcher.core.errors import InputError, hint_for
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [(errno.EACCES, "no permission"), (errno.EROFS, "read-only"), (errno.ENOSPC, "the disk is full"), (errno.EIO, "")],
+)
+def test_hint_names_the_cause(number: int, hint: str) -> None:
+    assert hint in hint_for(OSError(number, os.strerror(number)))
+    assert hint in hint_for(RuntimeError(f"Error while serializing: I/O error (os error {number})"))
+    assert bool(hint) == bool(hint_for(OSError(number, "")))
+    assert "disk" not in hint_for(OSError(errno.EACCES, "Permission denied"))
+
+
+def test_own_errors_keep_their_hint() -> None:
+    assert hint_for(InputError("x", hint="do this")) == "do this"
