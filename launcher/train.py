@@ -202,7 +202,7 @@ def train_planned(plan: Plan, paths: RunPaths, recorder: RunRecorder, options: R
 
         measured = remember_run(paths)
         if measured:
-            log.info(f"measured {measured}")
+            log.info(measured)
     _log_once(f"adapter  {paths.adapter}\nmetrics  {paths.metrics}\nrecord   {paths.outcome}\nreport   {paths.report}")
     return int(ExitCode.DONE)
 

@@ -7,7 +7,7 @@ import argparse
 from launcher.cli.tables import format_bar, print_json, print_table
 from launcher.core.errors import ExitCode, escape
 from launcher.core.units import bytes_to_gib, format_cost, format_count, format_duration, format_gib, format_percent
-from launcher.hardware.model import format_hardware
+from launcher.hardware.model import Hardware, format_hardware
 from launcher.plan.model import MemoryPlan, Plan
 from launcher.request.arguments import add_request_arguments, make_request
 
@@ -40,7 +40,7 @@ def print_plan(plan: Plan) -> None:
     print_table(("setting", "value", "why", "decided by"), rows, styles=("cyan", "bold", "", "dim"))
     for note in plan.notes:
         print(f"note: {escape(note)}")
-    _print_memory(plan.memory, on_gpu=plan.hardware.gpu is not None)
+    _print_memory(plan.memory, plan.hardware)
     _print_speed(plan)
     if plan.oom_fallbacks:
         print("\nOOM fallbacks, in order (global batch unchanged):")
@@ -48,15 +48,16 @@ def print_plan(plan: Plan) -> None:
             print(f"  {number}. {fallback.action}: {format_gib(fallback.predicted_bytes)}")
 
 
-def _print_memory(memory: MemoryPlan, on_gpu: bool) -> None:
-    print(f"\nPredicted {'VRAM' if on_gpu else 'memory'} per rank:")
+def _print_memory(memory: MemoryPlan, hardware: Hardware) -> None:
+    print(f"\nPredicted {'VRAM' if hardware.gpu is not None else 'memory'} per rank:")
     sizes = [(term.name, term.num_bytes, term.note) for term in memory.terms if term.num_bytes]
     sizes.append(("total", memory.total_bytes, _describe_margin(memory)))
     rows = [(name, format_gib(size), format_bar(size / memory.device_bytes), note) for name, size, note in sizes]
     head = ("part", "size", f"of {format_gib(memory.device_bytes)}", "contents")
     print_table(head, rows, styles=("cyan", "bold", "green", ""))
     if memory.host_bytes:
-        print(f"CPU memory per rank: {format_gib(memory.host_bytes)}")
+        ram = f"{hardware.ram_gib_per_node:.0f} GiB{' (assumed; --ram sets it)' * hardware.is_ram_assumed}"
+        print(f"CPU memory per rank: {format_gib(memory.host_bytes)}; a node has {ram}")
 
 
 def _describe_margin(memory: MemoryPlan) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.cli.tables import format_bar, make_console, print_json, print_table
@@ -58,16 +58,21 @@ def print_audit(expert: str, audit: Audit) -> None:
     names = list(audit.splits)
     rows = [(title, *(cell(audit.splits[name]) for name in names)) for title, cell in _LINES]
     print_table(("", *names), rows, styles=("cyan",))
-    for name, split in audit.splits.items():
-        for reason, count in sorted(split.rejected.items(), key=lambda item: -item[1]):
-            places = ", ".join(map(str, split.rejected_places[reason][:5]))
-            print(
-                f"rejected ({name}): {count:,} rows: {_visible(reason)} (line {places}{', ...' if count > 5 else ''})"
-            )
+    for line in describe_rejected(audit):
+        print(line)
     for note in audit.notes:
         print(f"note: {note}")
     _print_histogram(next(iter(audit.splits.values())))
     _print_sample(audit)
+
+
+def describe_rejected(audit: Audit) -> Iterator[str]:
+    """Yield one line for each reason why rows were rejected, with the first line numbers."""
+    for name, split in audit.splits.items():
+        for reason, count in sorted(split.rejected.items(), key=lambda item: -item[1]):
+            places = ", ".join(map(str, split.rejected_places[reason][:5]))
+            rows = "1 row" if count == 1 else f"{count:,} rows"
+            yield f"rejected ({name}): {rows}: {_visible(reason)} (line {places}{', ...' if count > 5 else ''})"
 
 
 _LINES: tuple[tuple[str, Callable[[SplitAudit], str]], ...] = (

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.node_flags import check_unset, make_job_options, make_node
 from launcher.cli.plan import print_plan
+from launcher.cli.prepare import describe_rejected
 from launcher.cli.progress import RowProgress
 from launcher.cli.run_lookup import add_runs_dir
 from launcher.cli.tables import print_json
@@ -263,6 +264,8 @@ def prepare(planned: PlannedRun) -> Prepared:
         prepared = prepare_planned(planned, progress.report, progress.advance)
     state = "found" if prepared.was_cached else f"prepared in {prepared.seconds:.1f} s"
     log.info(f"prepared data: {prepared.store.folder} ({state})")
+    for line in describe_rejected(prepared.store.audit):
+        log.info(line)
     return prepared
 
 

@@ -88,7 +88,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(name=GRAD_NORM, title="gradient norm"),
     Metric(name=LEARNING_RATE, title="learning rate"),
     Metric(name=SKIPPED, title="skipped steps", better="lower"),
-    Metric(name=EVAL_LOSS, title="held-out loss", better="lower"),
+    Metric(name=EVAL_LOSS, title="validation loss", better="lower"),
     Metric(name=TOKENS_PER_SECOND, title="tokens per second", unit="tokens/s", better="higher"),
     Metric(name=TRAINED_TOKENS_PER_SECOND, title="trained tokens per second", unit="tokens/s", better="higher"),
     Metric(name=SAMPLES_PER_SECOND, title="rows per second", unit="rows/s", better="higher"),

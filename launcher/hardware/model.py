@@ -88,7 +88,8 @@ class Hardware(Frozen):
     cpu_cores_per_node: int
     ram_gib_per_node: float
     source: Literal["catalogue", "probe"]
-    is_host_assumed: bool = False  # cores and CPU memory are assumptions
+    is_host_assumed: bool = False  # the number of cores is an assumption
+    is_ram_assumed: bool = False
     vram_limit_mib: int | None = None  # --vram-limit: the memory that a larger GPU is limited to
     network_gb_per_second: float | None = None  # per node and direction; None: assumed
     price_per_gpu_hour: float | None = None
@@ -175,6 +176,7 @@ def make_hardware(
         ram_gib_per_node=share.ram_gib * num_shares if ram_gib_per_node is None else ram_gib_per_node,
         source="catalogue",
         is_host_assumed=cpu_cores_per_node is None,
+        is_ram_assumed=ram_gib_per_node is None,
     )
     _check_hardware(hardware)
     return hardware

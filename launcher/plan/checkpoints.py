@@ -28,7 +28,9 @@ def decide_checkpoints(
         return False, gathered, ()
     used = ranks * (memory.host_bytes if context.gpu is not None else memory.total_bytes)
     free = max(0, inputs.budget.host_bytes - used)
+    assumed = f" (of {inputs.hardware.ram_gib_per_node:.0f} GiB, assumed; --ram sets them)"
     host = f"of the {format_gib(free)} of CPU memory that the training leaves on a node"
+    host += assumed if inputs.hardware.is_ram_assumed else ""
     if gathered <= _MUCH_OF_HOST_MEMORY * free:
         reason = f"weights and optimizer states need {format_gib(gathered)} {host}; written in the background"
         return False, gathered, (plan_decision("checkpoint writing", "gathered on rank 0", reason),)

@@ -125,10 +125,22 @@ def _decide_evaluation(config: TrainingConfig) -> tuple[_Every, Decision]:
 
 def _format_every(every: _Every) -> str:
     if every.steps is not None:
-        return f"every {every.steps} steps"
+        return format_every_steps(every.steps)
     if every.epochs is None:
         return "never"
     return "every epoch" if every.epochs == 1.0 else f"every {every.epochs:g} epochs"
+
+
+def format_every_steps(steps: int) -> str:
+    """Return "every step" or, for example, "every 10 steps"."""
+    return "every step" if steps == 1 else f"every {steps} steps"
+
+
+def format_warmup(ratio: float | None, steps: int | None) -> str:
+    """Return the warm-up as text; a ratio of an unknown number of steps, or a number of steps."""
+    if steps is None:
+        return f"{ratio:g} of the steps of warm-up"
+    return f"{steps} step{'s' * (steps != 1)} of warm-up"
 
 
 def format_cadence(cadence: Cadence, steps: int | None) -> str:
@@ -152,8 +164,8 @@ def _warmup_steps(config: TrainingConfig, length: RunLength) -> int | None:
 
 def _explain_rate(context: PlanContext, plan: SchedulePlan) -> Decision:
     config, overridden = context.config, context.options.overridden_keys
-    warmup = f"{plan.warmup_ratio:g} of the steps" if plan.warmup_steps is None else f"{plan.warmup_steps} steps"
-    value = f"{config.learning_rate:g}, {plan.lr_scheduler}, {warmup} of warm-up, seed {plan.seed}"
+    warmup = format_warmup(plan.warmup_ratio, plan.warmup_steps)
+    value = f"{config.learning_rate:g}, {plan.lr_scheduler}, {warmup}, seed {plan.seed}"
     reason, decide = "training.config", manifest_decision
     is_full_default = config.adapter_type == "full" and config.learning_rate == FULL_LEARNING_RATE
     if is_full_default and ADAPTER_KEY in overridden and "training.config.learning_rate" not in overridden:
@@ -164,7 +176,7 @@ def _explain_rate(context: PlanContext, plan: SchedulePlan) -> Decision:
 
 
 def _explain_logging(config: TrainingConfig) -> Decision:
-    value = f"every {config.logging_steps} steps"
+    value = format_every_steps(config.logging_steps)
     if "logging_steps" in config.model_fields_set:
         return manifest_decision("logging", value, "logging_steps in the manifest")
     return plan_decision("logging", value, "default of the published trainer")
@@ -175,6 +187,7 @@ def _explain_length(context: PlanContext, length: RunLength) -> Decision:
     if length.num_steps is None:
         return plan_decision("training length", f"{config.num_train_epochs:g} epochs", context.rows.basis)
     if config.max_steps:
-        return manifest_decision("training length", f"{length.num_steps:,} steps", "max_steps")
+        steps = f"{length.num_steps:,} step{'s' * (length.num_steps != 1)}"
+        return manifest_decision("training length", steps, "max_steps")
     value = f"{length.num_steps:,} steps ({config.num_train_epochs:g} epochs of {length.steps_per_epoch:,})"
     return plan_decision("training length", value, context.rows.basis)

@@ -14,7 +14,7 @@ from launcher.core.choices import ALL_LINEAR
 from launcher.manifest.config import Cadence, TrainingConfig
 from launcher.plan.context import plan_decision
 from launcher.plan.model import Decision
-from launcher.plan.schedule import format_cadence, loads_best
+from launcher.plan.schedule import format_cadence, format_every_steps, format_warmup, loads_best
 
 # Two cores train the tiny base with about 3,300 tokens/s: 60 steps of 8 x 512 tokens take 75 s.
 SMOKE_LENGTHS = (512, 1024, 2048, 4096)  # the first that holds the sample's rows
@@ -102,7 +102,7 @@ def _list_changes(config: TrainingConfig, overridden: frozenset[str], row_tokens
     yield _change_cadence(config, overridden, "save")
     yield _change_cadence(config, overridden, "evaluation")
     values = _changed(config, overridden, logging_steps=_LOGGING_STEPS)
-    original = f"every {config.logging_steps} steps" if "logging_steps" in config.model_fields_set else None
+    original = format_every_steps(config.logging_steps) if "logging_steps" in config.model_fields_set else None
     yield _Change(decision="logging", cause="short run", original=original, values=values)
 
 
@@ -148,8 +148,7 @@ def _change_rate(config: TrainingConfig, overridden: frozenset[str]) -> _Change:
     if "warmup_ratio" not in overridden or config.warmup_ratio is None:
         warmup = _changed(config, overridden, warmup_ratio=None, warmup_steps=_WARMUP_STEPS)
         ratio = config.warmup_ratio
-        steps = f"{config.warmup_steps} steps" if ratio is None else f"{ratio:g} of the steps"
-        original += [f"{steps} of warm-up"] if warmup else []
+        original += [format_warmup(ratio, config.warmup_steps if ratio is None else None)] if warmup else []
         values |= warmup
     return _Change(
         decision="learning rate",

@@ -119,13 +119,13 @@ def remember_run(paths: RunPaths) -> str:
         record = load_record(paths)
         reason = find_disturbance(record)
         if reason:
-            return f"not counted: {reason}"
+            return f"speed and memory are not used to calibrate later plans: {reason}"
         measured = measure_run(record)
         _add(file, Entry(machine=describe_machine(record.plan.hardware), seen=measured))
     except (OSError, LauncherError, ValueError) as error:
         log.warning(f"the measurements of this run are not stored for later plans: {_shorten(error)}")
         return ""
-    return f"{_describe(measured)}, stored for later plans in {file}"
+    return f"measured {_describe(measured)}, stored for later plans in {file}"
 
 
 def find_disturbance(record: RunRecord) -> str:

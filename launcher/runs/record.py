@@ -130,7 +130,7 @@ class RunRecord:
 
     @property
     def evaluations(self) -> tuple[StepMetrics, ...]:
-        """Rows with a held-out loss."""
+        """Rows with a validation loss."""
         return tuple(row for row in self.rows if EVAL_LOSS in row.values)
 
 

@@ -231,10 +231,10 @@ def test_runs_are_columns_that_sort_by_a_row(page: Page, comparison: Comparison)
 
 
 def test_best_value_is_marked_in_words(page: Page) -> None:
-    best = page.row("held-out loss, final")[1]
+    best = page.row("validation loss, final")[1]
     assert "★" in best.text
     assert "best of 3 comparable runs" in str(best.get_attribute("textContent"))
-    assert "★" not in page.row("held-out loss, final")[3].text
+    assert "★" not in page.row("validation loss, final")[3].text
 
 
 def test_verdict_comes_first_and_names_markup_as_text(page: Page, comparison: Comparison) -> None:
@@ -242,7 +242,7 @@ def test_verdict_comes_first_and_names_markup_as_text(page: Page, comparison: Co
     assert sections[:3] == ["verdict", "cautions", "figures"]
     lines = page.texts("#verdict-list li")
     assert len(lines) == len(comparison.verdicts) == 6
-    assert lines[0].startswith(f"{escape(FOREIGN)} against base: held-out loss lower (")
+    assert lines[0].startswith(f"{escape(FOREIGN)} against base: validation loss lower (")
     assert "speed higher by 6 %" in lines[0]
     assert "speed not comparable (the hardware differs)" in lines[1]
 
@@ -519,7 +519,7 @@ def test_missing_metrics_are_named(chrome: Chrome, tmp_path: Path) -> None:
     file.write_text(render_html(make_comparison([*facts, fresh], made_at=MADE_AT)), encoding="utf-8")
     page = Page(chrome, file)
     page.settle()
-    assert "No run recorded: held-out loss, MFU, VRAM, GPU utilisation, data wait." in page.find("#left-out").text
+    assert "No run recorded: validation loss, MFU, VRAM, GPU utilisation, data wait." in page.find("#left-out").text
     assert page.find_all(".plot[data-metric='throughput/device/mfu']") == []
     assert "not started" in page.find("#legend .run[data-run='2']").text
     assert page.complaints() == []

@@ -2,7 +2,7 @@
 
 Global batch 5 on two ranks (an empty slot), three micro-batches per step, and an epoch of 8 packs: its last step has 3,
 so that one rank has empty micro-batches. Measured in fp32 on two x86-64 cores, as relative differences
-to one process: losses 2e-7, gradient norms 2e-6, held-out loss 2e-7.
+to one process: losses 2e-7, gradient norms 2e-6, validation loss 2e-7.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.main import main
+from launcher.corpus.template_sandbox import compile_template
 from launcher.judges.base import ReferenceRow
 from launcher.judges.registry import open_judge_by_name
 from tests.conftest import ROOT
@@ -61,6 +62,10 @@ def test_own_chat_template_is_valid(tmp_path: Path) -> None:
     assert main(["validate", str(tmp_path)]) != 0  # no such file
     (tmp_path / "template.jinja").write_text(example("text", "add_generation_prompt"))
     assert main(["validate", str(tmp_path)]) == 0
+    template = compile_template((tmp_path / "template.jinja").read_text())
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    text = template.render(messages=turns, eos_token="</s>")
+    assert text == "<|user|>\nq\n<|assistant|>\na</s>\n", "every turn begins on a line of its own"
 
 
 def test_judge_program_judges_each_line(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def _check_data(runs: Sequence[RunFacts]) -> Iterator[Caution]:
         yield Caution(
             level="warning",
             title="The runs were trained on different data",
-            spoils=("loss", "held-out loss"),
+            spoils=("loss", "validation loss"),
             detail=f"{'; '.join(parts)}. Losses are comparable within a group only: the data key covers rows, "
             "tokenizer, template, sequence length, packing and loss mask. Speed and memory are still comparable.",
         )
@@ -72,7 +72,7 @@ def _check_unknown_data(runs: Sequence[RunFacts]) -> Iterator[Caution]:
         yield Caution(
             level="warning",
             title="The training data of some runs are unknown",
-            spoils=("loss", "held-out loss"),
+            spoils=("loss", "validation loss"),
             detail=f"{name_runs(unknown)}: no data key was recorded, so losses may not be comparable.",
         )
 
@@ -173,20 +173,20 @@ _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
     _flag(
         "Trained from random weights",
         lambda run: "" if run.traits.random_weights else None,
-        ("loss", "held-out loss"),
+        ("loss", "validation loss"),
         "The base model has random weights: losses are meaningless, speed and memory are not.",
         each=True,
     ),
     _flag(
         "The runs have different base models",
         lambda run: run.traits.base,
-        ("loss", "held-out loss", "speed", "memory"),
+        ("loss", "validation loss", "speed", "memory"),
         "A lower loss may come from the base; tokens per second and memory depend on the model. MFU is comparable.",
     ),
     _flag(
         "The loss is computed on different tokens",
         lambda run: run.traits.loss_on,
-        ("loss", "held-out loss"),
+        ("loss", "validation loss"),
         "A mean over completions is not comparable with a mean over all tokens.",
     ),
     _flag(
@@ -202,10 +202,10 @@ _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
         "Longer sequences cost more per token, need more memory, and are truncated later.",
     ),
     _flag(
-        "The held-out data differs",
+        "The validation rows differ",
         lambda run: run.traits.held_out,
-        ("held-out loss",),
-        "Held-out losses are computed on different rows.",
+        ("validation loss",),
+        "Validation losses are computed on different rows.",
     ),
     _flag(
         "The number of planned steps differs",
@@ -224,7 +224,7 @@ _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
     _flag(
         "Not finished",
         _unfinished,
-        ("loss", "held-out loss", "time"),
+        ("loss", "validation loss", "time"),
         "Results cover the steps so far.",
         each=True,
     ),

@@ -21,7 +21,7 @@ from launcher.core.metrics import METRICS_BY_NAME
 # Metric, chart title, and the result that summarizes it. Those after the first _NUM_MAJOR are drawn smaller.
 _CHARTS: tuple[tuple[str, str, str | None], ...] = (
     (metrics.TRAIN_LOSS, "training loss", "train_loss_final"),
-    (metrics.EVAL_LOSS, "held-out loss", "eval_loss_final"),
+    (metrics.EVAL_LOSS, "validation loss", "eval_loss_final"),
     (metrics.TOKENS_PER_SECOND, "tokens per second", "tokens_per_second"),
     (metrics.DEVICE_MFU, "MFU", "mfu"),
     (metrics.PEAK_ALLOCATED_GIB, "VRAM", "peak_allocated_gib"),

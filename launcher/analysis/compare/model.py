@@ -10,8 +10,8 @@ from launcher.runs.record import Status
 MADE_BY: Literal["launcher compare"] = "launcher compare"
 
 # What a difference between runs makes incomparable.
-Aspect = Literal["loss", "loss by step", "held-out loss", "task metrics", "speed", "memory", "time"]
-VerdictAspect = Literal["answers", "held-out loss", "training loss", "speed"]
+Aspect = Literal["loss", "loss by step", "validation loss", "task metrics", "speed", "memory", "time"]
+VerdictAspect = Literal["answers", "validation loss", "training loss", "speed"]
 Section = Literal["what is learnt", "how it runs", "where it runs", "versions"]
 
 

@@ -265,14 +265,14 @@ _DATA_WAIT_NOTE = "share of the time of all steps that waits for data"
 _TAIL_NOTE, _ERROR_NOTE = "mean of the last 5 % of the steps", "predicted / measured - 1, allocated memory"
 _CLOCK_NOTE, _COST_NOTE = "all attempts, without pauses between them", "wall-clock time at the planned price"
 _EVAL, _TRAIN, _VRAM = metrics.EVAL_LOSS, metrics.TRAIN_LOSS, metrics.PREDICTED_GIB
-EVAL_LOSS = _make_spec("eval_loss_final", _EVAL, _last(_EVAL), _same_data, "held-out loss, final")
+EVAL_LOSS = _make_spec("eval_loss_final", _EVAL, _last(_EVAL), _same_data, "validation loss, final")
 TRAIN_LOSS = _make_spec(
     "train_loss_final", _TRAIN, _reduce(_TRAIN, _tail_mean), _same_data, "training loss, final", _TAIL_NOTE
 )
 TOKENS_PER_SECOND = _make_median("tokens_per_second", metrics.TOKENS_PER_SECOND, _same_machine)
 _SPECS: tuple[MetricSpec, ...] = (
     EVAL_LOSS,
-    _make_spec("eval_loss_best", _EVAL, _reduce(_EVAL, min), _same_data, "held-out loss, best"),
+    _make_spec("eval_loss_best", _EVAL, _reduce(_EVAL, min), _same_data, "validation loss, best"),
     TRAIN_LOSS,
     TOKENS_PER_SECOND,
     _make_median("mfu", metrics.DEVICE_MFU, _all_runs, "MFU"),

@@ -55,7 +55,7 @@ def _compare(run: RunFacts, against: RunFacts, pick: Pick) -> Iterator[VerdictPa
                 blockers.setdefault(aspect, caution.title[0].lower() + caution.title[1:])
     has_held_out = all(EVAL_LOSS.compute(one) is not None for one in (run, against))
     if has_held_out:
-        yield from _compare_values(EVAL_LOSS, run, against, "held-out loss", blockers.get("held-out loss", ""))
+        yield from _compare_values(EVAL_LOSS, run, against, "validation loss", blockers.get("validation loss", ""))
     else:
         yield from _compare_values(TRAIN_LOSS, run, against, "training loss", blockers.get("loss", ""))
     yield from _compare_values(TOKENS_PER_SECOND, run, against, "speed", blockers.get("speed", ""))

@@ -130,7 +130,7 @@ def render_memory(record: RunRecord) -> str:
 
 
 def render_learning(record: RunRecord) -> str:
-    """Render training and held-out loss."""
+    """Render training and validation loss."""
     trained = collect_loss_curve(record.rows, metrics.TRAIN_LOSS)
     held_out = collect_loss_curve(record.rows, metrics.EVAL_LOSS)
     if trained is None and held_out is None:
@@ -141,7 +141,7 @@ def render_learning(record: RunRecord) -> str:
         if curve is not None
     ]
     losses = table(("", "first", "last", "best", "best step", "curve"), rows)
-    lines = ["" if held_out is not None else "No held-out loss was measured."]
+    lines = ["" if held_out is not None else "No validation loss was measured."]
     if record.outcome is not None and record.outcome.ended_because:
         lines.append(f"Ended before the last step: {inline(record.outcome.ended_because)}.")
     tokens = get_last(record.rows, metrics.TOKENS_SEEN)

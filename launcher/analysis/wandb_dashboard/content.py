@@ -107,14 +107,14 @@ _LEARNING: tuple[Panel, ...] = (
     _lines("training loss by step", (metrics.TRAIN_LOSS,), smoothing=_SMOOTHING),
     _lines("training loss by token", (metrics.TRAIN_LOSS,), x=metrics.TOKENS_SEEN, smoothing=_SMOOTHING),
     _lines("training loss by wall-clock time", (metrics.TRAIN_LOSS,), x=metrics.TOTAL_SECONDS, smoothing=_SMOOTHING),
-    _lines("held-out loss by step", (metrics.EVAL_LOSS,)),
-    _lines("held-out loss by token", (metrics.EVAL_LOSS,), x=metrics.TOKENS_SEEN),
+    _lines("validation loss by step", (metrics.EVAL_LOSS,)),
+    _lines("validation loss by token", (metrics.EVAL_LOSS,), x=metrics.TOKENS_SEEN),
     _lines("correct answers by step, including the base model", MAIN_CHECKS, unit="share"),
     _lines("answers that parse", (f"{metrics.EVAL_PREFIX}parses",), unit="share"),
     _lines("all task metrics", pattern=TASK_METRICS, unit="share"),
     _line(metrics.LEARNING_RATE),
     _bars("correct answers, last", MAIN_CHECKS, unit="share"),
-    _bars("held-out loss, last", (metrics.EVAL_LOSS,)),
+    _bars("validation loss, last", (metrics.EVAL_LOSS,)),
     _number(metrics.EVAL_LOSS),
 )
 

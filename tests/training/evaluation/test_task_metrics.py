@@ -122,7 +122,7 @@ class {name}(CloseOnExit):
             "right", "return [Verdict(checks={'right': None}) for _ in answers]", None, marks=pytest.mark.slow
         ),
         pytest.param(
-            "loss", "return []", "a check called loss, which is the held-out loss's name", marks=pytest.mark.slow
+            "loss", "return []", "a check called loss, which is the validation loss's name", marks=pytest.mark.slow
         ),
     ],
 )

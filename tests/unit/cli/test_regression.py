@@ -42,7 +42,7 @@ def test_faster_run_of_equal_quality_passes(
     lines = capsys.readouterr().out.splitlines()
     shown = {line.split("  ")[0].strip(): " ".join(line.split("  ")[1:]).split() for line in lines}
     assert shown["rows trained"] == ["78", "78"]
-    assert shown["held-out loss, final"] == ["0.2500", "0.2500"]
+    assert shown["validation loss, final"] == ["0.2500", "0.2500"]
     assert shown["eval/equal"] == ["90.0", "%", "(82.6", "to", "94.5)", "tie"] * 2
     assert "note: a busy machine" in lines
     assert any(line.startswith("quality gate open: not worse by more than 5.0 %: 0 of 100 rows lost") for line in lines)

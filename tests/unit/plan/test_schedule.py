@@ -331,3 +331,18 @@ def test_batch_of_one_epoch_and_partial_steps(
 def test_one_row_leaves_all_gpus_but_one_idle(write_manifest: WriteManifest) -> None:
     plan = plan_with_rows(write_manifest, 1, gpus=8)
     assert "7 of 8 GPUs are idle: a step has only 1 sequence" in plan.notes
+
+
+def test_one_step_is_singular() -> None:
+    config = {"warmup_steps": 1, "warmup_ratio": None, "logging_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    config["load_best_model_at_end"] = False
+    plan = plan_for(config=config, max_steps=20)
+    assert "1 step of warm-up" in decision(plan, "learning rate")
+    assert decision(plan, "logging").startswith("every step |")
+    assert decision(plan, "checkpoints").startswith("every step;")
+
+
+def test_assumed_cpu_memory_is_marked() -> None:
+    full = {"overrides": ["training.config.adapter_type=full"]}
+    assert "(of 64 GiB, assumed; --ram sets them)" in decision(plan_for(**full), "checkpoint writing")
+    assert "assumed" not in decision(plan_for(**full, ram_gib_per_node=64), "checkpoint writing")

@@ -131,7 +131,7 @@ def test_ratios_are_against_the_plain_estimate(store: Store) -> None:
 def test_disturbed_runs_do_not_count(store: Store, changes: dict[str, Any], why: str) -> None:
     paths = store.make(**changes)
     assert find_disturbance(load_record(paths)) == why
-    assert remember_run(paths) == f"not counted: {why}"
+    assert remember_run(paths) == f"speed and memory are not used to calibrate later plans: {why}"
     assert not store.file.exists()
 
 

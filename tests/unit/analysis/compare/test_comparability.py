@@ -26,7 +26,7 @@ def test_comparable_runs_have_no_caveat() -> None:
 def test_different_data_affects_losses() -> None:
     caution = only(make_facts("a"), with_traits("b", data_key="f" * 64), make_facts("c"))
     assert caution.title == "The runs were trained on different data"
-    assert caution.spoils == ("loss", "held-out loss")
+    assert caution.spoils == ("loss", "validation loss")
     assert "A: a, c (data key 0123456789ab); B: b (data key ffffffffffff)" in caution.detail
     assert "Speed and memory are still comparable" in caution.detail
 
@@ -47,31 +47,31 @@ def test_groups_are_letters_in_order() -> None:
             "base",
             "tiny",
             "The runs have different base models",
-            ("loss", "held-out loss", "speed", "memory"),
+            ("loss", "validation loss", "speed", "memory"),
             "tiny: b",
         ),
         (
             "loss_on",
             "all",
             "The loss is computed on different tokens",
-            ("loss", "held-out loss"),
+            ("loss", "validation loss"),
             "completion: a; all: b",
         ),
-        ("held_out", "none", "The held-out data differs", ("held-out loss",), "validation.jsonl: a; none: b"),
+        ("held_out", "none", "The validation rows differ", ("validation loss",), "validation.jsonl: a; none: b"),
         ("precision", "fp16", "The precision differs", ("speed", "memory"), "bf16: a; fp16: b"),
         ("hardware", "CPU", "The hardware differs", ("speed", "time"), "CPU: b"),
         (
             "random_weights",
             True,
             "Trained from random weights",
-            ("loss", "held-out loss"),
+            ("loss", "validation loss"),
             "b. The base model has random",
         ),
         (
             "data_key",
             None,
             "The training data of some runs are unknown",
-            ("loss", "held-out loss"),
+            ("loss", "validation loss"),
             "b: no",
         ),
     ],

@@ -71,7 +71,7 @@ def test_only_files_of_compare_are_overwritten(place: Path, form: str) -> None:
 
 def test_other_formats_are_printed(place: Path) -> None:
     assert compare_ok(place, "one", "two", "--format", "md").startswith("<!-- made by launcher compare -->\n\n# 2 runs")
-    assert "held-out loss, best" in compare_ok(place, "one", "two", "--format", "text")
+    assert "validation loss, best" in compare_ok(place, "one", "two", "--format", "text")
     assert compare_ok(place, "one", "-o", "-").endswith("</html>\n")
     comparison = Comparison.model_validate_json(compare_ok(place, "one", "runs/two", "--format", "json"))
     assert [run.card for run in comparison.runs] == ["GeForce RTX 4090", "A100 SXM4 80GB"]

@@ -91,7 +91,7 @@ def test_losses_and_speed_are_compared_where_it_is_fair(changes: dict[str, Any],
 def test_held_out_loss_is_preferred() -> None:
     one, other = ({**steady(1000), metrics.EVAL_LOSS: [loss]} for loss in (1.0, 2.0))
     (line,) = lines(make_facts("a", one), make_facts("b", other))
-    assert line == "b against a: held-out loss higher (2.000 against 1.000), speed equal"
+    assert line == "b against a: validation loss higher (2.000 against 1.000), speed equal"
 
 
 def test_unfinished_run_has_no_final_loss() -> None:
@@ -105,7 +105,7 @@ def test_few_runs_are_compared_in_pairs_and_many_with_the_best() -> None:
     losses = [{**steady(1000.0), metrics.EVAL_LOSS: [1.0 + abs(at - 7)]} for at in range(12)]
     comparison = compare(*(make_facts(f"r{at}", loss) for at, loss in enumerate(losses)))
     assert [verdict.against for verdict in comparison.verdicts] == [7] * 11
-    assert comparison.about_verdicts == "Each run against r7, the best by held-out loss, final."
+    assert comparison.about_verdicts == "Each run against r7, the best by validation loss, final."
     assert compare(make_facts("one")).verdicts == ()
 
 

@@ -110,7 +110,7 @@ def test_cpu_run_shows_no_gpu_values() -> None:
         assert word not in speed_section
     assert "peaks are measured on GPUs only" in section(report, "Memory")
     assert "prediction error" not in report
-    assert "No held-out loss was measured." in section(report, "Learning")
+    assert "No validation loss was measured." in section(report, "Learning")
     assert "No answers were graded" in section(report, "Quality")
     assert "Smoke run: a tiny base model on a small sample" in report
 
