@@ -119,6 +119,8 @@ def hint_for(error: BaseException) -> str:
         number = int(match[1])
     if number in (errno.EACCES, errno.EPERM):
         return "you have no permission: check the owner and the mode (`ls -ld`), or choose another folder"
+    if number in (errno.ENOTDIR, errno.EEXIST):
+        return "a part of this path is a file and not a folder: choose another folder"
     if number == errno.EROFS:
         return "the file system is read-only: choose another folder"
     if number in (errno.ENOSPC, errno.EDQUOT):

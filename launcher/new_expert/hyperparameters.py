@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
 _LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 _USUAL_LENGTH = 2048
@@ -25,16 +26,22 @@ class Hyperparameters:
     epochs_reason: str
 
 
-def choose_hyperparameters(row_tokens: Sequence[float], num_rows: int, max_positions: int) -> Hyperparameters:
-    """Choose from estimated tokens per row (`row_tokens`, a sample) and the dataset's number of rows."""
+def choose_hyperparameters(
+    row_tokens: Sequence[float], num_rows: int, max_positions: int, num_train_rows: int | None = None
+) -> Hyperparameters:
+    """Choose from estimated tokens per row (`row_tokens`, a sample) and the dataset's number of rows.
+
+    `num_train_rows` are those that are not held out for validation.
+    """
     epochs = 2.0 if num_rows >= _MANY_ROWS else 3.0 if num_rows >= _FEW_ROWS else 5.0
+    num_train = num_rows if num_train_rows is None else num_train_rows
     ordered = sorted(row_tokens)
     needed = ordered[min(len(ordered) - 1, int(_COVERED_SHARE * len(ordered)))]
     allowed = [length for length in _LENGTHS if length <= max_positions] or [max_positions]
     length = _choose_length(needed, allowed, at_least=_USUAL_LENGTH)
-    if _count_steps(row_tokens, num_rows, length, epochs, _BATCH_SIZES[-2]) < _MIN_STEPS:
+    if _count_steps(row_tokens, num_train, length, epochs, _BATCH_SIZES[-2]) < _MIN_STEPS:
         length = _choose_length(needed, allowed, at_least=allowed[0])  # shorter sequences make more steps
-    steps = {batch: _count_steps(row_tokens, num_rows, length, epochs, batch) for batch in _BATCH_SIZES}
+    steps = {batch: _count_steps(row_tokens, num_train, length, epochs, batch) for batch in _BATCH_SIZES}
     batch = next((batch for batch in _BATCH_SIZES if steps[batch] >= _MIN_STEPS), _BATCH_SIZES[-1])
     few = steps[_BATCH_SIZES[0]]
     small = f"; small because the dataset is small: {_BATCH_SIZES[0]} would give only {few} step{'s'[: few != 1]}"
@@ -53,7 +60,7 @@ def choose_hyperparameters(row_tokens: Sequence[float], num_rows: int, max_posit
 def _count_steps(row_tokens: Sequence[float], num_rows: int, length: int, epochs: float, batch: int) -> int:
     """Count optimizer steps with packing, which leaves little padding."""
     mean = sum(min(tokens, length) for tokens in row_tokens) / max(1, len(row_tokens))
-    return max(1, round(epochs * max(1.0, num_rows * mean / length) / batch))
+    return ceil(epochs * ceil(max(1.0, num_rows * mean / length) / batch))
 
 
 def _choose_length(needed: float, allowed: Sequence[int], at_least: int) -> int:

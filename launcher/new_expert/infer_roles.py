@@ -338,11 +338,13 @@ def _explain_failure(profile: RowProfile) -> InputError:
         hint += "--prompt-field '{question.text}' --answer-field answer.text"
         return InputError("most rows have no field of text", problems, hint=hint)
     if len(texts) == 1:
+        nested = ", ".join([name for name in list_fields(profile.rows) if "." in name][:3])
         return InputError(
             f"the rows have a single field of text, {texts[0]}, without marked answers",
             problems,
-            hint="supervised fine-tuning needs a second field with the answer, named by --answer-field; "
-            f"--text-field {texts[0]} trains on every token of it instead",
+            hint="supervised fine-tuning needs a prompt and an answer: --prompt-field and --answer-field name them"
+            + (f", with dots for fields inside objects ({nested})" if nested else "")
+            + f"; --text-field {texts[0]} trains on every token of it instead",
         )
     hint = _FIELD_FLAGS + ("; or is the header, the first line, missing?" if profile.source.format == "csv" else "")
     return InputError("cannot infer which field is the prompt and which the answer", problems, hint=hint)

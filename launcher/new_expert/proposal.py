@@ -14,6 +14,7 @@ from launcher.corpus.conversations import Conversation
 from launcher.corpus.dialects import find_dialect, parse_conversation
 from launcher.corpus.documents import Document, DocumentBuilder
 from launcher.corpus.heldout import extract_question
+from launcher.corpus.row_count import guess_tokens
 from launcher.corpus.rows import BadRow, Rejections, Row
 from launcher.corpus.templates import TOOLS_REASON
 from launcher.corpus.tokenizer import load_tokenizer
@@ -27,7 +28,6 @@ from launcher.new_expert.template_choice import (
     Mask,
     choose_template,
     count_untrained,
-    estimate_tokens,
     make_mask,
 )
 
@@ -131,8 +131,11 @@ def make_proposal(profile: RowProfile, options: Options, base_folders: tuple[Pat
     _check_variety(documents, profile)
     num_rows = _count_rows(profile)
     language = None if trains_all else _detect_language(options.task, made, maker)
-    row_tokens = [estimate_tokens(document) for document in documents]
-    sizes = choose_hyperparameters(row_tokens, num_rows, base.max_positions)
+    row_tokens = [guess_tokens(document) for document in documents]
+    # The rule of `launcher prepare`.
+    num_validation = sum(is_cut_for_validation(document.prompt_hash) for document in documents)
+    share = 0.0 if options.validation is not None else num_validation / len(documents)
+    sizes = choose_hyperparameters(row_tokens, num_rows, base.max_positions, num_rows - round(share * num_rows))
     notes = [
         *_note_tool_calls(template, rejections),
         *profile.notes,
@@ -146,8 +149,6 @@ def make_proposal(profile: RowProfile, options: Options, base_folders: tuple[Pat
             f"in {num_untrained:,} of {len(documents):,} rows the answer begins after the first "
             f"{sizes.max_seq_length:,} tokens, where the row is truncated: nothing of them is trained"
         )
-    # The rule of `launcher prepare`.
-    num_validation = sum(is_cut_for_validation(document.prompt_hash) for document in documents)
     return Proposal(
         options=options,
         profile=profile,

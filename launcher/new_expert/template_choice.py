@@ -12,6 +12,7 @@ from launcher.core.errors import InputError
 from launcher.core.units import format_percent
 from launcher.corpus.audit import SampleSegment
 from launcher.corpus.documents import Document, make_template
+from launcher.corpus.row_count import guess_tokens
 from launcher.corpus.templates import CHATML, LLAMA3, QWEN3, Template
 from launcher.corpus.text_encoder import TextEncoder
 from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
@@ -121,11 +122,6 @@ def _note_family(base: ModelShape, name: str, native: str, has_tokenizer: bool) 
     return [f"template {name} uses special tokens of {_FAMILIES[name]}, which {short} may not know: try {native}"]
 
 
-def estimate_tokens(document: Document) -> float:
-    """Estimate a document's tokens from its bytes."""
-    return sum(len(segment.text.encode()) for segment in document.segments) / BYTES_PER_TOKEN
-
-
 def count_untrained(documents: Sequence[Document], max_length: int) -> int:
     """Count documents whose first answer begins after the sequence ends, by an estimate from their bytes."""
     prompts = [document.segments[0] for document in documents if not document.segments[0].is_trained]
@@ -136,13 +132,13 @@ def make_mask(
     documents: Sequence[Document], tokenizer: BaseTokenizer, base: str, template: ChosenTemplate, max_length: int
 ) -> Mask:
     """Preview the row of median length, because the first one is often unusual."""
-    ordered = sorted(documents[:_PREVIEW_ROWS], key=estimate_tokens)
+    ordered = sorted(documents[:_PREVIEW_ROWS], key=guess_tokens)
     document = ordered[len(ordered) // 2]
     sizes = TextEncoder(tokenizer, template.preview).count_tokens(document.segments)
     total = sum(sizes)
     embedded = is_embedded(tokenizer)
     # The embedded tokenizer makes more tokens of a row than the base's own: keep the same share of the row instead.
-    share = min(1.0, max_length / max(1.0, estimate_tokens(document)))
+    share = min(1.0, max_length / max(1.0, guess_tokens(document)))
     num_kept = round(total * share) if embedded else min(total, max_length)
     segments, num_trained, left = [], 0, num_kept
     for segment, size in zip(document.segments, sizes, strict=True):

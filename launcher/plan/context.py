@@ -105,6 +105,7 @@ def user_decision(name: str, value: str) -> Decision:
     return Decision(name=name, value=value, reason="your hardware.json", decided_by="user")
 
 
+SMOKE_PREFIX = "smoke profile: "  # of reasons for replaced values
 # Keys that decide a setting, where its reason does not name them.
 _SILENT_KEYS = {
     "global batch": ("max_seq_length", "packing"),
@@ -120,10 +121,12 @@ def name_flags(decisions: Iterable[Decision], options: PlanOptions) -> Iterator[
     for decision in decisions:
         words = {*re.findall(r"\w+", decision.reason), *_SILENT_KEYS.get(decision.name, ())}
         keys = sorted(key for key in options.overridden_keys if key.rpartition(".")[2] in words)
-        if decision.decided_by != "manifest" or not keys:
+        flags = ", ".join(dict.fromkeys(_name_flag(key, options) for key in keys))
+        if flags and decision.reason.startswith(SMOKE_PREFIX):  # other values of this setting were replaced
+            decision = decision.model_copy(update={"reason": f"{decision.reason}; {flags}"})
+        if decision.decided_by != "manifest" or not flags:
             yield decision
             continue
-        flags = ", ".join(dict.fromkeys(_name_flag(key, options) for key in keys))
         rest = re.sub(
             r"^(\w+ in the manifest|training\.config[.\w]*|max_steps$|evaluation\.task_rows is 0)([;:] )?",
             "",

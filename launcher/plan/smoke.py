@@ -12,7 +12,7 @@ from typing import Literal
 
 from launcher.core.choices import ALL_LINEAR
 from launcher.manifest.config import Cadence, TrainingConfig
-from launcher.plan.context import plan_decision
+from launcher.plan.context import SMOKE_PREFIX, plan_decision
 from launcher.plan.model import Decision
 from launcher.plan.schedule import format_cadence, format_every_steps, format_warmup, loads_best
 
@@ -68,7 +68,7 @@ class _Change:
     @property
     def reason(self) -> str:
         original = "not in the manifest" if self.original is None else f"manifest: {self.original}"
-        return f"smoke profile: {self.cause} ({original})"
+        return f"{SMOKE_PREFIX}{self.cause} ({original})"
 
 
 def choose_smoke_length(row_tokens: float) -> int:

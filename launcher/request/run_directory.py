@@ -45,7 +45,10 @@ def find_run_to_resume(runs_dir: Path, name: str, expert: str) -> RunPaths:
         is_path = Path(name).is_dir() and (Path(name).is_absolute() or not (runs_dir / name).is_dir())
         paths = RunPaths(Path(name)) if is_path else make_run_paths(runs_dir, name)
         if not paths.plan.is_file():
-            raise InputError(f"{paths.root} cannot be resumed: it has no {paths.plan.name}")
+            names = [run.run_id for run in map(RunPaths, _list_folders(runs_dir)) if run.plan.is_file()]
+            what = f"it has no {paths.plan.name}" if paths.root.is_dir() else "there is no such run"
+            known = f"runs here: {', '.join(sorted(names)[-5:])}" if names else f"{runs_dir} has no runs"
+            raise InputError(f"{paths.root} cannot be resumed: {what}", hint=f"{known}; --runs-dir searches elsewhere")
         return _check_links(paths)
     manifest = find_manifest(expert)
     runs = [run for run in map(RunPaths, _list_folders(runs_dir)) if _is_unfinished(run, manifest)]

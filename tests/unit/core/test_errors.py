@@ -12,7 +12,13 @@ from launcher.core.errors import InputError, hint_for
 
 @pytest.mark.parametrize(
     ("number", "hint"),
-    [(errno.EACCES, "no permission"), (errno.EROFS, "read-only"), (errno.ENOSPC, "the disk is full"), (errno.EIO, "")],
+    [
+        (errno.EACCES, "no permission"),
+        (errno.EROFS, "read-only"),
+        (errno.ENOTDIR, "not a folder"),
+        (errno.ENOSPC, "the disk is full"),
+        (errno.EIO, ""),
+    ],
 )
 def test_hint_names_the_cause(number: int, hint: str) -> None:
     assert hint in hint_for(OSError(number, os.strerror(number)))

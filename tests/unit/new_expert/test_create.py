@@ -513,3 +513,11 @@ def test_tool_calls_are_not_judged_by_a_template_that_only_stands_in(capsys: pyt
     assert "template chatml cannot write" not in output
     assert main([*command, "chatml"]) == 0
     assert "template chatml cannot write" in " ".join(capsys.readouterr().out.split())
+
+
+def test_steps_of_the_proposal_are_those_of_the_plan() -> None:
+    """Both leave out rows for validation, and count a marker of the template as one token."""
+    made = make(write_rows(make_rows(400)))
+    (reason,) = (guess.reason for guess in made.proposal.guesses if guess.name == "batch")
+    steps = plan_request(Request(expert="sales", gpu="rtx4090")).plan.schedule.num_steps
+    assert int(reason.removeprefix("about ").split()[0]) == pytest.approx(steps, rel=0.05)

@@ -221,7 +221,7 @@ def test_one_flag_leaves_the_other_role_to_be_inferred() -> None:
             ("cannot infer which field", "--prompt-field and --answer-field"),
         ),
         (repeat({"id": 1, "body": "only words"}), ("single field of text, body", "--text-field body")),
-        (repeat({"question": "q", "n": 3}), ("single field of text, question", "named by --answer-field")),
+        (repeat({"question": "q", "n": 3}), ("single field of text, question", "--answer-field name them")),
         (repeat({"a": 1, "b": 2}), ("most rows have no field of text", "they need prompts and answers")),
         (
             look(*({"question": f"q{n}", **({"answer": "a"} if n == 0 else {})} for n in range(5))),

@@ -71,7 +71,7 @@ def test_resume_without_an_unfinished_run_is_refused(tmp_path: Path) -> None:
 def test_resume_of_a_folder_without_a_plan_is_refused(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     for named in ("photos", "missing", str(tmp_path / "photos")):
-        with pytest.raises(InputError, match=r"cannot be resumed: it has no plan\.json"):
+        with pytest.raises(InputError, match="cannot be resumed: (it has no plan.json|there is no such run)"):
             find_run_to_resume(tmp_path, named, "neo4j")
     with pytest.raises(InputError, match="a run id has 1 to 100 letters"):
         find_run_to_resume(tmp_path, "../outside", "neo4j")
@@ -168,3 +168,14 @@ def test_a_secret_in_a_value_that_the_training_uses_is_refused(
 def test_the_end_token_is_no_secret(write_manifest: WriteManifest, tmp_path: Path) -> None:
     planned = plan_request(Request(expert=str(write_manifest({"base_models.0.end_token": "<|im_end|>"})), gpu="h100"))
     assert "<|im_end|>" in input_texts(planned, RunPaths(tmp_path))["manifest.json"]
+
+
+def test_resume_of_an_unknown_run_lists_the_runs(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no such run") as caught:
+        find_run_to_resume(tmp_path, "nosuch", "neo4j")
+    assert "has no runs" in caught.value.hint
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first/plan.json").write_text("{}")
+    with pytest.raises(InputError, match="there is no such run") as caught:
+        find_run_to_resume(tmp_path, "nosuch", "neo4j")
+    assert caught.value.hint == "runs here: first; --runs-dir searches elsewhere"

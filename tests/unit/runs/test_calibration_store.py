@@ -87,7 +87,7 @@ def test_calibration_file_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 def test_finished_run_calibrates_later_plans(store: Store) -> None:
     paths = store.make(peak=1.02, speed=0.9)
     assert remember_run(paths).startswith(
-        "memory +2.0 % against the estimate, speed -10.0 % against the estimate, stored"
+        "measured memory +2.0 % against the estimate, speed -10.0 % against the estimate, stored"
     )
     (entry,) = store.read().entries
     assert entry.seen.memory_ratio == pytest.approx(1.02, rel=1e-6)
