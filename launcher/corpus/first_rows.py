@@ -70,7 +70,7 @@ def make_source_reader(
 
 def check_first_rows(dataset: Dataset, folder: Path) -> tuple[str, ...]:
     """Read the first rows of every local file; raises InputError if they do not fit, and returns what is not here."""
-    notes = []
+    notes: list[str] = []
     for key, path in _list_paths(dataset):
         try:
             is_here = (folder / path).is_file()

@@ -71,7 +71,7 @@ def test_resume_without_an_unfinished_run_is_refused(tmp_path: Path) -> None:
 def test_resume_of_a_folder_without_a_plan_is_refused(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     for named in ("photos", "missing", str(tmp_path / "photos")):
-        with pytest.raises(InputError, match="cannot be resumed: (it has no plan.json|there is no such run)"):
+        with pytest.raises(InputError, match=r"cannot be resumed: (it has no plan\.json|there is no such run)"):
             find_run_to_resume(tmp_path, named, "neo4j")
     with pytest.raises(InputError, match="a run id has 1 to 100 letters"):
         find_run_to_resume(tmp_path, "../outside", "neo4j")
