@@ -23,8 +23,10 @@ from launcher.runs.wandb_settings import load_trace
 log = get_logger(__name__)
 
 # Fields of the attempt before that hold until this one has trained something else.
-_KEPT = ("oom_fallbacks", "steps_done", "num_steps", "final_loss", "best_step", "best_metric")
-_KEPT += ("data_key", "train_sequences")
+_KEPT = (
+    *("oom_fallbacks", "steps_done", "num_steps", "final_loss", "best_step", "best_metric"),
+    *("data_key", "train_sequences"),
+)
 
 
 class Tracker(Protocol):

@@ -343,6 +343,6 @@ def test_one_step_is_singular() -> None:
 
 
 def test_assumed_cpu_memory_is_marked() -> None:
-    full = {"overrides": ["training.config.adapter_type=full"]}
-    assert "(of 64 GiB, assumed; --ram sets them)" in decision(plan_for(**full), "checkpoint writing")
-    assert "assumed" not in decision(plan_for(**full, ram_gib_per_node=64), "checkpoint writing")
+    full = {"adapter_type": "full"}
+    assert "(of 64 GiB, assumed; --ram sets them)" in decision(plan_for(config=full), "checkpoint writing")
+    assert "assumed" not in decision(plan_for(config=full, ram_gib_per_node=64), "checkpoint writing")

@@ -11,7 +11,7 @@ import pytest
 from launcher.core.run_paths import RunPaths
 from launcher.request.arguments import add_request_arguments, make_request
 from launcher.request.request import Request, plan_request
-from launcher.runs.record import WandbTrace
+from launcher.runs.record import Outcome, WandbTrace
 from launcher.runs.wandb_settings import (
     WandbProject,
     decide_tracking,
@@ -119,7 +119,8 @@ def test_config_has_flat_keys_and_no_secrets(monkeypatch: pytest.MonkeyPatch) ->
         "api_key": "another-one",
         "training": {"config": {"rank": 16}},
     }
-    config = make_config(plan, manifest, data_key="13c8")
+    outcome = Outcome(run_id="a", status="running", started_at="2026-11-15T10:00:00+00:00", pid=1, data_key="13c8")
+    config = make_config(plan, manifest, outcome)
     assert config["expert"] == "neo4j"
     assert config["hardware"] == "2 x GeForce RTX 4090 (24.0 GiB)"
     assert (config["gpu"], config["gpus_per_node"], config["num_ranks"]) == ("rtx4090", 2, 2)

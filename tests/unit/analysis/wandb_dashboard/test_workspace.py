@@ -123,7 +123,7 @@ def test_runs_are_grouped_by_expert_and_hardware() -> None:
 
 def test_table_settings_are_logged_to_wandb() -> None:
     plan = plan_request(Request(expert="neo4j", profile="smoke")).plan
-    config = make_config(plan, {}, data_key=None)
+    config = make_config(plan, {})
     assert {*DASHBOARD.group_by, *DASHBOARD.settings} <= set(config)
 
 
