@@ -34,7 +34,7 @@ def test_prepare_prints_audit_and_then_uses_the_cache(expert: Path, base: Path) 
     assert table["documents"] == "39"
     assert table["end token trained"] == "39 of 39"
     assert table["trained"].endswith("%)")
-    assert "rejected (train): 1 rows: no field cypher (line 21)" in lines
+    assert "rejected (train): 1 row: no field cypher (line 21)" in lines
     histogram = lines[lines.index("Lengths in tokens:") + 2 :][:12]
     assert sum(int(line.split()[2]) for line in histogram) == 39
     assert any("█" in line for line in histogram)
