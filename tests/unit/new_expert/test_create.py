@@ -498,7 +498,7 @@ def test_base_without_a_tokenizer_is_found_by_every_command(capsys: pytest.Captu
     assert "AutoTokenizer.from_pretrained('bare').save_pretrained('bare')" in capsys.readouterr().out
 
 
-def test_tool_calls_are_not_judged_by_a_template_that_only_stands_in(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tool_calls_are_not_judged_by_the_template_of_a_preview(capsys: pytest.CaptureFixture[str]) -> None:
     call = {"type": "function", "function": {"name": "track", "arguments": {"id": 1}}}
     with_call = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
     plain = [
