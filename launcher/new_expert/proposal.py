@@ -240,7 +240,7 @@ def _make_question(row: Row, document: Document, maker: DocumentBuilder) -> Refe
 
 
 def _note_tool_calls(template: ChosenTemplate, rejections: Rejections) -> list[str]:
-    """Take rows with tool calls out of the rejections of a template that only replaces the base's own in the preview."""
+    """Take rows with tool calls out of the rejections of a template that replaces the base's own in the preview."""
     if template.name == template.preview.name:
         return []
     count = sum(rejections.counts.pop(reason) for reason in list(rejections.counts) if TOOLS_REASON in reason)
