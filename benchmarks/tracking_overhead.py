@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from launcher.training.tracking.wandb_process import start_wandb_process
 
 from benchmarks.training import GROUPS, Case, build
 from launcher.core import metrics
@@ -40,6 +39,7 @@ from launcher.training.observers.memory_pressure import MemoryPressure
 from launcher.training.observers.metrics_writer import MetricsWriter
 from launcher.training.observers.nonfinite_steps import NonfiniteSteps
 from launcher.training.runtime.run_record import RunRecorder, collect_versions
+from launcher.training.tracking.tracker_process import start_trackers
 
 WARMUP_STEPS = 6
 
@@ -98,7 +98,7 @@ def measure_case(case: Case, block: int) -> dict[str, Any]:
         run, _ = build(case, Path(name))
         chronicle = RunRecorder(run.paths, is_main=True)
         chronicle.update(data_key=run.data_key, num_steps=run.num_steps)
-        chronicle.attach_tracker(start_wandb_process(run.plan, run.paths, run.engine.accelerator))
+        chronicle.attach_trackers(start_trackers(run.plan, run.paths, run.engine.accelerator))
         ledger = GoodputTracker()
         ledger.start(run.heartbeat, CutMetrics())
         with open_meters(run, ledger, CutMetrics()) as measure:

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -157,7 +157,7 @@ class Mlflow:
             write_text_atomically(self._file, self._trace.model_dump_json())
 
 
-BACKENDS = {"tensorboard": TensorBoard, "mlflow": Mlflow}
+BACKENDS: dict[str, Callable[[Plan, RunPaths], Backend]] = {"tensorboard": TensorBoard, "mlflow": Mlflow}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
