@@ -55,11 +55,10 @@ class _ChunkedLinearCrossEntropy(torch.autograd.Function):
         size = count_loss_chunk(len(weight))
         for start in range(0, len(hidden), size):
             chunk = slice(start, start + size)
-            logits = functional.linear(hidden[chunk], weight, bias)
-            if new_rows is not None:
-                logits[:, new_ids] = functional.linear(hidden[chunk], new_rows)
-            chunk_losses, grad_logits = loss_and_grad(logits, targets[chunk])
-            del logits
+            # Without a name here, so that `loss_and_grad` can free the logits.
+            chunk_losses, grad_logits = loss_and_grad(
+                _project(hidden[chunk], weight, bias, new_rows, new_ids), targets[chunk]
+            )
             losses.append(chunk_losses)
             if new_rows is not None:
                 grad_new = grad_logits[:, new_ids]
@@ -86,6 +85,15 @@ class _ChunkedLinearCrossEntropy(torch.autograd.Function):
         grads = tuple(None if grad is None else grad.mul_(scale) for grad in ctx.saved_tensors)
         cast = (None if grad is None else grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True))
         return (*cast, None, None, None)
+
+
+def _project(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, new_rows: Tensor | None, new_ids: Tensor | None
+) -> Tensor:
+    logits = functional.linear(hidden, weight, bias)
+    if new_rows is not None:
+        logits[:, new_ids] = functional.linear(hidden, new_rows)
+    return logits
 
 
 def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
