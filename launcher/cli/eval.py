@@ -1,4 +1,4 @@
-"""`launcher eval`: grade an expert's answers to held-out rows with parsers, compilers and databases."""
+"""`launcher eval`: judge an expert's answers to held-out rows with parsers, compilers and databases."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def print_result(now: EvalResult, before: EvalResult | None, max_regression: flo
         f"{escape(now.expert)}, {escape(now.subject)}: {len(now.answers)} of {now.num_rows} {now.split} rows "
         f"({escape(now.source)}), {rate:.1f} examples/s\n"
     )
-    print_table(("check", "correct", "95 %", "of", "graded by"), list(_rows(now)), ("bold",))
+    print_table(("check", "correct", "95 %", "of", "judged by"), list(_rows(now)), ("bold",))
     for line in _worst(now, num_worst):
         make_console().print(line, markup=False, soft_wrap=True)
     gate, warnings = _gate(now, before, max_regression)
@@ -220,7 +220,7 @@ def _rows(result: EvalResult) -> Iterator[tuple[str, ...]]:
     for check in result.checks:
         mark = " (main)" if check.name == result.main_check else ""
         if check.num_judged == 0:
-            yield f"{check.title}{mark}", "-", "", "0", f"{check.checker}: no answers it can grade"
+            yield f"{check.title}{mark}", "-", "", "0", f"{check.checker}: no answers it can judge"
             continue
         interval = f"{format_percent(check.low)} to {format_percent(check.high)}"
         yield f"{check.title}{mark}", format_percent(check.rate), interval, f"{check.num_judged}", check.checker

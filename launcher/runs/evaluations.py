@@ -20,7 +20,7 @@ _FILE = re.compile(r"step-(\d{1,12})\.json")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """A graded set of answers."""
+    """A judged set of answers."""
 
     result: EvalResult
     step: int | None  # of the training; None: by `launcher eval`
@@ -35,7 +35,7 @@ class RunEvaluations:
     full_eval: Evaluation | None = None  # by `launcher eval`, usually on more rows
     kept_step: int = 0  # step whose weights the adapter has
     unreadable: tuple[str, ...] = ()  # existing files that cannot be used
-    is_outdated: bool = False  # `launcher eval` graded an earlier state of this run, which is omitted
+    is_outdated: bool = False  # `launcher eval` judged an earlier state of this run, which is omitted
 
     @property
     def adapter(self) -> Evaluation | None:
@@ -46,7 +46,7 @@ class RunEvaluations:
     @property
     def gain(self) -> tuple[str, PairedChange, tuple[str, ...]] | None:
         """The main check, its change from the base to the trained model on the same rows, and caveats; None if no row
-        was graded both times."""
+        was judged both times."""
         for now in (self.trained, self.full_eval):
             if self.base is not None and now is not None:
                 with suppress(InputError):

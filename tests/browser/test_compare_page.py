@@ -393,7 +393,7 @@ def test_caveats_time_breakdown_and_settings_are_shown(page: Page) -> None:
 
 @pytest.fixture(scope="module")
 def judged_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs evaluated on the same rows, one graded by another checker, one without task metrics."""
+    """Two runs evaluated on the same rows, one judged by another checker, one without task metrics."""
     folder = tmp_path_factory.mktemp("judged")
     made = (
         MadeRun(run_id="low", num_steps=200, evaluate_every=20, task_rates=(0.1, 0.5)),
@@ -446,7 +446,7 @@ def test_task_metrics_have_confidence_intervals_and_sort(judged: Page) -> None:
     assert "(35.2 to 64.8)" in cells[2]
     best = [cell for cell in judged.row("eval/matches ▶") if "best" in str(cell.get_attribute("class"))]
     assert [cell.get_attribute("data-run") for cell in best] == ["1"]
-    assert best[0].get_attribute("title") == "best of 2 comparable runs; 40 answers graded; 95 %: 76.9 to 96.0"
+    assert best[0].get_attribute("title") == "best of 2 comparable runs; 40 answers judged; 95 %: 76.9 to 96.0"
     assert judged.row("eval/matches, gain")[0].text.startswith("+80.0 points")
     judged.photograph("judged-figures")
 
@@ -493,7 +493,7 @@ def test_no_row_of_charts_ends_with_a_gap(page: Page) -> None:
 
 
 def test_different_checkers_are_a_caveat(judged: Page) -> None:
-    assert "Answers were graded by different graders (eval/matches)" in judged.find("#caution-list").text
+    assert "Answers were judged by different judges (eval/matches)" in judged.find("#caution-list").text
     assert escape(FOREIGN) in judged.find("#caution-list").text
     assert judged.run("return document.querySelectorAll('img').length") == 0
 

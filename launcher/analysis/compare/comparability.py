@@ -82,7 +82,7 @@ def _get_checker(name: str, judged: Judged) -> str | None:
 
 
 def _check_evaluations(runs: Sequence[RunFacts]) -> Iterator[Caution]:
-    """Warn about different graders, rows and decoding."""
+    """Warn about different judges, rows and decoding."""
     pick = choose_evaluations(runs)
 
     def flag(title: str, label: Callable[[Judged], str | None], consequence: str) -> Iterator[Caution]:
@@ -95,9 +95,9 @@ def _check_evaluations(runs: Sequence[RunFacts]) -> Iterator[Caution]:
 
     for name in list_main_checks(runs, pick):
         yield from flag(
-            f"Answers were graded by different graders ({EVAL_PREFIX}{name})",
+            f"Answers were judged by different judges ({EVAL_PREFIX}{name})",
             partial(_get_checker, name),
-            "Graders may disagree; launcher eval --run RUN grades the answers again.",
+            "Judges may disagree; launcher eval --run RUN judges the answers again.",
         )
     yield from flag(
         "Different rows were evaluated",

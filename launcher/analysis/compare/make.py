@@ -40,7 +40,7 @@ _BEST = (
     "(losses: 0.1 %, speed, time and cost: 2 %) are marked too."
 )
 _BEST_TASKS = (
-    " Task metrics are comparable on the same rows with the same grader; runs that are not significantly worse "
+    " Task metrics are comparable on the same rows with the same judge; runs that are not significantly worse "
     "(McNemar's test, 5 %) are marked too; tie: no comparable run is."
 )
 _INTERVALS = " In parentheses: 95 % confidence intervals of task metrics."

@@ -62,7 +62,7 @@ class ComparedRun(Frozen):
     shares: tuple[Share, ...]
     shares_are_recorded: bool  # False: sums of steps and evaluations, possibly incomplete
     judged_on: str | None = None  # evaluated rows; None: none, or unknown
-    judged_by: str | None = None  # grader of the main check
+    judged_by: str | None = None  # judge of the main check
 
 
 class Chart(Frozen):
@@ -83,7 +83,7 @@ class Interval(Frozen):
 
     low: float
     high: float
-    num_rows: int  # graded
+    num_rows: int  # judged
 
 
 class Figure(Frozen):

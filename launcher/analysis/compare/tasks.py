@@ -75,7 +75,7 @@ def _make_rate_spec(name: str, runs: Sequence[RunFacts], pick: Pick, *, is_main:
         return None if check is None else check.rate
 
     def peers(run: RunFacts) -> Hashable:
-        # Comparable: same rows, grader and decoding.
+        # Comparable: same rows, judge and decoding.
         judged = pick(run)
         check = _find_check(judged, name)
         if run.traits.random_weights or judged is None or check is None:
@@ -91,7 +91,7 @@ def _make_rate_spec(name: str, runs: Sequence[RunFacts], pick: Pick, *, is_main:
     checks = [check for run in runs if (check := _find_check(pick(run), name)) is not None]
     checkers = dict.fromkeys(check.checker for check in checks)
     notes = ["main check" if is_main else "", *dict.fromkeys(check.title for check in checks)]
-    notes += [f"graded by {next(iter(checkers))}"] if len(checkers) == 1 else []
+    notes += [f"judged by {next(iter(checkers))}"] if len(checkers) == 1 else []
     return MetricSpec(
         key=clean_text(f"task_{name}"),
         title=clean_text(metric),

@@ -95,7 +95,7 @@ def _explain_different_evaluations(one: Judged, other: Judged) -> str:
     if one.rows != other.rows:
         return "different rows"
     if one.checks[one.main].checker != other.checks[other.main].checker:
-        return "different graders"
+        return "different judges"
     if one.is_greedy != other.is_greedy:
         return "different decoding"
     return "" if all(result.checks[result.main].num_judged for result in (one, other)) else "no answer was judged"

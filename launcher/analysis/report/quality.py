@@ -53,11 +53,11 @@ def _render_rates(record: RunRecord) -> Iterator[str]:
     """Show the logged rates if the answers were not saved."""
     rates = collect_last_task_metrics(record.rows)
     if not rates:
-        yield "No answers were graded: only losses show the quality of this run."
+        yield "No answers were judged: only losses show the quality of this run."
         return
     rows = [(f"`{code(name)}`", f"{value:.4g}", f"{step:,}") for name, (value, step) in sorted(rates.items())]
     yield table(("task metric", "last", "after step"), rows)
-    yield "The answers were not saved, so the number of rows and the grader are unknown."
+    yield "The answers were not saved, so the number of rows and the judge are unknown."
 
 
 def _render_checks(columns: Sequence[tuple[str, Evaluation]]) -> str:
@@ -69,14 +69,14 @@ def _render_checks(columns: Sequence[tuple[str, Evaluation]]) -> str:
         title = f"`{code(name)}` {inline(check.title)}"
         cells = [_describe_rate(result, name) for result in results]
         rows.append([f"**{title}**" if name == results[-1].main_check else title, *cells, inline(check.checker)])
-    return table(("check", *(title for title, _ in columns), "graded by"), rows)
+    return table(("check", *(title for title, _ in columns), "judged by"), rows)
 
 
 def _describe_rate(result: EvalResult, name: str) -> str:
     check = next((check for check in result.checks if check.name == name), None)
     if check is None or not check.num_judged:
-        return "not graded"
-    subset = "" if check.num_judged == len(result.answers) else f", {check.num_judged:,} graded"
+        return "not judged"
+    subset = "" if check.num_judged == len(result.answers) else f", {check.num_judged:,} judged"
     return f"{format_percent(check.rate)} ({100 * check.low:.1f} to {100 * check.high:.1f}{subset})"
 
 
@@ -85,7 +85,7 @@ def _describe_gain(main_check: str, change: PairedChange, warnings: Sequence[str
         f"{100 * change.difference:+.1f} points ({100 * change.low:+.1f} to {100 * change.high:+.1f}, 95 % confidence)"
     )
     summary = (
-        f"On the {change.num_rows:,} rows graded for both, `{code(main_check)}` changed by {points}: "
+        f"On the {change.num_rows:,} rows judged for both, `{code(main_check)}` changed by {points}: "
         f"{change.num_won:,} won, {change.num_lost:,} lost."
     )
     if change.low <= 0 <= change.high:

@@ -100,7 +100,7 @@ function makeFigureCell(figure, index) {
   if (best) cell.append(make("span", { text: " ★", "aria-hidden": "true" }), make("span", { class: "unseen", text: ` ${words}` }));
   if (figure.ties.includes(index)) cell.append(make("span", { class: "tie", text: " tie" }));
   if (interval) cell.append(make("small", { class: "range", text: `(${formatInterval(interval)})` }));
-  cell.title = [words, interval && `${interval.num_rows.toLocaleString("en")} answers graded; 95 %: ${formatInterval(interval)}`].filter(Boolean).join("; ");
+  cell.title = [words, interval && `${interval.num_rows.toLocaleString("en")} answers judged; 95 %: ${formatInterval(interval)}`].filter(Boolean).join("; ");
   return cell;
 }
 

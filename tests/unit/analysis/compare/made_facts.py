@@ -63,7 +63,7 @@ def make_judged(rates: Mapping[str, float], **changes: Any) -> Judged:
 
 
 def with_answers(name: str, first: float, last: float, *, columns: bool = True, **changes: Any) -> RunFacts:
-    """Facts with graded answers of base and trained model, logged at steps 0, 2 and 4."""
+    """Facts with judged answers of base and trained model, logged at steps 0, 2 and 4."""
     base, trained = (
         make_judged({"parses": (1 + rate) / 2, "matches": rate}, seed=name, **changes) for rate in (first, last)
     )

@@ -64,7 +64,7 @@ def check(name: str, text: str) -> None:
 
 @pytest.fixture(scope="module")
 def tasks() -> Comparison:
-    """Two runs evaluated alike, one with another grader, and one without evaluation."""
+    """Two runs evaluated alike, one with another judge, and one without evaluation."""
     runs = (
         with_answers("low", 0.1, 0.5),
         with_answers("high", 0.1, 0.9),

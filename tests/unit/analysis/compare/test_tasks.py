@@ -49,7 +49,7 @@ def test_highest_rate_is_best_and_has_an_interval() -> None:
     assert first is not None
     assert (first.low, first.high) == pytest.approx((0.352, 0.648), abs=1e-3)
     assert first.num_rows == 40
-    assert "same query or same result; graded by made 1.0" in result.note
+    assert "same query or same result; judged by made 1.0" in result.note
 
 
 def test_insignificant_differences_share_the_mark_or_have_none() -> None:
@@ -60,7 +60,7 @@ def test_insignificant_differences_share_the_mark_or_have_none() -> None:
     assert figure("task_matches", *many).best == {1: 2}  # as much of a thousand is none
 
 
-def test_different_rows_or_graders_have_no_best() -> None:
+def test_different_rows_or_judges_have_no_best() -> None:
     low = with_answers("low", 0.1, 0.3)
     for other in (
         with_answers("other", 0.1, 0.9, checker="made 2.0"),
@@ -74,10 +74,10 @@ def test_different_rows_or_graders_have_no_best() -> None:
     assert figure("task_matches", low, elsewhere).best == {1: 2}  # same rows, so comparable
 
 
-def test_different_rows_or_graders_give_a_caveat() -> None:
+def test_different_rows_or_judges_give_a_caveat() -> None:
     low = with_answers("low", 0.1, 0.3)
     judged = compare(low, with_answers("other", 0.1, 0.9, checker="made 2.0"))
-    assert titles(judged) == ["Answers were graded by different graders (eval/matches)"]
+    assert titles(judged) == ["Answers were judged by different judges (eval/matches)"]
     assert judged.cautions[0].spoils == ("task metrics",)
     assert "made 1.0: low; made 2.0: other." in judged.cautions[0].detail
     rows = compare(low, with_answers("other", 0.1, 0.9, num_rows=64))

@@ -60,7 +60,7 @@ def test_several_rows_may_differ_by_chance() -> None:
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (with_answers("b", 0.1, 0.9, checker="made 2.0"), "answers not comparable (different graders)"),
+        (with_answers("b", 0.1, 0.9, checker="made 2.0"), "answers not comparable (different judges)"),
         (with_answers("b", 0.1, 0.9, num_rows=30), "answers not comparable (different rows)"),
         (make_facts("b"), "answers not comparable (b has none)"),
     ],

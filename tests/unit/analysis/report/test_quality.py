@@ -31,7 +31,7 @@ def with_answers(result: EvalResult, **changes: object) -> EvalResult:
 
 def test_each_check_shows_rate_and_interval_for_base_and_adapter() -> None:
     text = quality()
-    assert "| check | base | adapter, step 4 | adapter, `launcher eval` | graded by |" in text
+    assert "| check | base | adapter, step 4 | adapter, `launcher eval` | judged by |" in text
     assert "| rows | 40 of 480 validation | 40 of 480 validation | 100 of 480 test |  |" in text
     assert (
         "| **`matches` same query or same result** | 10.0 % (4.0 to 23.1) | 50.0 % (35.2 to 64.8) | "
@@ -43,7 +43,7 @@ def test_each_check_shows_rate_and_interval_for_base_and_adapter() -> None:
 def test_gain_shows_interval_and_trend() -> None:
     text = quality()
     assert (
-        "On the 40 rows graded for both, `matches` changed by +40.0 points (+22.7 to +53.5, 95 % confidence): "
+        "On the 40 rows judged for both, `matches` changed by +40.0 points (+22.7 to +53.5, 95 % confidence): "
         "16 won, 0 lost." in text
     )
     assert "chance" not in text
@@ -55,22 +55,22 @@ def test_gain_that_may_be_chance_is_marked() -> None:
     assert "The interval includes 0: the difference may be chance." in quality(make_evaluations(trained=trained))
 
 
-def test_changed_grader_is_noted() -> None:
+def test_changed_judge_is_noted() -> None:
     trained = Evaluation(result=make_evaluation(RATES[4], checker="made 2.0"), step=4)
     text = quality(make_evaluations(trained=trained))
     assert "Note: judged by made 1.0 before, by made 2.0 now." in text
     assert text.count("| made 1.0 |") == 2  # that of the last column, launcher eval
 
 
-def test_ungraded_and_partly_graded_checks_are_shown() -> None:
+def test_ungraded_and_partly_judged_checks_are_shown() -> None:
     result = make_evaluation(RATES[4])
     parses, matches = result.checks
     none = parses.model_copy(update={"num_judged": 0, "num_passed": 0})
     few = matches.model_copy(update={"num_judged": 30, "num_passed": 15})
     trained = Evaluation(result=result.model_copy(update={"checks": (none, few)}), step=4)
     text = quality(make_evaluations(trained=trained))
-    assert "| `parses` parses as Cypher | 40.0 % (26.3 to 55.4) | not graded |" in text
-    assert "50.0 % (35.2 to 64.8, 30 graded)" in text
+    assert "| `parses` parses as Cypher | 40.0 % (26.3 to 55.4) | not judged |" in text
+    assert "50.0 % (35.2 to 64.8, 30 judged)" in text
 
 
 def test_worst_answers_fail_the_first_check() -> None:
@@ -110,7 +110,7 @@ def test_foreign_text_is_escaped_and_redacted() -> None:
 def test_rates_without_saved_answers_are_marked() -> None:
     text = quality(RunEvaluations(kept_step=4))
     assert "| `eval/matches` | 0.5 | 4 |" in text
-    assert "the grader are unknown" in text
+    assert "the judge are unknown" in text
     assert "```sh\nlauncher eval neo4j --run made " in text
 
 
@@ -146,7 +146,7 @@ def test_evaluations_of_a_run_directory_are_loaded(tmp_path: Path) -> None:
     write_evaluation(paths.evaluation, make_evaluation(RATES[4], num_rows=100, split="test"))
     paths.evaluation_at(0).write_text("torn")
     report = render_report(load_facts(paths))
-    assert "| check | adapter, step 30 | adapter, `launcher eval` | graded by |" in report
+    assert "| check | adapter, step 30 | adapter, `launcher eval` | judged by |" in report
     assert "`evaluations/step-000000.json` cannot be read" in report
-    assert "| `evaluations/` | graded answers to held-out rows during training" in report
-    assert "| `eval.json` | graded answers of `launcher eval`" in report
+    assert "| `evaluations/` | judged answers to held-out rows during training" in report
+    assert "| `eval.json` | judged answers of `launcher eval`" in report

@@ -73,7 +73,7 @@ def test_unfinished_run_shows_status_error_and_resume_command(
 def test_run_that_never_started_shows_the_plan_only() -> None:
     nothing = RunEvaluations()
     report = render_report(make_facts(outcome=None, rows=(), saved_step=None, evaluations=nothing))
-    assert section(report, "Quality").strip() == ("No answers were graded: only losses show the quality of this run.")
+    assert section(report, "Quality").strip() == ("No answers were judged: only losses show the quality of this run.")
     assert report.splitlines()[2] == "**Not started.** The run directory is prepared; nothing ran."
     assert "| precision | BF16 | the GPU has it | hardware |" in report
     for title in ("Speed", "Learning", "Stability"):
@@ -111,7 +111,7 @@ def test_cpu_run_shows_no_gpu_values() -> None:
     assert "peaks are measured on GPUs only" in section(report, "Memory")
     assert "prediction error" not in report
     assert "No validation loss was measured." in section(report, "Learning")
-    assert "No answers were graded" in section(report, "Quality")
+    assert "No answers were judged" in section(report, "Quality")
     assert "Smoke run: a tiny base model on a small sample" in report
 
 
