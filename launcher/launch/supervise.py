@@ -38,7 +38,7 @@ class Timeouts:
     kill: float = 10.0  # from SIGTERM to SIGKILL
     leftover: float = 30.0  # for processes that still run after the child has exited by itself
     orphan: float = 120.0  # for a training whose agent was killed, to save a checkpoint
-    held: float = 3.0  # how long a traceback is held back while the training continues
+    held: float = 10.0  # how long a traceback is held back while the training continues
     pipes: float = 5.0
     poll: float = 0.1
 
