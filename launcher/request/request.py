@@ -387,8 +387,7 @@ def _format_folder(folder: Path) -> str:
 
 
 def _estimate_rows(request: Request, loaded: LoadedManifest, uses_sample: bool) -> RowEstimate:
-    dataset = loaded.manifest.training.dataset
-    rows = probe_sample(dataset, loaded.folder) if uses_sample else probe_rows(dataset, loaded.folder)
+    rows = (probe_sample if uses_sample else probe_rows)(loaded.manifest.training.dataset, loaded.folder)
     return rows if request.tokens_per_row is None else with_tokens_per_row(rows, request.tokens_per_row)
 
 
