@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -169,8 +170,10 @@ def append_metrics(path: Path, metrics: StepMetrics) -> None:
     line = json.dumps(row, separators=(",", ":"), allow_nan=False)
     size = path.stat().st_size if path.exists() else 0
     try:
+        data = f"{line}\n".encode()
         with open_log(path) as file:
-            file.write(f"{line}\n".encode())
+            if file.write(data) < len(data):  # unbuffered: a full disk takes a part
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError:
         with suppress(OSError):  # a partial line would corrupt the next one, too
             os.truncate(path, size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -35,7 +36,9 @@ def lock_file(path: Path) -> Iterator[None]:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise InputError(f"{path} cannot be locked: {error.strerror}", hint="delete it, if it is a link") from None
+        if error.errno != errno.ELOOP:
+            raise
+        raise InputError(f"{path} is a link: it is not locked", hint="delete it") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

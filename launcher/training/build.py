@@ -88,7 +88,8 @@ def _build_and_check(
 def _check_vocabulary(run: TrainingRun, vocab_size: int) -> None:
     """Fail if the data contains a token without an embedding, which would be an error deep in a kernel."""
     embeddings: Any = run.engine.module.base.get_input_embeddings()
-    num_embeddings = len(embeddings.weight)
+    weight = embeddings.weight
+    num_embeddings = getattr(weight, "ds_shape", weight.shape)[0]  # ZeRO-3 has only a part of it here
     if vocab_size <= num_embeddings:
         return
     largest = max(int(pack.input_ids.max()) for pack in run.train.file)

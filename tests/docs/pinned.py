@@ -49,6 +49,7 @@ _SHOWN = "expanded by `make -n` and its launcher command parsed; it installs pac
 _BENCH = "takes minutes to an hour; tests/bench runs the same command with few steps"
 _MEASURED = "summarizes GPU measurements; tests/unit/benchmarks/memory_grid/test_grid.py"
 PINNED = {
+    "make fuzz FUZZ_SECONDS=3600 FUZZ_SEED=20261117": "takes an hour, as below",
     "make fuzz FUZZ_SECONDS=600": "takes ten minutes; tests/fuzz runs the same targets for seconds",
     "source .venv/bin/activate": "only changes the current shell",
     "launcher doctor": "the result depends on the machine; tests/unit/analysis/doctor, tests/faults/test_doctor.py",

@@ -80,7 +80,7 @@ def test_ranks_exit_if_agent_is_killed_during_start(harness: Harness, fork_serve
     with fork_server.started(run.command, **{START_SECONDS_VARIABLE: "1"}) as launched:
         launched.wait_until(lambda: len(launched.ranks) == 2)
         os.kill(launched.agent, signal.SIGKILL)
-        launched.wait(10)
+        launched.wait(60)
     assert not run.paths.outcome.exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,7 @@ def test_half_a_line_does_not_break_the_next(tmp_path: Path, monkeypatch: pytest
     file = tmp_path / "metrics.jsonl"
     row = StepMetrics(step=1, epoch=0.1, values={"train/loss": 0.5}, packs=(1,))
     append_metrics(file, row)
-    real = Path.open
+    real = os.fdopen
 
     class Full:
         def __init__(self, stream: Any) -> None:
@@ -243,14 +244,12 @@ def test_half_a_line_does_not_break_the_next(tmp_path: Path, monkeypatch: pytest
         def __exit__(self, *_: object) -> None:
             self._stream.close()
 
-        def write(self, text: str) -> None:
-            self._stream.write(text[:20])
-            self._stream.flush()
-            raise OSError(28, "No space left on device")
+        def write(self, data: bytes) -> int:
+            return int(self._stream.write(data[:20]))
 
-    monkeypatch.setattr(Path, "open", lambda self, *args, **more: Full(real(self, *args, **more)))
+    monkeypatch.setattr(os, "fdopen", lambda *args, **more: Full(real(*args, **more)))
     with pytest.raises(OSError, match="No space"):
         append_metrics(file, row)
-    monkeypatch.setattr(Path, "open", real)
+    monkeypatch.setattr(os, "fdopen", real)
     append_metrics(file, row)
     assert load_metrics(file) == [row, row]

@@ -206,7 +206,7 @@ def test_a_full_disk_is_reported_and_leaves_no_partial_files(
     monkeypatch.setattr(run.engine.module.model, "save_pretrained", fill)
     with pytest.raises(RunFailedError, match=r"step-000002 cannot be written: .*No space left") as failed:
         save_weights(run, run.paths.checkpoint(2))
-    assert "disk full" in failed.value.hint
+    assert "disk is full" in failed.value.hint
     assert list(run.paths.checkpoints.iterdir()) == []
 
 

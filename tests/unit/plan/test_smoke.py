@@ -144,8 +144,10 @@ def test_an_object_that_the_command_line_sets_gives_its_keys(write_manifest: Wri
 
 def test_only_replaced_values_are_reported() -> None:
     plan = smoke(config={"max_seq_length": 1024, "learning_rate": 1e-4, "logging_steps": 2})
-    assert decision(plan, "global batch").endswith("(manifest: 48 sequences)")
-    assert decision(plan, "learning rate").endswith("(manifest: 0.03 of the steps of warm-up)")
+    assert decision(plan, "global batch").endswith("(manifest: 48 sequences); --set training.config.max_seq_length")
+    assert decision(plan, "learning rate").endswith(
+        "(manifest: 0.03 of the steps of warm-up); --set training.config.learning_rate"
+    )
     assert decision(plan, "logging") == "every 2 steps | --set training.config.logging_steps"
     short = smoke(config={"batch_size": 4})
     assert decision(short, "global batch").endswith("(manifest: sequences of 2,048 tokens)")
