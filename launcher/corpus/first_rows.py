@@ -98,7 +98,8 @@ def _note_bad_rows(key: str, peeked: Sequence[Row | BadRow]) -> Iterator[str]:
 
 def _note_same_file(dataset: Dataset, folder: Path) -> Iterator[str]:
     """Yield a note for every split that is read from the file of the training rows."""
-    files = {key: (folder / path).resolve() for key, path in _list_paths(dataset)}
+    found = {key: folder / path for key, path in _list_paths(dataset)}
+    files = {key: path.resolve() for key, path in found.items() if path.is_file()}  # others may be no paths at all
     train = files.get("training.dataset.path")
     for key, file in files.items():
         if key != "training.dataset.path" and file == train:

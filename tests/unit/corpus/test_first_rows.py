@@ -178,3 +178,11 @@ def test_split_that_is_the_file_of_the_training_rows_is_noted(tmp_path: Path, ke
     dataset = MAPPED.model_copy(update={key: f"../{tmp_path.name}/rows.csv"})
     (note,) = check_first_rows(dataset, tmp_path)
     assert note.startswith(f"training.dataset.{key} is the file of the training rows")
+
+
+@pytest.mark.parametrize("path", ["\0x", "."])
+def test_path_that_cannot_exist_is_a_note(path: str, tmp_path: Path) -> None:
+    dataset = Dataset.model_validate({"path": path, "test_path": path, "format": "jsonl"})
+    notes = check_first_rows(dataset, tmp_path)
+    assert notes
+    assert all("is not here" in note for note in notes)
