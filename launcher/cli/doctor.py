@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", choices=("auto", "full", "smoke"), default="auto", help="auto: full with a GPU, smoke without"
     )
-    parser.add_argument("--quick", action="store_true", help="skip the micro-benchmarks, which import torch")
+    parser.add_argument("--quick", action="store_true", help="skip the micro-benchmarks of torch, packages and disks")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 

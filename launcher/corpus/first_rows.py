@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -98,8 +99,9 @@ def _note_bad_rows(key: str, peeked: Sequence[Row | BadRow]) -> Iterator[str]:
 
 def _note_same_file(dataset: Dataset, folder: Path) -> Iterator[str]:
     """Yield a note for every split that is read from the file of the training rows."""
+    # Path.is_file raises for names that are too long; os.path.isfile does not.
     found = {key: folder / path for key, path in _list_paths(dataset)}
-    files = {key: path.resolve() for key, path in found.items() if path.is_file()}  # others may be no paths at all
+    files = {key: path.resolve() for key, path in found.items() if os.path.isfile(path)}  # noqa: PTH113
     train = files.get("training.dataset.path")
     for key, file in files.items():
         if key != "training.dataset.path" and file == train:

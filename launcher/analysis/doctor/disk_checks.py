@@ -70,10 +70,12 @@ def list_disk_uses(runs_dir: Path) -> tuple[DiskUse, ...]:
     return (*uses, DiskUse(name="HF cache", folder=get_hub_cache(), is_written=False))
 
 
-def probe_disks(places: Sequence[DiskUse]) -> tuple[DiskFacts, ...]:
+def probe_disks(places: Sequence[DiskUse], *, measures_speed: bool = True) -> tuple[DiskFacts, ...]:
     """Probe all folders in parallel, and measure the write speed of each disk once."""
     with ThreadPoolExecutor(max_workers=len(places) or 1) as pool:
         found = tuple(pool.map(_probe, places))
+        if not measures_speed:
+            return found
         first = {facts.storage.mount: facts for facts in reversed(found) if facts.storage is not None}
         speeds = dict(zip(first, pool.map(_measure, first.values()), strict=True))
     return tuple(

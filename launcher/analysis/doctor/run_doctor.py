@@ -39,7 +39,7 @@ class DoctorRequest:
     request: Request | None  # an expert to plan for this machine
     run: RunPaths | None
     runs_dir: Path
-    is_quick: bool  # without the micro-test, which imports torch
+    is_quick: bool  # without micro-benchmarks: torch, packages, write speed
     environment: Mapping[str, str]  # for the process that imports torch
 
 
@@ -49,7 +49,7 @@ def run_doctor(request: DoctorRequest, say: Callable[[str], None]) -> Report:
     with ThreadPoolExecutor(max_workers=4) as pool:
         gpus = pool.submit(probe_gpus)
         host = pool.submit(probe_host)
-        places = pool.submit(lambda: probe_disks(list_disk_uses(request.runs_dir)))
+        places = pool.submit(lambda: probe_disks(list_disk_uses(request.runs_dir), measures_speed=not request.is_quick))
         login = pool.submit(probe_login, os.environ)
     failure = gpus.exception()
     gpu_facts = gpus.result() if failure is None else GpuFacts(error=f"the probe failed: {failure}")
