@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> ExitCode:
     """Run `launcher prepare`."""
-    from launcher.cli.progress import RowProgress
+    from launcher.core.progress import Progress
     from launcher.request.request import plan_request
 
     try:
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         ) from None
 
     planned = plan_request(make_request(arguments))
-    with RowProgress(planned.plan.data.num_rows) as progress:
+    with Progress(planned.plan.data.num_rows) as progress:
         prepared = prepare_planned(planned, progress.report, progress.advance)
     audit = prepared.store.audit
     if arguments.json:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from launcher.cli.node_flags import check_unset, make_job_options, make_node
 from launcher.cli.plan import print_plan
 from launcher.cli.prepare import describe_rejected
-from launcher.cli.progress import RowProgress
 from launcher.cli.run_lookup import add_runs_dir
 from launcher.cli.tables import print_json
 from launcher.core.errors import ExitCode, InputError
 from launcher.core.file_lock import check_unlocked
 from launcher.core.log import get_logger
+from launcher.core.progress import Progress
 from launcher.core.run_paths import RunPaths
 from launcher.launch.console import Console
 from launcher.launch.nodes import Node, find_differences, find_run_to_join, wait_for_head
@@ -257,10 +257,10 @@ def _print_plan(arguments: argparse.Namespace, planned: PlannedRun) -> None:
 
 
 def prepare(planned: PlannedRun) -> Prepared:
-    """Prepare a run's data, with a progress bar on a terminal."""
+    """Prepare a run's data, with progress lines."""
     from launcher.launch.prepare_data import prepare_planned  # needs numpy and tokenizers; a dry run does not
 
-    with RowProgress(planned.plan.data.num_rows) as progress:
+    with Progress(planned.plan.data.num_rows) as progress:
         prepared = prepare_planned(planned, progress.report, progress.advance)
     state = "found" if prepared.was_cached else f"prepared in {prepared.seconds:.1f} s"
     log.info(f"prepared data: {prepared.store.folder} ({state})")

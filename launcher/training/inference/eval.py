@@ -14,8 +14,8 @@ from typing import Any
 
 from launcher.core.errors import InputError, LauncherError
 from launcher.core.log import get_logger
+from launcher.core.progress import Progress
 from launcher.core.run_paths import RunPaths, write_text_atomically
-from launcher.core.units import format_duration
 from launcher.corpus.heldout import HeldOutRows, load_held_out_rows
 from launcher.corpus.spec import make_preparation_spec
 from launcher.corpus.tokenizer import load_planned_tokenizer
@@ -34,7 +34,6 @@ from launcher.training.runtime.subcommand import run_subcommand
 log = get_logger(__name__)
 
 _DEFAULT_NEW_TOKENS = 512
-_SHOW_EVERY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,6 +138,7 @@ def _evaluate(arguments: argparse.Namespace) -> str:
         tokenizer = load_planned_tokenizer(plan, base_folders(folder))
         held_out = load_held_out_rows(make_preparation_spec(plan, folder, tokenizer), arguments.rows, arguments.split)
         generated = _generate(target, held_out, arguments)
+        log.info(f"judging {len(generated.answers):,} answers")
         result = grade(judge, held_out, generated, title=target.title, plan=plan, manifest=target.manifest)
     write_text_atomically(arguments.out, result.model_dump_json(indent=1) + "\n")
     return "" if arguments.quiet else str(arguments.out)
@@ -156,37 +156,10 @@ def _generate(target: EvalTarget, held_out: HeldOutRows, arguments: argparse.Nam
         max_new_tokens=arguments.max_new_tokens,
         batch_size=arguments.batch_size,
     )
-    progress = _Progress(len(held_out.rows))
     began = time.monotonic()
-    answers = generator.generate([row.prompt for row in held_out.rows], progress.advance)
-    progress.end()
+    with Progress(len(held_out.rows)) as progress:
+        answers = generator.generate([row.prompt for row in held_out.rows], progress.advance)
     return GeneratedAnswers(answers=answers, max_new_tokens=arguments.max_new_tokens, seconds=time.monotonic() - began)
-
-
-class _Progress:
-    """Progress on stderr: one updated line on a terminal, else a line every ten seconds."""
-
-    def __init__(self, total: int) -> None:
-        self._total, self._done, self._began = total, 0, time.monotonic()
-        self._shown, self._is_terminal = self._began, sys.stderr.isatty()
-
-    def advance(self, count: int) -> None:
-        self._done += count
-        now = time.monotonic()
-        if now - self._shown < _SHOW_EVERY_SECONDS * (1 if self._is_terminal else 10):
-            return
-        self._shown = now
-        rate = self._done / max(1e-9, now - self._began)
-        text = f"{self._done}/{self._total}  {rate:.1f} examples/s  "
-        text += f"{format_duration((self._total - self._done) / max(1e-9, rate))} left"
-        if self._is_terminal:
-            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-        else:
-            log.info(text)
-
-    def end(self) -> None:
-        if self._is_terminal:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -157,8 +158,10 @@ class Generator:
         self._on_token = on_token
         self._model: Any = model.get_base_model() if isinstance(model, PeftModel) else model
 
-    def generate(self, prompts: Sequence[str], advance: Callable[[int], None] = lambda _count: None) -> list[Answer]:
-        """Return an answer per prompt. `advance` is called with the size of each finished batch."""
+    def generate(
+        self, prompts: Sequence[str], advance: Callable[[int, str], None] = lambda _count, _detail: None
+    ) -> list[Answer]:
+        """Return an answer per prompt. `advance` is called with finished answers, and what is under way."""
         # A prompt that is too long loses its beginning.
         room = self._max_positions - int(self._config.max_new_tokens)
         ids = [self._encoder.encode_prompt(prompt)[-max(1, room) :] for prompt in prompts]
@@ -169,14 +172,22 @@ class Generator:
         try:
             for start in range(0, len(order), self._batch_size):
                 batch = order[start : start + self._batch_size]
-                for index, tokens in zip(batch, self._generate_batch([ids[index] for index in batch]), strict=True):
+                for index, tokens in zip(
+                    batch, self._generate_batch([ids[index] for index in batch], advance), strict=True
+                ):
                     answers[index] = self._decode(tokens, prompts[index], len(ids[index]))
-                advance(len(batch))
+                advance(len(batch), "")
         finally:
             self._model.generation_config = published
         return [answers[index] for index in range(len(prompts))]
 
-    def _generate_batch(self, ids: Sequence[list[int]]) -> list[list[int]]:
+    def _generate_batch(self, ids: Sequence[list[int]], advance: Callable[[int, str], None]) -> list[list[int]]:
+        numbers = count(1)
+
+        def on_token() -> None:
+            self._on_token()
+            advance(0, f"token {next(numbers):,} of at most {self._config.max_new_tokens:,} of the next {len(ids)}")
+
         width = max(map(len, ids))
         pad = int(self._config.pad_token_id)
         inputs = torch.full((len(ids), width), pad, device=self._model.device)
@@ -184,7 +195,7 @@ class Generator:
         for row, tokens in enumerate(ids):
             inputs[row, width - len(tokens) :] = torch.tensor(tokens, device=self._model.device)
             mask[row, width - len(tokens) :] = 1
-        stop = StopSequenceCriteria(self._tokenizer, self._decoding.stop_sequences, width, self._on_token)
+        stop = StopSequenceCriteria(self._tokenizer, self._decoding.stop_sequences, width, on_token)
         torch.manual_seed(self._seed)
         with torch.inference_mode():
             out = self._model.generate(

@@ -7,11 +7,12 @@ import shutil
 import sys
 import time
 from collections import deque
-from statistics import median
+from math import isfinite
+from statistics import fmean, median
 
 from launcher.core import metrics as names
 from launcher.core.log import get_logger
-from launcher.core.metrics import StepMetrics
+from launcher.core.metrics import StepMetrics, load_metrics
 from launcher.core.processes import LAUNCHER_TERMINAL
 from launcher.core.units import format_count, format_duration, format_percent
 from launcher.training.engine.run import TrainingRun
@@ -23,6 +24,37 @@ _BAR_WIDTH = 20
 _RECENT_STEPS = 20
 
 
+class _Epoch:
+    """Losses, rows and seconds of the steps of one epoch."""
+
+    def __init__(self) -> None:
+        self._losses: list[float] = []
+        self._rows = self._seconds = 0.0
+
+    def add(self, metrics: StepMetrics) -> None:
+        seconds = metrics.values[names.STEP_SECONDS]
+        self._losses.append(metrics.values[names.TRAIN_LOSS])
+        self._rows += metrics.values[names.SAMPLES_PER_SECOND] * seconds
+        self._seconds += seconds
+
+    def describe(self) -> str:
+        finite = [loss for loss in self._losses if isfinite(loss)]
+        loss = f"mean loss {fmean(finite):.4f}" if finite else "no finite loss"
+        rate = self._rows / max(1e-9, self._seconds)
+        return f"{loss}  {format_duration(self._seconds)}  {rate:,.{0 if rate >= 10 else 2}f} rows/s"
+
+
+def _load_epoch(run: TrainingRun, step: int) -> _Epoch:
+    """Return the epoch of a resumed run, with its steps before the checkpoint."""
+    epoch = _Epoch()
+    first = step - step % run.steps_per_epoch
+    if step > first and run.paths.metrics.exists():
+        for row in load_metrics(run.paths.metrics):
+            if first < row.step <= step and names.STEP_SECONDS in row.values:
+                epoch.add(row)
+    return epoch
+
+
 class Console(Observer):
     """Prints progress on rank 0."""
 
@@ -32,6 +64,7 @@ class Console(Observer):
         self._waits: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._rates: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._mfus: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._epoch = _Epoch()
         self._began = time.monotonic()
         self._first = 0
 
@@ -47,6 +80,7 @@ class Console(Observer):
             + (f", from step {step + 1:,}" if step else ""),
         )
         self._first = step
+        self._epoch = _load_epoch(run, step) if run.engine.is_main else _Epoch()
         self._began = time.monotonic()
 
     def on_step(self, run: TrainingRun, metrics: StepMetrics) -> None:
@@ -64,6 +98,12 @@ class Console(Observer):
             self._print(run, f"step {metrics.step:,}/{run.num_steps:,}  {text}")
         elif self._is_terminal:
             self._draw_bar(run, metrics, text)
+        self._epoch.add(metrics)
+        if metrics.step % run.steps_per_epoch == 0:
+            if run.steps_per_epoch > 1:
+                number, total = metrics.step // run.steps_per_epoch, run.num_steps / run.steps_per_epoch
+                self._print(run, f"epoch {number:,}/{total:.4g}  {self._epoch.describe()}")
+            self._epoch = _Epoch()
 
     def on_evaluation(self, run: TrainingRun, metrics: StepMetrics) -> bool:
         """Print validation loss and task metrics."""

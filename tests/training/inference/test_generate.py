@@ -54,9 +54,11 @@ def test_batch_equals_single_prompts(model: object, smoke: Plan) -> None:
 
 
 def test_progress_is_reported_per_batch(model: object, smoke: Plan) -> None:
-    advanced: list[int] = []
-    generator(model, smoke, 4).generate(PROMPTS, advanced.append)
-    assert advanced == [4, 2]
+    advanced: list[tuple[int, str]] = []
+    generator(model, smoke, 4).generate(PROMPTS, lambda count, detail: advanced.append((count, detail)))
+    assert [count for count, _ in advanced if count] == [4, 2]
+    assert advanced[0][0] == 0
+    assert advanced[0][1].startswith("token 1 of at most ")
 
 
 def test_rows_stop_independently(model: object, smoke: Plan) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.progress import RowProgress
 from tests.unit.corpus.inputs import launcher, make_rows, write_expert, write_jsonl
 
 pytestmark = pytest.mark.process
@@ -100,17 +99,3 @@ def test_a_missing_package_is_named_with_the_command(expert: Path, base: Path, t
     assert result.stderr == (
         "error: preparing data needs the package numpy\nhint: pip install 'expert-launcher[data]'\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("expected", "rows", "shown"),
-    [
-        (None, 500, "500 rows, 250 rows/s"),
-        (1000, 500, "██████████░░░░░░░░░░ 500 rows, 250 rows/s, about 2 s left"),
-        (100, 500, "500 rows, 250 rows/s"),
-    ],
-)
-def test_progress_shows_rate_and_time_left(expected: int | None, rows: int, shown: str) -> None:
-    progress = RowProgress(expected)
-    progress.advance(rows)
-    assert progress._format(2.0) == shown

@@ -1,0 +1,81 @@
+"""Lines of the console: the end of an epoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.core import metrics as names
+from launcher.core.metrics import StepMetrics, append_metrics
+from launcher.training.observers import console as module
+from launcher.training.observers.console import Console
+
+
+def make_step(step: int, loss: float) -> StepMetrics:
+    values = {
+        names.STEP_SECONDS: 2.0,
+        names.DATA_WAIT_SECONDS: 0.0,
+        names.TOKENS_PER_SECOND: 1000.0,
+        names.SAMPLES_PER_SECOND: 12.0,
+        names.TRAIN_LOSS: loss,
+    }
+    return StepMetrics(step=step, epoch=step / 3, values=values)
+
+
+def make_run(folder: Path, *, num_steps: int, steps_per_epoch: int) -> Any:
+    return SimpleNamespace(
+        engine=SimpleNamespace(is_main=True),
+        plan=SimpleNamespace(
+            expert="json",
+            batch=SimpleNamespace(global_batch_size=8, sequence_length=64),
+            schedule=SimpleNamespace(logging_steps=1000),
+        ),
+        train=SimpleNamespace(file=range(24)),
+        validation=None,
+        num_steps=num_steps,
+        steps_per_epoch=steps_per_epoch,
+        paths=SimpleNamespace(metrics=folder / "metrics.jsonl"),
+    )
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    monkeypatch.setattr(module.log, "info", found.append)
+    return found
+
+
+def epochs(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.startswith("epoch ")]
+
+
+def test_every_epoch_ends_with_a_line(tmp_path: Path, lines: list[str]) -> None:
+    run, console = make_run(tmp_path, num_steps=6, steps_per_epoch=3), Console()
+    console.on_start(run, 0)
+    for step, loss in enumerate((3.0, 2.0, 1.0, 0.5, float("nan"), 0.7), start=1):
+        console.on_step(run, make_step(step, loss))
+    assert epochs(lines) == [
+        "epoch 1/2  mean loss 2.0000  6 s  12 rows/s",
+        "epoch 2/2  mean loss 0.6000  6 s  12 rows/s",
+    ]
+
+
+def test_epoch_of_a_resumed_run_counts_earlier_steps(tmp_path: Path, lines: list[str]) -> None:
+    run, console = make_run(tmp_path, num_steps=6, steps_per_epoch=3), Console()
+    for step in (1, 2, 3, 4):
+        append_metrics(run.paths.metrics, make_step(step, float(step)))
+    append_metrics(run.paths.metrics, StepMetrics(step=4, epoch=1.3, values={names.EVAL_LOSS: 1.0}))
+    console.on_start(run, 4)
+    console.on_step(run, make_step(5, 5.0))
+    console.on_step(run, make_step(6, 6.0))
+    assert epochs(lines) == ["epoch 2/2  mean loss 5.0000  6 s  12 rows/s"]
+
+
+def test_epochs_of_one_step_have_no_line(tmp_path: Path, lines: list[str]) -> None:
+    run, console = make_run(tmp_path, num_steps=2, steps_per_epoch=1), Console()
+    console.on_start(run, 0)
+    console.on_step(run, make_step(1, 1.0))
+    assert epochs(lines) == []
