@@ -6,8 +6,18 @@ import argparse
 
 from launcher.cli.tables import format_bar, print_json, print_table
 from launcher.core.errors import ExitCode, escape
-from launcher.core.units import bytes_to_gib, format_cost, format_count, format_duration, format_gib, format_percent
+from launcher.core.units import (
+    MIB,
+    bytes_to_gib,
+    format_cost,
+    format_count,
+    format_duration,
+    format_gib,
+    format_percent,
+)
 from launcher.hardware.model import Hardware, format_hardware
+from launcher.plan.checkpoints import STATE_BYTES
+from launcher.plan.estimate.dataset_size import estimate_prepared_bytes
 from launcher.plan.model import MemoryPlan, Plan
 from launcher.request.arguments import add_request_arguments, make_request
 
@@ -42,6 +52,7 @@ def print_plan(plan: Plan) -> None:
         print(f"note: {escape(note)}")
     _print_memory(plan.memory, plan.hardware)
     _print_speed(plan)
+    print(f"Disk:  {_describe_disk(plan)}")
     if plan.oom_fallbacks:
         print("\nOOM fallbacks, in order (global batch unchanged):")
         for number, fallback in enumerate(plan.oom_fallbacks, 1):
@@ -84,6 +95,20 @@ def _print_speed(plan: Plan) -> None:
     if speed.total_seconds is not None:
         print(f"Time:  about {format_duration(speed.total_seconds)}{_format_cost(plan)}")
     print(f"       ({escape(speed.confidence)})")
+
+
+def _describe_disk(plan: Plan) -> str:
+    data, schedule = plan.data, plan.schedule
+    if data.num_rows is None:
+        prepared = "prepared data of 5 bytes per token"
+    else:
+        size = estimate_prepared_bytes(data.num_rows, data.mean_tokens)
+        prepared = f"{'under 1 MiB' if size < MIB else f'about {format_gib(size)}'} of prepared data"
+    if schedule.save_every_steps is None and schedule.save_every_epochs is None:
+        return prepared
+    kept = "all are kept" if schedule.save_total_limit is None else f"the last {schedule.save_total_limit} are kept"
+    checkpoint = format_gib(STATE_BYTES * plan.adapter.trainable_parameters)
+    return f"{prepared}; checkpoints of up to {checkpoint}, {kept}"
 
 
 def _format_cost(plan: Plan) -> str:

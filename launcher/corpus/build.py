@@ -128,7 +128,7 @@ def _divide(batch: TokenBatch, main: _SplitState, held_out: _SplitState) -> None
 
 
 def _read_documents(spec: PreparationSpec, weighted: WeightedSource, main: _SplitState) -> Iterator[Document]:
-    rows = iter(weighted.source.read())
+    rows = weighted.read()
     peeked = peek_rows(rows, spec.data.field_mapping)
     maker = DocumentBuilder(
         reader=make_source_reader(spec.data.field_mapping, spec.data.system_prompt, weighted.source, peeked),

@@ -144,9 +144,9 @@ def _probe_file(dataset: Dataset, file: Path, format_name: str | None) -> RowEst
         source = make_file_source(file, format_name)
         if is_too_large(source):
             return None
-        rows = iter(source.read())
+        rows = islice(source.read(), dataset.max_rows)
         peeked = peek_rows(rows, dataset.mapping, _SAMPLED_ROWS)
-        num_rows, is_exact = count_rows(source, peeked, rows)
+        num_rows, is_exact = count_rows(source, peeked, rows, dataset.max_rows)
     except (OSError, ValueError) as error:
         name = file.name if len(file.name) <= 60 else file.name[:57] + "..."
         reason = error.strerror if isinstance(error, OSError) else error
@@ -163,7 +163,7 @@ def _probe_file(dataset: Dataset, file: Path, format_name: str | None) -> RowEst
     return RowEstimate(
         num_rows=num_rows,
         mean_tokens=mean_bytes / BYTES_PER_TOKEN,
-        count_basis=f"read from {file.name}: {'' if is_exact else 'about '}{num_rows:,} rows",
+        count_basis=f"read from {file.name}: {_describe_count(num_rows, is_exact, dataset.max_rows)}",
         length_basis=f" of {mean_bytes:.0f} bytes",
         is_measured=True,
         byte_tokens=mean_bytes / BYTES_PER_TOKEN,
@@ -176,8 +176,21 @@ def _count_bytes(row: Row, columns: set[str]) -> int:
     return len(json.dumps(used, ensure_ascii=False, default=str).encode(errors="replace")) + 1
 
 
-def count_rows(source: FileSource, peeked: Sequence[Row | BadRow], rest: Iterator[Row | BadRow]) -> tuple[int, bool]:
+def _describe_count(num_rows: int, is_exact: bool, max_rows: int | None) -> str:
+    if num_rows == max_rows:
+        return f"the first {num_rows:,} rows (max_rows)"
+    return f"{'' if is_exact else 'about '}{num_rows:,} rows"
+
+
+def count_rows(
+    source: FileSource, peeked: Sequence[Row | BadRow], rest: Iterator[Row | BadRow], max_rows: int | None = None
+) -> tuple[int, bool]:
     """Return the number of rows, and whether it is exact or derived from the bytes of the first rows."""
+    num_rows, is_exact = _count_all(source, peeked, rest)
+    return (num_rows, is_exact) if max_rows is None or num_rows < max_rows else (max_rows, True)
+
+
+def _count_all(source: FileSource, peeked: Sequence[Row | BadRow], rest: Iterator[Row | BadRow]) -> tuple[int, bool]:
     if source.format == "parquet":
         return count_parquet_rows(source.path), True
     if source.format == "json" or next(rest, None) is None:

@@ -69,7 +69,7 @@ def _get_sources(spec: PreparationSpec, split: Split) -> tuple[WeightedSource, .
 
 
 def _read(spec: PreparationSpec, weighted: WeightedSource, split: Split) -> Iterator[HeldOutRow]:
-    rows = iter(weighted.source.read())
+    rows = weighted.read()
     peeked = peek_rows(rows, spec.data.field_mapping)
     reader = make_source_reader(spec.data.field_mapping, spec.data.system_prompt, weighted.source, peeked)
     maker = DocumentBuilder(reader=reader, template=spec.template, trains_all=False)

@@ -136,9 +136,9 @@ def _read_sample(spec: PreparationSpec, weighted: WeightedSource, known: int | N
     assert isinstance(source, FileSource)
     if is_too_large(source):
         raise InputError(f"{source.location}: too large")
-    rows = iter(source.read())
+    rows = weighted.read()
     peeked = peek_rows(rows, spec.data.field_mapping, _MAX_ROWS)
-    num_rows = known or count_rows(source, peeked, rows)[0]
+    num_rows = known or count_rows(source, peeked, rows, weighted.max_rows)[0]
     reader = make_source_reader(spec.data.field_mapping, spec.data.system_prompt, source, peeked)
     maker = DocumentBuilder(reader=reader, template=spec.template, trains_all=spec.trains_all)
     documents: list[Document] = []
@@ -186,7 +186,7 @@ def _count_validation_rows(spec: PreparationSpec) -> int | None:
     def count() -> Iterator[int]:
         for weighted in spec.validation:
             assert isinstance(weighted.source, FileSource)
-            rows = iter(weighted.source.read())
+            rows = weighted.read()
             yield count_rows(weighted.source, peek_rows(rows, spec.data.field_mapping, _MAX_ROWS), rows)[0]
 
     return sum(count()) if spec.validation else None

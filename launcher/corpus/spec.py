@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +14,7 @@ from launcher.corpus.bin_packing import PACKER_VERSION
 from launcher.corpus.documents import make_planned_template
 from launcher.corpus.end_token import note_disagreement
 from launcher.corpus.hash_cache import hash_file_cached
+from launcher.corpus.rows import BadRow, Row
 from launcher.corpus.sources import FileSource, HubSource, Source, make_file_source
 from launcher.corpus.store import make_key
 from launcher.corpus.templates import Template
@@ -33,6 +36,16 @@ class WeightedSource:
 
     source: Source
     weight: float = 1.0  # share of the rows that is used, selected by hash
+    max_rows: int | None = None  # the first rows are used
+
+    @property
+    def fingerprint_suffix(self) -> str:
+        """What identifies the selection of rows."""
+        return f"*{self.weight:g}" + (f"[:{self.max_rows}]" if self.max_rows is not None else "")
+
+    def read(self) -> Iterator[Row | BadRow]:
+        """Read the rows that may be used, before the selection by hash."""
+        return islice(self.source.read(), self.max_rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +83,7 @@ class PreparationSpec:
         if self.data.system_prompt:
             parts["system_prompt"] = _hash(self.data.system_prompt)
         for name, sources in (("train", self.train), ("validation", self.validation), ("test", self.test)):
-            prints = [f"{fingerprint_source(s.source, self.root, keeps_hashes)}*{s.weight:g}" for s in sources]
+            prints = [f"{fingerprint_source(s.source, self.root, keeps_hashes)}{s.fingerprint_suffix}" for s in sources]
             if prints:
                 parts[f"data ({name})"] = " + ".join(prints)
         return parts
@@ -138,6 +151,7 @@ def _make_sources(data: DataPlan, folder: Path, split: Split) -> tuple[WeightedS
     if data.kind == "multi_task":
         return _make_task_sources(data, folder, split)
     path = {"train": data.path, "validation": data.validation_path, "test": data.test_path}[split]
+    max_rows = data.max_rows if split == "train" else None
     if path is None:
         return ()
     if data.kind == "huggingface" and not (folder / path).exists():
@@ -150,11 +164,11 @@ def _make_sources(data: DataPlan, folder: Path, split: Split) -> tuple[WeightedS
             revision=data.revision,
             streaming=data.streaming,
         )
-        return (WeightedSource(source=source),)
+        return (WeightedSource(source=source, max_rows=max_rows),)
     file = folder / path
     if split != "train" and not file.exists():
         return ()  # published manifests name files that were not published
-    return (WeightedSource(source=make_file_source(file, data.format)),)
+    return (WeightedSource(source=make_file_source(file, data.format), max_rows=max_rows),)
 
 
 def _make_task_sources(data: DataPlan, folder: Path, split: Split) -> tuple[WeightedSource, ...]:
@@ -164,7 +178,14 @@ def _make_task_sources(data: DataPlan, folder: Path, split: Split) -> tuple[Weig
         path = {"train": task.train, "validation": task.valid, "test": task.test}[split]
         if path is not None and task.weight > 0:
             source = make_file_source(folder / path, None)
-            sources.append(WeightedSource(source=source, weight=task.weight / heaviest if split == "train" else 1.0))
+            is_train = split == "train"
+            sources.append(
+                WeightedSource(
+                    source=source,
+                    weight=task.weight / heaviest if is_train else 1.0,
+                    max_rows=data.max_rows if is_train else None,
+                )
+            )
     return tuple(sources)
 
 

@@ -89,6 +89,8 @@ class Dataset(Strict):
     """Commit of a Hub dataset, so that the rows stay the same."""
     streaming: bool = False
     """Stream a Hub dataset instead of downloading all of it."""
+    max_rows: Annotated[int, Field(ge=1, le=10**12)] | None = None
+    """Use only this many rows, the first ones of each training file. Default: all."""
     field_mapping: FieldMapping = FieldMapping()
     """Fields of a row by role: names, or formats such as "{subject}: {body}". Default: common names are tried."""
     system_prompt: Annotated[str, Field(min_length=1)] | None = None

@@ -108,6 +108,7 @@ class DataPlan(Frozen):
     test_path: str | None
     tasks: dict[str, Task]
     streaming: bool
+    max_rows: int | None = None  # of each training file
     field_mapping: FieldMapping
     system_prompt: str | None = None  # of rows without a system message
     prompt_template: str

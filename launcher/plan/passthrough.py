@@ -31,6 +31,7 @@ def make_data_plan(context: PlanContext) -> DataPlan:
         test_path=dataset.test_path,
         tasks=dataset.tasks or {},
         streaming=dataset.streaming,
+        max_rows=dataset.max_rows,
         field_mapping=dataset.mapping,
         system_prompt=dataset.system_prompt,
         prompt_template=_get_template(context),

@@ -11,6 +11,10 @@ ASSUMED_MEAN_TOKENS = 350.0
 # Byte-level BPE on English, JSON and code: about 3.6 bytes per token.
 BYTES_PER_TOKEN = 3.6
 
+# Prepared data: a token's number and whether it is trained; length and number of each row.
+_BYTES_PER_PREPARED_TOKEN = 4 + 1
+_BYTES_PER_PREPARED_ROW = 4 + 8
+
 SAMPLE_TRAIN = "sample/train.jsonl"
 SAMPLE_VALIDATION = "sample/validation.jsonl"
 SAMPLE_TEST = "sample/test.jsonl"
@@ -35,14 +39,20 @@ class RowEstimate:
         return f"{self.count_basis}{self.length_basis}"
 
 
+def estimate_prepared_bytes(num_rows: int, mean_tokens: float) -> float:
+    """Return the disk space of prepared training and validation rows."""
+    return num_rows * (mean_tokens * _BYTES_PER_PREPARED_TOKEN + _BYTES_PER_PREPARED_ROW)
+
+
 def estimate_without_rows(dataset: Dataset) -> RowEstimate:
     """Return the estimate from the numbers that the manifest states."""
-    stated = dataset.stated_train_rows
+    stated, most = dataset.stated_train_rows, dataset.max_rows
     if stated:
+        used = stated if most is None else min(stated, most)
         return RowEstimate(
-            num_rows=stated,
+            num_rows=used,
             mean_tokens=ASSUMED_MEAN_TOKENS,
-            count_basis=f"the manifest states {stated:,} rows",
+            count_basis=f"the manifest states {stated:,} rows" + (f", max_rows is {most:,}" if used < stated else ""),
             length_basis=f"; {ASSUMED_MEAN_TOKENS:.0f} tokens per row are assumed",
             is_length_assumed=True,
         )

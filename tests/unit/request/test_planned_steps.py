@@ -95,3 +95,26 @@ def test_prepared_data_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with (tmp_path / "rows.jsonl").open("a") as rows:
         rows.write('{"question": "one more", "answer": "yes"}\n')
     assert plan_request(request).plan.data.basis.startswith("read from rows.jsonl: about ")
+
+
+@pytest.mark.parametrize("max_rows", [30, 900])
+def test_max_rows_uses_the_first_rows(tmp_path: Path, max_rows: int) -> None:
+    expert = write_expert(tmp_path, 2000)
+    planned = plan_request(
+        Request(expert=str(expert), profile="full", overrides=(f"training.dataset.max_rows={max_rows}",))
+    )
+    store = prepare_planned(planned, lambda _: None, lambda _: None).store
+    counts = {name: split.num_rows for name, split in store.audit.splits.items()}
+    assert sum(counts.values()) == max_rows
+    rows = [row for split in store.splits for pack in store.open_split(split) for row in pack.rows.tolist()]
+    assert sorted(rows) == list(range(1, max_rows + 1))
+    assert planned.plan.data.num_rows == max_rows
+    assert f"the first {max_rows} rows (max_rows)" in planned.plan.data.basis
+    assert planned.plan.schedule.num_steps == pytest.approx(count_trained_steps(planned), rel=0.03)
+
+
+def test_max_rows_beyond_the_file_changes_nothing(tmp_path: Path) -> None:
+    expert = write_expert(tmp_path, 50)
+    planned = plan_request(Request(expert=str(expert), profile="full", overrides=("training.dataset.max_rows=51",)))
+    assert planned.plan.data.num_rows == 50
+    assert "50 rows" in planned.plan.data.basis
