@@ -33,6 +33,7 @@ class FakeGpu:
     errors: int | None = 0
     slowdowns: int | None = 0
     processes: dict[int, int | None] = field(default_factory=dict)  # bytes by pid
+    graphics: dict[int, int | None] = field(default_factory=dict)
 
 
 @dataclass
@@ -90,7 +91,7 @@ class FakeNvml:
             "nvmlDeviceGetMaxPcieLinkWidth": lambda at: self._report(self.gpus[at].most_lanes),
             "nvmlDeviceGetTotalEccErrors": lambda at, _kind, _counter: self._report(self.gpus[at].errors),
             "nvmlDeviceGetComputeRunningProcesses": self._processes,
-            "nvmlDeviceGetGraphicsRunningProcesses": lambda _at: self._report(None),
+            "nvmlDeviceGetGraphicsRunningProcesses": self._graphics,
             "nvmlDeviceGetTopologyCommonAncestor": lambda _one, _other: self._report(self.ancestor),
             "nvmlDeviceGetP2PStatus": self._p2p,
         }
@@ -105,6 +106,10 @@ class FakeNvml:
 
     def _processes(self, at: int) -> list[SimpleNamespace]:
         return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in self.gpus[at].processes.items()]
+
+    def _graphics(self, at: int) -> list[SimpleNamespace]:
+        processes = self._report(self.gpus[at].graphics or None)  # not supported without a desktop
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in processes.items()]
 
     def _p2p(self, _one: int, _other: int, index: int) -> int:
         if index == 2:  # NVLink

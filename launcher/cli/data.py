@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.tables import print_json, print_table
+from launcher.cli.tables import confirm, print_json, print_table
 from launcher.core.errors import ExitCode, InputError
 from launcher.core.units import format_gib
 
@@ -72,7 +71,7 @@ def _prune(stores: tuple[StoreEntry, ...], *, ask: bool) -> None:
     print("\nStores to delete:")
     for entry in chosen:
         print(f"  {entry.folder} ({entry.state}: {entry.reason})")
-    if _confirm("Delete them?", ask):
+    if confirm("Delete them?", ask):
         print(f"Freed {format_gib(sum(entry.num_bytes for entry in remove_entries(chosen)))}.")
 
 
@@ -84,18 +83,10 @@ def _move(stores: tuple[StoreEntry, ...], target: Path, *, ask: bool) -> None:
     if not chosen:
         print("\nNothing to move.")
         return
-    if _confirm(f"\nMove {len(chosen)} stores to {target}?", ask):
+    if confirm(f"\nMove {len(chosen)} stores to {target}?", ask):
         for entry in chosen:
             print(f"  {entry.folder} -> {move_store(entry, get_data_dir(), target)}")
         print(f"To use them: export LAUNCHER_DATA_DIR={target}")
-
-
-def _confirm(question: str, ask: bool) -> bool:
-    if not ask:
-        return True
-    if not sys.stdin.isatty():
-        raise InputError("no terminal to prompt on", hint="pass --yes")
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
 def print_inventory(inventory: DataInventory) -> None:

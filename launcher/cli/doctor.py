@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from launcher.cli.run_lookup import add_runs_dir, find_run
-from launcher.cli.tables import print_json
-from launcher.core.errors import ExitCode
+from launcher.cli.tables import confirm, print_json
+from launcher.core.errors import ExitCode, InputError, escape
 from launcher.core.log import get_logger
 
 log = get_logger(__name__)
@@ -27,10 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quick", action="store_true", help="skip the micro-benchmarks of torch, packages and disks")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--free", action="store_true", help="ask processes that hold GPU memory to end, no checks")
+    parser.add_argument("--yes", action="store_true", help="with --free: do not prompt")
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
-    """Run the checks and print the report."""
+    """Run the checks and print the report, or free GPU memory."""
+    if arguments.free:
+        return _free_memory(ask=not arguments.yes)
     from launcher.analysis.doctor.run_doctor import DoctorRequest, run_doctor
     from launcher.core.processes import make_dependent_environment
     from launcher.request.request import Request
@@ -56,6 +60,31 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
         print_report(report)
     return report.exit_code
+
+
+def _free_memory(*, ask: bool) -> ExitCode:
+    from launcher.analysis.doctor.free_memory import end_processes, find_holders
+    from launcher.analysis.doctor.gpu_checks import probe_gpus
+
+    facts = probe_gpus()
+    if facts.error:
+        raise InputError(f"GPU memory cannot be freed: {facts.error}")
+    holders = find_holders(facts)
+    for text in holders.left:
+        print(f"left alone: {escape(text)}")
+    if not holders.chosen:
+        print("No process of yours holds GPU memory.")
+        return ExitCode.DONE
+    print("Processes that hold GPU memory:")
+    for holder in holders.chosen:
+        print(f"  {escape(holder.description)}")
+    if not confirm("Ask them to end (SIGTERM)?", ask):
+        return ExitCode.DONE
+    alive = end_processes(holders.chosen)
+    print(f"{len(holders.chosen) - len(alive)} of {len(holders.chosen)} ended.")
+    for holder in alive:
+        print(f"still running: {escape(holder.description)}; end it with kill -9 {holder.process.pid} if it must go")
+    return ExitCode.DOCTOR_FOUND_SOMETHING if alive else ExitCode.DONE
 
 
 def _log_progress(text: str) -> None:

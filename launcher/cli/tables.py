@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from launcher.core.errors import escape
+from launcher.core.errors import InputError, escape
 from launcher.core.redaction import redact_file
 
 _WIDTH_WITHOUT_TERMINAL = 120
@@ -50,6 +50,18 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequ
     for row in rows:
         table.add_row(*(Text(escape(cell)) for cell in row))  # never markup
     make_console().print(table)
+
+
+def confirm(question: str, ask: bool) -> bool:
+    """Ask a yes-or-no question on the terminal, unless `ask` is False."""
+    if not ask:
+        return True
+    if not sys.stdin.isatty():
+        raise InputError("no terminal to prompt on", hint="pass --yes")
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
 
 
 def format_bar(fraction: float, width: int = 30) -> str:

@@ -56,6 +56,7 @@ PINNED = {
     "launcher doctor neo4j": "the result depends on the machine, as above",
     "launcher doctor shop": "the result depends on the machine, as above",
     "launcher doctor neo4j --json": "the result depends on the machine, as above",
+    "launcher doctor --free": "needs a GPU; tests/unit/analysis/doctor/test_free_memory.py",
     "launcher doctor --quick": "the result depends on the machine, as above",
     "launcher doctor --json": "the result depends on the machine, as above",
     "launcher train neo4j --resume": "needs an interrupted run; tests/faults/test_resume.py",

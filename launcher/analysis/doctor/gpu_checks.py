@@ -58,6 +58,7 @@ class GpuProcess:
     name: str
     memory_mib: int | None
     is_ours: bool = False  # a run that this launcher started
+    is_graphics: bool = False  # draws, whether or not it computes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,8 +159,8 @@ def _list_processes(nvml: Any, handle: Any) -> Iterator[GpuProcess]:
     import psutil
 
     queries = (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses)
-    used = {entry.pid: entry.usedGpuMemory for query in queries for entry in query_nvml(query, handle) or ()}
-    for pid, num_bytes in used.items():
+    computing, drawing = ({one.pid: one.usedGpuMemory for one in query_nvml(query, handle) or ()} for query in queries)
+    for pid, num_bytes in {**computing, **drawing}.items():
         words, is_ours = [], False
         with suppress(psutil.Error):
             words = psutil.Process(pid).cmdline()
@@ -171,6 +172,7 @@ def _list_processes(nvml: Any, handle: Any) -> Iterator[GpuProcess]:
             name=name or query_nvml(nvml.nvmlSystemGetProcessName, pid) or "a process outside this container",
             memory_mib=None if num_bytes is None else num_bytes // MIB,
             is_ours=is_ours,
+            is_graphics=pid in drawing,
         )
 
 
@@ -266,7 +268,7 @@ def _check_memory(state: GpuState, memory_mib: int | None) -> Finding:
     ours = [holder for holder in state.holders if holder.is_ours]
     found = f"{format_gib(mib_to_bytes(state.used_mib))} of {format_gib(mib_to_bytes(memory_mib))} in use"
     if state.holders:
-        found += f" by {'; '.join(map(_format_process, (*others, *ours)))}"
+        found += f" by {'; '.join(map(format_process, (*others, *ours)))}"
     if state.used_mib <= _DESKTOP_SHARE * memory_mib:
         return _report(subject, "note" if others else "ok", found, "a plan uses free memory only" if others else "")
     if ours and not others:
@@ -276,14 +278,15 @@ def _check_memory(state: GpuState, memory_mib: int | None) -> Finding:
     busy = f", GPU utilization {state.utilization} %" if (state.utilization or 0) > _BUSY_PERCENT else ""
     seen = ",".join(str(holder.pid) for holder in others)
     look = (
-        f"ps -fp {seen} shows their owners; the doctor stops no process"
+        f"ps -fp {seen} shows their owners; launcher doctor --free asks them to end"
         if seen
         else "look on the host, outside the container"
     )
     return _report.problem(subject, f"{found}{busy}", "plans use the free memory only, and steps share the GPU", look)
 
 
-def _format_process(holder: GpuProcess) -> str:
+def format_process(holder: GpuProcess) -> str:
+    """Format a process with its command, number and memory."""
     memory = "memory unknown" if holder.memory_mib is None else format_gib(mib_to_bytes(holder.memory_mib))
     return f"{holder.name} (process {holder.pid}, {memory})"
 

@@ -53,7 +53,9 @@ def test_processes_that_use_gpu_memory_are_listed(tmp_path: Path, monkeypatch: p
     assert str(sys.executable)[:40] in finding.found, "a long command is truncated"
     assert "a process outside this container (process 999999991, memory unknown)" in finding.found
     assert finding.found.endswith("GPU utilization 97 %")
-    assert finding.next_step == f"ps -fp {child.pid},999999991 shows their owners; the doctor stops no process"
+    assert (
+        finding.next_step == f"ps -fp {child.pid},999999991 shows their owners; launcher doctor --free asks them to end"
+    )
 
 
 @pytest.mark.process
