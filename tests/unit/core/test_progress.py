@@ -28,7 +28,7 @@ def test_rate_and_time_left(total: int | None, done: int, shown: str) -> None:
 
 def test_lines_without_terminal(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     now = [100.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     monkeypatch.setattr(module.log, "propagate", True)
     with caplog.at_level(logging.INFO, logger=module.log.name), Progress(40) as progress:
         for _second in range(25):
