@@ -64,15 +64,19 @@ class Problem:
         return escape(f"{self.where}: {self.what}" if self.where else self.what)
 
 
+MAX_PROBLEMS = 50  # of one error
+
+
 class LauncherError(Exception):
-    """Base of every error meant for a user; all `problems` are printed, `hint` says what to do."""
+    """Base of every error meant for a user; the first `problems` are kept and printed, `hint` says what to do."""
 
     exit_code = ExitCode.BUG
 
     def __init__(self, title: str, problems: tuple[Problem, ...] = (), hint: str = "") -> None:
         super().__init__(title)
         self.title = title
-        self.problems = problems
+        rest = len(problems) - MAX_PROBLEMS
+        self.problems = problems if rest <= 0 else (*problems[:MAX_PROBLEMS], Problem(where="", what=f"{rest:,} more"))
         self.hint = hint
 
     def __str__(self) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import filterfalse
+
 from launcher.base_models.shapes import ModelShape
 from launcher.core.choices import ALL_LINEAR, AdapterKind
-from launcher.core.errors import InputError, ManifestError, Problem
+from launcher.core.errors import MAX_PROBLEMS, InputError, ManifestError, Problem
 from launcher.core.units import format_count, format_percent
 from launcher.manifest.config import TrainingConfig
 from launcher.manifest.suggest import find_closest
@@ -152,7 +154,7 @@ def _list_targets(context: PlanContext) -> tuple[str, ...]:
     """Return the target modules; "all-linear" remains for training to resolve if the names are unknown here."""
     targets, base = context.config.target_modules, context.base
     if targets != ALL_LINEAR:
-        return targets
+        return tuple(dict.fromkeys(targets))
     return (ALL_LINEAR,) if base.basis == "approximate" else tuple(dict.fromkeys(base.linear_names))
 
 
@@ -194,11 +196,10 @@ def _check_targets(context: PlanContext) -> None:
         return
     targets = () if config.target_modules == ALL_LINEAR else config.target_modules
     for key, names in (("target_modules", targets), ("feedforward_modules", config.feedforward_modules)):
-        for name in names:
-            if name not in known:
-                similar = find_closest(name, known)
-                what = f"{base.name} has no {name}" + (f"; did you mean {similar}?" if similar else "")
-                problems.append(Problem(where=f"training.config.{key}", what=what))
+        for name in filterfalse(frozenset(known).__contains__, names):
+            similar = find_closest(name, known) if len(problems) < MAX_PROBLEMS else None
+            what = f"{base.name} has no {name}" + (f"; did you mean {similar}?" if similar else "")
+            problems.append(Problem(where=f"training.config.{key}", what=what))
     if problems:
         raise ManifestError(
             f"the base model {base.name} does not have all target modules",

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from launcher.core.errors import InputError, hint_for
+from launcher.core.errors import InputError, Problem, hint_for
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,10 @@ def test_hint_names_the_cause(number: int, hint: str) -> None:
 
 def test_own_errors_keep_their_hint() -> None:
     assert hint_for(InputError("x", hint="do this")) == "do this"
+
+
+def test_many_problems_are_cut() -> None:
+    problems = tuple(Problem(where="key", what=f"wrong {number}") for number in range(200_000))
+    lines = str(InputError("wrong", problems)).splitlines()
+    assert len(lines) == 52
+    assert lines[-1] == "  199,950 more"

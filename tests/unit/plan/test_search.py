@@ -228,6 +228,15 @@ def test_targets_that_the_base_does_not_have() -> None:
     assert "its linear layers: q_proj, k_proj" in caught.value.hint
 
 
+def test_many_unknown_target_modules_are_refused_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[str] = []
+    monkeypatch.setattr("launcher.plan.adapter.find_closest", lambda name, _known: searched.append(name))
+    names = [f"m{number}" for number in range(100_000)]
+    with pytest.raises(ManifestError, match="does not have all target modules"):
+        plan_for(config={"target_modules": names})
+    assert len(searched) == 50
+
+
 def test_more_spare_memory_than_the_whole_card_is_never_claimed() -> None:
     memory = plan_for(gpu="h200").memory
     assert memory.device_bytes > 139 * GIB
