@@ -88,7 +88,7 @@ def losses(paths: RunPaths) -> list[float]:
     return [row.values[metrics.TRAIN_LOSS] for row in load_steps(paths)]
 
 
-@pytest.mark.parametrize("first", [1, 2, 4, 6])
+@pytest.mark.parametrize("first", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4)), 6])
 def test_out_of_memory_retries_with_a_fallback(
     plan_with_fallbacks: Plan,
     store: Store,
