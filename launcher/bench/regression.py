@@ -37,7 +37,7 @@ from launcher.runs.record import RunRecord, load_outcome
 
 _PREFIX = "training.config."
 # Both are evaluated after training, on more rows than fit into a training. --set overrides this.
-_NO_TASK_EVAL = "evaluation.task_rows=0"
+_NO_TASK_EVAL = ("evaluation.task_rows=0", f"{_PREFIX}metric_for_best_model=eval_loss")
 _LENGTH_KEYS = frozenset(f"{_PREFIX}{key}" for key in ("epochs", "num_epochs", "max_steps"))
 _MAX_ROW_DIFFERENCE = 0.05  # an incomplete last step and rounding make less
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -123,7 +123,7 @@ class Verdict:
 
 def plan_pair(request: Request, prepare: Callable[[PlannedRun], Audit]) -> Pair:
     """Plan both trainings; `prepare` prepares the new one's data, which tells how many rows share a sequence."""
-    without_task_eval = replace(request, overrides=(_NO_TASK_EVAL, *request.overrides))
+    without_task_eval = replace(request, overrides=(*_NO_TASK_EVAL, *request.overrides))
     complete = _use_complete_epochs(plan_request(without_task_eval))
     new = plan_request(complete)
     audit = prepare(new)

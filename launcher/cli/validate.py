@@ -24,9 +24,11 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     from launcher.manifest import find_manifest, load_manifest
     from launcher.manifest.ignored_keys import find_ignored_keys
     from launcher.manifest.trust import list_code
+    from launcher.plan.task_eval import check_best_metric
     from launcher.request.request import check_inputs
 
     loaded = load_manifest(find_manifest(arguments.expert), arguments.overrides)
+    check_best_metric(loaded.manifest)
     notes = check_inputs(loaded)
     ignored_keys = [item for item in find_ignored_keys(loaded.keys) if item.path not in _UNREMARKABLE]
     if arguments.json:

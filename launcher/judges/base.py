@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
+CORRECT_CHECK = "right"  # the only check of evaluation.judge_command
 MAX_ANSWER_CHARACTERS = 100_000  # a longer answer is wrong without being parsed
 _FENCED = re.compile(r"\s*(?P<fence>`{3,})[ \t]*[\w+#.-]*[ \t]*\r?\n(?P<text>.*?)\s*(?P=fence)\s*", re.S)
 

@@ -9,10 +9,9 @@ from dataclasses import asdict
 from launcher.core.errors import InputError, RunFailedError, show_value
 from launcher.core.processes import make_clean_environment
 from launcher.core.worker import WorkerError, WorkerFailure, run_command
-from launcher.judges.base import Check, ReferenceRow, Verdict
+from launcher.judges.base import CORRECT_CHECK, Check, ReferenceRow, Verdict
 
 SECONDS_PER_ANSWER, SECONDS_TO_START = 5.0, 60.0
-CORRECT_CHECK = "right"
 MAX_REASON = 2000  # characters
 _EXPECTED = '{"right": true, "reason": ""}'
 

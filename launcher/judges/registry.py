@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from launcher.core.errors import InputError
-from launcher.judges.base import Judge
+from launcher.judges.base import CORRECT_CHECK, Judge
 from launcher.manifest import Manifest
 from launcher.manifest.trust import check_trust, list_judge_code
 
@@ -19,6 +19,15 @@ _BUILT_IN: Mapping[str, str] = MappingProxyType(
         "sql": "launcher.judges.sql.judge:SqlJudge",
         "cypher": "launcher.judges.cypher.judge:CypherJudge",
         "typescript": "launcher.judges.typescript.judge:TypescriptJudge",
+    }
+)
+# Language -> names of its judge's checks, for plans: opening a judge needs its packages.
+_CHECK_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "json": ("parses", "schema", "kept", "equal"),
+        "sql": ("parses", "executes", "result"),
+        "cypher": ("parses", "reads", "names", "directions", "result", "matches", "equal"),
+        "typescript": ("parses", "types", "behaves", "equal"),
     }
 )
 _LANGUAGE_OF_EXPERT: Mapping[str, str] = MappingProxyType({"neo4j": "cypher"})
@@ -36,6 +45,14 @@ def resolve_judge_name(manifest: Manifest) -> str | None:
         if language in _BUILT_IN:
             return language
     return None
+
+
+def list_check_names(manifest: Manifest) -> tuple[str, ...] | None:
+    """Return the checks of an expert's judge; empty without a judge, None if only the judge's own code knows them."""
+    if manifest.evaluation is not None and manifest.evaluation.judge_command:
+        return (CORRECT_CHECK,)
+    name = resolve_judge_name(manifest)
+    return () if name is None else _CHECK_NAMES.get(name)
 
 
 def open_judge(manifest: Manifest) -> Judge:

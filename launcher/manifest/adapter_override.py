@@ -26,7 +26,7 @@ def adapt_to_adapter(
     tree: dict[str, Json], file_tree: dict[str, Json], overridden_keys: Collection[str]
 ) -> tuple[dict[str, Json], tuple[str, ...]]:
     """Return the tree without keys of the file's own adapter type, and notes on them; keys set by flags stay."""
-    config, own = (_get_config(copy.deepcopy(each)) for each in (tree, file_tree))
+    config, own = (get_config(copy.deepcopy(each)) for each in (tree, file_tree))
     kind = config.get("adapter_type")
     if not isinstance(kind, str) or own.get("adapter_type") == kind:
         return tree, ()
@@ -53,7 +53,7 @@ def adapt_to_adapter(
 def note_scale(tree: dict[str, Json], file_tree: dict[str, Json], overridden_keys: Collection[str]) -> tuple[str, ...]:
     """Return a note if a rank set by a flag changes the scale of the update, because alpha stays."""
     (rank, alpha, root), (own_rank, own_alpha, _) = (
-        [_get_config(each).get(key) for key in ("rank", "alpha", "use_rslora")] for each in (tree, file_tree)
+        [get_config(each).get(key) for key in ("rank", "alpha", "use_rslora")] for each in (tree, file_tree)
     )
     numbers = [each for each in (rank, alpha, own_rank, own_alpha) if type(each) is int and each > 0]
     if len(numbers) < 4 or f"{_CONFIG}rank" not in overridden_keys or f"{_CONFIG}alpha" in overridden_keys:
@@ -69,7 +69,8 @@ def note_scale(tree: dict[str, Json], file_tree: dict[str, Json], overridden_key
     )
 
 
-def _get_config(tree: dict[str, Json]) -> dict[str, Json]:
+def get_config(tree: dict[str, Json]) -> dict[str, Json]:
+    """Return training.config of a manifest's tree; empty if it is missing or no object."""
     training = tree.get("training")
     config = training.get("config") if isinstance(training, dict) else None
     return config if isinstance(config, dict) else {}

@@ -6,6 +6,7 @@ the trainer of the published manifests, so that old files keep their meaning.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -201,13 +202,13 @@ least 20 % faster."""
     load_best_model_at_end: bool | None = None
     """Export the checkpoint with the best evaluation. Default: true, unless evaluation is off."""
     metric_for_best_model: str = "eval_loss"
-    """Only eval_loss (or loss)."""
-    greater_is_better: bool = False
-    """Only false, because a smaller loss is better."""
+    """eval_loss (or loss), or eval/<check>: the rate at which answers pass a check of the judge, such as eval/equal."""
+    greater_is_better: bool | None = None
+    """Follows from metric_for_best_model: false for the loss, true for eval/<check>."""
     early_stopping_patience: PositiveSteps | None = None
-    """Stop after N evaluations without improvement."""
+    """Stop after N evaluations without improvement of metric_for_best_model."""
     early_stopping_threshold: Annotated[float, Field(ge=0)] = 0.0
-    """Minimum decrease of the loss that counts as an improvement."""
+    """Minimum improvement that counts: decrease of the loss, or increase of the rate (0.01: one percentage point)."""
     report_to: tuple[Literal["wandb", "tensorboard", "mlflow"], ...] | None = None
     """Trackers that metrics are logged to, as in transformers; [] is none. Default: W&B by its own settings. MLflow \
 needs MLFLOW_TRACKING_URI."""
@@ -245,9 +246,18 @@ needs MLFLOW_TRACKING_URI."""
         return self.epochs if self.epochs is not None else self.num_epochs
 
     @property
+    def best_check(self) -> str | None:
+        """The judge's check that decides which checkpoint is best; None: the validation loss decides."""
+        name = self.metric_for_best_model
+        return None if name in _LOSS_NAMES else name.removeprefix("eval/")
+
+    @property
     def global_batch_size(self) -> int:
         """Sequences per optimizer step, over all ranks."""
         return self.batch_size * self.gradient_accumulation_steps
+
+
+_LOSS_NAMES = ("eval_loss", "loss", "eval/loss")
 
 
 def _check_adapter(config: TrainingConfig) -> list[str]:
@@ -333,10 +343,15 @@ def _check_cadence(config: TrainingConfig) -> list[str]:
     for name, cadence in (("save", config.save_strategy), ("eval", config.evaluation_strategy)):
         if getattr(config, f"{name}_epochs") is not None and cadence in ("no", "steps"):
             problems.append(f"{name}_epochs: not applicable to strategy {cadence}; remove it, or use epoch")
-    if config.metric_for_best_model not in ("eval_loss", "loss"):
-        problems.append(f"metric_for_best_model: only eval_loss is supported, not {config.metric_for_best_model}")
-    if config.greater_is_better:
-        problems.append("greater_is_better: a smaller loss is better; remove it, or set it to false")
+    metric = config.metric_for_best_model
+    is_loss = metric in _LOSS_NAMES
+    if not is_loss and not re.fullmatch(r"eval/[^\s/]+", metric):
+        problems.append(f"metric_for_best_model: must be eval_loss or eval/<check>, such as eval/parses, not {metric}")
+    elif not is_loss and config.evaluation_strategy == "no":
+        problems.append(f"metric_for_best_model: {metric} requires evaluation, but evaluation_strategy is no")
+    if config.greater_is_better is not None and config.greater_is_better == is_loss:
+        what = "a smaller loss" if is_loss else "a higher rate"
+        problems.append(f"greater_is_better: {what} is better; remove it, or set it to {str(not is_loss).lower()}")
     if config.evaluation_strategy == "no" and config.early_stopping_patience is not None:
         problems.append("early_stopping_patience: requires evaluation, but evaluation_strategy is no")
     return problems

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.core.errors import ManifestError, Problem
-from launcher.manifest.adapter_override import ADAPTER_KEY, adapt_to_adapter, note_scale
+from launcher.manifest.adapter_override import ADAPTER_KEY, adapt_to_adapter, get_config, note_scale
 from launcher.manifest.cache_dir import CACHE_KEY, find_cache_problem
 from launcher.manifest.model import Manifest
 from launcher.manifest.overrides import apply_overrides, list_overridden_keys, remove_nulls
 from launcher.manifest.parse_json import Json, read_json_object, walk_keys
 from launcher.manifest.problems import MAX_REPORTED, find_problems
 from launcher.manifest.upgrade import V1_ONLY_KEYS, is_schema_1, path_in_schema_1, upgrade
+
+_CONFIG = "training.config."
+_METRIC_KEY = f"{_CONFIG}metric_for_best_model"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +47,8 @@ def load_manifest(path: Path, overrides: Sequence[str] = ()) -> LoadedManifest:
     overridden_keys = list_overridden_keys(overrides)
     if ADAPTER_KEY in overridden_keys:
         tree, notes = adapt_to_adapter(tree, upgrade(file_tree), overridden_keys)
+    if _METRIC_KEY in overridden_keys and f"{_CONFIG}greater_is_better" not in overridden_keys:
+        get_config(tree).pop("greater_is_better", None)  # of the manifest's own metric; follows from the new one
     notes += note_scale(tree, upgrade(file_tree), overridden_keys)
     valid_tree = remove_nulls(tree, overrides)
     problems, manifest = _check(tree, valid_tree, is_v1)

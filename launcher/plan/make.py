@@ -36,7 +36,7 @@ from launcher.plan.smoke import make_smoke_sizes, replace_reasons
 from launcher.plan.speed_estimate import lookup_speed_correction, make_speed_plan
 from launcher.plan.strategy import Candidate, explain_strategy, make_candidates
 from launcher.plan.suggestions import make_does_not_fit_error
-from launcher.plan.task_eval import decide_task_eval
+from launcher.plan.task_eval import decide_task_eval, keep_evaluable
 from launcher.plan.torch_compile import decide_compile, disable_under_zero3, make_compile_plan
 
 
@@ -167,7 +167,7 @@ def _assemble(context: PlanContext, choice: _Choice) -> Plan:
         profile_steps=context.options.profile_steps,
         memory=_make_memory_plan(inputs, layout, saving_bytes),
         speed=speed.model_copy(update={"fewer_gpus_note": fewer_gpus}),
-        oom_fallbacks=make_oom_fallbacks(inputs, layout, candidates),
+        oom_fallbacks=keep_evaluable(make_oom_fallbacks(inputs, layout, candidates), task_eval),
         decisions=tuple(name_flags(replace_reasons(decisions, context.replaced), context.options)),
         notes=(*make_notes(context, inputs, layout, fewer_gpus), *_more_notes(context, speed, task_eval)),
     )

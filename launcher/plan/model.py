@@ -19,6 +19,7 @@ from launcher.core.choices import (
     Strategy,
 )
 from launcher.core.frozen_model import Frozen
+from launcher.core.metrics import EVAL_LOSS
 from launcher.core.units import format_price
 from launcher.hardware.model import Hardware
 from launcher.manifest.dataset import FieldMapping, Task
@@ -203,6 +204,7 @@ class SchedulePlan(Frozen):
     evaluate_every_epochs: float | None
     logging_steps: int
     load_best_model_at_end: bool
+    metric_for_best_model: str = EVAL_LOSS  # or eval/<check>: a rate, of which a higher one is better
     early_stopping_patience: int | None
     early_stopping_threshold: float
     seed: int
@@ -251,6 +253,7 @@ class TaskEvalPlan(Frozen):
     num_rows: int  # per evaluation; an upper bound unless is_fixed
     is_fixed: bool  # use num_rows whatever they take
     time_share: float  # otherwise: fraction of the training time that task evaluation may take
+    min_rows: int = 0  # a check decides which checkpoint is best: fewer judged rows are an error
 
 
 class GuardPlan(Frozen):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from launcher.core.errors import Problem, show_value
 from launcher.core.frozen_model import Frozen, flatten
+from launcher.core.metrics import EVAL_LOSS
 from launcher.plan.model import AdapterPlan, DataPlan, OptimizerPlan, Plan
 
 # Groups of the plan -> keys in them that do not affect learning.
@@ -35,6 +36,8 @@ def collect_learning_settings(plan: Plan) -> dict[str, object]:
         value = tree[group]
         picked[group] = {key: below for key, below in value.items() if key not in ignored} if value else value
     values = flatten(picked)
+    if plan.schedule.metric_for_best_model != EVAL_LOSS:  # the default is left out: older checkpoints do not have it
+        values["schedule.metric_for_best_model"] = plan.schedule.metric_for_best_model
     if plan.schedule.warmup_ratio is None:
         values["schedule.warmup_steps"] = plan.schedule.warmup_steps
     return values

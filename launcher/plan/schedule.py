@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from launcher.core.errors import InputError
+from launcher.core.metrics import EVAL_LOSS, EVAL_PREFIX
 from launcher.core.units import format_duration
 from launcher.manifest.adapter_override import ADAPTER_KEY, FULL_LEARNING_RATE
 from launcher.manifest.config import Cadence, TrainingConfig
@@ -71,6 +72,7 @@ def decide_schedule(
         evaluate_every_epochs=evaluating.epochs,
         logging_steps=config.logging_steps,
         load_best_model_at_end=loads_best(config),
+        metric_for_best_model=_name_best_metric(context),
         early_stopping_patience=config.early_stopping_patience,
         early_stopping_threshold=config.early_stopping_threshold,
         seed=config.seed,
@@ -153,6 +155,12 @@ def loads_best(config: TrainingConfig) -> bool:
     if config.load_best_model_at_end is not None:
         return config.load_best_model_at_end
     return config.evaluation_strategy != "no"
+
+
+def _name_best_metric(context: PlanContext) -> str:
+    """Return the metric that decides which checkpoint is best; answers of random weights are not judged."""
+    check = context.config.best_check
+    return EVAL_LOSS if check is None or context.options.random_weights else f"{EVAL_PREFIX}{check}"
 
 
 def _warmup_steps(config: TrainingConfig, length: RunLength) -> int | None:

@@ -20,6 +20,7 @@ from pydantic import Field, JsonValue, model_validator
 from launcher.core.choices import Strategy
 from launcher.core.errors import InputError
 from launcher.core.frozen_model import Frozen
+from launcher.core.metrics import EVAL_LOSS
 from launcher.core.run_files import MAX_STEPS, open_regular, parse_model, read_text
 from launcher.core.run_paths import RunPaths
 
@@ -42,6 +43,8 @@ class BestState(Frozen):
     step: int | None = Field(ge=0)
     value: float | None
     worse_in_a_row: int = Field(ge=0)
+    metric: str = EVAL_LOSS  # that `value` is of
+    loss: float | None = None  # of the validation split; decides between equal rates
 
 
 class CheckpointManifest(Frozen):

@@ -48,8 +48,11 @@ def _train_from(
     batches = build_loader(run.batches(), run.plan.loader, progress.step, prefetch=device.type != "cpu")
     timer = StepTimer(device)
     if progress.owes_evaluation:
+        values = evaluator.evaluate(progress.step)
+        if values is None:
+            return
         progress.owes_evaluation = False
-        results.report_evaluation(progress.step, evaluator.evaluate(progress.step))
+        results.report_evaluation(progress.step, values)
         observer.on_save(run, progress)  # again, with the result of the evaluation
         timer.restart()
     while progress.step < run.num_steps and not observer.should_stop():
@@ -66,8 +69,12 @@ def _train_from(
             results.flush()
         if evaluates:
             progress.owes_evaluation = True
-            saves |= results.report_evaluation(step, evaluator.evaluate(step))
-            progress.owes_evaluation = False
+            values = evaluator.evaluate(step)
+            if values is None:  # a signal interrupted it: the resumed run repeats it, so that the best step is the same
+                saves = stops = True
+            else:
+                saves |= results.report_evaluation(step, values)
+                progress.owes_evaluation = False
         if saves:
             run.heartbeat.beat("saving")
             observer.on_save(run, progress)

@@ -141,7 +141,8 @@ def _train_once(
         goodput=goodput.read(),
     )
     # Not by `stop`: the signal may have reached another rank only.
-    return TrainResult(steps_done=steps_done, was_interrupted=steps_done < run.num_steps and not best.stop_reason)
+    is_unfinished = steps_done < run.num_steps or resume_point.progress.owes_evaluation
+    return TrainResult(steps_done=steps_done, was_interrupted=is_unfinished and not best.stop_reason)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

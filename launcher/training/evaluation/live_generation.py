@@ -29,6 +29,10 @@ class TaskEvalError(Exception):
     """Answers cannot be generated or judged. The training continues without these task metrics."""
 
 
+class EvalInterruptedError(TaskEvalError):
+    """The run is stopping."""
+
+
 class AttentionNotRestoredError(RunFailedError):
     """The training's attention is not active again after generation. Continuing would train something else."""
 
@@ -98,7 +102,7 @@ class LiveGenerator:
     def _on_token(self) -> None:
         self._run.heartbeat.beat("evaluating")
         if self._is_stopping():
-            raise TaskEvalError("the run is stopping")
+            raise EvalInterruptedError("the run is stopping")
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Task metrics during training: the live model answers validation rows, and the expert's judge grades the answers.
 
-A failure here is logged and costs the run only its task metrics.
+A failure here is logged and costs the run only its task metrics, unless they decide which checkpoint is best.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from accelerate.utils import gather_object
 
 from launcher.core import metrics
-from launcher.core.errors import first_line
+from launcher.core.errors import InputError, first_line
 from launcher.core.run_paths import write_text_atomically
 from launcher.core.units import format_duration
 from launcher.corpus.heldout import HeldOutRows, load_held_out_rows
@@ -32,7 +32,7 @@ from launcher.training.evaluation.eval_budget import (
     load_slice,
     save_slice,
 )
-from launcher.training.evaluation.live_generation import LiveGenerator, TaskEvalError
+from launcher.training.evaluation.live_generation import EvalInterruptedError, LiveGenerator, TaskEvalError
 from launcher.training.inference.generate import Answer
 from launcher.training.inference.grade import GeneratedAnswers, grade, make_reference_rows
 
@@ -62,7 +62,7 @@ def _broadcast(run: TrainingRun, compute: Callable[[], T]) -> T:
     try:
         result = compute()
     except TaskEvalError as error:
-        result = TaskEvalError(str(error))
+        result = type(error)(str(error))
     result = broadcast_object(run.engine.accelerator, result)
     if isinstance(result, TaskEvalError):
         raise result
@@ -86,9 +86,18 @@ def build_task_evaluator(
         evaluator = TaskEvaluator(run, spec, *inputs, is_stopping)
         evaluator.choose_rows()
     except TaskEvalError as error:
+        if task_eval.min_rows:
+            raise _make_undecided_error(run, str(error)) from None
         run.log(f"note: no task metrics during training: {error}")
         return None
     return evaluator
+
+
+def _make_undecided_error(run: TrainingRun, reason: str) -> InputError:
+    return InputError(
+        f"{run.plan.schedule.metric_for_best_model} cannot decide which checkpoint is best: {reason}",
+        hint="train a new run with more validation rows, or --set training.config.metric_for_best_model=eval_loss",
+    )
 
 
 def _load_inputs(
@@ -101,7 +110,10 @@ def _load_inputs(
         task_slice = load_slice(run.paths.evaluations / "slice.json")
         manifest = load_manifest(run.paths.manifest).manifest
         limit = num_rows if task_slice is None else task_slice.num_rows
-        with closing(open_judge(manifest)):
+        with closing(open_judge(manifest)) as judge:
+            names, metric = [check.name for check in judge.checks], run.plan.schedule.metric_for_best_model
+            if metric != metrics.EVAL_LOSS and metric.removeprefix(metrics.EVAL_PREFIX) not in names:
+                raise TaskEvalError(f"the judge has no check of this name, only {', '.join(names)}")
             return load_held_out_rows(spec, limit, "validation", among=MAX_TASK_ROWS), manifest, task_slice
 
 
@@ -121,10 +133,14 @@ class TaskEvaluator:
         self._generator = LiveGenerator(run, spec, manifest.training.decoding or Decoding(), is_stopping)
         self._slice = task_slice
         self._last_step: int | None = None
+        task_eval = run.plan.task_eval
+        self._min_rows = 0 if task_eval is None else task_eval.min_rows
+        self.is_owed = False  # the last evaluation was interrupted, and decides which checkpoint is best
 
     def choose_rows(self) -> None:
         """Choose the rows for all evaluations of this run, or raise TaskEvalError if none fit the time budget."""
         run, rows = self._run, self._held_out.rows
+        self._check_enough(len(rows))
         max_new_tokens = limit_new_tokens(max(self._generator.count_tokens(row.answer) for row in rows))
         self._generator.limit_batch_size([row.prompt for row in rows], max_new_tokens)
         if self._slice is None:
@@ -134,10 +150,16 @@ class TaskEvaluator:
         when = "before the first step and after the last" if self._slice.only_ends else "at each evaluation"
         run.log(f"answers to {len(self._held_out.rows)} validation rows are judged {when}: {self._slice.why}")
 
+    def _check_enough(self, num_rows: int) -> None:
+        if num_rows < self._min_rows:
+            raise TaskEvalError(f"{num_rows} judged rows are too few; at least {self._min_rows} are needed")
+
     def is_due(self, step: int, *, is_last: bool = False) -> bool:
         """Return whether answers are judged after this step."""
         assert self._slice is not None
         if step == self._last_step:
+            return False
+        if is_last and self._min_rows:  # stopped early: by this step's evaluation, perhaps before a resume
             return False
         return is_last or not self._slice.only_ends or step in (0, self._run.num_steps)
 
@@ -151,13 +173,28 @@ class TaskEvaluator:
             seconds = time.perf_counter() - began
             with self._run.heartbeat.beating("evaluating"):
                 is_main = self._run.engine.is_main
-                values = _broadcast(self._run, lambda: self._judge(step, answers, seconds) if is_main else {})
+                values, num_judged = _broadcast(
+                    self._run, lambda: self._judge(step, answers, seconds) if is_main else ({}, 0)
+                )
         except TaskEvalError as error:
+            self.is_owed = isinstance(error, EvalInterruptedError) and step > 0 and self._min_rows > 0
             self._run.log(f"note: no task metrics for step {step:,}: {error}")
             return {}
-        return {**values, metrics.TASK_SECONDS: time.perf_counter() - began}
+        self.is_owed = False
+        if step == 0:
+            try:
+                self._check_enough(num_judged)
+            except TaskEvalError as error:
+                raise _make_undecided_error(self._run, str(error)) from None
+        seconds = time.perf_counter() - began
+        if step == 0 and self._min_rows:
+            times, metric = self._count_evaluations(), self._run.plan.schedule.metric_for_best_model
+            cost = f"{times} evaluations of {format_duration(seconds)} take about {format_duration(times * seconds)}"
+            self._run.log(f"{metric} decides which checkpoint is best: {cost}")
+        return {**values, metrics.TASK_SECONDS: seconds}
 
-    def _judge(self, step: int, answers: list[Answer], seconds: float) -> dict[str, float]:
+    def _judge(self, step: int, answers: list[Answer], seconds: float) -> tuple[dict[str, float], int]:
+        """Return the rates, and the number of rows judged by the check that decides which checkpoint is best."""
         assert self._slice is not None
         run, plan = self._run, self._run.plan
         generated = GeneratedAnswers(answers=answers, max_new_tokens=self._slice.max_new_tokens, seconds=seconds)
@@ -165,12 +202,15 @@ class TaskEvaluator:
         title = f"run {run.paths.run_id}, step {step}" if step else f"base {plan.base.name}{quantized}"
         with _as_task_eval_error():
             if self._is_stopping():
-                raise TaskEvalError("the run is stopping")
+                raise EvalInterruptedError("the run is stopping")
             with closing(open_judge(self._manifest)) as judge:
                 result = grade(judge, self._held_out, generated, title=title, plan=plan, manifest=self._manifest)
             run.paths.evaluations.mkdir(exist_ok=True)
             write_text_atomically(run.paths.evaluation_at(step), result.model_dump_json(indent=1) + "\n")
-        return {f"{metrics.EVAL_PREFIX}{check.name}": check.rate for check in result.checks if check.num_judged}
+        judged = {f"{metrics.EVAL_PREFIX}{check.name}": check for check in result.checks if check.num_judged}
+        deciding = judged.get(plan.schedule.metric_for_best_model)
+        rates = {name: check.rate for name, check in judged.items()}
+        return rates, 0 if deciding is None else deciding.num_judged
 
     def _generate(self) -> list[Answer]:
         """Answers to all rows, on every rank; each rank generates its share. A failure is raised on every rank."""
@@ -181,7 +221,7 @@ class TaskEvaluator:
             prompts = [row.prompt for row in rows[engine.rank :: engine.num_ranks]]
             share = self._generator.generate(prompts, self._slice.max_new_tokens)
         except TaskEvalError as error:
-            share = TaskEvalError(str(error))
+            share = type(error)(str(error))
         with self._run.heartbeat.beating("evaluating"):  # other ranks may need longer
             gathered = gather_object([share]) if engine.num_ranks > 1 else [share]
         shares: list[list[Answer]] = []
@@ -213,12 +253,15 @@ class TaskEvaluator:
         return task_slice
 
     def _compute_budget(self, share: float) -> TimeBudget:
-        run, schedule = self._run, self._run.plan.schedule
-        every = schedule.evaluate_every_steps, schedule.evaluate_every_epochs
-        times = 1 + sum(run.is_due(step, *every) for step in range(1, run.num_steps + 1))
+        run, times = self._run, self._count_evaluations()
         seconds = run.plan.speed.seconds_per_step
         training = times * _DEFAULT_SECONDS / share if seconds is None else run.num_steps * seconds
         return TimeBudget(training_seconds=training, share=share, num_evaluations=times)
+
+    def _count_evaluations(self) -> int:
+        run, schedule = self._run, self._run.plan.schedule
+        every = schedule.evaluate_every_steps, schedule.evaluate_every_epochs
+        return 1 + sum(run.is_due(step, *every) for step in range(1, run.num_steps + 1))
 
     def _measure_speed(self) -> GenerationSpeed:
         """Times a few tokens of one batch, after a warm-up, and the judging of some references."""

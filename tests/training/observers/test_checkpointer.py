@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,11 @@ from launcher.core import metrics
 from launcher.core.errors import RunFailedError
 from launcher.core.metrics import StepMetrics
 from launcher.corpus.store import Store
-from launcher.plan.model import Plan
+from launcher.plan.model import Plan, SchedulePlan
+from launcher.runs.checkpoints import BestState
 from launcher.training.checkpoint import snapshot
+from launcher.training.checkpoint.progress import TrainProgress
+from launcher.training.checkpoint.resume import ResumeOptions, resume_run
 from launcher.training.checkpoint.weights import save_weights, write_exact_weights
 from launcher.training.engine.run import TrainingRun
 from launcher.training.loop import train
@@ -138,6 +142,107 @@ def test_early_stopping(
     assert [step.step for step in recorder.steps] == list(range(1, stopped + 1)), (
         "every step was reported, the last too"
     )
+
+
+RATES = {1: 0.5, 2: 0.8, 3: 0.8, 4: 0.7, 5: 0.8, 6: 0.6}
+LOSSES = {1: 1.0, 2: 3.0, 3: 2.0, 4: 0.5, 5: 2.0, 6: 0.1}
+
+
+def make_best(patience: int | None = None, threshold: float = 0.0) -> BestCheckpoint:
+    changes: dict[str, Any] = {
+        "metric_for_best_model": "eval/equal",
+        "early_stopping_patience": patience,
+        "early_stopping_threshold": threshold,
+        "load_best_model_at_end": True,
+    }
+    return BestCheckpoint(SchedulePlan.model_construct(**changes))
+
+
+def observe(best: BestCheckpoint, steps: Sequence[int]) -> list[int]:
+    """Return the steps at which a checkpoint is requested, up to an early stop."""
+    requested = []
+    for step in steps:
+        if best.should_stop():
+            break
+        values = {"eval/loss": LOSSES[step], "eval/equal": RATES[step]} if step else {"eval/equal": 1.0}
+        if best.on_evaluation(None, StepMetrics(step=step, epoch=0.0, values=values)):  # type: ignore[arg-type]
+            requested.append(step)
+    return requested
+
+
+def test_the_highest_rate_is_best_and_the_loss_decides_between_equal_rates() -> None:
+    best = make_best()
+    assert observe(best, range(7)) == [1, 2, 3]  # step 0 is the base; 5 has the rate and the loss of 3
+    assert (best.step, best.value) == (3, 0.8)
+
+
+@pytest.mark.parametrize(("patience", "threshold", "last"), [(1, 0.0, 3), (2, 0.0, 4), (3, 0.2, 5), (4, 0.0, 6)])
+def test_early_stopping_by_a_rate(patience: int, threshold: float, last: int) -> None:
+    best = make_best(patience, threshold)
+    observe(best, range(last + 1))
+    assert best.should_stop()
+    assert "no improvement of eval/equal on step 3" in best.stop_reason
+    assert not (observe(earlier := make_best(patience, threshold), range(last)) and earlier.should_stop())
+
+
+@pytest.mark.parametrize("cut", range(7))
+def test_the_best_rate_is_the_same_after_a_resume(cut: int) -> None:
+    whole, first, resumed = make_best(3), make_best(3), make_best(3)
+    observe(whole, range(7))
+    observe(first, range(cut))
+    resumed.restore(BestState.model_validate_json(first.state.model_dump_json()))
+    observe(resumed, range(cut, 7))
+    assert resumed.state == whole.state
+
+
+def test_the_best_of_another_metric_is_not_restored() -> None:
+    best = make_best()
+    best.restore(BestState(step=4, value=2.5, worse_in_a_row=1))
+    assert best.state == make_best().state
+
+
+class Interrupted:
+    """Task evaluations by script; a signal interrupts that of one step."""
+
+    def __init__(self, step: int | None) -> None:
+        self._step, self.is_owed, self.evaluated = step, False, list[int]()
+
+    def is_due(self, step: int, *, is_last: bool = False) -> bool:
+        return step > 0 and not is_last
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        self.is_owed = step == self._step
+        if self.is_owed:
+            return {}
+        self.evaluated.append(step)
+        return {"eval/equal": RATES[step]}
+
+
+@pytest.mark.parametrize("at", [2, 4, 6])
+def test_an_interrupted_evaluation_is_repeated_after_a_resume(
+    plan: Plan, held_out: Store, tmp_path: Path, at: int
+) -> None:
+    schedule = {"max_steps": 6, "evaluate_every_steps": 2, "metric_for_best_model": "eval/equal"}
+    varied = vary(plan, {f"schedule.{key}": value for key, value in schedule.items()})
+
+    def go(root: Path, tasks: Interrupted) -> tuple[TrainingRun, BestCheckpoint, TrainProgress]:
+        run = build(varied, held_out, root)
+        best, resume_point = BestCheckpoint(run.plan.schedule), resume_run(run, ResumeOptions())
+        if resume_point.best is not None:
+            best.restore(resume_point.best)
+        observers = Observers([best, checkpointer := Checkpointer(best)])
+        train(run, observers, resume_point.progress, tasks=tasks)  # type: ignore[arg-type]
+        checkpointer.close()
+        return run, best, resume_point.progress
+
+    whole, whole_best, _ = go(tmp_path / "whole", Interrupted(None))
+    _, _, progress = go(tmp_path / "cut", Interrupted(at))
+    assert (progress.step, progress.owes_evaluation) == (at, True)
+    resumed, best, progress = go(tmp_path / "cut", repeated := Interrupted(None))
+    assert repeated.evaluated == list(range(at, 7, 2))
+    assert (progress.step, progress.owes_evaluation) == (6, False)
+    assert best.state == whole_best.state
+    assert (resumed.paths.adapter / WEIGHTS).read_bytes() == (whole.paths.adapter / WEIGHTS).read_bytes()
 
 
 def test_the_best_of_real_evaluations(plan: Plan, held_out: Store, tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.core.errors import InputError
-from launcher.judges.registry import open_judge, resolve_judge_name
+from launcher.judges.registry import list_check_names, open_judge, resolve_judge_name
 from launcher.manifest import load_manifest
+from launcher.manifest.trust import TRUST_VARIABLE
 from tests.conftest import WriteManifest, expert_manifests, published_manifests
 
 
@@ -24,6 +26,19 @@ def test_published_experts_have_a_judge(file: Path) -> None:
     manifest = load_manifest(file).manifest
     known = None if manifest.name.startswith("test-") else {"neo4j": "cypher"}.get(manifest.expert, manifest.expert)
     assert resolve_judge_name(manifest) == known
+
+
+@pytest.mark.parametrize("file", expert_manifests(), ids=lambda file: file.parent.name)
+def test_known_check_names_are_those_of_the_judge(file: Path) -> None:
+    manifest = load_manifest(file).manifest
+    with closing(open_judge(manifest)) as judge:
+        assert list_check_names(manifest) == tuple(check.name for check in judge.checks)
+
+
+def test_a_judge_command_has_one_check(write_manifest: WriteManifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TRUST_VARIABLE, "1")
+    manifest = load_manifest(write_manifest({"evaluation": {"judge_command": ["true"]}})).manifest
+    assert list_check_names(manifest) == tuple(check.name for check in open_judge(manifest).checks)
 
 
 def open_named(write_manifest: WriteManifest, changes: dict[str, Any]) -> Any:

@@ -59,9 +59,29 @@ WRONG_VALUES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     (
         {CONFIG + "metric_for_best_model": "eval_accuracy"},
         (),
-        "training.config.metric_for_best_model: only eval_loss is supported, not eval_accuracy",
+        "training.config.metric_for_best_model: must be eval_loss or eval/<check>, such as eval/parses, not eval_acc",
+    ),
+    (
+        {CONFIG + "metric_for_best_model": "eval/a b"},
+        (),
+        "training.config.metric_for_best_model: must be eval_loss or eval/<check>",
+    ),
+    (
+        {
+            CONFIG + "metric_for_best_model": "eval/equal",
+            CONFIG + "evaluation_strategy": "no",
+            CONFIG + "greater_is_better": True,
+            CONFIG + "load_best_model_at_end": False,
+        },
+        (),
+        "training.config.metric_for_best_model: eval/equal requires evaluation, but evaluation_strategy is no",
     ),
     ({CONFIG + "greater_is_better": True}, (), "training.config.greater_is_better: a smaller loss is better"),
+    (
+        {CONFIG + "metric_for_best_model": "eval/equal", CONFIG + "greater_is_better": False},
+        (),
+        "training.config.greater_is_better: a higher rate is better; remove it, or set it to true",
+    ),
     ({CONFIG + "adapter_type": "ia3"}, (), "training.config.rank: not applicable to adapter_type ia3; remove it"),
     ({CONFIG + "adapter_type": "full"}, (), "training.config.target_modules: not applicable to adapter_type full"),
     (

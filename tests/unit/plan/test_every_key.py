@@ -126,6 +126,10 @@ for key in ("project", "entity", "group", "name", "notes"):
 CHANGES["training.config.report_to"] = {"training.config.report_to": ["tensorboard"]}
 CHANGES["training.config.wandb.tags"] = {"training.config.wandb.tags": ["x"]}
 CHANGES["training.config.wandb.artifacts"] = {"training.config.wandb.artifacts": ["adapter"]}
+CHANGES["training.config.metric_for_best_model"] = {
+    "training.config.metric_for_best_model": "eval/matches",
+    "training.config.greater_is_better": None,
+}
 CHANGES["evaluation.judge"] = {"evaluation": {"judge": "sql"}}
 CHANGES["evaluation.judge_command"] = {"evaluation": {"judge_command": ["judge"]}}
 CHANGES["evaluation.task_rows"] = {"evaluation": {"task_rows": 5}}
@@ -135,7 +139,6 @@ CHANGES["training.config.wandb.mode"] = {"training.config.wandb.mode": "disabled
 # Keys with a single supported value.
 REFUSES: dict[str, dict[str, Any]] = {
     "training.config.method": {"training.config.method": "dpo"},
-    "training.config.metric_for_best_model": {"training.config.metric_for_best_model": "eval_accuracy"},
     "training.config.greater_is_better": {"training.config.greater_is_better": True},
 }
 # Objects whose keys are tested.
