@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -26,6 +27,9 @@ MAX_STEPS = 10**9
 MAX_VALUE = 1e40  # FP32 ends at 3.4e38
 
 T = TypeVar("T")
+
+
+_WORD_START = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -76,7 +80,7 @@ def load_model(kind: type[T], path: Path) -> T:
 
 def parse_model(kind: type[T], text: str, path: Path) -> T:
     """Parse a JSON text as a pydantic model or a dataclass; `path` is for the message of the InputError."""
-    invalid = f"{path}: not a valid {kind.__name__.lower()}"
+    invalid = f"{path}: not a valid {_WORD_START.sub(' ', kind.__name__).lower()}"
     hint = "it was edited or damaged, or another version wrote it"
     try:
         value: T = TypeAdapter(kind).validate_json(text)

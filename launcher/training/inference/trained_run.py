@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, StringConstraints
 
 from launcher.core.errors import InputError
-from launcher.core.run_files import check_regular_files
+from launcher.core.run_files import check_regular_files, load_model
 from launcher.core.run_paths import RunPaths
 from launcher.manifest import Manifest, load_manifest
 from launcher.manifest.trust import allow_remote_code, check_trust, list_remote_code
@@ -15,6 +18,25 @@ from launcher.runs.record import Outcome, load_outcome
 
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _MODEL_FILES = ("config.json",)
+
+
+# Names of modules; PEFT takes patterns too, and a hostile one never ends.
+_Name = Annotated[str, StringConstraints(pattern=r"^[\w.-]{1,200}$")]
+_Names = list[_Name] | _Name | None
+
+
+class AdapterConfig(BaseModel):
+    """The part of PEFT's adapter_config.json that is checked before PEFT reads it."""
+
+    peft_type: Literal["LORA", "IA3"] = "LORA"
+    r: Annotated[int, Field(ge=1, le=65536)] | None = None
+    target_modules: _Names = None
+    exclude_modules: _Names = None
+    feedforward_modules: _Names = None
+    modules_to_save: _Names = None
+    layers_pattern: _Names = None
+    rank_pattern: dict[_Name, int] | None = None
+    alpha_pattern: dict[_Name, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +93,8 @@ def _check_weights(paths: RunPaths, plan: Plan, outcome: Outcome | None) -> None
     if missing:
         raise InputError(f"{paths.adapter} is incomplete: {', '.join(missing)} is missing", hint=_suggest_fix(paths))
     check_regular_files(paths.adapter)
+    if plan.adapter.kind != "full":
+        load_model(AdapterConfig, paths.adapter / "adapter_config.json")
 
 
 def _describe_outcome(outcome: Outcome | None) -> str:

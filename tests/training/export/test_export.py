@@ -313,6 +313,32 @@ def test_damaged_adapter_is_refused(
     assert list_leftovers(paths) == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"target_modules": "(.*)*(.*)*(.*)*x$"}, "not a valid adapter config"),
+        ({"exclude_modules": "(a+)+$"}, "not a valid adapter config"),
+        ({"rank_pattern": {"(a+)+$": 4}}, "not a valid adapter config"),
+        ({"layers_pattern": ["(a+)+$"], "layers_to_transform": [0]}, "not a valid adapter config"),
+        ({"peft_type": "../../x"}, "not a valid adapter config"),
+        ({"r": 10**12}, "not a valid adapter config"),
+        ({"r": [1]}, "not a valid adapter config"),
+    ],
+)
+def test_hostile_adapter_config_is_refused_before_peft_reads_it(
+    trained: Trained,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    words: str,
+) -> None:
+    paths = copy_run(trained, tmp_path)
+    file = paths.adapter / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    assert export_here(paths) == 2
+    assert words in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("verb", "package"), [("export", "export"), ("ask", "inference")])
 def test_missing_package_is_named(trained: Trained, verb: str, package: str) -> None:  # noqa: F811
     script = (
