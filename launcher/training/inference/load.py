@@ -20,7 +20,16 @@ from launcher.training.inference.trained_run import TrainedRun
 from launcher.training.model.base_model import DTYPES, load_base, needs_eager_attention
 
 # What libraries raise on files that are damaged, or of another model; RecursionError is a RuntimeError.
-_LOADING_ERRORS = (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, SafetensorError)
+_LOADING_ERRORS = (
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RuntimeError,
+    ImportError,
+    SafetensorError,
+)
 _MEMORY_FACTOR = 1.3  # GPU memory relative to the weights: activations, logits, allocator
 
 

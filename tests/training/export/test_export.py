@@ -323,6 +323,7 @@ def test_damaged_adapter_is_refused(
         ({"peft_type": "../../x"}, "not a valid adapter config"),
         ({"r": 10**12}, "not a valid adapter config"),
         ({"r": [1]}, "not a valid adapter config"),
+        ({"init_lora_weights": "loftq", "loftq_config": {"loftq_bits": 4}}, "is not compatible with launcher/tiny"),
     ],
 )
 def test_hostile_adapter_config_is_refused_before_peft_reads_it(
