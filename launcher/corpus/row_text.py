@@ -1,4 +1,4 @@
-"""Texts of a row: a field, a field inside an object (`meta.title`), or a format of several fields."""
+"""Texts of a row: a field, one inside an object or a list (`meta.title`, `tags.0`), or a format of several fields."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from launcher.corpus.rows import Json, Row, RowFault
 _FORMAT_PART = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
 _MAX_NESTED = 3  # levels of objects whose fields are offered by name
 _MAX_COLUMNS = 500
+_CHAT_KEYS = {"role", "from"}  # of messages, which are read as a chat
 
 
 class UnusableRowError(Exception):
@@ -74,7 +75,7 @@ def list_columns(text: RowText) -> tuple[str, ...]:
 
 
 def list_fields(rows: Sequence[Row]) -> list[str]:
-    """Return the names of all fields, those inside objects with dots."""
+    """Return the names of all fields; those inside objects, and the first entries of lists, with dots."""
     names: dict[str, None] = {}
     for row in rows:
         if len(names) < _MAX_COLUMNS:
@@ -90,16 +91,23 @@ def _list_nested(fields: Mapping[str, Json], prefix: str, levels: int) -> Iterat
     for name, value in fields.items():
         if prefix:
             yield f"{prefix}{name}"
+        if isinstance(value, list) and value and not (isinstance(value[0], dict) and _CHAT_KEYS & set(value[0])):
+            value = {"0": value[0]}
         if isinstance(value, dict) and levels:
             yield from _list_nested(value, f"{prefix}{name}.", levels - 1)
 
 
 def look_up(fields: Mapping[str, Json], name: str) -> Json:
-    """Return the value of a field; `a.b` is the field b of the object a, unless a field has that name."""
+    """Return the value of a field; `a.b` is the field b of the object a, unless a field has that name.
+
+    `a.0` is the first entry of the list a.
+    """
     if name in fields or "." not in name:
         return fields.get(name)
     first, _, rest = name.partition(".")
     value = fields.get(first)
+    if isinstance(value, list):
+        value = {"0": value[0]} if value else None
     return look_up(value, rest) if isinstance(value, dict) else None
 
 

@@ -29,6 +29,7 @@ _SUFFIXES: dict[str, Format] = {
 _UTF8_BOM = b"\xef\xbb\xbf"
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 NOT_UTF8 = "not UTF-8"
+_CELLS = "a different number of cells than the header; text with commas needs quotes"
 TOO_DEEP = f"nested too deeply (more than {MAX_DEPTH} levels)"
 # Unsupported formats, and how to convert them.
 _OTHER_SUFFIXES = {
@@ -202,6 +203,8 @@ def _data_files(folder: Path) -> list[str]:
 def _read_jsonl(path: Path, repeated: Counter[str] | None) -> Iterator[Row | BadRow]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
+            if number == 1 and line.startswith((*_UTF16_BOMS, b"{\0", b"\0{")):  # json.loads would accept most lines
+                raise InputError(f"{path}: {NOT_UTF8}", hint=hint_encoding(path))
             raw = line.removeprefix(_UTF8_BOM) if number == 1 else line
             if raw.strip():
                 yield _parse_line(raw, number, repeated)
@@ -276,7 +279,7 @@ def _read_csv(path: Path) -> Iterator[Row | BadRow]:
             _check_names(path, reader.fieldnames or ())
             for fields in reader:
                 if None in fields or None in fields.values():
-                    yield BadRow(number=reader.line_num, reason="a different number of cells than the header")
+                    yield BadRow(number=reader.line_num, reason=_CELLS)
                 else:
                     yield Row(number=reader.line_num, fields=fields)
         except UnicodeDecodeError as error:

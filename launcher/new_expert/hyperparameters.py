@@ -10,6 +10,7 @@ _LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 _USUAL_LENGTH = 2048
 _COVERED_SHARE = 0.99  # of the rows fit into a sequence
 _BATCH_SIZES = (48, 32, 24, 16, 12, 8, 4, 2)  # sequences per step; most are divisible by 2, 3 and 4 GPUs
+_FEW_STEPS = 20  # an adapter hardly changes in fewer
 _MIN_STEPS = 100  # with fewer optimizer steps, a smaller batch learns more
 _MANY_ROWS, _FEW_ROWS = 10_000, 1_000
 
@@ -45,6 +46,11 @@ def choose_hyperparameters(
     batch = next((batch for batch in _BATCH_SIZES if steps[batch] >= _MIN_STEPS), _BATCH_SIZES[-1])
     few = steps[_BATCH_SIZES[0]]
     small = f"; small because the dataset is small: {_BATCH_SIZES[0]} would give only {few} step{'s'[: few != 1]}"
+    if few == steps[batch]:
+        small = "; an epoch is smaller than a batch"
+    if steps[batch] < _FEW_STEPS:
+        more = ceil(epochs * _FEW_STEPS / steps[batch])
+        small += f"; so few steps hardly learn: add rows, or set epochs to {more} or more"
     num_cut = sum(tokens > length for tokens in row_tokens)
     cut = f"; {num_cut:,} of {len(row_tokens):,} are longer and will be truncated" if num_cut else ""
     return Hyperparameters(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from launcher.core.errors import InputError, Problem
 from launcher.corpus.conversations import ROLES, RowReader, find_task_field, make_row_reader
 from launcher.corpus.dialects import find_dialect, parse_conversation
-from launcher.corpus.row_text import list_columns, list_fields, parse_row_text
+from launcher.corpus.row_text import list_columns, list_fields, look_up, parse_row_text
 from launcher.corpus.rows import BadRow, Rejections, Row, RowFault
 from launcher.manifest.dataset import FieldMapping
 from launcher.manifest.suggest import find_closest
@@ -33,6 +33,7 @@ _NAMES = {
 _KNOWN = {role: names.split() for role, names in _NAMES.items()}
 _MANIFEST_KEYS = {"prompt": "instruction", "context": "input", "answer": "response"}  # of field_mapping
 _EXACT_NAME, _LAST_WORD = 100, 50  # scores of the first name of a role
+_SQUAD_ANSWER = "answers.text.0"  # of SQuAD's layout, which many datasets have: a list of equivalent answers
 
 MAJORITY = 0.5  # share of the rows that a field must have to be the prompt or the answer
 _FIELD_FLAGS = "name them with --prompt-field and --answer-field"
@@ -120,7 +121,10 @@ def list_reasons(rejections: Rejections) -> tuple[Problem, ...]:
     """List why rows cannot be used, the most frequent reason first."""
     counted = sorted(rejections.counts.items(), key=lambda item: -item[1])
     return tuple(
-        Problem(where=f"{count:,} rows", what=f"{reason} (line {', '.join(map(str, rejections.places[reason][:5]))})")
+        Problem(
+            where=f"{count:,} row{'s'[: count != 1]}",
+            what=f"{reason} (line {', '.join(map(str, rejections.places[reason][:5]))})",
+        )
         for reason, count in counted[:_SHOWN_REASONS]
     )
 
@@ -211,7 +215,10 @@ def _find_pair(profile: RowProfile, flags: FieldFlags) -> Chosen | None:
             return {given: 1000}
         counted = (field.num_text + field.num_chats + (field.num_values if role == "answer" else 0) for field in free)
         usable = (field.name for field, count in zip(free, counted, strict=True) if _is_majority(profile, count))
-        return {name: score_name(name, role) for name in usable if name != taken}
+        scores = {name: score_name(name, role) for name in usable if name != taken}
+        if role == "answer" and _SQUAD_ANSWER in list_fields(profile.rows):
+            scores[_SQUAD_ANSWER] = _LAST_WORD
+        return scores
 
     prompts, answers = list_scores("prompt", "answer"), list_scores("answer", "prompt")
     pairs = [(p, a) for p in prompts for a in answers if p != a and prompts[p] and answers[a]]
@@ -226,6 +233,9 @@ def _find_pair(profile: RowProfile, flags: FieldFlags) -> Chosen | None:
             if not (getattr(flags, role) and len(texts) == 1):
                 roles = ("metadata", "context", "system")
                 texts = [field for field in texts if not any(score_name(field.name, each) for each in roles)]
+            objects = (field.name for field in free if _is_majority(profile, field.num_values))
+            if other == "answer" and any(score_name(name.removesuffix("s"), other) for name in objects):
+                return None  # the answer is inside an object, or a list
             if len(texts) == 1:
                 return {role: (known, reasons[role]), other: (texts[0].name, "the only other field of text")}
             return None
@@ -295,7 +305,11 @@ def _make_guesses(profile: RowProfile, chosen: Chosen) -> tuple[Guess, ...]:
     guesses = []
     for role, (name, reason) in chosen.items():
         field = profile.fields.get(name)
-        if field is None:  # a format, or a field inside an object
+        if field is None and name in list_fields(profile.rows):
+            field = FieldProfile(name=name)
+            for row in profile.rows:
+                field.add(look_up(row.fields, name))
+        if field is None:  # a format
             guesses.append(Guess(name=role, value=name, reason=reason))
             continue
         as_json = f", {field.num_values:,} of them written as JSON" if field.num_values else ""
@@ -305,10 +319,15 @@ def _make_guesses(profile: RowProfile, chosen: Chosen) -> tuple[Guess, ...]:
     unused = [name for name in profile.fields if name not in taken]
     if unused:
         reason = "no role for these fields"
-        if chosen.get("prompt", ("",))[0] in profile.fields:
-            reason += f'; several fields make one prompt: --prompt-field "{{{chosen["prompt"][0]}}}\\n{{{unused[0]}}}"'
+        texts = [name for name in unused if profile.fields[name].num_text and not score_name(name, "metadata")]
+        if texts and chosen.get("prompt", ("",))[0] in profile.fields:
+            reason += f"; {_describe_format((chosen['prompt'][0], texts[0]))}"
         guesses.append(Guess(name="not used", value=", ".join(unused), reason=reason))
     return tuple(guesses)
+
+
+def _describe_format(fields: Sequence[str]) -> str:
+    return f'several fields make one prompt: --prompt-field "{{{fields[0]}}}\\n{{{fields[1]}}}"'
 
 
 def _list_taken(profile: RowProfile, texts: Iterable[str | None]) -> set[str]:
@@ -333,18 +352,21 @@ def _describe_fields(profile: RowProfile) -> tuple[Problem, ...]:
 def _explain_failure(profile: RowProfile) -> InputError:
     problems = (*_describe_fields(profile), *(Problem(where="note", what=note) for note in profile.notes))
     texts = [field.name for field in profile.fields.values() if _is_majority(profile, field.num_text)]
+    nested = ", ".join([name for name in list_fields(profile.rows) if "." in name][:_SHOWN_REASONS])
+    inside = f"; fields inside objects and lists have dots: {nested}" if nested else ""
     if not texts:
-        hint = "they need prompts and answers; name fields inside objects with dots: "
-        hint += "--prompt-field '{question.text}' --answer-field answer.text"
-        return InputError("most rows have no field of text", problems, hint=hint)
+        return InputError(
+            "most rows have no field of text", problems, hint=f"they need prompts and answers: {_FIELD_FLAGS}{inside}"
+        )
     if len(texts) == 1:
-        nested = ", ".join([name for name in list_fields(profile.rows) if "." in name][:3])
         return InputError(
             f"the rows have a single field of text, {texts[0]}, without marked answers",
             problems,
             hint="supervised fine-tuning needs a prompt and an answer: --prompt-field and --answer-field name them"
-            + (f", with dots for fields inside objects ({nested})" if nested else "")
-            + f"; --text-field {texts[0]} trains on every token of it instead",
+            f"{inside}; --text-field {texts[0]} trains on every token of it instead",
         )
-    hint = _FIELD_FLAGS + ("; or is the header, the first line, missing?" if profile.source.format == "csv" else "")
+    inputs = [name for name in texts if not score_name(name, "metadata")]
+    joined = f"; {_describe_format(inputs)}" if len(inputs) + bool(nested) > 2 else ""
+    hint = f"{_FIELD_FLAGS}{joined}{inside}"
+    hint += "; or is the header, the first line, missing?" if profile.source.format == "csv" else ""
     return InputError("cannot infer which field is the prompt and which the answer", problems, hint=hint)

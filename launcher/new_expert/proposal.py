@@ -64,7 +64,8 @@ class Proposal:
     trains_all: bool  # the loss covers every token
     language: Language | None
     hyperparameters: Hyperparameters
-    num_rows: int
+    num_rows: int  # usable
+    num_usable: int  # of the rows that were read
     num_validation: int | None  # rows split off for validation; None: a file is given, or no split is possible
     mask: Mask
     notes: tuple[str, ...]
@@ -101,8 +102,8 @@ class Proposal:
         elif self.num_validation is None:
             value, reason = "none", "too few distinct prompts to split by their hash"
         else:
-            value = self.profile.format_share(self.num_validation)
-            reason = "10 %, split by a hash of the prompt, so that no prompt is in both splits"
+            value = f"{self.num_validation:,} of {self.num_usable:,} rows"
+            reason = "about 10 %, split by a hash of the prompt, so that no prompt is in both splits"
         return Guess(name="validation", value=value, reason=reason)
 
     def _judge_reason(self) -> str:
@@ -129,7 +130,8 @@ def make_proposal(profile: RowProfile, options: Options, base_folders: tuple[Pat
     made, rejections = make_documents(maker, profile.rows)
     documents = [document for _, document in made]
     _check_variety(documents, profile)
-    num_rows = _count_rows(profile)
+    usable = len(documents) / len(profile.rows)
+    num_rows = round(_count_rows(profile) * usable)
     language = None if trains_all else _detect_language(options.task, made, maker)
     row_tokens = [guess_tokens(document) for document in documents]
     # The rule of `launcher prepare`.
@@ -161,6 +163,7 @@ def make_proposal(profile: RowProfile, options: Options, base_folders: tuple[Pat
         language=language,
         hyperparameters=sizes,
         num_rows=num_rows,
+        num_usable=len(documents),
         num_validation=num_validation if 1 <= num_validation <= _MAX_VALIDATION_SHARE * len(documents) else None,
         mask=make_mask(documents, tokenizer, base.name, template, sizes.max_seq_length),
         notes=(*notes, *(language.notes if language else ())),
@@ -183,7 +186,9 @@ def _check_variety(documents: Sequence[Document], profile: RowProfile) -> None:
     path, fields = profile.source.path, ", ".join(profile.fields)
     texts = {"".join(segment.text for segment in document.segments) for document in documents}
     if len(texts) < 2:
-        what = "there is only one row" if len(documents) == 1 else f"all {len(documents):,} rows are identical"
+        what = f"all {len(documents):,} rows are identical"
+        if len(documents) == 1:
+            raise InputError(f"{path}: there is only one usable row", hint="an expert needs at least some dozen rows")
         raise InputError(
             f"{path}: {what}",
             hint="are prompt and answer the right fields? Choose others with --prompt-field and --answer-field; "
@@ -257,7 +262,8 @@ def note_bad_rows(profile: RowProfile, rejections: Rejections) -> list[str]:
         unreadable = Rejections()
         for row in profile.bad_rows:
             unreadable.add(row)
-        notes.append(f"{unreadable.total:,} rows cannot be read: {_format_reasons(unreadable)}")
+        total = len(profile.rows) + unreadable.total
+        notes.append(f"{unreadable.total:,} of {total:,} rows cannot be read: {_format_reasons(unreadable)}")
     if rejections.total:
         notes.append(f"{profile.format_share(rejections.total)} cannot be used: {_format_reasons(rejections)}")
     return notes

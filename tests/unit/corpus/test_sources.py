@@ -72,6 +72,13 @@ def test_a_line_that_is_not_utf8(tmp_path: Path) -> None:
     assert bad(rows) == [(2, "not UTF-8")]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_jsonl_in_utf16_is_refused_and_not_read_in_part(tmp_path: Path, encoding: str) -> None:
+    with pytest.raises(InputError, match=r"x\.jsonl: not UTF-8") as caught:
+        read(write(tmp_path, "x.jsonl", ('{"a": "b"}\n' * 20).encode(encoding)))
+    assert caught.value.hint.startswith("save the file as UTF-8: iconv -f UTF-16 -t UTF-8 ")
+
+
 @pytest.mark.parametrize("line", ["[1, 2]", '"text"', "42", "null", "true"])
 def test_lines_that_are_no_objects(tmp_path: Path, line: str) -> None:
     assert bad(read(write(tmp_path, "x.jsonl", line + "\n"))) == [(1, "not an object")]
@@ -137,8 +144,8 @@ def test_csv_with_quoted_newlines_and_wrong_cells(tmp_path: Path) -> None:
     rows = read(write(tmp_path, "x.csv", '\ufeffq,a\r\n"two\nlines","say ""hi"""\r\none\r\nx,y,z\r\nlast,row\r\n'))
     assert good(rows) == [(3, {"q": "two\nlines", "a": 'say "hi"'}), (6, {"q": "last", "a": "row"})]
     assert bad(rows) == [
-        (4, "a different number of cells than the header"),
-        (5, "a different number of cells than the header"),
+        (4, "a different number of cells than the header; text with commas needs quotes"),
+        (5, "a different number of cells than the header; text with commas needs quotes"),
     ]
 
 

@@ -182,7 +182,7 @@ def test_every_format_is_read_like_in_training(kind: str) -> None:
         ('{"a": "b"}\nhello\nhello\n', "line 2: broken JSON"),
         ("[1, 2]\n", "line 1: not an object"),
         ("{}\n{}\n", "the rows have no fields"),
-        ('{"question": "q", "answer": "a"}\n', "there is only one row"),
+        ('{"question": "q", "answer": "a"}\n', "there is only one usable row"),
         ('{"question": "q", "answer": "a"}\n' * 3, "all 3 rows are identical"),
         ('{"question": "q", "answer": "a"}\n{"question": "q", "answer": "b"}\n', "all 2 rows have the same prompt"),
         ('{"body": "one"}\n{"body": "two"}\n', "a single field of text, body"),
@@ -261,15 +261,17 @@ def test_invalid_names_are_refused(name: str) -> None:
 def test_few_unreadable_rows_are_noted() -> None:
     data = write_rows(make_rows())
     data.write_text(data.read_text() + "oops\n")
-    assert "1 rows cannot be read: broken JSON: Expecting value (line 41)" in make(data).proposal.notes
+    assert "1 of 41 rows cannot be read: broken JSON: Expecting value (line 41)" in make(data).proposal.notes
 
 
 def test_unusable_rows_are_noted_with_their_reasons() -> None:
     """Without a GPU, `launcher prepare` would only see the sample, which holds none of them."""
     rows = [*make_rows(), *({"question": f"and {n}?"} for n in range(3)), {"question": "?", "answer": ""}]
-    notes = make(write_rows(rows)).proposal.notes
-    assert notes == (
-        "4 of 44 rows cannot be used: 3 rows no field answer (line 41, 42, 43); 1 rows answer is empty (line 44)",
+    proposal = make(write_rows(rows)).proposal
+    assert proposal.hyperparameters.epochs_reason == "40 rows, each seen 5 times"
+    assert f"{proposal.num_validation} of 40 rows" in {guess.value for guess in proposal.guesses}
+    assert proposal.notes == (
+        "4 of 44 rows cannot be used: 3 rows no field answer (line 41, 42, 43); 1 row answer is empty (line 44)",
     )
 
 

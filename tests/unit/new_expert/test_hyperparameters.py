@@ -41,3 +41,11 @@ def test_values_are_always_valid(tokens: list[float], num_rows: int, positions: 
     assert sizes.max_seq_length <= positions
     assert sizes.global_batch_size >= 2
     assert sizes.epochs > 0
+
+
+def test_batch_reason_compares_different_numbers_of_steps_only() -> None:
+    sizes = choose_hyperparameters([12.0] * 40, 40, 40_960)
+    assert sizes.batch_reason == (
+        "about 5 steps in total; an epoch is smaller than a batch; so few steps hardly learn: add rows, "
+        "or set epochs to 20 or more"
+    )

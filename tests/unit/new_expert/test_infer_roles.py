@@ -211,7 +211,7 @@ def test_one_flag_leaves_the_other_role_to_be_inferred() -> None:
     [
         (
             repeat({"a": "x", "b": "y", "c": "z"}),
-            ("cannot infer which field", "--prompt-field and --answer-field"),
+            ("cannot infer which field", '--answer-field; several fields make one prompt: --prompt-field "{a}\\n{b}"'),
         ),
         (repeat({"body": "only words"}), ("single field of text, body", "--text-field body")),
         (repeat({"text": "only words"}), ("single field of text, text", "--text-field text")),
@@ -227,7 +227,10 @@ def test_one_flag_leaves_the_other_role_to_be_inferred() -> None:
             look(*({"question": f"q{n}", **({"answer": "a"} if n == 0 else {})} for n in range(5))),
             ("single field of text, question", "answer: text in 1 of 5 rows"),
         ),
-        (repeat({"input": {"question": "q"}, "n": 1}), ("no field of text", "fields inside objects with dots")),
+        (
+            repeat({"input": {"question": "q"}, "n": 1}),
+            ("no field of text", "objects and lists have dots: input.question"),
+        ),
         (repeat({"input": {"instruction": "q"}}), ("no field of text", "input: JSON in 4 of 4 rows")),
         (repeat({"prompt": CHAT[:1], "n": 1}), ("4 rows: prompt has no assistant message", "into one list")),
         (
@@ -295,3 +298,35 @@ def test_any_rows_are_read_or_refused(rows: list[Fields]) -> None:
     assert set(named) <= set(seen.fields)
     json.dumps([guess.reason for guess in roles.guesses])
     assert any(not isinstance(roles.reader.read(row), BadRow) for row in seen.rows)
+
+
+SQUAD = {"id": "a", "title": "T", "context": "Made in Lyon.", "question": "Where?"}
+
+
+def test_squad_answers_are_the_first_of_their_list() -> None:
+    rows = [{**SQUAD, "answers": {"text": [f"Lyon {n}", "Lyons"], "answer_start": [8]}} for n in range(4)]
+    roles = infer_roles(look(*rows))
+    mapping = {"instruction": "question", "input": "context", "response": "answers.text.0"}
+    assert roles.mapping.model_dump(exclude_none=True) == mapping
+    content = roles.reader.read(Row(number=1, fields=rows[2]))
+    assert isinstance(content, Conversation)
+    assert content.messages[-1].content == "Lyon 2"
+    assert {guess.value for guess in roles.guesses if guess.name == "not used"} == {"id, title"}
+
+
+def test_text_is_not_the_answer_next_to_answers_in_an_object() -> None:
+    with pytest.raises(InputError, match="cannot infer") as error:
+        infer_roles(repeat({"question": "Where?", "title": "T", "answers": {"spans": {"first": "Lyon"}}}))
+    assert "answers.spans.first" in str(error.value.hint)
+    assert '"{question}\\n{title}"' in str(error.value.hint)
+
+
+def test_reason_of_a_nested_field_counts_its_rows() -> None:
+    rows = repeat({"question": "Where?", "reply": {"text": ["Lyon"]}})
+    roles = infer_roles(rows, FieldFlags(answer="reply.text"))
+    assert roles.guesses[1].reason == "set by flag; in 4 of 4 rows, 4 of them written as JSON"
+
+
+def test_ids_are_not_offered_for_the_prompt() -> None:
+    roles = infer_roles(repeat({"question": "Where?", "id": "a", "answer": "Here."}))
+    assert roles.guesses[-1].reason == "no role for these fields"
