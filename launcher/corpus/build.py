@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from itertools import chain, islice
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +17,14 @@ from launcher.corpus.bin_packing import Packing, pack_documents, pack_one_per_se
 from launcher.corpus.documents import Document, DocumentBuilder
 from launcher.corpus.first_rows import make_source_reader, peek_rows
 from launcher.corpus.pack_file import write_packs
-from launcher.corpus.rows import BadRow, Rejections
+from launcher.corpus.rows import BadRow, Json, Rejections, Row
+from launcher.corpus.sources import FileSource, Source
 from launcher.corpus.spec import PreparationSpec, WeightedSource
 from launcher.corpus.store import AUDIT_FILE
 from launcher.corpus.text_encoder import TextEncoder
 from launcher.corpus.token_spool import TokenSpool
-from launcher.corpus.tokenize_rows import TokenBatch, tokenize_documents
+from launcher.corpus.tokenize_rows import TokenBatch, tokenize_documents, tokenize_here
+from launcher.corpus.worker_processes import count_workers, map_in_processes
 
 # Share of the training rows held out if there is no validation file, as in the published trainer.
 _VALIDATION_SHARE = 0.1
@@ -33,6 +35,12 @@ _HINT_UNUSABLE = (
     "check training.dataset.field_mapping and base_models[0].prompt_template; "
     "`launcher new NAME --data FILE --dry-run` shows how a row is read"
 )
+
+# Of the rows that one process takes at a time.
+_CHUNK_ROWS = 512
+_CHUNK_CHARACTERS = 4_000_000
+# Rows of smaller files are tokenized before other processes are ready.
+_MIN_PARALLEL_BYTES = 8_000_000
 
 Advance = Callable[[int], None]
 
@@ -100,16 +108,26 @@ def _fill(
     encoder = TextEncoder(spec.tokenizer, spec.template)
     main, *held_out = readings.values()
     for weighted in sources:
-        documents = _read_documents(spec, weighted, main)
-        head = list(islice(documents, 1))
-        first = first or next(iter(head), None)
-        for batch in tokenize_documents(chain(head, documents), encoder, spec.capacity):
-            if held_out:
-                _divide(batch, main, held_out[0])
-            else:
-                main.spool.add(batch)
-            advance(len(batch.rows))
+        num_workers = count_workers() if _is_large(weighted.source) else 1
+        documents = _DocumentReader(spec, weighted)
+        tokenized = documents.tokenize(encoder) if num_workers == 1 else documents.tokenize_in(num_workers, encoder)
+        for chunk in tokenized:
+            main.num_rows += chunk.num_rows
+            for row in chunk.rejected:
+                main.rejections.add(row)
+            first = first or chunk.first
+            for batch in chunk.batches:
+                if held_out:
+                    _divide(batch, main, held_out[0])
+                else:
+                    main.spool.add(batch)
+            advance(chunk.num_rows)
     return first
+
+
+def _is_large(source: Source) -> bool:
+    """Whether starting processes pays; the library of Hub datasets has threads of its own."""
+    return isinstance(source, FileSource) and source.path.stat().st_size > _MIN_PARALLEL_BYTES
 
 
 def is_cut_for_validation(prompt_hash: int) -> bool:
@@ -127,21 +145,78 @@ def _divide(batch: TokenBatch, main: _SplitState, held_out: _SplitState) -> None
     held_out.spool.add(batch.select(is_held_out))
 
 
-def _read_documents(spec: PreparationSpec, weighted: WeightedSource, main: _SplitState) -> Iterator[Document]:
-    rows = weighted.read()
-    peeked = peek_rows(rows, spec.data.field_mapping)
-    maker = DocumentBuilder(
-        reader=make_source_reader(spec.data.field_mapping, spec.data.system_prompt, weighted.source, peeked),
-        template=spec.template,
-        trains_all=spec.trains_all,
-    )
-    for row in chain(peeked, rows):
-        main.num_rows += 1
-        document = row if isinstance(row, BadRow) else maker.make(row)
-        if isinstance(document, BadRow):
-            main.rejections.add(document)
-        elif weighted.weight >= 1 or document.prompt_hash % 2**32 < weighted.weight * 2**32:
-            yield document  # by the low bits: the high ones select the validation split
+@dataclass(slots=True)
+class _Chunk:
+    """Tokenized rows that follow each other, and what was counted meanwhile."""
+
+    num_rows: int = 0
+    rejected: list[BadRow] = field(default_factory=list)
+    first: Document | None = None
+    batches: Sequence[TokenBatch] = ()
+
+
+class _DocumentReader:
+    """Reads, renders and tokenizes the rows of a source."""
+
+    def __init__(self, spec: PreparationSpec, weighted: WeightedSource) -> None:
+        rows = weighted.read()
+        peeked = peek_rows(rows, spec.data.field_mapping)
+        self._rows = chain(peeked, rows)
+        self._maker = DocumentBuilder(
+            reader=make_source_reader(spec.data.field_mapping, spec.data.system_prompt, weighted.source, peeked),
+            template=spec.template,
+            trains_all=spec.trains_all,
+        )
+        self._weight, self._capacity = weighted.weight, spec.capacity
+
+    def tokenize(self, encoder: TextEncoder) -> Iterator[_Chunk]:
+        """Tokenize in a thread while the next rows are rendered."""
+        read = _Chunk()
+        for batch in tokenize_documents(self._make(self._rows, read), encoder, self._capacity):
+            chunk, read.num_rows, read.rejected = replace(read, batches=(batch,)), 0, []
+            yield chunk
+        yield read
+
+    def tokenize_in(self, num_workers: int, encoder: TextEncoder) -> Iterator[_Chunk]:
+        """Render and tokenize in processes."""
+
+        def work(rows: list[Row | BadRow]) -> _Chunk:
+            chunk = _Chunk()
+            chunk.batches = tokenize_here(self._make(rows, chunk), encoder, self._capacity)
+            return chunk
+
+        return map_in_processes(work, _cut_rows(self._rows), num_workers)
+
+    def _make(self, rows: Iterable[Row | BadRow], chunk: _Chunk) -> Iterator[Document]:
+        for row in rows:
+            chunk.num_rows += 1
+            document = row if isinstance(row, BadRow) else self._maker.make(row)
+            if isinstance(document, BadRow):
+                chunk.rejected.append(document)
+            # By the low bits: the high ones select the validation split.
+            elif self._weight >= 1 or document.prompt_hash % 2**32 < self._weight * 2**32:
+                chunk.first = chunk.first or document
+                yield document
+
+
+def _cut_rows(rows: Iterable[Row | BadRow]) -> Iterator[list[Row | BadRow]]:
+    chunk: list[Row | BadRow] = []
+    size = 0
+    for row in rows:
+        chunk.append(row)
+        size += 0 if isinstance(row, BadRow) else sum(map(_count_characters, row.fields.values()))
+        if len(chunk) >= _CHUNK_ROWS or size >= _CHUNK_CHARACTERS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _count_characters(value: Json) -> int:
+    if isinstance(value, str):
+        return len(value)
+    children = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return 1 + sum(map(_count_characters, children))
 
 
 def _finish(spec: PreparationSpec, scratch: Path, name: str, reading: _SplitState, known: Hashes | None) -> SplitAudit:

@@ -57,6 +57,11 @@ def tokenize_documents(documents: Iterable[Document], encoder: TextEncoder, max_
             yield waiting.result()
 
 
+def tokenize_here(documents: Iterable[Document], encoder: TextEncoder, max_length: int) -> list[TokenBatch]:
+    """Tokenize documents in this thread."""
+    return [_encode(batch, encoder, max_length) for batch in _batches(documents)]
+
+
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     batch: list[Document] = []
     characters = 0
