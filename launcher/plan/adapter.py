@@ -191,7 +191,7 @@ def _get_expert_share(base: ModelShape) -> str:
 def _check_targets(context: PlanContext) -> None:
     config, base = context.config, context.base
     known = list(dict.fromkeys(base.indexed_names or base.linear_names))
-    problems = []
+    problems: list[Problem] = []
     if base.basis == "approximate" and not base.indexed_names:  # training checks the names
         return
     targets = () if config.target_modules == ALL_LINEAR else config.target_modules

@@ -185,12 +185,18 @@ def test_repeated_allocator_retries_count_as_out_of_memory(
         tell([0, 1, 2, 3, 4])
 
 
+def evaluate(evaluator: Evaluator) -> float:
+    values = evaluator.evaluate(1)
+    assert values is not None
+    return values[metrics.EVAL_LOSS]
+
+
 def test_evaluation_retries_with_a_smaller_batch(
     plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = write_store(tmp_path / "store", make_uneven_packs(), make_uneven_packs())
     run = build(vary(plan, {"batch.eval_batch_size": 4}), store, tmp_path / "run")
-    whole = Evaluator(run).evaluate(1)[metrics.EVAL_LOSS]
+    whole = evaluate(Evaluator(run))
     seen: list[int] = []
 
     def fail(_module: torch.nn.Module, inputs: tuple[PackedBatch, ...]) -> None:
@@ -200,7 +206,7 @@ def test_evaluation_retries_with_a_smaller_batch(
 
     handle = run.engine.model.register_forward_pre_hook(fail)
     evaluator = Evaluator(run)
-    assert evaluator.evaluate(1)[metrics.EVAL_LOSS] == pytest.approx(whole, rel=1e-6)
+    assert evaluate(evaluator) == pytest.approx(whole, rel=1e-6)
     assert seen[:3] == [4, 2, 1]
     seen.clear()
     evaluator.evaluate(1)

@@ -137,6 +137,7 @@ def test_the_validation_loss_is_a_mean_over_tokens(
             total += float(alone.engine.model(collate([pack], alone.validation.shape)))
             count += int(np.sum(pack.trained))
     values = Evaluator(run).evaluate(1)
+    assert values is not None
     assert values[metrics.EVAL_LOSS] == pytest.approx(total / count, rel=1e-6)  # fp32 sums in another order
     assert run.engine.model.training
     assert torch.is_grad_enabled()

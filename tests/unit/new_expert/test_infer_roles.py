@@ -304,7 +304,9 @@ SQUAD = {"id": "a", "title": "T", "context": "Made in Lyon.", "question": "Where
 
 
 def test_squad_answers_are_the_first_of_their_list() -> None:
-    rows = [{**SQUAD, "answers": {"text": [f"Lyon {n}", "Lyons"], "answer_start": [8]}} for n in range(4)]
+    rows: list[dict[str, Any]] = [
+        {**SQUAD, "answers": {"text": [f"Lyon {n}", "Lyons"], "answer_start": [8]}} for n in range(4)
+    ]
     roles = infer_roles(look(*rows))
     mapping = {"instruction": "question", "input": "context", "response": "answers.text.0"}
     assert roles.mapping.model_dump(exclude_none=True) == mapping

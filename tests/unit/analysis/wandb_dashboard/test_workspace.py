@@ -27,8 +27,8 @@ from launcher.analysis.wandb_dashboard.workspace import (
 from launcher.core import metrics
 from launcher.core.errors import InputError
 from launcher.core.metrics import METRICS_BY_NAME
+from launcher.judges.base import CORRECT_CHECK
 from launcher.judges.cypher.judge import CypherJudge
-from launcher.judges.external_command import CORRECT_CHECK
 from launcher.judges.sql.judge import SqlJudge
 from launcher.request.request import Request, plan_request
 from launcher.runs.wandb_settings import MEDIANS, STEP_AXIS, make_config, name_median
