@@ -25,15 +25,15 @@ class Evaluator:
         self._run, self._tasks = run, tasks
         self._shape = None if run.validation is None else run.validation.shape
 
-    def evaluate(self, step: int) -> dict[str, float] | None:
-        """Return task metrics and validation loss after a step; empty without held-out rows.
+    @property
+    def is_owed(self) -> bool:
+        """Whether a signal interrupted the last evaluation, whose answers decide which checkpoint is best."""
+        return self._tasks is not None and self._tasks.is_owed
 
-        None: a signal interrupted answers that decide which checkpoint is best.
-        """
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Return task metrics and validation loss after a step; empty without held-out rows, or if `is_owed`."""
         values = self.evaluate_tasks(step)
-        if self._tasks is not None and self._tasks.is_owed:
-            return None
-        return {**values, **self._compute_loss()}
+        return {} if self.is_owed else {**values, **self._compute_loss()}
 
     def evaluate_tasks(self, step: int, *, is_last: bool = False) -> dict[str, float]:
         """Return the task metrics, if the plan has them and they are due."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from launcher.core.metrics import StepMetrics, append_metrics, cut_metrics, find
 from launcher.core.run_paths import RunPaths
 from launcher.judges.results import load_result
 from launcher.launch.write_run import write_run
+from launcher.manifest.trust import TRUST_VARIABLE
 from launcher.request.request import Request, plan_request
+from launcher.runs.record import load_outcome
 from launcher.training.evaluation.eval_budget import load_slice
 from tests.conftest import ROOT, python_path
 from tests.training.trained_run import Trained, launcher, run_python
@@ -115,14 +118,14 @@ class {name}(CloseOnExit):
         pytest.param(
             "right",
             "raise KeyError('not caught')",
-            "no task metrics for step 0: 'not caught'",
+            "no task metrics for step 0: the judge odd_judge:Odd failed: KeyError: 'not caught'",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             "right", "return [Verdict(checks={'right': None}) for _ in answers]", None, marks=pytest.mark.slow
         ),
         pytest.param(
-            "loss", "return []", "a check called loss, which is the validation loss's name", marks=pytest.mark.slow
+            "loss", "return []", "has a check named loss, the name of the validation loss", marks=pytest.mark.slow
         ),
     ],
 )
@@ -135,6 +138,7 @@ def test_failing_judge_costs_only_its_metrics(
     settings = {**SETTINGS, "evaluation.task_rows": 2, "evaluation.judge": "odd_judge:Odd"}
     script += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     environment = {**scratch.environment, "PYTHONPATH": os.pathsep.join([python_path(), str(tmp_path)])}
+    environment[TRUST_VARIABLE] = "1"
     command = [sys.executable, *script]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -181,3 +185,48 @@ def test_number_of_rows_follows_measured_speed(scratch: Trained, tmp_path: Path)
     assert result.returncode == 0, result.stderr
     assert "no task metrics during training: they would take" in result.stderr
     assert find_tasks(paths) == {}
+
+
+def count_steps(paths: RunPaths) -> int:
+    return max((row.step for row in load_metrics(paths.metrics)), default=0)
+
+
+@pytest.mark.slow
+def test_best_checkpoint_by_a_check_survives_a_kill_and_does_not_depend_on_ranks(scratch: Trained) -> None:
+    flags = ["--max-steps", str(STEPS), "--runs-dir", str(scratch.runs_dir), "--wandb", "disabled"]
+    settings = {
+        **SETTINGS,
+        "training.config.eval_steps": 2,
+        "training.config.save_steps": 2,
+        "training.config.metric_for_best_model": "eval/schema",
+        "training.config.load_best_model_at_end": "true",
+        "evaluation.task_rows": 12,
+    }
+    flags += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "launcher", "train", "json", *flags]
+    for run_id, more in (("whole", []), ("ranks", ["--cpu-ranks", "2", "--strategy", "ddp"])):
+        ended = subprocess.run([*command, "--run-id", run_id, *more], cwd=ROOT, env=scratch.environment, check=False)
+        assert ended.returncode == 0
+    killed = RunPaths(scratch.runs_dir / "killed")
+    process = subprocess.Popen(
+        [*command, "--run-id", "killed"],
+        cwd=ROOT,
+        env=scratch.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while process.poll() is None and not (killed.metrics.is_file() and count_steps(killed) >= 5):
+        time.sleep(0.1)
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+    result = launcher(scratch, "train", "json", "--resume", "killed")
+    assert result.returncode == 0, result.stderr
+    whole, ranks = (RunPaths(scratch.runs_dir / name) for name in ("whole", "ranks"))
+    outcomes = [load_outcome(paths.outcome) for paths in (whole, killed, ranks)]
+    rows = {row.step: row.values for row in load_metrics(whole.metrics) if row.step and find_task_metrics(row)}
+    best = max(rows, key=lambda step: (rows[step]["eval/schema"], -rows[step][metrics.EVAL_LOSS]))
+    expected = (best, rows[best]["eval/schema"])
+    assert [outcome and (outcome.best_step, outcome.best_metric) for outcome in outcomes] == [expected] * 3
+    (one,), (other,) = (list(paths.adapter.glob("*.safetensors")) for paths in (whole, killed))
+    assert one.read_bytes() == other.read_bytes()
