@@ -27,6 +27,7 @@ VERBS = {
     "prepare": "tokenize, audit and pack an expert's data; cached",
     "data": "list cached datasets and prepared data; delete stale ones, move stores to a faster disk",
     "train": "train an expert: plan, prepare its data, write its run directory, run it",
+    "sweep": "search hyperparameters with Optuna: one run per trial, within a budget; the same command continues it",
     "rehearse": "run a few steps of a cluster's plan and configs on CPU ranks of this machine, with a tiny base model",
     "ask": "ask a trained expert one question",
     "eval": "judge an expert's answers to test rows; --against adds a quality gate",
@@ -54,7 +55,7 @@ messages, and hardware.json in ~/.config/expert-launcher describes your hardware
 """
 
 # Verbs that load a base model or judge answers, or call those that do.
-_TRUSTING = ("prepare", "train", "rehearse", "ask", "eval", "regression", "export", "doctor")
+_TRUSTING = ("prepare", "train", "sweep", "rehearse", "ask", "eval", "regression", "export", "doctor")
 
 # What the file system or its permissions forbid is the user's to fix, wherever it is raised.
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)

@@ -24,12 +24,22 @@ def lock_run(paths: RunPaths) -> None:
     _held.append(_acquire(paths))
 
 
+@contextmanager
+def folder_locked(paths: RunPaths, conflict: str) -> Iterator[None]:
+    """Hold the lock of a directory; `conflict` is what another process does that has locked it."""
+    descriptor = _acquire(paths, conflict)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def check_unlocked(paths: RunPaths) -> None:
     """Refuse to rewrite the files of a run that is being trained."""
     os.close(_acquire(paths))
 
 
-def _acquire(paths: RunPaths) -> int:
+def _acquire(paths: RunPaths, conflict: str = "another process is training this run") -> int:
     try:
         descriptor = os.open(paths.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
     except OSError as error:
@@ -45,9 +55,7 @@ def _acquire(paths: RunPaths) -> int:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 os.close(descriptor)
-                raise InputError(
-                    f"{paths.root}: another process is training this run", hint="wait for it, or stop it first"
-                ) from None
+                raise InputError(f"{paths.root}: {conflict}", hint="wait for it, or stop it first") from None
             time.sleep(_POLL_SECONDS)
         except OSError:  # a file system without locks
             break

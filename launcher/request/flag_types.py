@@ -87,12 +87,17 @@ def vram_mib(text: str) -> int:
 
 def gib(text: str) -> float:
     """Parse a positive number of GiB."""
+    return positive_number(text, " of GiB")
+
+
+def positive_number(text: str, unit: str = "") -> float:
+    """Parse a positive, finite number."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number > 0):
-        raise argparse.ArgumentTypeError(f"{_quote(text)} is not a positive number of GiB")
+        raise argparse.ArgumentTypeError(f"{_quote(text)} is not a positive number{unit}")
     return number
 
 

@@ -75,6 +75,8 @@ PINNED = {
     '"higher rank"': "uploads to a W&B server if there is a key; tests/tracking has a server",
     "launcher train neo4j --report-to tensorboard": "needs the extra package; tests/tracking/test_tracker_uploader.py",
     "launcher train neo4j --report-to wandb,mlflow": "needs an MLflow server; tests/tracking/test_tracker_uploader.py",
+    "launcher sweep shop --param learning_rate=1e-5..1e-3:log --param rank=8,16,32 --trials 12 --max-hours 8": "twelve "
+    "trainings; tests/faults/test_sweep.py",
     "launcher train neo4j --wandb-artifacts adapter,manifest": "uploads to a W&B server, as above",
     "launcher export first --format gguf": "needs the converter; tests/training/export/test_gguf.py runs it",
     "launcher export first --format gguf --quantization f16,q8_0,q4_k_m --out shop-gguf": "needs llama.cpp, as above",

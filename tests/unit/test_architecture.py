@@ -28,6 +28,7 @@ LAYERS = (
     ("request",),
     ("analysis", "new_expert"),
     ("launch", "bench"),
+    ("launch.sweep",),
     ("cli", "training"),
     ("bench.workers", "train", "__main__"),
 )
