@@ -6,6 +6,7 @@ import argparse
 import errno
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -72,17 +73,27 @@ class Verb(Protocol):
         """Run the verb and return its exit code."""
 
 
+_ARGUMENTS = ("arguments", "commands")
+
+
 class _UsageError(SystemExit):
     """Exit of argparse, with its message."""
 
     def __init__(self, message: str, program: str) -> None:
         super().__init__(int(ExitCode.WRONG_INPUT))
-        self.error = InputError(f"{program}: {message}", hint=f"{program} --help lists its arguments")
+        self.error = InputError(
+            f"{program}: {message}", hint=f"{program} --help lists its {_ARGUMENTS[program == 'launcher']}"
+        )
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise the message alone: the usage of a verb with many flags would bury it."""
+        if (word := re.match(r"argument VERB: invalid choice: '([^']*)'", message)) is not None:
+            from launcher.manifest.suggest import find_closest
+
+            meant = find_closest(word[1], VERBS)
+            message = f"no command {word[1]!r}" + (f"; did you mean {meant}?" if meant else "")
         raise _UsageError(message, self.prog)
 
     def _print_message(self, message: str, file: Any = None) -> None:

@@ -36,6 +36,11 @@ _HINT_UNUSABLE = (
     "`launcher new NAME --data FILE --dry-run` shows how a row is read"
 )
 
+_HINT_LONG = (
+    "max_seq_length truncates rows at the end, where their answers are: --set training.config.max_seq_length=... "
+    "with more tokens, or shorten the prompts"
+)
+
 # Of the rows that one process takes at a time.
 _CHUNK_ROWS = 512
 _CHUNK_CHARACTERS = 4_000_000
@@ -245,7 +250,8 @@ def _check_split(name: str, audits: Mapping[str, SplitAudit], sources: Sequence[
         what = "they have no trained tokens (the answer is beyond max_seq_length, or empty)"
         problems += (Problem(where=f"{audit.num_untrained:,} rows", what=what),)
     if audit.num_documents == 0:
-        raise InputError(f"{where}: no row of the {name} split can be trained on", problems, hint=_HINT_UNUSABLE)
+        hint = _HINT_LONG if audit.num_untrained > rejected else _HINT_UNUSABLE
+        raise InputError(f"{where}: no row of the {name} split can be trained on", problems, hint=hint)
     if rejected > _MAX_BAD_SHARE * num_rows:
         raise InputError(
             f"{where}: {rejected:,} of {num_rows:,} rows cannot be used",

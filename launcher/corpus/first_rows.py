@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from launcher.core.errors import InputError, Problem, hint_for
 from launcher.corpus.conversations import TOOLS_FIELD, RowReader, find_task_field, make_row_reader
 from launcher.corpus.row_text import list_columns, list_fields, look_up, parse_row_text
 from launcher.corpus.rows import BadRow, Row
-from launcher.corpus.sources import FileSource, Source, count_parquet_rows, make_file_source
+from launcher.corpus.sources import FileSource, Source, count_parquet_rows, format_by_name, make_file_source
 from launcher.manifest.dataset import Dataset, FieldMapping
 from launcher.plan.estimate.dataset_size import (
     ASSUMED_MEAN_TOKENS,
@@ -126,7 +127,12 @@ def is_too_large(source: FileSource) -> bool:
 def probe_rows(dataset: Dataset, folder: Path) -> RowEstimate:
     """Return number and length of the rows of the local file if it exists, otherwise those that the manifest states."""
     found = _probe_file(dataset, folder / dataset.path, dataset.format) if dataset.path else None
-    return estimate_without_rows(dataset) if found is None else found
+    rows = estimate_without_rows(dataset) if found is None else found
+    path = Path(dataset.path or "")
+    is_missing = format_by_name(path) is not None and not os.path.isfile(folder / path)  # noqa: PTH113
+    if rows.num_rows is None and dataset.format != "huggingface" and is_missing:
+        return replace(rows, count_basis=f"{dataset.path} is not here: {rows.count_basis}")
+    return rows
 
 
 def probe_sample(dataset: Dataset, folder: Path) -> RowEstimate:

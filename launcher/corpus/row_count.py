@@ -96,6 +96,7 @@ class _SourceSample:
 
     documents: Sequence[Document]
     num_rows: int
+    num_bad: int
     factor: float
 
 
@@ -117,7 +118,12 @@ def _count_first_rows(rows: RowEstimate, spec: PreparationSpec, tokenizer: BaseT
     num_rows = sum(sample.num_rows for sample in samples)
     mean = float(documents.mean())
     names = ", ".join(source.source.name for source in spec.train)
-    held_out = f"; {about}{num_validation:,.0f} of them are held out for validation" if spec.cuts_validation else ""
+    counts = {
+        "cannot be used": sum(sample.num_bad * sample.factor for sample in samples),
+        "are truncated to max_seq_length": float((documents >= spec.capacity).sum()),
+        "are held out for validation": num_validation if spec.cuts_validation else 0.0,
+    }
+    shares = "".join(f"; {about}{count:,.0f} of them {what}" for what, count in counts.items() if round(count))
     return replace(
         rows,
         num_rows=num_rows,
@@ -125,7 +131,7 @@ def _count_first_rows(rows: RowEstimate, spec: PreparationSpec, tokenizer: BaseT
         num_sequences=_count_sequences(documents, spec),
         num_validation_rows=round(num_validation) if spec.cuts_validation else _count_validation_rows(spec),
         count_basis=rows.count_basis if known else f"read from {names}: about {num_rows:,} rows",
-        length_basis=f" of {about}{mean:.0f} tokens with the template{held_out}",
+        length_basis=f" of {about}{mean:.0f} tokens with the template{shares}",
         is_measured=True,
         is_length_assumed=False,
     )
@@ -142,17 +148,19 @@ def _read_sample(spec: PreparationSpec, weighted: WeightedSource, known: int | N
     reader = make_source_reader(spec.data.field_mapping, spec.data.system_prompt, source, peeked)
     maker = DocumentBuilder(reader=reader, template=spec.template, trains_all=spec.trains_all)
     documents: list[Document] = []
-    characters = num_read = 0
+    characters = num_read = num_bad = 0
     for row in islice(peeked, _MAX_ROWS):
         document = row if isinstance(row, BadRow) else maker.make(row)
         num_read += 1
+        num_bad += isinstance(document, BadRow)
         if not isinstance(document, BadRow):
             characters += sum(len(segment.text) for segment in document.segments)
             if weighted.weight >= 1 or document.prompt_hash % 2**32 < weighted.weight * 2**32:
                 documents.append(document)
         if characters > _MAX_CHARACTERS:
             break
-    return _SourceSample(documents=documents, num_rows=num_rows, factor=num_rows / max(1, num_read))
+    factor = num_rows / max(1, num_read)
+    return _SourceSample(documents=documents, num_rows=num_rows, num_bad=num_bad, factor=factor)
 
 
 def _count_tokens(documents: Sequence[Document], spec: PreparationSpec, tokenizer: BaseTokenizer | None) -> Lengths:

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from launcher.core.errors import InputError, Problem
 from launcher.core.units import bytes_to_gib, mib_to_bytes
 from launcher.hardware.model import Gpu, GpuClass, Interconnect
+from launcher.manifest.suggest import edit_distance
 
 SOURCES: Mapping[str, str] = MappingProxyType(
     {
@@ -133,7 +134,8 @@ def _list_similar(name: str) -> list[str]:
     """Return the keys of the three most similar GPUs, the nearest first."""
     wanted = _tokenize(name)
     distances = {key: _measure_distance(wanted, _tokenize(key)) for key in GPUS}
-    near = sorted((key for key in GPUS if distances[key] <= _MAX_DISTANCE), key=lambda key: distances[key])
+    near = [key for key in GPUS if distances[key] <= _MAX_DISTANCE]
+    near.sort(key=lambda key: (distances[key], edit_distance(_normalise(name), key)))
     return near[:3]
 
 

@@ -44,9 +44,9 @@ def explain_batch(context: PlanContext, batch: BatchPlan) -> list[Decision]:
     """Return the decisions about the batch."""
     config = context.config
     sequences = count_step_sequences(context)
-    size = f"{sequences} sequences of {batch.sequence_length:,} tokens, packed"
+    size = f"{_count(sequences, 'sequence')} of {batch.sequence_length:,} tokens, packed"
     if not batch.packed:
-        size = f"{sequences} rows of at most {batch.sequence_length:,} tokens, not padded"
+        size = f"{_count(sequences, 'row')} of at most {batch.sequence_length:,} tokens, not padded"
     total = manifest_decision(
         "global batch",
         size,

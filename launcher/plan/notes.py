@@ -31,6 +31,7 @@ _EXECUTION_KEYS = (
 )
 _NOTABLE_SPEEDUP = 1.1
 _FEW_STEPS = 100  # optimizer steps
+_HIGH_RATE = 0.01  # learning rate of AdamW
 _NOTABLE_COST = 0.02  # of the speed, for a single setting to be named
 
 EstimateSpeed = Callable[[PlanContext], float | None]  # tokens/s of the plan for this context
@@ -48,6 +49,8 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
             f"learning_rate {rate:g} is usual for LoRA; full fine-tuning usually needs about a tenth, such as "
             f"{FULL_LEARNING_RATE:g}"
         )
+    if context.config.adapter_type in ("lora", "dora") and rate >= _HIGH_RATE and context.config.optim != "sgd":
+        yield f"learning_rate {rate:g} is very high and likely to diverge; 1e-4 to 2e-4 are usual for LoRA"
     if ranks > batch:
         processes = "GPUs" if context.gpu is not None else "ranks"
         yield f"{ranks - batch} of {ranks} {processes} are idle: a step has only {batch} sequence{'s'[: batch != 1]}"

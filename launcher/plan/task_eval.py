@@ -16,6 +16,7 @@ from launcher.plan.model import Decision, OomFallback, SchedulePlan, SpeedPlan, 
 from launcher.plan.schedule import estimate_run_length
 from launcher.plan.search import Layout
 
+NO_JUDGE = "no judge for this expert's answers; set evaluation.judge"
 _NAME = "task eval"
 _WHEN = "before step 1 and at every evaluation"
 _MAX_ROWS = 64
@@ -150,7 +151,7 @@ def _describe_rows(context: PlanContext, most: int) -> str:
 
 def _find_obstacle(context: PlanContext, schedule: SchedulePlan, layout: Layout, judge: str | None) -> str:
     if judge is None:
-        return "no judge for this expert's answers; set evaluation.judge"
+        return NO_JUDGE
     if context.options.random_weights:
         return "the weights are random"
     if schedule.evaluate_every_steps is None and schedule.evaluate_every_epochs is None:

@@ -11,6 +11,7 @@ from launcher.analysis.compare.load_run import Judged, RunFacts
 from launcher.analysis.compare.model import Aspect, Caution
 from launcher.analysis.compare.summary_metrics import find_speed_change
 from launcher.analysis.compare.tasks import choose_evaluations, list_main_checks
+from launcher.base_models.catalogue import TINY_BASE_NAME
 from launcher.core.metrics import EVAL_PREFIX, STEP_SECONDS, TOTAL_SECONDS
 from launcher.core.units import format_count
 from launcher.runs.calibration_store import MIN_STEPS
@@ -175,6 +176,14 @@ _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
         lambda run: "" if run.traits.random_weights else None,
         ("loss", "validation loss"),
         "The base model has random weights: losses are meaningless, speed and memory are not.",
+        each=True,
+    ),
+    _flag(
+        "Smoke runs",
+        lambda run: "" if run.traits.base == TINY_BASE_NAME else None,
+        (),
+        "A tiny base model on a small sample: the results say nothing about the full training.",
+        "note",
         each=True,
     ),
     _flag(

@@ -12,6 +12,7 @@ from launcher.core.metrics import EVAL_PREFIX, find_values
 from launcher.core.units import format_percent
 from launcher.judges.results import AnswerResult, EvalResult
 from launcher.judges.statistics import PairedChange
+from launcher.plan.task_eval import NO_JUDGE
 from launcher.runs.evaluations import Evaluation, RunEvaluations
 from launcher.runs.record import RunRecord
 
@@ -137,7 +138,12 @@ def _render_missing(record: RunRecord, evaluations: RunEvaluations, run: str) ->
     if evaluations.trained is not None and evaluations.trained.step != evaluations.kept_step:
         yield f"The adapter has the weights of step {evaluations.kept_step:,}; training evaluated another step."
     expert, lines = shlex.quote(record.plan.expert), []
-    if evaluations.full_eval is None:
+    if evaluations.full_eval is None and any(decision.reason == NO_JUDGE for decision in record.plan.decisions):
+        yield (
+            "There is no judge for these answers: set `evaluation.judge_command` in the manifest to a program that "
+            "checks them, then run `launcher eval`."
+        )
+    elif evaluations.full_eval is None:
         lines.append(f"launcher eval {expert} --run {shlex.quote(run)}  # more rows, from the test split if any")
     if evaluations.base is None and (evaluations.trained is not None or evaluations.full_eval is not None):
         yield "The base model was not evaluated without the adapter."

@@ -19,12 +19,14 @@ from launcher.analysis.report.results import (
     render_time,
 )
 from launcher.core.errors import ExitCode, InputError, escape
+from launcher.core.file_lock import is_locked
 from launcher.core.log import get_logger
 from launcher.core.markdown import code, fenced, inline, prose, table
 from launcher.core.redaction import REDACTED, redact_text
 from launcher.core.run_files import read_text
 from launcher.core.run_paths import RunPaths, write_text_atomically
 from launcher.core.units import format_count, format_duration
+from launcher.corpus.row_text import list_columns, parse_row_text
 from launcher.hardware.model import format_hardware
 from launcher.plan.model import Plan
 from launcher.request.request import Request, load_request
@@ -80,6 +82,7 @@ class ReportFacts:
     files: tuple[RunFile, ...]  # existing ones only
     saved_step: int | None  # step of the newest checkpoint
     code: tuple[str, ...] = ()  # that the run directory names
+    is_trained: bool | None = None  # a process of this machine trains it now; None: unknown
 
     @property
     def measured(self) -> RunFacts:
@@ -98,6 +101,7 @@ def load_facts(paths: RunPaths) -> ReportFacts:
         files=tuple(_list_files(paths)),
         saved_step=step_of(checkpoints[0]) if checkpoints else None,
         code=list_run_code(record),
+        is_trained=is_locked(paths),
     )
 
 
@@ -189,6 +193,8 @@ def _render_status(facts: ReportFacts) -> str:
         case "crashed":
             return f"**Crashed** {at}{duration} without reporting an error; exit code {outcome.exit_code}."
         case "running":
+            if facts.is_trained is False:
+                return f"**Killed** {at}, or training on another node: no process on this machine trains it."
             return f"**Running** when this report was written, {at}; or killed since."
 
 
@@ -308,13 +314,23 @@ def _list_next_steps(facts: ReportFacts) -> Iterator[str]:
     run = shlex.quote(_format_run(facts))
     if outcome is not None and outcome.status == "done":
         if not plan.random_weights:
-            lines = (f"launcher ask {run} 'your question'", f"launcher export {run}")
+            lines = (f"launcher ask {run} {_format_question(plan)}", f"launcher export {run}")
             yield fenced("\n".join(map(escape, lines)), "sh")
     else:
         yield from _list_resume_hints(facts)
         expert = shlex.quote(plan.expert if facts.request is None else facts.request.expert)
         yield fenced(escape(f"launcher train {expert} --resume {run}"), "sh")
     yield from _list_wandb(facts)
+
+
+def _format_question(plan: Plan) -> str:
+    """Return the arguments of a question; a prompt of several fields takes one flag for each."""
+    mapping = plan.data.field_mapping
+    texts = [parse_row_text(text, ()) for text in (mapping.instruction, mapping.input, mapping.system) if text]
+    if not texts or len(list_columns(texts[0])) == 1:
+        return "'your question'"
+    names = dict.fromkeys(name for text in texts for name in list_columns(text))
+    return " ".join(f"--field {shlex.quote(f'{name}=...')}" for name in names)
 
 
 def _list_resume_hints(facts: ReportFacts) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -88,10 +89,14 @@ def _load_plan(paths: RunPaths) -> Plan:
 def _check_weights(paths: RunPaths, plan: Plan, outcome: Outcome | None) -> None:
     required = _MODEL_FILES if plan.adapter.kind == "full" else _ADAPTER_FILES
     if not paths.adapter.is_dir():
-        raise InputError(f"{paths.root} has no trained weights: {_describe_outcome(outcome)}", hint=_suggest_fix(paths))
+        raise InputError(
+            f"{paths.root} has no trained weights: {_describe_outcome(outcome)}", hint=_suggest_fix(paths, plan)
+        )
     missing = [name for name in required if not (paths.adapter / name).is_file()]
     if missing:
-        raise InputError(f"{paths.adapter} is incomplete: {', '.join(missing)} is missing", hint=_suggest_fix(paths))
+        raise InputError(
+            f"{paths.adapter} is incomplete: {', '.join(missing)} is missing", hint=_suggest_fix(paths, plan)
+        )
     check_regular_files(paths.adapter)
     if plan.adapter.kind != "full":
         load_model(AdapterConfig, paths.adapter / "adapter_config.json")
@@ -105,6 +110,7 @@ def _describe_outcome(outcome: Outcome | None) -> str:
     return f"it {'was stopped' if outcome.status == 'stopped' else outcome.status} after step {outcome.steps_done:,}"
 
 
-def _suggest_fix(paths: RunPaths) -> str:
+def _suggest_fix(paths: RunPaths, plan: Plan) -> str:
     checkpoints = sorted(paths.checkpoints.glob("step-*")) if paths.checkpoints.is_dir() else []
-    return f"its last checkpoint is {checkpoints[-1]}; or train again" if checkpoints else "train it to the end"
+    resume = f"launcher train {shlex.quote(plan.expert)} --resume {shlex.quote(paths.root.name)}"
+    return f"{resume} continues from {checkpoints[-1].name}" if checkpoints else "train it to the end"

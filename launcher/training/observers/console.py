@@ -121,7 +121,7 @@ class Console(Observer):
     def on_end(self, run: TrainingRun, step: int) -> None:
         """Print the total time."""
         seconds = format_duration(time.monotonic() - self._began)
-        self._print(run, f"{step - self._first:,} steps in {seconds}")
+        self._print(run, f"{step - self._first:,} step{'s'[: step != self._first + 1]} in {seconds}")
 
     def _describe(self, run: TrainingRun, metrics: StepMetrics) -> str:
         """Format speed as the median of recent steps, so that one stall does not hide it."""

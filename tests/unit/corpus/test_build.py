@@ -126,6 +126,7 @@ def test_nothing_to_train_at_all_is_an_error(expert: Path, base: Path) -> None:
     with pytest.raises(InputError, match="no row of the train split can be trained on") as caught:
         prepare_rows(expert.parent, base, rows)
     assert "4 rows: they have no trained tokens (the answer is beyond max_seq_length" in str(caught.value)
+    assert caught.value.hint.startswith("max_seq_length truncates rows at the end")
 
 
 def test_zero_usable_rows_list_the_reasons(expert: Path, base: Path) -> None:

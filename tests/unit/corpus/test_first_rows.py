@@ -102,6 +102,8 @@ def test_tokens_per_row_can_be_configured(tmp_path: Path) -> None:
     read = with_tokens_per_row(probe_rows(Dataset(path="train.jsonl"), tmp_path), 1200)
     assert read.basis == "read from train.jsonl: 3 rows" + given
     assert read.is_measured
+    missing = probe_rows(Dataset(path="x/y.csv"), tmp_path)
+    assert missing.basis == "x/y.csv is not here: the number of rows is unknown before the data is read"
     unknown = with_tokens_per_row(probe_rows(Dataset(path="x/y"), tmp_path), 1200)
     assert unknown.basis == "the number of rows is unknown before the data is read" + given
 

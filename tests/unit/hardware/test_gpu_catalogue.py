@@ -189,6 +189,7 @@ def test_unknown_gpu_points_to_the_list_and_to_hardware_json(name: str) -> None:
         ("RTX 4070 Ti Laptop", "rtx4070laptop"),
         ("rtx3060it", "rtx3060ti"),
         ("h1000", "h100"),
+        ("rtx4900", "rtx4090"),
         ("H10", "h100"),
         ("A100 60GB", "a100-40gb"),
         ("L40X", "l40"),

@@ -132,3 +132,16 @@ def test_size_of_full_logits_is_stated() -> None:
     plan = plan_request(Request(expert="neo4j", gpu="rtx4090")).plan
     (reason,) = (decision.reason for decision in plan.decisions if decision.name == "loss")
     assert reason == "the full logits are never held in memory: 1.2 GiB in FP32 for each sequence of a micro-step"
+
+
+@pytest.mark.parametrize(
+    ("config", "is_noted"),
+    [
+        ({"learning_rate": 0.1}, True),
+        ({"learning_rate": 1e-3}, False),
+        ({"learning_rate": 0.1, "optim": "sgd"}, False),
+    ],
+)
+def test_very_high_learning_rate_of_an_adapter_is_noted(config: dict[str, Any], is_noted: bool) -> None:
+    notes = plan_for(config=config).notes
+    assert any("is very high and likely to diverge" in note for note in notes) is is_noted

@@ -66,6 +66,20 @@ def test_steps_are_exact_where_all_rows_are_read(tmp_path: Path, config: dict[st
     assert "tokens with the template" in planned.plan.data.basis
 
 
+def test_truncated_and_unusable_rows_are_counted(tmp_path: Path) -> None:
+    file = write_expert(tmp_path, 60, packing=True)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(rows.read_text() + '{"question": "q", "answer": ""}\n' * 5)
+    basis = plan_request(Request(expert=str(file), gpu="rtx4090")).plan.data.basis
+    assert "; 5 of them cannot be used" in basis
+    assert "truncated" not in basis
+    (tmp_path / "base/tokenizer.json").unlink()
+    short = Request(expert=str(file), gpu="rtx4090", overrides=("training.config.max_seq_length=16",))
+    basis = plan_request(short).plan.data.basis
+    assert "of about 16 tokens with the template; about 5 of them cannot be used; about 5" in basis
+    assert "of them are truncated to max_seq_length" in basis
+
+
 def test_steps_of_many_rows_are_close(tmp_path: Path) -> None:
     planned = plan_request(Request(expert=str(write_expert(tmp_path, 3000, packing=True)), gpu="rtx4090"))
     assert planned.plan.schedule.num_steps == pytest.approx(count_trained_steps(planned), rel=0.03)

@@ -9,6 +9,7 @@ import pytest
 from launcher.analysis.compare.comparability import collect_cautions, group_by_data
 from launcher.analysis.compare.load_run import RunFacts
 from launcher.analysis.compare.model import Caution
+from launcher.base_models.catalogue import TINY_BASE_NAME
 from launcher.core import metrics
 from tests.unit.analysis.compare.made_facts import TRAITS, make_facts, with_traits
 
@@ -29,6 +30,12 @@ def test_different_data_affects_losses() -> None:
     assert caution.spoils == ("loss", "validation loss")
     assert "A: a, c (data key 0123456789ab); B: b (data key ffffffffffff)" in caution.detail
     assert "Speed and memory are still comparable" in caution.detail
+
+
+def test_smoke_runs_are_noted() -> None:
+    caution = only(with_traits("a", base=TINY_BASE_NAME), with_traits("b", base=TINY_BASE_NAME))
+    assert (caution.level, caution.title, caution.spoils) == ("note", "Smoke runs", ())
+    assert caution.detail.startswith("a, b. A tiny base model on a small sample")
 
 
 def test_groups_are_letters_in_order() -> None:

@@ -17,7 +17,9 @@ from launcher.core import metrics
 from launcher.core.metrics import StepMetrics
 from launcher.core.run_paths import RunPaths
 from launcher.hardware.model import make_hardware
+from launcher.manifest.dataset import FieldMapping
 from launcher.plan.model import Decision
+from launcher.plan.task_eval import NO_JUDGE
 from launcher.runs.evaluations import RunEvaluations
 from launcher.runs.record import Status, WandbTrace
 from tests.conftest import ROOT
@@ -198,3 +200,21 @@ def test_all_rows_of_a_table_have_the_same_columns() -> None:
     assert len(blocks) >= 10
     for block in blocks:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1, block
+
+
+def test_run_without_a_process_is_not_reported_as_running() -> None:
+    facts = make_facts(outcome=make_outcome(status="running", exit_code=None))
+    report = render_report(replace(facts, is_trained=False))
+    assert "**Killed** after step 4, or training on another node: no process on this machine trains it." in report
+
+
+def test_commands_of_the_report_can_be_run_for_prompts_of_several_fields_without_a_judge() -> None:
+    plan = make_plan()
+    mapping = FieldMapping(instruction="{subject}: {body}", input="product", response="queue")
+    decision = Decision(name="task eval", value="off", reason=NO_JUDGE, decided_by="plan")
+    data = plan.data.model_copy(update={"field_mapping": mapping})
+    plan = plan.model_copy(update={"data": data, "decisions": (decision,)})
+    report = render_report(make_facts(plan=plan, outcome=make_outcome(), evaluations=RunEvaluations()))
+    assert "launcher ask made --field subject=... --field body=... --field product=..." in report
+    assert "There is no judge for these answers: set `evaluation.judge_command`" in section(report, "Quality")
+    assert "launcher eval neo4j" not in report
