@@ -14,6 +14,7 @@ from launcher.plan.context import PlanContext
 from launcher.plan.dtype_and_kernels import ModelSettings
 from launcher.plan.estimate.memory import Recipe, fuses_mlp
 from launcher.plan.estimate.step_time import Workload
+from launcher.plan.schedule import count_step_sequences
 
 LEVELS: tuple[Checkpointing, ...] = ("none", "selective", "full")
 # Reserve for fragmentation, the driver, and errors of the estimate.
@@ -52,6 +53,7 @@ class SearchInputs:
     recipe: Recipe
     workload: Workload
     global_batch_size: int
+    step_sequences: int  # the global batch, or all of an epoch that has fewer
     slot_tokens: float  # tokens computed per sequence of the batch, padding included
     budget: Budget
     levels: tuple[Checkpointing, ...]  # allowed gradient checkpointing, least first
@@ -68,6 +70,11 @@ class SearchInputs:
     def slots_per_rank(self) -> int:
         """Return the number of sequences per step and rank."""
         return ceil(self.global_batch_size / self.hardware.num_ranks)
+
+    @property
+    def filled_slots_per_rank(self) -> int:
+        """Return how many of them hold a sequence."""
+        return ceil(self.step_sequences / self.hardware.num_ranks)
 
 
 def make_budget(hardware: Hardware) -> Budget:
@@ -108,6 +115,7 @@ def make_search_inputs(context: PlanContext, settings: ModelSettings, workload: 
         recipe=_make_recipe(context, settings, workload.compiled),
         workload=workload,
         global_batch_size=context.config.global_batch_size,
+        step_sequences=count_step_sequences(context),
         slot_tokens=estimate_slot_tokens(context),
         budget=replace(make_budget(context.hardware), oom_bytes=context.options.oom_bytes),
         levels=_allowed_levels(context),

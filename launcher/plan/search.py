@@ -127,13 +127,13 @@ def _find_best_of(inputs: SearchInputs, strategy: Strategy, offload: Offload) ->
     for level in inputs.levels:
         start = Layout(strategy=strategy, offload=offload, checkpointing=level, micro_batch_size=1)
         if fits_memory(inputs, start):
-            layouts.append(_fastest_split(inputs, start, _largest_fit(inputs, start, inputs.slots_per_rank)))
+            layouts.append(_fastest_split(inputs, start, _largest_fit(inputs, start, inputs.filled_slots_per_rank)))
     return min(layouts, key=lambda layout: estimate_step_seconds(inputs, layout), default=None)
 
 
 def _find_replicated(inputs: SearchInputs, strategy: Strategy) -> Layout | None:
     """Return the layout with the least recomputation that fits, then with the largest useful micro-batch."""
-    slots = inputs.slots_per_rank
+    slots = inputs.filled_slots_per_rank
     small = min(slots, ceil(_SMALL_MICRO_BATCH_TOKENS / inputs.recipe.sequence_length))
     for level in inputs.levels:
         start = Layout(strategy=strategy, offload="none", checkpointing=level, micro_batch_size=small)
@@ -158,7 +158,7 @@ def _largest_fit(inputs: SearchInputs, start: Layout, limit: int) -> int:
 
 def _fastest_split(inputs: SearchInputs, layout: Layout, largest: int) -> Layout:
     """Return the layout with the micro-batch that finishes a step first; the smaller on a tie."""
-    options = (replace(layout, micro_batch_size=size) for size in _sizes(inputs.slots_per_rank, largest))
+    options = (replace(layout, micro_batch_size=size) for size in _sizes(inputs.filled_slots_per_rank, largest))
     return min(options, key=lambda option: round(estimate_step_seconds(inputs, option), 9))
 
 
@@ -175,16 +175,21 @@ def count_accumulation_steps(inputs: SearchInputs, layout: Layout) -> int:
     return ceil(inputs.slots_per_rank / layout.micro_batch_size)
 
 
+def _count_filled_steps(inputs: SearchInputs, layout: Layout) -> int:
+    """Return the number of micro-steps with sequences: empty ones are left out."""
+    return ceil(inputs.filled_slots_per_rank / layout.micro_batch_size)
+
+
 def estimate_step_seconds(inputs: SearchInputs, layout: Layout) -> float:
     """Return the estimated duration of one optimizer step."""
     micro, exposed = split_step_seconds(inputs, layout)
-    return micro * count_accumulation_steps(inputs, layout) + exposed
+    return micro * _count_filled_steps(inputs, layout) + exposed
 
 
 def split_step_seconds(inputs: SearchInputs, layout: Layout) -> tuple[float, float]:
     """Return the seconds of one micro-step, and the seconds per step spent waiting for links, ranks or CPU memory."""
     time, weights = estimate_time(inputs, layout), make_exchange(inputs.workload, inputs.num_trained).weight_bytes
-    steps = count_accumulation_steps(inputs, layout)
+    steps = _count_filled_steps(inputs, layout)
     waiting = time.waiting_seconds + estimate_offload_seconds(layout.offload, steps, weights, inputs.gradient_bytes)
     return time.compute_seconds / steps, waiting
 
@@ -199,7 +204,7 @@ def estimate_time(inputs: SearchInputs, layout: Layout) -> StepTime:
         ),
         inputs.hardware,
         micro_step_seconds=_micro_step_seconds(inputs, layout),
-        num_micro_steps=count_accumulation_steps(inputs, layout),
+        num_micro_steps=_count_filled_steps(inputs, layout),
         num_layers=inputs.shape.num_layers,
     )
 

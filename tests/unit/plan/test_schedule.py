@@ -315,6 +315,14 @@ def test_epoch_smaller_than_the_global_batch_is_planned_as_it_is(write_manifest:
     assert plan.speed.total_seconds == pytest.approx(5 * plan.speed.seconds_per_step)
 
 
+def test_micro_batch_is_not_larger_than_an_epoch(write_manifest: WriteManifest) -> None:
+    plan = plan_with_rows(write_manifest, 21, config={"batch_size": 4096, "max_seq_length": 512, "epochs": 5})
+    sequences = int(decision(plan, "global batch").split()[0])
+    assert 5 < sequences < 16
+    assert decision(plan, "batch split").startswith(f"{sequences} per micro-step x 1 micro-step x 1 rank")
+    assert "0 of" in decision(plan, "batch split")
+
+
 @pytest.mark.parametrize(("rows", "has_note", "fullness"), [(47, True, 1.0), (48, False, 1.0), (72, False, 0.75)])
 def test_batch_of_one_epoch_and_partial_steps(
     write_manifest: WriteManifest, rows: int, has_note: bool, fullness: float
