@@ -21,7 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=TEXT",
-        help="value of a field, if the prompt is a format of several; instead of QUESTION and --input",
+        help="value of a field, if the prompt is a format of several; instead of QUESTION and --input. A chat is its "
+        "messages as JSON",
     )
     parser.add_argument("--max-new-tokens", type=positive_int, metavar="N", help="longest answer (default 512)")
     parser.add_argument("--json", action="store_true", help="print the answer and its details as JSON")

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from launcher.analysis.compare.load_run import RunFacts, make_facts
 from launcher.analysis.compare.summary_metrics import compute_wall_clock
-from launcher.analysis.report.quality import render_quality
+from launcher.analysis.report.quality import format_question, render_quality
 from launcher.analysis.report.results import (
     render_learning,
     render_memory,
@@ -26,7 +26,6 @@ from launcher.core.redaction import REDACTED, redact_text
 from launcher.core.run_files import read_text
 from launcher.core.run_paths import RunPaths, write_text_atomically
 from launcher.core.units import format_count, format_duration
-from launcher.corpus.row_text import list_columns, parse_row_text
 from launcher.hardware.model import format_hardware
 from launcher.plan.model import Plan
 from launcher.request.request import Request, load_request
@@ -314,23 +313,13 @@ def _list_next_steps(facts: ReportFacts) -> Iterator[str]:
     run = shlex.quote(_format_run(facts))
     if outcome is not None and outcome.status == "done":
         if not plan.random_weights:
-            lines = (f"launcher ask {run} {_format_question(plan)}", f"launcher export {run}")
+            lines = (f"launcher ask {run} {format_question(plan)}", f"launcher export {run}")
             yield fenced("\n".join(map(escape, lines)), "sh")
     else:
         yield from _list_resume_hints(facts)
         expert = shlex.quote(plan.expert if facts.request is None else facts.request.expert)
         yield fenced(escape(f"launcher train {expert} --resume {run}"), "sh")
     yield from _list_wandb(facts)
-
-
-def _format_question(plan: Plan) -> str:
-    """Return the arguments of a question; a prompt of several fields takes one flag for each."""
-    mapping = plan.data.field_mapping
-    texts = [parse_row_text(text, ()) for text in (mapping.instruction, mapping.input, mapping.system) if text]
-    if not texts or len(list_columns(texts[0])) == 1:
-        return "'your question'"
-    names = dict.fromkeys(name for text in texts for name in list_columns(text))
-    return " ".join(f"--field {shlex.quote(f'{name}=...')}" for name in names)
 
 
 def _list_resume_hints(facts: ReportFacts) -> Iterator[str]:

@@ -94,7 +94,7 @@ def check_fields(run: TrainedRun, question: str, context: str | None, fields: Ma
             text.encode()
         except UnicodeEncodeError:
             raise InputError(f"{name} is not UTF-8 text") from None
-    if mapping.instruction is None:
+    if mapping.instruction is None and not (context and mapping.messages):
         return
     if context and mapping.input is None:
         raise InputError(

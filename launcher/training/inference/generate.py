@@ -57,7 +57,7 @@ def answer_question(
     tokenizer = load_planned_tokenizer(run.plan, base_folders(Path(run.plan.data.folder)))
     template = make_planned_template(run.plan.data, tokenizer)
     asked = compose_question(run.plan.data, question, context, fields or {})
-    prompt = render_prompt(template, asked.content, context=asked.context, system=asked.system)
+    prompt = render_prompt(template, asked.content, context=asked.context, system=asked.system, history=asked.history)
     room = run.plan.base.max_positions - len(TextEncoder(tokenizer, template).encode_prompt(prompt))
     if room < 1:
         raise InputError(

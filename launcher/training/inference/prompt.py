@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from launcher.core.errors import InputError, Problem
-from launcher.corpus.conversations import Conversation, Message
+from launcher.corpus.conversations import Conversation, Message, make_row_reader
 from launcher.corpus.documents import make_planned_template
 from launcher.corpus.row_text import RowFormat, list_columns, parse_row_text
+from launcher.corpus.rows import BadRow, Row
 from launcher.corpus.template_sandbox import TemplateRejectsError
 from launcher.corpus.templates import Template
 from launcher.corpus.text_encoder import TextEncoder
 from launcher.corpus.tokenizer import BaseTokenizer
+from launcher.manifest.dataset import FieldMapping
 from launcher.manifest.suggest import find_closest
 from launcher.plan.model import DataPlan, Plan
 
@@ -36,17 +39,23 @@ class PromptFormat:
 PLACEHOLDERS = tuple(chr(0xE000 + number) for number in range(64))
 
 
-def render_prompt(template: Template, question: str, *, context: str = "", system: str = "") -> str:
-    """Return the prompt for a question, for TextEncoder: everything that training put before the answer."""
+def render_prompt(
+    template: Template, question: str, *, context: str = "", system: str = "", history: Sequence[Message] = ()
+) -> str:
+    """Return the prompt for a question, for TextEncoder: everything that training put before the answer.
+
+    `history` are the messages of a chat before the question.
+    """
     system_turn = (Message("system", system),) if system else ()
-    turns = (*system_turn, Message("user", question, context), Message("assistant", _PLACEHOLDER_ANSWER))
+    turns = (*system_turn, *history, Message("user", question, context), Message("assistant", _PLACEHOLDER_ANSWER))
     try:
-        first, *rest = template.render(Conversation(turns))
+        segments = template.render(Conversation(turns))
     except TemplateRejectsError as error:
         raise InputError(f"the template {template.name} cannot render this question: {error}") from None
-    if first.is_trained or not rest:
+    answer = max((at for at, segment in enumerate(segments) if segment.is_trained), default=0)
+    if not answer:
         raise InputError(f"the template {template.name} does not mark where an answer begins")
-    return first.text
+    return "".join(segment.text for segment in segments[:answer])
 
 
 class Question(NamedTuple):
@@ -55,11 +64,14 @@ class Question(NamedTuple):
     content: str
     context: str
     system: str
+    history: tuple[Message, ...] = ()  # of a chat, before the question
 
 
 def compose_question(data: DataPlan, question: str, context: str, fields: Mapping[str, str]) -> Question:
     """Return the texts of a prompt, from a question and a context or from the fields of a row; raises InputError."""
     mapping = data.field_mapping
+    if mapping.messages is not None and mapping.messages in fields:
+        return _read_chat(data, mapping.messages, question, fields)
     texts = (mapping.instruction, mapping.input, mapping.system)
     known = [name for text in texts if text is not None for name in list_columns(parse_row_text(text, ()))]
     problems = []
@@ -70,7 +82,8 @@ def compose_question(data: DataPlan, question: str, context: str, fields: Mappin
                 Problem(where=f"--field {name}", what=f"did you mean {meant}?" if meant else "unknown field")
             )
     if problems:
-        raise InputError("the prompt has no such fields", tuple(problems), hint=f"fields: {', '.join(known) or 'none'}")
+        names = ", ".join(known) or mapping.messages or "none"
+        raise InputError("the prompt has no such fields", tuple(problems), hint=f"fields: {names}")
     given = ((mapping.instruction, question), (mapping.input, context), (mapping.system, ""))
     needed = [name for text, value in given if text and not value for name in list_columns(parse_row_text(text, ()))]
     missing = list(dict.fromkeys(name for name in needed if name not in fields))
@@ -82,6 +95,29 @@ def compose_question(data: DataPlan, question: str, context: str, fields: Mappin
         _fill(mapping.input, context, fields, "--input"),
         _fill(mapping.system, "", fields, "") or data.system_prompt or "",
     )
+
+
+def _read_chat(data: DataPlan, name: str, question: str, fields: Mapping[str, str]) -> Question:
+    """Read --field messages=JSON, a list of messages that ends with the user's."""
+    hint = f"""--field {name}='[{{"role": "user", "content": "..."}}]'"""
+    if question or len(fields) > 1:
+        raise InputError(f"--field {name} is the complete chat: nothing else can be given with it", hint=hint)
+    try:
+        messages = json.loads(fields[name])
+    except ValueError as error:
+        raise InputError(f"--field {name}: broken JSON: {error}", hint=hint) from None
+    if not isinstance(messages, list):
+        raise InputError(f"--field {name}: not a list of messages", hint=hint)
+    answered = [*messages, {"role": "assistant", "content": _PLACEHOLDER_ANSWER}]
+    reader = make_row_reader(FieldMapping(messages=name), [name], system_prompt=data.system_prompt or "")
+    chat = reader.read(Row(number=1, fields={name: answered}))
+    if isinstance(chat, BadRow):
+        raise InputError(f"--field {name}: {chat.reason}", hint=hint)
+    assert isinstance(chat, Conversation)
+    *history, last = chat.messages[:-1] or (Message("", ""),)
+    if last.role != "user":
+        raise InputError(f"--field {name}: the last message must be the user's", hint=hint)
+    return Question(last.content, "", "", tuple(history))
 
 
 def _fill(source: str | None, text: str, fields: Mapping[str, str], name: str) -> str:

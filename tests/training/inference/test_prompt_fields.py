@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from launcher.core.errors import InputError
+from launcher.corpus.documents import make_template
+from launcher.corpus.tokenizer import load_tokenizer
 from launcher.manifest.dataset import FieldMapping
 from launcher.training.inference.ask import parse_fields
-from launcher.training.inference.prompt import Question, compose_question
+from launcher.training.inference.prompt import Question, compose_question, render_prompt
 
 
 def make_data(system_prompt: str | None = None, **mapping: str) -> Any:
@@ -49,3 +52,37 @@ def test_a_question_takes_the_place_of_the_only_field() -> None:
 def test_what_does_not_fit_is_an_error(question: str, fields: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         compose_question(make_data(instruction="{subject} {body}"), question, "", fields)
+
+
+CHAT = [
+    {"role": "user", "content": "Where is it?"},
+    {"role": "assistant", "content": "On its way."},
+    {"role": "user", "content": "Since when?"},
+]
+
+
+def test_chat_continues_with_the_answer_to_its_last_message() -> None:
+    data = make_data("Be brief.", messages="messages")
+    asked = compose_question(data, "", "", {"messages": json.dumps(CHAT)})
+    template = make_template("chatml", load_tokenizer("launcher/tiny", ()))
+    prompt = render_prompt(template, asked.content, context=asked.context, system=asked.system, history=asked.history)
+    assert template.controls.unescape(prompt) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhere is it?<|im_end|>\n"
+        "<|im_start|>assistant\nOn its way.<|im_end|>\n<|im_start|>user\nSince when?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("messages", "question", "words"),
+    [
+        ("{", "", "broken JSON"),
+        ("{}", "", "not a list of messages"),
+        ("[]", "", "the last message must be the user's"),
+        (json.dumps(CHAT[:2]), "", "the last message must be the user's"),
+        ('[{"role": "boss", "content": "?"}]', "", "unknown role: 'boss'"),
+        (json.dumps(CHAT), "Who?", "nothing else can be given"),
+    ],
+)
+def test_wrong_chats_are_refused(messages: str, question: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        compose_question(make_data(messages="messages"), question, "", {"messages": messages})
