@@ -8,17 +8,21 @@ from pathlib import Path
 from launcher.cli.run_lookup import add_run_arguments, find_run
 from launcher.cli.torch_subcommands import run_module
 
-_PASSED_ON = ("out", "format", "dtype", "quantization", "llama_cpp", "check_rows")
+_PASSED_ON = ("out", "format", "dtype", "quantization", "llama_cpp", "check_rows", "push")
+_SWITCHES = ("public", "dry_run", "json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the run and the output."""
     add_run_arguments(parser)
-    parser.add_argument("--out", metavar="DIR", help="output folder (default: merged/ or gguf/ in the run directory)")
+    parser.add_argument(
+        "--out", metavar="DIR", help="output folder (default: merged/, gguf/ or peft/ in the run directory)"
+    )
     parser.add_argument(
         "--format",
-        choices=("merged", "gguf"),
-        help="merged: one model for transformers and vLLM (default); gguf: files for llama.cpp and Ollama",
+        choices=("merged", "gguf", "adapter"),
+        help="merged: one model for transformers and vLLM (default); gguf: files for llama.cpp and Ollama; adapter: "
+        "PEFT's files with tokenizer and chat template",
     )
     parser.add_argument(
         "--dtype", choices=("bf16", "fp16", "fp32"), help="merged: dtype of the weights (default: the base model's)"
@@ -38,6 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="gguf: held-out prompts that the files must answer like the merged model, with llama-cpp-python "
         "(default: 20; 0: no check)",
     )
+    parser.add_argument(
+        "--push",
+        metavar="REPO",
+        help="upload the folder to the Hugging Face Hub; an earlier export is uploaded as it is",
+    )
+    parser.add_argument("--public", action="store_true", help="--push: create a public repository (default: private)")
+    parser.add_argument("--dry-run", action="store_true", help="--push: list what would be uploaded, without a network")
     parser.add_argument("--json", action="store_true", help="print the output folder and what was checked as JSON")
 
 
@@ -46,6 +57,5 @@ def run(arguments: argparse.Namespace) -> int:
     paths = find_run(arguments.run, Path(arguments.runs_dir))
     values = {name: getattr(arguments, name) for name in _PASSED_ON}
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
-    return run_module(
-        "launcher.training.export.export", [f"--run={paths.root}", *flags, *(["--json"] if arguments.json else [])]
-    )
+    switches = [f"--{name.replace('_', '-')}" for name in _SWITCHES if getattr(arguments, name)]
+    return run_module("launcher.training.export.export", [f"--run={paths.root}", *flags, *switches])

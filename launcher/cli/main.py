@@ -33,7 +33,7 @@ VERBS = {
     "ask": "ask a trained expert one question",
     "eval": "judge an expert's answers to test rows; --against adds a quality gate",
     "regression": "train the old and the optimized configuration on the same rows; compare quality and speed",
-    "export": "write a run's model for others: merged with its base or as GGUF, and verify it",
+    "export": "write a run's model for others: merged, as GGUF or as adapter; verify it; push it to the hub",
     "bench": "measure: compare settings (--vary), or what each optimization contributes (ablation)",
     "doctor": "diagnose this machine, an expert's plan on it, or a run",
     "report": "print a run's report: configuration, reasons, results, and how to reproduce it",

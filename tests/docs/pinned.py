@@ -25,6 +25,8 @@ WALK_THROUGH = (
     "launcher compare first second --format text",
     "launcher eval shop --run second --against first --rows 40",
     "launcher export first",
+    "launcher export first --format adapter",
+    "launcher export first --push my-name/shop-expert --dry-run",
 )
 
 # Run after the walk-through, in the same folder; the number is added as `--max-steps`.
@@ -80,6 +82,8 @@ PINNED = {
     "launcher train neo4j --wandb-artifacts adapter,manifest": "uploads to a W&B server, as above",
     "launcher export first --format gguf": "needs the converter; tests/training/export/test_gguf.py runs it",
     "launcher export first --format gguf --quantization f16,q8_0,q4_k_m --out shop-gguf": "needs llama.cpp, as above",
+    "launcher export first --push my-name/shop-expert": "uploads; tests/training/export/test_push.py has a server",
+    "launcher export first --format gguf --push my-name/shop-expert-gguf --public": "uploads, as above",
     "launcher dashboard": "needs a W&B server; tests/unit/analysis/wandb_dashboard",
     "launcher dashboard --entity team --project experts --name nightly": "needs a W&B server, as above",
     "launcher dashboard --url 'https://wandb.ai/team/experts?nw=a0b1c2d3'": "needs a W&B server, as above",

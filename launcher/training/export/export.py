@@ -1,4 +1,4 @@
-"""`python -m launcher.training.export.export`: a merged model or GGUF files of a run, verified before they are kept."""
+"""`python -m launcher.training.export.export`: a run's model for others, verified, then kept; uploads to the hub."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from launcher.core.errors import InputError
 from launcher.core.log import get_logger
 from launcher.core.processes import is_alive
 from launcher.training.export.gguf import QUANTIZATIONS, check_tools
+from launcher.training.export.model_card import CARD_FILE
+from launcher.training.export.push import check_access, check_repo
 from launcher.training.inference.trained_run import TrainedRun, load_trained_run
 from launcher.training.runtime.parent_watch import exit_with_parent
 from launcher.training.runtime.subcommand import run_subcommand
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _CHECKED_ROWS = 20
+_FOLDERS = {"merged": "merged", "gguf": "gguf", "adapter": "peft"}  # in the run directory
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,11 +43,14 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m launcher.training.export.export", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, metavar="DIR")
     parser.add_argument("--out", type=Path, metavar="DIR")
-    parser.add_argument("--format", choices=("merged", "gguf"), default="merged")
+    parser.add_argument("--format", choices=_FOLDERS, default="merged")
     parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"))
     parser.add_argument("--quantization", type=lambda text: tuple(dict.fromkeys(text.lower().split(","))))
     parser.add_argument("--llama-cpp", type=Path, metavar="DIR")
     parser.add_argument("--check-rows", type=int, metavar="N")
+    parser.add_argument("--push", metavar="REPO")
+    parser.add_argument("--public", action="store_true")
+    parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--json", action="store_true")
     return parser
 
@@ -52,14 +58,42 @@ def _make_parser() -> argparse.ArgumentParser:
 def _export(arguments: argparse.Namespace) -> str:
     _check_options(arguments)
     run = load_trained_run(arguments.run)
-    target = arguments.out or run.paths.root / arguments.format
-    check_target(target)
-    if run.ended_early and run.outcome is not None:
-        log.info(f"note: status {run.outcome.status}, not done: {run.outcome.steps_done:,} steps were trained")
-    result = (
-        _export_gguf(run, target, arguments) if arguments.format == "gguf" else _export_merged(run, target, arguments)
-    )
-    return json.dumps({"directory": str(target), **result}) if arguments.json else str(target)
+    target = arguments.out or run.paths.root / _FOLDERS[arguments.format]
+    result: dict[str, object] = {}
+    if _can_reuse(run, target, arguments):
+        log.info(f"{target} was exported before")
+    else:
+        check_target(target)
+        if run.ended_early and run.outcome is not None:
+            log.info(f"note: status {run.outcome.status}, not done: {run.outcome.steps_done:,} steps were trained")
+        export = {"merged": _export_merged, "gguf": _export_gguf, "adapter": _export_adapter}[arguments.format]
+        result = export(run, target, arguments)
+    text = str(target)
+    if arguments.push is not None:
+        text = _push(run, target, arguments)
+        result["push"] = text
+    return json.dumps({"directory": str(target), **result}) if arguments.json else text
+
+
+def _can_reuse(run: TrainedRun, target: Path, arguments: argparse.Namespace) -> bool:
+    """Return whether --push finds an export of these weights: complete, because exports are renamed when they are."""
+    options = (arguments.dtype, arguments.quantization, arguments.llama_cpp, arguments.check_rows)
+    card = target / CARD_FILE
+    if arguments.push is None or any(option is not None for option in options) or not card.is_file():
+        return False
+    newest = max(file.stat().st_mtime for file in run.paths.adapter.iterdir())
+    if newest > card.stat().st_mtime:
+        raise InputError(f"{target} is older than the weights of the run", hint="delete it, or choose another --out")
+    return True
+
+
+def _push(run: TrainedRun, target: Path, arguments: argparse.Namespace) -> str:
+    from launcher.training.export.push import describe_uploads, push
+
+    if arguments.dry_run:
+        return describe_uploads(target, arguments.push, is_public=arguments.public)
+    message = f"Upload {arguments.format} of run {run.paths.run_id}"
+    return push(target, arguments.push, is_public=arguments.public, message=message, report=log.info)
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
@@ -69,6 +103,12 @@ def _check_options(arguments: argparse.Namespace) -> None:
         is_given = getattr(arguments, flag[2:].replace("-", "_")) is not None
         if is_given and needed != arguments.format:
             raise InputError(f"{flag} applies to --format {needed} only, not to {arguments.format}")
+    if arguments.push is None and (arguments.public or arguments.dry_run):
+        raise InputError("--public and --dry-run require --push REPO")
+    if arguments.push is not None:
+        check_repo(arguments.push)
+        if not arguments.dry_run:
+            check_access()
     if arguments.format == "gguf":
         requested = arguments.quantization or ("f16",)
         unknown = [name for name in requested if name not in QUANTIZATIONS]
@@ -118,6 +158,17 @@ def _export_gguf(run: TrainedRun, target: Path, arguments: argparse.Namespace) -
             for check in checks
         ],
     }
+
+
+def _export_adapter(run: TrainedRun, target: Path, arguments: argparse.Namespace) -> dict[str, object]:  # noqa: ARG001
+    """Copy the adapter with the tokenizer and chat template of the training."""
+    if run.is_full:
+        raise InputError("full fine-tuning has no adapter", hint="use --format merged")
+    from launcher.training.export.merge import write_adapter
+
+    with _writing(target) as scratch:
+        write_adapter(scratch, run)
+    return {}
 
 
 def export_run(run: TrainedRun, target: Path, dtype: Dtype | None) -> tuple[Dtype, Agreement]:

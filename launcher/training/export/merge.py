@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,12 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from launcher.core.choices import Dtype
-from launcher.core.errors import InputError, LauncherError, RunFailedError, hint_for
+from launcher.core.errors import InputError, LauncherError, RunFailedError, first_line, hint_for
 from launcher.core.run_paths import write_text_atomically
 from launcher.corpus.documents import make_planned_template
 from launcher.corpus.end_token import collect_end_ids
@@ -28,7 +29,7 @@ from launcher.corpus.tokenizer import BaseTokenizer, load_planned_tokenizer
 from launcher.request.request import base_folders
 from launcher.training.checkpoint.weights import make_readable
 from launcher.training.export.logits_check import Agreement, check_agreement, compare_logits, compute_logits
-from launcher.training.export.model_card import CARD_FILE, CardKind, collect_facts, render_card
+from launcher.training.export.model_card import CARD_FILE, CardKind, collect_facts, get_public_name, render_card
 from launcher.training.inference.load import get_published_dtype, load_from_folder, load_trained_model, pick_device
 from launcher.training.inference.prompt import render_prompt
 from launcher.training.inference.trained_run import TrainedRun
@@ -142,6 +143,28 @@ def _set_end_token(model: PreTrainedModel, run: TrainedRun, tokenizer: BaseToken
         config.validate(strict=True)
     except ValueError:  # some bases have settings that transformers no longer writes
         model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
+
+
+def write_adapter(folder: Path, run: TrainedRun) -> None:
+    """Write the adapter, with the tokenizer and chat template of the training and without paths of this machine."""
+    tokenizer = load_planned_tokenizer(run.plan, base_folders(Path(run.plan.data.folder)))
+    try:
+        shutil.copyfile(run.paths.adapter / "adapter_model.safetensors", folder / "adapter_model.safetensors")
+        with safe_open(str(folder / "adapter_model.safetensors"), framework="numpy") as file:
+            names = list(file.keys())
+        config = json.loads((run.paths.adapter / "adapter_config.json").read_text(encoding="utf-8"))
+        config["base_model_name_or_path"] = get_public_name(run.plan)
+        (folder / "adapter_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+        tokenizer.write_files(folder)
+        _write_template(folder, run, tokenizer)
+        make_readable(folder)
+    except (SafetensorError, ValueError, TypeError) as error:
+        raise InputError(f"{run.paths.adapter} is damaged: {first_line(error)}") from None
+    except OSError as error:
+        raise InputError(f"{folder.parent} cannot be written: {error}", hint=hint_for(error)) from None
+    if not names:
+        raise InputError(f"{run.paths.adapter} is damaged: it has no weights")
+    write_text_atomically(folder / CARD_FILE, render_export_card("adapter", run, run.plan.precision.base_dtype))
 
 
 def render_export_card(

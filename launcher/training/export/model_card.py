@@ -20,15 +20,17 @@ from launcher.core import metrics
 from launcher.core.choices import Dtype
 from launcher.core.errors import LauncherError
 from launcher.core.log import get_logger
-from launcher.core.markdown import code, fenced, one_line, prose
+from launcher.core.markdown import code, fenced, inline, one_line, prose
 from launcher.core.metrics import StepMetrics, load_metrics
 from launcher.core.run_paths import RunPaths, write_text_atomically
+from launcher.core.units import format_percent
 from launcher.corpus.tokenizer import load_planned_tokenizer
 from launcher.manifest import Manifest, load_manifest
 from launcher.manifest.model import Limitation
 from launcher.plan.model import Plan
 from launcher.request.request import base_folders
-from launcher.runs.record import get_global_batch, load_outcome
+from launcher.runs.evaluations import load_evaluations
+from launcher.runs.record import get_global_batch, load_outcome, load_record
 from launcher.training.export.serving import list_vllm_obstacles, name_model, render_vllm
 from launcher.training.inference.prompt import PLACEHOLDERS, PromptFormat, derive_prompt_format
 
@@ -65,6 +67,7 @@ class CardFacts:
     global_batch: int
     launcher_version: str
     git_commit: str | None
+    judged: tuple[str, ...] = ()  # one line per model
     is_export: bool = False  # the folder has all that servers need
     files: tuple[str, ...] = ()  # of the kind gguf
     checks: tuple[str, ...] = ()  # lines of a table: how the files answered
@@ -110,7 +113,7 @@ def _render_title(facts: CardFacts) -> str:
     lines = [f"# {prose(f'{manifest.name} {manifest.version}')}"]
     if manifest.description:
         lines.append(prose(manifest.description))
-    base = f"`{code(_base_name(facts.plan))}`"
+    base = f"`{code(get_public_name(facts.plan))}`"
     summaries = {
         "adapter": f"An adapter for {base}, in PEFT's format.",
         "merged": f"{base} with its adapter merged in: one model.",
@@ -121,7 +124,7 @@ def _render_title(facts: CardFacts) -> str:
     return "\n\n".join(lines)
 
 
-def _base_name(plan: Plan) -> str:
+def get_public_name(plan: Plan) -> str:
     """Return a Hub name, or the last component of a local path."""
     return plan.base.name if _HUB_NAME.fullmatch(plan.base.name) else get_last_component(plan.base.name)
 
@@ -145,7 +148,7 @@ def _snippet_lines(facts: CardFacts) -> Iterator[str]:
     yield "from transformers import AutoModelForCausalLM, AutoTokenizer"
     yield ""
     if facts.kind == "adapter":
-        yield f"base = {_base_name(plan)!r}"
+        yield f"base = {get_public_name(plan)!r}"
         folder = '"path/of/this/folder"'
         tokenizer = folder if plan.data.new_tokens else f"base{revision}{trusted}"
         yield f"tokenizer = AutoTokenizer.from_pretrained({tokenizer})"
@@ -157,7 +160,7 @@ def _snippet_lines(facts: CardFacts) -> Iterator[str]:
     else:
         yield 'folder = "path/of/this/folder"'
         has_tokenizer = facts.kind == "merged" or plan.data.new_tokens
-        tokenizer = "folder" if has_tokenizer else repr(_base_name(plan))
+        tokenizer = "folder" if has_tokenizer else repr(get_public_name(plan))
         yield f"tokenizer = AutoTokenizer.from_pretrained({tokenizer})"
         yield f"model = AutoModelForCausalLM.from_pretrained(folder, dtype={dtype}{trusted})"
     if facts.prompt is not None:
@@ -196,9 +199,9 @@ def _render_serving(facts: CardFacts) -> str:
     elif facts.kind == "adapter":
         if obstacles := list_vllm_obstacles(facts.plan):
             return f"## Serving\n\nvLLM does not serve {' and '.join(obstacles)}: serve the merged model."
-        commands = [render_vllm(facts.plan, _base_name(facts.plan), is_adapter=True)]
+        commands = [render_vllm(facts.plan, get_public_name(facts.plan), is_adapter=True)]
     else:
-        commands = [render_vllm(facts.plan, _base_name(facts.plan), is_adapter=False)]
+        commands = [render_vllm(facts.plan, get_public_name(facts.plan), is_adapter=False)]
     return "## Serving\n\nIn this folder:\n\n" + fenced("\n".join(commands), "sh")
 
 
@@ -225,7 +228,7 @@ def _training_rows(facts: CardFacts) -> Iterator[tuple[str, str]]:
     plan = facts.plan
     adapter, batch, optimizer, schedule = plan.adapter, plan.batch, plan.optimizer, plan.schedule
     at = f" at `{code(plan.base_revision)}`" if plan.base_revision else ""
-    yield "base", f"`{code(_base_name(plan))}`{at}"
+    yield "base", f"`{code(get_public_name(plan))}`{at}"
     yield "adapter", _ADAPTER_NAMES[adapter.kind]
     if adapter.rank is not None:
         yield "rank, alpha, dropout", f"{adapter.rank}, {adapter.alpha}, {adapter.dropout:g}"
@@ -250,6 +253,11 @@ def _training_rows(facts: CardFacts) -> Iterator[tuple[str, str]]:
     yield "precision", f"computed in {plan.precision.compute_dtype}, trained weights {plan.precision.trainable_dtype}"
     yield "loss on", "answers" if plan.loss_on == "completion" else "all tokens"
     yield "seed", str(schedule.seed)
+    source = plan.data.path or ", ".join(plan.data.tasks)
+    if source:
+        name = source if plan.data.kind == "huggingface" else get_last_component(source)
+        rows = "" if plan.data.num_rows is None else f", {plan.data.num_rows:,} rows"
+        yield "data", f"`{code(name)}`{rows}"
     if facts.data_key is not None:
         yield "data key", f"`{code(facts.data_key)}`"
     yield "launcher", facts.launcher_version
@@ -270,6 +278,7 @@ def _render_results(facts: CardFacts) -> str:
         lines.append(f"- training loss of the last step: {facts.final_loss:.4f}")
     if facts.best_loss is not None:
         lines.append(f"- best validation loss: {facts.best_loss:.4f}, after step {facts.best_step:,}")
+    lines += [f"- {line}" for line in facts.judged]
     if facts.checks:
         lines += ["", "Greedy answers to held-out prompts, compared with those of the merged model:", "", *facts.checks]
     return "\n".join(("## Results", "", *lines)) if lines else ""
@@ -332,7 +341,24 @@ def collect_facts(
         global_batch=get_global_batch(plan, outcome),
         launcher_version=__version__ if outcome is None else outcome.versions.get("launcher", __version__),
         git_commit=None if outcome is None else outcome.git_commit,
+        judged=tuple(_describe_judged(paths)),
     )
+
+
+def _describe_judged(paths: RunPaths) -> Iterator[str]:
+    """Yield the judged answers of the trained model, and of the base on the same rows."""
+    try:
+        evaluations = load_evaluations(load_record(paths))
+    except LauncherError:
+        return
+    for name, evaluation in (("the trained model", evaluations.adapter), ("the base model", evaluations.base)):
+        if evaluation is not None and (result := evaluation.result).main.num_judged:
+            main, at = result.main, "" if evaluation.step is None else f" at step {evaluation.step:,}"
+            yield (
+                f"{name}{at}, on {main.num_judged} rows of the {inline(result.split)} split: {inline(main.title)}: "
+                f"{main.num_passed} ({format_percent(main.rate)}; 95 % interval {format_percent(main.low)} to "
+                f"{format_percent(main.high)}), judged by {inline(main.checker)}"
+            )
 
 
 def summarize_losses(rows: list[StepMetrics]) -> tuple[float | None, float | None, int | None]:

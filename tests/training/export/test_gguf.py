@@ -12,10 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from launcher.base_models.catalogue import TINY_BASE_FOLDER
+from launcher.core.errors import RunFailedError
+from launcher.corpus.tokenizer import BaseTokenizer
 from launcher.training.export import export, gguf
+from launcher.training.export.gguf_check import Questions, check_answers, check_ends, check_tokens
 from launcher.training.export.gguf_convert import complete_tokenizer, find_pre_tokenizer
+from tests.training.export import gguf_families
 from tests.training.trained_run import Trained, copy_run, data_dir, trained  # noqa: F401
 from tests.unit.corpus.families import FAMILIES, write_family
 
@@ -160,3 +166,59 @@ def test_failed_conversion_leaves_no_files(
     assert export.main([f"--run={paths.root}", "--format=gguf", f"--llama-cpp={checkout}"]) == 4
     assert "no such family" in capsys.readouterr().err
     assert [file.name for file in paths.root.iterdir() if "gguf" in file.name] == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("llama")
+@pytest.mark.parametrize("model_type", gguf_families.TOKENIZERS)
+def test_llama_cpp_answers_like_transformers(tmp_path: Path, model_type: str) -> None:
+    (tokens, answers), *_ = gguf_families.measure(tmp_path, model_type, ("f16",)).values()
+    assert tokens == gguf_families.NUM_PROMPTS
+    assert answers >= 0.8 * gguf_families.NUM_PROMPTS  # the others begin with a near tie
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("data_dir", "llama")
+def test_files_are_run_and_judged(
+    trained: Trained,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    flags = ["--format=gguf", "--quantization=f16,q4_k_m", "--check-rows=4", f"--out={out}", "--json"]
+    assert export.main([f"--run={trained.paths.root}", *flags]) == 0
+    result = json.loads(capsys.readouterr().out)
+    merged, f16, q4 = result["checks"]
+    assert result["files"] == ["neo4j-F16.gguf", "neo4j-Q4_K_M.gguf"]
+    assert f16["same_answers"] + f16["near_ties"] == merged["rows"] == q4["rows"] == 4
+    assert "| Q4_K_M |" in (out / "README.md").read_text()
+
+
+def make_questions(*rows: list[int]) -> Questions:
+    return Questions(prompts=["a"] * len(rows), ids=list(rows), requests=[("a", False)] * len(rows), rows=None)
+
+
+def test_other_tokens_of_a_prompt_are_refused() -> None:
+    questions = make_questions([1, 2, 3], [4])
+    check_tokens("f16", questions, [{"prompt": [1, 2, 3]}, {"prompt": [4]}])
+    for wrong in ([5, 4], [], [4, 4]):
+        with pytest.raises(RunFailedError, match="other tokens of 1 of 2 prompts"):
+            check_tokens("f16", questions, [{"prompt": [1, 2, 3]}, {"prompt": wrong}])
+
+
+def test_end_token_at_which_llama_cpp_goes_on_is_refused() -> None:
+    tokenizer = BaseTokenizer(folder=TINY_BASE_FOLDER)
+    check_ends("f16", tokenizer, [2, 0], [True, True])
+    with pytest.raises(RunFailedError, match=r"would not stop at '<\|endoftext\|>'"):
+        check_ends("f16", tokenizer, [2, 0], [True, False])
+
+
+def test_other_answer_is_allowed_only_after_a_near_tie(trained: Trained) -> None:  # noqa: F811
+    model: Any = AutoModelForCausalLM.from_pretrained(trained.base).eval()
+    prompt = list(range(3, 30))
+    logits = model(torch.tensor([prompt])).logits[0, -1]
+    questions, device = make_questions(prompt), torch.device("cpu")
+    best = int(logits.argmax())
+    assert check_answers("f16", model, device, questions, [{"prompt": prompt, "answer": [best]}], [0]) == 1
+    with pytest.raises(RunFailedError, match="answers differently"):
+        check_answers("f16", model, device, questions, [{"prompt": prompt, "answer": [int(logits.argmin())]}], [0])
