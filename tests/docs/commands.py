@@ -55,6 +55,8 @@ def parses(words: list[str]) -> bool:
 
 def is_quick(text: str) -> bool:
     words = split(text)
+    if words[:2] == ["launcher", "export"]:  # loads a model, also with --dry-run
+        return False
     return words[0] == "launcher" and (words[1] in _QUICK_VERBS or bool(_QUICK_FLAGS & set(words)))
 
 

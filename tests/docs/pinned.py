@@ -25,8 +25,6 @@ WALK_THROUGH = (
     "launcher compare first second --format text",
     "launcher eval shop --run second --against first --rows 40",
     "launcher export first",
-    "launcher export first --format adapter",
-    "launcher export first --push my-name/shop-expert --dry-run",
 )
 
 # Run after the walk-through, in the same folder; the number is added as `--max-steps`.
@@ -44,6 +42,8 @@ SLOW = {
     'launcher ask RUN "Who directed Alien?" --input "(:Movie)"': None,
     "launcher doctor --run RUN": None,
     "launcher report RUN --write": None,
+    "launcher export first --format adapter": None,
+    "launcher export first --push my-name/shop-expert --dry-run": None,
 }
 
 _GPU = "needs a GPU, and downloads the base"

@@ -74,7 +74,9 @@ def measure(folder: Path, model_type: str, quantizations: Sequence[str]) -> dict
 
 def _write_model(folder: Path, model_type: str, vocabulary: int) -> Any:
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4}
-    more = {"num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 512, "sliding_window": 16}
+    more = {"num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 512}
+    if model_type in ("gemma2", "gemma3_text", "mistral"):
+        more["sliding_window"] = 16
     config = AutoConfig.for_model(
         model_type, **sizes, **more, vocab_size=vocabulary, initializer_range=0.1, pad_token_id=0, bos_token_id=1,
         eos_token_id=2, use_sliding_window=False,

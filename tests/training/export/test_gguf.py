@@ -172,9 +172,9 @@ def test_failed_conversion_leaves_no_files(
 @pytest.mark.usefixtures("llama")
 @pytest.mark.parametrize("model_type", gguf_families.TOKENIZERS)
 def test_llama_cpp_answers_like_transformers(tmp_path: Path, model_type: str) -> None:
-    (tokens, answers), *_ = gguf_families.measure(tmp_path, model_type, ("f16",)).values()
+    """`measure` raises if an answer of the F16 file differs without a near tie."""
+    (tokens, _), *_ = gguf_families.measure(tmp_path, model_type, ("f16",)).values()
     assert tokens == gguf_families.NUM_PROMPTS
-    assert answers >= 0.8 * gguf_families.NUM_PROMPTS  # the others begin with a near tie
 
 
 @pytest.mark.slow
