@@ -101,8 +101,8 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def upload(folder: Path, **options: Any) -> str:
-    return push(folder, "me/shop", **({"is_public": False, "message": "m", "report": str} | options))
+def upload(folder: Path, *, is_public: bool = False) -> str:
+    return push(folder, "me/shop", is_public=is_public, message="m", report=lambda _line: None)
 
 
 def test_upload_creates_a_private_repository_with_the_export_only(hub: Hub, folder: Path) -> None:
