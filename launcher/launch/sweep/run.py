@@ -198,9 +198,10 @@ class _Runner:
             run = plan_trial(sweep.request, trial.overrides, sweep.runs_dir, sweep.name_run(trial))
             if not run.is_done and not trial.is_pruned:
                 prepare_trial(run)
-        except RunFailedError:  # a full disk: not a matter of the parameters
-            raise
         except LauncherError as error:
+            has_run = RunPaths(sweep.runs_dir / sweep.name_run(trial)).plan.is_file()
+            if has_run or isinstance(error, RunFailedError):  # not a matter of the parameters
+                raise
             reason = "; ".join([error.title, *map(str, error.problems)])
             self._study.finish(trial, "infeasible", reason=reason)
             self._log(f"{label}: infeasible: {reason}")

@@ -223,9 +223,8 @@ def test_a_foreign_run_is_not_touched(tmp_path: Path, train: Training) -> None:
     go(other)
     (tmp_path / "t-000").rename(tmp_path / "s-000")
     (tmp_path / "s-000/request.json").write_text("{}")
-    result = go(sweep)
-    assert statuses(result) == ["infeasible"]
-    assert "was not trained by this sweep" in result.trials[0].reason
+    with pytest.raises(InputError, match="exists and was not trained by this sweep"):
+        go(sweep)
     assert len(train.trained) == 1
 
 
