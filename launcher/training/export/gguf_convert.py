@@ -53,7 +53,7 @@ def complete_tokenizer(folder: Path) -> None:
     settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
     settings["added_tokens_decoder"] = {str(token["id"]): token for token in tokenizer["added_tokens"]}
     is_sentencepiece = bool(tokenizer["model"].get("byte_fallback"))
-    settings.setdefault("tokenizer_class", "LlamaTokenizer" if is_sentencepiece else "GPT2Tokenizer")
+    settings.setdefault("tokenizer_class", "PreTrainedTokenizerFast")  # others add special tokens of their own
     if is_sentencepiece:
         settings["add_prefix_space"] = _adds_space(tokenizer)
     config.write_text(json.dumps(settings, ensure_ascii=False), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Small random models of the families of the fast path, with tokenizers of their kind, as GGUF files in llama.cpp.
+"""Small random models of some families, with tokenizers of their kind, as GGUF files in llama.cpp.
 
 `python -m tests.training.export.gguf_families` prints the table of docs/SERVING.md.
 """
@@ -17,24 +17,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from launcher.corpus.documents import make_template
 from launcher.corpus.end_token import collect_end_ids
 from launcher.corpus.text_encoder import TextEncoder
+from launcher.corpus.tokenizer import BaseTokenizer
 from launcher.training.export.gguf import write_files
 from launcher.training.export.gguf_check import Questions, check_answers, generate_answers
 from launcher.training.inference.prompt import render_prompt
 from tests.unit.corpus.families import FAMILIES, write_family
 
 # family of transformers -> kind of its tokenizer
-TOKENIZERS = {
-    "gemma": "gemma",
-    "gemma2": "gemma",
-    "gemma3_text": "gemma",
-    "granite": "smollm",
-    "llama": "llama 3",
-    "mistral": "llama 2",
-    "phi3": "phi 3",
-    "qwen2": "qwen 2.5",
-    "qwen3": "qwen 2.5",
-    "smollm3": "llama 3",
-}
+TOKENIZERS = {"gemma2": "gemma", "llama": "llama 3", "qwen3": "qwen 2.5"}
 QUANTIZATIONS = ("f16", "q8_0", "q4_k_m")
 NUM_PROMPTS, NUM_TOKENS = 20, 24
 _WORDS = ("how", "many", "films", "did", "this", "person", "make", "which", "has", "the", "highest", "budget", "model")
@@ -45,7 +35,7 @@ def measure(folder: Path, model_type: str, quantizations: Sequence[str]) -> dict
     merged = folder / "merged"
     kind = FAMILIES[TOKENIZERS[model_type]]
     tokenizer = write_family(merged, kind)
-    model = _write_model(merged, model_type, tokenizer.backend.get_vocab_size())
+    model = _write_model(merged, model_type, tokenizer)
     template = make_template("tokenizer", tokenizer)
     encoder = TextEncoder(tokenizer, template)
     ends = collect_end_ids(tokenizer, template.end_token)
@@ -72,14 +62,15 @@ def measure(folder: Path, model_type: str, quantizations: Sequence[str]) -> dict
     return results
 
 
-def _write_model(folder: Path, model_type: str, vocabulary: int) -> Any:
+def _write_model(folder: Path, model_type: str, tokenizer: BaseTokenizer) -> Any:
+    eos = tokenizer.backend.token_to_id(tokenizer.end_of_text or "")
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4}
     more = {"num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 512}
-    if model_type in ("gemma2", "gemma3_text", "mistral"):
+    if model_type == "gemma2":
         more["sliding_window"] = 16
     config = AutoConfig.for_model(
-        model_type, **sizes, **more, vocab_size=vocabulary, initializer_range=0.1, pad_token_id=0, bos_token_id=1,
-        eos_token_id=2, use_sliding_window=False,
+        model_type, **sizes, **more, vocab_size=tokenizer.backend.get_vocab_size(), initializer_range=0.1,
+        pad_token_id=0, bos_token_id=1, eos_token_id=eos, use_sliding_window=False,
     )  # fmt: skip
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
