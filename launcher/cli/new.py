@@ -18,7 +18,7 @@ from launcher.plan.model import Plan
 if TYPE_CHECKING:
     from launcher.new_expert.create import NewExpert
 
-_TASKS = ("json", "sql", "cypher", "typescript", "text")
+_TASKS = ("json", "sql", "cypher", "typescript", "exact_match", "text")
 _TEMPLATES = ("chatml", "qwen3", "llama3", "alpaca", "tokenizer")
 
 
@@ -47,7 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     guesses.add_argument("--template", choices=_TEMPLATES, help="prompt template (default: by the base model)")
     guesses.add_argument("--chat-template", metavar="FILE", help="own Jinja chat template, copied next to the manifest")
     guesses.add_argument("--system-prompt", metavar="TEXT", help="system prompt of rows without their own")
-    guesses.add_argument("--task", choices=_TASKS, help="language of the answers, which selects the judge")
+    guesses.add_argument(
+        "--task",
+        choices=_TASKS,
+        help="language of the answers, which selects the judge (text: none)",
+    )
     parser.add_argument("--json", action="store_true", help="print guesses, manifest, mask and plan as JSON")
 
 

@@ -19,6 +19,7 @@ _BUILT_IN: Mapping[str, str] = MappingProxyType(
         "sql": "launcher.judges.sql.judge:SqlJudge",
         "cypher": "launcher.judges.cypher.judge:CypherJudge",
         "typescript": "launcher.judges.typescript.judge:TypescriptJudge",
+        "exact_match": "launcher.judges.exact_match:ExactMatchJudge",
     }
 )
 # Language -> names of its judge's checks, for plans: opening a judge needs its packages.
@@ -28,6 +29,7 @@ _CHECK_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "sql": ("parses", "executes", "result"),
         "cypher": ("parses", "reads", "names", "directions", "result", "matches", "equal"),
         "typescript": ("parses", "types", "behaves", "equal"),
+        "exact_match": ("matches", "equal"),
     }
 )
 _LANGUAGE_OF_EXPERT: Mapping[str, str] = MappingProxyType({"neo4j": "cypher"})

@@ -131,7 +131,7 @@ class Evaluation(Strict):
     """How answers are judged, and how many."""
 
     judge: str | None = None
-    """json, sql, cypher, typescript, or package.module:Class with --trust. Default: by grammar_type, else by name."""
+    """json, sql, cypher, typescript, exact_match, or module:Class with --trust. Default: by grammar_type or name."""
     judge_command: tuple[str, ...] = ()
     """External program that judges answers, instead of a built-in judge. Needs --trust."""
     task_rows: Annotated[int, Field(ge=0, le=10_000)] | None = None

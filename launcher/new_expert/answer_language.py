@@ -33,6 +33,8 @@ _TYPESCRIPT = re.compile(
 _TYPED = re.compile(
     r":\s*(?:string|number|boolean|void|unknown|any|never|Promise|Array|Record|[A-Z]\w*)\b|\binterface\s|\btype\s+\w+"
 )
+# Labels: short answers, each of which several rows have.
+_MAX_LABEL, _MIN_LABELLED, _MIN_REPEATS = 60, 10, 3
 _COMMENTS = re.compile(r"^(?:\s|--[^\n]*\n|//[^\n]*\n|/\*.*?\*/)+", re.DOTALL)
 
 
@@ -54,11 +56,23 @@ def match_language(answers: Sequence[str]) -> tuple[str, int] | None:
 
 def detect_language(questions: Sequence[ReferenceRow]) -> Language | None:
     """Return the language of the reference answers, or None if no judge here knows it."""
-    match = match_language([question.reference for question in questions])
+    answers = [question.reference for question in questions]
+    match = match_language(answers)
     if match is None:
-        return None
+        return _find_labels(answers)
     name, count = match
     return check_language(name, questions, f"{count:,} of {len(questions):,} answers look like it")
+
+
+def _find_labels(answers: Sequence[str]) -> Language | None:
+    """Return the judge that compares texts if the answers are few different labels."""
+    distinct = {answer.strip() for answer in answers}
+    is_short = all(len(label) <= _MAX_LABEL and "\n" not in label for label in distinct)
+    if not is_short or len(answers) < _MIN_LABELLED or len(distinct) * _MIN_REPEATS > len(answers):
+        return None
+    return Language(
+        name="exact_match", reason=f"labels: {len(answers):,} rows have {len(distinct):,} different answers"
+    )
 
 
 def check_language(name: str, questions: Sequence[ReferenceRow], reason: str) -> Language | None:

@@ -111,7 +111,10 @@ class Proposal:
             return self.language.reason
         if self.options.task is not None:
             return "set by --task"
-        return "the answers are not JSON, SQL, Cypher or TypeScript; evaluation.judge_command runs your own judge"
+        return (
+            "the answers are not JSON, SQL, Cypher, TypeScript or labels; --task exact_match compares them as text, "
+            "evaluation.judge_command runs your own judge"
+        )
 
 
 def make_proposal(profile: RowProfile, options: Options, base_folders: tuple[Path, ...]) -> Proposal:
@@ -223,6 +226,8 @@ def _detect_language(task: str | None, made: Sequence[tuple[Row, Document]], mak
     if task is None:
         return detect_language(questions)
     reason = "set by --task"
+    if task == "exact_match":
+        return Language(name=task, reason=reason)
     not_parsed = Language(name=task, reason=reason, notes=(f"most answers of the rows do not parse as {task}",))
     return check_language(task, questions, reason) or not_parsed
 

@@ -189,7 +189,7 @@ def test_adapter_is_exported_without_local_paths_and_dry_run_lists_it(
     paths = copy_run(trained, tmp_path)
     config = paths.adapter / "adapter_config.json"
     tree = json.loads(config.read_text())
-    config.write_text(json.dumps(tree | {"base_model_name_or_path": "/home/me/models/launcher/tiny"}))
+    config.write_text(json.dumps(tree | {"base_model_name_or_path": "/srv/me/models/launcher/tiny"}))
     flags = [f"--run={paths.root}", "--format=adapter", "--push=me/shop", "--dry-run"]
     assert export.main(flags) == 0
     listed = capsys.readouterr().out
@@ -198,7 +198,7 @@ def test_adapter_is_exported_without_local_paths_and_dry_run_lists_it(
     files = {file.name for file in out.iterdir()}
     assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "chat_template.jinja"} <= files
     assert all(name in listed for name in files)
-    assert "/home/me" not in (out / "adapter_config.json").read_text()
+    assert "/srv/me" not in (out / "adapter_config.json").read_text()
     card = (out / "README.md").read_text()
     assert "--enable-lora --max-lora-rank 16 --lora-modules neo4j=." in card
     assert export.main(flags) == 0  # the export is there already

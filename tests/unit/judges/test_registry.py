@@ -46,7 +46,7 @@ def open_named(write_manifest: WriteManifest, changes: dict[str, Any]) -> Any:
 
 
 def test_an_unknown_judge_is_an_error(write_manifest: WriteManifest) -> None:
-    with pytest.raises(InputError, match="'prolog' is neither one of json, sql, cypher, typescript nor"):
+    with pytest.raises(InputError, match="'prolog' is neither one of json, sql, cypher, typescript, exact_match nor"):
         open_named(write_manifest, {"evaluation": {"judge": "prolog"}})
 
 
