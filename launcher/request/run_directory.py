@@ -66,14 +66,21 @@ def _check_links(paths: RunPaths) -> RunPaths:
     return paths
 
 
+# W&B links every attempt's folder to a log in its cache. It never writes through the link: a new attempt has a new
+# folder.
+_WANDB_LINK = "wandb/*/logs/debug-core.log"
+
+
 def list_outside_links(root: Path) -> tuple[str, ...]:
-    """Return links that lead out of a run directory, at most 20."""
+    """Return links that lead out of a run directory, at most 20, except W&B's own."""
     links = []
     for folder, folders, files in os.walk(root):
         for path in (Path(folder) / name for name in (*folders, *files)):
             with suppress(OSError, RuntimeError):
                 if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
-                    links.append(f"{path.relative_to(root)} -> {path.readlink()}")
+                    name = path.relative_to(root)
+                    if not (name.match(_WANDB_LINK) and len(name.parts) == 4):
+                        links.append(f"{name} -> {path.readlink()}")
     return tuple(sorted(links)[:20])
 
 

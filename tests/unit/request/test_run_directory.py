@@ -77,6 +77,29 @@ def test_resume_of_a_folder_without_a_plan_is_refused(tmp_path: Path) -> None:
         find_run_to_resume(tmp_path, "../outside", "neo4j")
 
 
+@pytest.mark.parametrize(
+    ("link", "is_refused"),
+    [
+        ("wandb/offline-run-20261117_103121-one/logs/debug-core.log", False),
+        ("wandb/offline-run-20261117_103121-one/logs/debug.log", True),
+        ("wandb/offline-run-20261117_103121-one/logs", True),
+        ("wandb/debug-core.log", True),
+        ("checkpoints/wandb/a/logs/debug-core.log", True),
+        ("metrics.jsonl", True),
+    ],
+)
+def test_links_out_of_a_run_need_trust_except_those_of_wandb(tmp_path: Path, link: str, is_refused: bool) -> None:
+    paths = write(tmp_path / "runs", "one", "stopped")
+    (paths.root / link).parent.mkdir(parents=True, exist_ok=True)
+    (paths.root / link).unlink(missing_ok=True)
+    (paths.root / link).symlink_to(tmp_path / "elsewhere")
+    if is_refused:
+        with pytest.raises(InputError, match="has links that only --trust follows"):
+            find_run_to_resume(tmp_path / "runs", "one", "neo4j")
+    else:
+        assert find_run_to_resume(tmp_path / "runs", "one", "neo4j") == paths
+
+
 def test_resume_of_an_unknown_expert_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did you mean neo4j"):
         find_run_to_resume(tmp_path, "", "noe4j")
