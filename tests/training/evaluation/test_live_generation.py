@@ -112,7 +112,7 @@ def test_attention_is_restored_if_the_switch_fails(
 def test_only_ends_evaluates_first_and_last_step() -> None:
     """The last step may come early; a step is evaluated only once."""
     tasks = TaskEvaluator.__new__(TaskEvaluator)
-    tasks._run, tasks._last_step = cast(Any, SimpleNamespace(num_steps=100)), None
+    tasks._run, tasks._last_step, tasks._min_rows = cast(Any, SimpleNamespace(num_steps=100)), None, 0
     tasks._slice = TaskSlice(num_rows=8, max_new_tokens=9, only_ends=True, why="")
     assert [step for step in (0, 20, 40, 100) if tasks.is_due(step)] == [0, 100]
     assert tasks.is_due(40, is_last=True)

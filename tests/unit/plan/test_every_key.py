@@ -48,6 +48,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "training.dataset.format": {"training.dataset.format": "parquet"},
     "training.dataset.revision": {"training.dataset.revision": "abc"},
     "training.dataset.streaming": {"training.dataset.streaming": True},
+    "training.dataset.max_rows": {"training.dataset.max_rows": 100},
     "training.dataset.text_field": {"training.dataset.text_field": "body"},
     "training.dataset.tasks": {
         "training.dataset.type": "multi_task",
