@@ -8,18 +8,18 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
 
 from launcher.analysis.compare.config_diff import clean_text, collect_plan_settings
-from launcher.analysis.compare.model import Section
+from launcher.analysis.compare.model import RunStatus, Section
 from launcher.core.errors import InputError
+from launcher.core.file_lock import is_locked
 from launcher.core.metrics import METRICS_BY_NAME, PREDICTED_GIB, StepMetrics, is_task_metric
 from launcher.core.run_paths import RunPaths
 from launcher.core.units import bytes_to_gib
 from launcher.judges.results import CheckResult, EvalResult
 from launcher.plan.model import Plan
 from launcher.runs.evaluations import Evaluation, RunEvaluations, load_evaluations
-from launcher.runs.record import Outcome, RunRecord, Status, get_global_batch, list_run_code, load_record
+from launcher.runs.record import Outcome, RunRecord, get_global_batch, list_run_code, load_record
 from launcher.runs.wandb_settings import format_machine
 
 
@@ -107,7 +107,7 @@ class RunFacts:
 
     name: str
     place: str
-    status: Status | Literal["not started"]
+    status: RunStatus
     traits: Traits
     columns: Mapping[str, Column]  # by metric name
     settings: Mapping[tuple[Section, str], str] = field(default_factory=dict)
@@ -140,6 +140,14 @@ def load_run_facts(paths: RunPaths) -> RunFacts:
         raise InputError(f"{paths.root}: cannot read it: {error.strerror}") from None
 
 
+def _get_status(record: RunRecord) -> RunStatus:
+    """Return the status; a run that no process of this machine trains was killed, or trains on another node."""
+    if record.outcome is None:
+        return "not started"
+    is_killed = record.outcome.status == "running" and is_locked(record.paths) is False
+    return "killed or elsewhere" if is_killed else record.outcome.status
+
+
 def make_facts(record: RunRecord, evaluations: RunEvaluations) -> RunFacts:
     """Collect the facts of a loaded run."""
     plan, outcome = record.plan, record.outcome
@@ -148,7 +156,7 @@ def make_facts(record: RunRecord, evaluations: RunEvaluations) -> RunFacts:
     return RunFacts(
         name=record.paths.root.resolve().name,
         place=str(record.paths.root),
-        status="not started" if outcome is None else outcome.status,
+        status=_get_status(record),
         traits=_collect_traits(plan, outcome, columns),
         columns=columns,
         settings=collect_plan_settings(plan, outcome),

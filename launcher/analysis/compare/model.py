@@ -12,6 +12,7 @@ MADE_BY: Literal["launcher compare"] = "launcher compare"
 # What a difference between runs makes incomparable.
 Aspect = Literal["loss", "loss by step", "validation loss", "task metrics", "speed", "memory", "time"]
 VerdictAspect = Literal["answers", "validation loss", "training loss", "speed"]
+RunStatus = Status | Literal["not started", "killed or elsewhere"]
 Section = Literal["what is learnt", "how it runs", "where it runs", "versions"]
 
 
@@ -45,7 +46,7 @@ class ComparedRun(Frozen):
 
     name: str
     place: str
-    status: Status | Literal["not started"]
+    status: RunStatus
     expert: str | None
     base: str | None
     hardware: str | None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from launcher.analysis.compare.comparability import collect_cautions, group_by_data
-from launcher.analysis.compare.load_run import RunFacts
+from launcher.analysis.compare.load_run import RunFacts, load_run_facts
 from launcher.analysis.compare.model import Caution
 from launcher.base_models.catalogue import TINY_BASE_NAME
 from launcher.core import metrics
+from tests.made_runs import MadeRun, write_run
 from tests.unit.analysis.compare.made_facts import TRAITS, make_facts, with_traits
 
 
@@ -138,3 +141,11 @@ def test_warnings_come_before_notes_and_long_lists_are_cut() -> None:
     cautions = collect_cautions(runs)
     assert [caution.level for caution in cautions] == ["warning", "note"]
     assert "8: run1, run2, run3, run4 and 4 more" in cautions[0].detail
+
+
+def test_killed_run_is_not_shown_as_running(tmp_path: Path) -> None:
+    paths = write_run(tmp_path, MadeRun(run_id="r", num_steps=20, status="running"))
+    assert load_run_facts(paths).status == "killed or elsewhere"
+    with (paths.root / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert load_run_facts(paths).status == "running"
