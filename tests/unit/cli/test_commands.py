@@ -377,6 +377,19 @@ def test_tokens_per_row_reach_the_plan() -> None:
     assert json.loads(run_ok(*flags))["data"]["mean_tokens"] != 123
 
 
+@pytest.mark.parametrize(
+    ("flags", "disk"),
+    [
+        ((), "Disk:  about 60 MiB of prepared data; checkpoints of up to 0.1 GiB"),
+        (("--set", "training.dataset.max_rows=100"), "Disk:  under 1 MiB of prepared data; checkpoints of up to "),
+    ],
+)
+def test_plan_shows_disk_space(flags: tuple[str, ...], disk: str) -> None:
+    result = launcher("plan", "neo4j", "--gpu", "rtx4090", *flags)
+    assert disk in result.stdout
+    assert ", the last 3 are kept\n" in result.stdout
+
+
 def test_offloading_plan_shows_cpu_memory() -> None:
     flags = ("--gpu", "rtx4090", "--set", "training.config.offload=optimizer", "--strategy", "zero2")
     assert "\nCPU memory per rank: " in run_ok("plan", "neo4j", *flags)

@@ -16,6 +16,7 @@ import pytest
 
 from launcher.corpus.build import _cut_rows
 from launcher.corpus.rows import BadRow, Row
+from launcher.corpus.worker_processes import count_workers
 from tests.conftest import ROOT
 from tests.unit.request.test_planned_steps import write_expert
 
@@ -105,3 +106,17 @@ def test_chunks_are_bounded_by_characters(monkeypatch: pytest.MonkeyPatch) -> No
     ]
     rows.insert(2, BadRow(number=9, reason="bad"))
     assert [len(chunk) for chunk in _cut_rows(rows)] == [4, 3]
+
+
+@pytest.mark.parametrize(
+    ("cores", "num_threads", "has_torch", "expected"),
+    [(8, 1, False, 7), (64, 1, False, 16), (2, 1, False, 1), (8, 2, False, 1), (8, 1, True, 1)],
+)
+def test_workers_need_cores_and_a_process_that_can_fork(
+    monkeypatch: pytest.MonkeyPatch, cores: int, num_threads: int, has_torch: bool, expected: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(cores)))
+    monkeypatch.setattr("threading.active_count", lambda: num_threads)
+    modules = {name: module for name, module in sys.modules.items() if name != "torch"}
+    monkeypatch.setattr(sys, "modules", modules | ({"torch": sys} if has_torch else {}))
+    assert count_workers() == expected

@@ -12,6 +12,7 @@ import pytest
 
 from launcher.base_models.catalogue import TINY_BASE_FOLDER
 from launcher.launch.prepare_data import prepare_planned
+from launcher.plan.estimate.dataset_size import estimate_prepared_bytes
 from launcher.request.request import PlannedRun, Request, plan_request
 
 SYSTEM_PROMPT = "You route support tickets of a shop. Answer with one JSON object and nothing else. " * 3
@@ -132,3 +133,12 @@ def test_max_rows_beyond_the_file_changes_nothing(tmp_path: Path) -> None:
     planned = plan_request(Request(expert=str(expert), profile="full", overrides=("training.dataset.max_rows=51",)))
     assert planned.plan.data.num_rows == 50
     assert "50 rows" in planned.plan.data.basis
+
+
+def test_disk_space_of_the_plan_is_that_of_the_prepared_data(tmp_path: Path) -> None:
+    planned = plan_request(Request(expert=str(write_expert(tmp_path, 3000)), gpu="rtx4090"))
+    assert planned.plan.data.num_rows is not None
+    predicted = estimate_prepared_bytes(planned.plan.data.num_rows, planned.plan.data.mean_tokens)
+    store = prepare_planned(planned, lambda _: None, lambda _: None).store
+    written = sum(file.stat().st_size for file in store.folder.glob("*.arrow"))
+    assert predicted == pytest.approx(written, rel=0.1)

@@ -106,3 +106,9 @@ def test_free_gpu_has_nothing_to_end(monkeypatch: pytest.MonkeyPatch, capsys: py
     install_nvml(monkeypatch)
     assert _free_memory(ask=False) == ExitCode.DONE
     assert capsys.readouterr().out == "No process of yours holds GPU memory.\n"
+
+
+def test_machine_without_a_driver_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    install_nvml(monkeypatch, failure="Driver Not Loaded")
+    with pytest.raises(InputError, match=r"GPU memory cannot be freed: .*Driver Not Loaded"):
+        _free_memory(ask=False)
