@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +19,7 @@ import launcher
 LAUNCHER_PID = "LAUNCHER_PID"  # a process with this variable exits when that process is gone
 LAUNCHER_TERMINAL = "LAUNCHER_TERMINAL"  # "1": stderr is relayed to a terminal
 _PROC = Path("/proc")
+_POLL_SECONDS = 1.0
 _CLEAN = frozenset({"PATH", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV"})
 _SITE_FOLDERS = ("site-packages", "dist-packages")
 
@@ -62,6 +65,17 @@ def send_signal(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def exit_after_parent(parent: int, other: int | None = None) -> None:
+    """Start a thread that ends this process within seconds after its parent, or after another one."""
+
+    def watch() -> None:
+        while os.getppid() == parent and (other is None or is_alive(other)):
+            time.sleep(_POLL_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def is_alive(pid: int) -> bool:

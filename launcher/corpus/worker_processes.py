@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -15,13 +14,13 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 from launcher.core.errors import InputError
+from launcher.core.processes import exit_after_parent
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 _MAX_WORKERS = 16
 _MIN_CORES = 4  # with fewer, the tokenizer's own threads and the reading process use them all
-_POLL_SECONDS = 1.0
 
 # The function of the workers, which they inherit by the fork: tokenizers and templates are not pickled.
 _function: Callable[[Any], Any] | None = None
@@ -65,13 +64,7 @@ def _start(parent: int) -> None:
     """Prepare a worker: Ctrl-C ends the parent alone, and a killed parent ends the worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process per core is enough
-    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-
-
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_POLL_SECONDS)
-    os._exit(1)
+    exit_after_parent(parent)
 
 
 def _apply(item: Any) -> Any:

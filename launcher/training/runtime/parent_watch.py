@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from pathlib import Path
 
-from launcher.core.processes import LAUNCHER_PID, is_alive
-
-_POLL_SECONDS = 1.0
+from launcher.core.processes import LAUNCHER_PID, exit_after_parent
 
 
 def exit_with_parent() -> None:
@@ -22,13 +18,7 @@ def exit_with_parent() -> None:
     parent = os.getppid()
     if parent == 1 and "TORCHELASTIC_RUN_ID" in os.environ and not _is_python(parent):
         os._exit(1)  # the agent was killed during our start-up: init has already adopted us
-    threading.Thread(target=_watch, args=(parent, launcher), daemon=True).start()
-
-
-def _watch(parent: int, launcher: int | None) -> None:
-    while os.getppid() == parent and (launcher is None or is_alive(launcher)):
-        time.sleep(_POLL_SECONDS)
-    os._exit(1)
+    exit_after_parent(parent, launcher)
 
 
 def _is_python(pid: int) -> bool:
