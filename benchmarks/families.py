@@ -1,7 +1,8 @@
 """Measures LoRA training of each model family at published sizes with random weights: path, speed, memory.
 
-Rank 16 on all linear layers, 4 x 2,048 tokens per micro-step, documents as in training.py. A row of JSON per family
-has the path that ran (fused blocks or not, CUDA graph or not), tokens/s, MFU, and peak memory next to the prediction.
+Rank 16 on all linear layers (mixtures of experts: on attention, and on experts), 4 x 2,048 tokens per micro-step,
+documents as in training.py. A row of JSON per family has the path that ran (fused blocks or not, CUDA graph or not),
+tokens/s, MFU, and peak memory next to the prediction.
 
     export PYTORCH_ALLOC_CONF=expandable_segments:True
     python benchmarks/families.py measure --out families.jsonl            # all families
@@ -27,6 +28,7 @@ from launcher.training.runtime.run_record import collect_versions
 
 ROWS = 4
 STEPS = 12
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
 def _config(
@@ -99,17 +101,67 @@ CONFIGS: dict[str, dict[str, Any]] = {
         logits_scaling=8.0,
     ),
 }
+# Mixtures of experts: the layers of Qwen3-30B-A3B and gpt-oss-20b, but six of them.
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3-moe": _config(
+        "qwen3_moe",
+        2048,
+        6,
+        32,
+        4,
+        6144,
+        151936,
+        head_dim=128,
+        moe_intermediate_size=768,
+        num_experts=128,
+        num_experts_per_tok=8,
+        norm_topk_prob=True,
+        tie_word_embeddings=False,
+    ),
+    "gpt-oss": _config(
+        "gpt_oss",
+        2880,
+        6,
+        64,
+        8,
+        2880,
+        201088,
+        head_dim=64,
+        num_local_experts=32,
+        num_experts_per_tok=4,
+        sliding_window=128,
+        tie_word_embeddings=False,
+    ),
+}
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 CASES = [
-    Case(name=name, base="", micro_batch_size=ROWS, num_steps=STEPS, more={"target_modules": "all-linear"})
-    for name in CONFIGS
+    *(
+        Case(name=name, base="", micro_batch_size=ROWS, num_steps=STEPS, more={"target_modules": "all-linear"})
+        for name in CONFIGS
+    ),
+    *(
+        Case(name=name, base="", micro_batch_size=ROWS, num_steps=STEPS, more={"target_modules": ATTENTION})
+        for name in MIXTURES
+    ),
+    Case(
+        name="qwen3-moe, experts",
+        base="",
+        micro_batch_size=1,
+        num_steps=STEPS,
+        more={"target_modules": ATTENTION, "target_parameters": EXPERTS},
+    ),
 ]
+
+
+def find_config(case: Case) -> dict[str, Any]:
+    return {**CONFIGS, **MIXTURES}[case.name.split(",")[0]]
 
 
 def measure_family(case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        base = Path(folder) / case.name
+        base = Path(folder) / "base"
         base.mkdir()
-        (base / "config.json").write_text(json.dumps(CONFIGS[case.name]))
+        (base / "config.json").write_text(json.dumps(find_config(case)))
         result: dict[str, Any] = measure_case(replace(case, base=str(base)))
     return result
 
@@ -118,7 +170,7 @@ def run_measure(args: argparse.Namespace) -> None:
     chosen = [case for name in args.cases for case in CASES if name in (case.name, "all")]
     for case in iterate_unmeasured(chosen, args.out, args.minutes):
         clean_up()
-        row: dict[str, Any] = {"case": case.name, "config": CONFIGS[case.name]}
+        row: dict[str, Any] = {"case": case.name, "config": find_config(case)}
         try:
             row |= measure_family(case)
         except Exception as error:  # one failed family must not stop the others
@@ -147,4 +199,4 @@ def run_table(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run_subcommands(__doc__, ["all"], f"all, or: {', '.join(CONFIGS)}", run_measure, run_table)
+    run_subcommands(__doc__, ["all"], f"all, or: {', '.join(case.name for case in CASES)}", run_measure, run_table)
