@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,11 +115,14 @@ def _render_title(facts: CardFacts) -> str:
     if manifest.description:
         lines.append(prose(manifest.description))
     base = f"`{code(get_public_name(facts.plan))}`"
+    tuned = f"{base} with its adapter merged in"
+    if facts.plan.adapter.kind == "full":
+        tuned = f"{base}, fine-tuned in all its weights"
     summaries = {
         "adapter": f"An adapter for {base}, in PEFT's format.",
-        "merged": f"{base} with its adapter merged in: one model.",
-        "gguf": f"{base} with its adapter merged in, for llama.cpp.",
-        "full": f"{base}, fine-tuned in all its weights.",
+        "merged": f"{tuned}: one model.",
+        "gguf": f"{tuned}, for llama.cpp.",
+        "full": f"{tuned}.",
     }
     lines.append(summaries[facts.kind])
     return "\n\n".join(lines)
@@ -199,10 +203,25 @@ def _render_serving(facts: CardFacts) -> str:
     elif facts.kind == "adapter":
         if obstacles := list_vllm_obstacles(facts.plan):
             return f"## Serving\n\nvLLM does not serve {' and '.join(obstacles)}: serve the merged model."
-        commands = [render_vllm(facts.plan, get_public_name(facts.plan), is_adapter=True)]
+        return _render_adapter_serving(facts)
     else:
         commands = [render_vllm(facts.plan, get_public_name(facts.plan), is_adapter=False)]
     return "## Serving\n\nIn this folder:\n\n" + fenced("\n".join(commands), "sh")
+
+
+def _render_adapter_serving(facts: CardFacts) -> str:
+    base, name = get_public_name(facts.plan), name_model(facts.plan.expert)
+    if base == TINY_BASE_NAME:
+        commands = f"launcher export {facts.run_id} --out merged\nvllm serve merged --served-model-name {name}"
+        return (
+            "## Serving\n\nThe base is embedded in the launcher, where vLLM does not find it. Merge both and serve "
+            "the merged model:\n\n" + fenced(commands, "sh")
+        )
+    where = "In this folder"
+    if not _is_hub_name(facts.plan.base.name):
+        where += f"; the base was loaded from a folder, so replace `{code(base)}` by its path"
+    command = render_vllm(facts.plan, shlex.quote(base), is_adapter=True)
+    return f"## Serving\n\n{where}:\n\n" + fenced(command, "sh")
 
 
 def _render_prompt(facts: CardFacts) -> str:

@@ -180,3 +180,25 @@ def test_failed_card_does_not_fail_the_training(
 ) -> None:
     write_card(facts.plan, RunPaths(tmp_path), steps_done=3, saved_step=3)
     assert "no model card was written" in capsys.readouterr().err
+
+
+def test_adapter_of_the_embedded_base_is_merged_to_be_served(facts: CardFacts) -> None:
+    card = render_card(replace(facts, is_export=True))
+    assert f"vllm serve {TINY}" not in card
+    assert "launcher export a --out merged\nvllm serve merged --served-model-name neo4j" in card
+
+
+def test_base_folder_is_replaced_in_the_command(facts: CardFacts) -> None:
+    base = facts.plan.base.model_copy(update={"name": "/models/my base"})
+    card = render_card(replace(facts, is_export=True, plan=facts.plan.model_copy(update={"base": base})))
+    assert "vllm serve 'my base' --enable-lora" in card
+    assert "replace `my base` by its path" in card
+    assert "by its path" not in render_card(replace(on_hub(facts), is_export=True))
+
+
+@pytest.mark.parametrize("kind", ["merged", "gguf"])
+def test_card_of_full_fine_tuning_mentions_no_adapter(facts: CardFacts, kind: Any) -> None:
+    full = on_hub(facts, adapter=facts.plan.adapter.model_copy(update={"kind": "full"}))
+    card = render_card(replace(full, kind=kind, is_export=True, files=("a.gguf",)))
+    assert "fine-tuned in all its weights" in card
+    assert "merged in" not in card
