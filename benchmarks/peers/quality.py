@@ -9,7 +9,8 @@ by plain transformers and PEFT for both adapters; answers to the test rows are j
     python -m benchmarks.peers.quality table quality.jsonl
 
 FOLDER of --data has text2cypher.jsonl, wikisql.jsonl and json_instructions.jsonl. Trainings run side by side (--jobs),
-so durations say nothing here. TRL is skipped if it is not installed.
+so durations say nothing here. TRL is skipped if it is not installed. The same command continues an interrupted one:
+adapters that exist are not trained again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from launcher.plan import Plan, load_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA_SETS = {"cypher": "text2cypher", "sql": "wikisql", "json": "json_instructions"}
-MAX_ROWS_PER_MICRO_STEP = 8  # of TRL, which computes the logits of all tokens
+MAX_ROWS_PER_MICRO_STEP = 32  # of TRL, which computes the logits of all tokens
 
 
 def main() -> None:
@@ -91,16 +92,18 @@ def measure(args: argparse.Namespace) -> None:
     def compare(expert: str, seed: int) -> None:
         folder, name = args.work / expert, f"{expert}-{seed}"
         store = prepare(args, expert)
-        run_launcher(
-            folder,
-            *("train", expert, "--run-id", name, "--profile", "full", "--wandb", "disabled"),
-            *("--set", f"training.config.seed={seed}"),
-            *(("--max-steps", str(args.max_steps)) if args.max_steps else ()),
-        )
         adapters = {"launcher": RunPaths(folder / "runs" / name).adapter}
+        if not adapters["launcher"].exists():
+            run_launcher(
+                folder,
+                *("train", expert, "--run-id", name, "--profile", "full", "--wandb", "disabled"),
+                *("--set", f"training.config.seed={seed}"),
+                *(("--max-steps", str(args.max_steps)) if args.max_steps else ()),
+            )
         if importlib.util.find_spec("trl") is not None:
             adapters["trl"] = folder / f"trl-{seed}"
-            run_python(folder, "-m", "benchmarks.peers.quality", "trl", f"runs/{name}", store.folder, adapters["trl"])
+            if not (adapters["trl"] / "adapter_config.json").exists():
+                run_python(folder, "-m", "benchmarks.peers.quality", "trl", f"runs/{name}", store.folder, adapters["trl"])
         command = ("-m", "benchmarks.peers.quality", "loss", args.base, store.folder, *adapters.values())
         found = run_python(folder, *command)
         losses = dict(zip(("base", *adapters), json.loads(found.splitlines()[-1]), strict=True))
@@ -113,7 +116,8 @@ def measure(args: argparse.Namespace) -> None:
             record(expert, "base", None, losses, folder / "base.json")
 
     for expert in args.experts:
-        make_expert(args, expert)
+        if not (args.work / expert / expert / "manifest.json").exists():
+            make_expert(args, expert)
     with ThreadPoolExecutor(args.jobs) as pool:
         list(pool.map(lambda job: compare(*job), [(expert, seed) for seed in args.seeds for expert in args.experts]))
 
