@@ -103,9 +103,10 @@ def measure(args: argparse.Namespace) -> None:
         if importlib.util.find_spec("trl") is not None:
             adapters["trl"] = folder / f"trl-{seed}"
             if not (adapters["trl"] / "adapter_config.json").exists():
-                run_python(folder, "-m", "benchmarks.peers.quality", "trl", f"runs/{name}", store.folder, adapters["trl"])
-        command = ("-m", "benchmarks.peers.quality", "loss", args.base, store.folder, *adapters.values())
-        found = run_python(folder, *command)
+                command = ("-m", "benchmarks.peers.quality", "trl", f"runs/{name}", store.folder, adapters["trl"])
+                run_python(folder, *command)
+        measured = ("-m", "benchmarks.peers.quality", "loss", args.base, store.folder, *adapters.values())
+        found = run_python(folder, *measured)
         losses = dict(zip(("base", *adapters), json.loads(found.splitlines()[-1]), strict=True))
         for tool, adapter in adapters.items():
             evaluation = folder / f"{tool}-{seed}.json"
