@@ -37,7 +37,7 @@ from launcher.plan import Plan, load_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA_SETS = {"cypher": "text2cypher", "sql": "wikisql", "json": "json_instructions"}
-MAX_ROWS_PER_MICRO_STEP = 32  # of TRL, which computes the logits of all tokens
+MAX_TOKENS_PER_MICRO_STEP = 8192  # of TRL, with padding: it computes the logits of all tokens
 
 
 def main() -> None:
@@ -191,9 +191,10 @@ def train_trl(args: argparse.Namespace) -> None:
     documents = list(iterate_documents(open_store(args.store), "train"))
     num_packs = len(open_store(args.store).open_split("train"))
     rows_per_step = round(len(documents) * plan.batch.global_batch_size / num_packs)
+    longest = max(len(document["input_ids"]) for document in documents)
     trainer = SFTTrainer(
         model=plan.base.name,
-        args=SFTConfig(**make_trl_settings(plan, rows_per_step), output_dir=str(args.out), report_to=[]),
+        args=SFTConfig(**make_trl_settings(plan, rows_per_step, longest), output_dir=str(args.out), report_to=[]),
         train_dataset=Dataset.from_list(documents),
         processing_class=AutoTokenizer.from_pretrained(plan.base.name),
         peft_config=LoraConfig(
@@ -208,13 +209,13 @@ def train_trl(args: argparse.Namespace) -> None:
     trainer.save_model(str(args.out))
 
 
-def make_trl_settings(plan: Plan, rows_per_step: int) -> dict[str, Any]:
-    """Translate a plan: the same optimizer and schedule; micro-steps of a size that divides the batch."""
-    micro = max(size for size in range(1, MAX_ROWS_PER_MICRO_STEP + 1) if rows_per_step % size == 0)
+def make_trl_settings(plan: Plan, rows_per_step: int, longest: int) -> dict[str, Any]:
+    """Translate a plan: the same optimizer and schedule, nearly the same number of rows per step."""
+    micro = max(1, min(rows_per_step, MAX_TOKENS_PER_MICRO_STEP // longest))
     is_bf16 = plan.precision.compute_dtype == "bf16"
     return {
         "per_device_train_batch_size": micro,
-        "gradient_accumulation_steps": rows_per_step // micro,
+        "gradient_accumulation_steps": round(rows_per_step / micro),
         "num_train_epochs": plan.schedule.epochs,
         "max_steps": plan.schedule.max_steps or -1,
         "learning_rate": plan.optimizer.learning_rate,
