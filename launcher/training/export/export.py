@@ -135,7 +135,7 @@ def _export_gguf(run: TrainedRun, target: Path, arguments: argparse.Namespace) -
 
     num_rows = _CHECKED_ROWS if arguments.check_rows is None else arguments.check_rows
     with _writing(target) as scratch:
-        checks = write_gguf(
+        checks, window = write_gguf(
             scratch,
             run,
             arguments.quantization or ("f16",),
@@ -147,12 +147,14 @@ def _export_gguf(run: TrainedRun, target: Path, arguments: argparse.Namespace) -
         log.info(line)
     return {
         "files": sorted(file.name for file in target.glob("*.gguf")),
+        "max_context": window,
         "checks": [
             {
                 "model": check.name,
                 "rows": check.num_rows,
                 "same_answers": check.num_same,
                 "near_ties": check.num_near_ties,
+                "other_by_rounding": check.num_rounded,
                 "judged": None if check.judged is None else check.judged.model_dump(),
             }
             for check in checks

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from launcher.core.errors import InputError, RunFailedError, escape
 from launcher.core.processes import make_dependent_environment
@@ -19,6 +20,10 @@ _CONVERTED = ("f16", "bf16", "q8_0")  # the converter writes these itself
 _FILE_TYPES = {"q4_k_m": 15, "q5_k_m": 17, "q6_k": 18}  # of llama.h
 _INSTALL_CONVERTER = "pip install 'expert-launcher[gguf]', or name a checkout of llama.cpp with --llama-cpp"
 INSTALL_LLAMA = "pip install llama-cpp-python (compiles llama.cpp for about 15 minutes)"
+# Families whose attention has no sliding window in llama.cpp, whatever their config says.
+_WITHOUT_WINDOW = frozenset(
+    ("mistral", "mixtral", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "starcoder2")
+)
 _CONVERTER, _WORKER = "launcher.training.export.gguf_convert", "launcher.training.export.llama_worker"
 
 
@@ -50,6 +55,15 @@ def find_quantizer(llama_cpp: Path | None) -> str | None:
     """Return the program llama-quantize of a checkout or on the PATH."""
     built = None if llama_cpp is None else shutil.which("llama-quantize", path=str(llama_cpp / "build" / "bin"))
     return built or shutil.which("llama-quantize")
+
+
+def find_window(config: Any) -> int | None:
+    """Return the sliding window of a model if llama.cpp would attend to all tokens instead."""
+    window: int | None = getattr(config, "sliding_window", None)
+    layers = getattr(config, "layer_types", None)
+    if config.model_type not in _WITHOUT_WINDOW or not window or (layers and "sliding_attention" not in layers):
+        return None
+    return window if window < config.max_position_embeddings else None
 
 
 def name_file(expert: str, quantization: str) -> str:
@@ -84,6 +98,13 @@ def write_files(
     if is_temporary and source is not None:
         source.unlink()
     return files
+
+
+def write_exact(folder: Path, merged: Path, expert: str, ends: Sequence[int], llama_cpp: Path | None) -> Path:
+    """Write a file of FP32 weights, with which llama.cpp rounds nothing."""
+    file = folder / name_file(expert, "f32")
+    _convert(merged, file, "f32", expert, ends, llama_cpp)
+    return file
 
 
 def _convert(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,11 @@ from launcher.training.inference.trained_run import TrainedRun
 
 MAX_NEW_TOKENS = 256
 _EXAMPLE = "How many rows are there, and which of them is the oldest?"
-# Rounding activations to F16 may decide between two tokens whose logits are this close, in standard deviations.
+# Rounding may decide between two tokens whose logits are this close, in standard deviations.
 _NEAR_TIE = 0.05
+# With F16 and BF16 weights, llama.cpp rounds activations, keys and values, too. Some models amplify that; but a token
+# this much lower is noise, whatever the cause.
+_MAX_ROUNDING = 1.0
 _ROUNDED = ("f16", "bf16")  # only rounding distinguishes them from the merged model
 
 
@@ -47,7 +51,8 @@ class ModelCheck:
     name: str  # `merged (bf16)`, `Q4_K_M`
     num_rows: int
     num_same: int  # answers like those of the merged model
-    num_near_ties: int  # other answers, after a token whose logit was close to the highest
+    num_near_ties: int = 0  # other answers, after a token whose logit was close to the highest
+    num_rounded: int = 0  # other answers, which the same weights in FP32 do not give
     judged: CheckResult | None
 
 
@@ -59,6 +64,7 @@ class Questions:
     ids: list[list[int]]
     requests: list[tuple[str, bool]]  # the text for llama.cpp, and whether BOS is put before it
     rows: HeldOutRows | None  # None: no rows are on this machine
+    max_new_tokens: int = MAX_NEW_TOKENS
 
 
 def check_files(
@@ -70,10 +76,15 @@ def check_files(
     dtype: Dtype,
     ends: Sequence[int],
     num_rows: int,
+    window: int | None,
+    write_exact: Callable[[], Path],
     report: Callable[[str], None],
 ) -> list[ModelCheck]:
-    """Return how the merged model and each file answered; raise RunFailedError if a file is wrong."""
-    questions = _load_questions(run, tokenizer, num_rows, report)
+    """Return how the merged model and each file answered; raise RunFailedError if a file is wrong.
+
+    `window` limits prompt and answer. `write_exact` writes a file of FP32 weights, if an answer differs.
+    """
+    questions = load_questions(run, tokenizer, num_rows, window, report)
     device = pick_device(run.plan, dtype)
     model = load_from_folder(merged, dtype, device, trusts=run.trusts_code)
     generator = build_generator(
@@ -82,39 +93,55 @@ def check_files(
         tokenizer=tokenizer,
         template=make_planned_template(run.plan.data, tokenizer),
         decoding=Decoding(),
-        max_new_tokens=MAX_NEW_TOKENS,
+        max_new_tokens=questions.max_new_tokens,
         batch_size=None,
     )
     report(f"answering {len(questions.prompts)} prompts with the merged model")
     with computing_in_fp32(model):
         expected = [answer.text for answer in generator.generate(questions.prompts)]
     checks, judge = [], _open_judge(run, questions, report)
+
+    @cache
+    def answer_exactly() -> list[Any]:
+        report("answering with FP32 weights in llama.cpp, which then rounds nothing")
+        answers: list[Any] = generate_answers(write_exact(), questions, ends, exact=True)["answers"]
+        return answers
+
     with closing(judge) if judge is not None else nullcontext():
         judged = _judge(judge, questions, expected)
         num = len(expected)
-        checks.append(ModelCheck(name=f"merged ({dtype})", num_rows=num, num_same=num, num_near_ties=0, judged=judged))
+        checks.append(ModelCheck(name=f"merged ({dtype})", num_rows=num, num_same=num, judged=judged))
+        if not any(name in _ROUNDED for name in files):
+            exact = answer_exactly()
+            other = _list_others(tokenizer, exact, ends, expected)
+            check_answers("f32", model, device, questions, exact, other, answer_exactly)
         for name, file in files.items():
             report(f"answering {num} prompts with {name.upper()} in llama.cpp")
             answers = generate_answers(file, questions, ends)
             check_tokens(name, questions, answers["answers"])
             check_ends(name, tokenizer, ends, answers["ends"])
             texts = [_decode(tokenizer, answer["answer"], ends) for answer in answers["answers"]]
-            other = [index for index, text in enumerate(texts) if text != expected[index]]
-            ties = 0
+            other = _list_others(tokenizer, answers["answers"], ends, expected)
+            ties = rounded = 0
             if name in _ROUNDED:
-                ties = check_answers(name, model, device, questions, answers["answers"], other)
-            judged = _judge(judge, questions, texts)
+                ties, rounded = check_answers(name, model, device, questions, answers["answers"], other, answer_exactly)
             checks.append(
                 ModelCheck(
-                    name=name.upper(), num_rows=num, num_same=num - len(other), num_near_ties=ties, judged=judged
+                    name=name.upper(),
+                    num_rows=num,
+                    num_same=num - len(other),
+                    num_near_ties=ties,
+                    num_rounded=rounded,
+                    judged=_judge(judge, questions, texts),
                 )
             )
     return checks
 
 
-def _load_questions(
-    run: TrainedRun, tokenizer: BaseTokenizer, num_rows: int, report: Callable[[str], None]
+def load_questions(
+    run: TrainedRun, tokenizer: BaseTokenizer, num_rows: int, window: int | None, report: Callable[[str], None]
 ) -> Questions:
+    """Return held-out prompts that leave room for an answer in the context; raises InputError if none does."""
     template = make_planned_template(run.plan.data, tokenizer)
     encoder, unescape = TextEncoder(tokenizer, template), template.controls.unescape
     rows: HeldOutRows | None = None
@@ -128,9 +155,15 @@ def _load_questions(
         report(f"note: compared on one example prompt, because there are no held-out rows: {error.title}")
     if rows is not None and rows.rows:
         prompts = [row.prompt for row in rows.rows]
-    limit = run.plan.base.max_positions - MAX_NEW_TOKENS
+    context = min(run.plan.base.max_positions, window or run.plan.base.max_positions)
+    max_new_tokens = min(MAX_NEW_TOKENS, context // 2)
     ids = [encoder.encode_prompt(prompt) for prompt in prompts]
-    short = [index for index, tokens in enumerate(ids) if len(tokens) <= limit] or [0]
+    short = [index for index, tokens in enumerate(ids) if len(tokens) + max_new_tokens <= context]
+    if not short:
+        raise InputError(
+            f"every prompt is too long to be checked: none leaves {max_new_tokens} of {context:,} tokens for an answer",
+            hint="serve the merged model with vLLM, or write the file without this check (--check-rows 0)",
+        )
     if rows is not None and rows.rows:
         kept = tuple(rows.rows[index] for index in short)
         rows = HeldOutRows(split=rows.split, source=rows.source, rows=kept, num_rows=rows.num_rows)
@@ -140,18 +173,18 @@ def _load_questions(
         ids=[ids[index] for index in short],
         requests=[(unescape(prompt), encoder.adds_bos(prompt)) for prompt in prompts],
         rows=rows if rows is not None and rows.rows else None,
+        max_new_tokens=max_new_tokens,
     )
 
 
-def generate_answers(
-    file: Path, questions: Questions, ends: Sequence[int], max_new_tokens: int = MAX_NEW_TOKENS
-) -> dict[str, Any]:
+def generate_answers(file: Path, questions: Questions, ends: Sequence[int], *, exact: bool = False) -> dict[str, Any]:
     """Return the tokens of prompts and greedy answers, and whether llama.cpp stops at each end token."""
     request = {
         "prompts": questions.requests,
         "ends": list(ends),
-        "max_new_tokens": max_new_tokens,
-        "context": max(map(len, questions.ids)) + max_new_tokens + 8,
+        "max_new_tokens": questions.max_new_tokens,
+        "context": max(map(len, questions.ids)) + questions.max_new_tokens + 8,
+        "exact": exact,
     }
     done = subprocess.run(
         [sys.executable, "-P", "-m", "launcher.training.export.llama_worker", "generate", str(file)],
@@ -198,6 +231,13 @@ def _decode(tokenizer: BaseTokenizer, ids: Sequence[int], ends: Sequence[int]) -
     return text
 
 
+def _list_others(
+    tokenizer: BaseTokenizer, answers: Sequence[Mapping[str, Any]], ends: Sequence[int], expected: Sequence[str]
+) -> list[int]:
+    texts = [_decode(tokenizer, answer["answer"], ends) for answer in answers]
+    return [index for index, text in enumerate(texts) if text != expected[index]]
+
+
 def check_answers(
     name: str,
     model: Any,
@@ -205,22 +245,34 @@ def check_answers(
     questions: Questions,
     answers: Sequence[Mapping[str, Any]],
     other: Sequence[int],
-) -> int:
-    """Return the number of near ties among answers that differ from those of the merged model; raise for others."""
-    for index in other:
-        prompt, made = answers[index]["prompt"], answers[index]["answer"]
-        (logits,) = compute_logits(model, [torch.tensor(prompt + made)], device)
-        logits = logits[len(prompt) - 1 : -1]
-        margins = (logits.max(-1).values - logits[torch.arange(len(made)), made]) / logits.std(-1)
-        first = next((float(margin) for margin in margins if margin > 0), 0.0)
-        if not first <= _NEAR_TIE:
+    answer_exactly: Callable[[], Sequence[Mapping[str, Any]]],
+) -> tuple[int, int]:
+    """Return how many of the `other` answers are near ties, and how many only rounding explains; raise for the rest.
+
+    Rounding explains an answer if llama.cpp answers like the merged model once it rounds nothing.
+    """
+    margins = {index: _find_margin(model, device, answers[index]) for index in other}
+    far = [index for index, margin in margins.items() if not margin <= _NEAR_TIE]
+    for index in far:
+        exact = _find_margin(model, device, answer_exactly()[index]) if margins[index] <= _MAX_ROUNDING else None
+        if exact is None or not exact <= _NEAR_TIE:
             raise RunFailedError(
                 f"{name.upper()} answers differently from the merged model, for example to "
-                f"{escape(questions.requests[index][0][-60:])!r}: it chose a token whose logit is {first:.2f} standard "
-                "deviations lower",
+                f"{escape(questions.requests[index][0][-60:])!r}: it chose a token whose logit is "
+                f"{margins[index]:.2f} standard deviations lower"
+                + ("" if exact is None else f", and with FP32 weights one that is {exact:.2f} lower"),
                 hint="nothing was written: llama.cpp may not support this model; --check-rows 0 writes it all the same",
             )
-    return len(other)
+    return len(other) - len(far), len(far)
+
+
+def _find_margin(model: Any, device: torch.device, answer: Mapping[str, Any]) -> float:
+    """Return how far the first token that the model would not choose is below the highest, in standard deviations."""
+    prompt, made = answer["prompt"], answer["answer"]
+    (logits,) = compute_logits(model, [torch.tensor(prompt + made)], device)
+    logits = logits[len(prompt) - 1 : -1]
+    margins = (logits.max(-1).values - logits[torch.arange(len(made)), made]) / logits.std(-1)
+    return next((float(margin) for margin in margins if not margin <= 0), 0.0)
 
 
 def _open_judge(run: TrainedRun, questions: Questions, report: Callable[[str], None]) -> Judge | None:
@@ -242,6 +294,12 @@ def _judge(judge: Judge | None, questions: Questions, texts: list[str]) -> Check
     return next(check for check in checks if check.name == judge.main_check)
 
 
+def _describe_others(check: ModelCheck) -> str:
+    ties = f"{check.num_near_ties} near tie{'s' * (check.num_near_ties > 1)}" if check.num_near_ties else ""
+    rounded = f"{check.num_rounded} by rounding" if check.num_rounded else ""
+    return f" ({', '.join(filter(None, (ties, rounded)))})" if ties or rounded else ""
+
+
 def render_checks(checks: Sequence[ModelCheck]) -> list[str]:
     """Return a Markdown table of the models side by side."""
     judged = next((check.judged.title for check in checks if check.judged is not None), None)
@@ -250,8 +308,7 @@ def render_checks(checks: Sequence[ModelCheck]) -> list[str]:
         f"|---|---|{'---|' if judged else ''}",
     ]
     for check in checks:
-        ties = f" ({check.num_near_ties} near ties)" if check.num_near_ties else ""
-        cells = [check.name, f"{check.num_same} of {check.num_rows}{ties}"]
+        cells = [check.name, f"{check.num_same} of {check.num_rows}{_describe_others(check)}"]
         if judged:
             result = check.judged
             cells.append("" if result is None else f"{result.num_passed} of {result.num_judged}")

@@ -36,14 +36,24 @@ def quantize(source: str, file: str, file_type: str) -> int:
 
 
 def generate(
-    file: str, *, prompts: Sequence[Any], ends: Sequence[int], max_new_tokens: int, context: int
+    file: str, *, prompts: Sequence[Any], ends: Sequence[int], max_new_tokens: int, context: int, exact: bool
 ) -> dict[str, Any]:
-    """Tokenize prompts as a server does, and generate greedily until a token that ends a turn."""
+    """Tokenize prompts as a server does, and generate greedily until a token that ends a turn.
+
+    `exact` keeps keys and values in FP32, too.
+    """
     import llama_cpp
 
     threads = max(1, len(os.sched_getaffinity(0)) // 2)  # two logical CPUs per core; threads wait for each other busily
+    cache: dict[str, Any] = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32} if exact else {}
     model: Any = llama_cpp.Llama(
-        model_path=file, n_ctx=context, n_threads=threads, n_threads_batch=threads, n_gpu_layers=-1, verbose=False
+        model_path=file,
+        n_ctx=context,
+        n_threads=threads,
+        n_threads_batch=threads,
+        n_gpu_layers=0 if exact else -1,
+        verbose=False,
+        **cache,
     )
     vocabulary = llama_cpp.llama_model_get_vocab(model.model)
     answers = []

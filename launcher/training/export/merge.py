@@ -168,7 +168,13 @@ def write_adapter(folder: Path, run: TrainedRun) -> None:
 
 
 def render_export_card(
-    kind: CardKind, run: TrainedRun, dtype: Dtype, *, files: Sequence[str] = (), checks: Sequence[str] = ()
+    kind: CardKind,
+    run: TrainedRun,
+    dtype: Dtype,
+    *,
+    files: Sequence[str] = (),
+    checks: Sequence[str] = (),
+    window: int | None = None,
 ) -> str:
     """Return the model card of an exported folder."""
     outcome, schedule = run.outcome, run.plan.schedule
@@ -177,7 +183,7 @@ def render_export_card(
     facts = collect_facts(
         kind, run.plan, run.manifest, run.paths, steps_done=steps_done, saved_step=best or steps_done, dtype=dtype
     )
-    return render_card(replace(facts, is_export=True, files=tuple(files), checks=tuple(checks)))
+    return render_card(replace(facts, is_export=True, files=tuple(files), checks=tuple(checks), window=window))
 
 
 def _compute_written(

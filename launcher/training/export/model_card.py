@@ -32,7 +32,7 @@ from launcher.plan.model import Plan
 from launcher.request.request import base_folders
 from launcher.runs.evaluations import load_evaluations
 from launcher.runs.record import get_global_batch, load_outcome, load_record
-from launcher.training.export.serving import list_vllm_obstacles, name_model, render_vllm
+from launcher.training.export.serving import describe_window, list_vllm_obstacles, name_model, render_vllm
 from launcher.training.inference.prompt import PLACEHOLDERS, PromptFormat, derive_prompt_format
 
 log = get_logger(__name__)
@@ -72,6 +72,7 @@ class CardFacts:
     is_export: bool = False  # the folder has all that servers need
     files: tuple[str, ...] = ()  # of the kind gguf
     checks: tuple[str, ...] = ()  # lines of a table: how the files answered
+    window: int | None = None  # of the kind gguf: the longest context for which the files are right
 
 
 def render_card(facts: CardFacts) -> str:
@@ -198,7 +199,8 @@ def _render_serving(facts: CardFacts) -> str:
         return ""
     if facts.kind == "gguf":
         name = name_model(facts.plan.expert)
-        commands = [f"llama-server -m {facts.files[-1]} --jinja --port 8080"]
+        context = f" -c {facts.window}" if facts.window else ""
+        commands = [f"llama-server -m {facts.files[-1]} --jinja --port 8080{context}"]
         commands += [f"ollama create {name} -f Modelfile", f'ollama run {name} "your question"']
     elif facts.kind == "adapter":
         if obstacles := list_vllm_obstacles(facts.plan):
@@ -310,6 +312,8 @@ def _render_limits(facts: CardFacts) -> str:
             "- **For testing only.** The smoke profile trained a tiny base model on a small sample: it imitates that "
             "sample and has no general knowledge."
         )
+    if facts.window:
+        lines.append(f"- {describe_window(facts.window)}")
     for limit in facts.manifest.limitations:
         lines.append(f"- {prose(_describe(limit) if isinstance(limit, Limitation) else limit)}")
     return "\n".join(("## Limits", "", *lines)) if lines else ""

@@ -16,6 +16,7 @@ from launcher.training.inference.prompt import PLACEHOLDERS, render_prompt
 
 _VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of --max-lora-rank
 _MIN_CONTEXT = 4096  # Ollama's default
+_UNLIMITED = 1 << 31
 _PROMPT, _SYSTEM, _ANSWER = PLACEHOLDERS[:3]
 
 
@@ -52,9 +53,26 @@ def render_vllm(plan: Plan, base: str, *, is_adapter: bool) -> str:
     )
 
 
-def render_modelfile(plan: Plan, manifest: Manifest, tokenizer: BaseTokenizer, file: str, ends: Sequence[int]) -> str:
-    """Return Ollama's Modelfile: the file, the template of the training in Go, stop tokens and sampling."""
-    return "\n".join(_modelfile_lines(plan, manifest, tokenizer, file, ends)) + "\n"
+def describe_window(window: int) -> str:
+    """Return the limit of a GGUF file whose sliding window llama.cpp does not apply."""
+    return (
+        f"llama.cpp has no sliding window for this family: answers are right up to {window:,} tokens of prompt and "
+        f"answer (-c {window}). Serve longer ones with transformers or vLLM"
+    )
+
+
+def render_modelfile(
+    plan: Plan,
+    manifest: Manifest,
+    tokenizer: BaseTokenizer,
+    file: str,
+    ends: Sequence[int],
+    window: int | None = None,
+) -> str:
+    """Return Ollama's Modelfile: the file, the template of the training in Go, stop tokens, sampling and context."""
+    lines = list(_modelfile_lines(plan, manifest, tokenizer, file, ends))
+    context = min(plan.base.max_positions, max(_MIN_CONTEXT, plan.batch.sequence_length), window or _UNLIMITED)
+    return "\n".join([*lines, f"PARAMETER num_ctx {context}"]) + "\n"
 
 
 def _modelfile_lines(
@@ -75,8 +93,6 @@ def _modelfile_lines(
             yield f'PARAMETER stop "{token}"'
     decoding = manifest.training.decoding or Decoding()
     yield f"PARAMETER temperature {decoding.temperature or 0:g}"
-    context = min(plan.base.max_positions, max(_MIN_CONTEXT, plan.batch.sequence_length))
-    yield f"PARAMETER num_ctx {context}"
 
 
 def is_quotable(text: str) -> bool:

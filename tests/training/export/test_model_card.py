@@ -202,3 +202,11 @@ def test_card_of_full_fine_tuning_mentions_no_adapter(facts: CardFacts, kind: An
     card = render_card(replace(full, kind=kind, is_export=True, files=("a.gguf",)))
     assert "fine-tuned in all its weights" in card
     assert "merged in" not in card
+
+
+def test_card_limits_the_context_of_a_model_with_a_window(facts: CardFacts) -> None:
+    gguf = replace(on_hub(facts), kind="gguf", is_export=True, files=("a.gguf",))
+    card = render_card(replace(gguf, window=4096))
+    assert "llama-server -m a.gguf --jinja --port 8080 -c 4096\n" in card
+    assert "up to 4,096 tokens of prompt and answer" in card
+    assert "sliding window" not in render_card(gguf)

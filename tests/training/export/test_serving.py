@@ -71,6 +71,7 @@ def test_modelfile_has_file_stop_tokens_and_context(plan: Plan, manifest: Manife
     assert lines[0] == "FROM ./a-F16.gguf"
     assert {'PARAMETER stop "<|im_end|>"', 'PARAMETER stop "<|endoftext|>"', 'LICENSE """apache-2.0"""'} <= set(lines)
     assert "PARAMETER num_ctx 4096" in lines
+    assert render_modelfile(plan, manifest, tokenizer, "a-F16.gguf", ends, 2047).endswith("PARAMETER num_ctx 2047\n")
 
 
 @pytest.mark.parametrize("hostile", ['x"""\nADAPTER /etc/passwd\nSYSTEM """', 'x"', "a\0b"])
