@@ -55,7 +55,7 @@ def complete_tokenizer(folder: Path) -> None:
     is_sentencepiece = bool(tokenizer["model"].get("byte_fallback"))
     settings.setdefault("tokenizer_class", "PreTrainedTokenizerFast")  # others add special tokens of their own
     if is_sentencepiece:
-        settings["add_prefix_space"] = _adds_space(tokenizer)
+        settings["add_prefix_space"] = _adds_space(tokenizer) and not _starts_with_bos(tokenizer, folder, settings)
     config.write_text(json.dumps(settings, ensure_ascii=False), encoding="utf-8")
     if is_sentencepiece and not (folder / "tokenizer.model").is_file():
         (folder / "tokenizer.model").write_bytes(_make_sentencepiece(tokenizer))
@@ -67,6 +67,17 @@ def _adds_space(tokenizer: dict[str, Any]) -> bool:
     prepends = any(part.get("type") == "Prepend" for part in normalizer.get("normalizers", [normalizer]))
     is_metaspace = pre_tokenizer.get("type") == "Metaspace" and pre_tokenizer.get("prepend_scheme") != "never"
     return prepends or is_metaspace
+
+
+def _starts_with_bos(tokenizer: dict[str, Any], folder: Path, settings: dict[str, Any]) -> bool:
+    """Return whether only the start of a text gets a space, and prompts start with BOS instead.
+
+    llama.cpp would add a space after each special token.
+    """
+    file = folder / "chat_template.jinja"
+    template = file.read_text(encoding="utf-8") if file.is_file() else str(settings.get("chat_template"))
+    is_first_only = (tokenizer.get("pre_tokenizer") or {}).get("prepend_scheme") == "first"
+    return is_first_only and "bos_token" in template
 
 
 def _make_sentencepiece(tokenizer: dict[str, Any]) -> bytes:

@@ -45,7 +45,7 @@ TOKENIZERS = {
     "smollm3": "llama 3",
 }
 QUANTIZATIONS = ("f16", "q8_0", "q4_k_m")
-NUM_ROWS, NUM_TOKENS, MAX_STEPS, ENOUGH = 20, 160, 300, 0.05
+NUM_ROWS, NUM_TOKENS, MAX_STEPS, ENOUGH = 20, 160, 200, 0.05
 _SAMPLE = Path(__file__).parents[3] / "experts/sql/sample/test.jsonl"
 _SIZES = {
     "hidden_size": 256,
@@ -83,41 +83,43 @@ class Result:
 
 
 class SmallModel:
-    """A model of a family with random weights, its tokenizer, and prompts of 20 rows."""
+    """A model of a family with random weights, its tokenizer, and the questions of 20 rows."""
 
-    def __init__(self, folder: Path, model_type: str, *, std: float = 0.02) -> None:
+    def __init__(
+        self, folder: Path, model_type: str, *, std: float = 0.02, num_tokens: int = NUM_TOKENS, **settings: Any
+    ) -> None:
         self.model_type, self.folder, self.merged = model_type, folder, folder / "merged"
         self.tokenizer = write_family(self.merged, FAMILIES[TOKENIZERS[model_type]])
         self.template = make_template("tokenizer", self.tokenizer)
         self.encoder = TextEncoder(self.tokenizer, self.template)
         self.ends = collect_end_ids(self.tokenizer, self.template.end_token)
         self.rows = _load_rows()
-        self.questions = self._make_questions()
-        self.model = self._make_model(std)
+        self.questions = self._make_questions(num_tokens)
+        self.model = self._make_model({**_SIZES, **_SETTINGS.get(model_type, {}), "initializer_range": std, **settings})
         self.save()
 
-    def _make_questions(self) -> Questions:
-        prompts = [render_prompt(self.template, row.instruction, context=row.context) for row in self.rows]
+    def _make_questions(self, num_tokens: int) -> Questions:
+        prompts = [render_prompt(self.template, row.instruction) for row in self.rows]
         unescape = self.template.controls.unescape
         return Questions(
             prompts=prompts,
             ids=[self.encoder.encode_prompt(prompt) for prompt in prompts],
             requests=[(unescape(prompt), self.encoder.adds_bos(prompt)) for prompt in prompts],
             rows=None,
-            max_new_tokens=NUM_TOKENS,
+            max_new_tokens=num_tokens,
         )
 
-    def _make_model(self, std: float) -> Any:
+    def _make_model(self, settings: dict[str, Any]) -> Any:
         tokens = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": self.ends[0]}
-        settings = {**_SIZES, **tokens, **_SETTINGS.get(self.model_type, {})}
         vocab_size = self.tokenizer.backend.get_vocab_size()
-        config = AutoConfig.for_model(self.model_type, **settings, vocab_size=vocab_size, initializer_range=std)
+        config = AutoConfig.for_model(self.model_type, **tokens, **settings, vocab_size=vocab_size)
         torch.manual_seed(0)
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         for parameter in model.parameters():
             if parameter.dim() == 1:  # with norms of one and biases of zero, wrong ones would not show
                 parameter.data += 0.1 * torch.randn_like(parameter)
-        model.get_input_embeddings().weight.data.mul_(0.02 / std)  # larger ones would repeat the last token
+        embeddings = model.get_input_embeddings().weight
+        embeddings.data *= 0.02 / config.initializer_range  # larger ones would repeat the last token
         return model
 
     def save(self) -> None:
@@ -127,14 +129,14 @@ class SmallModel:
     def memorize(self) -> float:
         """Train on the rows until the loss is small; returns the loss."""
         ids, labels = self._make_batch()
-        optimizer, loss = torch.optim.AdamW(self.model.parameters(), lr=2e-3, weight_decay=0.0), float("inf")
-        for step in range(MAX_STEPS):
-            for group in optimizer.param_groups:
-                group["lr"] = 2e-3 * min(1.0, (step + 1) / 20)
+        optimizer, loss = torch.optim.AdamW(self.model.parameters(), lr=3e-3, weight_decay=0.0), float("inf")
+        warmup = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.05, total_iters=20)
+        for _ in range(MAX_STEPS):
             result = self.model(input_ids=ids, labels=labels, use_cache=False)
             result.loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             optimizer.step()
+            warmup.step()
             optimizer.zero_grad()
             if (loss := float(result.loss.detach())) < ENOUGH:
                 break
@@ -145,7 +147,7 @@ class SmallModel:
         """Return tokens and labels; padding at the end changes nothing before it."""
         documents = []
         for row in self.rows:
-            turns = Message("user", row.instruction, row.context), Message("assistant", row.reference)
+            turns = Message("user", row.instruction), Message("assistant", row.reference)
             segments = self.template.render(Conversation(turns))
             parts = [np.frombuffer(part, dtype=np.int32).tolist() for part in self.encoder.encode([segments])]
             documents.append(
@@ -164,10 +166,9 @@ class SmallModel:
         """Return the greedy answers of transformers."""
         self.model.generation_config.eos_token_id = self.ends
         answers = []
+        options = {"max_new_tokens": self.questions.max_new_tokens, "pad_token_id": self.ends[0]}
         for ids in self.questions.ids:
-            made = self.model.generate(
-                torch.tensor([ids]), max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=self.ends[0]
-            )
+            made = self.model.generate(torch.tensor([ids]), do_sample=False, **options)
             answers.append({"prompt": ids, "answer": made[0, len(ids) :].tolist()})
         return answers
 
@@ -209,8 +210,8 @@ class SmallModel:
 
 
 def _load_rows() -> list[ReferenceRow]:
-    """Return the shortest rows."""
-    rows = map(json.loads, sorted(_SAMPLE.read_text().splitlines(), key=len)[:NUM_ROWS])
+    """Return the rows with the shortest answers."""
+    rows = sorted(map(json.loads, _SAMPLE.read_text().splitlines()), key=lambda row: len(row["sql"]))[:NUM_ROWS]
     return [
         ReferenceRow(instruction=row["sql_prompt"], context=row["sql_context"], reference=row["sql"]) for row in rows
     ]

@@ -87,6 +87,23 @@ def test_added_tokens_are_written_for_the_converter(tmp_path: Path) -> None:
     assert not (tmp_path / "tokenizer.model").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "template", "expected"),
+    [
+        ("llama 2", "{{ bos_token }}", True),
+        ("mistral v3", "{{ bos_token }}", False),
+        ("mistral v3", "Question:", True),
+        ("gemma", "{{ bos_token }}", False),
+    ],
+)
+@pytest.mark.usefixtures("packages")
+def test_space_is_added_where_the_tokenizer_adds_it(tmp_path: Path, name: str, template: str, expected: bool) -> None:
+    pytest.importorskip("sentencepiece")
+    write_family(tmp_path, FAMILIES[name], chat_template=template)
+    complete_tokenizer(tmp_path)
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["add_prefix_space"] is expected
+
+
 @pytest.mark.parametrize("name", ["llama 2", "gemma", "mistral v3"])
 def test_sentencepiece_model_gives_the_tokens_of_the_tokenizer(tmp_path: Path, name: str, packages: None) -> None:  # noqa: ARG001
     sentencepiece = pytest.importorskip("sentencepiece")
@@ -181,7 +198,7 @@ def test_failed_conversion_leaves_no_files(
 @pytest.mark.parametrize("model_type", gguf_families.TOKENIZERS)
 def test_llama_cpp_answers_like_transformers(tmp_path: Path, model_type: str) -> None:
     """Random weights: with FP32 weights only exact ties may differ, with F16 weights what rounding explains."""
-    model = gguf_families.SmallModel(tmp_path, model_type, std=0.1)
+    model = gguf_families.SmallModel(tmp_path, model_type, std=0.1, num_tokens=24)
     expected = model.answer()
     assert len({token for answer in expected for token in answer["answer"]}) > 20
     exact = model.compare("f32", model.answer_exactly(), expected)
@@ -195,16 +212,14 @@ def test_llama_cpp_answers_like_transformers(tmp_path: Path, model_type: str) ->
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("llama")
-def test_window_that_llama_cpp_ignores_changes_only_longer_contexts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    window = 120
-    monkeypatch.setitem(gguf_families._SETTINGS, "mistral", {"sliding_window": window})
-    model = gguf_families.SmallModel(tmp_path, "mistral", std=0.1)
+def test_window_that_llama_cpp_ignores_changes_only_longer_contexts(tmp_path: Path) -> None:
+    window = 80
+    model = gguf_families.SmallModel(tmp_path, "mistral", std=0.1, num_tokens=40, sliding_window=window)
+    assert max(map(len, model.questions.ids)) < window
     assert gguf.find_window(model.model.config) == window
     changed = 0
     for ours, theirs in zip(model.answer(), model.answer_exactly(), strict=True):
-        same = max(0, window - len(ours["prompt"]))
+        same = window - len(ours["prompt"])
         assert theirs["answer"][:same] == ours["answer"][:same]
         changed += theirs["answer"] != ours["answer"]
     assert changed
