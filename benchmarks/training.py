@@ -176,7 +176,9 @@ def make_manifest(case: Case, folder: Path) -> Path:
         "base_models": [{"name": case.base, "quantization": case.quantization, "prompt_template": "chatml"}],
         "training": {"dataset": {"path": "rows.jsonl", "format": "jsonl"}, "config": config},
     }
-    (folder / "rows.jsonl").write_text('{"instruction": "a", "response": "b"}\n')
+    row = json.dumps({"instruction": "a", "response": "word " * case.sequence_length})
+    rows_of_two_epochs = 2 * case.micro_batch_size * case.num_steps  # the plan keeps micro-batches below an epoch
+    (folder / "rows.jsonl").write_text((row + "\n") * rows_of_two_epochs)
     path = folder / "manifest.json"
     path.write_text(json.dumps(manifest))
     return path

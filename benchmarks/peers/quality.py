@@ -2,7 +2,7 @@
 
 For every data set some rows are kept for testing. `launcher new` makes an expert of the others, `launcher train` trains
 it, and TRL's SFTTrainer trains the same tokens with the same loss mask, LoRA settings, learning rates and number of
-epochs. We pack documents; TRL gets as many rows per step as an average step of ours has. Held-out loss is computed
+steps. We pack documents; TRL gets as many rows per step as an average step of ours has. Held-out loss is computed
 by plain transformers and PEFT for both adapters; answers to the test rows are judged by `launcher eval` for both.
 
     python -m benchmarks.peers.quality run --base FOLDER --data FOLDER --out quality.jsonl --jobs 9
@@ -20,6 +20,7 @@ import datetime
 import hashlib
 import importlib.util
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -189,12 +190,16 @@ def train_trl(args: argparse.Namespace) -> None:
 
     plan = load_plan(RunPaths(args.run).plan)
     documents = list(iterate_documents(open_store(args.store), "train"))
-    num_packs = len(open_store(args.store).open_split("train"))
-    rows_per_step = round(len(documents) * plan.batch.global_batch_size / num_packs)
-    longest = max(len(document["input_ids"]) for document in documents)
+    steps_per_epoch = math.ceil(len(open_store(args.store).open_split("train")) / plan.batch.global_batch_size)
+    settings = make_trl_settings(
+        plan,
+        num_steps=plan.schedule.max_steps or round(steps_per_epoch * plan.schedule.epochs),
+        rows_per_step=len(documents) / steps_per_epoch,
+        longest=max(len(document["input_ids"]) for document in documents),
+    )
     trainer = SFTTrainer(
         model=plan.base.name,
-        args=SFTConfig(**make_trl_settings(plan, rows_per_step, longest), output_dir=str(args.out), report_to=[]),
+        args=SFTConfig(**settings, output_dir=str(args.out), report_to=[]),
         train_dataset=Dataset.from_list(documents),
         processing_class=AutoTokenizer.from_pretrained(plan.base.name),
         peft_config=LoraConfig(
@@ -209,15 +214,15 @@ def train_trl(args: argparse.Namespace) -> None:
     trainer.save_model(str(args.out))
 
 
-def make_trl_settings(plan: Plan, rows_per_step: int, longest: int) -> dict[str, Any]:
-    """Translate a plan: the same optimizer and schedule, nearly the same number of rows per step."""
-    micro = max(1, min(rows_per_step, MAX_TOKENS_PER_MICRO_STEP // longest))
+def make_trl_settings(plan: Plan, *, num_steps: int, rows_per_step: float, longest: int) -> dict[str, Any]:
+    """Translate a plan: the same optimizer, schedule and number of steps, nearly the same number of rows per step."""
+    accumulation = math.ceil(rows_per_step * longest / MAX_TOKENS_PER_MICRO_STEP)
+    micro = max(1, round(rows_per_step / accumulation))
     is_bf16 = plan.precision.compute_dtype == "bf16"
     return {
         "per_device_train_batch_size": micro,
-        "gradient_accumulation_steps": round(rows_per_step / micro),
-        "num_train_epochs": plan.schedule.epochs,
-        "max_steps": plan.schedule.max_steps or -1,
+        "gradient_accumulation_steps": max(1, round(rows_per_step / micro)),
+        "max_steps": num_steps,
         "learning_rate": plan.optimizer.learning_rate,
         "lr_scheduler_type": plan.schedule.lr_scheduler,
         "warmup_steps": plan.schedule.warmup_steps or 0,

@@ -1,4 +1,4 @@
-"""Bin packing of documents into sequences, over a complete split: best-fit decreasing, or exact patterns."""
+"""Bin packing of documents into sequences, over a complete split: nearly full packs of random documents."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 # Part of every store's key: a change of the algorithm is a change of the packs.
-PACKER_VERSION = 1
+PACKER_VERSION = 2
 
-# Best fit is good enough if this share of the positions holds tokens.
-_GOOD_ENOUGH = 0.998
+# Random documents that are tried for the rest of a pack.
+_ATTEMPTS = 8
 
 Lengths = npt.NDArray[np.int32]
 
@@ -30,100 +30,92 @@ class Packing:
 
 
 def pack_documents(lengths: Lengths, capacity: int, seed: int) -> Packing:
-    """Pack documents by best-fit decreasing, or by exact patterns if those need fewer packs.
+    """Fill one pack after the other: the longest document that is left, random ones, and some that fill the rest.
 
-    Best fit leaves gaps of 1 to 2 % if all documents have similar lengths (128 tokens in 2,048); patterns fill those
-    exactly. If few documents fit into a sequence, best fit is better.
-    """
-    best = pack_best_fit(lengths, capacity, seed)
-    total = int(lengths.sum(dtype=np.int64))
-    if best.num_packs == 0 or total / (best.num_packs * capacity) >= _GOOD_ENOUGH:
-        return best
-    patterns = pack_patterns(lengths, capacity, seed)
-    return patterns if patterns.num_packs < best.num_packs else best
-
-
-def pack_best_fit(lengths: Lengths, capacity: int, seed: int) -> Packing:
-    """Pack documents by best-fit decreasing, then shuffle the packs.
-
-    Packs with k free positions form a stack, and bit k of a bit set says whether stack k is non-empty. The best fit
-    for a length is the lowest set bit at or above it: one shift and one mask.
+    Packing in decreasing order is as tight, but gives packs of documents of equal length. Rows of equal length are
+    often alike (the same table, the same kind of question), and a step that trains few kinds of rows has noisier
+    gradients than a step of random rows.
     """
     _check_lengths(lengths, capacity)
-    order = np.argsort(-lengths, kind="stable")
-    pack_of = np.empty(len(lengths), dtype=np.int64)
-    stacks: list[list[int]] = [[] for _ in range(capacity + 1)]
-    filled = 0  # bit k: some pack has k free positions
-    num_packs = 0
-    for position, length in enumerate(lengths[order].tolist()):
-        room = filled >> length
-        if room:
-            free = length + (room & -room).bit_length() - 1
-            stack = stacks[free]
-            pack = stack.pop()
-            if not stack:
-                filled &= ~(1 << free)
-        else:
-            free, pack = capacity, num_packs
-            num_packs += 1
-        left = free - length
-        if left:
-            stacks[left].append(pack)
-            filled |= 1 << left
-        pack_of[position] = pack
-    return _arrange(order, pack_of, num_packs, seed)
-
-
-def pack_patterns(lengths: Lengths, capacity: int, seed: int) -> Packing:
-    """Repeatedly combine the longest document with the others that fill its pack best.
-
-    A pattern is a multiset of lengths, found by subset sum over bit sets. It is used as often as the supply of its
-    lengths allows, so a hundred thousand documents need a few hundred patterns.
-    """
-    _check_lengths(lengths, capacity)
-    order = np.argsort(lengths, kind="stable")
-    values, starts, counts = np.unique(lengths[order], return_index=True, return_counts=True)
-    supply = dict(zip(values.tolist(), counts.tolist(), strict=True))
-    taken = dict(zip(values.tolist(), starts.tolist(), strict=True))
+    pool = _Pool(lengths, capacity, seed)
     pack_of = np.empty(len(lengths), dtype=np.int64)
     num_packs = 0
-    while supply:
-        pattern = _find_pattern(supply, capacity)
-        times = min(supply[length] // needed for length, needed in pattern.items())
-        packs = np.arange(num_packs, num_packs + times)
-        for length, needed in pattern.items():
-            first, last = taken[length], taken[length] + needed * times
-            pack_of[first:last] = np.repeat(packs, needed)
-            taken[length] = last
-            supply[length] -= needed * times
-            if not supply[length]:
-                del supply[length]
-        num_packs += times
-    return _arrange(order, pack_of, num_packs, seed)
+    while pool.available:
+        room = capacity
+        chosen = (pool.longest,) if 4 * pool.longest > capacity else pool.choose(room)
+        while chosen:
+            for length in chosen:
+                pack_of[pool.pop(length)] = num_packs
+            room -= sum(chosen)
+            chosen = pool.choose(room)
+        num_packs += 1
+    return _arrange(pack_of, num_packs, seed)
 
 
-def _find_pattern(supply: dict[int, int], capacity: int) -> dict[int, int]:
-    """Return the counts of lengths in a pattern: the longest, and what fills the rest. Bit k: sum k is reachable."""
-    longest = max(supply)
-    room = capacity - longest
-    reachable, inside = 1, (1 << (room + 1)) - 1
-    history: list[tuple[int, int]] = []
-    for length in sorted((length for length in supply if length <= room), reverse=True):
-        for _ in range(min(supply[length] - (length == longest), room // length)):
-            extended = (reachable | (reachable << length)) & inside
-            if extended == reachable:
+class _Pool:
+    """Documents that are not packed yet, by length. Bit k of `available`: there is a document of k tokens."""
+
+    def __init__(self, lengths: Lengths, capacity: int, seed: int) -> None:
+        order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(lengths))
+        self._documents: list[list[int]] = [[] for _ in range(capacity + 1)]
+        self._random = lengths[order].tolist()  # lengths as often as they occur, in random order
+        self._next = 0
+        self.available = 0
+        for document, length in zip(order.tolist(), self._random, strict=True):
+            self._documents[length].append(document)
+            self.available |= 1 << length
+
+    @property
+    def longest(self) -> int:
+        return self.available.bit_length() - 1
+
+    def pop(self, length: int) -> int:
+        documents = self._documents[length]
+        document = documents.pop()
+        if not documents:
+            self.available &= ~(1 << length)
+        return document
+
+    def choose(self, room: int) -> tuple[int, ...]:
+        """Return lengths that fit into the room together; none if nothing fits.
+
+        If three of the longest documents fit, one at random. Otherwise those that leave the smallest gap: one or two
+        random ones, and the longest that fits next to them.
+        """
+        if room >= 3 * self.longest > 0:
+            return (self._draw(room) or self.longest,)
+        best = self._complete((), room)
+        gap = room - sum(best)
+        for attempt in range(_ATTEMPTS):
+            if gap == 0:
                 break
-            history.append((length, reachable))
-            reachable = extended
-        if reachable >> room:
-            break
-    filled = reachable.bit_length() - 1
-    pattern = {longest: 1}
-    for length, before in reversed(history):
-        if not before >> filled & 1:
-            filled -= length
-            pattern[length] = pattern.get(length, 0) + 1
-    return pattern
+            chosen = self._complete(self._draw_some(1 + attempt % 2, room), room)
+            if room - sum(chosen) < gap:
+                best, gap = chosen, room - sum(chosen)
+        return best
+
+    def _draw_some(self, count: int, room: int) -> tuple[int, ...]:
+        """Return the lengths of up to `count` random documents that fit together."""
+        chosen: tuple[int, ...] = ()
+        for _ in range(count):
+            length = self._draw(room - sum(chosen))
+            if length and len(self._documents[length]) > chosen.count(length):
+                chosen = (*chosen, length)
+        return chosen
+
+    def _complete(self, chosen: tuple[int, ...], room: int) -> tuple[int, ...]:
+        """Add the longest document that fits next to the chosen ones."""
+        length = (self.available & ((2 << (room - sum(chosen))) - 1)).bit_length() - 1
+        return chosen if length < 1 or len(self._documents[length]) <= chosen.count(length) else (*chosen, length)
+
+    def _draw(self, room: int) -> int:
+        """Return the length of a random document that fits, or 0 if some attempts found none."""
+        for _ in range(_ATTEMPTS):
+            length: int = self._random[self._next]
+            self._next = (self._next + 1) % len(self._random)
+            if length <= room and self._documents[length]:
+                return length
+        return 0
 
 
 def pack_one_per_sequence(lengths: Lengths) -> Packing:
@@ -137,11 +129,9 @@ def _check_lengths(lengths: Lengths, capacity: int) -> None:
         raise ValueError("documents must have between one token and the pack's capacity: cut them before packing")
 
 
-def _arrange(order: npt.NDArray[np.int64], pack_of: npt.NDArray[np.int64], num_packs: int, seed: int) -> Packing:
+def _arrange(pack_of: npt.NDArray[np.int64], num_packs: int, seed: int) -> Packing:
     """Shuffle the packs, so that long documents are not all at the front; sort the documents of a pack by row."""
-    shuffled = np.random.Generator(np.random.Philox(key=seed)).permutation(num_packs)
-    pack_of = shuffled[pack_of]
-    by_pack = np.lexsort((order, pack_of))
-    counts = np.bincount(pack_of, minlength=num_packs) if num_packs else np.zeros(0, dtype=np.int64)
+    pack_of = np.random.Generator(np.random.Philox(key=seed)).permutation(num_packs)[pack_of]
+    counts = np.bincount(pack_of, minlength=num_packs)
     starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    return Packing(order[by_pack].astype(np.int64), starts)
+    return Packing(np.argsort(pack_of, kind="stable"), starts)

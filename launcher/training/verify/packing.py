@@ -99,7 +99,7 @@ def _raise_if_different(plan: Plan, check: PackingCheck) -> None:
     raise RunFailedError(
         f"the attention backend {plan.attention.backend} {fault}: packed, the loss of {check.num_documents} documents "
         f"differs by {check.loss:.1e} (relative) and their hidden states by {check.hidden:.1e}; rounding can "
-        f"cause at most {_LOSS_TOLERANCE[dtype]:.0e} and {allowed:.0e}; without document boundaries: "
+        f"cause at most {_LOSS_TOLERANCE[dtype]:g} and {allowed:g}; without document boundaries: "
         f"{check.without_boundaries:.1e}",
         hint=suggest_backend(plan),
     )

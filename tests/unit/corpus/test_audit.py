@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from launcher.corpus.audit import SplitAudit, make_notes, make_sample, make_split_audit
-from launcher.corpus.bin_packing import pack_best_fit
+from launcher.corpus.bin_packing import pack_documents
 from launcher.corpus.documents import Document
 from launcher.corpus.rows import BadRow, Rejections
 from launcher.corpus.templates import CHATML, Segment
@@ -21,7 +21,7 @@ def audit_of(folder: Path) -> SplitAudit:
     with TokenSpool(folder, "train", END) as spool:
         spool.add(batch_of(([1, 2, END], [0, 1, 1]), ([1] * 10, [1] * 10), ([1, 2, END], [0, 1, 1]), excess=(0, 4, 0)))
         spool.add(batch_of(([1], [0])))
-        return make_split_audit(5, rejections, spool, pack_best_fit(spool.lengths, 10, 0), 10)
+        return make_split_audit(5, rejections, spool, pack_documents(spool.lengths, 10, 0), 10)
 
 
 def test_audit_counts_rows_documents_and_tokens(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_the_histogram_holds_every_document(tmp_path: Path) -> None:
 
 def test_empty_split_has_a_note(tmp_path: Path) -> None:
     with TokenSpool(tmp_path, "validation", END) as spool:
-        audit = make_split_audit(0, Rejections(), spool, pack_best_fit(np.zeros(0, dtype=np.int32), 10, 0), 10)
+        audit = make_split_audit(0, Rejections(), spool, pack_documents(np.zeros(0, dtype=np.int32), 10, 0), 10)
     assert (audit.mean_length, audit.max_length, audit.trained_share) == (0.0, 0, 0.0)
     assert make_notes({"validation": audit}) == ("validation: no documents: too few rows to hold any out",)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.corpus.bin_packing import pack_best_fit, pack_one_per_sequence
+from launcher.corpus.bin_packing import pack_documents, pack_one_per_sequence
 from launcher.corpus.pack_file import PackFile, write_packs
 from launcher.corpus.token_spool import TokenSpool
 from launcher.corpus.tokenize_rows import TokenBatch
@@ -42,7 +42,7 @@ def write(folder: Path, documents: list[list[Token]], *, is_packed: bool = True,
     with TokenSpool(folder, "train", END) as spool:
         for start in range(0, len(documents), batch):
             spool.add(batch_of(documents[start : start + batch], first_row=start + 1))
-        packing = pack_best_fit(spool.lengths, CAPACITY, seed=0) if is_packed else pack_one_per_sequence(spool.lengths)
+        packing = pack_documents(spool.lengths, CAPACITY, seed=0) if is_packed else pack_one_per_sequence(spool.lengths)
         write_packs(folder / "train.arrow", spool, packing)
     return PackFile(folder / "train.arrow")
 
