@@ -16,11 +16,12 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from launcher.base_models.families import FAMILIES
-from launcher.core.errors import InputError, ManifestError
+from launcher.core.errors import InputError, ManifestError, RunFailedError
 from launcher.corpus.store import Store
 from launcher.request.request import Request, plan_request
 from launcher.training.checkpoint.weights import read_exact_weights, save_weights, write_exact_weights
 from launcher.training.data.collate import PackedBatch
+from launcher.training.model.attention import BACKENDS
 from tests.conftest import ROOT
 from tests.training.builders import (
     build,
@@ -28,10 +29,12 @@ from tests.training.builders import (
     relative_difference,
     train_recorded,
     trained_weights,
+    vary,
     wake_adapter,
     write_base,
 )
 from tests.training.test_families import MIXTURES, make_family_config, plan_family
+from tests.training.verify.test_packing import WRONG, build_and_check
 
 
 def list_stacks(model_type: str) -> list[str]:
@@ -73,6 +76,26 @@ def test_gradients_are_those_of_plain_peft(store: Store, tmp_path: Path, model_t
     theirs = {f"model.{name}": p.grad for name, p in plain.named_parameters() if p.requires_grad}
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
     assert relative_difference(gradients(run), theirs) < 1e-4
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss"])
+def test_rounding_that_selects_other_experts_is_not_an_error(store: Store, tmp_path: Path, model_type: str) -> None:
+    base = write_base(tmp_path / "base", make_family_config(model_type))
+    backend = "eager" if model_type == "gpt_oss" else "sdpa"
+    bf16 = {"precision.compute_dtype": "bf16", "precision.base_dtype": "bf16"}
+    check = build_and_check(vary(plan_family(base), bf16), store, tmp_path, backend)
+    assert 0 < check.hidden < 2 * check.routing + 0.15
+    assert check.routing < check.without_boundaries
+
+
+def test_leakage_in_a_mixture_of_experts_is_detected(
+    monkeypatch: pytest.MonkeyPatch, store: Store, tmp_path: Path
+) -> None:
+    base = write_base(tmp_path / "base", make_family_config("qwen3_moe"))
+    bf16 = {"precision.compute_dtype": "bf16", "precision.base_dtype": "bf16"}
+    monkeypatch.setitem(BACKENDS, "sdpa", WRONG["ignores boundaries"])
+    with pytest.raises(RunFailedError, match="the attention backend sdpa"):
+        build_and_check(vary(plan_family(base), bf16), store, tmp_path, "sdpa")
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss"])
