@@ -1,4 +1,4 @@
-"""Starts the training of a run directory with `accelerate launch` and supervises it until its last process ends."""
+"""Starts the training of a run directory as `accelerate launch` does and supervises it until its last process ends."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from launcher.analysis.report import write_report
 from launcher.core.choices import DEEPSPEED_STRATEGIES
@@ -31,10 +32,13 @@ from launcher.launch.supervise import ChildExit, Timeouts, supervise
 from launcher.launch.write_run import find_train_script
 from launcher.plan.model import Plan
 from launcher.render import Command, render_command
+from launcher.render.accelerate import make_single_process_environment
+from launcher.render.spec import make_launch_spec
 from launcher.runs.record import Outcome, load_outcome, write_outcome
 
 # By this Python, not by the first `accelerate` on the PATH.
 ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch")
+_SINGLE_PROCESS = (sys.executable, "-I", "-S", str(Path(__file__).with_name("single_process.py")))
 
 _RECORD_SECONDS = 5.0  # how long rank 0 may take, on another node, to write outcome.json
 _POLL_SECONDS = 0.2
@@ -98,7 +102,7 @@ def start_run(
     nodes: Sequence[Node] = (),
     script: str | None = None,
     script_args: Sequence[str] = (),
-    accelerate: Sequence[str] = ACCELERATE,
+    accelerate: Sequence[str] | None = None,
     timeouts: Timeouts | None = None,
 ) -> Outcome:
     """Start what the run directory holds, wait for its last process, and return the final outcome.
@@ -154,8 +158,13 @@ def _add_cause(paths: RunPaths, outcome: Outcome, child: ChildExit, relay: Relay
 
 
 def _render_commands(
-    plan: Plan, paths: RunPaths, nodes: Sequence[Node], script: str, accelerate: Sequence[str]
+    plan: Plan, paths: RunPaths, nodes: Sequence[Node], script: str, accelerate: Sequence[str] | None
 ) -> list[Command]:
+    spec = make_launch_spec(plan)
+    if not nodes and not spec.has_agent and accelerate is None:
+        command = render_command(plan, paths, script=script, accelerate=_SINGLE_PROCESS)
+        return [replace(command, environment={**command.environment, **make_single_process_environment(spec)})]
+    accelerate = ACCELERATE if accelerate is None else accelerate
     if not nodes:
         return [render_command(plan, paths, script=script, accelerate=accelerate)]
     return [

@@ -55,6 +55,22 @@ def render_accelerate_spec(
     return header + yaml.safe_dump(config, sort_keys=True, default_flow_style=False)
 
 
+def make_single_process_environment(spec: LaunchSpec) -> dict[str, str]:
+    """Return the variables that `accelerate launch` sets for one process, besides OMP_NUM_THREADS."""
+    environment = {
+        "ACCELERATE_DYNAMO_BACKEND": "NO",
+        "ACCELERATE_DYNAMO_MODE": "default",
+        "ACCELERATE_DYNAMO_USE_DYNAMIC": "False",
+        "ACCELERATE_DYNAMO_USE_FULLGRAPH": "False",
+        "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "False",
+        "ACCELERATE_MIXED_PRECISION": spec.mixed_precision,
+        "ACCELERATE_USE_CPU": str(spec.on_cpu),
+    }
+    if spec.on_cpu:
+        environment |= {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"}
+    return environment
+
+
 def check_deepspeed_file(spec: LaunchSpec, deepspeed_config_file: str | None) -> None:
     """Raise InputError unless a DeepSpeed file is given exactly for DeepSpeed strategies."""
     if spec.uses_deepspeed == (deepspeed_config_file is not None):

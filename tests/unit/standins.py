@@ -56,7 +56,7 @@ _LAUNCHER = """
 import os, sys
 from pathlib import Path
 from launcher.core.log import configure
-from launcher.launch.start import ACCELERATE, start_run
+from launcher.launch.start import start_run
 from launcher.core.run_paths import RunPaths
 from launcher.plan import Plan
 from launcher.launch.console import Console
@@ -66,7 +66,7 @@ configure()
 paths, script, fake, columns, limits = RunPaths(Path(sys.argv[1])), sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5]
 plan = Plan.model_validate_json(paths.plan.read_text())
 console = Console(stdout=sys.stdout.buffer, stderr=sys.stderr.buffer, columns=int(columns) if columns else None)
-accelerate = (sys.executable, fake) if fake else ACCELERATE
+accelerate = (sys.executable, fake) if fake else None
 numbers = [float(number) for number in limits.split()]
 chosen = Timeouts(kill=numbers[0], leftover=numbers[1], orphan=numbers[2], held=numbers[3])
 outcome = start_run(plan, paths, console, script=script, accelerate=accelerate, timeouts=chosen)

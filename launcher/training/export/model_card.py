@@ -9,6 +9,7 @@ import keyword
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -147,11 +148,8 @@ def _snippet_lines(facts: CardFacts) -> Iterator[str]:
     plan, dtype = facts.plan, f"torch.{_TORCH_NAMES[facts.dtype]}"
     revision = "" if plan.base_revision is None else f", revision={plan.base_revision!r}"
     trusted = ", trust_remote_code=True" if plan.trust_remote_code else ""
-    yield "import torch"
-    if facts.kind == "adapter":
-        yield "from peft import PeftModel"
-    yield "from transformers import AutoModelForCausalLM, AutoTokenizer"
-    yield ""
+    imports = ["from peft import PeftModel"] if facts.kind == "adapter" else []
+    yield from ("import torch", *imports, "from transformers import AutoModelForCausalLM, AutoTokenizer", "")
     if facts.kind == "adapter":
         yield f"base = {get_public_name(plan)!r}"
         folder = '"path/of/this/folder"'
@@ -164,8 +162,7 @@ def _snippet_lines(facts: CardFacts) -> Iterator[str]:
         yield f"model = PeftModel.from_pretrained(model, {folder})"
     else:
         yield 'folder = "path/of/this/folder"'
-        has_tokenizer = facts.kind == "merged" or plan.data.new_tokens
-        tokenizer = "folder" if has_tokenizer else repr(get_public_name(plan))
+        tokenizer = "folder" if facts.kind == "merged" or plan.data.new_tokens else repr(get_public_name(plan))
         yield f"tokenizer = AutoTokenizer.from_pretrained({tokenizer})"
         yield f"model = AutoModelForCausalLM.from_pretrained(folder, dtype={dtype}{trusted})"
     if facts.prompt is not None:
@@ -219,11 +216,10 @@ def _render_adapter_serving(facts: CardFacts) -> str:
             "## Serving\n\nThe base is embedded in the launcher, where vLLM does not find it. Merge both and serve "
             "the merged model:\n\n" + fenced(commands, "sh")
         )
-    where = "In this folder"
-    if not _is_hub_name(facts.plan.base.name):
-        where += f"; the base was loaded from a folder, so replace `{code(base)}` by its path"
+    is_local = not _is_hub_name(facts.plan.base.name)
+    where = f"; the base was loaded from a folder, so replace `{code(base)}` by its path" if is_local else ""
     command = render_vllm(facts.plan, shlex.quote(base), is_adapter=True)
-    return f"## Serving\n\n{where}:\n\n" + fenced(command, "sh")
+    return f"## Serving\n\nIn this folder{where}:\n\n" + fenced(command, "sh")
 
 
 def _render_prompt(facts: CardFacts) -> str:
@@ -393,14 +389,12 @@ def summarize_losses(rows: list[StepMetrics]) -> tuple[float | None, float | Non
 
 
 def _load_metrics(path: Path) -> list[StepMetrics]:
-    try:
+    with suppress(OSError, ValueError):
         return load_metrics(path)
-    except (OSError, ValueError):
-        return []
+    return []
 
 
 def _describe_prompt(plan: Plan) -> PromptFormat | None:
-    try:
+    with suppress(LauncherError):
         return derive_prompt_format(plan, load_planned_tokenizer(plan, base_folders(Path(plan.data.folder))))
-    except LauncherError:
-        return None
+    return None

@@ -14,7 +14,9 @@ import yaml
 from launcher.core.run_paths import RunPaths
 from launcher.plan.model import Plan
 from launcher.render import Rendezvous, render, render_command
+from launcher.render.accelerate import make_single_process_environment
 from launcher.render.presets import make_presets, preset_path, render_presets
+from launcher.render.spec import make_launch_spec
 
 launch = pytest.importorskip("accelerate.commands.launch")
 accelerate_utils = pytest.importorskip("accelerate.utils.launch")
@@ -83,6 +85,9 @@ def test_accelerate_reads_a_plan_as_it_was_meant(
     assert args.use_cpu == (plan.hardware.gpu is None)
     if name != "simple_launcher":
         assert int(args.nproc_per_node) * plan.hardware.nodes == plan.hardware.num_ranks
+    else:
+        added = {key: value for key, value in environment.items() if key.startswith(("ACCELERATE_", "KMP_"))}
+        assert make_single_process_environment(make_launch_spec(plan)) == added
     expected = "no" if plan.strategy.startswith("zero") else plan.precision.mixed_precision
     assert environment["ACCELERATE_MIXED_PRECISION"] == expected
 

@@ -60,7 +60,12 @@ RECIPE = Recipe(
 FULL = dataclasses.replace(RECIPE, adapter="full", rank=None, target_modules=(), base_dtype="fp32")
 
 
-FAMILY_ROWS = [json.loads(line) for line in (ROOT / "benchmarks/results/families_h200.jsonl").read_text().splitlines()]
+def read_rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (ROOT / "benchmarks/results" / name).read_text().splitlines()]
+
+
+FAMILY_ROWS = read_rows("families_h200.jsonl")
+MIXTURE_ROWS = read_rows("mixtures_h200.jsonl")
 
 
 @pytest.mark.parametrize("row", FAMILY_ROWS, ids=[row["case"] for row in FAMILY_ROWS])
@@ -76,6 +81,22 @@ def test_families_need_the_measured_memory(row: dict[str, Any]) -> None:
         accumulates_gradients=False,
     )
     assert row["path"] == explain_layer_path(shape, recipe)[0]
+    predicted_gib = count_allocated(estimate_memory(shape, recipe).terms) / GIB
+    assert row["peak_gib"] == pytest.approx(predicted_gib, rel=0.03)
+
+
+@pytest.mark.parametrize("row", MIXTURE_ROWS, ids=[row["case"] for row in MIXTURE_ROWS])
+def test_mixtures_of_experts_need_the_measured_memory(row: dict[str, Any]) -> None:
+    shape = make_config_shape(row["config"], row["case"], "config")
+    recipe = dataclasses.replace(
+        RECIPE,
+        target_modules=shape.linear_names,
+        target_parameters=("mlp.experts.gate_up_proj", "mlp.experts.down_proj") if "experts" in row["case"] else (),
+        attention=row["attention"],
+        micro_batch_size=row["micro_batch_size"],
+        graphed=False,
+        accumulates_gradients=row["accumulation"] > 1,
+    )
     predicted_gib = count_allocated(estimate_memory(shape, recipe).terms) / GIB
     assert row["peak_gib"] == pytest.approx(predicted_gib, rel=0.03)
 
