@@ -112,7 +112,9 @@ def _read_measured() -> dict[str, str]:
     for line in _RESULTS.read_text().splitlines():
         row = json.loads(line)
         text = f"{row['case']}: {row['tokens_per_second']:,} tokens/s, {row['mfu'] * 100:.1f} % MFU"
-        measured.setdefault(row["config"]["model_type"], []).append(f"{text}, {row['peak_gib']:.1f} GiB")
+        measured.setdefault(row["config"]["model_type"], []).append(
+            f"{text}, {row['peak_gib']:.1f} GiB (predicted {row['predicted_gib']:.1f})"
+        )
     return _MEASURED | {name: "; ".join(texts) for name, texts in measured.items()}
 
 
