@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 AdapterKind = Literal["lora", "dora", "ia3", "full"]
-Quantization = Literal["none", "int8", "int4"]  # int4: NF4 with double quantization
+Quantization = Literal["none", "int4"]  # int4: NF4 with double quantization
 Dtype = Literal["bf16", "fp16", "fp32"]
 OptimizerName = Literal["adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "sgd"]
 Checkpointing = Literal["none", "selective", "full"]  # selective keeps matmuls and attention, recomputes the rest

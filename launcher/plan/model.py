@@ -77,8 +77,8 @@ class AdapterPlan(Frozen):
 class QuantizationPlan(Frozen):
     """How the frozen base model is quantized."""
 
-    kind: Literal["int8", "int4"]
-    storage_dtype: Literal["uint8", "bf16", "fp16", "fp32", "int8"]
+    kind: Literal["int4"]
+    storage_dtype: Literal["uint8", "bf16", "fp16", "fp32"]
     double_quantization: bool
 
 

@@ -158,7 +158,6 @@ def _assess_estimate(context: PlanContext, workload: Workload, layout: Layout) -
         for applies, feature in (
             (context.gpu.key != _MEASURED_GPU, "this GPU (scaled from an H200 by data sheets)"),
             (workload.compute_dtype == "fp16", "FP16"),
-            (workload.quantization == "int8", "8-bit bases"),
             (workload.adapter == "ia3", "IA3"),
             (layout.offload != "none", "offloading"),
             (layout.strategy in SHARDED_STRATEGIES, "sharding"),

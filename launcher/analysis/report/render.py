@@ -207,7 +207,7 @@ def _list_configuration(facts: ReportFacts) -> Iterator[tuple[str, str]]:
     yield "base", f"`{code(plan.base.name)}`{at}, {format_count(plan.base.num_parameters)} parameters"
     yield "adapter", _describe_adapter(plan)
     if plan.quantization is not None:
-        yield "base quantization", {"int4": "NF4, 4-bit", "int8": "8-bit"}[plan.quantization.kind]
+        yield "base quantization", "NF4, 4-bit"
     source = f"`{code(plan.data.path)}`, " if plan.data.path else ""
     tasks = f"{len(plan.data.tasks):,} tasks, " if plan.data.tasks else ""
     yield "data", f"{source}{tasks}{inline(plan.data.basis)}"

@@ -39,7 +39,7 @@ _NODE_NETWORK_GB_PER_SECOND = 3.0
 _DDP_BUCKET_BYTES = 25 * MIB
 
 # Bytes of one weight of a layer's matrices as stored and gathered; None: as in the compute dtype.
-_STORED_BYTES: dict[Quantization, float | None] = {"none": None, "int8": 1.0, "int4": NF4_BYTES}
+_STORED_BYTES: dict[Quantization, float | None] = {"none": None, "int4": NF4_BYTES}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -257,7 +257,7 @@ def _training_rows(facts: CardFacts) -> Iterator[tuple[str, str]]:
     if plan.data.new_tokens:
         yield "new tokens", ", ".join(f"`{code(token)}`" for token in plan.data.new_tokens)
     if plan.quantization is not None:
-        yield "base while training", {"int4": "NF4, 4 bits", "int8": "8 bits"}[plan.quantization.kind]
+        yield "base while training", "NF4, 4 bits"
     yield "sequence length", f"{batch.sequence_length:,} tokens{', packed' if batch.packed else ''}"
     yield "global batch", f"{facts.global_batch} sequences"
     yield (

@@ -68,7 +68,8 @@ def _call(name: str, action: Callable[[], str]) -> str:
         if not is_memory and "can't allocate memory" not in str(error):
             raise
         raise DoesNotFitError(
-            f"{name}: the model does not fit into memory", hint="use a machine with more memory"
+            f"{name}: the model does not fit into memory",
+            hint="use a machine with more memory; `launcher doctor --free` lists processes that hold GPU memory",
         ) from None
 
 

@@ -87,7 +87,7 @@ def _describe_weights(recipe: Recipe) -> str:
     dtype = recipe.base_dtype
     if recipe.adapter == "full" and recipe.strategy in DEEPSPEED_STRATEGIES:
         dtype = recipe.compute_dtype  # the fp32 master weights count as optimizer state
-    kind = {"none": dtype, "int8": "int8, row scales", "int4": "NF4, double quantization"}
+    kind = {"none": dtype, "int4": "NF4, double quantization"}
     return kind[recipe.quantization] + _describe_shards(recipe, SHARDED_STRATEGIES)
 
 

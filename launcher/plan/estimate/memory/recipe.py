@@ -180,7 +180,7 @@ def is_mixed_full(recipe: Recipe) -> bool:
 
 def fuses_lora(recipe: Recipe) -> bool:
     """Whether LoRA is computed inside the base's matmuls (training/fused_lora/) instead of by PEFT."""
-    if recipe.adapter not in ("lora", "dora") or recipe.quantization == "int8":
+    if recipe.adapter not in ("lora", "dora"):
         return False
     if recipe.quantization == "int4" and not recipe.has_kernels:  # needed to dequantize the base weights
         return False

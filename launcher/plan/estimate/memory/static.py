@@ -96,11 +96,7 @@ def _count_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
     linears = shape.num_layers * sum(linear.in_features * linear.out_features for linear in shape.linears)
     if recipe.quantization == "none":
         return float(shape.num_parameters * base)
-    rest = (shape.num_parameters - linears) * base
-    if recipe.quantization == "int4":
-        return rest + linears * NF4_BYTES
-    rows = shape.num_layers * sum(linear.out_features for linear in shape.linears)
-    return float(rest + linears + 4 * rows)
+    return (shape.num_parameters - linears) * base + linears * NF4_BYTES
 
 
 def _count_optimizer_bytes(shape: ModelShape, recipe: Recipe, trainable: int) -> float:

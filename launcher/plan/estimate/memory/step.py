@@ -51,12 +51,6 @@ _MIXED_FULL_BYTES_PER_HIDDEN = 3
 # DoRA with dropout: the gradient of gate_proj or up_proj through the scaled output, in addition to its own. Counted.
 _DROPOUT_DORA_BYTES_PER_GATE = 2.0
 _PADDING_FACTOR = 1.5  # mean of lengths rounded up to a power of two; counted, not measured
-# Quantized copies of inputs. Eager: solved from two measurements. Compiled: from 23.3 GiB for 8 x 2,048 tokens of
-# Qwen3-0.6B on an H200 (2026-11-16). Both approximate.
-_INT8_BYTES_PER_INPUT = {False: 1.3, True: 0.52}
-_INT8_BYTES_PER_WEIGHT = 0.5  # of all layers: solved likewise
-
-
 # Gradients of tokens in the order of their experts that are alive together in the backward pass. Counted.
 _ROUTED_GRADIENTS = 4
 _ROUTER_BYTES = 4 * 8  # per token and expert in use: four int64 indices of the dispatch
@@ -258,14 +252,12 @@ def _count_dropout_bytes(shape: ModelShape, recipe: Recipe) -> float:
 
 
 def _count_variant_bytes(shape: ModelShape, recipe: Recipe) -> float:
-    """Count what DoRA and IA3 save in addition: the outputs they scale. For int8: quantized inputs."""
+    """Count what DoRA and IA3 save in addition: the outputs they scale."""
     extra = 0.0
     if recipe.adapter == "dora":
         extra += _count_scaled_bytes(shape, recipe)
     if recipe.adapter == "ia3":
         extra += _count_ia3_bytes(shape, recipe)
-    if recipe.quantization == "int8":
-        extra += _INT8_BYTES_PER_INPUT[recipe.compiled] * sum(linear.in_features for linear in shape.linears)
     return extra
 
 
@@ -327,8 +319,6 @@ def _count_saved_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
     """Count copies of a layer's weights saved for backward: with dropout, PEFT's DoRA multiplies by a cast copy."""
     targets = select_targets(shape, recipe.target_modules)
     num_weights = sum(linear.in_features * linear.out_features for linear in targets)
-    if recipe.quantization == "int8":
-        return _INT8_BYTES_PER_WEIGHT * num_weights
     copies = count_stacked_weights(shape, recipe)
     if recipe.adapter == "dora" and recipe.adapter_dropout > 0 and not fuses_lora(recipe):
         copies += num_weights
