@@ -19,16 +19,6 @@ from launcher.request.request import Request, plan_request
 from launcher.runs.record import Outcome, load_outcome
 from tests.conftest import ROOT, python_path
 
-# Fake `accelerate launch` without imports: starts the script and turns its exit code into 1, as the real one does.
-FAKE_ACCELERATE = """
-import subprocess, sys
-script = sys.argv[sys.argv.index("--config_file") + 2 :]
-process = subprocess.Popen([sys.executable, *script])
-process.wait()
-if process.returncode:
-    raise subprocess.CalledProcessError(process.returncode, "the script")
-"""
-
 # Helpers of every fake training script, which is started with --plan runs/<id>/plan.json.
 PREAMBLE = """
 import os, signal, subprocess, sys, time
@@ -63,13 +53,12 @@ from launcher.launch.console import Console
 from launcher.launch.supervise import Timeouts
 
 configure()
-paths, script, fake, columns, limits = RunPaths(Path(sys.argv[1])), sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5]
+paths, script, columns, limits = RunPaths(Path(sys.argv[1])), sys.argv[2], sys.argv[3], sys.argv[4]
 plan = Plan.model_validate_json(paths.plan.read_text())
 console = Console(stdout=sys.stdout.buffer, stderr=sys.stderr.buffer, columns=int(columns) if columns else None)
-accelerate = (sys.executable, fake) if fake else None
 numbers = [float(number) for number in limits.split()]
 chosen = Timeouts(kill=numbers[0], leftover=numbers[1], orphan=numbers[2], held=numbers[3])
-outcome = start_run(plan, paths, console, script=script, accelerate=accelerate, timeouts=chosen)
+outcome = start_run(plan, paths, console, script=script, timeouts=chosen)
 assert outcome.is_final
 sys.exit(outcome.exit_code)
 """
@@ -87,16 +76,14 @@ class Arena:
         self,
         body: str,
         *,
-        real: bool = False,
         columns: str = "",
         kill: float = 10,
         leftover: float = 10,
         orphan: float = 10,
         held: float = 10,
     ) -> subprocess.Popen[bytes]:
-        script, fake, driver = (self.folder / name for name in ("script.py", "fake.py", "driver.py"))
+        script, driver = (self.folder / name for name in ("script.py", "driver.py"))
         script.write_text(PREAMBLE + textwrap.dedent(body))
-        fake.write_text(FAKE_ACCELERATE)
         driver.write_text(_LAUNCHER)
         typed = self.folder / "typed.txt"
         typed.write_text("typed text must not reach the training")
@@ -107,7 +94,6 @@ class Arena:
                 str(driver),
                 str(self.paths.root),
                 str(script),
-                "" if real else str(fake),
                 columns,
                 limits,
             ],
@@ -130,8 +116,8 @@ class Arena:
             with suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=20)
 
-    def run(self, body: str, *, real: bool = False, columns: str = "", **limits: float) -> Result:
-        return finish(self.start(body, real=real, columns=columns, **limits))
+    def run(self, body: str, *, columns: str = "", **limits: float) -> Result:
+        return finish(self.start(body, columns=columns, **limits))
 
     @property
     def outcome(self) -> Outcome:

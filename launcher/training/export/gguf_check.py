@@ -87,18 +87,8 @@ def check_files(
     questions = load_questions(run, tokenizer, num_rows, window, report)
     device = pick_device(run.plan, dtype)
     model = load_from_folder(merged, dtype, device, trusts=run.trusts_code)
-    generator = build_generator(
-        model,
-        run.plan,
-        tokenizer=tokenizer,
-        template=make_planned_template(run.plan.data, tokenizer),
-        decoding=Decoding(),
-        max_new_tokens=questions.max_new_tokens,
-        batch_size=None,
-    )
     report(f"answering {len(questions.prompts)} prompts with the merged model")
-    with computing_in_fp32(model):
-        expected = [answer.text for answer in generator.generate(questions.prompts)]
+    expected = _answer_with_merged(model, run, tokenizer, questions)
     checks, judge = [], _open_judge(run, questions, report)
 
     @cache
@@ -136,6 +126,20 @@ def check_files(
                 )
             )
     return checks
+
+
+def _answer_with_merged(model: Any, run: TrainedRun, tokenizer: BaseTokenizer, questions: Questions) -> list[str]:
+    generator = build_generator(
+        model,
+        run.plan,
+        tokenizer=tokenizer,
+        template=make_planned_template(run.plan.data, tokenizer),
+        decoding=Decoding(),
+        max_new_tokens=questions.max_new_tokens,
+        batch_size=None,
+    )
+    with computing_in_fp32(model):
+        return [answer.text for answer in generator.generate(questions.prompts)]
 
 
 def load_questions(

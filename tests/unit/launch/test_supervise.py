@@ -1,7 +1,4 @@
-"""Supervision of a run from start to last process: exit codes, output, signals, and no processes left running.
-
-Where accelerate itself does not matter, a fake one starts the script without seconds of imports.
-"""
+"""Supervision of a run from start to last process: exit codes, output, signals, and no processes left running."""
 
 from __future__ import annotations
 
@@ -57,7 +54,6 @@ def test_finished_run_is_done(arena: Arena) -> None:
         say("50%\\rdone")
         outcome("done", 0)
         """,
-        real=True,
     )
     assert (result.code, result.stdout, result.stderr) == (0, "to stdout\n", "50%\rdone\n")
     assert arena.outcome.status == "done"
@@ -73,7 +69,6 @@ def test_refusal_is_printed_once_and_keeps_its_exit_code(arena: Arena) -> None:
         outcome("failed", 5, "two ranks were planned")
         sys.exit(5)
         """,
-        real=True,
     )
     assert (result.code, result.stderr) == (5, "error: two ranks were planned\n")
     assert "CalledProcessError" in arena.log, "or there was nothing to hide"
@@ -88,7 +83,6 @@ def test_refusal_of_two_ranks_is_printed_once(two_ranks: Arena) -> None:
         time.sleep(0.5)
         sys.exit(5)
         """,
-        real=True,
     )
     assert (result.code, result.stderr) == (5, "[default0]:error: three ranks were planned\n")
     assert "ChildFailedError" in two_ranks.log
@@ -101,14 +95,13 @@ def test_killed_rank_is_named(two_ranks: Arena) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(600)
         """,
-        real=True,
     )
     assert result.code == 4
     assert "error: the training was killed (SIGKILL)\nhint: " in result.stderr
 
 
 def test_signal_reaches_every_rank(two_ranks: Arena) -> None:
-    process = two_ranks.start(POLITE.replace("outcome(", "os.environ['RANK'] == '0' and outcome("), real=True)
+    process = two_ranks.start(POLITE.replace("outcome(", "os.environ['RANK'] == '0' and outcome("))
     wait_until(lambda: two_ranks.notes == ["ready", "ready"])
     os.kill(process.pid, signal.SIGUSR1)
     result = finish(process)
@@ -124,7 +117,6 @@ def test_killed_training_is_a_crash(arena: Arena) -> None:
         say("step 3")
         os.kill(os.getpid(), signal.SIGKILL)
         """,
-        real=True,
     )
     assert result.code == 4
     assert result.stderr.startswith("step 3\n")
@@ -138,7 +130,7 @@ def test_killed_training_is_a_crash(arena: Arena) -> None:
 
 
 def test_traceback_of_a_crash_is_shown(arena: Arena) -> None:
-    result = arena.run("import nothing_of_this_name", real=True)
+    result = arena.run("import nothing_of_this_name")
     assert result.code == 4
     assert "ModuleNotFoundError: No module named 'nothing_of_this_name'" in result.stderr
     assert "error: the training ended with exit code 1 and left no outcome\nhint: its log is " in result.stderr
@@ -147,7 +139,7 @@ def test_traceback_of_a_crash_is_shown(arena: Arena) -> None:
 
 def test_stop_signal_is_forwarded_once(arena: Arena) -> None:
     """A signal sent while the process is starting, before any handler is installed, is not lost."""
-    process = arena.start(POLITE, real=True)
+    process = arena.start(POLITE)
     wait_until(arena.paths.console_log.exists)
     os.kill(process.pid, signal.SIGTERM)
     result = finish(process)
@@ -279,7 +271,7 @@ def test_child_environment_is_complete(arena: Arena, monkeypatch: pytest.MonkeyP
     process = arena.start(script, columns="77")
     assert finish(process).code == 0
     pid, terminal, columns, use_cpu, threads, ignored, own_session, stdin = arena.notes
-    assert (pid, terminal, columns, use_cpu) == (str(process.pid), "1", "77", "1")
+    assert (pid, terminal, columns, use_cpu) == (str(process.pid), "1", "77", "True")
     assert int(threads) >= 1
     assert (ignored, own_session, stdin) == ("[True, True, True]", "True", "''")
     (arena.paths.root / "notes.txt").unlink()

@@ -64,29 +64,12 @@ def read_rows(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (ROOT / "benchmarks/results" / name).read_text().splitlines()]
 
 
-FAMILY_ROWS = read_rows("families_h200.jsonl")
-MIXTURE_ROWS = read_rows("mixtures_h200.jsonl")
+FAMILY_ROWS = [*read_rows("families_h200.jsonl"), *read_rows("mixtures_h200.jsonl")]
 
 
 @pytest.mark.parametrize("row", FAMILY_ROWS, ids=[row["case"] for row in FAMILY_ROWS])
 def test_families_need_the_measured_memory(row: dict[str, Any]) -> None:
-    """LoRA on all linear layers as in benchmarks/families.py; Phi's fused projections and Gemma's norms included."""
-    shape = make_config_shape(row["config"], row["case"], "config")
-    recipe = dataclasses.replace(
-        RECIPE,
-        target_modules=shape.linear_names,
-        attention=row["attention"],
-        micro_batch_size=row["micro_batch_size"],
-        graphed=row["cuda_graph"],
-        accumulates_gradients=False,
-    )
-    assert row["path"] == explain_layer_path(shape, recipe)[0]
-    predicted_gib = count_allocated(estimate_memory(shape, recipe).terms) / GIB
-    assert row["peak_gib"] == pytest.approx(predicted_gib, rel=0.03)
-
-
-@pytest.mark.parametrize("row", MIXTURE_ROWS, ids=[row["case"] for row in MIXTURE_ROWS])
-def test_mixtures_of_experts_need_the_measured_memory(row: dict[str, Any]) -> None:
+    """LoRA on all linear layers, and on stacked experts, as in benchmarks/families.py."""
     shape = make_config_shape(row["config"], row["case"], "config")
     recipe = dataclasses.replace(
         RECIPE,
@@ -94,9 +77,10 @@ def test_mixtures_of_experts_need_the_measured_memory(row: dict[str, Any]) -> No
         target_parameters=("mlp.experts.gate_up_proj", "mlp.experts.down_proj") if "experts" in row["case"] else (),
         attention=row["attention"],
         micro_batch_size=row["micro_batch_size"],
-        graphed=False,
+        graphed=row["cuda_graph"],
         accumulates_gradients=row["accumulation"] > 1,
     )
+    assert row["path"] == explain_layer_path(shape, recipe)[0]
     predicted_gib = count_allocated(estimate_memory(shape, recipe).terms) / GIB
     assert row["peak_gib"] == pytest.approx(predicted_gib, rel=0.03)
 
