@@ -14,7 +14,7 @@ FLAGS: Mapping[str, str] = {
     "--runs-dir": "folder of run directories",
     "--profile": "`auto`, `full` or `smoke`",
     "--base": "another base model than the manifest's; `launcher new` writes it into a manifest",
-    "--strategy": "`ddp`, `fsdp2`, `zero1`, `zero2` or `zero3`",
+    "--strategy": "`ddp`, `fsdp2`, `hsdp`, `zero1`, `zero2` or `zero3`",
     "--price": "price per hour of a GPU or a node",
     "--on-save-error": "`stop` or `continue`",
     "--max-nonfinite-steps": "consecutive steps with NaN/Inf loss or gradients before aborting",

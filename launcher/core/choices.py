@@ -9,7 +9,7 @@ Quantization = Literal["none", "int4"]  # int4: NF4 with double quantization
 Dtype = Literal["bf16", "fp16", "fp32"]
 OptimizerName = Literal["adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "sgd"]
 Checkpointing = Literal["none", "selective", "full"]  # selective keeps matmuls and attention, recomputes the rest
-Strategy = Literal["single", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
+Strategy = Literal["single", "ddp", "fsdp2", "hsdp", "zero1", "zero2", "zero3"]
 Offload = Literal["none", "optimizer", "optimizer_and_parameters"]
 AttentionBackend = Literal[
     "flash_attention_4", "flash_attention_3", "flash_attention_2", "triton", "varlen", "flex", "sdpa", "eager"
@@ -31,7 +31,9 @@ UNRECORDABLE_ATTENTION: frozenset[AttentionBackend] = frozenset({"flex", "sdpa",
 OWN_HEAD_SIZES = (64, 128, 256)
 OWN_GROUP = 32
 
-SHARDED_STRATEGIES: frozenset[Strategy] = frozenset({"fsdp2", "zero3"})
+# hsdp is FSDP2 on a 2D mesh: sharded over the GPUs of a node, replicated between nodes.
+FSDP_STRATEGIES: frozenset[Strategy] = frozenset({"fsdp2", "hsdp"})
+SHARDED_STRATEGIES: frozenset[Strategy] = FSDP_STRATEGIES | {"zero3"}
 DEEPSPEED_STRATEGIES: frozenset[Strategy] = frozenset({"zero1", "zero2", "zero3"})
 
 # Without packing, micro-batches have uneven lengths. They are padded to one of this many sizes, so that torch.compile

@@ -108,8 +108,28 @@ def _find_strategy(environment: Mapping[str, str], num_ranks: int) -> Strategy:
                 "accelerate is configured for FSDP version 1",
                 hint="set fsdp_version: 2 in its config file, as the presets in accelerate_configs/ do",
             )
-        return "fsdp2"
+        return _find_sharding(environment, num_ranks)
     return "ddp" if num_ranks > 1 else "single"
+
+
+def _find_sharding(environment: Mapping[str, str], num_ranks: int) -> Strategy:
+    """Return hsdp for replicas of whole nodes; raise InputError for other meshes."""
+    if not _is_on(environment, "ACCELERATE_USE_PARALLELISM_CONFIG"):
+        return "fsdp2"
+    shards, per_node = (
+        _read(environment, name, default)
+        for name, default in (("PARALLELISM_CONFIG_DP_SHARD_SIZE", 1), ("LOCAL_WORLD_SIZE", num_ranks))
+    )
+    replicas = _read(environment, "PARALLELISM_CONFIG_DP_REPLICATE_SIZE", 1)
+    if shards == num_ranks:
+        return "fsdp2"
+    if shards != per_node or replicas * shards != num_ranks:
+        raise InputError(
+            f"accelerate is configured for {replicas} replicas of {shards} shards, on nodes of {per_node} processes",
+            hint="set dp_replicate_size to the number of nodes and dp_shard_size to the GPUs of a node, without "
+            "tensor, context and sequence parallelism",
+        )
+    return "hsdp"
 
 
 def _find_stage(environment: Mapping[str, str]) -> Strategy:

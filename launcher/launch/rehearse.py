@@ -46,6 +46,8 @@ _COUNTS_AND_DEVICE = frozenset(
         "gradient_accumulation_steps",
         "num_machines",
         "num_processes",
+        "parallelism_config.parallelism_config_dp_replicate_size",
+        "parallelism_config.parallelism_config_dp_shard_size",
         "train_batch_size",
         "train_micro_batch_size_per_gpu",
         "use_cpu",
@@ -114,7 +116,8 @@ class _Ranks:
 def _choose_ranks(plan: Plan, requested: int | None) -> _Ranks:
     cores = probe_hardware().cpu_cores_per_node
     planned, nodes = plan.hardware.num_ranks, min(plan.hardware.nodes, _MAX_NODES)
-    fewest = 1 if plan.strategy == "single" else 2  # an engine is planned for two ranks or more
+    # An engine is planned for two ranks or more; HSDP shards inside each node.
+    fewest = {"single": 1, "hsdp": 2 * nodes}.get(plan.strategy, 2)
     if requested is not None:
         _check_ranks(requested, nodes, fewest, max(planned, fewest), cores)
     ranks = requested or max(fewest, min(planned, _MAX_RANKS, cores) // nodes * nodes)
@@ -136,7 +139,7 @@ def _choose_ranks(plan: Plan, requested: int | None) -> _Ranks:
 def _check_ranks(requested: int, nodes: int, fewest: int, most: int, cores: int) -> None:
     rules = (
         (requested > most, f"the cluster has {most}"),
-        (requested < fewest, f"at least {fewest}: one rank cannot exercise communication"),
+        (requested < fewest, f"at least {fewest}: fewer cannot exercise all communication"),
         (requested > _RANKS_PER_CORE * cores, f"at most {_RANKS_PER_CORE} per core, and this machine has {cores}"),
         (requested % nodes != 0, f"not divisible by {nodes} nodes"),
     )

@@ -172,7 +172,7 @@ one step that trains all of them."""
     """Put batches into pinned memory, so that copies to the GPU are asynchronous."""
     dataloader_persistent_workers: bool | None = None
     """Keep workers between epochs."""
-    strategy: Literal["auto", "ddp", "fsdp2", "zero1", "zero2", "zero3"] = "auto"
+    strategy: Literal["auto", "ddp", "fsdp2", "hsdp", "zero1", "zero2", "zero3"] = "auto"
     """Parallelism over several GPUs; `--strategy` overrides it. auto: the simplest that fits, unless another is at \
 least 20 % faster."""
     offload: Literal["auto", "none", "optimizer", "optimizer_and_parameters"] = "auto"

@@ -85,12 +85,18 @@ def _make_recipe(inputs: SearchInputs, layout: Layout, *, accumulates: bool, gra
     return replace(
         inputs.recipe,
         strategy=layout.strategy,
+        num_ranks=_count_shards(inputs, layout.strategy),
         offload=layout.offload,
         checkpointing=layout.checkpointing,
         micro_batch_size=layout.micro_batch_size,
         accumulates_gradients=accumulates,
         graphed=graphed,
     )
+
+
+def _count_shards(inputs: SearchInputs, strategy: Strategy) -> int:
+    """Return over how many ranks the state is sharded, if it is: with HSDP, those of a node."""
+    return inputs.hardware.gpus_per_node if strategy == "hsdp" else inputs.recipe.num_ranks
 
 
 def fits_memory(inputs: SearchInputs, layout: Layout) -> bool:
@@ -113,11 +119,15 @@ def find_best_layout(inputs: SearchInputs, candidates: tuple[tuple[Strategy, Off
         layout = _find_best_of(inputs, strategy, offload)
         if layout is None:
             continue
-        if best is None or estimate_step_seconds(inputs, best) > _MIN_SHARDING_SPEEDUP * estimate_step_seconds(
-            inputs, layout
-        ):
+        if best is None or _is_clearly_faster(inputs, layout, best):
             best = layout
     return best
+
+
+def _is_clearly_faster(inputs: SearchInputs, layout: Layout, best: Layout) -> bool:
+    """Return whether a layout is worth its complexity: sharded ones are equally complex."""
+    speedup = 1.0 if best.strategy in SHARDED_STRATEGIES else _MIN_SHARDING_SPEEDUP
+    return estimate_step_seconds(inputs, best) > speedup * estimate_step_seconds(inputs, layout)
 
 
 def _find_best_of(inputs: SearchInputs, strategy: Strategy, offload: Offload) -> Layout | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.core.choices import DEEPSPEED_STRATEGIES, Offload, OptimizerName, Quantization, Strategy
+from launcher.core.choices import DEEPSPEED_STRATEGIES, FSDP_STRATEGIES, Offload, OptimizerName, Quantization, Strategy
 from launcher.core.errors import InputError, Problem
 from launcher.plan.context import PlanContext, hardware_decision, manifest_decision, plan_decision
 from launcher.plan.model import Decision
@@ -13,6 +13,7 @@ TITLES: dict[Strategy, str] = {
     "single": "one process",
     "ddp": "DDP",
     "fsdp2": "FSDP2",
+    "hsdp": "HSDP",
     "zero1": "DeepSpeed ZeRO-1",
     "zero2": "DeepSpeed ZeRO-2",
     "zero3": "DeepSpeed ZeRO-3",
@@ -57,7 +58,7 @@ def make_candidates(
     whole = config.target_parameters, config.modules_to_save, config.new_tokens, config.init_lora_weights
     shardable = shardable and not any(whole)
     if strategy is None:
-        pool = _list_automatic(context.num_ranks == 1, shardable, quantization)
+        pool = _list_automatic(context, shardable, quantization)
     else:
         moves: tuple[Offload, ...] = ("none", "optimizer", "optimizer_and_parameters")
         pool = tuple((strategy, moved) for moved in moves if _can_offload(strategy, moved))
@@ -71,15 +72,22 @@ def _saves_frozen_weights(context: PlanContext) -> bool:
     return context.config.adapter_type == "full" and context.base.frozen_parameters > 0
 
 
-def _list_automatic(is_alone: bool, shardable: bool, quantization: Quantization) -> tuple[Candidate, ...]:
+def _list_automatic(context: PlanContext, shardable: bool, quantization: Quantization) -> tuple[Candidate, ...]:
+    is_alone = context.num_ranks == 1
     replicated: tuple[Candidate, ...] = (("single" if is_alone else "ddp", "none"),)
     if not shardable:
         return replicated
-    sharded: Candidate = ("zero3" if quantization == "int4" else "fsdp2", "none")
+    sharded: tuple[Candidate, ...] = (("zero3" if quantization == "int4" else "fsdp2", "none"),)
+    if quantization != "int4" and _has_several_nodes_of_gpus(context):
+        sharded = (("hsdp", "none"), *sharded)
     offloaded: tuple[Candidate, ...] = (("zero2", "optimizer"), ("zero3", "optimizer"))
     if quantization == "none":
         offloaded += (("zero3", "optimizer_and_parameters"),)
-    return replicated + (() if is_alone else (sharded,)) + offloaded
+    return replicated + (() if is_alone else sharded) + offloaded
+
+
+def _has_several_nodes_of_gpus(context: PlanContext) -> bool:
+    return context.hardware.nodes > 1 and context.hardware.gpus_per_node > 1
 
 
 def _can_offload(strategy: Strategy, offload: Offload) -> bool:
@@ -99,9 +107,14 @@ def _check_combination(
     def refuse(what: str) -> None:
         problems.append(Problem(where=where, what=what))
 
-    if strategy == "fsdp2" and quantization == "int4":
+    if strategy == "hsdp" and context.hardware.nodes == 1:
+        refuse("HSDP replicates between nodes, and there is one node, where it is the same as FSDP2; use fsdp2")
+    elif strategy == "hsdp" and not _has_several_nodes_of_gpus(context):
+        refuse("HSDP shards over the GPUs of a node, and each node has one; use ddp, or fsdp2 to shard between nodes")
+    if strategy in FSDP_STRATEGIES and quantization == "int4":
         refuse(
-            "FSDP2 does not support NF4 weights (shards corrupt packed 4-bit values); use zero3, or quantization none"
+            f"{TITLES[strategy]} does not support NF4 weights (shards corrupt packed 4-bit values); use zero3, or "
+            "quantization none"
         )
     if strategy not in (None, "single", "ddp") and optimizer == "adamw_bnb_8bit":
         refuse(f"{strategy} does not support adamw_bnb_8bit, which keeps its state per rank; use adamw_torch_fused")
@@ -136,7 +149,10 @@ def _check_combination(
 
 def explain_strategy(context: PlanContext, strategy: Strategy, offload: Offload, first_choice_fits: bool) -> Decision:
     """Return the decision about the strategy."""
-    value = TITLES[strategy] + ("" if offload == "none" else f", {offload.replace('_', ' ')} on the CPU")
+    value = TITLES[strategy]
+    if strategy == "hsdp":
+        value += f", {context.hardware.nodes} replicas of {context.hardware.gpus_per_node} shards"
+    value += "" if offload == "none" else f", {offload.replace('_', ' ')} on the CPU"
     if context.gpu is None and strategy == "single":
         return hardware_decision("strategy", value, "no GPU: one CPU process")
     if context.options.strategy:
@@ -152,6 +168,8 @@ def explain_strategy(context: PlanContext, strategy: Strategy, offload: Offload,
     reason = "the model and its training state do not fit on one GPU"
     if first_choice_fits:
         reason = "clearly faster than DDP here: sharding leaves memory for less recomputation and larger micro-batches"
+    if strategy == "hsdp":
+        reason += "; sharded inside each node and replicated between nodes: only gradients use the network"
     if strategy == "zero3":
         return plan_decision("strategy", value, f"{reason}; ZeRO-3 supports NF4 weights, FSDP2 does not")
     return plan_decision("strategy", value, reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
+from launcher.core.choices import SHARDED_STRATEGIES
 from launcher.core.errors import ManifestError
 from launcher.core.metrics import EVAL_LOSS
 from launcher.core.units import format_duration, format_percent
@@ -138,7 +139,7 @@ def keep_evaluable(fallbacks: tuple[OomFallback, ...], task_eval: TaskEvalPlan |
 
 def _holds_all_weights(layout: Layout | OomFallback) -> bool:
     """Return whether every rank holds all weights, which generation during training needs."""
-    return layout.strategy not in ("fsdp2", "zero3") and layout.offload == "none"
+    return layout.strategy not in SHARDED_STRATEGIES and layout.offload == "none"
 
 
 def _describe_rows(context: PlanContext, most: int) -> str:

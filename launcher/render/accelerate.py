@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import yaml
 
-from launcher.core.choices import Strategy
+from launcher.core.choices import FSDP_STRATEGIES, Strategy
 from launcher.core.errors import InputError, Problem
 from launcher.plan.model import Plan
 from launcher.render.spec import LaunchSpec, make_launch_spec
@@ -19,6 +19,7 @@ DISTRIBUTED_TYPES: dict[Strategy, str] = {
     "single": "NO",
     "ddp": "MULTI_GPU",  # for CPU ranks, too: MULTI_CPU starts one process, whatever num_processes says
     "fsdp2": "FSDP",
+    "hsdp": "FSDP",
     "zero1": "DEEPSPEED",
     "zero2": "DEEPSPEED",
     "zero3": "DEEPSPEED",
@@ -50,8 +51,13 @@ def render_accelerate_spec(
         config["deepspeed_config"] = make_deepspeed_section(spec, deepspeed_config_file)
     else:
         config["mixed_precision"] = spec.mixed_precision
-    if spec.strategy == "fsdp2":
+    if spec.strategy in FSDP_STRATEGIES:
         config["fsdp_config"] = make_fsdp_section(spec)
+    if spec.strategy == "hsdp":
+        config["parallelism_config"] = {
+            "parallelism_config_dp_replicate_size": spec.num_nodes,
+            "parallelism_config_dp_shard_size": spec.ranks_per_node,
+        }
     return header + yaml.safe_dump(config, sort_keys=True, default_flow_style=False)
 
 

@@ -27,6 +27,7 @@ TITLES: dict[Strategy, str] = {
     "single": "One process",
     "ddp": "DDP: every rank holds the whole model",
     "fsdp2": "FSDP2: parameters, gradients and optimizer state are sharded",
+    "hsdp": "HSDP: sharded over the GPUs of a node as with FSDP2, replicated between nodes",
     "zero1": "DeepSpeed ZeRO-1: optimizer state is sharded",
     "zero2": "DeepSpeed ZeRO-2: optimizer state and gradients are sharded",
     "zero3": "DeepSpeed ZeRO-3: optimizer state, gradients and parameters are sharded",
@@ -76,6 +77,7 @@ def make_presets() -> tuple[Preset, ...]:
     for strategy in plain:
         presets += [Preset(name=f"{strategy}_{gpus}gpu", strategy=strategy, gpus=gpus) for gpus in (2, 4, 8)]
         presets.append(Preset(name=f"{strategy}_2node_8gpu", strategy=strategy, gpus=8, nodes=2))
+    presets.append(Preset(name="hsdp_2node_8gpu", strategy="hsdp", gpus=8, nodes=2))
     zero: tuple[tuple[str, Strategy, Offload], ...] = (
         ("zero1", "zero1", "none"),
         ("zero2", "zero2", "none"),

@@ -90,6 +90,11 @@ def find_problems(spec: LaunchSpec, *, planned_ranks: int) -> tuple[Problem, ...
             f"single is one process, the hardware starts {spec.num_processes}",
         ),
         (
+            spec.strategy == "hsdp" and (spec.num_nodes == 1 or spec.ranks_per_node == 1),
+            "strategy",
+            f"hsdp needs several nodes of several ranks, not {spec.num_nodes} x {spec.ranks_per_node}",
+        ),
+        (
             spec.offload != "none" and not spec.uses_deepspeed,
             "offload",
             f"{spec.offload} needs DeepSpeed, the strategy is {spec.strategy}",

@@ -80,7 +80,7 @@ def add_hardware_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cores", type=types.positive_int, metavar="N", help="CPU cores per node")
     group.add_argument("--ram", type=types.gib, metavar="GIB", help="CPU memory per node")
     group.add_argument(
-        "--strategy", choices=("ddp", "fsdp2", "zero1", "zero2", "zero3"), help="override the plan's strategy"
+        "--strategy", choices=("ddp", "fsdp2", "hsdp", "zero1", "zero2", "zero3"), help="override the plan's strategy"
     )
     group.add_argument(
         "--price",

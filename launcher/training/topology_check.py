@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
+from torch import nn
 from torch.distributed.tensor import DTensor
 
-from launcher.core.choices import DEEPSPEED_STRATEGIES, Strategy
+from launcher.core.choices import DEEPSPEED_STRATEGIES, FSDP_STRATEGIES, Strategy
 from launcher.core.errors import InputError, Problem, TopologyError
 from launcher.hardware.launch_env import read_launch_env
 from launcher.plan.model import Plan
@@ -76,7 +77,10 @@ def get_live_strategy(accelerator: Accelerator) -> str:
     if kind in (DistributedType.MULTI_GPU, DistributedType.MULTI_CPU):
         return "ddp"
     if kind == DistributedType.FSDP:
-        return "fsdp2" if accelerator.is_fsdp2 else "fsdp (version 1)"
+        if not accelerator.is_fsdp2:
+            return "fsdp (version 1)"
+        parallelism = accelerator.parallelism_config
+        return "hsdp" if parallelism is not None and parallelism.dp_replicate_enabled else "fsdp2"
     if kind == DistributedType.DEEPSPEED:
         return f"zero{accelerator.deepspeed_plugin.zero_stage}"
     return str(kind)
@@ -86,14 +90,22 @@ def _find_engine_problems(plan: Plan, engine: Engine) -> Iterator[Problem]:
     parameters = list(engine.module.parameters())
     num_sharded = sum(isinstance(parameter, DTensor) for parameter in parameters)
     num_partitioned = sum(is_partitioned(parameter) for parameter in parameters)
-    if num_sharded != (len(parameters) if plan.strategy == "fsdp2" else 0):
+    if num_sharded != (len(parameters) if plan.strategy in FSDP_STRATEGIES else 0):
         yield Problem(where="shards", what=f"{num_sharded} of {len(parameters)} parameters are sharded")
     if num_partitioned != (len(parameters) if plan.strategy == "zero3" else 0):
         yield Problem(where="partitions", what=f"{num_partitioned} of {len(parameters)} parameters are partitioned")
+    if plan.strategy == "hsdp":
+        yield from _mesh_problems(plan, parameters)
     yield from _dtype_problems(plan, engine)
     yield from _optimizer_problems(plan, engine)
     if plan.strategy in DEEPSPEED_STRATEGIES:
         yield from _deepspeed_problems(plan, engine)
+
+
+def _mesh_problems(plan: Plan, parameters: list[nn.Parameter]) -> Iterator[Problem]:
+    planned = (plan.hardware.nodes, plan.hardware.gpus_per_node)
+    for shape in {tuple(p.device_mesh.shape) for p in parameters if isinstance(p, DTensor)} - {planned}:
+        yield Problem(where="mesh", what=f"parameters are sharded over a mesh of {shape}, {planned} is planned")
 
 
 def _dtype_problems(plan: Plan, engine: Engine) -> Iterator[Problem]:

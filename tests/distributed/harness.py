@@ -11,11 +11,11 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from safetensors.torch import load_file
@@ -237,6 +237,24 @@ class Harness:
         with self.started(command, **more) as child:
             return child.wait(LIMIT_SECONDS)
 
+    def launch_nodes(
+        self, planned: PlannedRun, paths: RunPaths, backend: Literal["static", "c10d"] = "static", **options: str
+    ) -> ProcessResult:
+        """Start one agent per node on the loopback interface; return the worst exit code and all output."""
+        port, children = get_free_port(), []
+        with ExitStack() as stack:
+            for node in range(planned.plan.hardware.nodes):
+                is_host = None if backend == "static" else node == 0
+                rendezvous = Rendezvous(host="127.0.0.1", port=port, backend=backend, is_host=is_host)
+                command = make_command(planned, paths, rendezvous=rendezvous, machine_rank=node, **options)
+                children.append(stack.enter_context(self.started(command)))
+            ended = [child.wait(LIMIT_SECONDS) for child in children]
+        return ProcessResult(
+            returncode=max((one.returncode for one in ended), key=abs),
+            console="\n".join(one.console for one in ended),
+            seconds=max(one.seconds for one in ended),
+        )
+
     @contextmanager
     def started(self, command: Command, **more: str) -> Iterator[Child]:
         child = Child(command, {**self.environment, **command.environment, "OMP_NUM_THREADS": "1", **more}, self.folder)
@@ -295,14 +313,19 @@ class Child:
 
 
 def make_command(
-    planned: PlannedRun, paths: RunPaths, *, rendezvous: Rendezvous | None = None, machine_rank: int = 0
+    planned: PlannedRun,
+    paths: RunPaths,
+    *,
+    rendezvous: Rendezvous | None = None,
+    machine_rank: int = 0,
+    script: str = PLACEMENT_RECORDING_SCRIPT,
 ) -> Command:
     return render_command(
         planned.plan,
         paths,
         rendezvous=rendezvous,
         machine_rank=machine_rank,
-        script=PLACEMENT_RECORDING_SCRIPT,
+        script=script,
         accelerate=ACCELERATE,
     )
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from torch import Tensor
 
 from launcher.core import metrics
-from launcher.core.choices import Strategy
-from launcher.render import Rendezvous
+from launcher.core.choices import FSDP_STRATEGIES, SHARDED_STRATEGIES, Strategy
 from tests.distributed.conftest import Reference
-from tests.distributed.harness import Harness, TrainedRun, TrainingCase, get_free_port, make_command
+from tests.distributed.harness import Harness, TrainedRun, TrainingCase
 from tests.training.builders import moved_difference
 
 InitialWeights = Callable[[TrainingCase], dict[str, Tensor]]
@@ -57,6 +56,8 @@ MIXTURES = [
 COMPILED = [
     TrainingCase(strategy="zero3", adapter=adapter, config={"torch_compile": True}) for adapter in ("lora", "full")
 ]
+# Two replicas of two shards.
+HSDP = [TrainingCase(strategy="hsdp", adapter=adapter, nodes=2) for adapter in ("lora", "full")]
 # Emulated on a CPU, twenty times slower than fp32.
 BF16 = {"precision.compute_dtype": "bf16", "precision.base_dtype": "bf16"}
 IN_BF16 = [TrainingCase(strategy=strategy, changes=BF16) for strategy in ("ddp", "fsdp2", "zero2", "zero3")]
@@ -106,14 +107,22 @@ def test_deferred_gradient_sync_matches_one_process(
 
 
 def test_two_nodes_match_one_process(harness: Harness, reference: Reference, initial_weights: InitialWeights) -> None:
-    check_two_nodes(harness, reference, initial_weights, "static")
+    check_two_nodes(harness, reference, initial_weights, TrainingCase(strategy="ddp", ranks_per_node=1, nodes=2))
+
+
+@pytest.mark.parametrize("case", HSDP, ids=get_case_name)
+def test_hsdp_on_two_nodes_matches_one_process(
+    harness: Harness, reference: Reference, initial_weights: InitialWeights, case: TrainingCase
+) -> None:
+    check_partial_steps(check_two_nodes(harness, reference, initial_weights, case))
 
 
 @pytest.mark.slow
 def test_two_nodes_with_c10d_match_one_process(
     harness: Harness, reference: Reference, initial_weights: InitialWeights
 ) -> None:
-    check_two_nodes(harness, reference, initial_weights, "c10d")
+    case = TrainingCase(strategy="ddp", ranks_per_node=1, nodes=2)
+    check_two_nodes(harness, reference, initial_weights, case, "c10d")
 
 
 @pytest.mark.slow
@@ -173,23 +182,20 @@ def test_bf16_loss_matches_one_process(harness: Harness, reference: Reference, c
     assert largest_difference(trained, single_process, metrics.TRAIN_LOSS) < LOSS_BF16
 
 
-def check_two_nodes(harness: Harness, reference: Reference, initial_weights: InitialWeights, backend: Any) -> None:
-    """Start two agents with one rank each on the loopback interface."""
-    case = TrainingCase(strategy="ddp", ranks_per_node=1, nodes=2)
+def check_two_nodes(
+    harness: Harness,
+    reference: Reference,
+    initial_weights: InitialWeights,
+    case: TrainingCase,
+    backend: Literal["static", "c10d"] = "static",
+) -> TrainedRun:
     planned, paths = harness.write(case)
-    port = get_free_port()
-
-    def command(node: int) -> Any:
-        is_host = None if backend == "static" else node == 0
-        rendezvous = Rendezvous(host="127.0.0.1", port=port, backend=backend, is_host=is_host)
-        return make_command(planned, paths, rendezvous=rendezvous, machine_rank=node)
-
-    with harness.started(command(0)) as first, harness.started(command(1)) as second:
-        ended = [child.wait(200) for child in (first, second)]
-    assert [one.returncode for one in ended] == [0, 0], "\n".join(one.console for one in ended)
+    ended = harness.launch_nodes(planned, paths, backend)
+    assert ended.returncode == 0, ended.console
     trained = TrainedRun(paths)
     check_same(trained, reference(case), initial_weights(case))
     check_placement(case, trained)
+    return trained
 
 
 def check_same(trained: TrainedRun, single_process: TrainedRun, initial_weights: dict[str, Tensor]) -> None:
@@ -222,9 +228,10 @@ def check_placement(case: TrainingCase, trained: TrainedRun) -> None:
     """Check which parameters each rank holds and updates, as recorded in the live process."""
     for rank in range(case.num_ranks):
         held = trained.placement(rank)
-        everything, share = held["num_parameters"], case.num_ranks
-        is_sharded = case.strategy in ("fsdp2", "zero3")
-        assert held["num_dtensors"] == (everything if case.strategy == "fsdp2" else 0)
+        everything = held["num_parameters"]
+        share = case.ranks_per_node if case.strategy == "hsdp" else case.num_ranks
+        is_sharded = case.strategy in SHARDED_STRATEGIES
+        assert held["num_dtensors"] == (everything if case.strategy in FSDP_STRATEGIES else 0)
         assert held["num_partitioned"] == (everything if case.strategy == "zero3" else 0)
         assert (held["num_empty"] > 0) == (case.strategy == "zero3")
         assert is_close_to(held["held_elements"], held["total_elements"] / (share if is_sharded else 1))

@@ -1,4 +1,4 @@
-"""Measured communication of two ranks per step and operation, compared with the estimate of the plan."""
+"""Measured communication of two or four ranks per step and operation, compared with the estimate of the plan."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from launcher.core.choices import Strategy
+from launcher.core.choices import FSDP_STRATEGIES, Strategy
 from launcher.core.run_paths import RunPaths
-from launcher.launch.start import ACCELERATE
 from launcher.plan.estimate.communication import Collective, make_collectives, make_exchange
 from launcher.plan.estimate.step_time import Workload
-from launcher.render import render_command
 from launcher.render.deepspeed import PERSISTENT_ELEMENTS
 from launcher.request.request import PlannedRun
 from tests.conftest import ROOT
@@ -21,7 +19,7 @@ from tests.distributed.harness import Harness, TrainingCase
 
 SCRIPT = str(ROOT / "tests/distributed/traffic_counting_train.py")
 NUM_MICRO_STEPS = 2
-# Two ranks, two micro-steps of one sequence; evaluation and checkpoint come after the third step.
+# Two ranks per node, two micro-steps of one sequence; evaluation and checkpoint come after the third step.
 CONFIG: Mapping[str, Any] = {"max_steps": 3}
 BF16 = {"precision.compute_dtype": "bf16", "precision.base_dtype": "bf16"}
 CASES = [
@@ -39,6 +37,8 @@ CASES = [
     TrainingCase(strategy="fsdp2", changes=BF16),
     TrainingCase(strategy="zero2", changes=BF16),
     TrainingCase(strategy="zero3", changes=BF16),
+    TrainingCase(strategy="hsdp", nodes=2),
+    TrainingCase(strategy="hsdp", nodes=2, adapter="full"),
 ]
 # Collectives by the name of torch's operation.
 KINDS = {
@@ -65,15 +65,15 @@ def check_traffic(harness: Harness, case: TrainingCase) -> None:
         strategy=case.strategy,
         adapter=case.adapter,
         changes=case.changes,
+        nodes=case.nodes,
         config={**CONFIG, **case.config},
-        global_batch=2 * NUM_MICRO_STEPS,
+        global_batch=case.num_ranks * NUM_MICRO_STEPS,
     )
     planned, paths = harness.write(counted)
-    command = render_command(planned.plan, paths, script=SCRIPT, accelerate=ACCELERATE)
-    ended = harness.launch(command)
+    ended = harness.launch_nodes(planned, paths, script=SCRIPT)
     assert ended.returncode == 0, ended.console
     expected = compute_expected_bytes(planned, counted.strategy)
-    for rank in range(2):
+    for rank in range(case.num_ranks):
         sizes = read_sizes(paths, rank, step=2)
         assert sizes.keys() - KINDS.keys() <= {"broadcast_"}, "operations that are not counted"
         for operation, kind in KINDS.items():
@@ -97,7 +97,8 @@ def compute_expected_bytes(planned: PlannedRun, strategy: Strategy) -> dict[str,
     total: dict[str, float] = {}
     for one in get_collectives(planned, strategy):
         times = NUM_MICRO_STEPS if one.moment == "micro-step" else 1
-        total[one.kind] = total.get(one.kind, 0.0) + times * one.num_bytes
+        shards = planned.plan.hardware.gpus_per_node if one.scope == "between nodes" else 1
+        total[one.kind] = total.get(one.kind, 0.0) + times * one.num_bytes / shards
     return total
 
 
@@ -117,7 +118,7 @@ def get_collectives(planned: PlannedRun, strategy: Strategy) -> tuple[Collective
 
 def check_messages(planned: PlannedRun, strategy: Strategy, sizes: Mapping[str, list[int]]) -> None:
     """Check the number of messages of FSDP2, which communicates by layers; the estimate is exact only there."""
-    if strategy != "fsdp2":
+    if strategy not in FSDP_STRATEGIES:
         return
     for kind, operation in (("all-gather", "_allgather_base_"), ("reduce-scatter", "_reduce_scatter_base_")):
         of_kind = [one for one in get_collectives(planned, strategy) if one.kind == kind]

@@ -71,6 +71,13 @@ def test_sharded_parameters_are_refused_without_fsdp2(plan: Plan, engine: Engine
 
 
 @pytest.mark.usefixtures("_group")
+def test_a_mesh_without_replicas_is_refused_with_hsdp(plan: Plan, engine: Engine) -> None:
+    shard(engine)
+    hsdp = vary(plan, {"strategy": "hsdp", "hardware.nodes": 2, "hardware.gpus_per_node": 4})
+    assert refusals(hsdp, engine) == ["mesh: parameters are sharded over a mesh of (1,), (2, 4) is planned"]
+
+
+@pytest.mark.usefixtures("_group")
 def test_one_unsharded_parameter_is_refused(plan: Plan, engine: Engine) -> None:
     """A wrap policy that misses a module."""
     names = [name for name, _ in engine.module.named_parameters()]

@@ -20,7 +20,7 @@ from launcher.analysis.doctor.series import (
 )
 from launcher.analysis.doctor.text import report_run, rerun_command, set_eval_interval, set_save_interval
 from launcher.core import metrics
-from launcher.core.choices import UNPACKED_SIZES
+from launcher.core.choices import SHARDED_STRATEGIES, UNPACKED_SIZES
 from launcher.core.metrics import StepMetrics, find_values
 from launcher.core.units import format_count, format_percent
 from launcher.plan.model import Plan
@@ -242,7 +242,7 @@ def _suggest_less_communication(record: RunRecord) -> str:
     if plan.speed.fewer_gpus_note:
         return plan.speed.fewer_gpus_note
     look = "NCCL_DEBUG=INFO shows which links are used; launcher doctor shows P2P"
-    if plan.strategy in ("fsdp2", "zero3") and plan.hardware.num_ranks > 1:
+    if plan.strategy in SHARDED_STRATEGIES and plan.hardware.num_ranks > 1:
         return f"--strategy zero2, if memory allows, gathers no weights; {look}"
     return f"fewer nodes (--nodes {max(1, plan.hardware.nodes - 1)}); {look}" if plan.hardware.nodes > 1 else look
 

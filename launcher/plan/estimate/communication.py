@@ -8,17 +8,18 @@ never measured by us on several GPUs: the constants below come from published ta
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2
 from typing import Literal
 
 from launcher.core.choices import DTYPE_BYTES, NF4_BYTES, ZERO_BUCKET_ELEMENTS, AdapterKind, Quantization, Strategy
 from launcher.core.units import MIB
-from launcher.hardware.model import Hardware
+from launcher.hardware.model import Gpu, Hardware
 from launcher.plan.estimate.step_time import Workload
 
 CollectiveKind = Literal["all-reduce", "all-gather", "reduce-scatter"]
 Moment = Literal["micro-step", "last micro-step", "after the step"]
+Scope = Literal["all ranks", "inside a node", "between nodes"]
 
 # Share of a link's stated bandwidth that collectives reach.
 LINK_EFFICIENCY = 0.7
@@ -92,6 +93,7 @@ class Collective:
     num_bytes: float  # of what all ranks together hold of it
     num_messages: int
     moment: Moment
+    scope: Scope = "all ranks"  # the ranks that it connects
 
     def moved_bytes(self, num_ranks: int) -> float:
         """Return the bytes sent by each rank in a ring; an all-reduce is a reduce-scatter and an all-gather."""
@@ -100,6 +102,8 @@ class Collective:
 
 def make_collectives(strategy: Strategy, exchange: Exchange, *, replays: bool = False) -> tuple[Collective, ...]:
     """Return the collectives: DDP all-reduces gradients once per step, shards gather weights for every micro-step.
+
+    HSDP does what FSDP2 does inside each node, and all-reduces the shards of gradients between nodes once per step.
 
     Replicas that replay a CUDA graph all-reduce in one message after it (training/engine/gradient_sync.py).
     """
@@ -112,6 +116,11 @@ def make_collectives(strategy: Strategy, exchange: Exchange, *, replays: bool = 
             return (_collective("all-reduce", "gradients", size, 1, "after the step"),)
         count = max(1, ceil(size / _DDP_BUCKET_BYTES))
         return (_collective("all-reduce", "gradients", size, count, "last micro-step"),)
+    if strategy == "hsdp":
+        inside = (replace(one, scope="inside a node") for one in make_collectives("fsdp2", exchange))
+        size = exchange.reduced_bytes * exchange.num_trained
+        between = _collective("all-reduce", "gradient shards", size, layers, "last micro-step")
+        return (*inside, replace(between, scope="between nodes"))
     if strategy == "fsdp2":  # the root's weights stay from the forward to the backward pass
         moment: Moment = "micro-step" if exchange.adapter == "full" else "last micro-step"
         layer_bytes = exchange.layer_bytes + exchange.adapter_bytes
@@ -169,6 +178,12 @@ def get_slowest_link(hardware: Hardware, node_gb_per_second: float | None = None
         inside = Link(name=names[gpu.interconnect], gb_per_second=stated, is_assumed=False)
     if hardware.nodes == 1:
         return inside
+    between = _make_network_link(gpu, hardware, node_gb_per_second)
+    return between if inside is None or between.gb_per_second < inside.gb_per_second else inside
+
+
+def _make_network_link(gpu: Gpu, hardware: Hardware, node_gb_per_second: float | None) -> Link:
+    """Return the network of a node, which its ranks share."""
     if node_gb_per_second is None:
         node_gb_per_second = hardware.network_gb_per_second
     is_assumed = node_gb_per_second is None
@@ -176,8 +191,7 @@ def get_slowest_link(hardware: Hardware, node_gb_per_second: float | None = None
         is_center = gpu.gpu_class == "datacenter"
         per_gpu = _GPU_NETWORK_GB_PER_SECOND * hardware.gpus_per_node
         node_gb_per_second = per_gpu if is_center else _NODE_NETWORK_GB_PER_SECOND
-    between = Link(name="the network between nodes", gb_per_second=node_gb_per_second, is_assumed=is_assumed)
-    return between if inside is None or between.gb_per_second < inside.gb_per_second else inside
+    return Link(name="the network between nodes", gb_per_second=node_gb_per_second, is_assumed=is_assumed)
 
 
 def reached_gb_per_second(hardware: Hardware) -> float:
@@ -222,8 +236,7 @@ def estimate_step(
 ) -> StepTime:
     """Return the step time: micro-step traffic overlaps with each micro-step, other traffic with the last."""
     compute = micro_step_seconds * num_micro_steps
-    link = get_slowest_link(hardware, node_gb_per_second)
-    if link is None:
+    if hardware.gpu is None or hardware.num_ranks == 1:
         return StepTime(
             compute_seconds=compute,
             communication_seconds=0.0,
@@ -235,8 +248,9 @@ def estimate_step(
     times: dict[Moment, float] = {"micro-step": 0.0, "last micro-step": 0.0, "after the step": 0.0}
     moved, messages = 0.0, 0
     for one in collectives:
-        size, count = one.moved_bytes(hardware.num_ranks), num_micro_steps if one.moment == "micro-step" else 1
-        times[one.moment] += size / (link.reached_gb_per_second * 1e9) + one.num_messages * _latency(one, hardware)
+        size, seconds = _estimate_collective(one, hardware, node_gb_per_second)
+        count = num_micro_steps if one.moment == "micro-step" else 1
+        times[one.moment] += seconds
         moved, messages = moved + count * size, messages + count * one.num_messages
     often, once, after = times["micro-step"], times["last micro-step"], times["after the step"]
     hidden = num_micro_steps * _hide(often, micro_step_seconds, num_layers)
@@ -249,6 +263,22 @@ def estimate_step(
         moved_bytes=moved,
         num_messages=messages,
     )
+
+
+def _estimate_collective(one: Collective, hardware: Hardware, node_gb_per_second: float | None) -> tuple[float, float]:
+    """Return the bytes that each rank sends, and the seconds of all messages."""
+    if one.scope == "inside a node":
+        hardware = hardware.model_copy(update={"nodes": 1})
+    link, num_senders = get_slowest_link(hardware, node_gb_per_second), 1
+    if one.scope == "between nodes":  # each GPU of a node sends its shard, over the network that they share
+        assert hardware.gpu is not None
+        link = _make_network_link(hardware.gpu, hardware, node_gb_per_second)
+        num_senders = hardware.gpus_per_node
+        hardware = hardware.model_copy(update={"gpus_per_node": 1})
+    assert link is not None
+    size = one.moved_bytes(hardware.num_ranks)
+    seconds = size / (link.reached_gb_per_second * 1e9) + one.num_messages * _latency(one, hardware)
+    return size / num_senders, seconds
 
 
 def _hide(seconds: float, compute_seconds: float, num_layers: int) -> float:

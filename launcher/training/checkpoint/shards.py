@@ -159,7 +159,8 @@ def _save_own(engine: Engine, folder: Path) -> None:
     files, size = {}, 0
     for name, tensor in own.items():
         files[name] = 1 + size // SHARD_BYTES
-        size += tensor.numel() * tensor.element_size() // (engine.num_ranks if isinstance(tensor, DTensor) else 1)
+        num_shards = tensor.device_mesh.shape[-1] if isinstance(tensor, DTensor) else 1
+        size += tensor.numel() * tensor.element_size() // num_shards
     writer = HuggingFaceStorageWriter(str(folder), files, save_distributed=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # one process: "torch.distributed is not initialized"

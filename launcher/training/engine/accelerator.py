@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType, GradientAccumulationPlugin, InitProcessGroupKwargs, TorchDynamoPlugin
 
-from launcher.core.choices import DEEPSPEED_STRATEGIES
+from launcher.core.choices import DEEPSPEED_STRATEGIES, FSDP_STRATEGIES
 from launcher.core.errors import Problem, TopologyError
 from launcher.hardware.launch_env import find_missing_rank_variable
 from launcher.plan.estimate.memory import CONTEXT_BYTES
@@ -49,7 +49,7 @@ def build_accelerator(plan: Plan) -> Accelerator:
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)],
     )
     # A plugin is missing if accelerate got other config files than the plan's; check_accelerator reports that.
-    if plan.strategy == "fsdp2" and getattr(accelerator.state, "fsdp_plugin", None) is not None:
+    if plan.strategy in FSDP_STRATEGIES and getattr(accelerator.state, "fsdp_plugin", None) is not None:
         _set_fsdp_precision(accelerator, plan)
     if is_deepspeed and getattr(accelerator.state, "deepspeed_plugin", None) is not None:
         _fill_deepspeed_config(accelerator.state.deepspeed_plugin, plan)

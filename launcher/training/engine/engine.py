@@ -11,6 +11,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -28,7 +29,7 @@ class HalfUpdatedError(torch.OutOfMemoryError):
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """One interface for single process, DDP, FSDP2 and DeepSpeed ZeRO."""
+    """One interface for single process, DDP, FSDP2, HSDP and DeepSpeed ZeRO."""
 
     accelerator: Accelerator
     module: PackedCausalLM  # as built
@@ -97,6 +98,8 @@ class Engine:
             yield
         else:
             is_synced = is_last or self.always_sync_gradients
+            if is_synced and isinstance(self.model, FSDPModule):
+                self.model.set_requires_all_reduce(is_last)  # HSDP: between nodes once per step
             with nullcontext() if is_synced else self.accelerator.no_sync(self.model):
                 yield
 

@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import Tensor, nn
 
+from launcher.core.choices import FSDP_STRATEGIES
 from launcher.core.errors import InputError
 from launcher.core.log import get_logger
 from launcher.core.run_paths import RunPaths
@@ -187,7 +188,7 @@ def _build_engine(plan: Plan, module: PackedCausalLM, accelerator: Accelerator, 
         schedule=schedule,
         max_grad_norm=plan.optimizer.max_grad_norm,
         num_micro_batches=plan.batch.gradient_accumulation_steps,
-        always_sync_gradients=plan.strategy == "fsdp2" and plan.adapter.kind == "full",
+        always_sync_gradients=plan.strategy in FSDP_STRATEGIES and plan.adapter.kind == "full",
         graphs=_build_graphs(plan, module, model, accelerator),
         defer_gradient_sync=defer_gradient_sync,
         uses_loss_scaling=plan.precision.loss_scaling,

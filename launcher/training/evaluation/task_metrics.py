@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from accelerate.utils import gather_object
 
 from launcher.core import metrics
+from launcher.core.choices import SHARDED_STRATEGIES
 from launcher.core.errors import InputError, first_line
 from launcher.core.run_paths import write_text_atomically
 from launcher.core.units import format_duration
@@ -104,7 +105,7 @@ def _load_inputs(
     run: TrainingRun, spec: PreparationSpec, num_rows: int
 ) -> tuple[HeldOutRows, Manifest, TaskSlice | None]:
     """Load validation rows, manifest and the slice chosen by an earlier attempt, and check that the judge starts."""
-    if run.plan.strategy in ("fsdp2", "zero3") or run.plan.offload != "none":
+    if run.plan.strategy in SHARDED_STRATEGIES or run.plan.offload != "none":
         raise TaskEvalError("no rank holds all weights; run `launcher eval` after training")
     with _as_task_eval_error():
         task_slice = load_slice(run.paths.evaluations / "slice.json")

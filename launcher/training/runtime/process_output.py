@@ -28,6 +28,7 @@ def silence_libraries() -> None:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # also those of transformers
     # DeepSpeed's calls warn in every step.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    warnings.filterwarnings("ignore", message="Slicing a flattened dim", module="torch.distributed")  # accelerate, HSDP
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise it searches for a GPU and prints that there is none
 

@@ -80,6 +80,34 @@ def test_fsdp_1_is_refused_with_a_hint(version: dict[str, str]) -> None:
     assert "fsdp_version: 2" in str(refused.value)
 
 
+MESH = {
+    **FSDP,
+    "FSDP_VERSION": "2",
+    "RANK": "5",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "8",
+    "LOCAL_WORLD_SIZE": "4",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+}
+
+
+def make_mesh(replicas: int, shards: int) -> dict[str, str]:
+    sizes = {"DP_REPLICATE_SIZE": replicas, "DP_SHARD_SIZE": shards}
+    return MESH | {f"PARALLELISM_CONFIG_{name}": str(size) for name, size in sizes.items()}
+
+
+def test_replicas_of_whole_nodes_are_hsdp() -> None:
+    assert read_launch_env(make_mesh(2, 4)).strategy == "hsdp"
+    assert read_launch_env(make_mesh(1, 8)).strategy == "fsdp2"
+
+
+@pytest.mark.parametrize(("replicas", "shards"), [(4, 2), (1, 4), (2, 3)])
+def test_other_meshes_are_refused(replicas: int, shards: int) -> None:
+    with pytest.raises(InputError, match=f"{replicas} replicas of {shards} shards, on nodes of 4") as refused:
+        read_launch_env(make_mesh(replicas, shards))
+    assert "dp_shard_size to the GPUs of a node" in refused.value.hint
+
+
 def test_nodes_are_counted_and_must_have_equal_ranks() -> None:
     four = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2"}
     assert (read_launch_env(four).num_nodes, read_launch_env(four).ranks_per_node) == (4, 2)

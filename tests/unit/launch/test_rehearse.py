@@ -98,6 +98,14 @@ def test_rehearsal_keeps_decisions_of_the_cluster_plan() -> None:
     assert way(made.planned.plan)[:3] == ("zero3", "optimizer_and_parameters", "full")
 
 
+def test_hsdp_is_rehearsed_by_two_ranks_on_each_of_two_nodes() -> None:
+    made = rehearse(nodes=4, strategy="hsdp")
+    hardware = made.planned.plan.hardware
+    assert (made.planned.plan.strategy, hardware.nodes, hardware.gpus_per_node) == ("hsdp", 2, 2)
+    with pytest.raises(InputError, match="at least 4: fewer cannot exercise all communication"):
+        rehearse(nodes=4, strategy="hsdp", ranks=2)
+
+
 def test_engine_on_one_gpu_is_rehearsed_by_two_ranks() -> None:
     made = rehearse(gpus_per_node=1, nodes=1, strategy="zero2", overrides=("training.config.offload=optimizer",))
     assert way(made.planned.plan)[:2] == ("zero2", "optimizer")

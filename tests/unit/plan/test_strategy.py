@@ -33,6 +33,31 @@ def test_a_model_that_does_not_is_sharded() -> None:
     assert full.strategy == "fsdp2"
 
 
+def test_several_nodes_are_sharded_inside_a_node_where_that_is_faster() -> None:
+    base = "meta-llama/Llama-3.1-70B"
+    plan, fsdp2 = (plan_for(gpu="h100", gpus=8, nodes=4, base=base, strategy=name) for name in (None, "fsdp2"))
+    assert plan.strategy == "hsdp"
+    assert "HSDP, 4 replicas of 8 shards" in decision(plan, "strategy")
+    assert "only gradients use the network" in decision(plan, "strategy")
+    assert plan.speed.tokens_per_second > 1.1 * fsdp2.speed.tokens_per_second  # type: ignore[operator]
+    weights = plan.memory.terms[0].num_bytes
+    assert weights == pytest.approx(4 * fsdp2.memory.terms[0].num_bytes, rel=1e-3), "a shard of 8 instead of 32"
+    assert plan.oom_fallbacks[-2].strategy == "fsdp2"
+    small = plan_for(gpu="a100-40gb", gpus=2, nodes=4, base=base)
+    assert small.strategy == "fsdp2", "70B does not fit on two GPUs"
+
+
+def test_hsdp_needs_several_nodes_of_several_gpus() -> None:
+    with pytest.raises(InputError) as caught:
+        plan_for(gpu="h100", gpus=8, strategy="hsdp")
+    assert "one node, where it is the same as FSDP2; use fsdp2" in str(caught.value)
+    with pytest.raises(InputError) as caught:
+        plan_for(gpu="h100", gpus=1, nodes=4, strategy="hsdp")
+    assert "each node has one; use ddp" in str(caught.value)
+    with pytest.raises(InputError, match="HSDP does not support NF4 weights"):
+        plan_for(gpu="h100", gpus=8, nodes=2, strategy="hsdp", overrides=INT4)
+
+
 def test_a_quantised_model_is_sharded_by_zero3_alone() -> None:
     plan = plan_for(gpu="rtx4090", gpus=8, base="meta-llama/Llama-3.1-70B", overrides=INT4)
     assert plan.strategy == "zero3"

@@ -70,6 +70,7 @@ CASES: dict[str, dict[str, Any]] = {
     "cpu": {"dtype": "fp32", "interconnect": None, "gpus": 0, "cores": 2, "workers": 0, "micro_batch_size": 1},
     "ddp_4x_no_p2p": {"strategy": "ddp", "gpus": 4, "interconnect": "pcie-host", "micro_batch_size": 1},
     "fsdp2_8gpu": {"strategy": "fsdp2", "gpus": 8, "cores": 96, "workers": 4},
+    "hsdp_2node": {"strategy": "hsdp", "gpus": 8, "nodes": 2, "cores": 96, "workers": 4},
     "single_gpu": {"micro_batch_size": 8, "accumulation": 1},
     "zero2_offload_fp16": {
         "strategy": "zero2",

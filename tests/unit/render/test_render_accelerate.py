@@ -137,6 +137,20 @@ def test_fsdp_settings_reach_the_environment(
     assert plugin.state_dict_type.name == "SHARDED_STATE_DICT"
 
 
+def test_hsdp_sizes_reach_the_environment(
+    make_plan: MakePlan, tmp_path: Path, paths: RunPaths, read_launch: ReadLaunch
+) -> None:
+    text = render(make_plan(strategy="hsdp", gpus=8, nodes=2), paths)["accelerate.yaml"]
+    _, _, environment = read_launch(write_config(tmp_path, text), *address_flags(2))
+    assert environment["ACCELERATE_USE_PARALLELISM_CONFIG"] == "true"
+    sizes = {name: size for name, size in environment.items() if name.startswith("PARALLELISM_CONFIG_")}
+    assert {name for name, size in sizes.items() if name.endswith("_SIZE") and size != "1"} == {
+        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE",
+        "PARALLELISM_CONFIG_DP_SHARD_SIZE",
+    }
+    assert (sizes["PARALLELISM_CONFIG_DP_REPLICATE_SIZE"], sizes["PARALLELISM_CONFIG_DP_SHARD_SIZE"]) == ("2", "8")
+
+
 def make_fsdp_plugin(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
     for name, value in environment.items():
         if name.startswith("FSDP_"):

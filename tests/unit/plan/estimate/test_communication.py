@@ -169,10 +169,30 @@ def test_each_strategy_uses_its_collectives() -> None:
     assert of("fsdp2") == [*gathers, ("reduce-scatter", 200.0, "micro-step")]
     with_adapter = [("all-gather", 2 * (80.0 + 100.0), "micro-step"), gathers[1]]
     assert of("fsdp2", adapter="lora") == [*with_adapter, ("reduce-scatter", 200.0, "last micro-step")]
+    between = ("all-reduce", 200.0, "last micro-step")
+    assert of("hsdp") == [*of("fsdp2"), between]
+    assert of("hsdp", adapter="lora") == [*of("fsdp2", adapter="lora"), between]
     updated = ("all-gather", 100.0, "after the step")
     assert of("zero1") == [("all-reduce", 200.0, "last micro-step"), updated]
     assert of("zero2") == [("all-reduce", 200.0, "micro-step"), updated]
     assert of("zero3") == [("all-gather", 200.0, "micro-step"), ("reduce-scatter", 200.0, "micro-step")]
+
+
+def test_hsdp_gathers_inside_a_node_and_all_reduces_shards_between_nodes() -> None:
+    hardware = make_hardware(lookup_gpu("h100"), gpus_per_node=8, nodes=4)
+    gather, *_, reduce = make_collectives("hsdp", replace(EXCHANGE, adapter="lora"))
+    assert (gather.scope, reduce.scope) == ("inside a node", "between nodes")
+
+    def estimate(one: Collective) -> StepTime:
+        big = replace(one, num_bytes=1e12)
+        return estimate_step([big], hardware, micro_step_seconds=1.0, num_micro_steps=1, num_layers=99)
+
+    inside, between = estimate(gather), estimate(reduce)
+    assert inside.moved_bytes == pytest.approx(1e12 * 7 / 8)
+    assert inside.communication_seconds == pytest.approx(inside.moved_bytes / (450e9 * LINK_EFFICIENCY), rel=0.01)
+    assert between.moved_bytes == pytest.approx(2 * (1e12 / 8) * 3 / 4), "each GPU sends its shard"
+    network = 200e9 * LINK_EFFICIENCY / 8  # the share of each GPU
+    assert between.communication_seconds == pytest.approx(between.moved_bytes / network, rel=0.01)
 
 
 def test_ring_moves_all_but_the_own_shard() -> None:
