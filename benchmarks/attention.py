@@ -14,22 +14,19 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
 from resumable_cases import add_row, iterate_unmeasured, read_rows, run_subcommands  # type: ignore[import-not-found]  # in this folder
-from torch import Tensor
 
-from launcher.bench.workers.documents import write_random_store
+from launcher.bench.messages import AttentionSpec
+from launcher.bench.workers.attention import REPEATS, capture, make_inputs, measure_backend, time_call
 from launcher.core.choices import AttentionBackend
-from launcher.training.data.collate import PackedBatch, choose_batch_shape, collate
-from launcher.training.model.attention import BACKENDS, Backend
-from launcher.training.model.padded_attention import attend_eager, build_group_metadata, make_grouped_kernel
+from launcher.plan.calibration import AttentionShape
+from launcher.training.model.attention import BACKENDS
 
 # Query heads, KV heads, head_dim, sequences, mean tokens per document.
 SHAPES = {
@@ -47,7 +44,7 @@ BY_ROWS += [(128, 64, 8, stages) for stages in (2, 3)]
 BY_KEYS = [(rows, 64, 4, stages) for rows in (32, 64) for stages in (2, 3, 4)]
 BY_KEYS += [(64, 128, 8, stages) for stages in (2, 3)]
 CANDIDATES = {"forward": BY_ROWS, "queries": BY_ROWS, "keys": BY_KEYS}
-REPEATS, CALLS = 7, 10
+DEVICE = torch.device("cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,86 +65,24 @@ TILE_CASES = [
 ]
 
 
-def make_batch(num_sequences: int, mean_tokens: int) -> PackedBatch:
-    with tempfile.TemporaryDirectory() as folder:
-        store = write_random_store(
-            Path(folder), num_packs=num_sequences, sequence_length=2048, vocab_size=1000, mean_tokens=mean_tokens
-        )
-        file = store.open_split("train")
-        shape = choose_batch_shape(file.count("document_lengths"), num_sequences, 2048, is_packed=True)
-        return collate([file[index] for index in range(num_sequences)], shape)
+def make_spec(case: Case) -> AttentionSpec:
+    num_heads, num_kv_heads, head_dim, num_sequences, mean_tokens = SHAPES[case.shape]
+    return AttentionSpec(
+        backend=case.backend,
+        shape=AttentionShape(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype="bf16"),
+        num_sequences=num_sequences,
+        sequence_length=2048,
+        mean_tokens=mean_tokens,
+    )
 
 
-def make_heads(shape: str) -> tuple[PackedBatch, list[Tensor], Tensor]:
-    num_heads, num_kv_heads, size, num_sequences, mean_tokens = SHAPES[shape]
-    batch = make_batch(num_sequences, mean_tokens)
-    num_tokens = batch.input_ids.shape[1]
-    generator = torch.Generator("cuda").manual_seed(0)
-
-    def draw(count: int) -> Tensor:
-        states = torch.randn(1, num_tokens, count, size, generator=generator, device="cuda")
-        return states.to(torch.bfloat16)
-
-    heads = [draw(count).transpose(1, 2).requires_grad_() for count in (num_heads, num_kv_heads, num_kv_heads)]
-    return batch.to(torch.device("cuda")), heads, draw(num_heads)
-
-
-def run(backend: Backend, documents: Any, heads: list[Tensor], grad: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    out = backend.kernel(heads[0], heads[1], heads[2], documents, None, None, None)
-    return out, torch.autograd.grad(out, heads, grad.to(out.dtype))
-
-
-def time_call(call: Callable[[], Any]) -> float:
-    """Return milliseconds per call."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(CALLS):
-        call()
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) / CALLS
-
-
-def record(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Capture a CUDA graph, as in training, so that launches cost nothing."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            call()
-    torch.cuda.synchronize()
-    for is_last in (False, True):  # the first capture may fail because it has to load a kernel
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                call()
-            break
-        except RuntimeError:
-            if is_last:
-                raise
-    return graph.replay
-
-
-def measure_backend(case: Case) -> dict[str, Any]:
-    batch, heads, grad = make_heads(case.shape)
-    backend = BACKENDS[case.backend]
-    documents = backend.build_metadata(batch)
-    out, grads = run(backend, documents, heads, grad)
-    _, again = run(backend, documents, heads, grad)
-    plain = Backend(kernel=make_grouped_kernel(attend_eager), build_metadata=build_group_metadata)
-    wide = [head.detach().float().requires_grad_() for head in heads]
-    expected, expected_grads = run(plain, plain.build_metadata(batch), wide, grad.float())
-    pairs = [(out, expected), *zip(grads, expected_grads, strict=True)]
-    differences = [float((one.float() - other).norm() / other.norm()) for one, other in pairs]
-    del expected, expected_grads, wide, pairs
-    replay_forward = record(lambda: backend.kernel(heads[0], heads[1], heads[2], documents, None, None, None))
-    replay_both = record(lambda: run(backend, documents, heads, grad))
-    times = [(time_call(replay_forward), time_call(replay_both)) for _ in range(REPEATS)]
-    forward_ms = statistics.median(forward for forward, _ in times)
+def measure_case(case: Case) -> dict[str, Any]:
+    timing = measure_backend(make_spec(case), DEVICE)
     return {
-        "forward_ms": forward_ms,
-        "backward_ms": statistics.median(both for _, both in times) - forward_ms,
-        "differences": differences,
-        "same_twice": all(torch.equal(one, other) for one, other in zip(grads, again, strict=True)),
+        "forward_ms": timing.forward_ms,
+        "backward_ms": timing.backward_ms,
+        "differences": [timing.difference],
+        "same_twice": timing.is_deterministic,
     }
 
 
@@ -162,13 +97,13 @@ def measure_tile(case: Case) -> dict[str, Any]:
         compute_output,
     )
 
-    batch, tensors, grad = make_heads(case.shape)
-    metadata = BACKENDS["triton"].build_metadata(batch)
-    q, k, v = (tensor.detach().transpose(1, 2).flatten(0, 1) for tensor in tensors)
+    made = make_inputs(make_spec(case), DEVICE)
+    metadata = BACKENDS["triton"].build_metadata(made.batch)
+    q, k, v = (tensor.detach().transpose(1, 2).flatten(0, 1) for tensor in made.heads)
     head_dim = q.shape[-1]
     options = ScoreOptions(sm_scale=head_dim**-0.5)
     inputs = AttentionInputs(q, k, v, metadata["doc_starts"], metadata["doc_ends"], options)
-    do, tile, tiles = grad.flatten(0, 1), Tile(*case.tile), TILES[head_dim]
+    do, tile, tiles = made.grad.flatten(0, 1), Tile(*case.tile), TILES[head_dim]
     o, lse = compute_output(inputs, tiles.forward)
     _, delta = compute_dq(inputs, o, do, lse, tiles.dq)
     calls: dict[str, Callable[[], Any]] = {
@@ -176,8 +111,8 @@ def measure_tile(case: Case) -> dict[str, Any]:
         "queries": lambda: compute_dq(inputs, o, do, lse, tile),
         "keys": lambda: compute_dkdv(inputs, do, lse, delta, tile),
     }
-    call = record(calls[case.kernel])
-    return {"ms": statistics.median(time_call(call) for _ in range(REPEATS))}
+    call = capture(calls[case.kernel])
+    return {"ms": statistics.median(time_call(call, DEVICE) for _ in range(REPEATS))}
 
 
 def measure(args: argparse.Namespace) -> None:
@@ -186,7 +121,7 @@ def measure(args: argparse.Namespace) -> None:
     groups = {"backends": BACKEND_CASES, "tiles": TILE_CASES}
     for case in iterate_unmeasured([case for name in args.cases for case in groups[name]], args.out, args.minutes):
         try:
-            row = measure_tile(case) if case.kernel else measure_backend(case)
+            row = measure_tile(case) if case.kernel else measure_case(case)
         except Exception as error:  # a tile does not fit, or a package is missing
             row = {"missing": f"{type(error).__name__}: {error}"[:200]}
         torch.cuda.synchronize()

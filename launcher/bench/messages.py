@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from statistics import median
 
+from launcher.core.choices import AttentionBackend
 from launcher.core.frozen_model import Frozen
+from launcher.plan.calibration import AttentionShape
 from launcher.plan.model import Plan
 
 
@@ -15,6 +17,30 @@ class VariantSpec(Frozen):
     store: str  # folder of the prepared data
     warmup_steps: int
     timed_steps: int
+
+
+class AttentionSpec(Frozen):
+    """One attention backend, and a micro-batch of packed documents."""
+
+    backend: AttentionBackend
+    shape: AttentionShape
+    num_sequences: int
+    sequence_length: int
+    mean_tokens: int  # per document
+
+
+class AttentionTiming(Frozen):
+    """Milliseconds of one layer's attention, and how it differs from FP32."""
+
+    forward_ms: float
+    backward_ms: float
+    difference: float  # relative, the largest of output and gradients
+    is_deterministic: bool
+
+    @property
+    def milliseconds(self) -> float:
+        """Forward and backward."""
+        return self.forward_ms + self.backward_ms
 
 
 class Ready(Frozen):

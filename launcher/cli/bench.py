@@ -1,4 +1,4 @@
-"""`launcher bench`: compare two settings, or measure what each optimization contributes."""
+"""`launcher bench`: compare settings, measure what each optimization contributes, or the attention backends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Protocol
 
-from launcher.cli import bench_ablation, bench_vary
+from launcher.cli import bench_ablation, bench_attention, bench_vary
 from launcher.request.arguments import add_trust_argument
 
 _VERB = "bench"
@@ -22,7 +22,11 @@ class _Subcommand(Protocol):
     def run(self, arguments: argparse.Namespace) -> int: ...
 
 
-_SUBCOMMANDS: dict[str, _Subcommand] = {"vary": bench_vary, "ablation": bench_ablation}
+_SUBCOMMANDS: dict[str, _Subcommand] = {
+    "vary": bench_vary,
+    "ablation": bench_ablation,
+    "attention": bench_attention,
+}
 
 
 def complete(words: Sequence[str]) -> list[str]:
@@ -35,7 +39,7 @@ def complete(words: Sequence[str]) -> list[str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands of `launcher bench`."""
-    parser.usage = "launcher bench [EXPERT --vary KEY=A,B … | ablation [EXPERT] …]"
+    parser.usage = "launcher bench [EXPERT --vary KEY=A,B … | ablation [EXPERT] … | attention [EXPERT] …]"
     parts = parser.add_subparsers(prog="launcher bench", dest="part", metavar="PART", required=True)
     for name, module in _SUBCOMMANDS.items():
         part = parts.add_parser(name, help=module.HELP, description=module.HELP)

@@ -34,7 +34,7 @@ VERBS = {
     "eval": "judge an expert's answers to test rows; --against adds a quality gate",
     "regression": "train the old and the optimized configuration on the same rows; compare quality and speed",
     "export": "write a run's model for others: merged, as GGUF or as adapter; verify it; push it to the hub",
-    "bench": "measure: compare settings (--vary), or what each optimization contributes (ablation)",
+    "bench": "measure: compare settings (--vary), what each optimization contributes (ablation), or attention backends",
     "doctor": "diagnose this machine, an expert's plan on it, or a run",
     "report": "print a run's report: configuration, reasons, results, and how to reproduce it",
     "dashboard": "create or update the W&B workspace; without a network, write its specification to a file",

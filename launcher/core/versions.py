@@ -13,6 +13,7 @@ PACKAGES = (
     "deepspeed",
     "bitsandbytes",
     "triton",
+    "flash-attn",
     "flash-attn-4",
     "numpy",
 )

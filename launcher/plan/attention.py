@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from launcher.base_models.families import FAMILIES
-from launcher.core.choices import OWN_GROUP, OWN_HEAD_SIZES, AttentionBackend, Dtype
+from launcher.core.choices import OWN_GROUP, OWN_HEAD_SIZES, UNRECORDABLE_ATTENTION, AttentionBackend, Dtype
 from launcher.core.errors import InputError
 from launcher.hardware.model import Gpu, Hardware
+from launcher.plan.calibration import AttentionShape, MeasuredAttention
 from launcher.plan.context import PlanContext, hardware_decision, manifest_decision, plan_decision
 from launcher.plan.model import AttentionPlan, Decision
 
@@ -32,8 +33,39 @@ def decide_attention(context: PlanContext, dtype: Dtype) -> tuple[AttentionPlan,
         _check_supported(context, name, backends, dtype)
         plan = AttentionPlan(backend=name, fallbacks=())
         return plan, manifest_decision("attention", TITLES[name], "attention in the manifest")
+    measured = find_measured(context, dtype)
+    if measured is not None:
+        backends = _order_by_time(backends, measured)
     plan = AttentionPlan(backend=backends[0], fallbacks=backends[1:])
+    if measured is not None and backends[0] in measured.milliseconds:
+        return plan, plan_decision("attention", TITLES[backends[0]], _describe_times(backends, measured))
     return plan, _explain(context, backends[0], dtype)
+
+
+def find_measured(context: PlanContext, dtype: Dtype) -> MeasuredAttention | None:
+    """Return the newest measurement of these heads on this machine, unless the manifest or the base decides."""
+    if context.gpu is None or _prefers_torch(context) or _has_softcap(context) or _has_sinks(context):
+        return None
+    base = context.base
+    shape = AttentionShape(
+        num_heads=base.num_heads, num_kv_heads=base.num_kv_heads, head_dim=base.head_dim, dtype=dtype
+    )
+    known = context.options.calibration.attention
+    return next((one for one in reversed(known) if one.shape == shape), None)
+
+
+def _order_by_time(backends: tuple[AttentionBackend, ...], measured: MeasuredAttention) -> tuple[AttentionBackend, ...]:
+    """Return the fastest first; backends that exclude a CUDA graph after the others, and unmeasured ones last."""
+
+    def rank(backend: AttentionBackend) -> tuple[bool, float]:
+        return backend in UNRECORDABLE_ATTENTION, measured.milliseconds.get(backend, float("inf"))
+
+    return tuple(sorted(backends, key=rank))
+
+
+def _describe_times(backends: tuple[AttentionBackend, ...], measured: MeasuredAttention) -> str:
+    times = [f"{name} {measured.milliseconds[name]:.2f} ms" for name in backends if name in measured.milliseconds]
+    return f"measured on this machine: {', '.join(times)} per layer"
 
 
 def list_backends(context: PlanContext, dtype: Dtype) -> tuple[AttentionBackend, ...]:
@@ -45,20 +77,22 @@ def list_backends(context: PlanContext, dtype: Dtype) -> tuple[AttentionBackend,
         return ("sdpa", "eager") if not _has_softcap(context) else ("eager",)
     backends: list[AttentionBackend] = []
     if config.flash_attention_2 is not False:
-        backends += _list_package_backends(gpu, context.hardware)
+        backends += list_package_backends(gpu, context.hardware)
     if gpu.has_flash_attention and not _has_softcap(context):
         backends.append("varlen")
-    if _supports_own_kernels(context, gpu):
+    if _supports_own_kernels(context, gpu, dtype):
         backends.insert(1 if _prefers_torch(context) else 0, "triton")
     if gpu.has_flash_attention:
         backends.append("flex")
     return (*backends, "eager") if _has_softcap(context) else (*backends, "sdpa", "eager")
 
 
-def _supports_own_kernels(context: PlanContext, gpu: Gpu) -> bool:
+def _supports_own_kernels(context: PlanContext, gpu: Gpu, dtype: Dtype) -> bool:
     base = context.base
     has_heads = base.head_dim in OWN_HEAD_SIZES and base.num_heads // base.num_kv_heads <= OWN_GROUP
-    return gpu.has_own_attention and has_heads and not context.lacks("triton")
+    measured = find_measured(context, dtype)
+    is_known = gpu.has_own_attention or (measured is not None and "triton" in measured.milliseconds)
+    return is_known and has_heads and not context.lacks("triton")
 
 
 def _prefers_torch(context: PlanContext) -> bool:
@@ -66,7 +100,8 @@ def _prefers_torch(context: PlanContext) -> bool:
     return bool(config.use_sdpa) and config.flash_attention_2 is False and not _has_softcap(context)
 
 
-def _list_package_backends(gpu: Gpu, hardware: Hardware) -> list[AttentionBackend]:
+def list_package_backends(gpu: Gpu, hardware: Hardware) -> list[AttentionBackend]:
+    """Return the backends of installed flash-attn packages that this GPU supports."""
     backends: list[AttentionBackend] = []
     if gpu.has_flash_attention_4 and "flash_attn.cute" in hardware.packages:
         backends.append("flash_attention_4")
@@ -97,7 +132,8 @@ def _explain(context: PlanContext, backend: AttentionBackend, dtype: Dtype) -> D
     if dtype == "fp32":
         return hardware_decision("attention", TITLES[backend], "FP32: flash kernels compute in 16 bits")
     if backend in PACKAGE_BACKENDS:
-        return plan_decision("attention", TITLES[backend], "installed, and this GPU can run it")
+        reason = f"installed, and this GPU can run it{_not_measured(context, gpu)}"
+        return plan_decision("attention", TITLES[backend], reason)
     if _has_softcap(context):
         return hardware_decision(
             "attention", TITLES[backend], "this base soft-caps attention scores, which torch's flash kernels cannot"
@@ -112,7 +148,14 @@ def _explain(context: PlanContext, backend: AttentionBackend, dtype: Dtype) -> D
         return manifest_decision("attention", TITLES[backend], reason)
     requested = "flash_attention_2 in the manifest; " if config.flash_attention_2 else ""
     best = "the fastest measured on this kind of GPU" if backend == "triton" else "needs no extra package"
-    return plan_decision("attention", TITLES[backend], f"{requested}{best}; masks documents that share a sequence")
+    reason = f"{requested}{best}; masks documents that share a sequence{_not_measured(context, gpu)}"
+    return plan_decision("attention", TITLES[backend], reason)
+
+
+def _not_measured(context: PlanContext, gpu: Gpu) -> str:
+    if context.hardware.source == "probe":
+        return "; not measured on this machine (launcher bench attention)"
+    return "" if gpu.has_own_attention else "; not measured on this GPU"
 
 
 def _check_supported(
@@ -130,7 +173,8 @@ def _check_supported(
         "flash_attention_4": "it needs a Hopper or Blackwell GPU and the package flash-attn-4",
         "flash_attention_3": "it needs a Hopper GPU and the package flash_attn_interface",
         "flash_attention_2": "it needs compute capability 8.0 and the package flash_attn",
-        "triton": "it needs a Hopper GPU, Triton, and a head size of 64, 128 or 256",
+        "triton": "it needs a Hopper GPU (or a measurement by launcher bench attention), Triton, and a head size of "
+        "64, 128 or 256",
         "varlen": "it needs compute capability 8.0",
         "flex": "it needs compute capability 8.0",
     }

@@ -18,6 +18,7 @@ from launcher.core.choices import (
     AdapterKind,
     AttentionBackend,
     Checkpointing,
+    Dtype,
     LossKernel,
     Offload,
     Quantization,
@@ -82,12 +83,32 @@ class MeasuredRun(Frozen):
         return self.measured_tokens_per_second / estimated if estimated else None
 
 
+class AttentionShape(Frozen):
+    """What decides which attention backend is the fastest on a GPU."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: Dtype
+
+
+class MeasuredAttention(Frozen):
+    """Result of `launcher bench attention`."""
+
+    when: str  # ISO 8601, UTC
+    shape: AttentionShape
+    num_sequences: int
+    sequence_length: int
+    milliseconds: dict[AttentionBackend, float]  # forward and backward of one layer
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """Measured runs of this machine, oldest first."""
+    """Measured runs and attention backends of this machine, oldest first."""
 
     runs: Mapping[RunFamily, tuple[MeasuredRun, ...]] = field(default_factory=dict)
     may_lower: bool = True  # False: a similar run ran out of memory here
+    attention: tuple[MeasuredAttention, ...] = ()
 
 
 NO_CALIBRATION = Calibration()
@@ -103,12 +124,12 @@ class Correction:
     highest: float
 
 
-def make_calibration(measured: Iterable[MeasuredRun]) -> Calibration:
+def make_calibration(measured: Iterable[MeasuredRun], attention: Iterable[MeasuredAttention] = ()) -> Calibration:
     """Group runs by family, in order of time."""
     runs: dict[RunFamily, tuple[MeasuredRun, ...]] = {}
     for run in sorted(measured, key=lambda run: (run.when, run.run)):
         runs[run.family] = (*runs.get(run.family, ()), run)
-    return Calibration(runs=runs)
+    return Calibration(runs=runs, attention=tuple(attention))
 
 
 def make_family(shape: ModelShape, recipe: Recipe) -> RunFamily:

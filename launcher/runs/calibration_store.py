@@ -1,4 +1,4 @@
-"""Measured memory and speed of finished runs on this machine, compared with the estimates, for later plans.
+"""Measured memory and speed of finished runs on this machine, and of attention backends, for later plans.
 
 One JSON file, calibration.json in the cache folder; LAUNCHER_CALIBRATION sets another path or disables it. Delete the
 file to reset. plan/calibration.py describes how plans use it.
@@ -25,7 +25,15 @@ from launcher.core.log import get_logger
 from launcher.core.run_paths import RunPaths, write_text_atomically
 from launcher.core.versions import find_package_versions
 from launcher.hardware.model import Hardware
-from launcher.plan.calibration import LAST_RUNS, NO_CALIBRATION, Calibration, MeasuredRun, make_calibration, make_family
+from launcher.plan.calibration import (
+    LAST_RUNS,
+    NO_CALIBRATION,
+    Calibration,
+    MeasuredAttention,
+    MeasuredRun,
+    make_calibration,
+    make_family,
+)
 from launcher.plan.estimator_inputs import estimate_plan_memory, recipe_from_plan
 from launcher.runs.oom_history import get_cache_folder
 from launcher.runs.record import RunRecord, load_record
@@ -58,11 +66,19 @@ class Entry(Frozen):
     seen: MeasuredRun
 
 
+class AttentionEntry(Frozen):
+    """Measured attention backends of a machine."""
+
+    machine: Machine  # without the estimators, which these times do not depend on
+    seen: MeasuredAttention
+
+
 class CalibrationFile(Frozen):
     """Content of calibration.json."""
 
     schema_version: Literal[1] = 1
     entries: tuple[Entry, ...] = ()
+    attention: tuple[AttentionEntry, ...] = ()
 
 
 def get_calibration_file() -> Path | None:
@@ -83,16 +99,40 @@ def load_calibration(hardware: Hardware) -> Calibration:
         return NO_CALIBRATION
     machine = describe_machine(hardware)
     try:
-        entries = _read(file).entries
+        known = _read(file)
     except (OSError, ValueError) as error:  # includes those of pydantic and Unicode
         log.warning(f"{file} cannot be read ({_shorten(error)}): plans use the estimates only")
         return NO_CALIBRATION
-    return make_calibration(entry.seen for entry in entries if entry.machine == machine)
+    kernels = _describe_kernels(hardware)
+    return make_calibration(
+        (entry.seen for entry in known.entries if entry.machine == machine),
+        (entry.seen for entry in known.attention if entry.machine == kernels),
+    )
 
 
 def describe_machine(hardware: Hardware) -> Machine:
     """Return what makes runs comparable."""
     return Machine(gpu=None if hardware.gpu is None else hardware.gpu.key, software=_collect_software())
+
+
+def _describe_kernels(hardware: Hardware) -> Machine:
+    machine = describe_machine(hardware)
+    software = {name: version for name, version in machine.software.items() if name != "estimators"}
+    return machine.model_copy(update={"software": software})
+
+
+def remember_attention(hardware: Hardware, measured: MeasuredAttention) -> str:
+    """Store measured attention backends, instead of earlier ones of this shape; return the file, or nothing."""
+    file = get_calibration_file()
+    if file is None:
+        return ""
+    entry = AttentionEntry(machine=_describe_kernels(hardware), seen=measured)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with locked(file):
+        known = _read_or_move_aside(file)
+        others = (one for one in known.attention if (one.machine, one.seen.shape) != (entry.machine, measured.shape))
+        _write(file, known.model_copy(update={"attention": (*others, entry)}))
+    return str(file)
 
 
 @cache
@@ -200,8 +240,11 @@ def _add(file: Path, entry: Entry) -> None:
         alike = [one for one in others if (one.machine, one.seen.family) == (entry.machine, entry.seen.family)]
         too_old = {id(one) for one in alike[: max(0, len(alike) + 1 - LAST_RUNS)]}
         kept = [one for one in others if id(one) not in too_old][-(_MAX_RUNS - 1) :]
-        changed = CalibrationFile(entries=(*kept, entry))
-        write_text_atomically(file, changed.model_dump_json(indent=1) + "\n")
+        _write(file, known.model_copy(update={"entries": (*kept, entry)}))
+
+
+def _write(file: Path, content: CalibrationFile) -> None:
+    write_text_atomically(file, content.model_dump_json(indent=1) + "\n")
 
 
 def _read_or_move_aside(file: Path) -> CalibrationFile:
