@@ -7,7 +7,7 @@ from typing import Literal
 AdapterKind = Literal["lora", "dora", "ia3", "full"]
 Quantization = Literal["none", "int4"]  # int4: NF4 with double quantization
 Dtype = Literal["bf16", "fp16", "fp32"]
-OptimizerName = Literal["adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "sgd"]
+OptimizerName = Literal["adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit", "sgd"]
 Checkpointing = Literal["none", "selective", "full"]  # selective keeps matmuls and attention, recomputes the rest
 Strategy = Literal["single", "ddp", "fsdp2", "hsdp", "zero1", "zero2", "zero3"]
 Offload = Literal["none", "optimizer", "optimizer_and_parameters"]
@@ -20,6 +20,10 @@ Profile = Literal["full", "smoke"]
 
 DTYPE_BYTES: dict[Dtype, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
 NF4_BYTES = 4.127 / 8  # per weight: 4 bits, one 8-bit scale per 64, one fp32 per 256 scales (QLoRA, section 3)
+
+# Optimizers whose moments are quantized by bitsandbytes; paged: in CPU memory.
+EIGHT_BIT_OPTIMIZERS: frozenset[OptimizerName] = frozenset({"adamw_bnb_8bit", "paged_adamw_8bit"})
+UPDATE_CHUNK = 1 << 24  # elements that training/engine/chunked_adamw.py updates at a time, in FP32
 
 # The value of target_modules that selects all linear layers of the decoder, as PEFT spells it.
 ALL_LINEAR: Literal["all-linear"] = "all-linear"

@@ -43,7 +43,7 @@ class PrecisionPlan(Frozen):
 
     compute_dtype: Dtype
     base_dtype: Dtype
-    trainable_dtype: Dtype  # of the adapter, or of all weights in full fine-tuning
+    trainable_dtype: Dtype  # of the adapter, or of all weights in full fine-tuning; BF16: with stochastic rounding
     use_tf32: bool
     loss_scaling: bool  # FP16 only
 
@@ -185,6 +185,7 @@ class OptimizerPlan(Frozen):
     betas: tuple[float, float]
     epsilon: float
     max_grad_norm: float | None  # None: no clipping
+    in_backward: bool = False  # each weight is updated in the backward pass, and its gradient freed
 
 
 class SchedulePlan(Frozen):

@@ -15,9 +15,10 @@ _GROUPS: Mapping[str, frozenset[str]] = {
     "precision": frozenset({"use_tf32"}),
     "quantization": frozenset({"storage_dtype"}),
     "data": frozenset({"folder", "cache_dir", "num_rows", "mean_tokens", "basis", "streaming"}),
-    "optimizer": frozenset({"name"}),  # see optimizer_rule: a fused implementation is the same optimizer
+    "optimizer": frozenset({"name", "in_backward"}),  # see optimizer_rule: a fused implementation is the same
 }
 _MODELS: Mapping[str, type[Frozen]] = {"adapter": AdapterPlan, "data": DataPlan, "optimizer": OptimizerPlan}
+_RULES = {"adamw_torch_fused": "adamw_torch", "paged_adamw_8bit": "adamw_bnb_8bit"}  # implementations of the same
 _BATCH = ("global_batch_size", "sequence_length", "packed", "group_by_length")
 _SCHEDULE = ("lr_scheduler", "scheduler_kwargs", "epochs", "max_steps", "warmup_ratio", "seed")
 
@@ -30,7 +31,7 @@ def collect_learning_settings(plan: Plan) -> dict[str, object]:
         "loss_on": plan.loss_on,
         "batch": {name: tree["batch"][name] for name in _BATCH},
         "schedule": {name: tree["schedule"][name] for name in _SCHEDULE},
-        "optimizer_rule": plan.optimizer.name.removesuffix("_fused"),
+        "optimizer_rule": _RULES.get(plan.optimizer.name, plan.optimizer.name),
     }
     for group, ignored in _GROUPS.items():
         value = tree[group]

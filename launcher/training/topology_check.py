@@ -16,7 +16,7 @@ from launcher.hardware.launch_env import read_launch_env
 from launcher.plan.model import Plan
 from launcher.training.checkpoint.zero_state import is_partitioned
 from launcher.training.engine.engine import Engine
-from launcher.training.engine.optimizer import unwrap_optimizer
+from launcher.training.engine.optimizer import needs_chunked_adamw, unwrap_optimizer
 from launcher.training.model.base_model import DTYPES
 
 _STAGES: Mapping[Strategy, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
@@ -120,6 +120,8 @@ def _dtype_problems(plan: Plan, engine: Engine) -> Iterator[Problem]:
 def _optimizer_problems(plan: Plan, engine: Engine) -> Iterator[Problem]:
     inner = unwrap_optimizer(engine.optimizer)
     expected = {"sgd": "SGD", "adamw_bnb_8bit": "AdamW8bit"}.get(plan.optimizer.name, "AdamW")
+    if needs_chunked_adamw(plan.optimizer, plan.precision.trainable_dtype):
+        expected = "ChunkedAdamW"
     if type(inner).__name__ != expected:
         yield Problem(where="optimizer", what=f"{type(inner).__name__} runs, {expected} is planned")
 

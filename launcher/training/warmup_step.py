@@ -85,10 +85,11 @@ def _no_sync(run: TrainingRun) -> AbstractContextManager[None]:
 @contextmanager
 def _reserve_optimizer_states(run: TrainingRun) -> Iterator[None]:
     """Allocate as much memory as the optimizer states, which are created only after the first backward pass."""
-    if run.engine.device.type != "cuda" or run.plan.optimizer.name == "sgd":
+    name = run.plan.optimizer.name
+    if run.engine.device.type != "cuda" or name in ("sgd", "paged_adamw_8bit"):  # no state on the GPU
         yield
         return
-    bytes_per_element = 2 if run.plan.optimizer.name == "adamw_bnb_8bit" else 4 * _ADAM_STATES
+    bytes_per_element = 2 if name == "adamw_bnb_8bit" else 4 * _ADAM_STATES
     num_elements = sum(_count_local_elements(parameter) for parameter in run.engine.trained_parameters())
     reserved = torch.empty(num_elements * bytes_per_element, dtype=torch.uint8, device=run.engine.device)
     yield

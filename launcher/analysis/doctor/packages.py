@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from launcher.analysis.doctor.examination import Check, parse_checks
 from launcher.analysis.doctor.findings import Finding, Reporter, Status, make_skipped
 from launcher.analysis.doctor.gpu_checks import GpuFacts
+from launcher.core.choices import EIGHT_BIT_OPTIMIZERS
 from launcher.core.worker import WorkerError, kill_process_group, start_process
 from launcher.hardware.model import Gpu
 from launcher.plan.model import Plan
@@ -144,7 +145,7 @@ def _describe_need(name: str, plan: Plan | None) -> str:
     uses = {
         "bitsandbytes": (
             (plan.quantization is not None, f"{plan.quantization_kind} weights"),
-            (plan.optimizer.name == "adamw_bnb_8bit", "the 8-bit optimizer"),
+            (plan.optimizer.name in EIGHT_BIT_OPTIMIZERS, "the 8-bit optimizer"),
         ),
         "deepspeed": ((plan.strategy.startswith("zero"), plan.strategy), (plan.offload != "none", "offloading")),
         "flash_attn": ((plan.attention.backend == "flash_attention_2", "attention"),),

@@ -64,6 +64,8 @@ def gather_weights(engine: Engine) -> dict[str, Tensor]:
 
 def gather_optimizer(engine: Engine) -> dict[StateName, Tensor]:
     """Return the optimizer states on rank 0, and nothing elsewhere. Every rank must call it."""
+    if engine.device.type == "cuda":  # copies to states in CPU memory may still be under way
+        torch.cuda.synchronize(engine.device)
     return {name: _to_host(full) for name, full in iterate_optimizer(engine) if engine.is_main}
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.core.choices import DEEPSPEED_STRATEGIES
+from launcher.core.choices import DEEPSPEED_STRATEGIES, EIGHT_BIT_OPTIMIZERS
 from launcher.core.errors import Problem
 from launcher.core.units import format_gib
 from launcher.plan.checkpoints import STATE_BYTES
@@ -56,7 +56,7 @@ def list_used_packages(plan: Plan) -> tuple[str, ...]:
     """Return the packages that this plan uses."""
     optional = {
         "deepspeed": plan.strategy in DEEPSPEED_STRATEGIES,
-        "bitsandbytes": plan.quantization is not None or plan.optimizer.name == "adamw_bnb_8bit",
+        "bitsandbytes": plan.quantization is not None or plan.optimizer.name in EIGHT_BIT_OPTIMIZERS,
         "triton": plan.loss_kernel == "fused" or plan.attention.backend == "triton",
         "flash-attn-4": plan.attention.backend == "flash_attention_4",
         "nccl": plan.hardware.gpu is not None,

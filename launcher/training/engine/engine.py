@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from launcher.training.data.collate import PackedBatch
+from launcher.training.engine.chunked_adamw import ChunkedAdamW, OptimizerInBackward
 from launcher.training.engine.collectives import all_reduce_gradients
 from launcher.training.engine.cuda_graph import GraphedMicroSteps
 from launcher.training.engine.optimizer import unwrap_optimizer
@@ -41,6 +42,7 @@ class Engine:
     always_sync_gradients: bool  # in every micro-batch, where unsharded gradients do not fit into memory
     graphs: GraphedMicroSteps | None  # None: kernels are launched one by one
     defer_gradient_sync: bool  # all-reduce after the backward passes of a step, not during the last one
+    in_backward: OptimizerInBackward | None  # None: weights are updated after the backward pass
     uses_loss_scaling: bool  # FP16: steps with overflowing gradients are skipped until the scale fits
 
     @property
@@ -80,8 +82,19 @@ class Engine:
             return self.graphs(batch, num_trained)
         with self._accumulate(is_last):
             loss: Tensor = self.model(batch) / num_trained
-            self.accelerator.backward(loss * self._backward_scale)
+            if self.in_backward is None:
+                self.accelerator.backward(loss * self._backward_scale)
+            else:
+                self._backward_and_update(loss, self.in_backward)
         return loss.detach()
+
+    def _backward_and_update(self, loss: Tensor, optimizer: OptimizerInBackward) -> None:
+        """Run the backward pass, which updates the weights."""
+        try:
+            with optimizer.enabled(loss):
+                self.accelerator.backward(loss)
+        except torch.OutOfMemoryError as error:
+            raise HalfUpdatedError(str(error)) from error
 
     @property
     def _backward_scale(self) -> float:
@@ -109,6 +122,11 @@ class Engine:
         Returns the gradient norm before clipping and whether the step was skipped, which is the same on all ranks. Both
         stay on the device.
         """
+        if self.in_backward is not None:  # the weights are updated
+            unwrap_optimizer(self.optimizer)._opt_called = True  # type: ignore[attr-defined]  # else torch warns
+            self.schedule.step()
+            norm = self.in_backward.grad_norm
+            return norm, (~torch.isfinite(norm + loss)).to(loss)
         if self.defer_gradient_sync:
             all_reduce_gradients(self.trained_parameters())
         limit = float("inf") if self.max_grad_norm is None else self.max_grad_norm
@@ -130,7 +148,9 @@ class Engine:
             self.optimizer.step()
             return torch.full_like(loss, float(self.accelerator.optimizer_step_was_skipped))
         inner: Any = unwrap_optimizer(self.optimizer)
-        if inner.param_groups[0].get("fused"):  # fused optimizers skip by a tensor, without a host sync
+        if inner.param_groups[0].get("fused") or isinstance(
+            inner, ChunkedAdamW
+        ):  # fused optimizers skip by a tensor, without a host sync
             inner.grad_scale, inner.found_inf = None, is_nonfinite.float()
             try:
                 self.optimizer.step()

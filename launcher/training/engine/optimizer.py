@@ -12,14 +12,27 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 
+from launcher.core.choices import EIGHT_BIT_OPTIMIZERS, Dtype
 from launcher.plan.model import OptimizerPlan, SchedulePlan
+from launcher.training.engine.chunked_adamw import ChunkedAdamW
 
 _NORM = re.compile(r"norm(\.|$)|(^|\.)ln_")
 
 
-def build_optimizer(plan: OptimizerPlan, model: nn.Module) -> Optimizer:
-    """Return the planned optimizer over the trained parameters."""
+def build_optimizer(plan: OptimizerPlan, model: nn.Module, trainable_dtype: Dtype = "fp32", seed: int = 0) -> Optimizer:
+    """Return the planned optimizer over the trained parameters. `seed` is that of stochastic rounding."""
     groups = _make_groups(model, plan)
+    if needs_chunked_adamw(plan, trainable_dtype):
+        return ChunkedAdamW(
+            groups,
+            lr=plan.learning_rate,
+            betas=plan.betas,
+            eps=plan.epsilon,
+            seed=seed,
+            bits=8 if plan.name in EIGHT_BIT_OPTIMIZERS else 32,
+            on_host=plan.name == "paged_adamw_8bit",
+            full_precision=list_embeddings(model),
+        )
     if plan.name == "sgd":
         return torch.optim.SGD(groups, lr=plan.learning_rate, fused=True)
     if plan.name == "adamw_bnb_8bit":
@@ -36,6 +49,11 @@ def build_optimizer(plan: OptimizerPlan, model: nn.Module) -> Optimizer:
         eps=plan.epsilon,
         fused=plan.name == "adamw_torch_fused",
     )
+
+
+def needs_chunked_adamw(plan: OptimizerPlan, trainable_dtype: Dtype) -> bool:
+    """Whether weights are BF16, moments are in CPU memory, or updates run within the backward pass."""
+    return trainable_dtype == "bf16" or plan.in_backward or plan.name == "paged_adamw_8bit"
 
 
 def list_embeddings(model: nn.Module) -> list[nn.Parameter]:

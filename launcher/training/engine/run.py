@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from launcher.core.choices import FSDP_STRATEGIES
 from launcher.core.errors import InputError
@@ -23,6 +24,7 @@ from launcher.plan.model import BatchPlan, Plan, SchedulePlan
 from launcher.training.data.collate import BatchShape, IntArray, PackedBatch, choose_batch_shape
 from launcher.training.data.loader import MicroBatchDataset
 from launcher.training.data.sampler import BatchLayout, PackSampler
+from launcher.training.engine.chunked_adamw import ChunkedAdamW, OptimizerInBackward
 from launcher.training.engine.collectives import broadcast_weights, seed_rank
 from launcher.training.engine.cuda_graph import GraphedMicroSteps
 from launcher.training.engine.engine import Engine
@@ -167,7 +169,7 @@ def _build_engine(plan: Plan, module: PackedCausalLM, accelerator: Accelerator, 
     if plan.strategy in ("single", "ddp"):
         module.to(accelerator.device)
     module.prepare(plan)
-    optimizer = build_optimizer(plan.optimizer, module)
+    optimizer = build_optimizer(plan.optimizer, module, plan.precision.trainable_dtype, plan.schedule.seed)
     schedule = build_scheduler(plan.schedule, optimizer, num_steps)
     defer_gradient_sync = plan.defer_gradient_sync and plan.strategy == "ddp"
     if defer_gradient_sync:  # what accelerate does for DDP, without its backward hooks
@@ -191,14 +193,24 @@ def _build_engine(plan: Plan, module: PackedCausalLM, accelerator: Accelerator, 
         always_sync_gradients=plan.strategy in FSDP_STRATEGIES and plan.adapter.kind == "full",
         graphs=_build_graphs(plan, module, model, accelerator),
         defer_gradient_sync=defer_gradient_sync,
+        in_backward=_build_in_backward(plan, optimizer),
         uses_loss_scaling=plan.precision.loss_scaling,
     )
+
+
+def _build_in_backward(plan: Plan, optimizer: Optimizer) -> OptimizerInBackward | None:
+    if not plan.optimizer.in_backward:
+        return None
+    if plan.strategy != "single" or plan.batch.gradient_accumulation_steps > 1 or plan.optimizer.max_grad_norm:
+        raise InputError("updates within the backward pass need one process, one micro-batch per step and no clipping")
+    assert isinstance(optimizer, ChunkedAdamW)
+    return OptimizerInBackward(optimizer)
 
 
 def _build_graphs(
     plan: Plan, module: PackedCausalLM, model: nn.Module, accelerator: Accelerator
 ) -> GraphedMicroSteps | None:
-    if not plan.cuda_graph or plan.strategy not in ("single", "ddp"):
+    if not plan.cuda_graph or plan.optimizer.in_backward or plan.strategy not in ("single", "ddp"):
         return None
 
     def micro_step(batch: PackedBatch, num_trained: Tensor) -> Tensor:
