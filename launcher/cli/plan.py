@@ -16,7 +16,7 @@ from launcher.core.units import (
     format_percent,
 )
 from launcher.hardware.model import Hardware, format_hardware
-from launcher.plan.checkpoints import STATE_BYTES
+from launcher.plan.checkpoints import count_state_bytes
 from launcher.plan.estimate.dataset_size import estimate_prepared_bytes
 from launcher.plan.model import MemoryPlan, Plan
 from launcher.request.arguments import add_request_arguments, make_request
@@ -107,7 +107,8 @@ def _describe_disk(plan: Plan) -> str:
     if schedule.save_every_steps is None and schedule.save_every_epochs is None:
         return prepared
     kept = "all are kept" if schedule.save_total_limit is None else f"the last {schedule.save_total_limit} are kept"
-    checkpoint = format_gib(STATE_BYTES * plan.adapter.trainable_parameters)
+    state_bytes = count_state_bytes(plan.precision.trainable_dtype, plan.optimizer.name)
+    checkpoint = format_gib(state_bytes * plan.adapter.trainable_parameters)
     return f"{prepared}; checkpoints of up to {checkpoint}, {kept}"
 
 

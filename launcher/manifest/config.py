@@ -153,7 +153,13 @@ one step that trains all of them."""
     use_sdpa: bool | None = None
     """With flash_attention_2 false: use torch.nn.functional.scaled_dot_product_attention."""
     optim: OptimizerName | None = None
-    """Optimizer. adamw_bnb_8bit needs a GPU and bitsandbytes."""
+    """Optimizer. adamw_bnb_8bit and paged_adamw_8bit need a GPU and bitsandbytes; paged: moments in CPU memory."""
+    bf16_stochastic_round: bool | None = None
+    """Full fine-tuning: store weights in BF16 only and round updates stochastically. Default: if FP32 weights do not \
+fit into one GPU."""
+    optimizer_in_bwd: bool | None = None
+    """Full fine-tuning: update each weight in the backward pass and free its gradient; without gradient clipping and \
+accumulation. Default: if nothing else fits and max_grad_norm is absent or 0."""
     gradient_checkpointing: bool | Literal["selective"] | None = None
     """Save memory by recomputing activations in the backward pass: true for every layer, selective for cheap ops."""
     torch_compile: bool | None = None
@@ -277,6 +283,12 @@ def _check_adapter(config: TrainingConfig) -> list[str]:
     for name in ("use_rslora", "loraplus_lr_ratio", "modules_to_save"):
         if kind not in ("lora", "dora") and getattr(config, name):
             problems.append(f"{name}: not applicable to adapter_type {kind}; remove it")
+    for name in ("bf16_stochastic_round", "optimizer_in_bwd"):
+        if kind != "full" and getattr(config, name):
+            problems.append(f"{name}: applicable to adapter_type full only, not to {kind}; remove it")
+    if config.optimizer_in_bwd and "max_grad_norm" in config.model_fields_set and config.max_grad_norm:
+        reason = "the norm of all gradients is not known while weights are updated"
+        problems.append(f"optimizer_in_bwd: excludes gradient clipping ({reason}); set max_grad_norm to 0")
     if config.new_tokens and kind == "ia3":
         problems.append("new_tokens: PEFT's IA³ cannot train embeddings of single tokens; use lora, dora or full")
     if len(set(config.new_tokens)) < len(config.new_tokens) or any(not token.strip() for token in config.new_tokens):

@@ -136,7 +136,8 @@ def make_family(shape: ModelShape, recipe: Recipe) -> RunFamily:
     """Return the family that a run belongs to."""
     return RunFamily(
         size_class=next(name for limit, name in _SIZE_CLASSES if shape.num_parameters < limit)
-        + ("" if shape.experts is None else ", experts"),
+        + ("" if shape.experts is None else ", experts")
+        + (", BF16 weights" if recipe.adapter == "full" and recipe.trainable_dtype == "bf16" else ""),
         adapter=recipe.adapter,
         quantization=recipe.quantization,
         checkpointing=recipe.checkpointing,

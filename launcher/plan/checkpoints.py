@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from launcher.core.choices import DEEPSPEED_STRATEGIES
+from launcher.core.choices import DEEPSPEED_STRATEGIES, DTYPE_BYTES, EIGHT_BIT_OPTIMIZERS, Dtype, OptimizerName
 from launcher.core.units import GIB, format_gib
 from launcher.plan.context import PlanContext, plan_decision
 from launcher.plan.memory_budget import SearchInputs
 from launcher.plan.model import Decision
 from launcher.plan.search import Layout, estimate_layout_memory
 
-STATE_BYTES = 12  # per trained parameter: an FP32 weight and two optimizer states
 SHARD_BYTES = GIB // 2  # of one file of a rank; twice this is in host memory while it is written
 _MUCH_OF_HOST_MEMORY = 0.5
+
+
+def count_state_bytes(trainable_dtype: Dtype, optimizer: OptimizerName) -> int:
+    """Return the most bytes of a trained parameter in a checkpoint: its weight and two moments, FP32 or 8-bit."""
+    is_small = trainable_dtype == "bf16" and optimizer in EIGHT_BIT_OPTIMIZERS
+    return DTYPE_BYTES[trainable_dtype] + (3 if is_small else 8)  # not 2: moments of embeddings are FP32
 
 
 def decide_checkpoints(
@@ -23,7 +28,7 @@ def decide_checkpoints(
     """
     memory, ranks = estimate_layout_memory(inputs, layout), max(1, inputs.hardware.gpus_per_node)
     trained = int(inputs.num_trained)
-    gathered = STATE_BYTES * trained
+    gathered = count_state_bytes(inputs.recipe.trainable_dtype, inputs.recipe.optimizer) * trained
     if context.config.adapter_type != "full":
         return False, gathered, ()
     used = ranks * (memory.host_bytes if context.gpu is not None else memory.total_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.core.choices import Dtype, LossKernel, OptimizerName, Quantization
+from launcher.core.choices import EIGHT_BIT_OPTIMIZERS, Dtype, LossKernel, OptimizerName, Quantization
 from launcher.core.errors import InputError
 from launcher.core.units import format_gib
 from launcher.plan.adapter import decide_adapter, decide_quantization
@@ -166,18 +166,23 @@ def _decide_optimizer_name(context: PlanContext) -> tuple[OptimizerName, Decisio
         reason = "one kernel for all weights; same arithmetic as adamw_torch"
         return "adamw_torch_fused", plan_decision("optimizer", "adamw_torch_fused", reason)
     reason = "optim in the manifest"
-    if name == "adamw_bnb_8bit":
+    if name in EIGHT_BIT_OPTIMIZERS:
         if gpu is None and context.is_smoke:
-            return "adamw_torch", hardware_decision("optimizer", "adamw_torch", "adamw_bnb_8bit needs a CUDA GPU")
+            return "adamw_torch", hardware_decision("optimizer", "adamw_torch", f"{name} needs a CUDA GPU")
         if gpu is None:
             raise InputError(
-                "training.config.optim: adamw_bnb_8bit needs a CUDA GPU, and this machine has none",
+                f"training.config.optim: {name} needs a CUDA GPU, and this machine has none",
                 hint="--gpu NAME plans for one, or --set training.config.optim=adamw_torch",
             )
         if context.lacks("bitsandbytes"):
             raise InputError(
-                "training.config.optim: adamw_bnb_8bit needs the package bitsandbytes, which is not installed",
+                f"training.config.optim: {name} needs the package bitsandbytes, which is not installed",
                 hint="pip install 'expert-launcher[cuda]', or --set training.config.optim=adamw_torch_fused",
             )
+        if name == "paged_adamw_8bit" and context.config.adapter_type != "full":
+            reason = "as paged_adamw_8bit in the manifest, on the GPU: the moments of an adapter are small"
+            return "adamw_bnb_8bit", plan_decision("optimizer", "adamw_bnb_8bit", reason)
+        if name == "paged_adamw_8bit":
+            return name, manifest_decision("optimizer", name, f"{reason}; moments are in CPU memory")
         reason += "; every step waits for the host to read the gradients, which adamw_torch_fused avoids"
     return name, manifest_decision("optimizer", name, reason)

@@ -25,6 +25,7 @@ from launcher.plan.dataloader import decide_dataloader
 from launcher.plan.dtype_and_kernels import ModelSettings, decide_model_settings
 from launcher.plan.estimate.dataset_size import RowEstimate
 from launcher.plan.estimate.memory import estimate_memory, explain_layer_path
+from launcher.plan.full_finetuning import apply_requests, iterate_leaner_settings
 from launcher.plan.memory_budget import LEVELS, SearchInputs, expects_cuda_graph, make_search_inputs, make_workload
 from launcher.plan.model import Decision, MemoryPlan, Plan, QuantizationPlan, SpeedPlan, TaskEvalPlan
 from launcher.plan.notes import describe_faster_with_fewer_gpus, describe_slow_settings, make_notes
@@ -65,20 +66,51 @@ class _Choice:
     compile_decision: Decision
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Misfit:
+    """A search without result."""
+
+    inputs: SearchInputs
+    candidates: tuple[Candidate, ...]
+
+
 def _choose(context: PlanContext) -> _Choice:
-    settings = decide_model_settings(context)
+    """Return the first settings that fit without offloading to DeepSpeed; else those with it, or raise."""
+    settings = apply_requests(context, decide_model_settings(context))
+    first = _search(context, settings)
+    if isinstance(first, _Choice) and first.layout.offload == "none":
+        return first
+    for leaner in iterate_leaner_settings(context, settings, _count_missing_bytes(first)):
+        choice = _search(context, leaner)
+        if isinstance(choice, _Choice):
+            return choice
+    if isinstance(first, _Choice):
+        return first
+    raise make_does_not_fit_error(first.inputs, first.candidates)
+
+
+def _count_missing_bytes(first: _Choice | _Misfit) -> int:
+    """Return how much more memory one process would need without offloading."""
+    leanest = Layout(strategy="single", offload="none", checkpointing=first.inputs.levels[-1], micro_batch_size=1)
+    return estimate_layout_memory(first.inputs, leanest).total_bytes - first.inputs.budget.usable_bytes
+
+
+def _search(context: PlanContext, settings: ModelSettings) -> _Choice | _Misfit:
     workload = make_workload(context, settings)
     captures = expects_cuda_graph(context, settings)
     compiling = decide_compile(context, workload, estimate_run_length(context).num_steps, captures=captures)
     inputs = make_search_inputs(context, settings, replace(workload, compiled=compiling.is_on))
-    candidates = make_candidates(context, settings.quantization_kind, settings.optimizer.name)
+    is_chunked = settings.optimizer.in_backward or (
+        settings.adapter.kind == "full" and settings.precision.trainable_dtype == "bf16"
+    )
+    candidates = make_candidates(context, settings.quantization_kind, settings.optimizer.name, is_chunked=is_chunked)
     layout = find_best_layout(inputs, candidates)
     if layout is not None and disable_under_zero3(context, compiling, layout) != compiling:
         compiling = disable_under_zero3(context, compiling, layout)
         inputs = make_search_inputs(context, settings, replace(workload, compiled=False))
         layout = find_best_layout(inputs, candidates)
     if layout is None:
-        raise make_does_not_fit_error(inputs, candidates)
+        return _Misfit(inputs=inputs, candidates=candidates)
     return _Choice(
         settings=settings, inputs=inputs, candidates=candidates, layout=layout, compile_decision=compiling.decision
     )

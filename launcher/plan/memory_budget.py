@@ -142,6 +142,8 @@ def find_cuda_graph_obstacle(context: PlanContext, settings: ModelSettings) -> s
         return f"attention by {settings.attention.backend} has different shapes in every micro-batch"
     if settings.loss_kernel != "fused" or settings.precision.loss_scaling:
         return "the loss synchronizes with the host"
+    if settings.optimizer.in_backward:
+        return "the optimizer runs within the backward pass"
     if context.base.experts is not None:
         return "mixtures of experts run by the code of transformers"
     return "" if context.config.packing else "without packing, shapes vary"
@@ -177,6 +179,7 @@ def _make_recipe(context: PlanContext, settings: ModelSettings, compiled: bool) 
         base_dtype=settings.precision.base_dtype,
         trainable_dtype=settings.precision.trainable_dtype,
         optimizer=settings.optimizer.name,
+        optimizer_in_bwd=settings.optimizer.in_backward,
         checkpointing="none",
         compiled=compiled,
         loss_kernel=settings.loss_kernel,

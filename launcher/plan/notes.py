@@ -15,7 +15,14 @@ from launcher.plan.context import PlanContext
 from launcher.plan.memory_budget import SearchInputs
 from launcher.plan.model import SpeedPlan
 from launcher.plan.schedule import count_step_sequences, estimate_run_length
-from launcher.plan.search import Layout, estimate_step_seconds, find_best_layout, make_recipe, split_step_seconds
+from launcher.plan.search import (
+    Layout,
+    count_accumulation_steps,
+    estimate_step_seconds,
+    find_best_layout,
+    make_recipe,
+    split_step_seconds,
+)
 from launcher.plan.suggestions import fits_with_int4, list_candidates_without_offload, move_to_hardware
 
 # Communication below this share of a step is not worth a note.
@@ -56,6 +63,9 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
         yield f"{ranks - batch} of {ranks} {processes} are idle: a step has only {batch} sequence{'s'[: batch != 1]}"
     if fewer_gpus:
         yield fewer_gpus
+    num_micro_steps = count_accumulation_steps(inputs, layout)
+    if inputs.recipe.trainable_dtype == "bf16" and num_micro_steps > 1:
+        yield f"gradients of {num_micro_steps} micro-steps are added up in BF16, like the weights"
     if layout.offload != "none" and fits_with_int4(inputs):
         yield "with base_models[0].quantization int4 it would fit without offloading, and train many times faster"
     if context.gpu is not None:

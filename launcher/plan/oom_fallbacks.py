@@ -19,7 +19,7 @@ def make_oom_fallbacks(
     """Return the fallbacks in order; each is predicted to need less memory than the one before."""
     fallbacks: list[OomFallback] = []
     lowest = estimate_layout_memory(inputs, layout).total_bytes
-    for action, lower in _iterate_layouts(layout, candidates):
+    for action, lower in _iterate_layouts(layout, candidates, is_whole=inputs.recipe.optimizer_in_bwd):
         memory = estimate_layout_memory(inputs, lower, cautious=True)
         if memory.total_bytes >= lowest or not fits_host_memory(inputs, memory):
             continue
@@ -38,8 +38,11 @@ def make_oom_fallbacks(
     return tuple(fallbacks)
 
 
-def _iterate_layouts(layout: Layout, candidates: tuple[Candidate, ...]) -> Iterator[tuple[str, Layout]]:
-    while layout.micro_batch_size > 1:
+def _iterate_layouts(
+    layout: Layout, candidates: tuple[Candidate, ...], *, is_whole: bool
+) -> Iterator[tuple[str, Layout]]:
+    """Yield what to change next. `is_whole`: the batch must stay one micro-batch."""
+    while layout.micro_batch_size > 1 and not is_whole:
         layout = replace(layout, micro_batch_size=layout.micro_batch_size // 2)
         yield f"micro-batch {layout.micro_batch_size}", layout
     for level in LEVELS[LEVELS.index(layout.checkpointing) + 1 :]:

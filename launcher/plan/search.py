@@ -18,6 +18,7 @@ from launcher.plan.estimate.memory import MemoryEstimate, Recipe, estimate_memor
 from launcher.plan.estimate.step_time import (
     MICRO_STEP_SECONDS,
     Workload,
+    estimate_chunked_update_seconds,
     estimate_dequantize_seconds,
     estimate_launch_seconds,
     estimate_offload_seconds,
@@ -65,7 +66,7 @@ def uses_cuda_graph(inputs: SearchInputs, layout: Layout) -> bool:
     Replicas then all-reduce gradients after it, which is cheap for an adapter. In full fine-tuning the all-reduce must
     overlap with the backward pass.
     """
-    if not inputs.can_use_cuda_graph or layout.offload != "none":
+    if not inputs.can_use_cuda_graph or layout.offload != "none" or inputs.recipe.optimizer_in_bwd:
         return False
     if layout.strategy != "single" and (layout.strategy != "ddp" or inputs.recipe.adapter == "full"):
         return False
@@ -144,6 +145,8 @@ def _find_best_of(inputs: SearchInputs, strategy: Strategy, offload: Offload) ->
 def _find_replicated(inputs: SearchInputs, strategy: Strategy) -> Layout | None:
     """Return the layout with the least recomputation that fits, then with the largest useful micro-batch."""
     slots = inputs.filled_slots_per_rank
+    if inputs.recipe.optimizer_in_bwd:
+        return _find_in_one_micro_batch(inputs, strategy)
     small = min(slots, ceil(_SMALL_MICRO_BATCH_TOKENS / inputs.recipe.sequence_length))
     for level in inputs.levels:
         start = Layout(strategy=strategy, offload="none", checkpointing=level, micro_batch_size=small)
@@ -152,6 +155,16 @@ def _find_replicated(inputs: SearchInputs, strategy: Strategy) -> Layout | None:
             return _fastest_split(inputs, start, _largest_fit(inputs, start, limit))
     last = Layout(strategy=strategy, offload="none", checkpointing=inputs.levels[-1], micro_batch_size=1)
     return _fastest_split(inputs, last, _largest_fit(inputs, last, small)) if fits_memory(inputs, last) else None
+
+
+def _find_in_one_micro_batch(inputs: SearchInputs, strategy: Strategy) -> Layout | None:
+    """Return the layout with the least recomputation in which the whole batch of a rank is one micro-batch."""
+    slots = inputs.slots_per_rank
+    layouts = [
+        Layout(strategy=strategy, offload="none", checkpointing=level, micro_batch_size=slots)
+        for level in inputs.levels
+    ]
+    return next((layout for layout in layouts if fits_memory(inputs, layout)), None)
 
 
 def _largest_fit(inputs: SearchInputs, start: Layout, limit: int) -> int:
@@ -201,7 +214,18 @@ def split_step_seconds(inputs: SearchInputs, layout: Layout) -> tuple[float, flo
     time, weights = estimate_time(inputs, layout), make_exchange(inputs.workload, inputs.num_trained).weight_bytes
     steps = _count_filled_steps(inputs, layout)
     waiting = time.waiting_seconds + estimate_offload_seconds(layout.offload, steps, weights, inputs.gradient_bytes)
+    waiting += _estimate_chunked_seconds(inputs, layout)
     return time.compute_seconds / steps, waiting
+
+
+def _estimate_chunked_seconds(inputs: SearchInputs, layout: Layout) -> float:
+    """Return the seconds of an update in chunks, with copies of moments that are in CPU memory."""
+    recipe, gpu = inputs.recipe, inputs.hardware.gpu
+    is_paged = recipe.optimizer == "paged_adamw_8bit"
+    if gpu is None or not (recipe.trainable_dtype == "bf16" or recipe.optimizer_in_bwd or is_paged):
+        return 0.0
+    paged_bytes = estimate_layout_memory(inputs, layout).host_bytes if is_paged else 0
+    return estimate_chunked_update_seconds(gpu, inputs.num_trained, paged_bytes)
 
 
 def estimate_time(inputs: SearchInputs, layout: Layout) -> StepTime:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from launcher.core.choices import DEEPSPEED_STRATEGIES, FSDP_STRATEGIES, Offload, OptimizerName, Quantization, Strategy
+from launcher.core.choices import (
+    DEEPSPEED_STRATEGIES,
+    EIGHT_BIT_OPTIMIZERS,
+    FSDP_STRATEGIES,
+    Offload,
+    OptimizerName,
+    Quantization,
+    Strategy,
+)
 from launcher.core.errors import InputError, Problem
 from launcher.plan.context import PlanContext, hardware_decision, manifest_decision, plan_decision
 from launcher.plan.model import Decision
@@ -42,7 +50,7 @@ def _is_plain_cpu(context: PlanContext) -> bool:
 
 
 def make_candidates(
-    context: PlanContext, quantization: Quantization, optimizer: OptimizerName
+    context: PlanContext, quantization: Quantization, optimizer: OptimizerName, *, is_chunked: bool = False
 ) -> tuple[Candidate, ...]:
     """Return the strategies to try in order of preference: simple before complicated, offloading last."""
     if _is_plain_cpu(context):
@@ -53,7 +61,7 @@ def make_candidates(
         raise InputError(
             f"{strategy} needs the package deepspeed, which is not installed", hint="pip install deepspeed"
         )
-    shardable = optimizer != "adamw_bnb_8bit" and not _saves_frozen_weights(context)
+    shardable = optimizer not in EIGHT_BIT_OPTIMIZERS and not _saves_frozen_weights(context) and not is_chunked
     config = context.config
     whole = config.target_parameters, config.modules_to_save, config.new_tokens, config.init_lora_weights
     shardable = shardable and not any(whole)
@@ -116,8 +124,8 @@ def _check_combination(
             f"{TITLES[strategy]} does not support NF4 weights (shards corrupt packed 4-bit values); use zero3, or "
             "quantization none"
         )
-    if strategy not in (None, "single", "ddp") and optimizer == "adamw_bnb_8bit":
-        refuse(f"{strategy} does not support adamw_bnb_8bit, which keeps its state per rank; use adamw_torch_fused")
+    if strategy not in (None, "single", "ddp") and optimizer in EIGHT_BIT_OPTIMIZERS:
+        refuse(f"{strategy} does not support {optimizer}, which keeps its state per rank; use adamw_torch_fused")
     if strategy not in (None, "single", "ddp") and _saves_frozen_weights(context):
         refuse(f"{strategy} cannot save the frozen vision tower of {context.base.name}; use ddp, or adapter_type lora")
     if strategy in DEEPSPEED_STRATEGIES and context.base.experts is not None:
@@ -135,8 +143,8 @@ def _check_combination(
             refuse(f"{strategy} does not support offload {offload}, only DeepSpeed does; use zero2 or zero3")
         if offload == "optimizer_and_parameters" and strategy in ("zero1", "zero2"):
             refuse(f"{strategy} keeps all parameters on every GPU; use zero3 to offload them")
-        if optimizer == "adamw_bnb_8bit":
-            refuse("an offloaded optimizer runs on the CPU, adamw_bnb_8bit does not; use adamw_torch_fused")
+        if optimizer in EIGHT_BIT_OPTIMIZERS:
+            refuse(f"an offloaded optimizer runs on the CPU, {optimizer} does not; use adamw_torch_fused")
         if quantization != "none" and offload == "optimizer_and_parameters":
             refuse("quantized parameters cannot be offloaded; use quantization none, or offload optimizer")
     if problems:

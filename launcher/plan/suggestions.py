@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
+from launcher.core.choices import EIGHT_BIT_OPTIMIZERS
 from launcher.core.errors import DoesNotFitError, Problem
 from launcher.core.units import GIB, format_gib
 from launcher.hardware.gpu_catalogue import GPUS
@@ -83,6 +86,8 @@ def _suggest_smaller_training(inputs: SearchInputs) -> Iterator[str]:
         if fits_with_int4(inputs):
             yield "base_models[0].quantization int4 fits"
         return
+    if leaner := _find_leaner_full(inputs) if inputs.hardware.num_ranks == 1 else _find_sharded_full(inputs):
+        yield f"{leaner} fits"
     targets = tuple(linear.name for linear in inputs.shape.linears)
     lora = replace(
         inputs,
@@ -93,6 +98,45 @@ def _suggest_smaller_training(inputs: SearchInputs) -> Iterator[str]:
         yield "adapter_type lora fits"
     elif fits_with_int4(lora):
         yield "adapter_type lora with base_models[0].quantization int4 fits"
+
+
+def _find_sharded_full(inputs: SearchInputs) -> str:
+    """Return the optimizer that lets several ranks shard the training, if the present one is in the way."""
+    if inputs.recipe.optimizer not in EIGHT_BIT_OPTIMIZERS:
+        return ""
+    plain = replace(inputs, recipe=replace(inputs.recipe, optimizer="adamw_torch_fused"))
+    fits = find_best_layout(plain, list_candidates_without_offload(plain)) is not None
+    return "optim adamw_torch_fused (sharded by FSDP2, which 8-bit optimizers exclude)" if fits else ""
+
+
+def _find_leaner_full(inputs: SearchInputs) -> str:
+    """Return the settings with which full fine-tuning fits into one GPU, those that change the least."""
+    recipe = inputs.recipe
+    if recipe.compute_dtype != "bf16" or recipe.optimizer == "sgd":
+        return ""
+    optimizers = dict.fromkeys((recipe.optimizer, "adamw_bnb_8bit", "paged_adamw_8bit"))
+    for in_backward, optimizer in product((False, True), optimizers):
+        leaner = replace(
+            recipe, base_dtype="bf16", trainable_dtype="bf16", optimizer=optimizer, optimizer_in_bwd=in_backward
+        )
+        size = _find_fitting_batch(replace(inputs, recipe=leaner))
+        if size is not None:
+            batch = f" and a global batch of {size}" if size < inputs.global_batch_size else ""
+            clipping = f", optimizer_in_bwd true, max_grad_norm 0{batch}" if in_backward else ""
+            return f"bf16_stochastic_round true, optim {optimizer}{clipping}"
+    return ""
+
+
+def _find_fitting_batch(inputs: SearchInputs) -> int | None:
+    """Return the global batch, or the largest one that fits if it must be one micro-batch."""
+
+    def fits(size: int) -> bool:
+        smaller = replace(inputs, global_batch_size=size, step_sequences=min(size, inputs.step_sequences))
+        return find_best_layout(smaller, (("single", "none"),)) is not None
+
+    sizes = range(1, inputs.global_batch_size + 1) if inputs.recipe.optimizer_in_bwd else [inputs.global_batch_size]
+    num_fitting = bisect_left(sizes, True, key=lambda size: not fits(size))
+    return sizes[num_fitting - 1] if num_fitting else None
 
 
 def list_candidates_without_offload(inputs: SearchInputs) -> tuple[Candidate, ...]:
@@ -123,7 +167,7 @@ def _find_shorter_sequence(inputs: SearchInputs, candidates: tuple[Candidate, ..
 
 def _find_more_gpus(inputs: SearchInputs) -> str | None:
     hardware = inputs.hardware
-    if hardware.gpu is None or inputs.recipe.optimizer == "adamw_bnb_8bit":
+    if hardware.gpu is None or inputs.recipe.optimizer in EIGHT_BIT_OPTIMIZERS or inputs.recipe.optimizer_in_bwd:
         return None
     for gpus, nodes in ((2, 1), (4, 1), (8, 1), (8, 2), (8, 4)):
         if gpus >= hardware.gpus_per_node and nodes >= hardware.nodes and gpus * nodes > hardware.num_ranks:

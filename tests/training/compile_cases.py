@@ -31,6 +31,7 @@ from launcher.training.kernels import (
     nf4_triton,
     rmsnorm_dropout_triton,
     rope_swiglu_triton,
+    stochastic_rounding_triton,
     varlen_attention,
 )
 from launcher.training.kernels.nf4 import Nf4Weights
@@ -108,6 +109,8 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def compile_elementwise() -> None:
+    for key in (3, (1 << 32) - 5):
+        stochastic_rounding_triton.round_stochastically_triton(zeros(5000), key, 1 << 24)
     x, wide = zeros(NUM_TOKENS, 1024, dtype=BF16), zeros(NUM_TOKENS, 1072, dtype=BF16)
     rmsnorm_dropout_triton.rms_norm(x, zeros(1024, dtype=BF16), 1e-6, wide)
     rmsnorm_dropout_triton.rms_norm(

@@ -18,7 +18,7 @@ from launcher.core.worker import call_with_timeout
 from launcher.corpus.first_rows import probe_rows
 from launcher.corpus.sources import make_file_source
 from launcher.corpus.storage_kind import probe_storage
-from launcher.plan.checkpoints import STATE_BYTES
+from launcher.plan.checkpoints import count_state_bytes
 from launcher.plan.estimate.dataset_size import SAMPLE_TRAIN
 from launcher.plan.model import Plan
 from launcher.request.request import PlannedRun, base_folders
@@ -252,7 +252,7 @@ def _check_weights(facts: ExpertFacts) -> Finding:
 
 def _check_checkpoints(facts: ExpertFacts) -> Finding:
     plan = facts.plan
-    one = plan.adapter.trainable_parameters * STATE_BYTES
+    one = plan.adapter.trainable_parameters * count_state_bytes(plan.precision.trainable_dtype, plan.optimizer.name)
     kept = 1 + (plan.schedule.save_total_limit or 3)  # the new one is complete before an old one is deleted
     need = kept * one + plan.adapter.trainable_parameters * 4
     found = f"{format_gib(one)} each, {format_gib(need)} for {kept} and the trained weights"

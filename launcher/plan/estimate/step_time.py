@@ -56,6 +56,8 @@ _FORWARD_OF_COMPUTING = 0.35
 _RECOMPUTED: dict[Checkpointing, float] = {"none": 0.0, "selective": 0.04, "full": 1.0}
 # Bandwidth between GPU and CPU memory: PCIe 4.0 x16, pinned, as DeepSpeed reaches it.
 _HOST_LINK_GB_PER_SECOND = 16.0
+# Bytes that training/engine/chunked_adamw.py moves per weight on the GPU: FP32 copies, moments, rounding. Counted.
+_CHUNKED_UPDATE_BYTES = 64
 # Parameters per second that AdamW updates on a CPU: memory-bound, about 28 bytes per parameter. Assumed.
 _HOST_ADAM_PER_SECOND = 1.0e9
 
@@ -197,3 +199,9 @@ def estimate_offload_seconds(
         moved += 2 * weight_bytes * num_micro_steps
     num_parameters = gradient_bytes / 4
     return moved / (_HOST_LINK_GB_PER_SECOND * 1e9) + num_parameters / _HOST_ADAM_PER_SECOND
+
+
+def estimate_chunked_update_seconds(gpu: Gpu, num_trained: float, paged_bytes: float) -> float:
+    """Estimate the time of an update in chunks, with moments copied from CPU memory and back, without overlap."""
+    update = num_trained * _CHUNKED_UPDATE_BYTES / (gpu.memory_gb_per_second * 1e9 * _BANDWIDTH_EFFICIENCY)
+    return update + 2 * paged_bytes / (_HOST_LINK_GB_PER_SECOND * 1e9)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from launcher.core.choices import DEEPSPEED_STRATEGIES, EIGHT_BIT_OPTIMIZERS
 from launcher.core.errors import Problem
 from launcher.core.units import format_gib
-from launcher.plan.checkpoints import STATE_BYTES
+from launcher.plan.checkpoints import count_state_bytes
 from launcher.plan.model import Plan
 from launcher.training.cluster.node_info import NodeInfo
 
@@ -77,7 +77,9 @@ def estimate_checkpoint_bytes(plan: Plan) -> int:
     else:
         count = 0 if every is None else limit or 1
     kept = count if limit is None else min(count, limit + 1)
-    return plan.adapter.trainable_parameters * (STATE_BYTES * kept + 4)
+    return plan.adapter.trainable_parameters * (
+        count_state_bytes(plan.precision.trainable_dtype, plan.optimizer.name) * kept + 4
+    )
 
 
 def _find_differences(nodes: Sequence[ComparedNode], plan: Plan) -> Iterator[Problem]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from launcher.core import metrics
 from launcher.core.errors import InputError, RunFailedError
@@ -94,6 +95,24 @@ def test_resume_is_bit_exact(plan: Plan, store: Store, tmp_path: Path, kind: str
         load_metrics(resumed.paths.metrics)[-1].values[metrics.TOKENS_SEEN]
         == (load_metrics(whole.paths.metrics)[-1].values[metrics.TOKENS_SEEN])
     )
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_resume_with_bf16_weights_is_bit_exact(plan: Plan, store: Store, tmp_path: Path, *, in_backward: bool) -> None:
+    """Stochastic rounding depends on seed, step and index only; the resumed run updates at the other time."""
+    bf16 = dict.fromkeys((f"precision.{name}_dtype" for name in ("base", "trainable", "compute")), "bf16")
+    fixed = {**adapt("full"), **SAVING, **bf16, **split(4, 1), "optimizer.max_grad_norm": None}
+    first, second = (vary(plan, {**fixed, "optimizer.in_backward": value}) for value in (in_backward, not in_backward))
+    with torch.backends.mkldnn.flags(enabled=False):  # slow on CPUs without BF16
+        whole, _ = go(first, store, tmp_path / "whole")
+        cut(first, store, tmp_path / "cut", 5)
+        resumed, began = go(second, store, tmp_path / "cut")
+    assert began == 4
+    assert adapter_bytes(resumed) == adapter_bytes(whole)
+    assert recorded_losses(resumed) == recorded_losses(whole)
+    saved = AutoModelForCausalLM.from_pretrained(str(resumed.paths.adapter)).state_dict()
+    for name, weight in trained_weights(resumed).items():
+        assert torch.equal(saved[name.removeprefix("model.")], weight), "exported without another rounding"
 
 
 @pytest.mark.parametrize(

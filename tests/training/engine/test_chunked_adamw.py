@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8}
 @pytest.fixture(autouse=True)
 def _without_mkldnn() -> Iterator[None]:
     """On CPUs without BF16, every matmul would fail in oneDNN first, which is slow."""
-    with torch.backends.mkldnn.flags(enabled=False):  # type: ignore[no-untyped-call]
+    with torch.backends.mkldnn.flags(enabled=False):
         yield
 
 
@@ -52,7 +52,7 @@ def run_steps(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], num
 def test_fp32_weights_are_updated_as_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked_adamw, "UPDATE_CHUNK", 512)  # the first tensor has three chunks
     weights, expected = make_weights(), make_weights()
-    groups = [{"params": weights[:1], "weight_decay": 0.1}, {"params": weights[1:]}]
+    groups: list[dict[str, Any]] = [{"params": weights[:1], "weight_decay": 0.1}, {"params": weights[1:]}]
     ours = run_steps(ChunkedAdamW(groups, seed=0, **SETTINGS), weights)
     plain = [{"params": expected[:1], "weight_decay": 0.1}, {"params": expected[1:], "weight_decay": 0.0}]
     for mine, theirs in zip(ours, run_steps(torch.optim.AdamW(plain, **SETTINGS), expected), strict=True):

@@ -12,7 +12,11 @@ import pytest
 
 from tests.conftest import ROOT
 
-CASES = ("tests/training/kernels/nf4_cases.py", "tests/training/engine/adamw_8bit_cases.py")
+CASES = (
+    "tests/training/kernels/nf4_cases.py",
+    "tests/training/engine/adamw_8bit_cases.py",
+    "tests/training/engine/chunked_adamw_cases.py",
+)
 BITSANDBYTES = os.environ.get("LAUNCHER_TEST_BITSANDBYTES")  # a folder that contains it, if the environment does not
 
 

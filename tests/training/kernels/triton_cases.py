@@ -15,6 +15,8 @@ from launcher.training.kernels import (
     nf4_triton,
     rmsnorm_dropout_triton,
     rope_swiglu_triton,
+    stochastic_rounding,
+    stochastic_rounding_triton,
 )
 from launcher.training.kernels.elementwise import Correction, QKNormRope
 from launcher.training.kernels.nf4 import Nf4Weights, dequantize
@@ -23,6 +25,7 @@ from launcher.training.kernels.seeded_dropout import DropoutSeed
 
 def check_all(device: str) -> None:
     torch.manual_seed(0)
+    check_stochastic_rounding(device)
     check_rms_norm(device)
     check_lora_copy(device)
     for out_features, ranks in (([40, 24, 16], 16), ([700, 700], 16), ([130], 8)):
@@ -47,6 +50,14 @@ def check_all(device: str) -> None:
             check_qk_norm_rope(device, scaled, normed, added)
     for softcap in (None, 5.0):
         check_cross_entropy(device, softcap)
+
+
+def check_stochastic_rounding(device: str) -> None:
+    """Bits of keys on both sides of the int32 range, and of indices beyond it."""
+    values = torch.randn(5000)
+    for key, start in ((3, 0), ((1 << 32) - 5, 1 << 24), (1 << 31, (1 << 31) - 100)):
+        rounded = stochastic_rounding_triton.round_stochastically_triton(values.to(device), key, start)
+        assert torch.equal(rounded.cpu(), stochastic_rounding.round_stochastically(values, key, start))
 
 
 def check_rms_norm(device: str) -> None:

@@ -141,6 +141,9 @@ CHANGES["training.config.wandb.mode"] = {"training.config.wandb.mode": "disabled
 REFUSES: dict[str, dict[str, Any]] = {
     "training.config.method": {"training.config.method": "dpo"},
     "training.config.greater_is_better": {"training.config.greater_is_better": True},
+    # Full fine-tuning on one GPU only: test_full_finetuning.py
+    "training.config.bf16_stochastic_round": {"training.config.bf16_stochastic_round": True},
+    "training.config.optimizer_in_bwd": {"training.config.optimizer_in_bwd": True},
 }
 # Objects whose keys are tested.
 CONTAINERS = {"base_models", "base_models.adapters", "training", "training.dataset", "training.config"}

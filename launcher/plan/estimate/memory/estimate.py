@@ -60,7 +60,7 @@ def estimate_memory(shape: ModelShape, recipe: Recipe) -> MemoryEstimate:
     static = estimate_static(shape, recipe)
     activations, loss, transient = estimate_step(shape, recipe)
     gradients = static.gradients
-    if not recipe.accumulates_gradients:
+    if not recipe.accumulates_gradients and not recipe.optimizer_in_bwd:
         # one backward pass: gradients grow while activations are freed, so the peak holds the larger of the two
         kept = gradients / 2 if has_buckets(recipe) else 0.0  # the buckets are permanent
         gradients = kept + max(0.0, gradients - kept - activations - loss)
@@ -97,12 +97,14 @@ def _describe_adapter(recipe: Recipe) -> str:
 
 
 def _describe_optimizer(recipe: Recipe) -> str:
-    if recipe.offload != "none":
+    if recipe.offload != "none" or recipe.optimizer == "paged_adamw_8bit":
         return "in CPU memory"
     return recipe.optimizer + _describe_shards(recipe, SHARDED_STRATEGIES | DEEPSPEED_STRATEGIES)
 
 
 def _describe_gradients(recipe: Recipe) -> str:
+    if recipe.optimizer_in_bwd:
+        return " of one layer: each is freed after its update"
     if not recipe.accumulates_gradients:
         return ", where they exceed the activations they replace"
     if has_buckets(recipe):

@@ -57,6 +57,7 @@ class Recipe:
     base_dtype: Dtype
     trainable_dtype: Dtype
     optimizer: OptimizerName
+    optimizer_in_bwd: bool = False  # weights are updated in the backward pass, and their gradients freed
     checkpointing: Checkpointing
     compiled: bool
     loss_kernel: LossKernel

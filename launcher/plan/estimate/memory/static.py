@@ -9,8 +9,10 @@ from launcher.base_models.shapes import ModelShape
 from launcher.core.choices import (
     DEEPSPEED_STRATEGIES,
     DTYPE_BYTES,
+    EIGHT_BIT_OPTIMIZERS,
     NF4_BYTES,
     SHARDED_STRATEGIES,
+    UPDATE_CHUNK,
     ZERO_BUCKET_ELEMENTS,
     ZERO_LIVE_ELEMENTS,
     accumulates_in_fp32,
@@ -63,6 +65,8 @@ def estimate_static(shape: ModelShape, recipe: Recipe) -> Static:
     adapter /= ranks if is_sharded else 1
     adapter += _count_border_bytes(shape, recipe)
     gradients = float(trainable * _get_gradient_bytes(recipe))
+    if recipe.optimizer_in_bwd:  # those of one layer; the head's are counted with the loss
+        gradients = float(shape.layer_parameters * _get_gradient_bytes(recipe))
     if has_buckets(recipe):
         gradients *= 2
     elif is_sharded or recipe.strategy == "zero2":
@@ -70,13 +74,15 @@ def estimate_static(shape: ModelShape, recipe: Recipe) -> Static:
     optimizer = _count_optimizer_bytes(shape, recipe, trainable) / (ranks if is_sharded or is_zero else 1)
     working_set = _count_gathered_bytes(shape, recipe) + _count_bucket_bytes(recipe)
     host = 0.0
+    if recipe.optimizer == "paged_adamw_8bit":
+        host, optimizer = optimizer, 0.0
     if recipe.offload != "none":
         host, optimizer = optimizer + _count_host_gradient_bytes(recipe, trainable), 0.0
         gradients = 0.0  # moved to the CPU bucket by bucket
     if recipe.offload == "optimizer_and_parameters":
         host += weights + adapter
         weights, adapter = 0.0, 0.0
-    working_set += _count_autocast_bytes(shape, recipe, trainable)
+    working_set += _count_autocast_bytes(shape, recipe, trainable) + _count_update_bytes(recipe, trainable)
     return Static(
         weights=weights, adapter=adapter, gradients=gradients, optimizer=optimizer, working_set=working_set, host=host
     )
@@ -100,17 +106,25 @@ def _count_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
 
 
 def _count_optimizer_bytes(shape: ModelShape, recipe: Recipe, trainable: int) -> float:
-    """Count the optimizer state: fp32 master weights and moments with ZeRO, else moments in the parameters' dtype."""
+    """Count the optimizer state: two moments, and with ZeRO fp32 master weights."""
     is_zero = recipe.strategy in DEEPSPEED_STRATEGIES
     master = 4 * trainable if is_zero and recipe.compute_dtype != "fp32" else 0
     if recipe.optimizer == "sgd":
         return float(master)
-    if recipe.optimizer == "adamw_bnb_8bit":
+    if recipe.optimizer in EIGHT_BIT_OPTIMIZERS:
         blocks = 2 * 4 / _BNB_BLOCK
         embeddings = count_trained_embeddings(shape, recipe)  # their moments are FP32
         quantized = (trainable - embeddings) * (2 + blocks)
         return master + quantized + 8 * embeddings + _count_small_bytes(shape, recipe)
-    return float(master + 2 * trainable * (4 if is_zero else DTYPE_BYTES[recipe.trainable_dtype]))
+    return float(master + 8 * trainable)
+
+
+def _count_update_bytes(recipe: Recipe, trainable: int) -> float:
+    """Count the temporary tensors of an update in chunks: an FP32 weight and gradient, and copies of the moments."""
+    if recipe.trainable_dtype != "bf16" and not recipe.optimizer_in_bwd and recipe.optimizer != "paged_adamw_8bit":
+        return 0.0
+    per_element = 16 if recipe.optimizer in EIGHT_BIT_OPTIMIZERS else 28
+    return float(per_element * min(UPDATE_CHUNK, trainable))
 
 
 def _count_small_bytes(shape: ModelShape, recipe: Recipe) -> int:

@@ -222,10 +222,10 @@ def test_full_fine_tuning_in_fp32_keeps_everything_in_fp32() -> None:
     assert term(estimate, "optimizer") == 8 * PARAMETERS
 
 
-def test_full_fine_tuning_in_bf16_halves_everything() -> None:
+def test_bf16_weights_halve_weights_and_gradients_but_not_moments() -> None:
     estimate = estimate_memory(make_shape(), dataclasses.replace(FULL, base_dtype="bf16", trainable_dtype="bf16"))
     sizes = [term(estimate, name) for name in ("weights", "gradients", "optimizer")]
-    assert sizes == [2 * PARAMETERS, 2 * PARAMETERS, 4 * PARAMETERS]
+    assert sizes == [2 * PARAMETERS, 2 * PARAMETERS, 8 * PARAMETERS]
 
 
 def test_lora_keeps_the_base_frozen() -> None:
