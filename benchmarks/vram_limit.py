@@ -4,6 +4,7 @@ The four experts' own configurations on their samples, Qwen3 shapes with random 
 decides the split. Cases run one at a time. One row of JSON per case; cases with a row are skipped.
 
     python benchmarks/vram_limit.py measure --out vram_limit.jsonl           # a GPU with more than 32 GiB
+    python benchmarks/vram_limit.py measure --cases 1.7B-full-16 8B-full-24 --out vram_limit.jsonl
     python benchmarks/vram_limit.py table vram_limit.jsonl                   # the table of docs/STATUS.md
 """
 
@@ -42,6 +43,13 @@ class Case:
 
 
 LARGE = ("--base", "Qwen/Qwen3-8B")
+FULL = ("--set", "training.config.adapter_type=full", "--set", "training.config.optim=null")
+# Updates within the backward pass need one micro-batch per step, and no clipping.
+IN_BACKWARD = tuple(
+    word
+    for key, value in (("max_grad_norm", 0), ("batch_size", 2), ("gradient_accumulation_steps", 1))
+    for word in ("--set", f"training.config.{key}={value}")
+)
 CASES = (
     Case(name="neo4j-24", expert="neo4j", gib=24),
     Case(name="typescript-24", expert="typescript", gib=24),
@@ -49,6 +57,8 @@ CASES = (
     Case(name="json-16", expert="json", gib=16),
     Case(name="8B-int4-24", expert="neo4j", gib=24, flags=(*LARGE, "--set", "base_models.0.quantization=int4")),
     Case(name="8B-32", expert="neo4j", gib=32, flags=LARGE),
+    Case(name="1.7B-full-16", expert="neo4j", gib=16, flags=("--base", "Qwen/Qwen3-1.7B", *FULL)),
+    Case(name="8B-full-24", expert="neo4j", gib=24, flags=(*LARGE, *FULL, *IN_BACKWARD)),
 )
 
 
@@ -104,6 +114,10 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
         "checkpointing": plan.checkpointing,
         "cuda_graph": plan.cuda_graph,
         "attention": plan.attention.backend,
+        "weights": plan.precision.trainable_dtype,
+        "optimizer": plan.optimizer.name + (", in backward" if plan.optimizer.in_backward else ""),
+        "host_gib": round(bytes_to_gib(plan.memory.host_bytes), 2),
+        "predicted_tokens_per_second": plan.speed.tokens_per_second,
         "predicted_gib": round(bytes_to_gib(plan.memory.total_bytes), 2),
         "reserved_gib": round(reserved + bytes_to_gib(context), 2),
         "tokens_per_second": round(statistics.median(row.values[metrics.TOKENS_PER_SECOND] for row in steady)),

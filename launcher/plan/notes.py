@@ -23,7 +23,12 @@ from launcher.plan.search import (
     make_recipe,
     split_step_seconds,
 )
-from launcher.plan.suggestions import fits_with_int4, list_candidates_without_offload, move_to_hardware
+from launcher.plan.suggestions import (
+    find_leaner_full,
+    fits_with_int4,
+    list_candidates_without_offload,
+    move_to_hardware,
+)
 
 # Communication below this share of a step is not worth a note.
 _NOTABLE_WAITING = 0.1
@@ -66,6 +71,8 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
     num_micro_steps = count_accumulation_steps(inputs, layout)
     if inputs.recipe.trainable_dtype == "bf16" and num_micro_steps > 1:
         yield f"gradients of {num_micro_steps} micro-steps are added up in BF16, like the weights"
+    if layout.offload != "none" and (leaner := find_leaner_full(inputs)):
+        yield f"with {leaner} it would fit without offloading, and train many times faster"
     if layout.offload != "none" and fits_with_int4(inputs):
         yield "with base_models[0].quantization int4 it would fit without offloading, and train many times faster"
     if context.gpu is not None:

@@ -86,7 +86,7 @@ def _suggest_smaller_training(inputs: SearchInputs) -> Iterator[str]:
         if fits_with_int4(inputs):
             yield "base_models[0].quantization int4 fits"
         return
-    if leaner := _find_leaner_full(inputs) if inputs.hardware.num_ranks == 1 else _find_sharded_full(inputs):
+    if leaner := find_leaner_full(inputs) or _find_sharded_full(inputs):
         yield f"{leaner} fits"
     targets = tuple(linear.name for linear in inputs.shape.linears)
     lora = replace(
@@ -102,16 +102,18 @@ def _suggest_smaller_training(inputs: SearchInputs) -> Iterator[str]:
 
 def _find_sharded_full(inputs: SearchInputs) -> str:
     """Return the optimizer that lets several ranks shard the training, if the present one is in the way."""
-    if inputs.recipe.optimizer not in EIGHT_BIT_OPTIMIZERS:
+    if inputs.hardware.num_ranks == 1 or inputs.recipe.optimizer not in EIGHT_BIT_OPTIMIZERS:
         return ""
     plain = replace(inputs, recipe=replace(inputs.recipe, optimizer="adamw_torch_fused"))
     fits = find_best_layout(plain, list_candidates_without_offload(plain)) is not None
     return "optim adamw_torch_fused (sharded by FSDP2, which 8-bit optimizers exclude)" if fits else ""
 
 
-def _find_leaner_full(inputs: SearchInputs) -> str:
+def find_leaner_full(inputs: SearchInputs) -> str:
     """Return the settings with which full fine-tuning fits into one GPU, those that change the least."""
     recipe = inputs.recipe
+    if recipe.adapter != "full" or inputs.hardware.num_ranks > 1:
+        return ""
     if recipe.compute_dtype != "bf16" or recipe.optimizer == "sgd":
         return ""
     optimizers = dict.fromkeys((recipe.optimizer, "adamw_bnb_8bit", "paged_adamw_8bit"))

@@ -28,6 +28,8 @@ PLANNED = frozenset(
                 "flash_attention_2",
                 "use_sdpa",
                 "optim",
+                "bf16_stochastic_round",
+                "optimizer_in_bwd",
                 "gradient_checkpointing",
                 "torch_compile",
                 "torch_compile_backend",

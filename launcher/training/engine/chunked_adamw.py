@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from launcher.core.choices import UPDATE_CHUNK
+from launcher.core.errors import RunFailedError
+from launcher.core.units import format_gib
 from launcher.training.kernels.stochastic_rounding import make_rounding_key, round_stochastically
 
 _BLOCK_SIZE = 256  # elements that share a quantization scale
@@ -176,7 +178,11 @@ def _allocate_pinned(num_bytes: int) -> Tensor:
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     tensor = torch.frombuffer(memory, dtype=torch.uint8)
     cudart = torch.cuda.cudart()
-    torch.cuda.check_error(int(cudart.cudaHostRegister(tensor.data_ptr(), num_bytes, 0)))
+    if error := int(cudart.cudaHostRegister(tensor.data_ptr(), num_bytes, 0)):
+        raise RunFailedError(
+            f"{format_gib(num_bytes)} of CPU memory cannot be pinned for the optimizer's moments (CUDA error {error})",
+            hint="free CPU memory, or --set training.config.optim=adamw_bnb_8bit keeps them on the GPU",
+        )
     weakref.finalize(memory, cudart.cudaHostUnregister, tensor.data_ptr())
     return tensor
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,18 @@ from launcher.training.engine import chunked_adamw
 from launcher.training.engine.chunked_adamw import ChunkedAdamW, OptimizerInBackward
 from launcher.training.engine.engine import HalfUpdatedError
 from launcher.training.engine.optimizer import unwrap_optimizer
-from tests.training.builders import adapt, build, make_config, split, train_recorded, trained_weights, vary
+from tests.training.builders import (
+    adapt,
+    build,
+    make_config,
+    relative_difference,
+    split,
+    train_recorded,
+    trained_weights,
+    vary,
+    write_base,
+)
+from tests.training.test_families import plan_family
 
 BF16 = {
     **adapt("full"),
@@ -158,3 +170,23 @@ def train_language_model(dtype: torch.dtype, seed: int) -> float:
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
     return sum(losses[-10:]) / 10
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_paged_moments_and_updates_in_backward_on_a_gpu(store: Store, tmp_path: Path) -> None:
+    """Planned from a manifest: moments in pinned memory, no gradient left, weights as with updates after backward."""
+    sizes = {"hidden_size": 128, "head_dim": 64, "vocab_size": 2048, "intermediate_size": 1024}
+    base = write_base(tmp_path / "base", make_config(**sizes))
+    chosen = {"bf16_stochastic_round": True, "max_grad_norm": 0}
+    weights = []
+    for index, changes in enumerate(
+        ({"optim": "paged_adamw_8bit", "optimizer_in_bwd": True}, {"optim": "adamw_bnb_8bit"})
+    ):
+        run = build(plan_family(base, "full", **chosen, **changes), store, tmp_path / str(index))
+        assert all(isfinite(loss) for loss in train_recorded(run).losses)
+        assert all(weight.grad is None for weight in run.engine.trained_parameters())
+        states = list(unwrap_optimizer(run.engine.optimizer).state.values())
+        assert {state["state1"].dtype for state in states} == {torch.uint8, torch.float32}
+        assert any(state["state1"].is_pinned() for state in states if not state["state1"].is_cuda) is (index == 0)
+        weights.append({name: weight.float() for name, weight in trained_weights(run).items()})
+    assert relative_difference(*weights) < 1e-2

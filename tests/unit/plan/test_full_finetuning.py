@@ -69,9 +69,11 @@ def test_an_optimizer_of_the_manifest_is_kept() -> None:
     assert (plan.precision.trainable_dtype, plan.optimizer.name) == ("bf16", "adamw_torch_fused")
 
 
-def test_false_keeps_fp32_weights() -> None:
-    plan = plan_full(SMALL, gpu="rtx4090", config={"bf16_stochastic_round": False})
+@pytest.mark.parametrize("fixed", [{"bf16_stochastic_round": False}, {"optim": "adamw_torch_fused"}])
+def test_a_plan_that_must_offload_names_the_way_out(fixed: dict[str, Any]) -> None:
+    plan = plan_full(SMALL, gpu="rtx4090", config=fixed)
     assert (plan.precision.trainable_dtype, plan.offload) == ("fp32", "optimizer")
+    assert any("bf16_stochastic_round true, optim adamw_bnb_8bit it would fit" in note for note in plan.notes)
 
 
 def test_a_clipping_norm_of_the_manifest_is_not_ignored() -> None:
