@@ -179,9 +179,8 @@ def test_paged_moments_and_updates_in_backward_on_a_gpu(store: Store, tmp_path: 
     base = write_base(tmp_path / "base", make_config(**sizes))
     chosen = {"bf16_stochastic_round": True, "max_grad_norm": 0}
     weights = []
-    for index, changes in enumerate(
-        ({"optim": "paged_adamw_8bit", "optimizer_in_bwd": True}, {"optim": "adamw_bnb_8bit"})
-    ):
+    paged: dict[str, Any] = {"optim": "paged_adamw_8bit", "optimizer_in_bwd": True}
+    for index, changes in enumerate((paged, {"optim": "adamw_bnb_8bit"})):
         run = build(plan_family(base, "full", **chosen, **changes), store, tmp_path / str(index))
         assert all(isfinite(loss) for loss in train_recorded(run).losses)
         assert all(weight.grad is None for weight in run.engine.trained_parameters())
