@@ -21,6 +21,7 @@ def recipe_from_plan(plan: Plan) -> Recipe:
         base_dtype=plan.precision.base_dtype,
         trainable_dtype=plan.precision.trainable_dtype,
         optimizer=plan.optimizer.name,
+        optimizer_in_bwd=plan.optimizer.in_backward,
         checkpointing=plan.checkpointing,
         compiled=plan.compile is not None,
         loss_kernel=plan.loss_kernel,

