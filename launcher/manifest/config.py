@@ -159,7 +159,7 @@ one step that trains all of them."""
 fit into one GPU."""
     optimizer_in_bwd: bool | None = None
     """Full fine-tuning: update each weight in the backward pass and free its gradient; without gradient clipping and \
-accumulation. Default: if nothing else fits and max_grad_norm is absent or 0."""
+accumulation. Default: if nothing else fits and max_grad_norm is 0."""
     gradient_checkpointing: bool | Literal["selective"] | None = None
     """Save memory by recomputing activations in the backward pass: true for every layer, selective for cheap ops."""
     torch_compile: bool | None = None
@@ -286,7 +286,7 @@ def _check_adapter(config: TrainingConfig) -> list[str]:
     for name in ("bf16_stochastic_round", "optimizer_in_bwd"):
         if kind != "full" and getattr(config, name):
             problems.append(f"{name}: applicable to adapter_type full only, not to {kind}; remove it")
-    if config.optimizer_in_bwd and "max_grad_norm" in config.model_fields_set and config.max_grad_norm:
+    if config.optimizer_in_bwd and config.max_grad_norm:
         reason = "the norm of all gradients is not known while weights are updated"
         problems.append(f"optimizer_in_bwd: excludes gradient clipping ({reason}); set max_grad_norm to 0")
     if config.new_tokens and kind == "ia3":

@@ -15,6 +15,7 @@ from launcher.core.units import format_gib
 from launcher.plan.context import PlanContext, manifest_decision, plan_decision
 from launcher.plan.dtype_and_kernels import ModelSettings
 from launcher.plan.model import Decision
+from launcher.plan.strategy import get_requested_strategy
 
 _SMALLER: tuple[OptimizerName, ...] = ("adamw_bnb_8bit", "paged_adamw_8bit")
 _ROUNDING = "no FP32 copy of the weights: updates are computed in FP32 and rounded stochastically"
@@ -44,9 +45,7 @@ def iterate_leaner_settings(
 ) -> Iterator[ModelSettings]:
     """Yield settings that need less and less memory, within what the manifest allows."""
     config = context.config
-    requested_strategy = context.options.strategy or config.strategy
-    is_fixed = requested_strategy not in ("auto", "ddp", "single") or config.offload not in ("auto", "none")
-    if settings.adapter.kind != "full" or is_fixed or _find_obstacle(context, settings):
+    if settings.adapter.kind != "full" or _find_obstacle(context, settings):
         return
     rounded = settings
     if settings.precision.trainable_dtype != "bf16":
@@ -59,17 +58,9 @@ def iterate_leaner_settings(
         optimizers = tuple(name for name in optimizers if name not in _SMALLER)
     smaller = [_use_optimizer(rounded, name) for name in optimizers]
     yield from smaller
-    if can_update_in_backward(context) and not settings.optimizer.in_backward:
+    if config.optimizer_in_bwd is None and not config.max_grad_norm:
         decision = plan_decision("optimizer in backward", "on", f"gradients of all weights do not fit; {_WITHIN}")
         yield from (_use_in_backward(each, decision) for each in smaller)
-
-
-def can_update_in_backward(context: PlanContext) -> bool:
-    """Whether the manifest allows updates within the backward pass, which rule out gradient clipping."""
-    config = context.config
-    return config.optimizer_in_bwd is not False and not (
-        "max_grad_norm" in config.model_fields_set and config.max_grad_norm
-    )
 
 
 def _find_obstacle(context: PlanContext, settings: ModelSettings) -> str:
@@ -78,6 +69,9 @@ def _find_obstacle(context: PlanContext, settings: ModelSettings) -> str:
         return f"needs a GPU that computes in BF16; this plan computes in {settings.precision.compute_dtype.upper()}"
     if context.num_ranks > 1:
         return f"runs in one process, not on {context.num_ranks} ranks, where FSDP2 shards FP32 weights instead"
+    strategy, offload = get_requested_strategy(context), context.config.offload
+    if strategy not in (None, "single") or offload not in ("auto", "none"):
+        return f"runs in one process, without {strategy if strategy not in (None, 'single') else f'offload {offload}'}"
     if settings.optimizer.name == "sgd":
         return "needs AdamW; sgd is not supported"
     return ""
@@ -100,10 +94,8 @@ def _use_optimizer(settings: ModelSettings, name: OptimizerName) -> ModelSetting
 
 
 def _use_in_backward(settings: ModelSettings, decision: Decision) -> ModelSettings:
-    optimizer = settings.optimizer.model_copy(update={"in_backward": True, "max_grad_norm": None})
-    reason = "the norm of all gradients is known only after the updates within the backward pass"
-    decisions = _replace(settings, plan_decision("gradient clipping", "off", reason))
-    return replace(settings, optimizer=optimizer, decisions=(*decisions, decision))
+    optimizer = settings.optimizer.model_copy(update={"in_backward": True})
+    return replace(settings, optimizer=optimizer, decisions=(*settings.decisions, decision))
 
 
 def _replace(settings: ModelSettings, decision: Decision) -> tuple[Decision, ...]:

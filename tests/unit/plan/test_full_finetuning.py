@@ -44,7 +44,7 @@ def test_8b_fits_24_gib_with_paged_moments_and_updates_in_backward() -> None:
     assert "FP32 weights need" in decision(plan, "trainable weights")
     assert "in CPU memory" in decision(plan, "optimizer")
     assert "gradients of all weights do not fit" in decision(plan, "optimizer in backward")
-    assert decision(plan, "gradient clipping").startswith("off")
+    assert plan.optimizer.max_grad_norm is None
     assert all(fallback.micro_batch_size == 2 for fallback in plan.oom_fallbacks)
 
 
@@ -111,9 +111,12 @@ def test_paged_moments_of_an_adapter_stay_on_the_gpu() -> None:
     [
         ({"gpus": 2}, {"bf16_stochastic_round": True}, "runs in one process, not on 2 ranks"),
         ({"gpus": 2}, {"optimizer_in_bwd": True, "max_grad_norm": 0}, "runs in one process, not on 2 ranks"),
+        ({}, {"bf16_stochastic_round": True, "strategy": "zero2"}, "runs in one process, without zero2"),
+        ({}, {"bf16_stochastic_round": True, "offload": "optimizer"}, "runs in one process, without offload optimizer"),
         ({}, {"bf16_stochastic_round": True, "bf16": False}, "this plan computes in FP32"),
         ({}, {"bf16_stochastic_round": True, "optim": "sgd"}, "needs AdamW; sgd is not supported"),
         ({}, {"optimizer_in_bwd": True, "max_grad_norm": 1.0}, "set max_grad_norm to 0"),
+        ({}, {"optimizer_in_bwd": True, "max_grad_norm": None}, "set max_grad_norm to 0"),
     ],
 )
 def test_impossible_requests_are_refused(hardware: dict[str, Any], config: dict[str, Any], message: str) -> None:
