@@ -57,6 +57,11 @@ def test_an_engine_as_planned_passes(plan: Plan, engine: Engine) -> None:
     check_engine(plan, engine)
 
 
+def test_another_optimizer_than_planned_is_refused(plan: Plan, engine: Engine) -> None:
+    with pytest.raises(TopologyError, match="AdamW runs, ChunkedAdamW is planned"):
+        check_engine(vary(plan, {"optimizer.in_backward": True}), engine)
+
+
 def test_unsharded_parameters_are_refused_with_fsdp2(plan: Plan, engine: Engine) -> None:
     said = refusals(vary(plan, {"strategy": "fsdp2"}), engine)
     assert said == [f"shards: 0 of {count(engine)} parameters are sharded"]

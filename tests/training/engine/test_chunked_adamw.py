@@ -95,9 +95,13 @@ def test_a_skipped_step_changes_nothing() -> None:
         assert torch.equal(optimizer.state[weight]["state1"], moment)
 
 
-def test_gradients_freed_in_backward_give_the_same_weights(plan: Plan, store: Store, tmp_path: Path) -> None:
-    after = build(vary(plan, {**BF16, **IN_BACKWARD, "optimizer.in_backward": False}), store, tmp_path / "after")
-    within = build(vary(plan, {**BF16, **IN_BACKWARD}), store, tmp_path / "within")
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_gradients_freed_in_backward_give_the_same_weights(
+    plan: Plan, store: Store, tmp_path: Path, checkpointing: str
+) -> None:
+    changes = {**BF16, **IN_BACKWARD, "checkpointing": checkpointing, "schedule.max_steps": 5}
+    after = build(vary(plan, {**changes, "optimizer.in_backward": False}), store, tmp_path / "after")
+    within = build(vary(plan, changes), store, tmp_path / "within")
     assert isinstance(unwrap_optimizer(within.engine.optimizer), ChunkedAdamW)
     expected, recorded = train_recorded(after), train_recorded(within)
     assert recorded.losses == expected.losses

@@ -254,6 +254,20 @@ def test_optimizer_state_sizes() -> None:
     assert term(eight_bit, "optimizer") == pytest.approx(expected, abs=1)
 
 
+def test_paged_moments_are_in_cpu_memory() -> None:
+    plain = estimate_memory(make_shape(), dataclasses.replace(FULL, optimizer="adamw_bnb_8bit"))
+    paged = estimate_memory(make_shape(), dataclasses.replace(FULL, optimizer="paged_adamw_8bit"))
+    assert (term(paged, "optimizer"), plain.host_bytes) == (0, 0)
+    assert paged.host_bytes == term(plain, "optimizer")
+
+
+def test_updates_in_backward_keep_the_gradients_of_one_layer() -> None:
+    shape = make_shape()
+    for accumulates in (False, True):
+        recipe = dataclasses.replace(FULL, optimizer_in_bwd=True, accumulates_gradients=accumulates)
+        assert term(estimate_memory(shape, recipe), "gradients") == 4 * shape.layer_parameters
+
+
 def test_strategies_shard_weights_gradients_and_optimizer_state() -> None:
     shape, four = make_shape(), dataclasses.replace(FULL, num_ranks=4)
     sizes: dict[Strategy, list[int]] = {}
@@ -335,7 +349,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         target_modules=() if adapter == "full" else SEVEN,
         quantization=draw(st.sampled_from(quantizations)),
         trainable_dtype=draw(st.sampled_from(["bf16", "fp32"])),
-        optimizer=draw(st.sampled_from(["adamw_torch_fused", "adamw_bnb_8bit", "sgd"])),
+        optimizer=draw(st.sampled_from(["adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit", "sgd"])),
         compiled=draw(st.booleans()),
         loss_kernel=draw(st.sampled_from(loss_kernels)),
         attention=draw(st.sampled_from(["varlen", "sdpa", "eager"])),
