@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 import traceback
@@ -40,12 +41,14 @@ from launcher.request.arguments import (  # noqa: E402
     add_trust_argument,
     make_learning_request,
 )
+from launcher.training.cluster.node_diff import list_used_packages  # noqa: E402
 from launcher.training.runtime.parent_watch import exit_with_parent  # noqa: E402
 from launcher.training.runtime.process_output import (  # noqa: E402
     limit_thread_spinning,
     redact_output,
     silence_libraries,
 )
+from launcher.training.runtime.unused_packages import hide_unused_packages  # noqa: E402
 
 if TYPE_CHECKING:
     from launcher.training.checkpoint.resume import ResumeOptions
@@ -67,10 +70,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             grant_trust()
         plan, paths = _read_plan(arguments.plan) if arguments.plan else _plan_bare_launch(arguments)
         _check_trust(arguments, plan, paths)
+        if not plan.trust_remote_code:  # code of a base model may need any package
+            hide_unused_packages(list_used_packages(plan))
+        silence_libraries()
+        gc.disable()  # collections would take an eighth of the time of the imports
+        import launcher.training.trainer  # noqa: F401
         from launcher.training.checkpoint.resume import ResumeOptions
         from launcher.training.runtime.run_record import RunRecorder
 
-        silence_libraries()
+        gc.freeze()  # what was imported stays: later collections do not scan it
+        gc.enable()
         if _is_main():
             lock_run(paths)
         recorder = RunRecorder(paths, is_main=_is_main())

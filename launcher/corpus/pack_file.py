@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +80,12 @@ def _make_batch(
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
+def _view(array: pa.Array) -> npt.NDArray[Any]:
+    """Return a NumPy view; `to_numpy` would import pandas."""
+    view: npt.NDArray[Any] = np.from_dlpack(array)
+    return view
+
+
 class PackFile:
     """A split, open for reading: `file[i]` is pack i, with arrays that are views of the memory map."""
 
@@ -98,7 +105,7 @@ class PackFile:
             raise IndexError(index)
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
         batch, row = self._batches[number], index - int(self._starts[number])
-        arrays = (batch.column(column)[row].values.to_numpy() for column in range(4))
+        arrays = (_view(batch.column(column)[row].values) for column in range(4))
         return Pack(*arrays)
 
     def __iter__(self) -> Iterator[Pack]:
@@ -106,10 +113,10 @@ class PackFile:
 
     def column(self, name: str) -> npt.NDArray[np.int64]:
         """Return `num_trained` or `sum_squares` of all packs."""
-        columns = [batch.column(name).to_numpy() for batch in self._batches]
+        columns = [_view(batch.column(name)) for batch in self._batches]
         return np.concatenate(columns).astype(np.int64) if columns else np.zeros(0, dtype=np.int64)
 
     def count(self, name: str) -> npt.NDArray[np.int64]:
         """Return the number of `input_ids` (tokens) or `document_lengths` (documents) per pack, from the offsets."""
-        counts = [batch.column(name).value_lengths().to_numpy() for batch in self._batches]
+        counts = [_view(batch.column(name).value_lengths()) for batch in self._batches]
         return np.concatenate(counts).astype(np.int64) if counts else np.zeros(0, dtype=np.int64)

@@ -95,6 +95,7 @@ PINNED = {
     "launcher bench neo4j --vary batch_size=4,8 --random-weights --base Qwen/Qwen3-0.6B": _GPU,
     "launcher bench sql --vary base_models.0.quantization=none,int4 --out bench/quantised": _GPU,
     "launcher bench shop --vary torch_compile=true,false": _GPU,
+    "launcher train json --max-steps 1": "a measured command; tests/training/runtime/test_unused_packages.py runs it",
     "launcher bench attention neo4j": _GPU,
     "launcher bench attention shop": _GPU,
     "launcher bench ablation neo4j": _BENCH,

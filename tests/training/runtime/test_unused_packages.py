@@ -1,0 +1,87 @@
+"""A training process imports no installed package that its run does not use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from launcher.training.cluster.node_diff import list_used_packages
+from launcher.training.runtime.unused_packages import hide_unused_packages
+from tests.conftest import ROOT, python_path
+from tests.unit.plan.conftest import plan_for
+
+# torch, transformers, PEFT, accelerate, pyarrow or the launcher could import them.
+UNUSED = (
+    "bitsandbytes",
+    "datasets",
+    "deepspeed",
+    "gptqmodel",
+    "matplotlib",
+    "mlflow",
+    "pandas",
+    "scipy",
+    "sklearn",
+    "tensorboard",
+    "torchao",
+    "torchaudio",
+    "torchvision",
+    "wandb",
+)
+
+
+def install(folder: Path, notes: Path) -> None:
+    """Install a package of each name, ahead of a real one, that notes who imports it."""
+    for name in UNUSED:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(
+            f"""__version__ = "99.0"
+import traceback
+with open({str(notes)!r}, "a") as file:
+    file.write("{name}\\n" + "".join(traceback.format_stack()))
+"""
+        )
+        info = folder / f"{name}-99.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 99.0\n")
+
+
+def run_launcher(folder: Path, path: str, *arguments: str) -> None:
+    environment = {**os.environ, "LAUNCHER_DATA_DIR": str(folder / "data"), "PYTHONPATH": path}
+    command = [sys.executable, "-m", "launcher", *arguments]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+@pytest.mark.process
+def test_lora_run_imports_no_unused_package(tmp_path: Path) -> None:
+    run_launcher(tmp_path, python_path(), "prepare", "json")
+    site, notes = tmp_path / "site", tmp_path / "notes.txt"
+    install(site, notes)
+    config = {"evaluation_strategy": "no", "load_best_model_at_end": "false", "wandb.mode": "disabled"}
+    overrides = ["evaluation.task_rows=0", *(f"training.config.{key}={value}" for key, value in config.items())]
+    flags = [word for override in overrides for word in ("--set", override)]
+    run = ("--max-steps", "1", "--runs-dir", str(tmp_path / "runs"))
+    run_launcher(tmp_path, os.pathsep.join((python_path(), str(site))), "train", "json", *flags, *run)
+    assert not notes.exists(), notes.read_text()
+
+
+def test_packages_of_the_plan_stay_visible(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("bitsandbytes", "torchao"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    monkeypatch.setattr(sys, "meta_path", [PathFinder])
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    quantized = plan_for(overrides=("base_models.0.quantization=int4",))
+    for plan, visible in (
+        (plan_for(), (False, False)),
+        (quantized, (True, False)),
+        (plan_for(config={"optim": "adamw_bnb_8bit"}), (True, False)),
+    ):
+        hide_unused_packages(list_used_packages(plan))
+        assert tuple(find_spec(name) is not None for name in ("bitsandbytes", "torchao")) == visible
