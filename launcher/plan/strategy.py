@@ -121,7 +121,7 @@ def _check_combination(
         refuse("HSDP shards over the GPUs of a node, and each node has one; use ddp, or fsdp2 to shard between nodes")
     if strategy in FSDP_STRATEGIES and quantization == "int4":
         refuse(
-            f"{TITLES[strategy]} does not support NF4 weights (shards corrupt packed 4-bit values); use zero3, or "
+            f"{TITLES[strategy]} does not support NF4 weights (accelerate leaves them unsharded); use zero3, or "
             "quantization none"
         )
     if strategy not in (None, "single", "ddp") and optimizer in EIGHT_BIT_OPTIMIZERS:
