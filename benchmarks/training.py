@@ -67,8 +67,10 @@ class Case:
 
 
 def qwen(size: str, rows: int, kind: str, **changes: Any) -> Case:
-    adapter = {"qlora": "lora", "qdora": "dora", "full8bit": "full"}.get(kind, kind)
+    adapter = {"qlora": "lora", "qdora": "dora", "full8bit": "full", "fp8": "lora", "fp8dora": "dora"}.get(kind, kind)
     more = changes.pop("more", {})
+    if kind.startswith("fp8"):
+        more = {**more, "precision": "fp8"}
     if kind == "full8bit":
         more = {**more, "optim": "adamw_bnb_8bit"}
     return Case(
@@ -87,6 +89,12 @@ CASES = [
     *(qwen("8B", 4, kind) for kind in ("lora", "dora", "qlora", "full8bit")),
     *(qwen("0.6B", rows, "lora") for rows in (2, 8)),
     qwen("0.6B", 8, "full"),
+]
+FP8 = [
+    *(qwen("0.6B", rows, "fp8") for rows in (16, 8, 2)),
+    qwen("8B", 4, "fp8"),
+    qwen("0.6B", 16, "fp8dora"),
+    qwen("0.6B", 16, "fp8", name="0.6B-fp8-16-dropout", more={"dropout": 0.1}),
 ]
 BACKENDS = [
     qwen("0.6B", 2, "lora", name=f"attention-{name}", attention=name, compiles=False, num_steps=6)
@@ -138,6 +146,7 @@ LOW = [
 ]
 GROUPS = {
     "main": CASES,
+    "fp8": FP8,
     "small": SMALL,
     "dropped": DROPPED,
     "published": PUBLISHED,

@@ -7,6 +7,7 @@ from typing import Literal
 AdapterKind = Literal["lora", "dora", "ia3", "full"]
 Quantization = Literal["none", "int4"]  # int4: NF4 with double quantization
 Dtype = Literal["bf16", "fp16", "fp32"]
+FP8_CAPABILITIES = ((8, 9), (9, 0), (12, 0))  # compute capabilities on which FP8 products are supported
 OptimizerName = Literal["adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit", "sgd"]
 Checkpointing = Literal["none", "selective", "full"]  # selective keeps matmuls and attention, recomputes the rest
 Strategy = Literal["single", "ddp", "fsdp2", "hsdp", "zero1", "zero2", "zero3"]

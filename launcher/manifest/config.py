@@ -140,6 +140,9 @@ one step that trains all of them."""
     """Seed of adapter initialization, data order and dropout."""
 
     # Execution: if None, the plan decides
+    precision: Literal["bf16", "fp16", "fp32", "fp8"] | None = None
+    """Arithmetic of matrix products; takes precedence over the keys bf16 and fp16. fp8: the frozen base of LoRA and \
+DoRA is stored and multiplied in FP8, everything else in BF16."""
     bf16: bool | None = None
     """true: compute in BF16, an error if the GPU does not support it; false: do not use BF16."""
     fp16: bool | None = None

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.core.choices import EIGHT_BIT_OPTIMIZERS, Dtype, LossKernel, OptimizerName, Quantization
+from launcher.core.choices import (
+    EIGHT_BIT_OPTIMIZERS,
+    FP8_CAPABILITIES,
+    Dtype,
+    LossKernel,
+    OptimizerName,
+    Quantization,
+)
 from launcher.core.errors import InputError
 from launcher.core.units import format_gib
 from launcher.plan.adapter import decide_adapter, decide_quantization
@@ -69,12 +76,14 @@ def decide_precision(context: PlanContext) -> tuple[PrecisionPlan, list[Decision
     compute, precision = _decide_compute_dtype(context)
     use_tf32, tf32 = _decide_tf32(context, compute)
     is_full = context.config.adapter_type == "full"
+    is_fp8 = _uses_fp8(context)
     plan = PrecisionPlan(
         compute_dtype=compute,
         base_dtype="fp32" if is_full else compute,
         trainable_dtype="fp32",
         use_tf32=use_tf32,
         loss_scaling=compute == "fp16",
+        fp8_base=is_fp8,
     )
     if compute == "fp32":
         reason = "everything is computed in FP32"
@@ -88,20 +97,56 @@ def decide_precision(context: PlanContext) -> tuple[PrecisionPlan, list[Decision
 
 def _decide_compute_dtype(context: PlanContext) -> tuple[Dtype, Decision]:
     config, gpu = context.config, context.gpu
-    name, fp16 = "precision", "FP16 with loss scaling"
+    name, fp16, no_scaling = "precision", "FP16 with loss scaling", "same range as FP32, so no loss scaling"
+    if _uses_fp8(context):
+        reason = "precision in the manifest; products of the frozen base in FP8, all others in BF16"
+        return "bf16", manifest_decision(name, "FP8 base, BF16", reason)
     if gpu is None:
         return "fp32", hardware_decision(name, "FP32", "no GPU; CPUs emulate BF16, about 20 times slower than FP32")
-    if config.fp16:
+    wants_bf16, wants_fp16 = config.bf16, config.fp16
+    if config.precision is not None:
+        wants_bf16, wants_fp16 = config.precision == "bf16", config.precision == "fp16"
+    key = "precision" if config.precision is not None else "fp16" if wants_fp16 else "bf16"
+    if wants_fp16:
         hint = "; BF16 needs no loss scaling on this GPU: set bf16 instead of fp16" if gpu.has_bf16 else ""
-        return "fp16", manifest_decision(name, fp16, f"fp16 in the manifest{hint}")
+        return "fp16", manifest_decision(name, fp16, f"{key} in the manifest{hint}")
     if not gpu.has_bf16:
         capability = ".".join(map(str, gpu.compute_capability))
         return "fp16", hardware_decision(name, fp16, f"{gpu.title} (compute capability {capability}) has no BF16")
-    if config.bf16:
-        return "bf16", manifest_decision(name, "BF16", "bf16 in the manifest; same range as FP32, so no loss scaling")
-    if config.bf16 is False:
-        return "fp32", manifest_decision(name, "FP32", "bf16 and fp16 are both off in the manifest")
-    return "bf16", plan_decision(name, "BF16", f"{gpu.title} supports it; same range as FP32, so no loss scaling")
+    if wants_bf16:
+        return "bf16", manifest_decision(name, "BF16", f"{key} in the manifest; {no_scaling}")
+    if wants_bf16 is False:
+        reason = "bf16 and fp16 are both off in the manifest" if key == "bf16" else "precision in the manifest"
+        return "fp32", manifest_decision(name, "FP32", reason)
+    return "bf16", plan_decision(name, "BF16", f"{gpu.title} supports it; {no_scaling}")
+
+
+def _uses_fp8(context: PlanContext) -> bool:
+    """Return whether the frozen base is multiplied in FP8; refuse what cannot be."""
+    gpu, config = context.gpu, context.config
+    if config.precision != "fp8" or context.is_smoke:
+        return False
+    kind = context.entry.quantization
+    if gpu is None:
+        obstacle, hint = "needs a GPU, and this machine has none", "--gpu NAME plans for one"
+    elif gpu.compute_capability not in FP8_CAPABILITIES:
+        capability = ".".join(map(str, gpu.compute_capability))
+        obstacle = f"is not supported on {gpu.title} (compute capability {capability})"
+        hint = "it runs on 8.9 (RTX 40 series, L4, L40S), 9.0 (H100, H200) and 12.0 (RTX 50 series)"
+    elif config.adapter_type not in ("lora", "dora"):
+        obstacle, hint = f"needs a frozen base, and adapter_type is {config.adapter_type}", "use lora or dora"
+    elif kind == "int4":
+        obstacle, hint = "and quantization int4 (NF4) exclude each other", "--set base_models.0.quantization=none"
+    elif context.base.experts is not None:
+        obstacle, hint = "does not support mixtures of experts", "use bf16"
+    elif config.gradient_checkpointing == "selective":
+        obstacle = "does not support selective checkpointing, which saves the results of 16-bit products"
+        hint = "--set training.config.gradient_checkpointing=true"
+    elif context.lacks("triton"):
+        obstacle, hint = "needs Triton, which is not installed", "torch for Linux includes it"
+    else:
+        return True
+    raise InputError(f"training.config.precision: fp8 {obstacle}", hint=hint)
 
 
 def _decide_tf32(context: PlanContext, compute: Dtype) -> tuple[bool, Decision]:

@@ -98,6 +98,7 @@ def make_workload(context: PlanContext, settings: ModelSettings) -> Workload:
         adapter=settings.adapter.kind,
         quantization=settings.quantization_kind,
         compute_dtype=settings.precision.compute_dtype,
+        fp8_base=settings.precision.fp8_base,
         compiled=True,
         checkpointing="none",
         document_tokens=min(context.rows.mean_tokens, context.config.max_seq_length),
@@ -160,8 +161,8 @@ def estimate_slot_tokens(context: PlanContext) -> float:
 
 def _allowed_levels(context: PlanContext) -> tuple[Checkpointing, ...]:
     level = context.config.gradient_checkpointing
-    if level is None:
-        return LEVELS
+    if level is None:  # selective checkpointing saves the results of 16-bit products, which FP8 does not have
+        return ("none", "full") if context.config.precision == "fp8" else LEVELS
     return ("full",) if level is True else ("none",) if level is False else ("selective",)
 
 
@@ -178,6 +179,7 @@ def _make_recipe(context: PlanContext, settings: ModelSettings, compiled: bool) 
         compute_dtype=settings.precision.compute_dtype,
         base_dtype=settings.precision.base_dtype,
         trainable_dtype=settings.precision.trainable_dtype,
+        fp8_base=settings.precision.fp8_base,
         optimizer=settings.optimizer.name,
         optimizer_in_bwd=settings.optimizer.in_backward,
         checkpointing="none",

@@ -46,6 +46,7 @@ class PrecisionPlan(Frozen):
     trainable_dtype: Dtype  # of the adapter, or of all weights in full fine-tuning; BF16: with stochastic rounding
     use_tf32: bool
     loss_scaling: bool  # FP16 only
+    fp8_base: bool = False  # the frozen base is stored and multiplied in FP8
 
     @property
     def mixed_precision(self) -> Literal["bf16", "fp16", "no"]:

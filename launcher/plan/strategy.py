@@ -64,7 +64,7 @@ def make_candidates(
     shardable = optimizer not in EIGHT_BIT_OPTIMIZERS and not _saves_frozen_weights(context) and not is_chunked
     config = context.config
     whole = config.target_parameters, config.modules_to_save, config.new_tokens, config.init_lora_weights
-    shardable = shardable and not any(whole)
+    shardable = shardable and not any(whole) and config.precision != "fp8"
     if strategy is None:
         pool = _list_automatic(context, shardable, quantization)
     else:
@@ -132,6 +132,8 @@ def _check_combination(
         refuse(f"{strategy} is not verified for mixtures of experts; use ddp or fsdp2")
     if strategy not in (None, "single", "ddp") and context.config.target_parameters:
         refuse(f"{strategy} does not support target_parameters, which PEFT adds to whole weights; use ddp")
+    if strategy not in (None, "single", "ddp") and context.config.precision == "fp8":
+        refuse(f"{strategy} does not support precision fp8: it would shard FP8 weights; use ddp, or precision bf16")
     if strategy not in (None, "single", "ddp") and context.config.modules_to_save:
         refuse(f"{strategy} does not support modules_to_save: it would shard the frozen originals, too; use ddp")
     if strategy not in (None, "single", "ddp") and context.config.new_tokens:

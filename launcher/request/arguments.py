@@ -59,6 +59,11 @@ def add_learning_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile", choices=("auto", "full", "smoke"), default="auto", help="auto: full with a GPU, smoke without"
     )
     group.add_argument(
+        "--precision",
+        choices=("bf16", "fp16", "fp32", "fp8"),
+        help="fp8: multiply the frozen base in FP8 (LoRA and DoRA; RTX 40 and 50 series, H100, H200)",
+    )
+    group.add_argument(
         "--random-weights",
         action="store_true",
         help="use the base model's architecture with random weights, to measure speed and memory without a download",
@@ -271,6 +276,7 @@ def make_learning_request(arguments: argparse.Namespace, expert: str) -> Request
         overrides=(*arguments.overrides, *_make_tracker_overrides(arguments)),
         base=arguments.base,
         max_steps=arguments.max_steps,
+        precision=arguments.precision,
         profile=arguments.profile,
         tokens_per_row=arguments.tokens_per_row,
         random_weights=arguments.random_weights,

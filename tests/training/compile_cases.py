@@ -27,6 +27,8 @@ from triton.runtime.jit import JITFunction
 
 from launcher.training.kernels import (
     cross_entropy_triton,
+    fp8,
+    fp8_triton,
     fused_lora_triton,
     nf4_triton,
     rmsnorm_dropout_triton,
@@ -34,6 +36,7 @@ from launcher.training.kernels import (
     stochastic_rounding_triton,
     varlen_attention,
 )
+from launcher.training.kernels.fp8 import LoraTerm
 from launcher.training.kernels.nf4 import Nf4Weights
 from launcher.training.kernels.seeded_dropout import DropoutSeed
 
@@ -91,6 +94,8 @@ def check_all(capability: int) -> None:
         compile_elementwise()
         compile_fused_lora()
         compile_cross_entropy()
+        if capability >= 89:
+            compile_fp8(with_matmul=capability == 90)
         if capability // 10 == 9:
             compile_attention()
     for name, kernels in compiled.kernels.items():
@@ -98,7 +103,7 @@ def check_all(capability: int) -> None:
             shared, stack = kernel.metadata.shared, count_stack_bytes(kernel.asm["cubin"])
             assert shared <= SHARED_MEMORY[capability], (name, capability, shared)
             assert stack <= (MAX_STACK_BYTES_256 if head_dim == 256 else MAX_STACK_BYTES), (name, capability, stack)
-            if "attention" in name:  # Hopper's tensor core and copy instructions
+            if "attention" in name or "fp8_triton._matmul" in name:  # Hopper's tensor core and copy instructions
                 assert "wgmma.mma_async" in kernel.asm["ptx"], name
                 assert "cp.async.bulk.tensor" in kernel.asm["ptx"], name
     print(f"{capability}: {sum(map(len, compiled.kernels.values()))} variants of {len(compiled.kernels)} kernels")
@@ -176,6 +181,31 @@ def compile_fused_lora() -> None:
         nf4_triton.dequantize_into(zeros(4096 + 3 * rank, 1024 + 3 * rank, dtype=BF16), stored)
     # In fp32, because torch.mm accepts out_dtype on a GPU only.
     fused_lora_triton.compute_row_norms(zeros(4096, 1024), zeros(48, 1024), zeros(4096, 48), zeros(4096), zeros(4096))
+
+
+def compile_fp8(*, with_matmul: bool) -> None:
+    """The sizes of 0.6B and 8B; the matmul kernel is for compute capability 9.0, torch's is used elsewhere."""
+    for hidden, intermediate, ranks in ((1024, 3072, 32), (4096, 12288, 128)):
+        x, gate_up = zeros(NUM_TOKENS, hidden, dtype=BF16), zeros(NUM_TOKENS, 2 * intermediate, dtype=BF16)
+        rows = fp8_triton.quantize_rows(x, zeros(hidden, dtype=BF16), 1e-6)
+        for is_gelu in (False, True):
+            for scales in (None, zeros(2 * intermediate)):
+                fp8_triton.swiglu(gate_up, scales, is_gelu=is_gelu)
+            grad = zeros(NUM_TOKENS, intermediate, dtype=BF16)
+            grads = fp8_triton.swiglu_backward(grad, gate_up, zeros(2 * intermediate), is_gelu=is_gelu)
+        fp8_triton.quantize_rows(gate_up, zeros(2 * intermediate))
+        lora_a, scaled_b = zeros(ranks, hidden, dtype=BF16), zeros(2 * intermediate, ranks, dtype=BF16)
+        x_lora = fp8_triton.project_rows(*rows, lora_a.t(), None)
+        grad_lora = fp8_triton.project_rows(*grads, scaled_b, zeros(2 * intermediate))
+        fp8_triton.sum_products(*rows, grad_lora, None, transposed=False)
+        fp8_triton.sum_products(*grads, x_lora, zeros(2 * intermediate), transposed=True)
+        codes = zeros(2 * intermediate, hidden, dtype=torch.uint8).view(fp8.DTYPE)
+        transposed = fp8_triton.transpose(codes)
+        if with_matmul:
+            forward, backward = LoraTerm(x_lora, scaled_b, True), LoraTerm(grad_lora, lora_a, False)
+            fp8_triton.matmul(*rows, codes, zeros(2 * intermediate), BF16, forward)
+            fp8_triton.matmul(*grads, transposed, None, BF16, backward)
+            fp8_triton.matmul(*rows, codes, zeros(2 * intermediate), BF16, None)
 
 
 def compile_cross_entropy() -> None:

@@ -15,7 +15,7 @@ from launcher.corpus.store import Store
 from launcher.plan.model import Plan
 from launcher.training.data.collate import BatchShape, PackedBatch, collate
 from launcher.training.engine.run import TrainingRun
-from launcher.training.model.fused_lora.linear import use_reference_forward
+from launcher.training.model.fused_lora.reference import use_reference_forward
 from tests.training.builders import (
     SEQUENCE_LENGTH,
     Document,

@@ -20,7 +20,7 @@ from launcher.training.kernels.fused_layer_ops import (
     qkv,
     qkv_backward,
 )
-from launcher.training.kernels.nf4 import StoredWeights, materialize
+from launcher.training.kernels.nf4 import StoredWeights, prepare_weight
 
 
 class LoraBlockShape(NamedTuple):
@@ -71,15 +71,15 @@ class FusedQKV(torch.autograd.Function):
         *lora_parameters: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run the op; values may be a view of the saved projections."""
-        query, key, value, x_ext, projected, correction = qkv(
-            residual, norm_weight, materialize(stored), dora_scale, *qk_norms, *cos_sin, eps, *dropout, *num_heads, bias
+        weight = prepare_weight(stored)
+        query, key, value, x, x_scales, x_lora, projected, correction = qkv(
+            residual, norm_weight, weight, dora_scale, *qk_norms, *cos_sin, eps, *dropout, *num_heads, bias
         )
         if not QKNormRope(dora_scale, *qk_norms, *cos_sin, eps).copies_values:
             kv_shape = num_heads[1], query.shape[2]
             value = projected[:, -kv_shape[0] * kv_shape[1] :].unflatten(1, kv_shape)
-        ctx.save_for_backward(
-            residual, norm_weight, x_ext, projected, correction, dora_scale, *qk_norms, *cos_sin, dropout.seeds, *stored
-        )
+        saved = (residual, norm_weight, x, x_scales, x_lora, projected, correction)
+        ctx.save_for_backward(*saved, dora_scale, *qk_norms, *cos_sin, dropout.seeds, *stored)
         ctx.dropout_rate, ctx.eps, ctx.shape = dropout.rate, eps, shape
         ctx.dtypes = tuple(parameter.dtype for parameter in lora_parameters)
         return query, key, value
@@ -88,12 +88,12 @@ class FusedQKV(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         """Return the gradients of the residual stream, of DoRA's scale and of the LoRA parameters."""
         grads = tuple(grad.contiguous() for grad in grads)
-        residual, norm_weight, x_ext, projected, correction, *rest = ctx.saved_tensors
+        residual, norm_weight, x, x_scales, x_lora, projected, correction, *rest = ctx.saved_tensors
         dora_scale, q_norm, k_norm, cos, sin, seeds, *stored = rest
         shape, needs_input_grad = ctx.shape, ctx.needs_input_grad[0]
         x_grad, a_grad, b_grad, scale_grad = qkv_backward(
             *grads,
-            *(x_ext, projected, correction, materialize(tuple(stored), grads[0])),
+            *(x, x_scales, x_lora, projected, correction, prepare_weight(tuple(stored), grads[0])),
             *(dora_scale, q_norm, k_norm, cos, sin, ctx.eps, seeds, ctx.dropout_rate),
             *(list(shape.out_features), shape.lora_scale, shape.rank, needs_input_grad),
         )
@@ -125,13 +125,13 @@ class FusedMLP(torch.autograd.Function):
         *lora_parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Run the op. The SwiGLU output is not saved: backward recomputes it."""
-        gate_up_weight, down_weight = (materialize(one) for one in stored)
+        gate_up_weight, down_weight = (prepare_weight(one) for one in stored)
         gate_is_plain = 0 not in shapes[0].adapted
-        y, down_correction, x_ext, gate_up, correction, hidden_lora = mlp(
+        y, down_correction, x, x_scales, x_lora, gate_up, correction, hidden_lora = mlp(
             residual, norm_weight, gate_up_weight, down_weight, dora_scale, *dropout, eps, gate_is_plain, is_gelu
         )
-        saved = (residual, norm_weight, x_ext, gate_up, correction, hidden_lora, dora_scale, dropout.seeds)
-        ctx.save_for_backward(*saved, *stored[0], *stored[1])
+        saved = (residual, norm_weight, x, x_scales, x_lora, gate_up, correction, hidden_lora)
+        ctx.save_for_backward(*saved, dora_scale, dropout.seeds, *stored[0], *stored[1])
         ctx.dropout_rate, ctx.eps, ctx.shapes, ctx.is_gelu = dropout.rate, eps, shapes, is_gelu
         ctx.dtypes = tuple(parameter.dtype for parameter in lora_parameters)
         return y, down_correction
@@ -140,13 +140,14 @@ class FusedMLP(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         """Return the gradients of the residual stream, of DoRA's scale and of the LoRA parameters."""
         grads = tuple(grad.contiguous() for grad in grads)
-        residual, norm_weight, x_ext, gate_up, correction, hidden_lora, dora_scale, seeds, *stored = ctx.saved_tensors
+        residual, norm_weight, x, x_scales, x_lora, gate_up, correction, hidden_lora, *rest = ctx.saved_tensors
+        dora_scale, seeds, *stored = rest
         half = len(stored) // 2
-        weights = [materialize(tuple(one), grads[0]) for one in (stored[:half], stored[half:])]
+        weights = [prepare_weight(tuple(one), grads[0]) for one in (stored[:half], stored[half:])]
         shape, down_shape = ctx.shapes
         x_grad, a_grad, b_grad, down_a_grad, down_b_grad, scale_grad = mlp_backward(
             *grads,
-            *(x_ext, gate_up, correction, hidden_lora, *weights, dora_scale, seeds, ctx.dropout_rate),
+            *(x, x_scales, x_lora, gate_up, correction, hidden_lora, *weights, dora_scale, seeds, ctx.dropout_rate),
             *(list(shape.out_features), [shape.lora_scale, down_shape.lora_scale], [shape.rank, down_shape.rank]),
             ctx.is_gelu,
         )
@@ -174,7 +175,7 @@ class FusedOutProj(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """Run the op. The dropped input is not saved: backward recomputes it from the seed."""
         seeds, rate = dropout
-        y, correction, x_lora = out_proj(x, materialize(stored), seeds, rate, is_dora)
+        y, correction, x_lora = out_proj(x, prepare_weight(stored), seeds, rate, is_dora)
         ctx.save_for_backward(x, x_lora, seeds, *stored)
         ctx.dropout_rate, ctx.shape = rate, shape
         ctx.dtypes = tuple(parameter.dtype for parameter in lora_parameters)
@@ -185,7 +186,7 @@ class FusedOutProj(torch.autograd.Function):
         """Return the gradients of x and of the LoRA parameters."""
         x, x_lora, seeds, *stored = ctx.saved_tensors
         grads = tuple(grad.contiguous() for grad in grads)
-        weight = materialize(tuple(stored), grads[0])
+        weight = prepare_weight(tuple(stored), grads[0])
         shape = ctx.shape
         x_grad, *lora_grads = out_proj_backward(
             *grads, x, x_lora, weight, seeds, ctx.dropout_rate, shape.lora_scale, shape.rank

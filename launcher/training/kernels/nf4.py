@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from launcher.training.kernels.availability import supports_triton
+from launcher.training.kernels.fp8 import Fp8Weights, dequantize_fp8
 
 
 class Nf4Weights(NamedTuple):
@@ -29,7 +30,7 @@ class Nf4Weights(NamedTuple):
     lora_A: Tensor  # [ranks, in + ranks], with the zeros to its right
 
 
-# A fused weight as it is stored: one dense tensor, or the tensors of Nf4Weights. A plain tuple for autograd's sake.
+# A fused weight as it is stored: one dense tensor, or the tensors of Nf4Weights or Fp8Weights. A tuple for autograd.
 StoredWeights = tuple[Tensor, ...]
 
 
@@ -78,7 +79,19 @@ def _(*arguments: Any) -> Tensor:
 
 def materialize(stored: StoredWeights, after: Tensor | None = None) -> Tensor:
     """Return the dense fused weight; in a backward pass, `after` is a gradient (see `dequantize`)."""
-    return stored[0] if len(stored) == 1 else dequantize(*stored, after)
+    if len(stored) == 1:
+        return stored[0]
+    return dequantize_fp8(*stored, after) if is_fp8(stored) else dequantize(*stored, after)
+
+
+def prepare_weight(stored: StoredWeights, after: Tensor | None = None) -> list[Tensor]:
+    """Return a fused weight as matmuls take it (fused_projections.view_weight): dense, or in FP8 as stored."""
+    return list(stored) if is_fp8(stored) else [materialize(stored, after)]
+
+
+def is_fp8(stored: StoredWeights) -> bool:
+    """Return whether the base's weights are stored in FP8."""
+    return len(stored) == len(Fp8Weights._fields)
 
 
 def is_lora_4bit(module: Any) -> bool:

@@ -154,7 +154,7 @@ def _qk_norm_rope_backward_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _sigmoid_input(gate, is_gelu: tl.constexpr):  # type: ignore[no-untyped-def]
+def sigmoid_input(gate, is_gelu: tl.constexpr):  # type: ignore[no-untyped-def]
     """Returns v(gate) and its derivative: SiLU is gate * sigmoid(gate), GELU (tanh) is gate * sigmoid(v(gate))."""
     if is_gelu:
         square = gate * gate
@@ -191,7 +191,7 @@ def _swiglu_kernel(  # type: ignore[no-untyped-def]
             gate += tl.load(correction_ptr, mask=mask, other=0.0).to(tl.float32)
             correction_ptr += width
         up += tl.load(correction_ptr, mask=mask, other=0.0).to(tl.float32)
-    v, _ = _sigmoid_input(gate, is_gelu)
+    v, _ = sigmoid_input(gate, is_gelu)
     result = gate / (1.0 + tl.exp(-v)) * up
     tl.store(out + tokens * out_stride + columns[None, :], result.to(out.dtype.element_ty), mask=mask)
 
@@ -227,7 +227,7 @@ def _swiglu_backward_kernel(  # type: ignore[no-untyped-def]
                 gate += tl.load(correction_ptr, mask=mask, other=0.0).to(tl.float32)
                 correction_ptr += width
             up += tl.load(correction_ptr, mask=mask, other=0.0).to(tl.float32)
-        v, slope = _sigmoid_input(gate, is_gelu)
+        v, slope = sigmoid_input(gate, is_gelu)
         sigmoid = 1.0 / (1.0 + tl.exp(-v))
         activated = gate * sigmoid
         tl.store(grad_ptr, (activated * up).to(grad.dtype.element_ty), mask=mask)

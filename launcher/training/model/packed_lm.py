@@ -18,7 +18,9 @@ from launcher.training.model.attention import Backend
 from launcher.training.model.base_model import DTYPES
 from launcher.training.model.compile_checkpoint import compile_forward, prepare_layers
 from launcher.training.model.fused_lora.decoder_layer import fuse_decoder_layers, list_fusable_blocks
-from launcher.training.model.fused_lora.linear import FusedLoraModel, fuse_lora_layers, use_reference_forward
+from launcher.training.model.fused_lora.fp8_base import round_remaining
+from launcher.training.model.fused_lora.linear import FusedLoraModel, fuse_lora_layers
+from launcher.training.model.fused_lora.reference import use_reference_forward
 from launcher.training.model.loss import LMHead, compute_summed_loss
 from launcher.training.model.new_tokens import split_head
 
@@ -123,10 +125,16 @@ class PackedCausalLM(nn.Module):
             fuses_blocks = is_faster and plan.checkpointing != "selective"  # which saves the outputs of single matmuls
             include_plain = list_fusable_blocks(self.layers) if fuses_blocks else []
             self.fused_lora = fuse_lora_layers(
-                self.layers, dtype, compiled=plan.compile is not None, include_plain=include_plain
+                self.layers,
+                dtype,
+                compiled=plan.compile is not None,
+                include_plain=include_plain,
+                in_fp8=plan.precision.fp8_base,
             )
             if fuses_blocks:
                 fuse_decoder_layers(self.layers)
+            if plan.precision.fp8_base:
+                round_remaining(self.layers)
         prepare_layers(self.layers, plan.checkpointing, plan.compile)
         if plan.compile is not None and plan.compile.scope == "model":
             self.compile_decoder(plan.compile)

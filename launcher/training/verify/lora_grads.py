@@ -1,7 +1,8 @@
 """Check before training: the fused LoRA layers have the gradients of PEFT and transformers, or theirs are used.
 
 In 16 bits both are compared with the same computation in FP32: ours may be at most 1.5 times as far from it as PEFT's.
-In FP32, for quantized bases and where FP32 does not fit, ours are compared with PEFT's.
+In FP32, for quantized bases and where FP32 does not fit, ours are compared with PEFT's. With a base in FP8 there is no
+fallback: gradients too far from FP32 end the run.
 
 The gradients of the loss depend on every forward and backward kernel. B of a new adapter is zero, which would hide
 LoRA's contribution and the gradients of A: during the check B has random values, which are removed afterwards.
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from launcher.core.choices import Dtype
-from launcher.core.errors import first_line
+from launcher.core.errors import RunFailedError, first_line
 from launcher.core.log import get_logger
 from launcher.corpus.pack_file import PackFile
 from launcher.plan.model import Plan
@@ -27,7 +28,8 @@ from launcher.training.data.collate import PackedBatch
 from launcher.training.kernels.seeded_dropout import SeededDropout
 from launcher.training.model.attention import BACKENDS, register_backend
 from launcher.training.model.compile_checkpoint import checkpointing_disabled, compile_disabled
-from launcher.training.model.fused_lora.linear import FusedLoraModel, unfuse, use_reference_forward
+from launcher.training.model.fused_lora.linear import FusedLoraModel, unfuse
+from launcher.training.model.fused_lora.reference import use_reference_forward
 from launcher.training.model.fused_lora.weights import ADAPTER_NAME
 from launcher.training.model.packed_lm import PackedCausalLM
 from launcher.training.verify.packing import collate_documents, eval_mode, rounding_dtype, select_documents
@@ -37,6 +39,7 @@ log = get_logger(__name__)
 # Largest relative difference of the gradients of one kind of matrix, over all layers. Rounding differences grow with
 # depth: in bf16 on a CPU to 0.02 for 4 layers and 0.036 for 36 (random weights).
 _TOLERANCES: dict[Dtype, float] = {"fp32": 1e-3, "bf16": 0.25, "fp16": 0.1}
+_FP8_TOLERANCE = 0.4  # of a base in FP8: distance from FP32 with the same, rounded weights
 _MAX_RATIO = 1.5  # of the distance from FP32, ours to PEFT's
 _MIN_ALLOWED = 2e-3  # half the rounding error of BF16
 _FP32_BYTES_PER_WEIGHT = 5  # copies of the weights are saved for the backward pass
@@ -71,6 +74,8 @@ def check_lora_grads(plan: Plan, module: PackedCausalLM, file: PackFile, device:
             problem = f"fail on this machine: {type(error).__name__}: {first_line(error)}"
         else:
             exact = _try_exact_grads(plan, module, batch)
+            if plan.precision.fp8_base:
+                return _check_fp8(_largest_difference(fused, reference if exact is None else exact))
             if exact is None:
                 difference, allowed = _largest_difference(fused, reference), tolerance
                 problem = f"have different gradients than PEFT's: relative difference {difference:.1e}"
@@ -87,6 +92,15 @@ def check_lora_grads(plan: Plan, module: PackedCausalLM, file: PackFile, device:
         "Please report this with your GPU and package versions"
     )
     return None
+
+
+def _check_fp8(difference: float) -> float:
+    if difference <= _FP8_TOLERANCE:  # false for NaN
+        return difference
+    raise RunFailedError(
+        f"with FP8, gradients differ from FP32 by {difference:.1e} (relative), more than {_FP8_TOLERANCE:g}",
+        hint="this base needs more precision: --precision bf16",
+    )
 
 
 def _largest_difference(grads: dict[str, list[Tensor]], reference: dict[str, list[Tensor]]) -> float:

@@ -37,8 +37,8 @@ from launcher.training.model.fused_lora.linear import (
     FusedLoraModel,
     fuse_lora_layers,
     unfuse,
-    use_reference_forward,
 )
+from launcher.training.model.fused_lora.reference import use_reference_forward
 from launcher.training.model.fused_lora.weights import FusedLoraWeights
 from launcher.training.verify.packing import PackingCheck
 from tests.training.builders import (

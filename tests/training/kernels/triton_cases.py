@@ -11,6 +11,8 @@ from torch.nn import functional
 from launcher.training.kernels import (
     cross_entropy_triton,
     elementwise,
+    fp8,
+    fp8_triton,
     fused_lora_triton,
     nf4_triton,
     rmsnorm_dropout_triton,
@@ -19,6 +21,7 @@ from launcher.training.kernels import (
     stochastic_rounding_triton,
 )
 from launcher.training.kernels.elementwise import Correction, QKNormRope
+from launcher.training.kernels.fp8 import LoraTerm
 from launcher.training.kernels.nf4 import Nf4Weights, dequantize
 from launcher.training.kernels.seeded_dropout import DropoutSeed
 
@@ -50,6 +53,10 @@ def check_all(device: str) -> None:
             check_qk_norm_rope(device, scaled, normed, added)
     for softcap in (None, 5.0):
         check_cross_entropy(device, softcap)
+    check_fp8_rounding(device)
+    for ranks in (24, 72):
+        check_fp8_adapter(device, ranks)
+        check_fp8_matmul(device, ranks)
 
 
 def check_stochastic_rounding(device: str) -> None:
@@ -233,12 +240,74 @@ def check_cross_entropy(device: str, softcap: float | None) -> None:
     assert_close(on_device, leaf.grad)
 
 
-def assert_close(actual: Tensor | None, expected: Tensor | None) -> None:
+def check_fp8_rounding(device: str) -> None:
+    """The same codes as in torch; the interpreter's conversion truncates, and is wrong next to powers of two."""
+    x, weight, columns = torch.randn(37, 200), torch.randn(200), torch.rand(200)
+    gate_up, scale = torch.randn(37, 144), torch.rand(144)
+    pairs = [
+        (fp8_triton.quantize_rows(x.to(device), None), fp8.quantize_rows(x)),
+        (fp8_triton.quantize_rows(x.to(device), columns.to(device)), fp8.quantize_rows(x, columns)),
+        (fp8_triton.quantize_rows(x.to(device), weight.to(device), 1e-5), fp8.rms_norm(x, weight, 1e-5)),
+    ]
+    for is_gelu in (False, True):
+        for dora_scale in (None, scale):
+            ours = fp8_triton.swiglu(gate_up.to(device), _to(dora_scale, device), is_gelu=is_gelu)
+            pairs.append((ours, fp8.swiglu(gate_up, dora_scale, is_gelu=is_gelu)))
+        grad = torch.randn(37, 72)
+        on_device = grad.to(device, copy=True)
+        ours = fp8_triton.swiglu_backward(on_device, gate_up.to(device), scale.to(device), is_gelu=is_gelu)
+        pairs.append((ours, fp8.swiglu_backward(grad, gate_up, scale, is_gelu=is_gelu)))
+        assert_close(on_device, grad)
+    for (codes, scales), expected in pairs:
+        assert_close(scales, expected.scales)
+        values, theirs = codes.cpu().float(), expected.codes.float()
+        if device == "cuda":  # fp32 values differ in their last bit, which rarely changes the code
+            assert float((values != theirs).float().mean()) < 1e-3
+        assert_close(values, theirs, 0.1 if device == "cpu" else 2e-3)
+
+
+def check_fp8_adapter(device: str, ranks: int) -> None:
+    rows = fp8.quantize_rows(torch.randn(150, 208))
+    codes, scales = (one.to(device) for one in rows)
+    lora_a, scaled_b, columns = torch.randn(ranks, 208), torch.randn(208, ranks), 0.5 + torch.rand(208)
+    ours = fp8_triton.project_rows(codes, scales, lora_a.to(device).t(), None)
+    assert_close(ours, fp8.project_rows(rows, lora_a), _tolerance(device))
+    ours = fp8_triton.project_rows(codes, scales, scaled_b.to(device), columns.to(device))
+    assert_close(ours, fp8.project_grad_rows(rows, scaled_b, columns), _tolerance(device))
+    left = torch.randn(150, ranks)
+    ours = fp8_triton.sum_products(codes, scales, left.to(device), None, transposed=False)
+    assert_close(ours, fp8.lora_A_grad(rows, left), _tolerance(device))
+    ours = fp8_triton.sum_products(codes, scales, left.to(device), columns.to(device), transposed=True)
+    assert_close(ours, fp8.lora_B_grad(rows, left, columns), _tolerance(device))
+    assert torch.equal(fp8_triton.transpose(codes).cpu().float(), rows.codes.t().float())
+
+
+def check_fp8_matmul(device: str, ranks: int) -> None:
+    """Forward and backward, with and without LoRA; sizes that are no multiple of a tile."""
+    if device == "cuda" and torch.cuda.get_device_capability() != (9, 0):
+        return
+    rows, weight = fp8.quantize_rows(torch.randn(150, 208)), fp8.quantize_rows(torch.randn(304, 208))
+    left, right = torch.randn(150, ranks), torch.randn(304, ranks)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    for scales in (None, weight.scales):
+        for term in (None, LoraTerm(left, right, True), LoraTerm(left, right.t().contiguous(), False)):
+            lora = None if term is None else LoraTerm(*(one.to(device, dtype) for one in term[:2]), term.is_transposed)
+            ours = fp8_triton.matmul(
+                *(one.to(device) for one in rows), weight.codes.to(device), _to(scales, device), dtype, lora
+            )
+            assert_close(ours, fp8.matmul(rows, weight.codes, scales, torch.float32, term), 5e-3)
+
+
+def _tolerance(device: str) -> float:
+    return 1e-5 if device == "cpu" else 2e-3  # TF32 on a GPU
+
+
+def assert_close(actual: Tensor | None, expected: Tensor | None, tolerance: float = 1e-5) -> None:
     if expected is None or actual is None:
         assert actual is expected, "only one of the two returns a tensor"
         return
-    difference = float((actual.cpu() - expected).norm() / expected.norm())
-    assert difference < 1e-5, difference
+    difference = float((actual.cpu().to(expected) - expected).norm() / expected.norm())
+    assert difference < tolerance, difference
 
 
 def _make_corrections(states: Tensor, device: str) -> tuple[Correction, Correction]:

@@ -24,8 +24,8 @@ from launcher.training.model.fused_lora.linear import (
     FusedLoraModel,
     apply_fused_linear,
     fuse_lora_layers,
-    use_reference_forward,
 )
+from launcher.training.model.fused_lora.reference import use_reference_forward
 from tests.training.builders import make_recipe
 
 SIZES: dict[str, Any] = {

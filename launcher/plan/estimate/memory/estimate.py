@@ -88,6 +88,8 @@ def _describe_weights(recipe: Recipe) -> str:
     if recipe.adapter == "full" and recipe.strategy in DEEPSPEED_STRATEGIES:
         dtype = recipe.compute_dtype  # the fp32 master weights count as optimizer state
     kind = {"none": dtype, "int4": "NF4, double quantization"}
+    if recipe.fp8_base:
+        return f"fp8, embeddings and head in {dtype}"
     return kind[recipe.quantization] + _describe_shards(recipe, SHARDED_STRATEGIES)
 
 

@@ -71,6 +71,7 @@ class Recipe:
     adapter_dropout: float = 0.0  # above 0, masks and copies of the adapters' inputs are saved
     accumulates_gradients: bool = True  # several micro-batches per step: gradients and activations coexist
     graphed: bool = False  # each micro-step is captured as one CUDA graph
+    fp8_base: bool = False  # frozen linear layers are stored in FP8
     has_kernels: bool = True  # our Triton kernels run on this device, or it is a CPU
 
 

@@ -32,6 +32,7 @@ from launcher.plan.estimate.memory.recipe import (
     trains_head,
 )
 
+_FP8_SCALE_BYTES = 4  # one scale per output of a matrix
 _BNB_BLOCK = 256  # parameters per fp32 scale of each 8-bit moment
 
 
@@ -100,6 +101,9 @@ def _count_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
     if recipe.adapter == "full":
         base = get_trainable_bytes(recipe)
     linears = shape.num_layers * sum(linear.in_features * linear.out_features for linear in shape.linears)
+    if recipe.fp8_base:
+        outputs = shape.num_layers * sum(linear.out_features for linear in shape.linears)
+        return float((shape.num_parameters - linears) * base + linears + _FP8_SCALE_BYTES * outputs)
     if recipe.quantization == "none":
         return float(shape.num_parameters * base)
     return (shape.num_parameters - linears) * base + linears * NF4_BYTES

@@ -33,6 +33,7 @@ from launcher.plan.estimate.memory.recipe import (
 _OUTSIDE_BYTES_PER_HIDDEN = {False: 6.5, True: 9.0}  # per token: final norm, hidden state and their gradients
 _BACKWARD_BYTES_PER_INTERMEDIATE = {  # per token: live gradients inside one MLP
     "fused": {False: 6.0, True: 6.5},
+    "fp8": {False: 4.5, True: 4.5},  # gradients of gate and up in FP8
     "lora": {False: 6.0, True: 7.0},
     "lora without input copies": {False: 2.0, True: 6.5},
     "dora": {False: 11.5, True: 15.0},  # compiled: based on one checkpointed measurement
@@ -79,7 +80,7 @@ def estimate_step(shape: ModelShape, recipe: Recipe) -> tuple[float, float, floa
 
 def _get_backward_kind(recipe: Recipe) -> str:
     if fuses_lora(recipe):
-        return "fused"
+        return "fp8" if recipe.fp8_base and recipe.adapter == "lora" and not recipe.adapter_dropout else "fused"
     if recipe.adapter in ("full", "dora"):
         return recipe.adapter
     return "lora" if has_input_copies(recipe) else "lora without input copies"
@@ -98,7 +99,9 @@ def _count_rebuilt_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
 
 
 def _count_dequantized_bytes(shape: ModelShape, recipe: Recipe) -> int:
-    """Count the largest dequantized NF4 weight; a fused MLP holds two of them at a time."""
+    """Count the largest dequantized NF4 weight (two in a fused MLP), or the largest transposed FP8 weight."""
+    if recipe.fp8_base:  # codes of the largest fused weight, transposed
+        return max(count_fused_weights(group, recipe) for group in group_targets(shape, recipe))
     if recipe.quantization != "int4":
         return 0
     sizes = {group[0].name: count_fused_weights(group, recipe) for group in group_targets(shape, recipe)}
@@ -235,7 +238,11 @@ def _count_input_bytes(shape: ModelShape, recipe: Recipe) -> float:
         inputs.pop("o_proj", None)  # the attention's output is already saved
     if fuses_mlp(shape, recipe):
         inputs.pop("down_proj")
-    return compute * sum(inputs.values()) + ranks
+    total = compute * sum(inputs.values())
+    if recipe.fp8_base:  # fused ops save their input in FP8, with a scale
+        fused = (fuses_qkv(shape, recipe), "q_proj"), (fuses_mlp(shape, recipe), list_gates(shape)[0])
+        total -= sum((compute - 1) * inputs[name] - 4 for is_fused, name in fused if is_fused)
+    return total + ranks
 
 
 def _count_dropout_bytes(shape: ModelShape, recipe: Recipe) -> float:

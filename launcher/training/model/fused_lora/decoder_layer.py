@@ -24,7 +24,8 @@ from launcher.plan.estimate.memory import FUSED_FAMILIES, FUSED_HEAD_DIMS, FUSED
 from launcher.training.kernels.fused_layer_autograd import DropoutSeeds, FusedMLP, FusedOutProj, FusedQKV
 from launcher.training.kernels.seeded_dropout import draw_seeds
 from launcher.training.model.fused_lora.dora import apply_magnitude
-from launcher.training.model.fused_lora.linear import FusedLoraLinear, is_reference_forward
+from launcher.training.model.fused_lora.linear import FusedLoraLinear
+from launcher.training.model.fused_lora.reference import is_reference_forward
 from launcher.training.model.fused_lora.weights import ADAPTER_NAME, FusedLoraWeights
 
 _LAYERS = tuple(f"{prefix}DecoderLayer" for prefix in FUSED_FAMILIES.values())

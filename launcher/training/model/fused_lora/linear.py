@@ -7,8 +7,7 @@ that their outputs, and the gradient of their input, are one matmul that is a fe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -18,9 +17,11 @@ from torch import Tensor, nn
 
 from launcher.plan.estimate.memory import SHARED_INPUTS
 from launcher.training.kernels.availability import supports_triton
+from launcher.training.kernels.fp8 import fp8_input_grad, fp8_linear
 from launcher.training.kernels.fused_layer_autograd import LoraBlockShape
-from launcher.training.kernels.nf4 import StoredWeights, materialize
+from launcher.training.kernels.nf4 import StoredWeights, is_fp8, materialize
 from launcher.training.model.fused_lora.dora import apply_magnitude
+from launcher.training.model.fused_lora.reference import is_reference_forward
 from launcher.training.model.fused_lora.weights import (
     ADAPTER_NAME,
     DoraNorms,
@@ -55,24 +56,30 @@ class _FusedLoraMatmul(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, dropped: Tensor | None, stored: StoredWeights, shape: LoraBlockShape, *parameters: Tensor
     ) -> tuple[Tensor, ...]:
-        weight, in_features, out_features = materialize(stored), x.shape[1], sum(shape.out_features)
-        lora_a = weight[out_features:, :in_features]
-        if out_features >= 2 * in_features and dropped is None:
-            # A wider input costs less than outputs that are written, read and written again.
-            x_ext = torch.cat((x, x @ lora_a.t()), dim=1)
-            lora_input, x_lora = x_ext[:, :in_features], x_ext[:, in_features:]
-            outputs = x_ext @ weight[:out_features].t()
-        else:
-            lora_input = x if dropped is None else dropped
+        in_features, out_features = x.shape[1], sum(shape.out_features)
+        lora_input = x if dropped is None else dropped
+        if is_fp8(stored):
+            codes, scales, scaled_b, lora_a = stored
             x_lora = lora_input @ lora_a.t()
-            outputs = x @ weight[:out_features, :in_features].t()
-            scaled_b = weight[:out_features, in_features:]
-            is_compiled = torch.compiler.is_compiling()
-            outputs = (
-                outputs + _opaque_matmul(x_lora, scaled_b.t())
-                if is_compiled
-                else torch.addmm(outputs, x_lora, scaled_b.t())
-            )
+            outputs = fp8_linear(x, codes, scales, x_lora, scaled_b)
+        else:
+            weight = materialize(stored)
+            lora_a = weight[out_features:, :in_features]
+            if out_features >= 2 * in_features and dropped is None:
+                # A wider input costs less than outputs that are written, read and written again.
+                x_ext = torch.cat((x, x @ lora_a.t()), dim=1)
+                lora_input, x_lora = x_ext[:, :in_features], x_ext[:, in_features:]
+                outputs = x_ext @ weight[:out_features].t()
+            else:
+                x_lora = lora_input @ lora_a.t()
+                outputs = x @ weight[:out_features, :in_features].t()
+                scaled_b = weight[:out_features, in_features:]
+                is_compiled = torch.compiler.is_compiling()
+                outputs = (
+                    outputs + _opaque_matmul(x_lora, scaled_b.t())
+                    if is_compiled
+                    else torch.addmm(outputs, x_lora, scaled_b.t())
+                )
         ctx.save_for_backward(lora_input, x_lora, *stored)
         ctx.shape, ctx.has_dropout = shape, dropped is not None
         ctx.dtypes = tuple(parameter.dtype for parameter in parameters)
@@ -81,28 +88,36 @@ class _FusedLoraMatmul(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         x, x_lora, *stored = ctx.saved_tensors
-        weight, shape = materialize(tuple(stored), grads[0]), ctx.shape
-        in_features, out_features, rank = x.shape[1], sum(shape.out_features), shape.rank
+        in_features, out_features, rank = x.shape[1], sum(ctx.shape.out_features), ctx.shape.rank
+        if is_fp8(tuple(stored)):
+            codes, scales, scaled_b, lora_a = stored
+        else:
+            codes, weight = None, materialize(tuple(stored), grads[0])
+            scaled_b, lora_a = weight[:out_features, in_features:], weight[out_features:, :in_features]
         grads_lora, b_grads, row = [], [], 0
         for index, grad in enumerate(grads):
             ranks = slice(index * rank, (index + 1) * rank)
-            rows = slice(row, row + grad.shape[1])
-            grads_lora.append(grad @ weight[rows, in_features:][:, ranks])
-            b_grads.append((grad.t() @ x_lora[:, ranks]) * shape.lora_scale)
+            grads_lora.append(grad @ scaled_b[row : row + grad.shape[1], ranks])
+            b_grads.append((grad.t() @ x_lora[:, ranks]) * ctx.shape.lora_scale)
             row += grad.shape[1]
-        num_ranks = rank * len(grads)
-        num_padding = x_lora.shape[1] - num_ranks
+        num_padding = x_lora.shape[1] - rank * len(grads)
         padding = [grads[0].new_zeros(len(x), num_padding)] if num_padding else []
-        grad_ext = torch.cat((*grads, *grads_lora, *padding), dim=1)
+        grad_lora = torch.cat((*grads_lora, *padding), dim=1)
         x_grad: Tensor | None = None
-        dropped_grad: Tensor | None = None
-        if ctx.has_dropout:
-            x_grad = grad_ext[:, :out_features] @ weight[:out_features, :in_features]
-            dropped_grad = grad_ext[:, out_features:] @ weight[out_features:, :in_features]
+        dropped_grad = grad_lora @ lora_a if ctx.has_dropout else None
+        if codes is not None and ctx.needs_input_grad[0]:
+            grad_output = torch.cat(grads, dim=1) if len(grads) > 1 else grads[0].contiguous()
+            lora = (None, None) if ctx.has_dropout else (grad_lora, lora_a)
+            x_grad = fp8_input_grad(grad_output, codes, scales, *lora)
+        elif ctx.has_dropout:
+            x_grad = torch.cat(grads, dim=1) @ weight[:out_features, :in_features]
         elif ctx.needs_input_grad[0]:
-            x_grad = grad_ext @ weight[:, :in_features]
-        a_grads = (grad_ext[:, out_features : out_features + num_ranks].t() @ x).split(rank, dim=0)
-        lora_grads = [*(a_grads[index] for index in shape.adapted), *(b_grads[index] for index in shape.adapted)]
+            x_grad = torch.cat((*grads, grad_lora), dim=1) @ weight[:, :in_features]
+        a_grads = (grad_lora[:, : rank * len(grads)].t() @ x).split(rank, dim=0)
+        lora_grads = [
+            *(a_grads[index] for index in ctx.shape.adapted),
+            *(b_grads[index] for index in ctx.shape.adapted),
+        ]
         cast = (grad.to(dtype) for grad, dtype in zip(lora_grads, ctx.dtypes, strict=True))
         return (x_grad, dropped_grad, None, None, *cast)
 
@@ -114,12 +129,16 @@ class _BaseMatmul(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, stored: StoredWeights, out_features: int) -> Tensor:
         ctx.save_for_backward(*stored)
         ctx.in_features = x.shape[1]
+        if is_fp8(stored):
+            return fp8_linear(x, stored[0], stored[1], None, None)
         return x @ materialize(stored)[:out_features, : x.shape[1]].t()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
-        return grad @ materialize(ctx.saved_tensors, grad)[: grad.shape[1], : ctx.in_features], None, None
+        grad, stored = grads[0].contiguous(), ctx.saved_tensors
+        if is_fp8(stored):
+            return fp8_input_grad(grad, stored[0], stored[1], None, None), None, None
+        return grad @ materialize(stored, grad)[: grad.shape[1], : ctx.in_features], None, None
 
 
 def apply_fused_linear(weights: FusedLoraWeights, x: Tensor) -> tuple[Tensor, ...]:
@@ -208,25 +227,6 @@ def _add_mixin(peft_class: Any) -> Any:
     return type(f"Fused{peft_class.__name__}", (FusedLoraLinear, peft_class), {})
 
 
-class _ReferenceForward:
-    is_active = False
-
-
-def is_reference_forward() -> bool:
-    """Return whether PEFT's and transformers' own forward methods are in use."""
-    return _ReferenceForward.is_active
-
-
-@contextmanager
-def use_reference_forward() -> Iterator[None]:
-    """Use PEFT's and transformers' own forward methods inside the context, as the reference for ours."""
-    was_active, _ReferenceForward.is_active = _ReferenceForward.is_active, True
-    try:
-        yield
-    finally:
-        _ReferenceForward.is_active = was_active
-
-
 @dataclass(eq=False)
 class FusedLoraModel:
     """All fused weights of a model."""
@@ -284,12 +284,17 @@ def unfuse(model: FusedLoraModel) -> None:
 
 
 def fuse_lora_layers(
-    layers: list[nn.Module], dtype: torch.dtype, *, compiled: bool = False, include_plain: Collection[nn.Module] = ()
+    layers: list[nn.Module],
+    dtype: torch.dtype,
+    *,
+    compiled: bool = False,
+    include_plain: Collection[nn.Module] = (),
+    in_fp8: bool = False,
 ) -> FusedLoraModel:
     """Fuse every LoRA and DoRA layer that can be fused; the others stay with PEFT.
 
     `include_plain` are parent modules; in them, a layer without an adapter joins the fused weight of the adapted layers
-    that have the same input.
+    that have the same input. `in_fp8` stores the base's weights in FP8.
     """
     model = FusedLoraModel()
     for layer in layers:
@@ -302,9 +307,9 @@ def fuse_lora_layers(
                 if len(group) > 1:
                     # Values are saved for backward. So are queries and keys, if a compiled norm follows.
                     clones_last = names[-1] == "v_proj" and not (compiled and hasattr(parent, "q_norm"))
-                    model.weights.append(_fuse(group, clones_last_output=clones_last))
+                    model.weights.append(_fuse(group, clones_last_output=clones_last, in_fp8=in_fp8))
                     members = {name: member for name, member in members.items() if name not in names}
-            model.weights += [_fuse([member]) for member in members.values()]
+            model.weights += [_fuse([member], in_fp8=in_fp8) for member in members.values()]
     return model
 
 
@@ -325,8 +330,8 @@ def _select_group(
     return [fusable.get(name) or PlainLinear(getattr(parent, name)) for name in names] if can_join else adapted
 
 
-def _fuse(members: list[Any], *, clones_last_output: bool = False) -> FusedLoraWeights:
-    weights = build_fused_weights(members, clones_last_output=clones_last_output)
+def _fuse(members: list[Any], *, clones_last_output: bool = False, in_fp8: bool) -> FusedLoraWeights:
+    weights = build_fused_weights(members, clones_last_output=clones_last_output, in_fp8=in_fp8)
     for index in weights.shape.adapted:
         member = members[index]
         member.__class__ = _add_mixin(member.__class__)

@@ -3,9 +3,9 @@
     [ W  s B ]   out features     y  = [x, x A^T] [W, s B]^T
     [ A   0  ]   ranks            dx = [dy, dy s B] [W; A]
 
-W, A and s B of the layers are stacked; B is block-diagonal. The base's weights live inside the fused weight (or in NF4,
-see kernels/nf4.py), and their layers hold views of it. A and B are copied into it whenever they change; the parameters,
-their names and PEFT's files stay as they are.
+W, A and s B of the layers are stacked; B is block-diagonal. The base's weights live inside the fused weight (in NF4
+and FP8 beside it, see kernels/nf4.py and kernels/fp8.py), and their layers hold views of it. A and B are copied into it
+whenever they change; the parameters, their names and PEFT's files stay as they are.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from launcher.plan.estimate.memory import count_fused_ranks
 from launcher.training.kernels.availability import supports_triton
+from launcher.training.kernels.fp8 import Fp8Weights
 from launcher.training.kernels.fused_layer_autograd import LoraBlockShape
 from launcher.training.kernels.nf4 import (
     StoredWeights,
@@ -28,6 +29,7 @@ from launcher.training.kernels.nf4 import (
     is_lora_4bit,
     materialize,
 )
+from launcher.training.model.fused_lora.fp8_base import can_round, round_linears
 
 ADAPTER_NAME = "default"
 
@@ -196,16 +198,17 @@ def get_fusion_key(module: Any) -> tuple[object, ...]:
     )
 
 
-def build_fused_weights(members: list[Any], *, clones_last_output: bool = False) -> FusedLoraWeights:
-    """Move the base weights of the members into one fused weight."""
+def build_fused_weights(
+    members: list[Any], *, clones_last_output: bool = False, in_fp8: bool = False
+) -> FusedLoraWeights:
+    """Move the base weights of the members into one fused weight; `in_fp8` rounds them, where their sizes allow it."""
     adapted = tuple(index for index, member in enumerate(members) if not isinstance(member, PlainLinear))
     first = members[adapted[0]]
     rank = int(first.r[ADAPTER_NAME])
     ranks = count_fused_ranks(rank, len(members))
-    is_dense = type(first.base_layer) is nn.Linear
     weights = FusedLoraWeights(
         members=members,
-        stored=_concat_dense_weights(members, ranks) if is_dense else tuple(concat_4bit_weights(members, ranks)),
+        stored=_store(members, ranks, in_fp8=in_fp8),
         shape=LoraBlockShape(
             tuple(member.out_features for member in members), adapted, first.scaling[ADAPTER_NAME], rank
         ),
@@ -215,6 +218,17 @@ def build_fused_weights(members: list[Any], *, clones_last_output: bool = False)
         base_squares = weights.materialize()[: weights.out_features, : weights.in_features].float().square().sum(1)
         weights.dora = DoraNorms(row_norms=base_squares.sqrt(), base_squares=base_squares)
     return weights
+
+
+def _store(members: list[Any], ranks: int, *, in_fp8: bool) -> StoredWeights:
+    bases = [member.base_layer for member in members]
+    if type(bases[0]) is not nn.Linear:
+        return tuple(concat_4bit_weights(members, ranks))
+    if not in_fp8 or not all(map(can_round, bases)):
+        return _concat_dense_weights(members, ranks)
+    dtype, (codes, scales) = bases[0].weight.dtype, round_linears(bases)
+    scaled_b = torch.zeros(len(codes), ranks, dtype=dtype, device=codes.device)
+    return tuple(Fp8Weights(codes, scales, scaled_b, scaled_b.new_zeros(ranks, codes.shape[1])))
 
 
 def _concat_dense_weights(members: list[Any], ranks: int) -> StoredWeights:

@@ -1,0 +1,212 @@
+"""FP8 base weights: the matmuls of a frozen base in E4M3, with one scale per row of each operand.
+
+    y  = (x8 W8^T) * x_scale ⊗ w_scale + x_lora (s B)^T        x8 = round(x / x_scale), w_scale per output
+    dx = (g8 W8)   * g_scale           + dy_lora A             g8 = round(dy * w_scale / g_scale)
+
+The scale of a row of W belongs to the summed dimension in the backward pass, so dy is multiplied by it before it is
+rounded. LoRA's terms are added to the same accumulators in the compute dtype. Each function dispatches to a Triton
+kernel (fp8_triton.py) or to plain torch, which is the reference for tests. README.md has the equations.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from launcher.training.kernels import elementwise
+from launcher.training.kernels.availability import supports_triton
+
+DTYPE = torch.float8_e4m3fn
+_LARGEST = 448.0
+_ALIGNED = 16  # features; what tensor cores and the copy engine load
+_TINY = 1e-12  # scale of a row of zeros
+
+
+class Fp8Weights(NamedTuple):
+    """A fused weight [[W, s B], [A, 0]] whose W is stored in FP8."""
+
+    codes: Tensor  # [out, in]
+    scales: Tensor  # [out], fp32
+    scaled_B: Tensor  # [out, ranks]
+    lora_A: Tensor  # [ranks, in]
+
+
+class Fp8Rows(NamedTuple):
+    """An activation or a gradient in FP8."""
+
+    codes: Tensor  # [tokens, features]
+    scales: Tensor  # [tokens], fp32
+
+
+class LoraTerm(NamedTuple):
+    """What LoRA adds to a matmul: left [tokens, ranks] times right, [ranks, features] or transposed."""
+
+    left: Tensor
+    right: Tensor
+    is_transposed: bool
+
+
+def is_storable(in_features: int, out_features: int) -> bool:
+    """Return whether a matrix of this size can be stored in FP8."""
+    return in_features % _ALIGNED == 0 and out_features % _ALIGNED == 0
+
+
+def quantize_rows(x: Tensor, column_scales: Tensor | None = None) -> Fp8Rows:
+    """Round x, or x * column_scales, to FP8."""
+    if supports_triton(x.device):
+        from launcher.training.kernels import fp8_triton
+
+        return Fp8Rows(*fp8_triton.quantize_rows(x, column_scales))
+    return _round_rows(x.float() if column_scales is None else x.float() * column_scales)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Fp8Rows:
+    """Return RMSNorm(x) in FP8."""
+    if supports_triton(x.device):
+        from launcher.training.kernels import fp8_triton
+
+        return Fp8Rows(*fp8_triton.quantize_rows(x, weight, eps))
+    normed = torch.empty_like(x, dtype=torch.float32)
+    elementwise.rms_norm(x, weight, eps, normed)
+    return _round_rows(normed)
+
+
+def swiglu(gate_up: Tensor, dora_scale: Tensor | None, *, is_gelu: bool) -> Fp8Rows:
+    """Return SiLU(gate) * up, or GELU(gate) * up, in FP8; gate_up is [tokens, gate + up features]."""
+    if supports_triton(gate_up.device):
+        from launcher.training.kernels import fp8_triton
+
+        return Fp8Rows(*fp8_triton.swiglu(gate_up, dora_scale, is_gelu=is_gelu))
+    hidden = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2, dtype=torch.float32)
+    elementwise.swiglu(gate_up, dora_scale, hidden, is_gelu=is_gelu)
+    return _round_rows(hidden)
+
+
+def swiglu_backward(grad: Tensor, gate_up: Tensor, column_scales: Tensor, *, is_gelu: bool) -> Fp8Rows:
+    """Return d(gate_up) * column_scales in FP8, for LoRA; overwrites `grad` with the recomputed forward output."""
+    if supports_triton(grad.device):
+        from launcher.training.kernels import fp8_triton
+
+        return Fp8Rows(*fp8_triton.swiglu_backward(grad, gate_up, column_scales, is_gelu=is_gelu))
+    out = torch.empty_like(gate_up, dtype=torch.float32)
+    elementwise.swiglu_backward(grad, gate_up, None, out, is_gelu=is_gelu)
+    return quantize_rows(out, column_scales)
+
+
+def matmul(rows: Fp8Rows, codes: Tensor, scales: Tensor | None, dtype: torch.dtype, lora: LoraTerm | None) -> Tensor:
+    """Return rows codes^T * scales + LoRA's term in `dtype`; codes are [out, in], scales [out] or all 1."""
+    if codes.is_cuda and torch.cuda.get_device_capability(codes.device) == (9, 0) and supports_triton(codes.device):
+        from launcher.training.kernels import fp8_triton
+
+        return fp8_triton.matmul(rows.codes, rows.scales, codes, scales, dtype, lora)
+    if codes.is_cuda:
+        ones = rows.scales.new_ones(len(codes)) if scales is None else scales
+        scale_a, scale_b = rows.scales[:, None], ones[None, :]
+        y = torch._scaled_mm(
+            rows.codes, codes.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=dtype, use_fast_accum=True
+        )
+        return y if lora is None else y.addmm_(lora.left, lora.right.t() if lora.is_transposed else lora.right)
+    y = (rows.codes.float() @ codes.float().t()) * rows.scales[:, None]
+    y = y if scales is None else y * scales
+    if lora is not None:
+        y = y + lora.left.float() @ (lora.right.t() if lora.is_transposed else lora.right).float()
+    return y.to(dtype)
+
+
+def transpose(codes: Tensor) -> Tensor:
+    """Return the transposed matrix, contiguous: tensor cores read FP8 along the summed dimension only."""
+    if supports_triton(codes.device):
+        from launcher.training.kernels import fp8_triton
+
+        return fp8_triton.transpose(codes)
+    return codes.t().contiguous()
+
+
+def project_rows(rows: Fp8Rows, lora_A: Tensor) -> Tensor:
+    """Return rows A^T in A's dtype, that is x_lora."""
+    if supports_triton(lora_A.device):
+        from launcher.training.kernels import fp8_triton
+
+        return fp8_triton.project_rows(rows.codes, rows.scales, lora_A.t(), None)
+    return (_dequantize(rows) @ lora_A.float().t()).to(lora_A.dtype)
+
+
+def project_grad_rows(rows: Fp8Rows, scaled_B: Tensor, column_scales: Tensor) -> Tensor:
+    """Return dy (s B) in B's dtype, for rows = dy * column_scales."""
+    if supports_triton(scaled_B.device):
+        from launcher.training.kernels import fp8_triton
+
+        return fp8_triton.project_rows(rows.codes, rows.scales, scaled_B, column_scales)
+    return ((_dequantize(rows) / column_scales) @ scaled_B.float()).to(scaled_B.dtype)
+
+
+def lora_A_grad(rows: Fp8Rows, grad_lora: Tensor) -> Tensor:
+    """Return dA [ranks, in] = grad_lora^T x in fp32."""
+    if supports_triton(grad_lora.device):
+        from launcher.training.kernels import fp8_triton
+
+        return fp8_triton.sum_products(rows.codes, rows.scales, grad_lora, None, transposed=False)
+    return grad_lora.float().t() @ _dequantize(rows)
+
+
+def lora_B_grad(rows: Fp8Rows, x_lora: Tensor, column_scales: Tensor) -> Tensor:
+    """Return dB / s [out, ranks] = dy^T x_lora in fp32, for rows = dy * column_scales."""
+    if supports_triton(x_lora.device):
+        from launcher.training.kernels import fp8_triton
+
+        return fp8_triton.sum_products(rows.codes, rows.scales, x_lora, column_scales, transposed=True)
+    return (_dequantize(rows) / column_scales).t() @ x_lora.float()
+
+
+def _round_rows(x: Tensor) -> Fp8Rows:
+    scales = x.abs().amax(dim=1).clamp(min=_TINY) / _LARGEST
+    return Fp8Rows((x / scales[:, None]).to(DTYPE), scales)
+
+
+def _dequantize(rows: Fp8Rows) -> Tensor:
+    return rows.codes.float() * rows.scales[:, None]
+
+
+@torch.library.custom_op("launcher::fp8_linear", mutates_args=())
+def fp8_linear(x: Tensor, codes: Tensor, scales: Tensor, x_lora: Tensor | None, scaled_B: Tensor | None) -> Tensor:
+    """Return x W^T + x_lora (s B)^T."""
+    lora = None if x_lora is None or scaled_B is None else LoraTerm(x_lora, scaled_B, is_transposed=True)
+    return matmul(quantize_rows(x), codes, scales, x.dtype, lora)
+
+
+@fp8_linear.register_fake
+def _(x: Tensor, codes: Tensor, *_rest: Any) -> Tensor:
+    return x.new_empty(len(x), len(codes))
+
+
+@torch.library.custom_op("launcher::fp8_input_grad", mutates_args=())
+def fp8_input_grad(
+    grad: Tensor, codes: Tensor, scales: Tensor, grad_lora: Tensor | None, lora_A: Tensor | None
+) -> Tensor:
+    """Return dx = dy W + dy_lora A."""
+    lora = None if grad_lora is None or lora_A is None else LoraTerm(grad_lora, lora_A, is_transposed=False)
+    return matmul(quantize_rows(grad, scales), transpose(codes), None, grad.dtype, lora)
+
+
+@fp8_input_grad.register_fake
+def _(grad: Tensor, codes: Tensor, *_rest: Any) -> Tensor:
+    return grad.new_empty(len(grad), codes.shape[1])
+
+
+@torch.library.custom_op("launcher::dequantize_fp8", mutates_args=())
+def dequantize_fp8(codes: Tensor, scales: Tensor, scaled_B: Tensor, lora_A: Tensor, _after: Tensor | None) -> Tensor:
+    """Return the dense fused weight [[W, s B], [A, 0]]; `_after` as in nf4.dequantize."""
+    (out_features, ranks), in_features = scaled_B.shape, lora_A.shape[1]
+    weight = scaled_B.new_zeros(out_features + ranks, in_features + ranks)
+    weight[:out_features, :in_features] = codes.float() * scales[:, None]
+    weight[:out_features, in_features:] = scaled_B
+    weight[out_features:, :in_features] = lora_A
+    return weight
+
+
+@dequantize_fp8.register_fake
+def _(_codes: Tensor, _scales: Tensor, scaled_B: Tensor, lora_A: Tensor, _after: Tensor | None) -> Tensor:
+    ranks = scaled_B.shape[1]
+    return scaled_B.new_empty(len(scaled_B) + ranks, lora_A.shape[1] + ranks)

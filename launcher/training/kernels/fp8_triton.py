@@ -1,0 +1,378 @@
+"""Triton kernels for FP8 bases: rounding rows to FP8, the matmul with LoRA's term, and LoRA's own small matmuls.
+
+The matmul kernel is for compute capability 9.0: it is persistent, loads tiles with the tensor memory accelerator, and
+reaches the speed of torch's `_scaled_mm` with LoRA's term included. The others run wherever FP8 exists.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from launcher.training.kernels.rope_swiglu_triton import sigmoid_input
+
+if TYPE_CHECKING:
+    from launcher.training.kernels.fp8 import LoraTerm
+
+_FP8 = torch.float8_e4m3fn
+_TILE = 128, 256, 128  # tokens, outputs, inputs of the matmul
+_GROUP = 8  # tiles of tokens that are processed with the same weights in cache
+_MAX_RANKS = 64  # of one LoRA tile
+_SPLITS_PER_SM = 3  # programs per multiprocessor that sum products over tokens
+_PROJECTED_TOKENS, _PROJECTED_INPUTS = 64, 128
+_SUMMED_TOKENS, _SUMMED_FEATURES = 64, 128
+_TRANSPOSED = 64
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _round_to_fp8(values, amax):  # type: ignore[no-untyped-def]
+    """Returns the codes and the scale of values whose largest magnitude is amax."""
+    scale = tl.maximum(amax, 1e-12) / 448.0
+    return (values / scale).to(tl.float8e4nv), scale
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _quantize_rows_kernel(  # type: ignore[no-untyped-def]
+    x, factors, codes, scales, width, x_stride, eps, block: tl.constexpr, has_norm: tl.constexpr,
+    has_factors: tl.constexpr,
+):  # fmt: skip
+    """Rounds x * factors, with `has_norm` x / rms(x) * factors."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, block)
+    mask = columns < width
+    values = tl.load(x + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    if has_norm:
+        values *= 1.0 / tl.sqrt(tl.sum(values * values, axis=0) / width + eps)
+    if has_factors:
+        values *= tl.load(factors + columns, mask=mask, other=0.0).to(tl.float32)
+    rounded, scale = _round_to_fp8(values, tl.max(tl.abs(values), axis=0))
+    tl.store(scales + row, scale)
+    tl.store(codes + row * width + columns, rounded, mask=mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _swiglu_kernel(  # type: ignore[no-untyped-def]
+    gate_up, dora_scales, codes, scales, width, stride, block: tl.constexpr, has_scales: tl.constexpr,
+    is_gelu: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, block)
+    mask = columns < width
+    gate = tl.load(gate_up + row * stride + columns, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * stride + width + columns, mask=mask, other=0.0).to(tl.float32)
+    if has_scales:
+        gate *= tl.load(dora_scales + columns, mask=mask, other=0.0)
+        up *= tl.load(dora_scales + width + columns, mask=mask, other=0.0)
+    v, _ = sigmoid_input(gate, is_gelu)
+    hidden = gate / (1.0 + tl.exp(-v)) * up
+    rounded, scale = _round_to_fp8(hidden, tl.max(tl.abs(hidden), axis=0))
+    tl.store(scales + row, scale)
+    tl.store(codes + row * width + columns, rounded, mask=mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _swiglu_backward_kernel(  # type: ignore[no-untyped-def]
+    grad, gate_up, factors, codes, scales, width, stride, block: tl.constexpr, is_gelu: tl.constexpr
+):
+    """Rounds d(gate_up) * factors; overwrites the gradient with the forward output."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, block)
+    mask = columns < width
+    gate = tl.load(gate_up + row * stride + columns, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * stride + width + columns, mask=mask, other=0.0).to(tl.float32)
+    dy = tl.load(grad + row * width + columns, mask=mask, other=0.0).to(tl.float32)
+    v, slope = sigmoid_input(gate, is_gelu)
+    sigmoid = 1.0 / (1.0 + tl.exp(-v))
+    activated = gate * sigmoid
+    tl.store(grad + row * width + columns, (activated * up).to(grad.dtype.element_ty), mask=mask)
+    gate_grad = dy * up * (sigmoid + activated * (1.0 - sigmoid) * slope)
+    gate_grad *= tl.load(factors + columns, mask=mask, other=0.0)
+    up_grad = dy * activated * tl.load(factors + width + columns, mask=mask, other=0.0)
+    amax = tl.maximum(tl.max(tl.abs(gate_grad), axis=0), tl.max(tl.abs(up_grad), axis=0))
+    gate_codes, scale = _round_to_fp8(gate_grad, amax)
+    up_codes, _ = _round_to_fp8(up_grad, amax)
+    tl.store(scales + row, scale)
+    tl.store(codes + row * 2 * width + columns, gate_codes, mask=mask)
+    tl.store(codes + row * 2 * width + width + columns, up_codes, mask=mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _matmul_kernel(  # type: ignore[no-untyped-def]
+    x, weight, x_scales, w_scales, left, right, y, num_tokens, num_outputs, num_inputs, num_programs,
+    rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, group: tl.constexpr, has_lora: tl.constexpr,
+    has_scales: tl.constexpr, is_transposed: tl.constexpr,
+):  # fmt: skip
+    """Each program computes every num_programs-th tile of y; all matrices are tensor descriptors."""
+    num_row_tiles, num_column_tiles = tl.cdiv(num_tokens, rows), tl.cdiv(num_outputs, columns)
+    per_group = group * num_column_tiles
+    for tile in tl.range(tl.program_id(0), num_row_tiles * num_column_tiles, num_programs, flatten=True):
+        first = (tile // per_group) * group
+        size = min(num_row_tiles - first, group)
+        row = (first + (tile % per_group) % size) * rows
+        column = ((tile % per_group) // size) * columns
+        acc = tl.zeros([rows, columns], tl.float32)
+        for inner in range(tl.cdiv(num_inputs, depth)):
+            acc = tl.dot(x.load([row, inner * depth]), weight.load([column, inner * depth]).T, acc)
+        row_ids, column_ids = row + tl.arange(0, rows), column + tl.arange(0, columns)
+        acc *= tl.load(x_scales + row_ids, mask=row_ids < num_tokens, other=0.0)[:, None]
+        if has_scales:
+            acc *= tl.load(w_scales + column_ids, mask=column_ids < num_outputs, other=0.0)[None, :]
+        if has_lora and is_transposed:
+            acc = tl.dot(left.load([row, 0]), right.load([column, 0]).T, acc)
+        elif has_lora:
+            acc = tl.dot(left.load([row, 0]), right.load([0, column]), acc)
+        halves = tl.permute(tl.reshape(acc, (rows, 2, columns // 2)), (0, 2, 1))
+        first_half, second_half = tl.split(halves)
+        y.store([row, column], first_half.to(y.dtype))
+        y.store([row, column + columns // 2], second_half.to(y.dtype))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _project_rows_kernel(  # type: ignore[no-untyped-def]
+    codes, row_scales, right, column_scales, out, num_tokens, width, ranks, in_stride, rank_stride,
+    tokens: tl.constexpr, inputs: tl.constexpr, tile_ranks: tl.constexpr, divides: tl.constexpr,
+):  # fmt: skip
+    """`out` = rows right, with `divides` rows (right / column_scales)."""
+    token_ids = tl.program_id(0) * tokens + tl.arange(0, tokens)
+    rank_ids = tl.program_id(1) * tile_ranks + tl.arange(0, tile_ranks)
+    inside_tokens, inside_ranks = token_ids < num_tokens, rank_ids < ranks
+    acc = tl.zeros([tokens, tile_ranks], tl.float32)
+    for start in range(0, width, inputs):
+        input_ids = start + tl.arange(0, inputs)
+        inside = input_ids < width
+        row_ptr = codes + token_ids.to(tl.int64)[:, None] * width + input_ids[None, :]
+        values = tl.load(row_ptr, mask=inside_tokens[:, None] & inside[None, :], other=0.0)
+        right_ptr = right + input_ids.to(tl.int64)[:, None] * in_stride + rank_ids[None, :] * rank_stride
+        factors = tl.load(right_ptr, mask=inside[:, None] & inside_ranks[None, :], other=0.0)
+        if divides:
+            scale = tl.load(column_scales + input_ids, mask=inside, other=1.0)
+            factors = (factors / scale[:, None]).to(right.dtype.element_ty)
+        acc = tl.dot(values.to(right.dtype.element_ty), factors, acc)
+    acc *= tl.load(row_scales + token_ids, mask=inside_tokens, other=0.0)[:, None]
+    out_ptr = out + token_ids.to(tl.int64)[:, None] * ranks + rank_ids[None, :]
+    tl.store(out_ptr, acc.to(out.dtype.element_ty), mask=inside_tokens[:, None] & inside_ranks[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _sum_products_kernel(  # type: ignore[no-untyped-def]
+    codes, row_scales, left, column_scales, sums, num_tokens, width, ranks, left_stride, tokens_per_program,
+    tokens: tl.constexpr, features: tl.constexpr, tile_ranks: tl.constexpr, divides: tl.constexpr,
+    transposed: tl.constexpr,
+):  # fmt: skip
+    """Partial sums over tokens of left^T rows, with `divides` divided by column_scales."""
+    feature_ids = tl.program_id(0) * features + tl.arange(0, features)
+    rank_ids = tl.program_id(2) * tile_ranks + tl.arange(0, tile_ranks)
+    inside_features, inside_ranks = feature_ids < width, rank_ids < ranks
+    start = tl.program_id(1) * tokens_per_program
+    acc = tl.zeros([tile_ranks, features], tl.float32)
+    for first in range(start, min(start + tokens_per_program, num_tokens), tokens):
+        token_ids = first + tl.arange(0, tokens)
+        inside = token_ids < num_tokens
+        wide = token_ids.to(tl.int64)
+        row_ptr = codes + wide[:, None] * width + feature_ids[None, :]
+        values = tl.load(row_ptr, mask=inside[:, None] & inside_features[None, :], other=0.0)
+        left_ptr = left + wide[:, None] * left_stride + rank_ids[None, :]
+        factors = tl.load(left_ptr, mask=inside[:, None] & inside_ranks[None, :], other=0.0).to(tl.float32)
+        factors *= tl.load(row_scales + token_ids, mask=inside, other=0.0)[:, None]
+        factors = factors.to(left.dtype.element_ty)
+        acc = tl.dot(tl.trans(factors), values.to(left.dtype.element_ty), acc)
+    if divides:
+        acc /= tl.load(column_scales + feature_ids, mask=inside_features, other=1.0)[None, :]
+    part = sums + tl.program_id(1).to(tl.int64) * width * ranks
+    mask = inside_ranks[:, None] & inside_features[None, :]
+    if transposed:
+        tl.store(part + feature_ids[None, :] * ranks + rank_ids[:, None], acc, mask=mask)
+    else:
+        tl.store(part + rank_ids[:, None] * width + feature_ids[None, :], acc, mask=mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _transpose_kernel(source, target, num_rows, num_columns, tile: tl.constexpr):  # type: ignore[no-untyped-def]
+    row_ids = tl.program_id(0) * tile + tl.arange(0, tile)
+    column_ids = tl.program_id(1) * tile + tl.arange(0, tile)
+    inside_rows, inside_columns = row_ids < num_rows, column_ids < num_columns
+    source_ptr = source + row_ids.to(tl.int64)[:, None] * num_columns + column_ids[None, :]
+    values = tl.load(source_ptr, mask=inside_rows[:, None] & inside_columns[None, :])
+    target_ptr = target + column_ids.to(tl.int64)[:, None] * num_rows + row_ids[None, :]
+    tl.store(target_ptr, tl.trans(values), mask=inside_columns[:, None] & inside_rows[None, :])
+
+
+def _row_options(width: int) -> dict[str, int]:
+    """Return the block of a kernel with one program per row."""
+    block = triton.next_power_of_2(width)
+    return {"block": block, "num_warps": min(32, max(1, block // 512))}
+
+
+def _new_rows(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    return x.new_empty(len(x), width, dtype=_FP8), x.new_empty(len(x), dtype=torch.float32)
+
+
+def quantize_rows(x: Tensor, factors: Tensor | None, eps: float | None = None) -> tuple[Tensor, Tensor]:
+    """Return codes and scales of x * factors; with `eps`, of RMSNorm(x) with these weights."""
+    codes, scales = _new_rows(x, x.shape[1])
+    _quantize_rows_kernel[(len(x),)](
+        x,
+        x if factors is None else factors,
+        codes,
+        scales,
+        x.shape[1],
+        x.stride(0),
+        eps or 0.0,
+        has_norm=eps is not None,
+        has_factors=factors is not None,
+        **_row_options(x.shape[1]),
+    )
+    return codes, scales
+
+
+def swiglu(gate_up: Tensor, dora_scale: Tensor | None, *, is_gelu: bool) -> tuple[Tensor, Tensor]:
+    """Return codes and scales of silu(gate) * up, or of gelu(gate) * up."""
+    width = gate_up.shape[1] // 2
+    codes, scales = _new_rows(gate_up, width)
+    _swiglu_kernel[(len(gate_up),)](
+        gate_up,
+        gate_up if dora_scale is None else dora_scale,
+        codes,
+        scales,
+        width,
+        gate_up.stride(0),
+        has_scales=dora_scale is not None,
+        is_gelu=is_gelu,
+        **_row_options(width),
+    )
+    return codes, scales
+
+
+def swiglu_backward(grad: Tensor, gate_up: Tensor, factors: Tensor, *, is_gelu: bool) -> tuple[Tensor, Tensor]:
+    """Return codes and scales of d(gate_up) * factors; overwrite `grad`, which is contiguous, with the output."""
+    width = grad.shape[1]
+    codes, scales = _new_rows(grad, 2 * width)
+    _swiglu_backward_kernel[(len(grad),)](
+        grad, gate_up, factors, codes, scales, width, gate_up.stride(0), is_gelu=is_gelu, **_row_options(width)
+    )
+    return codes, scales
+
+
+def matmul(
+    x: Tensor, x_scales: Tensor, weight: Tensor, w_scales: Tensor | None, dtype: torch.dtype, lora: LoraTerm | None
+) -> Tensor:
+    """Return x weight^T with both scales, plus LoRA's term."""
+    if lora is not None and lora.left.shape[1] > _MAX_RANKS:  # its tiles would not fit into shared memory
+        right = lora.right.t() if lora.is_transposed else lora.right
+        return matmul(x, x_scales, weight, w_scales, dtype, None).addmm_(lora.left, right)
+    (num_tokens, num_inputs), num_outputs = x.shape, len(weight)
+    rows, columns, depth = _TILE
+    y = x.new_empty(num_tokens, num_outputs, dtype=dtype)
+    describe = TensorDescriptor.from_tensor
+    left: TensorDescriptor | None = None
+    factors: TensorDescriptor | None = None
+    if lora is not None:
+        tile_ranks = max(16, triton.next_power_of_2(lora.left.shape[1]))
+        left = describe(lora.left, [rows, tile_ranks])
+        factors = describe(lora.right, [columns, tile_ranks] if lora.is_transposed else [tile_ranks, columns])
+    num_tiles = triton.cdiv(num_tokens, rows) * triton.cdiv(num_outputs, columns)
+    num_programs = min(num_tiles, _count_multiprocessors(x.device))
+    _matmul_kernel[(num_programs,)](
+        describe(x, [rows, depth]),
+        describe(weight, [columns, depth]),
+        x_scales,
+        x_scales if w_scales is None else w_scales,
+        left,
+        factors,
+        describe(y, [rows, columns // 2]),
+        num_tokens,
+        num_outputs,
+        num_inputs,
+        num_programs,
+        rows=rows,
+        columns=columns,
+        depth=depth,
+        group=_GROUP,
+        has_lora=lora is not None,
+        has_scales=w_scales is not None,
+        is_transposed=lora is not None and lora.is_transposed,
+        num_stages=3,
+        num_warps=8,
+    )
+    return y
+
+
+def project_rows(codes: Tensor, row_scales: Tensor, right: Tensor, column_scales: Tensor | None) -> Tensor:
+    """Return rows right [tokens, ranks]; with column_scales, of rows / column_scales."""
+    (num_tokens, width), ranks = codes.shape, right.shape[1]
+    out = right.new_empty(num_tokens, ranks)
+    tile_ranks = min(_MAX_RANKS, max(16, triton.next_power_of_2(ranks)))
+    _project_rows_kernel[(triton.cdiv(num_tokens, _PROJECTED_TOKENS), triton.cdiv(ranks, tile_ranks))](
+        codes,
+        row_scales,
+        right,
+        row_scales if column_scales is None else column_scales,
+        out,
+        num_tokens,
+        width,
+        ranks,
+        right.stride(0),
+        right.stride(1),
+        tokens=_PROJECTED_TOKENS,
+        inputs=_PROJECTED_INPUTS,
+        tile_ranks=tile_ranks,
+        divides=column_scales is not None,
+        num_stages=4,
+        num_warps=4,
+    )
+    return out
+
+
+def sum_products(
+    codes: Tensor, row_scales: Tensor, left: Tensor, column_scales: Tensor | None, *, transposed: bool
+) -> Tensor:
+    """Return the sum over tokens of left^T rows [ranks, features], or transposed; in fp32, always in the same order."""
+    (num_tokens, width), ranks = codes.shape, left.shape[1]
+    tile_ranks = min(_MAX_RANKS, max(16, triton.next_power_of_2(ranks)))
+    grid = triton.cdiv(width, _SUMMED_FEATURES), triton.cdiv(ranks, tile_ranks)
+    num_splits = triton.cdiv(_SPLITS_PER_SM * _count_multiprocessors(codes.device), grid[0] * grid[1])
+    per_program = triton.cdiv(triton.cdiv(num_tokens, num_splits), _SUMMED_TOKENS) * _SUMMED_TOKENS
+    num_splits = triton.cdiv(num_tokens, per_program)
+    shape = (width, ranks) if transposed else (ranks, width)
+    sums = left.new_empty(num_splits, *shape, dtype=torch.float32)
+    _sum_products_kernel[(grid[0], num_splits, grid[1])](
+        codes,
+        row_scales,
+        left,
+        row_scales if column_scales is None else column_scales,
+        sums,
+        num_tokens,
+        width,
+        ranks,
+        left.stride(0),
+        per_program,
+        tokens=_SUMMED_TOKENS,
+        features=_SUMMED_FEATURES,
+        tile_ranks=tile_ranks,
+        divides=column_scales is not None,
+        transposed=transposed,
+        num_stages=3,
+        num_warps=4,
+    )
+    return sums[0] if num_splits == 1 else sums.sum(0)
+
+
+def transpose(codes: Tensor) -> Tensor:
+    """Return the transposed matrix, contiguous."""
+    num_rows, num_columns = codes.shape
+    target = codes.new_empty(num_columns, num_rows)
+    grid = triton.cdiv(num_rows, _TRANSPOSED), triton.cdiv(num_columns, _TRANSPOSED)
+    _transpose_kernel[grid](
+        codes.view(torch.uint8), target.view(torch.uint8), num_rows, num_columns, tile=_TRANSPOSED, num_warps=4
+    )
+    return target
+
+
+def _count_multiprocessors(device: torch.device) -> int:
+    count: Any = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    return int(count)

@@ -1,0 +1,273 @@
+"""Matmuls with a fused weight [[W, s B], [A, 0]] whose W is dense or in FP8, forward and backward.
+
+The ops of fused_layer_ops.py use them. Names: x_ext = [x, x_lora] with x_lora = d A^T, where d = dropout(x);
+grad_ext = [dy, dy (s B)]. With DoRA and dropout ("splits") the output is y = c * (d_ext [W, s B]^T) + (x - d) W^T; the
+second matmul is the `correction`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from launcher.training.kernels import fp8
+from launcher.training.kernels.elementwise import (
+    Correction,
+    copy_columns,
+    dropout,
+    dropout_backward,
+    rms_norm,
+    rms_norm_dropout,
+)
+from launcher.training.kernels.fp8 import Fp8Rows, fp8_input_grad, fp8_linear
+from launcher.training.kernels.seeded_dropout import DropoutSeed
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWeight:
+    """Views of a dense fused weight of shape [out + ranks, in + ranks]."""
+
+    full: Tensor
+    in_features: int
+
+    @property
+    def ranks(self) -> int:
+        """Columns of A and B of all matrices."""
+        return self.full.shape[1] - self.in_features
+
+    @property
+    def out_features(self) -> int:
+        """Outputs of all matrices."""
+        return len(self.full) - self.ranks
+
+    @property
+    def scaled_B(self) -> Tensor:
+        """S B [out, ranks]."""
+        return self.full[: self.out_features, self.in_features :]
+
+    @property
+    def lora_A(self) -> Tensor:
+        """A [ranks, in]."""
+        return self.full[self.out_features :, : self.in_features]
+
+    def project(self, x_ext: Tensor, start: int = 0, out: Tensor | None = None) -> Tensor:
+        """Return x_ext [W, s B]^T for the outputs from `start`."""
+        return torch.mm(x_ext, self.full[start : self.out_features].t(), out=out)
+
+    def project_base(self, x: Tensor, start: int, stop: int, out: Tensor | None = None) -> Tensor:
+        """Return x W^T for some of the outputs."""
+        return torch.mm(x, self.full[start:stop, : self.in_features].t(), out=out)
+
+    def input_grad(self, grad_ext: Tensor, start: int = 0) -> Tensor:
+        """Return grad_ext [W; A], where grad_ext has the outputs from `start`."""
+        return grad_ext @ self.full[start:, : self.in_features]
+
+    def base_input_grad(self, grad: Tensor, start: int, stop: int) -> Tensor:
+        """Return grad W for some of the outputs."""
+        return grad @ self.full[start:stop, : self.in_features]
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Weight:
+    """A fused weight in FP8, with the methods of DenseWeight, which round inputs and gradients in separate passes."""
+
+    codes: Tensor
+    scales: Tensor
+    scaled_B: Tensor
+    lora_A: Tensor
+
+    @property
+    def in_features(self) -> int:
+        """Inputs of all matrices."""
+        return self.codes.shape[1]
+
+    @property
+    def ranks(self) -> int:
+        """Columns of A and B of all matrices."""
+        return len(self.lora_A)
+
+    @property
+    def out_features(self) -> int:
+        """Outputs of all matrices."""
+        return len(self.codes)
+
+    def project(self, x_ext: Tensor, start: int = 0, out: Tensor | None = None) -> Tensor:
+        """Return x_ext [W, s B]^T for the outputs from `start`."""
+        x, x_lora = x_ext[:, : self.in_features], x_ext[:, self.in_features :]
+        y = fp8_linear(x, self.codes[start:], self.scales[start:], x_lora, self.scaled_B[start:])
+        return y if out is None else out.copy_(y)
+
+    def project_base(self, x: Tensor, start: int, stop: int, out: Tensor | None = None) -> Tensor:
+        """Return x W^T for some of the outputs."""
+        y = fp8_linear(x, self.codes[start:stop], self.scales[start:stop], None, None)
+        return y if out is None else out.copy_(y)
+
+    def input_grad(self, grad_ext: Tensor, start: int = 0) -> Tensor:
+        """Return grad_ext [W; A], where grad_ext has the outputs from `start`."""
+        num_outputs = self.out_features - start
+        grad, grad_lora = grad_ext[:, :num_outputs], grad_ext[:, num_outputs:]
+        return fp8_input_grad(grad, self.codes[start:], self.scales[start:], grad_lora, self.lora_A)
+
+    def base_input_grad(self, grad: Tensor, start: int, stop: int) -> Tensor:
+        """Return grad W for some of the outputs."""
+        return fp8_input_grad(grad, self.codes[start:stop], self.scales[start:stop], None, None)
+
+
+FusedWeight = DenseWeight | Fp8Weight
+
+
+def view_weight(
+    stored: Sequence[Tensor], *, in_features: int | None = None, out_features: int | None = None
+) -> FusedWeight:
+    """Return a fused weight from the tensors that an op gets: one dense tensor, or those of Fp8Weights.
+
+    For a dense tensor, one of the two sizes must be known.
+    """
+    if len(stored) > 1:
+        return Fp8Weight(*stored)
+    if in_features is None:
+        assert out_features is not None
+        in_features = stored[0].shape[1] - (len(stored[0]) - out_features)
+    return DenseWeight(stored[0], in_features)
+
+
+class Projection(NamedTuple):
+    """The result of a projection, and what its backward pass needs. Unused parts are empty."""
+
+    y: Tensor
+    x: Tensor  # x_ext; or the codes of x, if W is in FP8 and there is no dropout
+    x_scales: Tensor  # of these codes
+    x_lora: Tensor  # of these codes
+    correction: Tensor
+
+
+def norm_and_project(
+    residual: Tensor, norm_weight: Tensor, eps: float, weight: FusedWeight, seed: DropoutSeed | None, splits: bool,
+    num_plain: int = 0,
+) -> Projection:  # fmt: skip
+    """Project x = RMSNorm(residual).
+
+    The first `num_plain` rows of W have no adapter: with `splits` they multiply x itself and need no correction.
+    """
+    num_tokens, in_features = residual.shape
+    # One tensor each, because results of an op must not alias.
+    no_scales, no_lora, no_correction = (weight.scaled_B.new_empty(0) for _ in range(3))
+    if isinstance(weight, Fp8Weight) and seed is None:
+        rows = fp8.rms_norm(residual, norm_weight, eps)
+        x_lora = fp8.project_rows(rows, weight.lora_A)
+        return Projection(multiply_rows(rows, x_lora, weight), *rows, x_lora, no_correction)
+    x_ext = weight.scaled_B.new_empty(num_tokens, in_features + weight.ranks)
+    x, x_lora = x_ext[:, :in_features], x_ext[:, in_features:]
+    if seed is None:
+        rms_norm(residual, norm_weight, eps, x_ext)
+        torch.mm(x, weight.lora_A.t(), out=x_lora)
+        return Projection(weight.project(x_ext), x_ext, no_scales, no_lora, no_correction)
+    side = x_ext.new_empty(num_tokens, in_features)
+    normed = torch.empty_like(side) if num_plain else None
+    rms_norm_dropout(residual, norm_weight, eps, x_ext, side, seed, splits=splits, normed=normed)
+    torch.mm(x if splits else side, weight.lora_A.t(), out=x_lora)
+    correction = weight.project_base(side, num_plain, weight.out_features) if splits else no_correction
+    if normed is None:
+        return Projection(weight.project(x_ext), x_ext, no_scales, no_lora, correction)
+    y = x_ext.new_empty(num_tokens, weight.out_features)
+    weight.project_base(normed, 0, num_plain, out=y[:, :num_plain])
+    weight.project(x_ext, num_plain, out=y[:, num_plain:])
+    return Projection(y, x_ext, no_scales, no_lora, correction)
+
+
+def multiply_rows(rows: Fp8Rows, x_lora: Tensor, weight: Fp8Weight) -> Tensor:
+    """Return x W^T + x_lora (s B)^T for x in FP8."""
+    lora = fp8.LoraTerm(x_lora, weight.scaled_B, is_transposed=True)
+    return fp8.matmul(rows, weight.codes, weight.scales, x_lora.dtype, lora)
+
+
+def multiply_grad_rows(rows: Fp8Rows, grad_lora: Tensor, weight: Fp8Weight) -> Tensor:
+    """Return dx = dy W + grad_lora A for rows = dy * weight.scales."""
+    lora = fp8.LoraTerm(grad_lora, weight.lora_A, is_transposed=False)
+    return fp8.matmul(rows, fp8.transpose(weight.codes), None, grad_lora.dtype, lora)
+
+
+def project_backward_fp8(
+    rows: Fp8Rows, x_rows: Fp8Rows, x_lora: Tensor, weight: Fp8Weight, needs_input_grad: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dx, dA and dB of a fused weight for rows = dy * weight.scales and x in FP8."""
+    grad_lora = fp8.project_grad_rows(rows, weight.scaled_B, weight.scales)
+    x_grad = multiply_grad_rows(rows, grad_lora, weight) if needs_input_grad else grad_lora.new_empty(0)
+    return x_grad, fp8.lora_A_grad(x_rows, grad_lora), fp8.lora_B_grad(rows, x_lora, weight.scales)
+
+
+def project_backward(
+    grad_ext: Tensor, x_ext: Tensor, weight: FusedWeight, seed: DropoutSeed | None, correction: Correction | None,
+    needs_input_grad: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return dx, dA and dB of the fused weight; fills the LoRA columns of grad_ext = [dy, dy (s B)].
+
+    dB is one matmul for all matrices, which reads dy once; only its diagonal blocks are used (split_lora_grads).
+    """
+    if seed is not None and correction is not None:
+        return _project_backward_split(grad_ext, x_ext, weight, seed, correction.grad, needs_input_grad)
+    in_features, out_features = weight.in_features, weight.out_features
+    grad_output, grad_lora, x = grad_ext[:, :out_features], grad_ext[:, out_features:], x_ext[:, :in_features]
+    x_grad = grad_ext.new_empty(0)
+    torch.mm(grad_output, weight.scaled_B, out=grad_lora)
+    b_grad = grad_output.t() @ x_ext[:, in_features:]
+    if seed is None:
+        if needs_input_grad:
+            x_grad = weight.input_grad(grad_ext)
+        return x_grad, grad_lora.t() @ x, b_grad
+    dropped = torch.empty_like(x, memory_format=torch.contiguous_format)
+    dropout(x, dropped, seed)
+    a_grad = grad_lora.t() @ dropped
+    if needs_input_grad:
+        x_grad = weight.base_input_grad(grad_output, 0, out_features)
+        dropout_backward(x_grad, torch.mm(grad_lora, weight.lora_A, out=dropped), seed)
+    return x_grad, a_grad, b_grad
+
+
+def _project_backward_split(
+    grad_ext: Tensor, x_ext: Tensor, weight: FusedWeight, seed: DropoutSeed, correction_grad: Tensor,
+    needs_input_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Handle DoRA with dropout: one matmul for dropout(x), one for x - dropout(x), one for rows without an adapter."""
+    in_features, out_features = weight.in_features, weight.out_features
+    num_plain = out_features - correction_grad.shape[1]
+    grad_output, grad_lora = grad_ext[:, num_plain:out_features], grad_ext[:, out_features:]
+    torch.mm(grad_output, weight.scaled_B[num_plain:], out=grad_lora)
+    b_grad = grad_ext.new_zeros(out_features, weight.ranks)
+    torch.mm(grad_output.t(), x_ext[:, in_features:], out=b_grad[num_plain:])
+    a_grad = grad_lora.t() @ x_ext[:, :in_features]
+    if not needs_input_grad:
+        return grad_ext.new_empty(0), a_grad, b_grad
+    x_grad = weight.base_input_grad(correction_grad, num_plain, out_features)
+    dropout_backward(x_grad, weight.input_grad(grad_ext[:, num_plain:], num_plain), seed, splits=True)
+    if num_plain:
+        x_grad += weight.base_input_grad(grad_ext[:, :num_plain], 0, num_plain)
+    return x_grad, a_grad, b_grad
+
+
+def single_input_grad(
+    grad_output: Tensor, correction_grad: Tensor, weight: FusedWeight, seed: DropoutSeed | None
+) -> tuple[Tensor, Tensor]:
+    """Return dx and dy (s B) of a single projection (down_proj or o_proj)."""
+    out_features = weight.out_features
+    if isinstance(weight, Fp8Weight) and seed is None:
+        grad_lora = grad_output @ weight.scaled_B
+        return multiply_grad_rows(fp8.quantize_rows(grad_output, weight.scales), grad_lora, weight), grad_lora
+    if seed is not None and not correction_grad.numel():
+        grad_lora = grad_output @ weight.scaled_B
+        x_grad = weight.base_input_grad(grad_output, 0, out_features)
+        dropout_backward(x_grad, grad_lora @ weight.lora_A, seed)
+        return x_grad, grad_lora
+    grad_ext = grad_output.new_empty(len(grad_output), out_features + weight.ranks)
+    copy_columns(grad_output, grad_ext)
+    grad_lora = torch.mm(grad_output, weight.scaled_B, out=grad_ext[:, out_features:])
+    x_grad = weight.input_grad(grad_ext)
+    if seed is None:
+        return x_grad, grad_lora
+    remainder_grad = weight.base_input_grad(correction_grad, 0, out_features)
+    dropout_backward(remainder_grad, x_grad, seed, splits=True)
+    return remainder_grad, grad_lora

@@ -1,0 +1,84 @@
+"""Frozen linear layers whose weights are stored in FP8; see kernels/fp8.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from launcher.training.kernels.fp8 import DTYPE, fp8_input_grad, fp8_linear, is_storable, quantize_rows
+from launcher.training.model.fused_lora.reference import is_reference_forward
+
+
+class Fp8Linear(nn.Linear):
+    """A linear layer in FP8. `weight` is a dense copy, for PEFT's code and as a reference.
+
+    The codes are no buffer: DDP would broadcast them, and NCCL does not know FP8.
+    """
+
+    codes: Tensor  # [out, in]
+    scales: Tensor  # [out]
+    compute_dtype: torch.dtype
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The weight in the compute dtype."""
+        return (self.codes.float() * self.scales[:, None]).to(self.compute_dtype)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # nn.Linear's name
+        """Return x W^T + bias, in FP8 unless it is the reference."""
+        if is_reference_forward():
+            return functional.linear(input, self.weight, self.bias)
+        y: Tensor = _Fp8Matmul.apply(input.flatten(0, -2).to(self.compute_dtype), self.codes, self.scales)
+        y = y.unflatten(0, input.shape[:-1])
+        return y if self.bias is None else y + self.bias
+
+
+class _Fp8Matmul(torch.autograd.Function):
+    """Map x [tokens, in] to x W^T."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+        ctx.save_for_backward(codes, scales)
+        return fp8_linear(x, codes, scales, None, None)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        codes, scales = ctx.saved_tensors
+        return fp8_input_grad(grads[0].contiguous(), codes, scales, None, None), None, None
+
+
+def can_round(linear: Any) -> bool:
+    """Return whether this is a frozen layer whose weight can be stored in FP8."""
+    if type(linear) is not nn.Linear or linear.weight.requires_grad:
+        return False
+    return linear.weight.dtype.is_floating_point and is_storable(linear.in_features, linear.out_features)
+
+
+@torch.no_grad()
+def round_linears(linears: list[Any]) -> tuple[Tensor, Tensor]:
+    """Turn layers with the same input into Fp8Linear; return the codes and scales of all, of which theirs are views."""
+    weight, num_outputs = linears[0].weight, sum(linear.out_features for linear in linears)
+    codes = torch.empty(num_outputs, weight.shape[1], dtype=DTYPE, device=weight.device)
+    scales = torch.empty(num_outputs, dtype=torch.float32, device=weight.device)
+    row = 0
+    for linear in linears:
+        rows = slice(row, row + linear.out_features)
+        for target, value in zip((codes, scales), quantize_rows(linear.weight), strict=True):
+            target[rows].copy_(value)
+        linear.compute_dtype = linear.weight.dtype
+        del linear.weight
+        linear.__class__ = Fp8Linear
+        linear.codes, linear.scales = codes[rows], scales[rows]
+        row += linear.out_features
+    return codes, scales
+
+
+def round_remaining(layers: list[nn.Module]) -> int:
+    """Store the other frozen linear layers in FP8, those without an adapter; return how many."""
+    linears = [module for layer in layers for module in layer.modules() if can_round(module)]
+    for linear in linears:
+        round_linears([linear])
+    return len(linears)
