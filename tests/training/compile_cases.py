@@ -28,6 +28,7 @@ from triton.runtime.jit import JITFunction
 from launcher.training.kernels import (
     cross_entropy_triton,
     fp8,
+    fp8_matmul_triton,
     fp8_triton,
     fused_lora_triton,
     nf4_triton,
@@ -103,7 +104,7 @@ def check_all(capability: int) -> None:
             shared, stack = kernel.metadata.shared, count_stack_bytes(kernel.asm["cubin"])
             assert shared <= SHARED_MEMORY[capability], (name, capability, shared)
             assert stack <= (MAX_STACK_BYTES_256 if head_dim == 256 else MAX_STACK_BYTES), (name, capability, stack)
-            if "attention" in name or "fp8_triton._matmul" in name:  # Hopper's tensor core and copy instructions
+            if "attention" in name or "fp8_matmul_triton._matmul" in name:  # Hopper's tensor core and copy instructions
                 assert "wgmma.mma_async" in kernel.asm["ptx"], name
                 assert "cp.async.bulk.tensor" in kernel.asm["ptx"], name
     print(f"{capability}: {sum(map(len, compiled.kernels.values()))} variants of {len(compiled.kernels)} kernels")
@@ -194,18 +195,27 @@ def compile_fp8(*, with_matmul: bool) -> None:
             grad = zeros(NUM_TOKENS, intermediate, dtype=BF16)
             grads = fp8_triton.swiglu_backward(grad, gate_up, zeros(2 * intermediate), is_gelu=is_gelu)
         fp8_triton.quantize_rows(gate_up, zeros(2 * intermediate))
+        compile_fp8_rope_backward(16 if hidden == 1024 else 32, 8)
         lora_a, scaled_b = zeros(ranks, hidden, dtype=BF16), zeros(2 * intermediate, ranks, dtype=BF16)
-        x_lora = fp8_triton.project_rows(*rows, lora_a.t(), None)
-        grad_lora = fp8_triton.project_rows(*grads, scaled_b, zeros(2 * intermediate))
-        fp8_triton.sum_products(*rows, grad_lora, None, transposed=False)
-        fp8_triton.sum_products(*grads, x_lora, zeros(2 * intermediate), transposed=True)
+        x_lora = fp8_matmul_triton.project_rows(*rows, lora_a.t(), None)
+        grad_lora = fp8_matmul_triton.project_rows(*grads, scaled_b, zeros(2 * intermediate))
+        fp8_matmul_triton.sum_products(*rows, grad_lora, None, transposed=False)
+        fp8_matmul_triton.sum_products(*grads, x_lora, zeros(2 * intermediate), transposed=True)
         codes = zeros(2 * intermediate, hidden, dtype=torch.uint8).view(fp8.DTYPE)
-        transposed = fp8_triton.transpose(codes)
+        transposed = fp8_matmul_triton.transpose(codes)
         if with_matmul:
             forward, backward = LoraTerm(x_lora, scaled_b, True), LoraTerm(grad_lora, lora_a, False)
-            fp8_triton.matmul(*rows, codes, zeros(2 * intermediate), BF16, forward)
-            fp8_triton.matmul(*grads, transposed, None, BF16, backward)
-            fp8_triton.matmul(*rows, codes, zeros(2 * intermediate), BF16, None)
+            fp8_matmul_triton.matmul(*rows, codes, zeros(2 * intermediate), BF16, forward)
+            fp8_matmul_triton.matmul(*grads, transposed, None, BF16, backward)
+            fp8_matmul_triton.matmul(*rows, codes, zeros(2 * intermediate), BF16, None)
+
+
+def compile_fp8_rope_backward(num_heads: int, num_kv_heads: int) -> None:
+    width = (num_heads + 2 * num_kv_heads) * 128
+    grads = tuple(zeros(NUM_TOKENS, heads, 128, dtype=BF16) for heads in (num_heads, num_kv_heads, num_kv_heads))
+    qkv, cos = zeros(NUM_TOKENS, width, dtype=BF16), zeros(NUM_TOKENS, 128, dtype=BF16)
+    for norms in (None, (zeros(128, dtype=BF16), zeros(128, dtype=BF16))):
+        fp8_triton.qk_norm_rope_backward(grads, qkv, norms, cos, cos, 1e-6, zeros(width))
 
 
 def compile_cross_entropy() -> None:

@@ -5,7 +5,7 @@
 
 The scale of a row of W belongs to the summed dimension in the backward pass, so dy is multiplied by it before it is
 rounded. LoRA's terms are added to the same accumulators in the compute dtype. Each function dispatches to a Triton
-kernel (fp8_triton.py) or to plain torch, which is the reference for tests. README.md has the equations.
+kernel (fp8_triton.py, fp8_matmul_triton.py) or to plain torch, the reference for tests. README.md has the equations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from launcher.training.kernels.availability import supports_triton
 DTYPE = torch.float8_e4m3fn
 _LARGEST = 448.0
 _ALIGNED = 16  # features; what tensor cores and the copy engine load
-_TINY = 1e-12  # scale of a row of zeros
 
 
 class Fp8Weights(NamedTuple):
@@ -95,12 +94,26 @@ def swiglu_backward(grad: Tensor, gate_up: Tensor, column_scales: Tensor, *, is_
     return quantize_rows(out, column_scales)
 
 
+def qk_norm_rope_backward(
+    grads: tuple[Tensor, Tensor, Tensor], qkv: Tensor, rope: elementwise.QKNormRope, column_scales: Tensor
+) -> Fp8Rows:
+    """Return d(qkv) * column_scales in FP8, given dQ, dK and dV; for LoRA."""
+    if supports_triton(qkv.device):
+        from launcher.training.kernels import fp8_triton
+
+        args = rope.norms, rope.cos, rope.sin, rope.eps
+        return Fp8Rows(*fp8_triton.qk_norm_rope_backward(grads, qkv, *args, column_scales))
+    out = grads[0].new_empty(len(grads[0]), len(column_scales), dtype=torch.float32)
+    elementwise.qk_norm_rope_backward(grads, qkv, rope, out)
+    return quantize_rows(out, column_scales)
+
+
 def matmul(rows: Fp8Rows, codes: Tensor, scales: Tensor | None, dtype: torch.dtype, lora: LoraTerm | None) -> Tensor:
     """Return rows codes^T * scales + LoRA's term in `dtype`; codes are [out, in], scales [out] or all 1."""
     if codes.is_cuda and torch.cuda.get_device_capability(codes.device) == (9, 0) and supports_triton(codes.device):
-        from launcher.training.kernels import fp8_triton
+        from launcher.training.kernels import fp8_matmul_triton
 
-        return fp8_triton.matmul(rows.codes, rows.scales, codes, scales, dtype, lora)
+        return fp8_matmul_triton.matmul(rows.codes, rows.scales, codes, scales, dtype, lora)
     if codes.is_cuda:
         ones = rows.scales.new_ones(len(codes)) if scales is None else scales
         scale_a, scale_b = rows.scales[:, None], ones[None, :]
@@ -118,50 +131,51 @@ def matmul(rows: Fp8Rows, codes: Tensor, scales: Tensor | None, dtype: torch.dty
 def transpose(codes: Tensor) -> Tensor:
     """Return the transposed matrix, contiguous: tensor cores read FP8 along the summed dimension only."""
     if supports_triton(codes.device):
-        from launcher.training.kernels import fp8_triton
+        from launcher.training.kernels import fp8_matmul_triton
 
-        return fp8_triton.transpose(codes)
+        return fp8_matmul_triton.transpose(codes)
     return codes.t().contiguous()
 
 
 def project_rows(rows: Fp8Rows, lora_A: Tensor) -> Tensor:
     """Return rows A^T in A's dtype, that is x_lora."""
     if supports_triton(lora_A.device):
-        from launcher.training.kernels import fp8_triton
+        from launcher.training.kernels import fp8_matmul_triton
 
-        return fp8_triton.project_rows(rows.codes, rows.scales, lora_A.t(), None)
+        return fp8_matmul_triton.project_rows(rows.codes, rows.scales, lora_A.t(), None)
     return (_dequantize(rows) @ lora_A.float().t()).to(lora_A.dtype)
 
 
 def project_grad_rows(rows: Fp8Rows, scaled_B: Tensor, column_scales: Tensor) -> Tensor:
     """Return dy (s B) in B's dtype, for rows = dy * column_scales."""
     if supports_triton(scaled_B.device):
-        from launcher.training.kernels import fp8_triton
+        from launcher.training.kernels import fp8_matmul_triton
 
-        return fp8_triton.project_rows(rows.codes, rows.scales, scaled_B, column_scales)
+        return fp8_matmul_triton.project_rows(rows.codes, rows.scales, scaled_B, column_scales)
     return ((_dequantize(rows) / column_scales) @ scaled_B.float()).to(scaled_B.dtype)
 
 
 def lora_A_grad(rows: Fp8Rows, grad_lora: Tensor) -> Tensor:
     """Return dA [ranks, in] = grad_lora^T x in fp32."""
     if supports_triton(grad_lora.device):
-        from launcher.training.kernels import fp8_triton
+        from launcher.training.kernels import fp8_matmul_triton
 
-        return fp8_triton.sum_products(rows.codes, rows.scales, grad_lora, None, transposed=False)
+        return fp8_matmul_triton.sum_products(rows.codes, rows.scales, grad_lora, None, transposed=False)
     return grad_lora.float().t() @ _dequantize(rows)
 
 
 def lora_B_grad(rows: Fp8Rows, x_lora: Tensor, column_scales: Tensor) -> Tensor:
     """Return dB / s [out, ranks] = dy^T x_lora in fp32, for rows = dy * column_scales."""
     if supports_triton(x_lora.device):
-        from launcher.training.kernels import fp8_triton
+        from launcher.training.kernels import fp8_matmul_triton
 
-        return fp8_triton.sum_products(rows.codes, rows.scales, x_lora, column_scales, transposed=True)
+        return fp8_matmul_triton.sum_products(rows.codes, rows.scales, x_lora, column_scales, transposed=True)
     return (_dequantize(rows) / column_scales).t() @ x_lora.float()
 
 
 def _round_rows(x: Tensor) -> Fp8Rows:
-    scales = x.abs().amax(dim=1).clamp(min=_TINY) / _LARGEST
+    amax = x.abs().amax(dim=1)
+    scales = torch.where(amax > 0, amax / _LARGEST, 1.0)
     return Fp8Rows((x / scales[:, None]).to(DTYPE), scales)
 
 

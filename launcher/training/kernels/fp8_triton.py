@@ -1,38 +1,21 @@
-"""Triton kernels for FP8 bases: rounding rows to FP8, the matmul with LoRA's term, and LoRA's own small matmuls.
-
-The matmul kernel is for compute capability 9.0: it is persistent, loads tiles with the tensor memory accelerator, and
-reaches the speed of torch's `_scaled_mm` with LoRA's term included. The others run wherever FP8 exists.
-"""
+"""Triton kernels that round rows to FP8: RMSNorm, SwiGLU and the gradients of SwiGLU and of QK-norm + RoPE."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from launcher.training.kernels.rope_swiglu_triton import sigmoid_input
 
-if TYPE_CHECKING:
-    from launcher.training.kernels.fp8 import LoraTerm
-
 _FP8 = torch.float8_e4m3fn
-_TILE = 128, 256, 128  # tokens, outputs, inputs of the matmul
-_GROUP = 8  # tiles of tokens that are processed with the same weights in cache
-_MAX_RANKS = 64  # of one LoRA tile
-_SPLITS_PER_SM = 3  # programs per multiprocessor that sum products over tokens
-_PROJECTED_TOKENS, _PROJECTED_INPUTS = 64, 128
-_SUMMED_TOKENS, _SUMMED_FEATURES = 64, 128
-_TRANSPOSED = 64
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _round_to_fp8(values, amax):  # type: ignore[no-untyped-def]
     """Returns the codes and the scale of values whose largest magnitude is amax."""
-    scale = tl.maximum(amax, 1e-12) / 448.0
+    scale = tl.where(amax > 0, amax / 448.0, 1.0)
     return (values / scale).to(tl.float8e4nv), scale
 
 
@@ -102,104 +85,55 @@ def _swiglu_backward_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _matmul_kernel(  # type: ignore[no-untyped-def]
-    x, weight, x_scales, w_scales, left, right, y, num_tokens, num_outputs, num_inputs, num_programs,
-    rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, group: tl.constexpr, has_lora: tl.constexpr,
-    has_scales: tl.constexpr, is_transposed: tl.constexpr,
-):  # fmt: skip
-    """Each program computes every num_programs-th tile of y; all matrices are tensor descriptors."""
-    num_row_tiles, num_column_tiles = tl.cdiv(num_tokens, rows), tl.cdiv(num_outputs, columns)
-    per_group = group * num_column_tiles
-    for tile in tl.range(tl.program_id(0), num_row_tiles * num_column_tiles, num_programs, flatten=True):
-        first = (tile // per_group) * group
-        size = min(num_row_tiles - first, group)
-        row = (first + (tile % per_group) % size) * rows
-        column = ((tile % per_group) // size) * columns
-        acc = tl.zeros([rows, columns], tl.float32)
-        for inner in range(tl.cdiv(num_inputs, depth)):
-            acc = tl.dot(x.load([row, inner * depth]), weight.load([column, inner * depth]).T, acc)
-        row_ids, column_ids = row + tl.arange(0, rows), column + tl.arange(0, columns)
-        acc *= tl.load(x_scales + row_ids, mask=row_ids < num_tokens, other=0.0)[:, None]
-        if has_scales:
-            acc *= tl.load(w_scales + column_ids, mask=column_ids < num_outputs, other=0.0)[None, :]
-        if has_lora and is_transposed:
-            acc = tl.dot(left.load([row, 0]), right.load([column, 0]).T, acc)
-        elif has_lora:
-            acc = tl.dot(left.load([row, 0]), right.load([0, column]), acc)
-        halves = tl.permute(tl.reshape(acc, (rows, 2, columns // 2)), (0, 2, 1))
-        first_half, second_half = tl.split(halves)
-        y.store([row, column], first_half.to(y.dtype))
-        y.store([row, column + columns // 2], second_half.to(y.dtype))
+def _load_heads(ptr, token, head, first, count, columns, size: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Both halves of the heads `first` to `first + count` of one token, zero for other heads."""
+    mask = ((head >= first) & (head < first + count))[:, None]
+    address = ptr + (token * count + head - first)[:, None] * size + columns[None, :]
+    x1 = tl.load(address, mask=mask, other=0.0).to(tl.float32)
+    return x1, tl.load(address + size // 2, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _project_rows_kernel(  # type: ignore[no-untyped-def]
-    codes, row_scales, right, column_scales, out, num_tokens, width, ranks, in_stride, rank_stride,
-    tokens: tl.constexpr, inputs: tl.constexpr, tile_ranks: tl.constexpr, divides: tl.constexpr,
+def _qk_norm_rope_backward_kernel(  # type: ignore[no-untyped-def]
+    query_grad, key_grad, value_grad, qkv, q_norm, k_norm, cos, sin, factors, codes, scales, eps,
+    num_heads: tl.constexpr, num_kv_heads: tl.constexpr, size: tl.constexpr, padded_heads: tl.constexpr,
+    has_norm: tl.constexpr,
 ):  # fmt: skip
-    """`out` = rows right, with `divides` rows (right / column_scales)."""
-    token_ids = tl.program_id(0) * tokens + tl.arange(0, tokens)
-    rank_ids = tl.program_id(1) * tile_ranks + tl.arange(0, tile_ranks)
-    inside_tokens, inside_ranks = token_ids < num_tokens, rank_ids < ranks
-    acc = tl.zeros([tokens, tile_ranks], tl.float32)
-    for start in range(0, width, inputs):
-        input_ids = start + tl.arange(0, inputs)
-        inside = input_ids < width
-        row_ptr = codes + token_ids.to(tl.int64)[:, None] * width + input_ids[None, :]
-        values = tl.load(row_ptr, mask=inside_tokens[:, None] & inside[None, :], other=0.0)
-        right_ptr = right + input_ids.to(tl.int64)[:, None] * in_stride + rank_ids[None, :] * rank_stride
-        factors = tl.load(right_ptr, mask=inside[:, None] & inside_ranks[None, :], other=0.0)
-        if divides:
-            scale = tl.load(column_scales + input_ids, mask=inside, other=1.0)
-            factors = (factors / scale[:, None]).to(right.dtype.element_ty)
-        acc = tl.dot(values.to(right.dtype.element_ty), factors, acc)
-    acc *= tl.load(row_scales + token_ids, mask=inside_tokens, other=0.0)[:, None]
-    out_ptr = out + token_ids.to(tl.int64)[:, None] * ranks + rank_ids[None, :]
-    tl.store(out_ptr, acc.to(out.dtype.element_ty), mask=inside_tokens[:, None] & inside_ranks[None, :])
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _sum_products_kernel(  # type: ignore[no-untyped-def]
-    codes, row_scales, left, column_scales, sums, num_tokens, width, ranks, left_stride, tokens_per_program,
-    tokens: tl.constexpr, features: tl.constexpr, tile_ranks: tl.constexpr, divides: tl.constexpr,
-    transposed: tl.constexpr,
-):  # fmt: skip
-    """Partial sums over tokens of left^T rows, with `divides` divided by column_scales."""
-    feature_ids = tl.program_id(0) * features + tl.arange(0, features)
-    rank_ids = tl.program_id(2) * tile_ranks + tl.arange(0, tile_ranks)
-    inside_features, inside_ranks = feature_ids < width, rank_ids < ranks
-    start = tl.program_id(1) * tokens_per_program
-    acc = tl.zeros([tile_ranks, features], tl.float32)
-    for first in range(start, min(start + tokens_per_program, num_tokens), tokens):
-        token_ids = first + tl.arange(0, tokens)
-        inside = token_ids < num_tokens
-        wide = token_ids.to(tl.int64)
-        row_ptr = codes + wide[:, None] * width + feature_ids[None, :]
-        values = tl.load(row_ptr, mask=inside[:, None] & inside_features[None, :], other=0.0)
-        left_ptr = left + wide[:, None] * left_stride + rank_ids[None, :]
-        factors = tl.load(left_ptr, mask=inside[:, None] & inside_ranks[None, :], other=0.0).to(tl.float32)
-        factors *= tl.load(row_scales + token_ids, mask=inside, other=0.0)[:, None]
-        factors = factors.to(left.dtype.element_ty)
-        acc = tl.dot(tl.trans(factors), values.to(left.dtype.element_ty), acc)
-    if divides:
-        acc /= tl.load(column_scales + feature_ids, mask=inside_features, other=1.0)[None, :]
-    part = sums + tl.program_id(1).to(tl.int64) * width * ranks
-    mask = inside_ranks[:, None] & inside_features[None, :]
-    if transposed:
-        tl.store(part + feature_ids[None, :] * ranks + rank_ids[:, None], acc, mask=mask)
-    else:
-        tl.store(part + rank_ids[:, None] * width + feature_ids[None, :], acc, mask=mask)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _transpose_kernel(source, target, num_rows, num_columns, tile: tl.constexpr):  # type: ignore[no-untyped-def]
-    row_ids = tl.program_id(0) * tile + tl.arange(0, tile)
-    column_ids = tl.program_id(1) * tile + tl.arange(0, tile)
-    inside_rows, inside_columns = row_ids < num_rows, column_ids < num_columns
-    source_ptr = source + row_ids.to(tl.int64)[:, None] * num_columns + column_ids[None, :]
-    values = tl.load(source_ptr, mask=inside_rows[:, None] & inside_columns[None, :])
-    target_ptr = target + column_ids.to(tl.int64)[:, None] * num_rows + row_ids[None, :]
-    tl.store(target_ptr, tl.trans(values), mask=inside_columns[:, None] & inside_rows[None, :])
+    """Rounds d(qkv) * factors of one token: inverse rotation, then RMSNorm backward."""
+    half: tl.constexpr = size // 2
+    total: tl.constexpr = num_heads + 2 * num_kv_heads
+    token = tl.program_id(0).to(tl.int64)
+    head, columns = tl.arange(0, padded_heads), tl.arange(0, half)
+    is_query, is_rotated = (head < num_heads)[:, None], (head < num_heads + num_kv_heads)[:, None]
+    d1, d2 = _load_heads(query_grad, token, head, 0, num_heads, columns, size)
+    dk1, dk2 = _load_heads(key_grad, token, head, num_heads, num_kv_heads, columns, size)
+    dv1, dv2 = _load_heads(value_grad, token, head, num_heads + num_kv_heads, num_kv_heads, columns, size)
+    d1, d2 = d1 + dk1, d2 + dk2
+    c = tl.load(cos + token * size + columns).to(tl.float32)[None, :]
+    s = tl.load(sin + token * size + columns).to(tl.float32)[None, :]
+    d1, d2 = d1 * c + d2 * s, d2 * c - d1 * s
+    if has_norm:
+        address = qkv + (token * total + head)[:, None] * size + columns[None, :]
+        x1 = tl.load(address, mask=is_rotated, other=0.0).to(tl.float32)
+        x2 = tl.load(address + half, mask=is_rotated, other=0.0).to(tl.float32)
+        d1 *= tl.where(is_query, tl.load(q_norm + columns)[None, :], tl.load(k_norm + columns)[None, :]).to(tl.float32)
+        d2 *= tl.where(
+            is_query, tl.load(q_norm + half + columns)[None, :], tl.load(k_norm + half + columns)[None, :]
+        ).to(tl.float32)
+        rstd = (1.0 / tl.sqrt((tl.sum(x1 * x1, axis=1) + tl.sum(x2 * x2, axis=1)) / size + eps))[:, None]
+        x1, x2 = x1 * rstd, x2 * rstd
+        mean = ((tl.sum(d1 * x1, axis=1) + tl.sum(d2 * x2, axis=1)) / size)[:, None]
+        d1, d2 = rstd * (d1 - x1 * mean), rstd * (d2 - x2 * mean)
+    offsets = head[:, None] * size + columns[None, :]
+    inside = (head < total)[:, None]
+    d1 = (d1 + dv1) * tl.load(factors + offsets, mask=inside, other=0.0)
+    d2 = (d2 + dv2) * tl.load(factors + offsets + half, mask=inside, other=0.0)
+    amax = tl.maximum(tl.max(tl.max(tl.abs(d1), axis=1), axis=0), tl.max(tl.max(tl.abs(d2), axis=1), axis=0))
+    codes1, scale = _round_to_fp8(d1, amax)
+    codes2, _ = _round_to_fp8(d2, amax)
+    tl.store(scales + token, scale)
+    tl.store(codes + token * total * size + offsets, codes1, mask=inside)
+    tl.store(codes + token * total * size + offsets + half, codes2, mask=inside)
 
 
 def _row_options(width: int) -> dict[str, int]:
@@ -258,121 +192,30 @@ def swiglu_backward(grad: Tensor, gate_up: Tensor, factors: Tensor, *, is_gelu: 
     return codes, scales
 
 
-def matmul(
-    x: Tensor, x_scales: Tensor, weight: Tensor, w_scales: Tensor | None, dtype: torch.dtype, lora: LoraTerm | None
-) -> Tensor:
-    """Return x weight^T with both scales, plus LoRA's term."""
-    if lora is not None and lora.left.shape[1] > _MAX_RANKS:  # its tiles would not fit into shared memory
-        right = lora.right.t() if lora.is_transposed else lora.right
-        return matmul(x, x_scales, weight, w_scales, dtype, None).addmm_(lora.left, right)
-    (num_tokens, num_inputs), num_outputs = x.shape, len(weight)
-    rows, columns, depth = _TILE
-    y = x.new_empty(num_tokens, num_outputs, dtype=dtype)
-    describe = TensorDescriptor.from_tensor
-    left: TensorDescriptor | None = None
-    factors: TensorDescriptor | None = None
-    if lora is not None:
-        tile_ranks = max(16, triton.next_power_of_2(lora.left.shape[1]))
-        left = describe(lora.left, [rows, tile_ranks])
-        factors = describe(lora.right, [columns, tile_ranks] if lora.is_transposed else [tile_ranks, columns])
-    num_tiles = triton.cdiv(num_tokens, rows) * triton.cdiv(num_outputs, columns)
-    num_programs = min(num_tiles, _count_multiprocessors(x.device))
-    _matmul_kernel[(num_programs,)](
-        describe(x, [rows, depth]),
-        describe(weight, [columns, depth]),
-        x_scales,
-        x_scales if w_scales is None else w_scales,
-        left,
+def qk_norm_rope_backward(
+    grads: tuple[Tensor, Tensor, Tensor], qkv: Tensor, norms: tuple[Tensor, Tensor] | None, cos: Tensor, sin: Tensor,
+    eps: float, factors: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return codes and scales of d(qkv) * factors, given dQ, dK and dV; all tensors are contiguous."""
+    num_tokens, num_heads, head_dim = grads[0].shape
+    num_kv_heads = grads[1].shape[1]
+    codes, scales = _new_rows(cos, (num_heads + 2 * num_kv_heads) * head_dim)
+    padded_heads = triton.next_power_of_2(num_heads + 2 * num_kv_heads)
+    _qk_norm_rope_backward_kernel[(num_tokens,)](
+        *grads,
+        qkv,
+        *((cos, cos) if norms is None else norms),
+        cos,
+        sin,
         factors,
-        describe(y, [rows, columns // 2]),
-        num_tokens,
-        num_outputs,
-        num_inputs,
-        num_programs,
-        rows=rows,
-        columns=columns,
-        depth=depth,
-        group=_GROUP,
-        has_lora=lora is not None,
-        has_scales=w_scales is not None,
-        is_transposed=lora is not None and lora.is_transposed,
-        num_stages=3,
-        num_warps=8,
-    )
-    return y
-
-
-def project_rows(codes: Tensor, row_scales: Tensor, right: Tensor, column_scales: Tensor | None) -> Tensor:
-    """Return rows right [tokens, ranks]; with column_scales, of rows / column_scales."""
-    (num_tokens, width), ranks = codes.shape, right.shape[1]
-    out = right.new_empty(num_tokens, ranks)
-    tile_ranks = min(_MAX_RANKS, max(16, triton.next_power_of_2(ranks)))
-    _project_rows_kernel[(triton.cdiv(num_tokens, _PROJECTED_TOKENS), triton.cdiv(ranks, tile_ranks))](
         codes,
-        row_scales,
-        right,
-        row_scales if column_scales is None else column_scales,
-        out,
-        num_tokens,
-        width,
-        ranks,
-        right.stride(0),
-        right.stride(1),
-        tokens=_PROJECTED_TOKENS,
-        inputs=_PROJECTED_INPUTS,
-        tile_ranks=tile_ranks,
-        divides=column_scales is not None,
-        num_stages=4,
-        num_warps=4,
+        scales,
+        eps,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        size=head_dim,
+        padded_heads=padded_heads,
+        has_norm=norms is not None,
+        num_warps=min(16, max(4, padded_heads * head_dim // 1024)),
     )
-    return out
-
-
-def sum_products(
-    codes: Tensor, row_scales: Tensor, left: Tensor, column_scales: Tensor | None, *, transposed: bool
-) -> Tensor:
-    """Return the sum over tokens of left^T rows [ranks, features], or transposed; in fp32, always in the same order."""
-    (num_tokens, width), ranks = codes.shape, left.shape[1]
-    tile_ranks = min(_MAX_RANKS, max(16, triton.next_power_of_2(ranks)))
-    grid = triton.cdiv(width, _SUMMED_FEATURES), triton.cdiv(ranks, tile_ranks)
-    num_splits = triton.cdiv(_SPLITS_PER_SM * _count_multiprocessors(codes.device), grid[0] * grid[1])
-    per_program = triton.cdiv(triton.cdiv(num_tokens, num_splits), _SUMMED_TOKENS) * _SUMMED_TOKENS
-    num_splits = triton.cdiv(num_tokens, per_program)
-    shape = (width, ranks) if transposed else (ranks, width)
-    sums = left.new_empty(num_splits, *shape, dtype=torch.float32)
-    _sum_products_kernel[(grid[0], num_splits, grid[1])](
-        codes,
-        row_scales,
-        left,
-        row_scales if column_scales is None else column_scales,
-        sums,
-        num_tokens,
-        width,
-        ranks,
-        left.stride(0),
-        per_program,
-        tokens=_SUMMED_TOKENS,
-        features=_SUMMED_FEATURES,
-        tile_ranks=tile_ranks,
-        divides=column_scales is not None,
-        transposed=transposed,
-        num_stages=3,
-        num_warps=4,
-    )
-    return sums[0] if num_splits == 1 else sums.sum(0)
-
-
-def transpose(codes: Tensor) -> Tensor:
-    """Return the transposed matrix, contiguous."""
-    num_rows, num_columns = codes.shape
-    target = codes.new_empty(num_columns, num_rows)
-    grid = triton.cdiv(num_rows, _TRANSPOSED), triton.cdiv(num_columns, _TRANSPOSED)
-    _transpose_kernel[grid](
-        codes.view(torch.uint8), target.view(torch.uint8), num_rows, num_columns, tile=_TRANSPOSED, num_warps=4
-    )
-    return target
-
-
-def _count_multiprocessors(device: torch.device) -> int:
-    count: Any = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-    return int(count)
+    return codes, scales

@@ -125,19 +125,22 @@ def qkv_backward(
     rope = QKNormRope(dora_scale, q_norm, k_norm, cos, sin, eps)
     grads = (query_grad, key_grad, value_grad)
     fused, with_grad = view_weight(weight, out_features=sum(out_features)), _allocate_correction_grad(correction)
-    is_fp8 = isinstance(fused, Fp8Weight) and x_scales.numel() > 0
-    width = fused.out_features + (0 if is_fp8 else fused.ranks)
-    grad_ext = query_grad.new_empty(len(x), width, dtype=fused.scaled_B.dtype)
-    scale_grad = qk_norm_rope_backward(grads, projected, rope, grad_ext, with_grad)
-    if isinstance(fused, Fp8Weight) and is_fp8:
-        rows = fp8.quantize_rows(grad_ext, fused.scales)
-        project_grads = project_backward_fp8(rows, Fp8Rows(x, x_scales), x_lora, fused, needs_input_grad)
+    scale_grad = None
+    if isinstance(fused, Fp8Weight) and x_scales.numel():
+        if dora_scale is None:
+            rows = fp8.qk_norm_rope_backward(grads, projected, rope, fused.scales)
+        else:
+            grad = query_grad.new_empty(len(x), fused.out_features)
+            scale_grad = qk_norm_rope_backward(grads, projected, rope, grad, None)
+            rows = fp8.quantize_rows(grad, fused.scales)
+        x_grad, a_grad, b_grad = project_backward_fp8(rows, Fp8Rows(x, x_scales), x_lora, fused, needs_input_grad)
     else:
+        grad_ext = query_grad.new_empty(len(x), fused.out_features + fused.ranks, dtype=fused.scaled_B.dtype)
+        scale_grad = qk_norm_rope_backward(grads, projected, rope, grad_ext, with_grad)
         seed = _get_seed(seeds, 0, dropout_rate)
-        project_grads = project_backward(grad_ext, x, fused, seed, with_grad, needs_input_grad)
-    x_grad, a_grad, b_grad = project_grads
+        x_grad, a_grad, b_grad = project_backward(grad_ext, x, fused, seed, with_grad, needs_input_grad)
     lora_grads = split_lora_grads(a_grad, b_grad, out_features, lora_scale, rank)
-    return x_grad, *lora_grads, grad_ext.new_empty(0) if scale_grad is None else scale_grad
+    return x_grad, *lora_grads, query_grad.new_empty(0) if scale_grad is None else scale_grad
 
 
 @qkv_backward.register_fake

@@ -39,7 +39,9 @@ log = get_logger(__name__)
 # Largest relative difference of the gradients of one kind of matrix, over all layers. Rounding differences grow with
 # depth: in bf16 on a CPU to 0.02 for 4 layers and 0.036 for 36 (random weights).
 _TOLERANCES: dict[Dtype, float] = {"fp32": 1e-3, "bf16": 0.25, "fp16": 0.1}
-_FP8_TOLERANCE = 0.4  # of a base in FP8: distance from FP32 with the same, rounded weights
+# Of a base in FP8: distance from FP32 with the same, rounded weights. A wrong gradient, or none, differs by 1 or more.
+# SmolLM2-135M 0.25; random weights on an H200: 0.18 for 28 layers (0.6B), 0.58 for 36 (8B).
+_FP8_TOLERANCE = 0.75
 _MAX_RATIO = 1.5  # of the distance from FP32, ours to PEFT's
 _MIN_ALLOWED = 2e-3  # half the rounding error of BF16
 _FP32_BYTES_PER_WEIGHT = 5  # copies of the weights are saved for the backward pass

@@ -12,6 +12,7 @@ from launcher.training.kernels import (
     cross_entropy_triton,
     elementwise,
     fp8,
+    fp8_matmul_triton,
     fp8_triton,
     fused_lora_triton,
     nf4_triton,
@@ -21,7 +22,7 @@ from launcher.training.kernels import (
     stochastic_rounding_triton,
 )
 from launcher.training.kernels.elementwise import Correction, QKNormRope
-from launcher.training.kernels.fp8 import LoraTerm
+from launcher.training.kernels.fp8 import Fp8Rows, LoraTerm
 from launcher.training.kernels.nf4 import Nf4Weights, dequantize
 from launcher.training.kernels.seeded_dropout import DropoutSeed
 
@@ -258,6 +259,8 @@ def check_fp8_rounding(device: str) -> None:
         ours = fp8_triton.swiglu_backward(on_device, gate_up.to(device), scale.to(device), is_gelu=is_gelu)
         pairs.append((ours, fp8.swiglu_backward(grad, gate_up, scale, is_gelu=is_gelu)))
         assert_close(on_device, grad)
+    for normed in (False, True):
+        pairs.append(_compare_rope_backward(device, normed))
     for (codes, scales), expected in pairs:
         assert_close(scales, expected.scales)
         values, theirs = codes.cpu().float(), expected.codes.float()
@@ -266,20 +269,35 @@ def check_fp8_rounding(device: str) -> None:
         assert_close(values, theirs, 0.1 if device == "cpu" else 2e-3)
 
 
+def _compare_rope_backward(device: str, normed: bool) -> tuple[tuple[Tensor, Tensor], Fp8Rows]:
+    """Five query heads and two of keys and values: their sum is no power of two."""
+    grads = tuple(torch.randn(37, heads, 32) for heads in (5, 2, 2))
+    qkv, factors = torch.randn(37, 9 * 32), torch.rand(9 * 32)
+    cos, sin = torch.randn(2, 37, 16).repeat(1, 1, 2)
+    norms = (torch.randn(32), torch.randn(32)) if normed else (None, None)
+    expected = fp8.qk_norm_rope_backward(grads, qkv, QKNormRope(None, *norms, cos, sin, 1e-5), factors)
+    on_device = None if norms[0] is None else (norms[0].to(device), norms[1].to(device))
+    ours = fp8_triton.qk_norm_rope_backward(
+        tuple(one.to(device) for one in grads),
+        *(qkv.to(device), on_device, cos.to(device), sin.to(device), 1e-5, factors.to(device)),
+    )
+    return ours, expected
+
+
 def check_fp8_adapter(device: str, ranks: int) -> None:
     rows = fp8.quantize_rows(torch.randn(150, 208))
     codes, scales = (one.to(device) for one in rows)
     lora_a, scaled_b, columns = torch.randn(ranks, 208), torch.randn(208, ranks), 0.5 + torch.rand(208)
-    ours = fp8_triton.project_rows(codes, scales, lora_a.to(device).t(), None)
+    ours = fp8_matmul_triton.project_rows(codes, scales, lora_a.to(device).t(), None)
     assert_close(ours, fp8.project_rows(rows, lora_a), _tolerance(device))
-    ours = fp8_triton.project_rows(codes, scales, scaled_b.to(device), columns.to(device))
+    ours = fp8_matmul_triton.project_rows(codes, scales, scaled_b.to(device), columns.to(device))
     assert_close(ours, fp8.project_grad_rows(rows, scaled_b, columns), _tolerance(device))
     left = torch.randn(150, ranks)
-    ours = fp8_triton.sum_products(codes, scales, left.to(device), None, transposed=False)
+    ours = fp8_matmul_triton.sum_products(codes, scales, left.to(device), None, transposed=False)
     assert_close(ours, fp8.lora_A_grad(rows, left), _tolerance(device))
-    ours = fp8_triton.sum_products(codes, scales, left.to(device), columns.to(device), transposed=True)
+    ours = fp8_matmul_triton.sum_products(codes, scales, left.to(device), columns.to(device), transposed=True)
     assert_close(ours, fp8.lora_B_grad(rows, left, columns), _tolerance(device))
-    assert torch.equal(fp8_triton.transpose(codes).cpu().float(), rows.codes.t().float())
+    assert torch.equal(fp8_matmul_triton.transpose(codes).cpu().float(), rows.codes.t().float())
 
 
 def check_fp8_matmul(device: str, ranks: int) -> None:
@@ -292,7 +310,7 @@ def check_fp8_matmul(device: str, ranks: int) -> None:
     for scales in (None, weight.scales):
         for term in (None, LoraTerm(left, right, True), LoraTerm(left, right.t().contiguous(), False)):
             lora = None if term is None else LoraTerm(*(one.to(device, dtype) for one in term[:2]), term.is_transposed)
-            ours = fp8_triton.matmul(
+            ours = fp8_matmul_triton.matmul(
                 *(one.to(device) for one in rows), weight.codes.to(device), _to(scales, device), dtype, lora
             )
             assert_close(ours, fp8.matmul(rows, weight.codes, scales, torch.float32, term), 5e-3)

@@ -1,0 +1,266 @@
+"""Triton kernels for the matmuls of an FP8 base: the base's own with LoRA's term, and those with A and B.
+
+The base's matmul is for compute capability 9.0: it is persistent, loads tiles with the tensor memory accelerator, and
+reaches the speed of torch's `_scaled_mm` with LoRA's term included. The others run wherever FP8 exists.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+if TYPE_CHECKING:
+    from launcher.training.kernels.fp8 import LoraTerm
+
+_TILE = 128, 256, 128  # tokens, outputs, inputs of the matmul
+_GROUP = 8  # tiles of tokens that are processed with the same weights in cache
+_MAX_RANKS = 64  # of one LoRA tile
+_SPLITS_PER_SM = 3  # programs per multiprocessor that sum products over tokens
+_PROJECTED_TOKENS, _PROJECTED_INPUTS = 64, 128
+_SUMMED_TOKENS, _SUMMED_FEATURES, _SUMMED_RANKS, _SUMMED_WARPS = 64, 128, 16, 4
+_MIN_PROGRAMS = 128  # with fewer, most of a large GPU idles
+_TRANSPOSED = 64
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _matmul_kernel(  # type: ignore[no-untyped-def]
+    x, weight, x_scales, w_scales, left, right, y, num_tokens, num_outputs, num_inputs, num_programs,
+    rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, group: tl.constexpr, has_lora: tl.constexpr,
+    has_scales: tl.constexpr, is_transposed: tl.constexpr,
+):  # fmt: skip
+    """Each program computes every num_programs-th tile of y; all matrices are tensor descriptors."""
+    num_row_tiles, num_column_tiles = tl.cdiv(num_tokens, rows), tl.cdiv(num_outputs, columns)
+    per_group = group * num_column_tiles
+    for tile in tl.range(tl.program_id(0), num_row_tiles * num_column_tiles, num_programs, flatten=True):
+        first = (tile // per_group) * group
+        size = min(num_row_tiles - first, group)
+        row = (first + (tile % per_group) % size) * rows
+        column = ((tile % per_group) // size) * columns
+        acc = tl.zeros([rows, columns], tl.float32)
+        for inner in range(tl.cdiv(num_inputs, depth)):
+            acc = tl.dot(x.load([row, inner * depth]), weight.load([column, inner * depth]).T, acc)
+        row_ids, column_ids = row + tl.arange(0, rows), column + tl.arange(0, columns)
+        acc *= tl.load(x_scales + row_ids, mask=row_ids < num_tokens, other=0.0)[:, None]
+        if has_scales:
+            acc *= tl.load(w_scales + column_ids, mask=column_ids < num_outputs, other=0.0)[None, :]
+        if has_lora and is_transposed:
+            acc = tl.dot(left.load([row, 0]), right.load([column, 0]).T, acc)
+        elif has_lora:
+            acc = tl.dot(left.load([row, 0]), right.load([0, column]), acc)
+        halves = tl.permute(tl.reshape(acc, (rows, 2, columns // 2)), (0, 2, 1))
+        first_half, second_half = tl.split(halves)
+        y.store([row, column], first_half.to(y.dtype))
+        y.store([row, column + columns // 2], second_half.to(y.dtype))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _project_rows_kernel(  # type: ignore[no-untyped-def]
+    codes, row_scales, right, column_scales, out, num_tokens, width, ranks, in_stride, rank_stride,
+    tokens: tl.constexpr, inputs: tl.constexpr, tile_ranks: tl.constexpr, divides: tl.constexpr,
+    dot_type: tl.constexpr,
+):  # fmt: skip
+    """`out` = rows right, with `divides` rows (right / column_scales)."""
+    token_ids = tl.program_id(0) * tokens + tl.arange(0, tokens)
+    rank_ids = tl.program_id(1) * tile_ranks + tl.arange(0, tile_ranks)
+    inside_tokens, inside_ranks = token_ids < num_tokens, rank_ids < ranks
+    acc = tl.zeros([tokens, tile_ranks], tl.float32)
+    for start in range(0, width, inputs):
+        input_ids = start + tl.arange(0, inputs)
+        inside = input_ids < width
+        row_ptr = codes + token_ids.to(tl.int64)[:, None] * width + input_ids[None, :]
+        values = tl.load(row_ptr, mask=inside_tokens[:, None] & inside[None, :], other=0.0)
+        right_ptr = right + input_ids.to(tl.int64)[:, None] * in_stride + rank_ids[None, :] * rank_stride
+        factors = tl.load(right_ptr, mask=inside[:, None] & inside_ranks[None, :], other=0.0).to(tl.float32)
+        if divides:
+            factors /= tl.load(column_scales + input_ids, mask=inside, other=1.0)[:, None]
+        factors = tl.clamp(factors, -65504.0, 65504.0).to(dot_type)
+        acc = tl.dot(values.to(dot_type), factors, acc)
+    acc *= tl.load(row_scales + token_ids, mask=inside_tokens, other=0.0)[:, None]
+    out_ptr = out + token_ids.to(tl.int64)[:, None] * ranks + rank_ids[None, :]
+    tl.store(out_ptr, acc.to(out.dtype.element_ty), mask=inside_tokens[:, None] & inside_ranks[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _sum_products_kernel(  # type: ignore[no-untyped-def]
+    codes, row_scales, left, column_scales, sums, num_tokens, width, ranks, left_stride, tokens_per_program,
+    tokens: tl.constexpr, features: tl.constexpr, tile_ranks: tl.constexpr, scales_block: tl.constexpr,
+    divides: tl.constexpr, transposed: tl.constexpr, dot_type: tl.constexpr,
+):  # fmt: skip
+    """Partial sums over tokens of left^T rows, with `divides` divided by column_scales.
+
+    Scales of rows are divided by their largest, because FP16 has few exponents.
+    """
+    feature_ids = tl.program_id(0) * features + tl.arange(0, features)
+    rank_ids = tl.program_id(2) * tile_ranks + tl.arange(0, tile_ranks)
+    inside_features, inside_ranks = feature_ids < width, rank_ids < ranks
+    start = tl.program_id(1) * tokens_per_program
+    all_ids = start + tl.arange(0, scales_block)
+    is_mine = (all_ids < start + tokens_per_program) & (all_ids < num_tokens)
+    largest = tl.max(tl.load(row_scales + all_ids, mask=is_mine, other=0.0), axis=0)
+    acc = tl.zeros([tile_ranks, features], tl.float32)
+    for first in range(start, min(start + tokens_per_program, num_tokens), tokens):
+        token_ids = first + tl.arange(0, tokens)
+        inside = token_ids < num_tokens
+        wide = token_ids.to(tl.int64)
+        row_ptr = codes + wide[:, None] * width + feature_ids[None, :]
+        values = tl.load(row_ptr, mask=inside[:, None] & inside_features[None, :], other=0.0)
+        left_ptr = left + wide[:, None] * left_stride + rank_ids[None, :]
+        factors = tl.load(left_ptr, mask=inside[:, None] & inside_ranks[None, :], other=0.0).to(tl.float32)
+        factors *= tl.load(row_scales + token_ids, mask=inside, other=0.0)[:, None] / largest
+        acc = tl.dot(tl.trans(factors.to(dot_type)), values.to(dot_type), acc)
+    acc *= largest
+    if divides:
+        acc /= tl.load(column_scales + feature_ids, mask=inside_features, other=1.0)[None, :]
+    part = sums + tl.program_id(1).to(tl.int64) * width * ranks
+    mask = inside_ranks[:, None] & inside_features[None, :]
+    if transposed:
+        tl.store(part + feature_ids[None, :] * ranks + rank_ids[:, None], acc, mask=mask)
+    else:
+        tl.store(part + rank_ids[:, None] * width + feature_ids[None, :], acc, mask=mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _transpose_kernel(source, target, num_rows, num_columns, tile: tl.constexpr):  # type: ignore[no-untyped-def]
+    row_ids = tl.program_id(0) * tile + tl.arange(0, tile)
+    column_ids = tl.program_id(1) * tile + tl.arange(0, tile)
+    inside_rows, inside_columns = row_ids < num_rows, column_ids < num_columns
+    source_ptr = source + row_ids.to(tl.int64)[:, None] * num_columns + column_ids[None, :]
+    values = tl.load(source_ptr, mask=inside_rows[:, None] & inside_columns[None, :])
+    target_ptr = target + column_ids.to(tl.int64)[:, None] * num_rows + row_ids[None, :]
+    tl.store(target_ptr, tl.trans(values), mask=inside_columns[:, None] & inside_rows[None, :])
+
+
+def matmul(
+    x: Tensor, x_scales: Tensor, weight: Tensor, w_scales: Tensor | None, dtype: torch.dtype, lora: LoraTerm | None
+) -> Tensor:
+    """Return x weight^T with both scales, plus LoRA's term."""
+    if lora is not None and lora.left.shape[1] > _MAX_RANKS:  # its tiles would not fit into shared memory
+        right = lora.right.t() if lora.is_transposed else lora.right
+        return matmul(x, x_scales, weight, w_scales, dtype, None).addmm_(lora.left, right)
+    (num_tokens, num_inputs), num_outputs = x.shape, len(weight)
+    rows, columns, depth = _TILE
+    y = x.new_empty(num_tokens, num_outputs, dtype=dtype)
+    describe = TensorDescriptor.from_tensor
+    left: TensorDescriptor | None = None
+    factors: TensorDescriptor | None = None
+    if lora is not None:
+        tile_ranks = max(16, triton.next_power_of_2(lora.left.shape[1]))
+        left = describe(lora.left, [rows, tile_ranks])
+        factors = describe(lora.right, [columns, tile_ranks] if lora.is_transposed else [tile_ranks, columns])
+    num_tiles = triton.cdiv(num_tokens, rows) * triton.cdiv(num_outputs, columns)
+    num_programs = min(num_tiles, _count_multiprocessors(x.device))
+    _matmul_kernel[(num_programs,)](
+        describe(x, [rows, depth]),
+        describe(weight, [columns, depth]),
+        x_scales,
+        x_scales if w_scales is None else w_scales,
+        left,
+        factors,
+        describe(y, [rows, columns // 2]),
+        num_tokens,
+        num_outputs,
+        num_inputs,
+        num_programs,
+        rows=rows,
+        columns=columns,
+        depth=depth,
+        group=_GROUP,
+        has_lora=lora is not None,
+        has_scales=w_scales is not None,
+        is_transposed=lora is not None and lora.is_transposed,
+        num_stages=3,
+        num_warps=8,
+    )
+    return y
+
+
+def project_rows(codes: Tensor, row_scales: Tensor, right: Tensor, column_scales: Tensor | None) -> Tensor:
+    """Return rows right [tokens, ranks]; with column_scales, of rows / column_scales."""
+    (num_tokens, width), ranks = codes.shape, right.shape[1]
+    out = right.new_empty(num_tokens, ranks)
+    tile_ranks = min(_MAX_RANKS, max(16, triton.next_power_of_2(ranks)))
+    tokens = _PROJECTED_TOKENS if num_tokens >= _PROJECTED_TOKENS * _MIN_PROGRAMS else _PROJECTED_TOKENS // 4
+    _project_rows_kernel[(triton.cdiv(num_tokens, tokens), triton.cdiv(ranks, tile_ranks))](
+        codes,
+        row_scales,
+        right,
+        row_scales if column_scales is None else column_scales,
+        out,
+        num_tokens,
+        width,
+        ranks,
+        right.stride(0),
+        right.stride(1),
+        tokens=tokens,
+        inputs=_PROJECTED_INPUTS,
+        tile_ranks=tile_ranks,
+        divides=column_scales is not None,
+        dot_type=_dot_type(right, is_gradient=False),
+        num_stages=4,
+        num_warps=4,
+    )
+    return out
+
+
+def sum_products(
+    codes: Tensor, row_scales: Tensor, left: Tensor, column_scales: Tensor | None, *, transposed: bool
+) -> Tensor:
+    """Return the sum over tokens of left^T rows [ranks, features], or transposed; in fp32, always in the same order."""
+    (num_tokens, width), ranks = codes.shape, left.shape[1]
+    tile_ranks = min(_MAX_RANKS, max(_SUMMED_RANKS, triton.next_power_of_2(ranks)))
+    grid = triton.cdiv(width, _SUMMED_FEATURES), triton.cdiv(ranks, tile_ranks)
+    num_splits = triton.cdiv(_SPLITS_PER_SM * _count_multiprocessors(codes.device), grid[0] * grid[1])
+    per_program = triton.cdiv(triton.cdiv(num_tokens, num_splits), _SUMMED_TOKENS) * _SUMMED_TOKENS
+    num_splits = triton.cdiv(num_tokens, per_program)
+    shape = (width, ranks) if transposed else (ranks, width)
+    sums = left.new_empty(num_splits, *shape, dtype=torch.float32)
+    _sum_products_kernel[(grid[0], num_splits, grid[1])](
+        codes,
+        row_scales,
+        left,
+        row_scales if column_scales is None else column_scales,
+        sums,
+        num_tokens,
+        width,
+        ranks,
+        left.stride(0),
+        per_program,
+        tokens=_SUMMED_TOKENS,
+        features=_SUMMED_FEATURES,
+        tile_ranks=tile_ranks,
+        scales_block=triton.next_power_of_2(per_program),
+        divides=column_scales is not None,
+        transposed=transposed,
+        dot_type=_dot_type(left, is_gradient=not transposed),
+        num_stages=3,
+        num_warps=_SUMMED_WARPS,
+    )
+    return sums[0] if num_splits == 1 else sums.sum(0)
+
+
+def transpose(codes: Tensor) -> Tensor:
+    """Return the transposed matrix, contiguous."""
+    num_rows, num_columns = codes.shape
+    target = codes.new_empty(num_columns, num_rows)
+    grid = triton.cdiv(num_rows, _TRANSPOSED), triton.cdiv(num_columns, _TRANSPOSED)
+    _transpose_kernel[grid](
+        codes.view(torch.uint8), target.view(torch.uint8), num_rows, num_columns, tile=_TRANSPOSED, num_warps=4
+    )
+    return target
+
+
+def _dot_type(like: Tensor, *, is_gradient: bool) -> Any:
+    """Return the dtype of a small matmul: FP8 converts to FP16 at half the cost of BF16, which gradients need."""
+    if like.dtype == torch.float32:
+        return tl.float32
+    return tl.bfloat16 if is_gradient else tl.float16
+
+
+def _count_multiprocessors(device: torch.device) -> int:
+    count: Any = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    return int(count)
