@@ -20,20 +20,26 @@ if TYPE_CHECKING:
 _TILE = 128, 256, 128  # tokens, outputs, inputs of the matmul
 _GROUP = 8  # tiles of tokens that are processed with the same weights in cache
 _MAX_RANKS = 64  # of one LoRA tile
-_SPLITS_PER_SM = 3  # programs per multiprocessor that sum products over tokens
-_PROJECTED_TOKENS, _PROJECTED_INPUTS = 64, 128
-_SUMMED_TOKENS, _SUMMED_FEATURES, _SUMMED_RANKS, _SUMMED_WARPS = 64, 128, 16, 4
+_MAX_EARLY_RANKS = 32  # of a LoRA tile that waits in registers; a larger one does not fit into shared memory afterwards
+_SPLITS_PER_SM = 2  # programs per multiprocessor that sum products over tokens
+_PROJECTED_TOKENS, _PROJECTED_INPUTS = 128, 128
+_SUMMED_TOKENS, _SUMMED_FEATURES, _SUMMED_RANKS, _SUMMED_WARPS = 32, 256, 16, 4
 _MIN_PROGRAMS = 128  # with fewer, most of a large GPU idles
 _TRANSPOSED = 64
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _matmul_kernel(  # type: ignore[no-untyped-def]
-    x, weight, x_scales, w_scales, left, right, y, num_tokens, num_outputs, num_inputs, num_programs,
+    x, weight, x_scales, w_scales, left, right, y, num_tokens, num_outputs, num_inputs, num_programs, ranks,
+    left_stride, column_stride, rank_stride,
     rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, group: tl.constexpr, has_lora: tl.constexpr,
-    has_scales: tl.constexpr, is_transposed: tl.constexpr,
+    loads_early: tl.constexpr, has_scales: tl.constexpr, is_transposed: tl.constexpr, tile_ranks: tl.constexpr,
 ):  # fmt: skip
-    """Each program computes every num_programs-th tile of y; all matrices are tensor descriptors."""
+    """Each program computes every num_programs-th tile of y; x, weight and y are tensor descriptors.
+
+    `loads_early`: LoRA's tiles wait in registers for the end of the inner loop. Otherwise left and right are tensor
+    descriptors, too, and are loaded after it.
+    """
     num_row_tiles, num_column_tiles = tl.cdiv(num_tokens, rows), tl.cdiv(num_outputs, columns)
     per_group = group * num_column_tiles
     for tile in tl.range(tl.program_id(0), num_row_tiles * num_column_tiles, num_programs, flatten=True):
@@ -41,14 +47,23 @@ def _matmul_kernel(  # type: ignore[no-untyped-def]
         size = min(num_row_tiles - first, group)
         row = (first + (tile % per_group) % size) * rows
         column = ((tile % per_group) // size) * columns
+        row_ids, column_ids = row + tl.arange(0, rows), column + tl.arange(0, columns)
+        if loads_early:
+            rank_ids = tl.arange(0, tile_ranks)
+            inside_ranks = (rank_ids < ranks)[None, :]
+            left_ptr = left + row_ids.to(tl.int64)[:, None] * left_stride + rank_ids[None, :]
+            left_tile = tl.load(left_ptr, mask=(row_ids < num_tokens)[:, None] & inside_ranks, other=0.0)
+            right_ptr = right + column_ids[:, None] * column_stride + rank_ids[None, :] * rank_stride
+            right_tile = tl.load(right_ptr, mask=(column_ids < num_outputs)[:, None] & inside_ranks, other=0.0)
         acc = tl.zeros([rows, columns], tl.float32)
         for inner in range(tl.cdiv(num_inputs, depth)):
             acc = tl.dot(x.load([row, inner * depth]), weight.load([column, inner * depth]).T, acc)
-        row_ids, column_ids = row + tl.arange(0, rows), column + tl.arange(0, columns)
         acc *= tl.load(x_scales + row_ids, mask=row_ids < num_tokens, other=0.0)[:, None]
         if has_scales:
             acc *= tl.load(w_scales + column_ids, mask=column_ids < num_outputs, other=0.0)[None, :]
-        if has_lora and is_transposed:
+        if loads_early:
+            acc = tl.dot(left_tile, tl.trans(right_tile), acc)
+        elif has_lora and is_transposed:
             acc = tl.dot(left.load([row, 0]), right.load([column, 0]).T, acc)
         elif has_lora:
             acc = tl.dot(left.load([row, 0]), right.load([0, column]), acc)
@@ -146,12 +161,15 @@ def matmul(
     rows, columns, depth = _TILE
     y = x.new_empty(num_tokens, num_outputs, dtype=dtype)
     describe = TensorDescriptor.from_tensor
-    left: TensorDescriptor | None = None
-    factors: TensorDescriptor | None = None
-    if lora is not None:
-        tile_ranks = max(16, triton.next_power_of_2(lora.left.shape[1]))
-        left = describe(lora.left, [rows, tile_ranks])
-        factors = describe(lora.right, [columns, tile_ranks] if lora.is_transposed else [tile_ranks, columns])
+    ranks = 0 if lora is None else lora.left.shape[1]
+    tile_ranks, is_transposed = max(16, triton.next_power_of_2(ranks)), lora is not None and lora.is_transposed
+    left: Any = None if lora is None else lora.left
+    right: Any = None if lora is None else lora.right
+    loads_early = 0 < ranks <= _MAX_EARLY_RANKS
+    strides = (left.stride(0), *(right if is_transposed else right.t()).stride()) if loads_early else (0, 0, 0)
+    if lora is not None and not loads_early:
+        left = describe(left, [rows, tile_ranks])
+        right = describe(right, [columns, tile_ranks] if is_transposed else [tile_ranks, columns])
     num_tiles = triton.cdiv(num_tokens, rows) * triton.cdiv(num_outputs, columns)
     num_programs = min(num_tiles, _count_multiprocessors(x.device))
     _matmul_kernel[(num_programs,)](
@@ -160,19 +178,23 @@ def matmul(
         x_scales,
         x_scales if w_scales is None else w_scales,
         left,
-        factors,
+        right,
         describe(y, [rows, columns // 2]),
         num_tokens,
         num_outputs,
         num_inputs,
         num_programs,
+        ranks,
+        *strides,
         rows=rows,
         columns=columns,
         depth=depth,
         group=_GROUP,
         has_lora=lora is not None,
         has_scales=w_scales is not None,
-        is_transposed=lora is not None and lora.is_transposed,
+        loads_early=loads_early,
+        is_transposed=is_transposed,
+        tile_ranks=tile_ranks,
         num_stages=3,
         num_warps=8,
     )
@@ -184,7 +206,7 @@ def project_rows(codes: Tensor, row_scales: Tensor, right: Tensor, column_scales
     (num_tokens, width), ranks = codes.shape, right.shape[1]
     out = right.new_empty(num_tokens, ranks)
     tile_ranks = min(_MAX_RANKS, max(16, triton.next_power_of_2(ranks)))
-    tokens = _PROJECTED_TOKENS if num_tokens >= _PROJECTED_TOKENS * _MIN_PROGRAMS else _PROJECTED_TOKENS // 4
+    tokens = _PROJECTED_TOKENS if num_tokens >= _PROJECTED_TOKENS * _MIN_PROGRAMS else _PROJECTED_TOKENS // 2
     _project_rows_kernel[(triton.cdiv(num_tokens, tokens), triton.cdiv(ranks, tile_ranks))](
         codes,
         row_scales,

@@ -136,10 +136,10 @@ def _qk_norm_rope_backward_kernel(  # type: ignore[no-untyped-def]
     tl.store(codes + token * total * size + offsets + half, codes2, mask=inside)
 
 
-def _row_options(width: int) -> dict[str, int]:
+def _row_options(width: int, per_warp: int = 512) -> dict[str, int]:
     """Return the block of a kernel with one program per row."""
     block = triton.next_power_of_2(width)
-    return {"block": block, "num_warps": min(32, max(1, block // 512))}
+    return {"block": block, "num_warps": min(32, max(1, block // per_warp))}
 
 
 def _new_rows(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -187,7 +187,7 @@ def swiglu_backward(grad: Tensor, gate_up: Tensor, factors: Tensor, *, is_gelu: 
     width = grad.shape[1]
     codes, scales = _new_rows(grad, 2 * width)
     _swiglu_backward_kernel[(len(grad),)](
-        grad, gate_up, factors, codes, scales, width, gate_up.stride(0), is_gelu=is_gelu, **_row_options(width)
+        grad, gate_up, factors, codes, scales, width, gate_up.stride(0), is_gelu=is_gelu, **_row_options(width, 256)
     )
     return codes, scales
 
