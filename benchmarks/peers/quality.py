@@ -3,9 +3,10 @@
 For every data set some rows are kept for testing. `launcher new` makes an expert of the others, `launcher train` trains
 it, and TRL's SFTTrainer trains the same tokens with the same loss mask, LoRA settings, learning rates and number of
 steps. We pack documents; TRL gets as many rows per step as an average step of ours has. Held-out loss is computed
-by plain transformers and PEFT for both adapters; answers to the test rows are judged by `launcher eval` for both.
+by plain transformers and PEFT for both adapters; answers to the test rows are judged by `launcher eval` for both. With
+--fp8 the launcher trains a second time with `--precision fp8`; its adapter is judged on the base in BF16, too.
 
-    python -m benchmarks.peers.quality run --base FOLDER --data FOLDER --out quality.jsonl --jobs 9
+    python -m benchmarks.peers.quality run --base FOLDER --data FOLDER --out quality.jsonl --jobs 6 --fp8
     python -m benchmarks.peers.quality table quality.jsonl
 
 FOLDER of --data has text2cypher.jsonl, wikisql.jsonl and json_instructions.jsonl. Trainings run side by side (--jobs),
@@ -53,6 +54,7 @@ def main() -> None:
     run.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     run.add_argument("--rows", type=int, default=None, help="use only the first rows of each data set")
     run.add_argument("--test-rows", type=int, default=200)
+    run.add_argument("--fp8", action="store_true", help="train with the base in FP8, too")
     run.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
     run.add_argument("--max-steps", type=int, default=None, help="train only some steps, to try the command")
     trl = commands.add_parser("trl", help="train with TRL what a run of ours has trained")
@@ -93,14 +95,17 @@ def measure(args: argparse.Namespace) -> None:
     def compare(expert: str, seed: int) -> None:
         folder, name = args.work / expert, f"{expert}-{seed}"
         store = prepare(args, expert)
-        adapters = {"launcher": RunPaths(folder / "runs" / name).adapter}
-        if not adapters["launcher"].exists():
-            run_launcher(
-                folder,
-                *("train", expert, "--run-id", name, "--profile", "full", "--wandb", "disabled"),
-                *("--set", f"training.config.seed={seed}"),
-                *(("--max-steps", str(args.max_steps)) if args.max_steps else ()),
-            )
+        adapters = {}
+        for precision in ("bf16", "fp8") if args.fp8 else ("bf16",):
+            tool, run_id = ("launcher", name) if precision == "bf16" else ("launcher-fp8", f"{name}-fp8")
+            adapters[tool] = RunPaths(folder / "runs" / run_id).adapter
+            if not adapters[tool].exists():
+                run_launcher(
+                    folder,
+                    *("train", expert, "--run-id", run_id, "--profile", "full", "--wandb", "disabled"),
+                    *("--set", f"training.config.seed={seed}", "--precision", precision),
+                    *(("--max-steps", str(args.max_steps)) if args.max_steps else ()),
+                )
         if importlib.util.find_spec("trl") is not None:
             adapters["trl"] = folder / f"trl-{seed}"
             if not (adapters["trl"] / "adapter_config.json").exists():
@@ -275,7 +280,7 @@ def print_table(args: argparse.Namespace) -> None:
     rows = [json.loads(line) for line in args.rows.read_text(encoding="utf-8").splitlines()]
     print("| expert | trained by | held-out loss | main check | correct answers |\n|---|---|---|---|---|")
     for expert in dict.fromkeys(row["expert"] for row in rows):
-        for tool in ("base", "launcher", "trl"):
+        for tool in ("base", "launcher", "launcher-fp8", "trl"):
             chosen = [row for row in rows if (row["expert"], row["tool"]) == (expert, tool)]
             if chosen:
                 losses = format_spread([row["held_out_loss"] for row in chosen], "{:.4f}")

@@ -55,7 +55,7 @@ def check_all(device: str) -> None:
     for softcap in (None, 5.0):
         check_cross_entropy(device, softcap)
     check_fp8_rounding(device)
-    for ranks in (24, 72):
+    for ranks in (24, 40, 72):
         check_fp8_adapter(device, ranks)
         check_fp8_matmul(device, ranks)
 
