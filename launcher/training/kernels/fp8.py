@@ -174,9 +174,8 @@ def lora_B_grad(rows: Fp8Rows, x_lora: Tensor, column_scales: Tensor) -> Tensor:
 
 
 def _round_rows(x: Tensor) -> Fp8Rows:
-    amax = x.abs().amax(dim=1)
-    scales = torch.where(amax > 0, amax / _LARGEST, 1.0)
-    return Fp8Rows((x / scales[:, None]).to(DTYPE), scales)
+    scales = x.abs().amax(dim=1) / _LARGEST
+    return Fp8Rows((x / torch.where(scales > 0, scales, 1.0)[:, None]).to(DTYPE), scales)
 
 
 def _dequantize(rows: Fp8Rows) -> Tensor:

@@ -14,9 +14,9 @@ _FP8 = torch.float8_e4m3fn
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _round_to_fp8(values, amax):  # type: ignore[no-untyped-def]
-    """Returns the codes and the scale of values whose largest magnitude is amax."""
-    scale = tl.where(amax > 0, amax / 448.0, 1.0)
-    return (values / scale).to(tl.float8e4nv), scale
+    """Returns the codes and the scale of values whose largest magnitude is amax; the scale of zeros is zero."""
+    scale = amax / 448.0
+    return (values / tl.where(scale > 0, scale, 1.0)).to(tl.float8e4nv), scale
 
 
 @triton.jit  # type: ignore[untyped-decorator]

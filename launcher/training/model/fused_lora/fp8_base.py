@@ -66,8 +66,9 @@ def round_linears(linears: list[Any]) -> tuple[Tensor, Tensor]:
     row = 0
     for linear in linears:
         rows = slice(row, row + linear.out_features)
-        for target, value in zip((codes, scales), quantize_rows(linear.weight), strict=True):
-            target[rows].copy_(value)
+        rounded = quantize_rows(linear.weight)
+        codes[rows].copy_(rounded.codes)
+        scales[rows].copy_(torch.where(rounded.scales > 0, rounded.scales, 1.0))  # gradients are divided by them
         linear.compute_dtype = linear.weight.dtype
         del linear.weight
         linear.__class__ = Fp8Linear
