@@ -117,6 +117,7 @@ def _sum_products_kernel(  # type: ignore[no-untyped-def]
     all_ids = start + tl.arange(0, scales_block)
     is_mine = (all_ids < start + tokens_per_program) & (all_ids < num_tokens)
     largest = tl.max(tl.load(row_scales + all_ids, mask=is_mine, other=0.0), axis=0)
+    largest = tl.where(largest > 0, largest, 1.0)
     acc = tl.zeros([tile_ranks, features], tl.float32)
     for first in range(start, min(start + tokens_per_program, num_tokens), tokens):
         token_ids = first + tl.arange(0, tokens)

@@ -105,13 +105,15 @@ class _FusedLoraMatmul(torch.autograd.Function):
         grad_lora = torch.cat((*grads_lora, *padding), dim=1)
         x_grad: Tensor | None = None
         dropped_grad = grad_lora @ lora_a if ctx.has_dropout else None
-        if codes is not None and ctx.needs_input_grad[0]:
+        if not ctx.needs_input_grad[0]:
+            pass
+        elif codes is not None:
             grad_output = torch.cat(grads, dim=1) if len(grads) > 1 else grads[0].contiguous()
             lora = (None, None) if ctx.has_dropout else (grad_lora, lora_a)
             x_grad = fp8_input_grad(grad_output, codes, scales, *lora)
         elif ctx.has_dropout:
             x_grad = torch.cat(grads, dim=1) @ weight[:out_features, :in_features]
-        elif ctx.needs_input_grad[0]:
+        else:
             x_grad = torch.cat((*grads, grad_lora), dim=1) @ weight[:, :in_features]
         a_grads = (grad_lora[:, : rank * len(grads)].t() @ x).split(rank, dim=0)
         lora_grads = [
