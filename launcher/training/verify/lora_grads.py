@@ -40,8 +40,9 @@ log = get_logger(__name__)
 # depth: in bf16 on a CPU to 0.02 for 4 layers and 0.036 for 36 (random weights).
 _TOLERANCES: dict[Dtype, float] = {"fp32": 1e-3, "bf16": 0.25, "fp16": 0.1}
 # Of a base in FP8: distance from FP32 with the same, rounded weights. A wrong gradient, or none, differs by 1 or more.
-# SmolLM2-135M 0.25; random weights on an H200: 0.18 for 28 layers (0.6B), 0.58 for 36 (8B).
-_FP8_TOLERANCE = 0.75
+# SmolLM2-135M: 0.25 (emulated). Random weights amplify rounding: on an H200 0.18 for 28 layers (0.6B), 0.58 for 36 (8B).
+_FP8_TOLERANCE = 0.4
+_FP8_TOLERANCE_RANDOM = 0.75
 _MAX_RATIO = 1.5  # of the distance from FP32, ours to PEFT's
 _MIN_ALLOWED = 2e-3  # half the rounding error of BF16
 _FP32_BYTES_PER_WEIGHT = 5  # copies of the weights are saved for the backward pass
@@ -77,7 +78,7 @@ def check_lora_grads(plan: Plan, module: PackedCausalLM, file: PackFile, device:
         else:
             exact = _try_exact_grads(plan, module, batch)
             if plan.precision.fp8_base:
-                return _check_fp8(_largest_difference(fused, reference if exact is None else exact))
+                return _check_fp8(plan, _largest_difference(fused, reference if exact is None else exact))
             if exact is None:
                 difference, allowed = _largest_difference(fused, reference), tolerance
                 problem = f"have different gradients than PEFT's: relative difference {difference:.1e}"
@@ -96,11 +97,12 @@ def check_lora_grads(plan: Plan, module: PackedCausalLM, file: PackFile, device:
     return None
 
 
-def _check_fp8(difference: float) -> float:
-    if difference <= _FP8_TOLERANCE:  # false for NaN
+def _check_fp8(plan: Plan, difference: float) -> float:
+    allowed = _FP8_TOLERANCE_RANDOM if plan.random_weights else _FP8_TOLERANCE
+    if difference <= allowed:  # false for NaN
         return difference
     raise RunFailedError(
-        f"with FP8, gradients differ from FP32 by {difference:.1e} (relative), more than {_FP8_TOLERANCE:g}",
+        f"with FP8, gradients differ from FP32 by {difference:.1e} (relative), more than {allowed:g}",
         hint="this base needs more precision: --precision bf16",
     )
 

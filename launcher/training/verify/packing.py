@@ -61,7 +61,7 @@ def check_packing(
 
     `module` is as built, `model` as prepared by accelerate: all forward passes go through it, as in training.
     """
-    documents = select_documents(file, 2 * plan.batch.micro_batch_size * plan.batch.sequence_length)
+    documents = select_documents(file, _count_checked_tokens(plan))
     lengths = [len(document.input_ids) for document in documents]
     with eval_mode(model), torch.no_grad(), compile_disabled():
         packed = collate_documents(documents, plan).to(device)
@@ -88,6 +88,15 @@ def check_packing(
     )
     _raise_if_different(plan, check)
     return check
+
+
+def _count_checked_tokens(plan: Plan) -> int:
+    """Return how many tokens are compared: two micro-batches, or two sequences with eager attention.
+
+    Without document boundaries, eager attention holds the scores of all pairs of tokens.
+    """
+    micro_batch_size = 1 if plan.attention.backend == "eager" else plan.batch.micro_batch_size
+    return 2 * micro_batch_size * plan.batch.sequence_length
 
 
 def _is_mixture(module: PackedCausalLM) -> bool:
