@@ -212,10 +212,10 @@ def compile_fp8(*, with_matmul: bool) -> None:
 
 def compile_fp8_rope_backward(num_heads: int, num_kv_heads: int) -> None:
     width = (num_heads + 2 * num_kv_heads) * 128
-    grads = tuple(zeros(NUM_TOKENS, heads, 128, dtype=BF16) for heads in (num_heads, num_kv_heads, num_kv_heads))
+    query, key = (zeros(NUM_TOKENS, heads, 128, dtype=BF16) for heads in (num_heads, num_kv_heads))
     qkv, cos = zeros(NUM_TOKENS, width, dtype=BF16), zeros(NUM_TOKENS, 128, dtype=BF16)
     for norms in (None, (zeros(128, dtype=BF16), zeros(128, dtype=BF16))):
-        fp8_triton.qk_norm_rope_backward(grads, qkv, norms, cos, cos, 1e-6, zeros(width))
+        fp8_triton.qk_norm_rope_backward((query, key, key), qkv, norms, cos, cos, 1e-6, zeros(width))
 
 
 def compile_cross_entropy() -> None:

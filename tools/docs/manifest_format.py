@@ -21,6 +21,7 @@ PLANNED = frozenset(
         *(
             f"training.config.{key}"
             for key in (
+                "precision",
                 "bf16",
                 "fp16",
                 "use_tf32",

@@ -156,8 +156,8 @@ def matmul(
 ) -> Tensor:
     """Return x weight^T with both scales, plus LoRA's term."""
     if lora is not None and lora.left.shape[1] > _MAX_RANKS:  # its tiles would not fit into shared memory
-        right = lora.right.t() if lora.is_transposed else lora.right
-        return matmul(x, x_scales, weight, w_scales, dtype, None).addmm_(lora.left, right)
+        added = lora.left, lora.right.t() if lora.is_transposed else lora.right
+        return matmul(x, x_scales, weight, w_scales, dtype, None).addmm_(*added)
     (num_tokens, num_inputs), num_outputs = x.shape, len(weight)
     rows, columns, depth = _TILE
     y = x.new_empty(num_tokens, num_outputs, dtype=dtype)

@@ -12,7 +12,7 @@ from launcher.training.kernels.rope_swiglu_triton import sigmoid_input
 _FP8 = torch.float8_e4m3fn
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _round_to_fp8(values, amax):  # type: ignore[no-untyped-def]
     """Returns the codes and the scale of values whose largest magnitude is amax; the scale of zeros is zero."""
     scale = amax / 448.0

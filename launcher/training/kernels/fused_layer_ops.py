@@ -84,12 +84,21 @@ def qkv(
     splits = seeds is not None and dora_scale is not None
     fused = view_weight(weight, in_features=residual.shape[1])
     seed = _get_seed(seeds, 0, dropout_rate)
-    projected, *x, correction = norm_and_project(residual, norm_weight, eps, fused, seed, splits)
+    projected, x, x_scales, x_lora, correction = norm_and_project(residual, norm_weight, eps, fused, seed, splits)
     if bias is not None:
         projected += bias
     query, key, value = qk_norm_rope(projected, rope, num_heads, num_kv_heads, correction if splits else None)
     empty = projected.new_empty(0)
-    return query, key, empty if value is None else value, *x, projected if rope.saves_qkv else empty, correction
+    return (
+        query,
+        key,
+        empty if value is None else value,
+        x,
+        x_scales,
+        x_lora,
+        projected if rope.saves_qkv else empty,
+        correction,
+    )
 
 
 @qkv.register_fake
@@ -173,12 +182,14 @@ def mlp(
     down = view_weight(down_weight, in_features=gate_up_fused.out_features // 2)
     num_plain = down.in_features if splits and gate_is_plain else 0
     seed = _get_seed(seeds, 0, dropout_rate)
-    gate_up, *x, correction = norm_and_project(residual, norm_weight, eps, gate_up_fused, seed, splits, num_plain)
+    gate_up, x, x_scales, x_lora, correction = norm_and_project(
+        residual, norm_weight, eps, gate_up_fused, seed, splits, num_plain
+    )
     if isinstance(down, Fp8Weight) and seed is None:
         rows = fp8.swiglu(gate_up, dora_scale, is_gelu=is_gelu)
         hidden_lora = fp8.project_rows(rows, down.lora_A)
         empty = gate_up.new_empty(0)
-        return multiply_rows(rows, hidden_lora, down), empty, *x, gate_up, correction, hidden_lora
+        return multiply_rows(rows, hidden_lora, down), empty, x, x_scales, x_lora, gate_up, correction, hidden_lora
     hidden_ext = gate_up.new_empty(len(gate_up), down.in_features + down.ranks)
     swiglu(gate_up, dora_scale, hidden_ext, correction if splits else None, is_gelu=is_gelu)
     hidden, hidden_lora = hidden_ext[:, : down.in_features], hidden_ext[:, down.in_features :]
@@ -190,7 +201,7 @@ def mlp(
         dropout(hidden, hidden if splits else side, down_seed, side if splits else None)
         torch.mm(hidden if splits else side, down.lora_A.t(), out=hidden_lora)
         down_correction = down.project_base(side, 0, down.out_features) if splits else down_correction
-    return down.project(hidden_ext), down_correction, *x, gate_up, correction, hidden_lora.contiguous()
+    return down.project(hidden_ext), down_correction, x, x_scales, x_lora, gate_up, correction, hidden_lora.contiguous()
 
 
 @mlp.register_fake

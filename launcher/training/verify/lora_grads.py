@@ -40,7 +40,7 @@ log = get_logger(__name__)
 # depth: in bf16 on a CPU to 0.02 for 4 layers and 0.036 for 36 (random weights).
 _TOLERANCES: dict[Dtype, float] = {"fp32": 1e-3, "bf16": 0.25, "fp16": 0.1}
 # Of a base in FP8: distance from FP32 with the same, rounded weights. A wrong gradient, or none, differs by 1 or more.
-# SmolLM2-135M: 0.25 (emulated). Random weights amplify rounding: on an H200 0.18 for 28 layers (0.6B), 0.58 for 36 (8B).
+# SmolLM2-135M: 0.25 (emulated). Random weights amplify rounding: 0.18 for 28 layers (0.6B, H200), 0.58 for 36 (8B).
 _FP8_TOLERANCE = 0.4
 _FP8_TOLERANCE_RANDOM = 0.75
 _MAX_RATIO = 1.5  # of the distance from FP32, ours to PEFT's

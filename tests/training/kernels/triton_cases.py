@@ -272,15 +272,16 @@ def check_fp8_rounding(device: str) -> None:
 
 def _compare_rope_backward(device: str, normed: bool) -> tuple[tuple[Tensor, Tensor], Fp8Rows]:
     """Five query heads and two of keys and values: their sum is no power of two."""
-    grads = tuple(torch.randn(37, heads, 32) for heads in (5, 2, 2))
+    grads = torch.randn(37, 5, 32), torch.randn(37, 2, 32), torch.randn(37, 2, 32)
     qkv, factors = torch.randn(37, 9 * 32), torch.rand(9 * 32)
     cos, sin = torch.randn(2, 37, 16).repeat(1, 1, 2)
-    norms = (torch.randn(32), torch.randn(32)) if normed else (None, None)
-    expected = fp8.qk_norm_rope_backward(grads, qkv, QKNormRope(None, *norms, cos, sin, 1e-5), factors)
-    on_device = None if norms[0] is None else (norms[0].to(device), norms[1].to(device))
+    q_norm, k_norm = (torch.randn(32), torch.randn(32)) if normed else (None, None)
+    rope = QKNormRope(None, q_norm, k_norm, cos, sin, 1e-5)
+    expected = fp8.qk_norm_rope_backward(grads, qkv, rope, factors)
+    norms = None if rope.norms is None else (rope.norms[0].to(device), rope.norms[1].to(device))
+    on_device = grads[0].to(device), grads[1].to(device), grads[2].to(device)
     ours = fp8_triton.qk_norm_rope_backward(
-        tuple(one.to(device) for one in grads),
-        *(qkv.to(device), on_device, cos.to(device), sin.to(device), 1e-5, factors.to(device)),
+        on_device, qkv.to(device), norms, cos.to(device), sin.to(device), 1e-5, factors.to(device)
     )
     return ours, expected
 
@@ -317,8 +318,8 @@ def check_fp8_adapter_in_16_bits(device: str) -> None:
         return
     x_rows = fp8.quantize_rows(torch.randn(150, 208))
     grad_lora = 1e-9 * torch.randn(150, 24)
-    arguments = *(one.to(device) for one in x_rows), grad_lora.to(device, torch.bfloat16)
-    ours = fp8_matmul_triton.sum_products(*arguments, None, transposed=False)
+    x_codes, x_scales, left_16 = x_rows.codes.to(device), x_rows.scales.to(device), grad_lora.to(device, torch.bfloat16)
+    ours = fp8_matmul_triton.sum_products(x_codes, x_scales, left_16, None, transposed=False)
     assert_close(ours, fp8.lora_A_grad(x_rows, grad_lora), 2e-2)
 
 
@@ -332,10 +333,11 @@ def check_fp8_matmul(device: str, ranks: int) -> None:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     for scales in (None, weight.scales):
         for term in (None, LoraTerm(left, right, True), LoraTerm(left, right.t().contiguous(), False)):
-            lora = None if term is None else LoraTerm(*(one.to(device, dtype) for one in term[:2]), term.is_transposed)
-            ours = fp8_matmul_triton.matmul(
-                *(one.to(device) for one in rows), weight.codes.to(device), _to(scales, device), dtype, lora
-            )
+            lora = None
+            if term is not None:
+                lora = LoraTerm(term.left.to(device, dtype), term.right.to(device, dtype), term.is_transposed)
+            codes, x_scales = rows.codes.to(device), rows.scales.to(device)
+            ours = fp8_matmul_triton.matmul(codes, x_scales, weight.codes.to(device), _to(scales, device), dtype, lora)
             assert_close(ours, fp8.matmul(rows, weight.codes, scales, torch.float32, term), 5e-3)
 
 

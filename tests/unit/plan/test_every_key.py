@@ -135,6 +135,7 @@ CHANGES["evaluation.judge"] = {"evaluation": {"judge": "sql"}}
 CHANGES["evaluation.judge_command"] = {"evaluation": {"judge_command": ["judge"]}}
 CHANGES["evaluation.task_rows"] = {"evaluation": {"task_rows": 5}}
 CHANGES["evaluation.task_share"] = {"evaluation": {"task_share": 0.2}}
+CHANGES["training.config.precision"] = {"training.config.precision": "fp16"}
 CHANGES["training.config.wandb.mode"] = {"training.config.wandb.mode": "disabled"}
 
 # Keys with a single supported value.

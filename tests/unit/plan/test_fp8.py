@@ -1,0 +1,80 @@
+"""Frozen bases in FP8: what the plan predicts, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.core.errors import InputError
+from launcher.plan.estimate.memory import Recipe
+from launcher.plan.estimator_inputs import recipe_from_plan
+from tests.unit.plan.conftest import decision, plan_for
+
+FP8 = {"precision": "fp8"}
+
+
+def test_weights_need_half_the_memory() -> None:
+    base = "Qwen/Qwen3-8B"
+    fp8, bf16 = (plan_for(gpu="h200", base=base, config=config) for config in (FP8, {}))
+    assert fp8.precision.fp8_base
+    assert fp8.precision.compute_dtype == "bf16"
+    sizes = [{term.name: term.num_bytes for term in plan.memory.terms} for plan in (fp8, bf16)]
+    linears = bf16.base.num_layers * sum(one.in_features * one.out_features for one in bf16.base.linears)
+    assert sizes[1]["weights"] - sizes[0]["weights"] == pytest.approx(linears, rel=0.01)
+    assert fp8.speed.tokens_per_second is not None
+    assert bf16.speed.tokens_per_second is not None
+    assert fp8.speed.tokens_per_second > 1.2 * bf16.speed.tokens_per_second
+    assert "FP8" in decision(fp8, "precision")
+    assert any("experimental" in note for note in fp8.notes)
+
+
+@pytest.mark.parametrize(("size", "rows", "measured"), [("0.6B", 16, 33.40), ("0.6B", 2, 5.24), ("8B", 4, 39.11)])
+def test_memory_of_runs_on_an_h200(size: str, rows: int, measured: float) -> None:
+    """Peak of allocated GiB, by `python benchmarks/training.py measure --cases fp8` on 2026-11-17."""
+    config = {
+        **FP8,
+        "adapter_type": "lora",
+        "rank": 16,
+        "alpha": 32,
+        "dropout": 0.0,
+        "target_modules": "all-linear",
+        "batch_size": rows,
+        "gradient_accumulation_steps": 1,
+        "max_seq_length": 2048,
+        "loss_on": "all",
+        "packing": True,
+        "torch_compile": True,
+        "optim": "adamw_torch_fused",
+    }
+    plan = plan_for(gpu="h200", base=f"Qwen/Qwen3-{size}", config=config)
+    assert plan.batch.micro_batch_size == rows
+    assert plan.memory.allocated_bytes / 2**30 == pytest.approx(measured, rel=0.03)
+
+
+def test_fused_ops_save_their_inputs_in_fp8() -> None:
+    recipe = recipe_from_plan(plan_for(gpu="h200", config=FP8))
+    assert isinstance(recipe, Recipe)
+    assert recipe.fp8_base
+
+
+@pytest.mark.parametrize(
+    ("gpu", "config", "message"),
+    [
+        ("a100-80gb", {}, "compute capability 8.0"),
+        ("h200", {"adapter_type": "ia3", "target_modules": ["q_proj", "down_proj"]}, "needs a frozen base"),
+        ("h200", {"gradient_checkpointing": "selective"}, "selective checkpointing"),
+        ("h200", {"strategy": "zero3"}, "not supported"),
+    ],
+)
+def test_impossible_combinations_are_refused(gpu: str, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        plan_for(gpu=gpu, config={**FP8, **config})
+
+
+def test_precision_takes_precedence_over_bf16() -> None:
+    assert plan_for(gpu="h200", config={"bf16": True, "precision": "fp32"}).precision.compute_dtype == "fp32"
+    assert (
+        plan_for(gpu="h200", config={"bf16": False, "fp16": True, "precision": "bf16"}).precision.compute_dtype
+        == "bf16"
+    )
