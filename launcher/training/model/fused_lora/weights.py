@@ -4,8 +4,8 @@
     [ A   0  ]   ranks            dx = [dy, dy s B] [W; A]
 
 W, A and s B of the layers are stacked; B is block-diagonal. The base's weights live inside the fused weight (in NF4
-and FP8 next to it, see kernels/nf4.py and kernels/fp8.py), and their layers hold views of it. A and B are copied into it
-whenever they change; the parameters, their names and PEFT's files stay as they are.
+and FP8 next to it, see kernels/nf4.py and kernels/fp8.py), and their layers hold views of it. A and B are copied into
+it whenever they change; the parameters, their names and PEFT's files stay as they are.
 """
 
 from __future__ import annotations
