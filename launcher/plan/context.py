@@ -136,6 +136,8 @@ def name_flags(decisions: Iterable[Decision], options: PlanOptions) -> Iterator[
 
 
 def _name_flag(key: str, options: PlanOptions) -> str:
+    if key == "training.config.precision":
+        return "--precision"
     if key.startswith("training.config.wandb."):  # these keys have flags of their own
         name = key.rpartition(".")[2]
         return "--wandb" if name == "mode" else f"--wandb-{name}"

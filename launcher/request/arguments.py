@@ -273,10 +273,9 @@ def make_learning_request(arguments: argparse.Namespace, expert: str) -> Request
 
     return Request(
         expert=expert,
-        overrides=(*arguments.overrides, *_make_tracker_overrides(arguments)),
+        overrides=(*arguments.overrides, *_make_precision_override(arguments), *_make_tracker_overrides(arguments)),
         base=arguments.base,
         max_steps=arguments.max_steps,
-        precision=arguments.precision,
         profile=arguments.profile,
         tokens_per_row=arguments.tokens_per_row,
         random_weights=arguments.random_weights,
@@ -285,6 +284,10 @@ def make_learning_request(arguments: argparse.Namespace, expert: str) -> Request
         hang_seconds=arguments.hang_seconds,
         profile_steps=arguments.profile_steps,
     )
+
+
+def _make_precision_override(arguments: argparse.Namespace) -> list[str]:
+    return [] if arguments.precision is None else [f'training.config.precision="{arguments.precision}"']
 
 
 def _make_tracker_overrides(arguments: argparse.Namespace) -> list[str]:

@@ -53,7 +53,6 @@ class Request:
     overrides: Sequence[str] = ()
     base: str | None = None
     max_steps: int | None = None
-    precision: str | None = None
     profile: Literal["auto", "full", "smoke"] = "auto"
     gpu: str | None = None
     vram_limit_mib: int | None = None  # per GPU: the plan and the run use at most this much
@@ -187,8 +186,6 @@ def _load(request: Request) -> LoadedManifest:
     overrides = list(request.overrides)
     if request.max_steps is not None:
         overrides.append(f"training.config.max_steps={request.max_steps}")
-    if request.precision is not None:
-        overrides.append(f'training.config.precision="{request.precision}"')
     loaded = load_manifest(find_manifest(request.expert), overrides)
     _check_no_secret(loaded)
     if request.base is None:
@@ -307,11 +304,7 @@ def _make_options(request: Request, hardware: Hardware, loaded: LoadedManifest) 
         calibration=load_calibration(hardware) if request.calibrated else NO_CALIBRATION,
         manifest_folder=_format_folder(loaded.folder),
         overridden_keys=loaded.overridden_keys,
-        key_flags={
-            f"training.config.{name}": f"--{name.replace('_', '-')}"
-            for name in ("max_steps", "precision")
-            if getattr(request, name) is not None
-        },
+        key_flags={"training.config.max_steps": "--max-steps"} if request.max_steps is not None else {},
         uses_sample=_uses_sample(loaded),
         judge_gaps=_describe_judge_gaps(hardware, loaded),
         input_notes=tuple(_note_inputs(loaded, profile)),
