@@ -21,10 +21,9 @@ _TILE = 128, 256, 128  # tokens, outputs, inputs of the matmul
 _GROUP = 8  # tiles of tokens that are processed with the same weights in cache
 _MAX_RANKS = 64  # of one LoRA tile
 _MAX_EARLY_RANKS = 32  # of a LoRA tile that waits in registers; a larger one does not fit into shared memory afterwards
-_SPLITS_PER_SM = 2  # programs per multiprocessor that sum products over tokens
-_PROJECTED_TOKENS, _PROJECTED_INPUTS = 128, 128
-_SUMMED_TOKENS, _SUMMED_FEATURES, _SUMMED_RANKS, _SUMMED_WARPS = 32, 256, 16, 4
-_MIN_PROGRAMS = 128  # with fewer, most of a large GPU idles
+_SPLITS_PER_SM = 3  # programs per multiprocessor that sum products over tokens
+_PROJECTED_TOKENS, _PROJECTED_INPUTS = 64, 128
+_SUMMED_TOKENS, _SUMMED_FEATURES = 64, 128
 _TRANSPOSED = 64
 
 
@@ -77,7 +76,6 @@ def _matmul_kernel(  # type: ignore[no-untyped-def]
 def _project_rows_kernel(  # type: ignore[no-untyped-def]
     codes, row_scales, right, column_scales, out, num_tokens, width, ranks, in_stride, rank_stride,
     tokens: tl.constexpr, inputs: tl.constexpr, tile_ranks: tl.constexpr, divides: tl.constexpr,
-    dot_type: tl.constexpr,
 ):  # fmt: skip
     """`out` = rows right, with `divides` rows (right / column_scales)."""
     token_ids = tl.program_id(0) * tokens + tl.arange(0, tokens)
@@ -90,11 +88,11 @@ def _project_rows_kernel(  # type: ignore[no-untyped-def]
         row_ptr = codes + token_ids.to(tl.int64)[:, None] * width + input_ids[None, :]
         values = tl.load(row_ptr, mask=inside_tokens[:, None] & inside[None, :], other=0.0)
         right_ptr = right + input_ids.to(tl.int64)[:, None] * in_stride + rank_ids[None, :] * rank_stride
-        factors = tl.load(right_ptr, mask=inside[:, None] & inside_ranks[None, :], other=0.0).to(tl.float32)
+        factors = tl.load(right_ptr, mask=inside[:, None] & inside_ranks[None, :], other=0.0)
         if divides:
-            factors /= tl.load(column_scales + input_ids, mask=inside, other=1.0)[:, None]
-        factors = tl.clamp(factors, -65504.0, 65504.0).to(dot_type)
-        acc = tl.dot(values.to(dot_type), factors, acc)
+            scale = tl.load(column_scales + input_ids, mask=inside, other=1.0)
+            factors = (factors / scale[:, None]).to(right.dtype.element_ty)
+        acc = tl.dot(values.to(right.dtype.element_ty), factors, acc)
     acc *= tl.load(row_scales + token_ids, mask=inside_tokens, other=0.0)[:, None]
     out_ptr = out + token_ids.to(tl.int64)[:, None] * ranks + rank_ids[None, :]
     tl.store(out_ptr, acc.to(out.dtype.element_ty), mask=inside_tokens[:, None] & inside_ranks[None, :])
@@ -103,21 +101,14 @@ def _project_rows_kernel(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _sum_products_kernel(  # type: ignore[no-untyped-def]
     codes, row_scales, left, column_scales, sums, num_tokens, width, ranks, left_stride, tokens_per_program,
-    tokens: tl.constexpr, features: tl.constexpr, tile_ranks: tl.constexpr, scales_block: tl.constexpr,
-    divides: tl.constexpr, transposed: tl.constexpr, dot_type: tl.constexpr,
+    tokens: tl.constexpr, features: tl.constexpr, tile_ranks: tl.constexpr, divides: tl.constexpr,
+    transposed: tl.constexpr,
 ):  # fmt: skip
-    """Partial sums over tokens of left^T rows, with `divides` divided by column_scales.
-
-    Scales of rows are divided by their largest, because FP16 has few exponents.
-    """
+    """Partial sums over tokens of left^T rows, with `divides` divided by column_scales."""
     feature_ids = tl.program_id(0) * features + tl.arange(0, features)
     rank_ids = tl.program_id(2) * tile_ranks + tl.arange(0, tile_ranks)
     inside_features, inside_ranks = feature_ids < width, rank_ids < ranks
     start = tl.program_id(1) * tokens_per_program
-    all_ids = start + tl.arange(0, scales_block)
-    is_mine = (all_ids < start + tokens_per_program) & (all_ids < num_tokens)
-    largest = tl.max(tl.load(row_scales + all_ids, mask=is_mine, other=0.0), axis=0)
-    largest = tl.where(largest > 0, largest, 1.0)
     acc = tl.zeros([tile_ranks, features], tl.float32)
     for first in range(start, min(start + tokens_per_program, num_tokens), tokens):
         token_ids = first + tl.arange(0, tokens)
@@ -127,9 +118,9 @@ def _sum_products_kernel(  # type: ignore[no-untyped-def]
         values = tl.load(row_ptr, mask=inside[:, None] & inside_features[None, :], other=0.0)
         left_ptr = left + wide[:, None] * left_stride + rank_ids[None, :]
         factors = tl.load(left_ptr, mask=inside[:, None] & inside_ranks[None, :], other=0.0).to(tl.float32)
-        factors *= tl.load(row_scales + token_ids, mask=inside, other=0.0)[:, None] / largest
-        acc = tl.dot(tl.trans(factors.to(dot_type)), values.to(dot_type), acc)
-    acc *= largest
+        factors *= tl.load(row_scales + token_ids, mask=inside, other=0.0)[:, None]
+        factors = factors.to(left.dtype.element_ty)
+        acc = tl.dot(tl.trans(factors), values.to(left.dtype.element_ty), acc)
     if divides:
         acc /= tl.load(column_scales + feature_ids, mask=inside_features, other=1.0)[None, :]
     part = sums + tl.program_id(1).to(tl.int64) * width * ranks
@@ -207,8 +198,7 @@ def project_rows(codes: Tensor, row_scales: Tensor, right: Tensor, column_scales
     (num_tokens, width), ranks = codes.shape, right.shape[1]
     out = right.new_empty(num_tokens, ranks)
     tile_ranks = min(_MAX_RANKS, max(16, triton.next_power_of_2(ranks)))
-    tokens = _PROJECTED_TOKENS if num_tokens >= _PROJECTED_TOKENS * _MIN_PROGRAMS else _PROJECTED_TOKENS // 2
-    _project_rows_kernel[(triton.cdiv(num_tokens, tokens), triton.cdiv(ranks, tile_ranks))](
+    _project_rows_kernel[(triton.cdiv(num_tokens, _PROJECTED_TOKENS), triton.cdiv(ranks, tile_ranks))](
         codes,
         row_scales,
         right,
@@ -219,11 +209,10 @@ def project_rows(codes: Tensor, row_scales: Tensor, right: Tensor, column_scales
         ranks,
         right.stride(0),
         right.stride(1),
-        tokens=tokens,
+        tokens=_PROJECTED_TOKENS,
         inputs=_PROJECTED_INPUTS,
         tile_ranks=tile_ranks,
         divides=column_scales is not None,
-        dot_type=_dot_type(right, is_gradient=False),
         num_stages=4,
         num_warps=4,
     )
@@ -235,7 +224,7 @@ def sum_products(
 ) -> Tensor:
     """Return the sum over tokens of left^T rows [ranks, features], or transposed; in fp32, always in the same order."""
     (num_tokens, width), ranks = codes.shape, left.shape[1]
-    tile_ranks = min(_MAX_RANKS, max(_SUMMED_RANKS, triton.next_power_of_2(ranks)))
+    tile_ranks = min(_MAX_RANKS, max(16, triton.next_power_of_2(ranks)))
     grid = triton.cdiv(width, _SUMMED_FEATURES), triton.cdiv(ranks, tile_ranks)
     num_splits = triton.cdiv(_SPLITS_PER_SM * _count_multiprocessors(codes.device), grid[0] * grid[1])
     per_program = triton.cdiv(triton.cdiv(num_tokens, num_splits), _SUMMED_TOKENS) * _SUMMED_TOKENS
@@ -256,12 +245,10 @@ def sum_products(
         tokens=_SUMMED_TOKENS,
         features=_SUMMED_FEATURES,
         tile_ranks=tile_ranks,
-        scales_block=triton.next_power_of_2(per_program),
         divides=column_scales is not None,
         transposed=transposed,
-        dot_type=_dot_type(left, is_gradient=not transposed),
         num_stages=3,
-        num_warps=_SUMMED_WARPS,
+        num_warps=4,
     )
     return sums[0] if num_splits == 1 else sums.sum(0)
 
@@ -275,13 +262,6 @@ def transpose(codes: Tensor) -> Tensor:
         codes.view(torch.uint8), target.view(torch.uint8), num_rows, num_columns, tile=_TRANSPOSED, num_warps=4
     )
     return target
-
-
-def _dot_type(like: Tensor, *, is_gradient: bool) -> Any:
-    """Return the dtype of a small matmul: FP8 converts to FP16 at half the cost of BF16, which gradients need."""
-    if like.dtype == torch.float32:
-        return tl.float32
-    return tl.bfloat16 if is_gradient else tl.float16
 
 
 def _count_multiprocessors(device: torch.device) -> int:
