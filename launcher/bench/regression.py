@@ -2,7 +2,7 @@
 
 Only execution settings differ. Everything that affects learning is the expert's own in both runs: adapter, learning
 rate, schedule, seed, rows. So is the precision: nearly all published manifests use BF16, and without a GPU there is
-only FP32.
+only FP32. The exception is a base in FP8, which is compared with BF16.
 
 Some properties of the old loop have no manifest key: rows padded to the longest of a batch, micro-batches of two rows,
 full logits, a host sync after every micro-step. The old run is therefore faster here than it was, and the reported
@@ -46,6 +46,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _OldSetting = tuple[str, str, str, Callable[[Plan], str], str]
 _OLD_SETTINGS: tuple[_OldSetting, ...] = (
     ("rows", "packing", "false", lambda plan: _describe_rows(plan), "packed rows would attend to each other"),
+    (
+        "precision",
+        "precision",
+        "bf16",
+        lambda plan: "fp8" if plan.precision.fp8_base else plan.precision.compute_dtype,
+        "a base in FP8 must be as good as one in BF16",
+    ),
     (
         "attention",
         "attention",
@@ -143,7 +150,9 @@ def plan_pair(request: Request, prepare: Callable[[PlannedRun], Audit]) -> Pair:
 
 
 def _choose_value(key: str, value: str, new: Plan) -> str:
-    """Base models with logit soft-capping need eager attention: SDPA does not support it."""
+    """Base models with logit soft-capping need eager attention: SDPA does not support it. Only FP8 becomes BF16."""
+    if key == "precision":
+        return value if new.precision.fp8_base else new.precision.compute_dtype
     backends = (new.attention.backend, *new.attention.fallbacks)
     return "eager" if key == "attention" and "eager" in backends and "sdpa" not in backends else value
 

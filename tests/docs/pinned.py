@@ -91,6 +91,7 @@ PINNED = {
     "launcher regression json": "two trainings of one epoch; tests/training/bench/test_regression.py",
     "launcher regression sql --rows 100 --max-regression 2% --json": "two trainings, as above",
     "launcher regression json --max-steps 10": "two trainings, as above",
+    "launcher regression neo4j --set training.config.precision=fp8": "needs a GPU; tests/unit/bench/test_regression.py",
     "launcher train neo4j --precision fp8": "needs a GPU; tests/training/model/test_fp8_base.py",
     "launcher bench neo4j --vary torch_compile=true,false": _GPU,
     "launcher bench neo4j --vary batch_size=4,8 --random-weights --base Qwen/Qwen3-0.6B": _GPU,

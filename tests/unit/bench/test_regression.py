@@ -60,7 +60,20 @@ def test_without_a_gpu_some_settings_have_no_effect() -> None:
         "gradient checkpointing",
     ]
     same = {setting.name: setting.new for setting in pair.settings if not setting.has_effect}
-    assert same == {"attention": "sdpa", "torch.compile": "off", "loader workers": "0", "pinned memory": "off"}
+    assert same == {
+        "precision": "fp32",
+        "attention": "sdpa",
+        "torch.compile": "off",
+        "loader workers": "0",
+        "pinned memory": "off",
+    }
+
+
+def test_fp8_is_compared_with_bf16() -> None:
+    pair = make_pair(gpu="h200", overrides=("training.config.precision=fp8",))
+    precision = next(setting for setting in pair.settings if setting.name == "precision")
+    assert (precision.old, precision.new) == ("bf16", "fp8")
+    assert pair.old.plan.precision.trainable_dtype == pair.new.plan.precision.trainable_dtype
 
 
 def test_a_base_that_caps_its_scores_has_no_sdpa_to_fall_back_to() -> None:
