@@ -110,7 +110,7 @@ def test_two_nodes_match_one_process(harness: Harness, reference: Reference, ini
     check_two_nodes(harness, reference, initial_weights, TrainingCase(strategy="ddp", ranks_per_node=1, nodes=2))
 
 
-@pytest.mark.parametrize("case", HSDP, ids=get_case_name)
+@pytest.mark.parametrize("case", [HSDP[0], pytest.param(HSDP[1], marks=pytest.mark.slow)], ids=get_case_name)
 def test_hsdp_on_two_nodes_matches_one_process(
     harness: Harness, reference: Reference, initial_weights: InitialWeights, case: TrainingCase
 ) -> None:

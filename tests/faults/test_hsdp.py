@@ -61,10 +61,8 @@ def launch(fork_server: ForkServer, run: RestartableRun, **more: str) -> Launche
     return agents[0]
 
 
-@pytest.mark.parametrize(
-    ("adapter", "is_sharded"),
-    [("lora", False), pytest.param("full", True, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("adapter", "is_sharded"), [("lora", False), ("full", True)])
 def test_interrupted_hsdp_run_resumes_bit_for_bit(
     harness: Harness, fork_server: ForkServer, adapter: str, is_sharded: bool
 ) -> None:

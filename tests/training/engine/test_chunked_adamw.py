@@ -149,7 +149,7 @@ def test_out_of_memory_in_backward_leaves_weights_half_updated(
         train_recorded(run)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_stochastic_rounding_learns_like_fp32_master_weights(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Most updates are smaller than half a step of BF16: rounding to nearest loses them."""
     master = train_language_model(torch.float32, seed)

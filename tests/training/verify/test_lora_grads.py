@@ -109,7 +109,9 @@ def _break_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "_apply_dora_with_dropout", multiply)
 
 
-@pytest.mark.parametrize("kernel", ["rms_norm", "split_lora_grads"], ids=["forward", "backward"])
+@pytest.mark.parametrize(
+    "kernel", ["fused_projections.rms_norm", "fused_layer_ops.split_lora_grads"], ids=["forward", "backward"]
+)
 def test_failing_kernel_falls_back_to_peft(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -121,7 +123,7 @@ def test_failing_kernel_falls_back_to_peft(
     def fail(*_args: Any) -> None:
         raise RuntimeError("no kernel image is available")
 
-    monkeypatch.setattr(f"launcher.training.kernels.fused_layer_ops.{kernel}", fail)
+    monkeypatch.setattr(f"launcher.training.kernels.{kernel}", fail)
     run, proof = build_checked_run(plan, store, tmp_path, "lora", FUSED_BLOCKS)
     assert proof.lora_grads is None
     warning = capsys.readouterr().err
