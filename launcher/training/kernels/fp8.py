@@ -24,12 +24,51 @@ _ALIGNED = 16  # features; what tensor cores and the copy engine load
 
 
 class Fp8Weights(NamedTuple):
-    """A fused weight [[W, s B], [A, 0]] whose W is stored in FP8."""
+    """A fused weight [[W, s B], [A, 0]] whose W is stored in FP8.
+
+    The methods are those of fused_projections.DenseWeight; they round inputs and gradients in separate passes.
+    """
 
     codes: Tensor  # [out, in]
     scales: Tensor  # [out], fp32
     scaled_B: Tensor  # [out, ranks]
     lora_A: Tensor  # [ranks, in]
+
+    @property
+    def in_features(self) -> int:
+        """Inputs of all matrices."""
+        return self.codes.shape[1]
+
+    @property
+    def ranks(self) -> int:
+        """Columns of A and B of all matrices."""
+        return len(self.lora_A)
+
+    @property
+    def out_features(self) -> int:
+        """Outputs of all matrices."""
+        return len(self.codes)
+
+    def project(self, x_ext: Tensor, start: int = 0, out: Tensor | None = None) -> Tensor:
+        """Return x_ext [W, s B]^T for the outputs from `start`."""
+        x, x_lora = x_ext[:, : self.in_features], x_ext[:, self.in_features :]
+        y = fp8_linear(x, self.codes[start:], self.scales[start:], x_lora, self.scaled_B[start:])
+        return y if out is None else out.copy_(y)
+
+    def project_base(self, x: Tensor, start: int, stop: int, out: Tensor | None = None) -> Tensor:
+        """Return x W^T for some of the outputs."""
+        y = fp8_linear(x, self.codes[start:stop], self.scales[start:stop], None, None)
+        return y if out is None else out.copy_(y)
+
+    def input_grad(self, grad_ext: Tensor, start: int = 0) -> Tensor:
+        """Return grad_ext [W; A], where grad_ext has the outputs from `start`."""
+        num_outputs = self.out_features - start
+        grad, grad_lora = grad_ext[:, :num_outputs], grad_ext[:, num_outputs:]
+        return fp8_input_grad(grad, self.codes[start:], self.scales[start:], grad_lora, self.lora_A)
+
+    def base_input_grad(self, grad: Tensor, start: int, stop: int) -> Tensor:
+        """Return grad W for some of the outputs."""
+        return fp8_input_grad(grad, self.codes[start:stop], self.scales[start:stop], None, None)
 
 
 class Fp8Rows(NamedTuple):

@@ -4,8 +4,8 @@ Each element-wise step writes directly into the tensor that the next matmul read
 can be recomputed is not saved. torch.compile treats each op as opaque. README.md has the equations,
 fused_projections.py the matmuls and the names; the autograd functions around these ops are in fused_layer_autograd.py.
 
-A fused weight is a list: one dense tensor, or the tensors of fp8.Fp8Weights. `widths` are the output features of its
-matrices. Optional results are empty tensors, because an op cannot return None.
+A fused weight is a list: one dense tensor, or the tensors of fp8.Fp8Weights. Optional results are empty tensors,
+because an op cannot return None.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from launcher.training.kernels.elementwise import (
     swiglu,
     swiglu_backward,
 )
-from launcher.training.kernels.fp8 import Fp8Rows
+from launcher.training.kernels.fp8 import Fp8Rows, Fp8Weights
 from launcher.training.kernels.fused_projections import (
-    Fp8Weight,
     FusedWeight,
     multiply_rows,
     norm_and_project,
@@ -63,7 +62,7 @@ def _empty_if(is_empty: bool, tensor: Tensor) -> Tensor:
 def _empty_saved_input(weight: FusedWeight, num_tokens: int, seeds: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return tensors of the shapes that a projection saves of its input: see Projection."""
     like = weight.scaled_B
-    if isinstance(weight, Fp8Weight) and seeds is None:
+    if isinstance(weight, Fp8Weights) and seeds is None:
         codes = like.new_empty(num_tokens, weight.in_features, dtype=fp8.DTYPE)
         return codes, like.new_empty(num_tokens, dtype=torch.float32), like.new_empty(num_tokens, weight.ranks)
     return like.new_empty(num_tokens, weight.in_features + weight.ranks), like.new_empty(0), like.new_empty(0)
@@ -135,7 +134,7 @@ def qkv_backward(
     grads = (query_grad, key_grad, value_grad)
     fused, with_grad = view_weight(weight, out_features=sum(out_features)), _allocate_correction_grad(correction)
     scale_grad = None
-    if isinstance(fused, Fp8Weight) and x_scales.numel():
+    if isinstance(fused, Fp8Weights) and x_scales.numel():
         if dora_scale is None:
             rows = fp8.qk_norm_rope_backward(grads, projected, rope, fused.scales)
         else:
@@ -185,7 +184,7 @@ def mlp(
     gate_up, x, x_scales, x_lora, correction = norm_and_project(
         residual, norm_weight, eps, gate_up_fused, seed, splits, num_plain
     )
-    if isinstance(down, Fp8Weight) and seed is None:
+    if isinstance(down, Fp8Weights) and seed is None:
         rows = fp8.swiglu(gate_up, dora_scale, is_gelu=is_gelu)
         hidden_lora = fp8.project_rows(rows, down.lora_A)
         empty = gate_up.new_empty(0)
@@ -242,7 +241,7 @@ def mlp_backward(
     hidden_grad, grad_lora = single_input_grad(grad_output, down_correction_grad, down, down_seed)
     down_b_grad = grad_output.t() @ hidden_lora
     scale_grad, rows = None, None
-    if isinstance(fused, Fp8Weight) and x_scales.numel() and dora_scale is None:
+    if isinstance(fused, Fp8Weights) and x_scales.numel() and dora_scale is None:
         rows = fp8.swiglu_backward(hidden_grad, gate_up, fused.scales, is_gelu=is_gelu)
         grad_ext = gate_up.new_empty(0)
     else:
@@ -253,7 +252,7 @@ def mlp_backward(
         dropout(hidden, hidden, down_seed)  # in place: each element is read before it is written, by the same thread
     down_grads = split_lora_grads(grad_lora.t() @ hidden, down_b_grad, [down.out_features], lora_scales[1], ranks[1])
     del grad_lora, hidden, hidden_grad
-    if isinstance(fused, Fp8Weight) and x_scales.numel():
+    if isinstance(fused, Fp8Weights) and x_scales.numel():
         rows = fp8.quantize_rows(grad_ext, fused.scales) if rows is None else rows
         x_grad, a_grad, b_grad = project_backward_fp8(rows, Fp8Rows(x, x_scales), x_lora, fused)
     else:

@@ -23,7 +23,7 @@ from launcher.training.kernels.elementwise import (
     rms_norm,
     rms_norm_dropout,
 )
-from launcher.training.kernels.fp8 import Fp8Rows, fp8_input_grad, fp8_linear
+from launcher.training.kernels.fp8 import Fp8Rows, Fp8Weights
 from launcher.training.kernels.seeded_dropout import DropoutSeed
 
 
@@ -71,53 +71,7 @@ class DenseWeight:
         return grad @ self.full[start:stop, : self.in_features]
 
 
-@dataclass(frozen=True, slots=True)
-class Fp8Weight:
-    """A fused weight in FP8, with the methods of DenseWeight, which round inputs and gradients in separate passes."""
-
-    codes: Tensor
-    scales: Tensor
-    scaled_B: Tensor
-    lora_A: Tensor
-
-    @property
-    def in_features(self) -> int:
-        """Inputs of all matrices."""
-        return self.codes.shape[1]
-
-    @property
-    def ranks(self) -> int:
-        """Columns of A and B of all matrices."""
-        return len(self.lora_A)
-
-    @property
-    def out_features(self) -> int:
-        """Outputs of all matrices."""
-        return len(self.codes)
-
-    def project(self, x_ext: Tensor, start: int = 0, out: Tensor | None = None) -> Tensor:
-        """Return x_ext [W, s B]^T for the outputs from `start`."""
-        x, x_lora = x_ext[:, : self.in_features], x_ext[:, self.in_features :]
-        y = fp8_linear(x, self.codes[start:], self.scales[start:], x_lora, self.scaled_B[start:])
-        return y if out is None else out.copy_(y)
-
-    def project_base(self, x: Tensor, start: int, stop: int, out: Tensor | None = None) -> Tensor:
-        """Return x W^T for some of the outputs."""
-        y = fp8_linear(x, self.codes[start:stop], self.scales[start:stop], None, None)
-        return y if out is None else out.copy_(y)
-
-    def input_grad(self, grad_ext: Tensor, start: int = 0) -> Tensor:
-        """Return grad_ext [W; A], where grad_ext has the outputs from `start`."""
-        num_outputs = self.out_features - start
-        grad, grad_lora = grad_ext[:, :num_outputs], grad_ext[:, num_outputs:]
-        return fp8_input_grad(grad, self.codes[start:], self.scales[start:], grad_lora, self.lora_A)
-
-    def base_input_grad(self, grad: Tensor, start: int, stop: int) -> Tensor:
-        """Return grad W for some of the outputs."""
-        return fp8_input_grad(grad, self.codes[start:stop], self.scales[start:stop], None, None)
-
-
-FusedWeight = DenseWeight | Fp8Weight
+FusedWeight = DenseWeight | Fp8Weights
 
 
 def view_weight(
@@ -128,7 +82,7 @@ def view_weight(
     For a dense tensor, one of the two sizes must be known.
     """
     if len(stored) > 1:
-        return Fp8Weight(*stored)
+        return Fp8Weights(*stored)
     if in_features is None:
         assert out_features is not None
         in_features = stored[0].shape[1] - (len(stored[0]) - out_features)
@@ -156,7 +110,7 @@ def norm_and_project(
     num_tokens, in_features = residual.shape
     # One tensor each, because results of an op must not alias.
     no_scales, no_lora, no_correction = (weight.scaled_B.new_empty(0) for _ in range(3))
-    if isinstance(weight, Fp8Weight) and seed is None:
+    if isinstance(weight, Fp8Weights) and seed is None:
         rows = fp8.rms_norm(residual, norm_weight, eps)
         x_lora = fp8.project_rows(rows, weight.lora_A)
         return Projection(multiply_rows(rows, x_lora, weight), *rows, x_lora, no_correction)
@@ -179,20 +133,20 @@ def norm_and_project(
     return Projection(y, x_ext, no_scales, no_lora, correction)
 
 
-def multiply_rows(rows: Fp8Rows, x_lora: Tensor, weight: Fp8Weight) -> Tensor:
+def multiply_rows(rows: Fp8Rows, x_lora: Tensor, weight: Fp8Weights) -> Tensor:
     """Return x W^T + x_lora (s B)^T for x in FP8."""
     lora = fp8.LoraTerm(x_lora, weight.scaled_B, is_transposed=True)
     return fp8.matmul(rows, weight.codes, weight.scales, x_lora.dtype, lora)
 
 
-def multiply_grad_rows(rows: Fp8Rows, grad_lora: Tensor, weight: Fp8Weight) -> Tensor:
+def multiply_grad_rows(rows: Fp8Rows, grad_lora: Tensor, weight: Fp8Weights) -> Tensor:
     """Return dx = dy W + grad_lora A for rows = dy * weight.scales."""
     lora = fp8.LoraTerm(grad_lora, weight.lora_A, is_transposed=False)
     return fp8.matmul(rows, fp8.transpose(weight.codes), None, grad_lora.dtype, lora)
 
 
 def project_backward_fp8(
-    rows: Fp8Rows, x_rows: Fp8Rows, x_lora: Tensor, weight: Fp8Weight, needs_input_grad: bool = True
+    rows: Fp8Rows, x_rows: Fp8Rows, x_lora: Tensor, weight: Fp8Weights, needs_input_grad: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dx, dA and dB of a fused weight for rows = dy * weight.scales and x in FP8."""
     grad_lora = fp8.project_grad_rows(rows, weight.scaled_B, weight.scales)
@@ -254,7 +208,7 @@ def single_input_grad(
 ) -> tuple[Tensor, Tensor]:
     """Return dx and dy (s B) of a single projection (down_proj or o_proj)."""
     out_features = weight.out_features
-    if isinstance(weight, Fp8Weight) and seed is None:
+    if isinstance(weight, Fp8Weights) and seed is None:
         grad_lora = grad_output @ weight.scaled_B
         return multiply_grad_rows(fp8.quantize_rows(grad_output, weight.scales), grad_lora, weight), grad_lora
     if seed is not None and not correction_grad.numel():

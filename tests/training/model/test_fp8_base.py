@@ -8,12 +8,15 @@ import pytest
 import torch
 from torch import nn
 
+from launcher.core.errors import RunFailedError
+from launcher.plan.model import Plan
 from launcher.training.kernels import fp8
 from launcher.training.model.fused_lora import fp8_base
 from launcher.training.model.fused_lora.decoder_layer import describe_path, fuse_decoder_layers, list_fusable_blocks
 from launcher.training.model.fused_lora.fp8_base import Fp8Linear, round_linears, round_remaining
 from launcher.training.model.fused_lora.linear import unfuse
 from launcher.training.model.fused_lora.reference import use_reference_forward
+from launcher.training.verify import lora_grads
 from tests.training.model.test_fused_lora_linear import (
     check_same,
     compute,
@@ -138,3 +141,10 @@ def test_rows_without_a_gradient_do_not_disturb_the_others() -> None:
     assert not rows.scales[10:30].any()
     b_grad = fp8.lora_B_grad(rows, x_lora, scales)
     assert float((b_grad - grad.t() @ x_lora).norm() / (grad.t() @ x_lora).norm()) < 0.06
+
+
+@pytest.mark.parametrize("difference", [0.5, float("nan")])
+def test_gradients_far_from_fp32_end_the_run(plan: Plan, difference: float) -> None:
+    with pytest.raises(RunFailedError, match=r"with FP8, gradients differ from FP32 .* more than 0\.4"):
+        lora_grads._check_fp8(plan, difference)
+    assert lora_grads._check_fp8(plan, 0.3) == 0.3

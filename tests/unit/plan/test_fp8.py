@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from launcher.core.errors import InputError
-from launcher.plan.estimate.memory import Recipe
+from launcher.plan.estimate.memory import estimate_memory
 from launcher.plan.estimator_inputs import recipe_from_plan
 from tests.unit.plan.conftest import decision, plan_for
 
@@ -53,9 +54,24 @@ def test_memory_of_runs_on_an_h200(size: str, rows: int, measured: float) -> Non
 
 
 def test_fused_ops_save_their_inputs_in_fp8() -> None:
-    recipe = recipe_from_plan(plan_for(gpu="h200", config=FP8))
-    assert isinstance(recipe, Recipe)
-    assert recipe.fp8_base
+    plan = plan_for(gpu="h200", config={**FP8, "dropout": 0.0})
+    recipe = recipe_from_plan(plan)
+    in_fp8, in_bf16 = (
+        next(term.num_bytes for term in estimate_memory(plan.base, one).terms if term.name == "activations")
+        for one in (recipe, replace(recipe, fp8_base=False))
+    )
+    tokens = recipe.micro_batch_size * recipe.sequence_length
+    saved = 2 * plan.base.num_layers * tokens * (plan.base.hidden_size - 4)  # inputs of attention and MLP, less a scale
+    assert in_bf16 - in_fp8 == pytest.approx(saved, rel=1e-6)
+
+
+def test_mixtures_nf4_and_machines_without_a_gpu_are_refused() -> None:
+    with pytest.raises(InputError, match="mixtures of experts"):
+        plan_for(gpu="h200", base="Qwen/Qwen3-30B-A3B", config=FP8)
+    with pytest.raises(InputError, match="exclude each other"):
+        plan_for(gpu="h200", config=FP8, overrides=["base_models.0.quantization=int4"])
+    with pytest.raises(InputError, match="needs a GPU"):
+        plan_for(gpu=None, profile="full", config=FP8)
 
 
 @pytest.mark.parametrize(
