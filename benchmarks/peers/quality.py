@@ -6,12 +6,12 @@ steps. We pack documents; TRL gets as many rows per step as an average step of o
 by plain transformers and PEFT for both adapters; answers to the test rows are judged by `launcher eval` for both. With
 --fp8 the launcher trains a second time with `--precision fp8`; its adapter is judged on the base in BF16, too.
 
-    python -m benchmarks.peers.quality run --base FOLDER --data FOLDER --out quality.jsonl --jobs 6 --fp8
+    python -m benchmarks.peers.quality run --base FOLDER --data FOLDER --out quality.jsonl --jobs 9 --trl-jobs 3 --fp8
     python -m benchmarks.peers.quality table quality.jsonl
 
-FOLDER of --data has text2cypher.jsonl, wikisql.jsonl and json_instructions.jsonl. Trainings run side by side (--jobs),
-so durations say nothing here. TRL is skipped if it is not installed. The same command continues an interrupted one:
-adapters that exist are not trained again.
+FOLDER of --data has text2cypher.jsonl, wikisql.jsonl and json_instructions.jsonl. Trainings run side by side (--jobs,
+--trl-jobs), so durations say nothing here. TRL is skipped if it is not installed. The same command continues an
+interrupted one: adapters that exist are not trained again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from launcher.plan import Plan, load_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA_SETS = {"cypher": "text2cypher", "sql": "wikisql", "json": "json_instructions"}
-MAX_TOKENS_PER_MICRO_STEP = 8192  # of TRL, with padding: it computes the logits of all tokens
+LOSS_BATCH_TOKENS = 4096  # with padding
 
 
 def main() -> None:
@@ -55,12 +55,16 @@ def main() -> None:
     run.add_argument("--rows", type=int, default=None, help="use only the first rows of each data set")
     run.add_argument("--test-rows", type=int, default=200)
     run.add_argument("--fp8", action="store_true", help="train with the base in FP8, too")
-    run.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
+    run.add_argument("--epochs", type=float, default=None, help="instead of what `launcher new` chooses")
+    run.add_argument("--jobs", type=int, default=1, help="commands of the launcher at the same time")
+    run.add_argument("--trl-jobs", type=int, default=1, help="trainings by TRL at the same time")
+    run.add_argument("--trl-tokens", type=int, default=16384, help="TRL's tokens per micro-step, with padding")
     run.add_argument("--max-steps", type=int, default=None, help="train only some steps, to try the command")
     trl = commands.add_parser("trl", help="train with TRL what a run of ours has trained")
     trl.add_argument("run", type=Path)
     trl.add_argument("store", type=Path)
     trl.add_argument("out", type=Path)
+    trl.add_argument("--tokens", type=int, default=16384, help="tokens per micro-step, with padding")
     loss = commands.add_parser("loss", help="compute the held-out loss of adapters")
     loss.add_argument("base", type=Path)
     loss.add_argument("store", type=Path)
@@ -75,6 +79,7 @@ def measure(args: argparse.Namespace) -> None:
     """Train and judge everything, and append one row per adapter to the output."""
     args.base, args.work = args.base.resolve(), args.work.resolve()
     lock = threading.Lock()
+    slots, trl_slots = threading.Semaphore(args.jobs), threading.Semaphore(args.trl_jobs)
 
     def record(expert: str, tool: str, seed: int | None, losses: dict[str, float], evaluation: Path) -> None:
         result = load_result(evaluation)
@@ -100,33 +105,39 @@ def measure(args: argparse.Namespace) -> None:
             tool, run_id = ("launcher", name) if precision == "bf16" else ("launcher-fp8", f"{name}-fp8")
             adapters[tool] = RunPaths(folder / "runs" / run_id).adapter
             if not adapters[tool].exists():
-                run_launcher(
-                    folder,
-                    *("train", expert, "--run-id", run_id, "--profile", "full", "--wandb", "disabled"),
-                    *("--set", f"training.config.seed={seed}", "--precision", precision),
-                    *(("--max-steps", str(args.max_steps)) if args.max_steps else ()),
-                )
+                with slots:
+                    run_launcher(
+                        folder,
+                        *("train", expert, "--run-id", run_id, "--profile", "full", "--wandb", "disabled"),
+                        *("--set", f"training.config.seed={seed}", "--precision", precision),
+                        *(("--max-steps", str(args.max_steps)) if args.max_steps else ()),
+                    )
         if importlib.util.find_spec("trl") is not None:
             adapters["trl"] = folder / f"trl-{seed}"
             if not (adapters["trl"] / "adapter_config.json").exists():
                 command = ("-m", "benchmarks.peers.quality", "trl", f"runs/{name}", store.folder, adapters["trl"])
-                run_python(folder, *command)
+                with trl_slots:
+                    run_python(folder, *command, "--tokens", str(args.trl_tokens))
         measured = ("-m", "benchmarks.peers.quality", "loss", args.base, store.folder, *adapters.values())
-        found = run_python(folder, *measured)
+        with slots:
+            found = run_python(folder, *measured)
         losses = dict(zip(("base", *adapters), json.loads(found.splitlines()[-1]), strict=True))
         for tool, adapter in adapters.items():
             evaluation = folder / f"{tool}-{seed}.json"
-            run_launcher(folder, "eval", expert, "--adapter", adapter, "--profile", "full", "-o", evaluation)
+            with slots:
+                run_launcher(folder, "eval", expert, "--adapter", adapter, "--profile", "full", "-o", evaluation)
             record(expert, tool, seed, losses, evaluation)
         if seed == args.seeds[0]:
-            run_launcher(folder, "eval", expert, "--base", "--profile", "full", "-o", folder / "base.json")
+            with slots:
+                run_launcher(folder, "eval", expert, "--base", "--profile", "full", "-o", folder / "base.json")
             record(expert, "base", None, losses, folder / "base.json")
 
     for expert in args.experts:
         if not (args.work / expert / expert / "manifest.json").exists():
             make_expert(args, expert)
-    with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(lambda job: compare(*job), [(expert, seed) for seed in args.seeds for expert in args.experts]))
+    jobs = [(expert, seed) for seed in args.seeds for expert in args.experts]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        list(pool.map(lambda job: compare(*job), jobs))
 
 
 def make_expert(args: argparse.Namespace, expert: str) -> None:
@@ -142,6 +153,8 @@ def make_expert(args: argparse.Namespace, expert: str) -> None:
     manifest = json.loads(path.read_text(encoding="utf-8"))
     manifest["training"]["dataset"]["test_path"] = str(folder / "test.jsonl")
     manifest["training"]["config"] |= {"load_best_model_at_end": False, "save_strategy": "no"}
+    if args.epochs is not None:
+        manifest["training"]["config"]["epochs"] = args.epochs
     path.write_text(json.dumps(manifest, indent=2), encoding="utf-8")
     prepare(args, expert)
 
@@ -201,6 +214,7 @@ def train_trl(args: argparse.Namespace) -> None:
         num_steps=plan.schedule.max_steps or round(steps_per_epoch * plan.schedule.epochs),
         rows_per_step=len(documents) / steps_per_epoch,
         longest=max(len(document["input_ids"]) for document in documents),
+        max_tokens=args.tokens,
     )
     trainer = SFTTrainer(
         model=plan.base.name,
@@ -219,9 +233,14 @@ def train_trl(args: argparse.Namespace) -> None:
     trainer.save_model(str(args.out))
 
 
-def make_trl_settings(plan: Plan, *, num_steps: int, rows_per_step: float, longest: int) -> dict[str, Any]:
-    """Translate a plan: the same optimizer, schedule and number of steps, nearly the same number of rows per step."""
-    accumulation = math.ceil(rows_per_step * longest / MAX_TOKENS_PER_MICRO_STEP)
+def make_trl_settings(
+    plan: Plan, *, num_steps: int, rows_per_step: float, longest: int, max_tokens: int
+) -> dict[str, Any]:
+    """Translate a plan: the same optimizer, schedule and number of steps, nearly the same number of rows per step.
+
+    TRL computes the logits of all tokens, so a micro-step has at most `max_tokens`.
+    """
+    accumulation = math.ceil(rows_per_step * longest / max_tokens)
     micro = max(1, round(rows_per_step / accumulation))
     is_bf16 = plan.precision.compute_dtype == "bf16"
     return {
@@ -256,7 +275,7 @@ def print_losses(args: argparse.Namespace) -> None:
     from transformers import AutoModelForCausalLM
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    documents = list(iterate_documents(open_store(args.store), "validation"))
+    batches = make_batches(list(iterate_documents(open_store(args.store), "validation")))
     losses = []
     for adapter in (None, *args.adapters):
         model: Any = AutoModelForCausalLM.from_pretrained(args.base, dtype=torch.float32)
@@ -265,14 +284,25 @@ def print_losses(args: argparse.Namespace) -> None:
         model.to(device).eval()
         total = count = 0.0
         with torch.no_grad():
-            for document in documents:
-                ids = torch.tensor([document["input_ids"]], device=device)
-                trained = torch.tensor(document["completion_mask"][1:], device=device).bool()
-                logits = model(input_ids=ids).logits[0, :-1][trained].float()
-                total += float(torch.nn.functional.cross_entropy(logits, ids[0, 1:][trained], reduction="sum"))
+            for batch in batches:  # causal attention: tokens do not see the padding on their right
+                longest = len(batch[-1]["input_ids"])
+                pad = lambda name: torch.tensor([row[name] + [0] * (longest - len(row[name])) for row in batch])  # noqa: B023, E731
+                ids, trained = pad("input_ids").to(device), pad("completion_mask").to(device).bool()[:, 1:]
+                logits = model(input_ids=ids).logits[:, :-1][trained].float()
+                total += float(torch.nn.functional.cross_entropy(logits, ids[:, 1:][trained], reduction="sum"))
                 count += int(trained.sum())
         losses.append(total / count)
     print(json.dumps(losses))
+
+
+def make_batches(documents: list[dict[str, list[int]]]) -> list[list[dict[str, list[int]]]]:
+    """Batch documents of similar lengths, shortest first."""
+    batches: list[list[dict[str, list[int]]]] = [[]]
+    for document in sorted(documents, key=lambda document: len(document["input_ids"])):
+        if (len(batches[-1]) + 1) * len(document["input_ids"]) > LOSS_BATCH_TOKENS and batches[-1]:
+            batches.append([])
+        batches[-1].append(document)
+    return batches
 
 
 def print_table(args: argparse.Namespace) -> None:
