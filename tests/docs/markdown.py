@@ -86,9 +86,12 @@ def list_anchors(page: Path) -> set[str]:
     for line in _blank_blocks(page).split("\n"):
         heading = _HEADING.match(line)
         if heading:
-            kept = re.sub(r"[^\w\- ]", "", heading[1].lower().replace("`", ""))
-            found.add(kept.replace(" ", "-"))
+            found.add(make_anchor(heading[1]))
     return found
+
+
+def make_anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower().replace("`", "")).replace(" ", "-")
 
 
 def _blank_blocks(page: Path) -> str:

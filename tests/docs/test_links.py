@@ -74,7 +74,7 @@ def test_every_entry_of_the_package_is_in_the_architecture() -> None:
     assert sorted(set(entries) - named) == []
 
 
-def test_every_entry_of_the_repository_is_in_the_readme() -> None:
+def test_every_entry_of_the_repository_is_in_the_contributing_page() -> None:
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,
@@ -83,7 +83,7 @@ def test_every_entry_of_the_repository_is_in_the_readme() -> None:
         check=False,
     )
     tops = {name.split("/")[0] for name in listed.stdout.split("\0") if name and (ROOT / name).exists()}
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/CONTRIBUTING.md").read_text(encoding="utf-8")
     named = {name.split("/")[0] for name in re.findall(r"`([\w./-]+)`", text)}
     assert sorted(tops - named - {"README.md", ".gitignore"}) == []
 
