@@ -43,6 +43,9 @@ class GridCase(Frozen):
     loss_kernel: LossKernel | None = None  # set in the plan; None: as planned
     dropout: float = 0.0
     optimizer: OptimizerName = "adamw_torch_fused"
+    fp8: bool = False  # the frozen base in FP8
+    bf16_weights: bool = False  # full fine-tuning with stochastic rounding
+    optimizer_in_backward: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -62,6 +65,9 @@ class GridCase(Frozen):
             *([self.loss_kernel] if self.loss_kernel else []),
             *([f"dropout{self.dropout:g}"] if self.dropout else []),
             *([self.optimizer] if self.optimizer != "adamw_torch_fused" else []),
+            *(["fp8"] if self.fp8 else []),
+            *(["bf16_weights"] if self.bf16_weights else []),
+            *(["in_backward"] if self.optimizer_in_backward else []),
         ]
         return "-".join(parts)
 
@@ -171,6 +177,50 @@ def _larger() -> Iterator[GridCase]:
     yield from _cases("8B", "qlora", "4x2048", "full", compiled=True)
 
 
+def _fp8() -> Iterator[GridCase]:
+    for case in (
+        *_cases("0.6B", "lora", "2x2048 16x512 1x8192"),
+        *_cases("0.6B", "lora", "8x2048", "full"),
+        *_cases("0.6B", "dora", "4x2048"),
+        *_cases("0.6B", "dora", "8x1024", "full"),
+        *_cases("1.7B", "lora", "1x2048 8x1024"),
+        *_cases("4B", "lora", "2x2048"),
+        *_cases("8B", "lora", "1x2048"),
+        *_cases("8B", "lora", "2x4096", "full"),
+        *_cases("0.6B", "lora", "4x2048 16x2048", compiled=True),
+        *_cases("8B", "lora", "2x2048", compiled=True),
+    ):
+        yield _changed(case, fp8=True)
+    (lora,) = _cases("0.6B", "lora", "4x2048")
+    yield _changed(lora, fp8=True, dropout=0.1)
+    yield _changed(lora, fp8=True, compiled=True, graphed=True, micro_batch_size=2)
+
+
+def _bf16_weights() -> Iterator[GridCase]:
+    for case in (
+        *_cases("0.6B", "full", "2x2048 8x1024"),
+        *_cases("0.6B", "full", "8x2048", "full"),
+        *_cases("0.6B", "full", "4x2048", compiled=True),
+        *_cases("1.7B", "full", "2x2048"),
+        *_cases("1.7B", "full", "4x2048", "full"),
+    ):
+        yield _changed(case, bf16_weights=True)
+    for case in (
+        *_cases("0.6B", "full", "4x2048"),
+        *_cases("1.7B", "full", "2x2048", "full"),
+        *_cases("4B", "full", "1x2048", "full"),
+    ):
+        yield _changed(case, bf16_weights=True, optimizer="adamw_bnb_8bit")
+    for case in (
+        *_cases("0.6B", "full", "2x2048 8x1024"),
+        *_cases("1.7B", "full", "4x2048", "full"),
+        *_cases("8B", "full", "1x2048", "full"),
+    ):
+        yield _changed(case, bf16_weights=True, optimizer="adamw_bnb_8bit", optimizer_in_backward=True)
+    for case in (*_cases("0.6B", "full", "2x2048"), *_cases("1.7B", "full", "2x2048", "full")):
+        yield _changed(case, bf16_weights=True, optimizer="paged_adamw_8bit", optimizer_in_backward=True)
+
+
 def _tiny() -> Iterator[GridCase]:
     kinds: tuple[Kind, ...] = ("lora", "dora", "full")
     for kind in kinds:
@@ -182,10 +232,19 @@ def _tiny() -> Iterator[GridCase]:
     yield _changed(lora, accumulation=2, dropout=0.1)
     yield _changed(lora, loss_kernel="full_logits")
     yield _changed(lora, compiled=True, compile_backend="aot_eager")
+    (full,) = _cases(TINY, "full", "2x64")
+    yield _changed(full, bf16_weights=True)
     yield from _cases(TINY, "qlora", "2x64")  # skipped without a GPU
 
 
-GRID: tuple[GridCase, ...] = (*_small_eager(), *_small_compiled(), *_larger(), *_tiny())
+GRID: tuple[GridCase, ...] = (
+    *_small_eager(),
+    *_small_compiled(),
+    *_larger(),
+    *_fp8(),
+    *_bf16_weights(),
+    *_tiny(),
+)
 
 
 def select_cases(bases: Sequence[str], pattern: str | None = None) -> tuple[GridCase, ...]:

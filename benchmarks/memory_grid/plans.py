@@ -83,6 +83,9 @@ def _write_manifest(case: GridCase, folder: Path, num_steps: int) -> Path:
         "evaluation_strategy": "no",
         "save_strategy": "no",
         "optim": case.optimizer,
+        **({"precision": "fp8"} if case.fp8 else {}),
+        **({"bf16_stochastic_round": case.bf16_weights} if adapter == "full" else {}),
+        **({"optimizer_in_bwd": True, "max_grad_norm": 0.0} if case.optimizer_in_backward else {}),
     }
     base = {"name": ALL_BASES[case.base], "quantization": "int4" if case.kind in ("qlora", "qdora") else "none"}
     manifest = {
