@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from launcher.cli import bench_ablation, bench_attention, bench_vary
+from launcher.core.errors import InputError
 from launcher.request.arguments import add_trust_argument
 
 _VERB = "bench"
@@ -27,6 +28,8 @@ _SUBCOMMANDS: dict[str, _Subcommand] = {
     "ablation": bench_ablation,
     "attention": bench_attention,
 }
+# Subcommands of launcher 0.1.
+_RENAMED = {"ladder": "launcher bench ablation", "memory": "python -m benchmarks.memory_grid, in a checkout"}
 
 
 def complete(words: Sequence[str]) -> list[str]:
@@ -34,6 +37,8 @@ def complete(words: Sequence[str]) -> list[str]:
     words = list(words)
     if words[:1] != [_VERB] or len(words) < 2 or words[1] in (*_SUBCOMMANDS, "-h", "--help"):
         return words
+    if words[1] in _RENAMED and not any(word.startswith("--vary") for word in words):
+        raise InputError(f"launcher bench {words[1]}: no such command", hint=f"write {_RENAMED[words[1]]}")
     return [_VERB, "vary", *words[1:]]
 
 

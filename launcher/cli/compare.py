@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.run_lookup import add_runs_dir, find_run, list_runs, resolve_expert_name
-from launcher.core.errors import ExitCode, InputError, LauncherError, escape
+from launcher.core.errors import ExitCode, InputError, LauncherError, Problem, escape
 from launcher.core.log import get_logger
 from launcher.core.redaction import redact_file
 
@@ -114,7 +114,8 @@ def _load_matching(arguments: argparse.Namespace, runs_dir: Path, skipped: list[
 def _make_no_runs_error(arguments: argparse.Namespace, runs_dir: Path, skipped: list[Skipped]) -> InputError:
     wanted = "" if arguments.expert is None else f" of {arguments.expert!r}"
     if skipped:
-        return InputError(f"{runs_dir} has no run{wanted} that can be read ({len(skipped)} unreadable)")
+        problems = tuple(Problem(where=item.place, what=item.why) for item in skipped)
+        return InputError(f"{runs_dir} has no run{wanted} that can be read", problems)
     hint = "`launcher train EXPERT` creates one; --runs-dir selects another directory"
     if arguments.expert is not None and list_runs(runs_dir):
         hint = f"--all selects every run; {hint}"

@@ -157,12 +157,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["bench"]:
-        from launcher.cli.bench import complete
-
-        words = complete(words)
-    parser = make_parser(words)
     try:
+        if words[:1] == ["bench"]:
+            from launcher.cli.bench import complete
+
+            words = complete(words)
+        parser = make_parser(words)
         for name, suggestion in find_misspelt(os.environ):
             log.warning(f"unknown environment variable {name}; did you mean {suggestion}?")
         apply_environment(parser, words, os.environ)
@@ -190,9 +190,16 @@ _OTHER_NAMES = {
     **dict.fromkeys(("model", "base_model", "model_name", "model_name_or_path"), "--base NAME"),
     **dict.fromkeys(("steps", "num_steps"), "--max-steps N"),
     **dict.fromkeys(("gpu_count", "num_gpus"), "--gpus N"),
-    "slurm": "--on slurm",
-    **dict.fromkeys(("no_submit", "nosubmit"), "--dry-run"),
     **dict.fromkeys(("full", "full_finetune", "full_finetuning"), "--set training.config.adapter_type=full"),
+}
+# Flags of launcher 0.1.
+_RENAMED = {
+    "--slurm": "--on slurm",
+    "--no-submit": "--dry-run",
+    "--allow-drift": "--allow-changed-inputs",
+    "--max-bad-steps": "--max-nonfinite-steps",
+    "--max-drop": "--max-regression",
+    "--into": "--output-dir",
 }
 
 
@@ -201,11 +208,16 @@ def _explain_unknown(arguments: argparse.Namespace, unknown: Sequence[str], word
     verb = f"launcher {arguments.verb}"
     hints = []
     flags = [word for word in unknown if word.startswith("--") and len(word) > 2]
-    for flag in flags if hasattr(arguments, "overrides") else ():
+    for flag in flags:
         from launcher.manifest.model import Manifest
         from launcher.manifest.problems import find_key
 
         name, equals, value = flag.partition("=")
+        if name in _RENAMED:
+            hints.append(_RENAMED[name])
+            continue
+        if not hasattr(arguments, "overrides"):
+            continue
         if own := _OTHER_NAMES.get(name.removeprefix("--").replace("-", "_")):
             hints.append(own)
             continue

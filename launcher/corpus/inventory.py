@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.core.errors import InputError
+from launcher.corpus.bin_packing import PACKER_VERSION
+from launcher.corpus.spec import RULES_VERSION
 from launcher.corpus.storage_kind import Storage, probe_storage
 from launcher.corpus.store import (
     create_marked_dir,
@@ -154,9 +156,17 @@ def _find_state(root: Path, folder: Path, current_keys: Mapping[str, CurrentKeys
     now = current_keys.get(expert)
     if now is not None and manifest.key in now.keys:
         return "current", "matches the expert's manifest", expert
+    if _is_of_older_version(manifest.parts):
+        return "stale", "prepared by an older version of the launcher", expert
     if now is None or not now.is_complete:
         return "unknown", "the expert's data or tokenizer is not on this machine", expert
     return "stale", "manifest, data or tokenizer have changed", expert
+
+
+def _is_of_older_version(parts: Mapping[str, str]) -> bool:
+    """Whether no manifest of this version can use a store with these inputs of its key."""
+    versions = {"packer": PACKER_VERSION, "rules": RULES_VERSION}
+    return any(parts[name].isdecimal() and int(parts[name]) < now for name, now in versions.items() if name in parts)
 
 
 def remove_entries(entries: Iterable[StoreEntry]) -> list[StoreEntry]:

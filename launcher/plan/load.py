@@ -24,6 +24,7 @@ def load_plan(file: Path) -> Plan:
         raise InputError(
             f"{file} was written by launcher {tree['launcher_version']} (plan format {tree.get('schema_version')}), "
             f"which this version cannot read (launcher {__version__}, plan format {PLAN_FORMAT})",
-            hint="use the launcher version that wrote it, or start a new run",
+            hint="use the launcher version that wrote it, or start a new run; its adapter still works: "
+            "`launcher eval EXPERT --adapter DIR` and PEFT load it",
         )
     return parse_model(Plan, text, file)

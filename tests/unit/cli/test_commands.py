@@ -467,3 +467,29 @@ def test_guessed_flags_are_answered_with_set(flags: list[str], hint: str, capfd:
     error = capfd.readouterr().err
     assert error.startswith("error: launcher plan: unrecognized arguments: --")
     assert error.endswith(f"{hint}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["train", "json", "--slurm", "--no-submit"], "write --on slurm --dry-run"),
+        (["train", "json", "--allow-drift"], "write --allow-changed-inputs"),
+        (["train", "json", "--max-bad-steps", "3"], "write --max-nonfinite-steps"),
+        (["eval", "json", "--max-drop=2%"], "write --max-regression"),
+        (["new", "a", "--data", "rows.csv", "--into", "b"], "write --output-dir"),
+        (["bench", "ladder", "json"], "write launcher bench ablation"),
+        (["bench", "memory"], "write python -m benchmarks.memory_grid, in a checkout"),
+    ],
+)
+def test_names_of_the_first_version_are_answered_with_the_new_ones(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr().err.endswith(f"\nhint: {hint}\n")
+
+
+def test_compare_says_why_no_run_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/plan.json").write_text('{"launcher_version": "0.1.0", "schema_version": 1}')
+    assert main(["compare", "--all", "--runs-dir", str(tmp_path)]) == 2
+    assert f"{tmp_path}/old/plan.json was written by launcher 0.1.0" in capsys.readouterr().err

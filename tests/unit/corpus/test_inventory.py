@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.core.errors import InputError
+from launcher.corpus.bin_packing import PACKER_VERSION
 from launcher.corpus.inventory import (
     CurrentKeys,
     StoreEntry,
@@ -21,6 +22,7 @@ from launcher.corpus.inventory import (
     move_store,
     remove_entries,
 )
+from launcher.corpus.spec import RULES_VERSION
 from launcher.corpus.storage_kind import probe_storage
 from launcher.corpus.store import (
     MARKER_FILE,
@@ -55,6 +57,18 @@ def test_store_state_depends_on_the_current_manifest(tmp_path: Path) -> None:
     guessed = CurrentKeys(keys=frozenset({new}), is_complete=False)
     assert states(tmp_path, guessed) == {new[:16]: "current", old[:16]: "unknown"}
     assert set(states(tmp_path, None).values()) == {"unknown"}
+
+
+@pytest.mark.parametrize(
+    ("part", "version", "state"), [("packer", 1, "stale"), ("rules", 3, "stale"), ("rules", 99, "unknown")]
+)
+def test_a_store_of_an_older_version_is_stale(tmp_path: Path, part: str, version: int, state: str) -> None:
+    """Also if the expert's data is not on this machine; a store of a newer version is kept."""
+    parts = {"data": "one", "packer": str(PACKER_VERSION), "rules": str(RULES_VERSION), part: str(version)}
+    scratch = tmp_path / ".scratch"
+    create_marked_dir(scratch, make_key(parts))
+    publish(scratch, tmp_path, "neo4j", parts)
+    assert list(states(tmp_path, None).values()) == [state]
 
 
 def test_damage_and_leftovers_are_found_but_not_work_in_progress(tmp_path: Path) -> None:

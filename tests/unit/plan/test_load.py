@@ -34,6 +34,7 @@ def test_a_plan_of_an_older_format_is_refused_with_the_version_that_wrote_it(tmp
         f"which this version cannot read (launcher {__version__}, plan format {PLAN_FORMAT})"
     )
     assert "\n" not in caught.value.title
+    assert "--adapter DIR" in caught.value.hint
 
 
 @pytest.mark.parametrize(
