@@ -32,7 +32,7 @@ IDIOMS = {
     r"shall": "must, should, will",
     r"reckon\w*": "estimate, compute",
     r"(?<![\"])rungs?": "fallback, stage, backend",  # "rungs" is a key of old run directories and of W&B
-    r"ladders?": "fallbacks, ablation, backends",
+    r"(?<![\"])ladders?": "fallbacks, ablation, backends",  # "ladder": a command of 0.1
     r"beside": "next to, alongside, in addition to",
     r"behind(?! a firewall| a proxy| a NAT)": "after",
     r"(?:taken|takes|take) up again": "resumed",
