@@ -39,6 +39,7 @@ OTHERS = (
     "LAUNCHER_TRUST",
 )
 # A resumed run keeps its settings: only these flags belong to the call, not to the run.
+_RENAMED = {"LAUNCHER_MAX_BAD_STEPS": "MAX_NONFINITE_STEPS"}  # of launcher 0.1
 _CALL_FLAGS = frozenset(
     {
         *("--runs-dir", "--max-restarts", "--join-timeout"),
@@ -78,7 +79,7 @@ def find_misspelt(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     from launcher.manifest.suggest import find_closest
 
     for name in unknown:
-        if (suggestion := find_closest(name.removeprefix(_PREFIX), known)) is not None:
+        if (suggestion := _RENAMED.get(name) or find_closest(name.removeprefix(_PREFIX), known)) is not None:
             yield name, f"{_PREFIX}{suggestion}"
 
 

@@ -145,3 +145,9 @@ def test_usage_error_is_json_with_json_flag(words: list[str], capsys: pytest.Cap
     assert json.loads(printed.out)["hint"] == "launcher plan --help lists its arguments"
     assert printed.err.startswith("error: launcher plan: ")
     assert "usage:" not in printed.err
+
+
+def test_a_variable_of_the_first_version_is_answered_with_the_new_name() -> None:
+    assert list(find_misspelt({"LAUNCHER_MAX_BAD_STEPS": "3"})) == [
+        ("LAUNCHER_MAX_BAD_STEPS", "LAUNCHER_MAX_NONFINITE_STEPS")
+    ]
