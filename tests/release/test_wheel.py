@@ -1,4 +1,4 @@
-"""The wheel outside of a checkout: its files, and that it plans and trains as a checkout does."""
+"""Wheel and sdist outside of a checkout: files, installation and extras; the wheel plans and trains."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import site
 import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 
 from tests.conftest import ROOT
 
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 EXPERTS = ("json", "neo4j", "sql", "typescript")
 # Required files that are not Python modules.
 DATA = (
@@ -55,12 +58,37 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
+@pytest.fixture(scope="module")
+def empty_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Create a virtual environment without packages of the tests' environment; needs a package index."""
+    folder = tmp_path_factory.mktemp("empty")
+    run([sys.executable, "-m", "venv", str(folder)], folder)
+    python = folder / "bin/python"
+    probe = [str(python), "-m", "pip", "install", "--quiet", "hatchling>=1.27"]
+    if subprocess.run(probe, cwd=folder, capture_output=True, check=False).returncode:
+        pytest.skip("no package index")
+    return python
+
+
+@pytest.fixture(scope="module")
+def sdist(empty_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the sdist from the files of the commit: other files of a checkout are not part of it."""
+    folder = tmp_path_factory.mktemp("sdist")
+    command = "from hatchling import build; import sys; build.build_sdist(sys.argv[1])"
+    run([str(empty_python), "-c", command, str(folder)], ROOT)
+    (file,) = folder.glob("*.tar.gz")
+    return file
+
+
 def run(command: list[str], folder: Path) -> str:
     """Run a command so that the checkout is neither on the path nor the working directory."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, env=hide_checkout(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     return done.stdout
+
+
+def hide_checkout() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 @pytest.mark.slow
@@ -93,3 +121,42 @@ def test_wheel_trains_in_an_empty_folder(python: Path, tmp_path: Path) -> None:
     assert (tmp_path / "runs/a/adapter/adapter_model.safetensors").is_file()
     run([launcher, "compare", "a"], tmp_path)
     assert "<html" in (tmp_path / "compare.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_sdist_builds_the_same_wheel(wheel: Path, sdist: Path, tmp_path: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", "constraints.txt", "Makefile"} <= names
+    run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(sdist)],
+        tmp_path,
+    )
+    (rebuilt,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as ours, zipfile.ZipFile(rebuilt) as theirs:
+        assert sorted(ours.namelist()) == sorted(theirs.namelist())
+
+
+@pytest.mark.slow
+def test_wheel_installs_into_an_empty_environment(wheel: Path, empty_python: Path, tmp_path: Path) -> None:
+    """Its own dependencies are enough for a plan; torch is not among them, and the message says what to install."""
+    pip = [str(empty_python), "-m", "pip"]
+    run([*pip, "install", "--quiet", "-c", str(ROOT / "constraints.txt"), str(wheel)], tmp_path)
+    run([*pip, "check"], tmp_path)
+    launcher = str(empty_python.parent / "launcher")
+    assert json.loads(run([launcher, "plan", "neo4j", "--gpu", "rtx4090", "--json"], tmp_path))["expert"] == "neo4j"
+    done = subprocess.run(
+        [launcher, "train", "json"], cwd=tmp_path, env=hide_checkout(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "expert-launcher[train]" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.usefixtures("empty_python")
+def test_extras_resolve(wheel: Path, extra: str, tmp_path: Path) -> None:
+    pins = [] if extra == "flash4" else ["-c", str(ROOT / "constraints.txt")]  # a beta, not pinned
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", *pins]
+    run([*pip, f"{wheel}[{extra}]"], tmp_path)
