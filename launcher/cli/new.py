@@ -16,6 +16,7 @@ from launcher.hardware.model import format_hardware
 from launcher.plan.model import Plan
 
 if TYPE_CHECKING:
+    from launcher.corpus.sources import FileSource
     from launcher.new_expert.create import NewExpert
 
 _TASKS = ("json", "sql", "cypher", "typescript", "exact_match", "text")
@@ -131,6 +132,13 @@ def _print_json(new_expert: NewExpert) -> None:
     print_json(content)
 
 
+def _describe_format(source: FileSource) -> str:
+    from launcher.corpus.sources import find_delimiter
+
+    mark = find_delimiter(source.path) if source.format == "csv" else ","
+    return source.format + {",": "", ";": ", separated by semicolons", "\t": ", separated by tabs"}[mark]
+
+
 # The decisions of a plan that a new user looks at first.
 _SHOWN_DECISIONS = ("profile", "precision", "adapter", "global batch", "batch split", "strategy", "training length")
 
@@ -139,7 +147,7 @@ def print_new_expert(new_expert: NewExpert) -> None:
     """Print what was inferred, the loss mask of a row, the plan, and the next commands."""
     proposal = new_expert.proposal
     source, mask = proposal.profile.source, proposal.mask
-    print(f"{escape(str(source.path))}: {proposal.num_rows:,} rows ({source.format})\n")
+    print(f"{escape(str(source.path))}: {proposal.num_rows:,} rows ({_describe_format(source)})\n")
     rows = [(guess.name, guess.value, guess.reason) for guess in proposal.guesses]
     print_table(("setting", "value", "reason"), rows, styles=("cyan", "bold", ""))
     for note in proposal.notes:

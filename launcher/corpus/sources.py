@@ -24,12 +24,13 @@ _SUFFIXES: dict[str, Format] = {
     ".ndjson": "jsonl",
     ".json": "json",
     ".csv": "csv",
+    ".tsv": "csv",
     ".parquet": "parquet",
 }
 _UTF8_BOM = b"\xef\xbb\xbf"
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 NOT_UTF8 = "not UTF-8"
-_CELLS = "a different number of cells than the header; text with commas needs quotes"
+_CELLS = "a different number of cells than the header; text that contains the separator needs quotes"
 TOO_DEEP = f"nested too deeply (more than {MAX_DEPTH} levels)"
 # Unsupported formats, and how to convert them.
 _OTHER_SUFFIXES = {
@@ -38,7 +39,6 @@ _OTHER_SUFFIXES = {
     ".xz": "it is compressed: unxz -k {file}",
     ".zst": "it is compressed: unzstd {file}",
     ".zip": "it is compressed: unzip {file}",
-    ".tsv": "it is separated by tabs: save it as .csv, separated by commas",
     ".xlsx": "it is a spreadsheet: save it as CSV in UTF-8",
     ".xls": "it is a spreadsheet: save it as CSV in UTF-8",
     ".ods": "it is a spreadsheet: save it as CSV in UTF-8",
@@ -178,8 +178,8 @@ def hint_encoding(path: Path) -> str:
     is_utf16 = head.startswith(_UTF16_BOMS) or max(head[::2].count(0), head[1::2].count(0)) > len(head) // 4
     if not is_utf16 and any(byte < 32 and byte not in b"\t\r\n" for byte in head):
         return "it is a binary file: is it the right one?"
-    name = "UTF-16" if is_utf16 else "ISO-8859-1"
-    guess = "" if is_utf16 else ", if it is Latin-1"
+    name = "UTF-16" if is_utf16 else "WINDOWS-1252"
+    guess = "" if is_utf16 else ", if it is from Windows or Excel (Latin-1 is the same for letters)"
     source = shlex.quote(str(path))
     target = shlex.quote(str(path.with_stem(f"{path.stem}_utf8")))
     return f"save the file as UTF-8: iconv -f {name} -t UTF-8 {source} > {target}{guess}"
@@ -274,7 +274,7 @@ def _read_json(path: Path, repeated: Counter[str] | None) -> Iterator[Row | BadR
 def _read_csv(path: Path) -> Iterator[Row | BadRow]:
     csv.field_size_limit(sys.maxsize)
     with path.open(encoding="utf-8-sig", errors="strict", newline="") as file:
-        reader = csv.DictReader(file)
+        reader = csv.DictReader(file, delimiter=find_delimiter(path), strict=True)
         try:
             _check_names(path, reader.fieldnames or ())
             for fields in reader:
@@ -285,7 +285,20 @@ def _read_csv(path: Path) -> Iterator[Row | BadRow]:
         except UnicodeDecodeError as error:
             raise InputError(f"{path}: not UTF-8 ({error.reason})", hint=hint_encoding(path)) from None
         except csv.Error as error:
-            raise InputError(f"{path}, line {reader.line_num}: broken CSV: {error}") from None
+            raise InputError(
+                f"{path}, line {reader.line_num}: broken CSV: {error}",
+                hint='check the quotes here and above: a quote in quoted text is written twice ("")',
+            ) from None
+
+
+def find_delimiter(path: Path) -> str:
+    """Return the separator of a CSV file's cells: a tab or semicolon if the header has one and no comma."""
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        try:
+            names = next(csv.reader(file), [])
+        except csv.Error:  # reported when the rows are read
+            return ","
+    return next((mark for mark in "\t;" if mark in names[0]), ",") if len(names) == 1 else ","
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:

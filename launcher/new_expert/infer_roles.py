@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -340,7 +341,8 @@ def _describe_fields(profile: RowProfile) -> tuple[Problem, ...]:
     """Describe what every field holds, with an example, as part of an error."""
     problems = []
     for field in profile.fields.values():
-        example = next((row.fields[field.name] for row in profile.rows if row.fields.get(field.name) is not None), "")
+        values = (row.fields.get(field.name) for row in profile.rows)
+        example = next((value for value in values if value not in (None, "")), "")
         shown = str(example).replace("\n", " ")
         shown = shown if len(shown) <= _SHOWN_CHARACTERS else shown[: _SHOWN_CHARACTERS - 3] + "..."
         count = field.num_filled + field.num_others
@@ -367,6 +369,15 @@ def _explain_failure(profile: RowProfile) -> InputError:
         )
     inputs = [name for name in texts if not score_name(name, "metadata")]
     joined = f"; {_describe_format(inputs)}" if len(inputs) + bool(nested) > 2 else ""
-    hint = f"{_FIELD_FLAGS}{joined}{inside}"
+    hint = f"{_FIELD_FLAGS}{_propose_flags(profile, texts)}{joined}{inside}"
     hint += "; or is the header, the first line, missing?" if profile.source.format == "csv" else ""
     return InputError("cannot infer which field is the prompt and which the answer", problems, hint=hint)
+
+
+def _propose_flags(profile: RowProfile, texts: Sequence[str]) -> str:
+    """Propose flags for two fields: labels, which repeat, are answers; otherwise the second field is the answer."""
+    if len(texts) != 2:
+        return ""
+    first, second = (len({str(row.fields.get(name)) for row in profile.rows}) for name in texts)
+    prompt, answer = map(shlex.quote, texts if second <= first else reversed(texts))
+    return f", such as --prompt-field {prompt} --answer-field {answer}"

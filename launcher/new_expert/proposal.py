@@ -35,6 +35,7 @@ DEFAULT_BASE = "Qwen/Qwen3-0.6B"
 NO_JUDGE = "text"  # --task for answers in a language without a judge
 _JUDGED_ROWS = 400
 _MAX_VALIDATION_SHARE = 0.5
+_REPEATED_SHARE = 0.1  # of the rows, from which duplicates are reported
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,7 +262,7 @@ def _note_tool_calls(template: ChosenTemplate, rejections: Rejections) -> list[s
 
 
 def note_bad_rows(profile: RowProfile, rejections: Rejections) -> list[str]:
-    """Report rows that cannot be read or used, with the reasons."""
+    """Report rows that cannot be read or used, with the reasons, and many duplicates."""
     notes = []
     if profile.bad_rows:
         unreadable = Rejections()
@@ -271,6 +272,9 @@ def note_bad_rows(profile: RowProfile, rejections: Rejections) -> list[str]:
         notes.append(f"{unreadable.total:,} of {total:,} rows cannot be read: {_format_reasons(unreadable)}")
     if rejections.total:
         notes.append(f"{profile.format_share(rejections.total)} cannot be used: {_format_reasons(rejections)}")
+    num_repeated = len(profile.rows) - len({repr(row.fields) for row in profile.rows})
+    if num_repeated >= _REPEATED_SHARE * len(profile.rows):
+        notes.append(f"{profile.format_share(num_repeated)} repeat an earlier row: they are trained more often")
     return notes
 
 

@@ -35,7 +35,7 @@ _FORMATS = ", ".join(get_args(Format))
 _EXPECTED: dict[Format, str] = {
     "jsonl": "expected one JSON object per line",
     "json": "expected a list of JSON objects",
-    "csv": "expected a header, then one row per line with as many cells, separated by commas",
+    "csv": "expected a header, then one row per line with as many cells, separated by commas, semicolons or tabs",
     "parquet": "expected a table with at least one row",
 }
 
@@ -195,17 +195,21 @@ def _check_separator(path: Path) -> None:
             names = next(csv.reader(file), [])
     except (OSError, UnicodeDecodeError, csv.Error):
         return  # reported when the file is read
-    if len(names) == 1 and (mark := re.search(r"[;\t|]", names[0])):
+    if len(names) == 1 and "|" in names[0]:
         raise InputError(
-            f"{path}: cells are separated by {mark[0]!r}, not by commas: the header is {names[0]!r}",
-            hint="save it with commas between the cells, or as one JSON object per line (.jsonl)",
+            f"{path}: cells are separated by '|': the header is {names[0]!r}",
+            hint="save it with commas, semicolons or tabs between the cells, or as one JSON object per line (.jsonl)",
         )
+
+
+def _describe_empty(source: FileSource) -> str:
+    return "; its only line is the header" if source.format == "csv" and source.path.stat().st_size else ""
 
 
 def _check_rows(source: FileSource, rows: Sequence[Row], bad: Sequence[BadRow]) -> None:
     path, expected = source.path, _EXPECTED[source.format]
     if not rows and not bad:
-        raise InputError(f"{path} is empty: it has no rows", hint=expected)
+        raise InputError(f"{path} has no rows" + _describe_empty(source), hint=expected)
     if len(bad) > MAX_BAD_SHARE * (len(rows) + len(bad)):
         problems = tuple(Problem(where=f"line {row.number}", what=row.reason) for row in bad[:_SHOWN_PROBLEMS])
         if len(bad) > len(problems):

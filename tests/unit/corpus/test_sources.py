@@ -144,15 +144,15 @@ def test_csv_with_quoted_newlines_and_wrong_cells(tmp_path: Path) -> None:
     rows = read(write(tmp_path, "x.csv", '\ufeffq,a\r\n"two\nlines","say ""hi"""\r\none\r\nx,y,z\r\nlast,row\r\n'))
     assert good(rows) == [(3, {"q": "two\nlines", "a": 'say "hi"'}), (6, {"q": "last", "a": "row"})]
     assert bad(rows) == [
-        (4, "a different number of cells than the header; text with commas needs quotes"),
-        (5, "a different number of cells than the header; text with commas needs quotes"),
+        (4, "a different number of cells than the header; text that contains the separator needs quotes"),
+        (5, "a different number of cells than the header; text that contains the separator needs quotes"),
     ]
 
 
 @pytest.mark.parametrize(
     ("content", "hint"),
     [
-        (b"q,a\n\xe4,\xf6\n", "save the file as UTF-8: iconv -f ISO-8859-1 -t UTF-8 "),
+        (b"q,a\n\xe4,\xf6\n", "save the file as UTF-8: iconv -f WINDOWS-1252 -t UTF-8 "),
         ("q,a\nä,ö\n".encode("utf-16"), "save the file as UTF-8: iconv -f UTF-16 -t UTF-8 "),
         ("q,a\nä,ö\n".encode("utf-16-be").replace(b"\0q", b"\0q\xff"), "save the file as UTF-8: iconv -f UTF-16"),
         (b"q\x01\x02,a\n\xe4,\xf6\n", "it is a binary file"),
@@ -193,6 +193,33 @@ def test_the_manifest_may_say_the_format(tmp_path: Path) -> None:
     assert good(read(write(tmp_path, "rows.NDJSON", '{"a": 1}\n'))) == [(1, {"a": 1})]
 
 
+@pytest.mark.parametrize("rows", ['"never closed,b\n"c",d\n', '"a",b\n"never closed,d\n'])
+def test_a_quote_that_is_not_closed_is_an_error(tmp_path: Path, rows: str) -> None:
+    """Without it, two rows would silently become one."""
+    with pytest.raises(InputError, match=r"rows.csv, line [23]: broken CSV") as caught:
+        read(write(tmp_path, "rows.csv", f"question,answer\n{rows}"))
+    assert "check the quotes" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "header"),
+    [
+        ("rows.csv", "question,answer"),
+        ("rows.csv", "question;answer"),
+        ("rows.csv", '"question";"answer"'),
+        ("rows.csv", "\ufeffquestion;answer"),
+        ("rows.csv", "question\tanswer"),
+        ("rows.tsv", "question\tanswer"),
+        ("rows.CSV", "question;answer"),
+    ],
+)
+def test_separator_of_a_csv_file_is_that_of_its_header(tmp_path: Path, name: str, header: str) -> None:
+    mark = next(mark for mark in ",;\t" if mark in header)
+    (row,) = read(write(tmp_path, name, f'{header}\n"a, b; c\td\ne"{mark}f\n'))
+    assert isinstance(row, Row)
+    assert row.fields == {"question": "a, b; c\td\ne", "answer": "f"}
+
+
 def test_unknown_suffix_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="unknown format") as caught:
         read(write(tmp_path, "rows.txt", "x"))
@@ -201,7 +228,7 @@ def test_unknown_suffix_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("x.jsonl.gz", "gunzip -k"), ("x.tsv", "separated by tabs"), ("x.xlsx", "save it as CSV")],
+    [("x.jsonl.gz", "gunzip -k"), ("x.xlsx", "save it as CSV")],
 )
 def test_unsupported_suffix_has_a_conversion_hint(tmp_path: Path, name: str, hint: str) -> None:
     with pytest.raises(InputError, match="unknown format") as caught:

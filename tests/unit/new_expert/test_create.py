@@ -176,8 +176,8 @@ def test_every_format_is_read_like_in_training(kind: str) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "rows.jsonl is empty: it has no rows"),
-        ("\n \n", "rows.jsonl is empty: it has no rows"),
+        ("", "rows.jsonl has no rows"),
+        ("\n \n", "rows.jsonl has no rows"),
         ("hello\n", "line 1: broken JSON"),
         ('{"a": "b"}\nhello\nhello\n', "line 2: broken JSON"),
         ("[1, 2]\n", "line 1: not an object"),
@@ -200,15 +200,9 @@ def test_wrong_rows_are_refused_and_leave_no_files(content: str, words: str) -> 
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("rows.csv", "question;answer\na;b\n", "cells are separated by ';'"),
-        (
-            "rows.tsv",
-            "question\tanswer\na\tb\n",
-            "unknown format\nhint: it is separated by tabs",
-        ),
-        ("rows.csv", "question;answer\na, b;c\nd;e, f, g\n", "separated by ';', not by commas: the header is"),
-        ("rows.csv", "question\tanswer\na, b\tc\n", "cells are separated by '\\t'"),
-        ("rows.csv", "question,answer\n", "rows.csv is empty: it has no rows\nhint: expected a header"),
+        ("rows.csv", "question|answer\na|b\n", "cells are separated by '|': the header is 'question|answer'"),
+        ("rows.csv", "question,answer\n", "rows.csv has no rows; its only line is the header\nhint: expected a header"),
+        ("rows.csv", "", "rows.csv has no rows\nhint: expected a header"),
         ("rows.csv", "question,question\na,b\n", "two columns are called 'question'"),
         ("rows.doc", "x", "unknown format\nhint: --data, --validation and --test name files; --format names"),
         ("rows.jsonl.gz", "x", "unknown format\nhint: it is compressed: gunzip -k rows.jsonl.gz"),
@@ -217,7 +211,7 @@ def test_wrong_rows_are_refused_and_leave_no_files(content: str, words: str) -> 
             '{"question": "ä"}\n'.encode("utf-16"),
             "hint: save the file as UTF-8: iconv -f UTF-16 -t UTF-8",
         ),
-        ("rows.jsonl", '{"question": "ä"}\n'.encode("latin-1"), "iconv -f ISO-8859-1 -t UTF-8 rows.jsonl"),
+        ("rows.jsonl", '{"question": "ä"}\n'.encode("latin-1"), "iconv -f WINDOWS-1252 -t UTF-8 rows.jsonl"),
         ("rows.jsonl", gzip.compress(b"{}", mtime=0), "hint: the file is compressed"),
         ("rows.jsonl", '{"question": ' + "[" * 150 + "]" * 150 + "}", "hint: rows should hold little but text"),
         ("rows.json", "[" * 200_000, "nested too deeply"),
@@ -523,3 +517,30 @@ def test_steps_of_the_proposal_are_those_of_the_plan() -> None:
     (reason,) = (guess.reason for guess in made.proposal.guesses if guess.name == "batch")
     steps = plan_request(Request(expert="sales", gpu="rtx4090")).plan.schedule.num_steps
     assert int(reason.removeprefix("about ").split()[0]) == pytest.approx(steps, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("header", "flags"),
+    [
+        ("ticket;category", "--prompt-field ticket --answer-field category"),
+        ("topic\tmy mail", "--prompt-field 'my mail' --answer-field topic"),
+    ],
+)
+def test_two_unknown_columns_are_answered_with_flags(header: str, flags: str) -> None:
+    mark = ";" if ";" in header else "\t"
+    rows = [("billing" if number % 2 else "delivery", f"Where is order {number}?") for number in range(30)]
+    cells = [pair if header.startswith("topic") else pair[::-1] for pair in rows]
+    Path("rows.csv").write_text("\n".join([header, *map(mark.join, cells)]) + "\n")
+    with pytest.raises(InputError, match="cannot infer") as caught:
+        make(Path("rows.csv"))
+    assert f", such as {flags};" in caught.value.hint
+
+
+@pytest.mark.parametrize(("num_different", "note"), [(60, "60 of 120 rows repeat an earlier row"), (118, "")])
+def test_many_duplicates_are_noted(num_different: int, note: str) -> None:
+    rows = [
+        f"Where is order {number % num_different}?,It left on day {number % num_different}." for number in range(120)
+    ]
+    Path("rows.csv").write_text("\n".join(["question,answer", *rows]) + "\n")
+    notes = " ".join(make(Path("rows.csv")).proposal.notes)
+    assert (note in notes) if note else ("repeat" not in notes)

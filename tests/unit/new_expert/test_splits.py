@@ -36,7 +36,7 @@ def write_csv(rows: list[dict[str, Any]], name: str) -> Path:
     ("content", "words"),
     [
         (bytes(range(256)) * 8, "other.jsonl: no row can be read"),
-        (b"", "other.jsonl is empty: it has no rows"),
+        (b"", "other.jsonl has no rows"),
         (b'{"prompt": "a", "completion": "b"}\n' * 5, "other.jsonl has other fields than rows.jsonl"),
         (b'{"question": "a", "answr": "b"}\n' * 5, "rows have no field 'answer', the answer of the training rows; did"),
         (
