@@ -286,7 +286,7 @@ def _read_csv(path: Path) -> Iterator[Row | BadRow]:
             raise InputError(f"{path}: not UTF-8 ({error.reason})", hint=hint_encoding(path)) from None
         except csv.Error as error:
             raise InputError(
-                f"{path}, line {reader.line_num}: broken CSV: {error}",
+                f"{path}, line {reader.reader.line_num}: broken CSV: {error}",
                 hint='check the quotes here and above: a quote in quoted text is written twice ("")',
             ) from None
 

@@ -196,7 +196,7 @@ def test_the_manifest_may_say_the_format(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rows", ['"never closed,b\n"c",d\n', '"a",b\n"never closed,d\n'])
 def test_a_quote_that_is_not_closed_is_an_error(tmp_path: Path, rows: str) -> None:
     """Without it, two rows would silently become one."""
-    with pytest.raises(InputError, match=r"rows.csv, line [23]: broken CSV") as caught:
+    with pytest.raises(InputError, match=r"rows.csv, line 3: broken CSV") as caught:
         read(write(tmp_path, "rows.csv", f"question,answer\n{rows}"))
     assert "check the quotes" in caught.value.hint
 
