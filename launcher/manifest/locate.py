@@ -40,7 +40,7 @@ def find_manifest(name: str) -> Path:
             return file
     if is_folder:
         return path
-    known = list_experts()
+    known = (*_list_local_experts(), *list_experts())
     suggestion = find_closest(name, known)
     raise ManifestError(
         f"no expert called {shorten(name)!r}" + (f"; did you mean {suggestion}?" if suggestion else ""),
@@ -48,8 +48,19 @@ def find_manifest(name: str) -> Path:
     )
 
 
+def _list_local_experts() -> tuple[str, ...]:
+    """Return the folders with a manifest in the working directory, where `launcher new` writes them."""
+    try:
+        return tuple(sorted(file.parent.name for file in Path().glob("*/manifest.json")))
+    except OSError:
+        return ()
+
+
 def _format_hint(known: tuple[str, ...]) -> str:
-    return f"known experts: {', '.join(known) or 'none'}; or pass the path of a manifest.json"
+    return (
+        f"known experts: {', '.join(known) or 'none'}; your own are found in the folder where `launcher new` was run; "
+        "or pass the path of a manifest.json"
+    )
 
 
 def _exists(path: Path, *, is_folder: bool = False) -> bool:

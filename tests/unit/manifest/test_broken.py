@@ -343,3 +343,13 @@ def test_folder_with_the_same_name_does_not_hide_an_expert(tmp_path: Path, monke
     (tmp_path / "rows").mkdir()
     with pytest.raises(ManifestError, match="rows"):
         load_manifest(find_manifest("rows"))
+
+
+def test_experts_of_the_working_directory_are_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tickets").mkdir()
+    (tmp_path / "tickets/manifest.json").write_text("{}")
+    with pytest.raises(ManifestError, match="no expert called 'ticket'; did you mean tickets") as caught:
+        find_manifest("ticket")
+    assert caught.value.hint.startswith("known experts: tickets, json, neo4j")
+    assert "where `launcher new` was run" in caught.value.hint
