@@ -35,6 +35,9 @@ os.environ["LAUNCHER_CALIBRATION"] = "off"
 # and its hardware.json.
 os.environ["LAUNCHER_HARDWARE"] = "off"
 
+# Test processes run in parallel: more threads in each would compete for the same cores. Read when torch is loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 configure()  # tests read log lines from stderr, as users do
 
 ALL_VARIABLE, TORTURE_VARIABLE = "LAUNCHER_TEST_ALL", "LAUNCHER_TORTURE"

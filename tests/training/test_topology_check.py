@@ -108,6 +108,7 @@ def test_partitioned_parameters_are_refused_without_zero3(
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.setenv("LOCAL_RANK", "0")
     deepspeed: Any = pytest.importorskip("deepspeed")
+    monkeypatch.setattr(deepspeed.ops, "__compatible_ops__", {})  # as in training: gloo, no compiled collectives
     monkeypatch.setattr(deepspeed.comm.comm, "cdb", None)  # what it makes of it ends with this test
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
     deepspeed.zero.Init(module=engine.module, config_dict_or_path={"train_batch_size": 1}, dtype=torch.float32)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,13 @@ from launcher.training.model.base_model import load_base
 from tests import forked_python
 from tests.conftest import ROOT, find_parent, python_path
 
+# Sizes of a training of seconds; a test of its own generates answers during the training.
+_SETTINGS = {
+    "evaluation.task_rows": 0,
+    "training.config.batch_size": 2,
+    "training.config.gradient_accumulation_steps": 1,
+    "training.config.learning_rate": 2e-3,
+}
 _MADE: list[Trained] = []  # the fixture is imported by several modules, each of which would make its own
 
 
@@ -50,9 +58,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     if not _MADE:
         folder = tmp_path_factory.mktemp("trained")
         made = Trained(runs_dir=folder / "runs", data_dir=folder / "data", base=folder / "base")
-        script = [str(ROOT / "launcher/train.py"), "--manifest", str(ROOT / "experts/neo4j/manifest.json")]
+        manifest = copy_expert("neo4j", folder / "experts", num_train=200, num_validation=8)
+        script = [str(ROOT / "launcher/train.py"), "--manifest", str(manifest)]
         options = ["--max-steps", "3", "--runs-dir", str(made.runs_dir), "--run-id", "a"]
-        options += ["--set", "evaluation.task_rows=0"]  # a test of its own asks on the way
+        options += [word for key, value in _SETTINGS.items() for word in ("--set", f"{key}={value}")]
         result = run_python([*script, *options], made)
         assert result.returncode == 0, result.stderr
         make_tiny(load_plan(made.paths)).save_pretrained(str(made.base))
@@ -60,6 +69,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
             shutil.copyfile(file, made.base / file.name)
         _MADE.append(made)
     return _MADE[0]
+
+
+def copy_expert(name: str, folder: Path, *, num_train: int, num_validation: int) -> Path:
+    """Copy an expert with the first rows of its samples, of which every evaluation reads all; return the manifest."""
+    source, target = ROOT / "experts" / name, folder / name
+    shutil.copytree(source, target)
+    for split, count in (("train", num_train), ("validation", num_validation)):
+        with (source / f"sample/{split}.jsonl").open() as lines:
+            (target / f"sample/{split}.jsonl").write_text("".join(islice(lines, count)))
+    return target / "manifest.json"
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from launcher.request.request import Request, plan_request
 from launcher.runs.record import load_outcome
 from launcher.training.evaluation.eval_budget import load_slice
 from tests.conftest import ROOT, python_path
-from tests.training.trained_run import Trained, launcher, run_python
+from tests.training.trained_run import Trained, copy_expert, launcher, run_python
 
 pytest.importorskip("jsonschema_rs", reason="pip install 'expert-launcher[quality]'")
 
@@ -40,11 +40,13 @@ SETTINGS = {
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("tasks")
+    copy_expert("json", folder / "experts", num_train=200, num_validation=8)
     return Trained(runs_dir=folder / "runs", data_dir=folder / "data", base=folder / "base")
 
 
 def train(scratch: Trained, run_id: str, task_rows: int, *more: str) -> RunPaths:
-    words = [str(ROOT / "launcher/train.py"), "--manifest", str(ROOT / "experts/json/manifest.json")]
+    manifest = scratch.runs_dir.parent / "experts/json/manifest.json"
+    words = [str(ROOT / "launcher/train.py"), "--manifest", str(manifest)]
     words += ["--max-steps", str(STEPS), "--runs-dir", str(scratch.runs_dir), "--run-id", run_id]
     for key, value in {**SETTINGS, "evaluation.task_rows": task_rows}.items():
         words += ["--set", f"{key}={value}"]
