@@ -1,8 +1,8 @@
 """`python -m launcher …` by fork, without the imports in each process.
 
 A server process per pytest process has imported the package. For each command it forks a child, which takes over
-arguments, environment and working directory, and writes to files: only exec is left out. Tests of the start itself, of
-pipes and terminals use subprocess.
+arguments, environment and working directory, and writes to files: only exec is left out. With torch, the process that a
+verb starts is forked too. Tests of the start itself, of pipes and terminals use subprocess.
 """
 
 from __future__ import annotations
@@ -19,16 +19,28 @@ import sys
 import tempfile
 import threading
 import traceback
+import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from launcher.cli import torch_subcommands
+
 ROOT = Path(__file__).resolve().parent.parent
 _WITHOUT_TORCH = ("analysis", "base_models", "cli", "core", "corpus", "hardware", "launch", "manifest", "plan")
 _OPTIONAL = ("wandb", "wandb_workspaces.workspaces", "pyarrow.parquet", "tokenizers")
-_TRAINING = ("transformers", "peft", "accelerate", "launcher.training.loop", "launcher.training.inference.ask")
+_TRAINING = (
+    "transformers",
+    "peft",
+    "accelerate",
+    "launcher.training.loop",
+    "launcher.training.inference.grade",
+    "launcher.training.inference.load",
+    "launcher.training.export.merge",
+)
 # Read by the interpreter when it starts, so a forked child would ignore them.
 _AT_START = ("PYTHONIOENCODING", "PYTHONUNBUFFERED", "PYTHONHASHSEED", "PYTHONUTF8", "LC_ALL", "LANG")
 
@@ -106,6 +118,10 @@ def _serve(needs_torch: bool) -> None:
     assert "torch" not in sys.modules
     for name in _TRAINING if needs_torch else ():
         importlib.import_module(name)
+    if needs_torch:
+        vars(torch_subcommands)["subprocess"] = types.SimpleNamespace(
+            Popen=_ForkedModule, TimeoutExpired=subprocess.TimeoutExpired
+        )
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
@@ -126,6 +142,23 @@ def _run_child(arguments: list[str], cwd: str, environment: Mapping[str, str], o
     if is_module:
         exit_with(lambda: runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True))
     exit_with(lambda: runpy.run_path(sys.argv[0], run_name="__main__"))
+
+
+class _ForkedModule:
+    """The part of subprocess.Popen that verbs with torch use: `python -P -m MODULE …` by fork, on the same streams."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        assert command[:3] == [sys.executable, "-P", "-m"], command
+        self._pid = os.fork()
+        if self._pid == 0:
+            weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # temporary folders of the parent
+            replace_process_state(env, None, None, new_session=False)
+            sys.argv = [*command[3:]]
+            sys.path.remove(str(Path.cwd()))  # -P
+            exit_with(lambda: runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True))
+
+    def wait(self, _seconds: float | None = None) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
 
 def replace_process_state(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 
 from launcher.training.engine.run import build_model
 from tests.distributed.harness import Harness, TrainedRun, TrainingCase, make_harness
+from tests.faults.fork_server import ForkServer
 from tests.training.builders import reset_accelerate
 
 Reference = Callable[[TrainingCase], TrainedRun]
@@ -17,7 +21,7 @@ Reference = Callable[[TrainingCase], TrainedRun]
 
 @pytest.fixture(scope="session")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
-    created = make_harness(tmp_path_factory.mktemp("harness"))
+    created = _make_harness(tmp_path_factory.getbasetemp())
     before = os.environ.get("LAUNCHER_DATA_DIR"), torch.get_num_threads()
     os.environ["LAUNCHER_DATA_DIR"] = str(created.data)
     torch.set_num_threads(1)
@@ -27,6 +31,25 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
         del os.environ["LAUNCHER_DATA_DIR"]
     else:
         os.environ["LAUNCHER_DATA_DIR"] = before[0]
+
+
+@cache
+def _make_harness(folder: Path) -> Harness:
+    """Once, although several folders of tests have the fixture."""
+    return make_harness(Path(tempfile.mkdtemp(prefix="harness-", dir=folder)))
+
+
+@pytest.fixture(scope="session")
+def fork_server(harness: Harness) -> Iterator[ForkServer]:
+    """Start one fork server per pytest process: its imports take longer than most launches."""
+    server = _start_fork_server(harness)
+    yield server
+    server.close()
+
+
+@cache
+def _start_fork_server(harness: Harness) -> ForkServer:
+    return ForkServer(harness.folder, harness.environment)
 
 
 @pytest.fixture(scope="session")

@@ -8,18 +8,22 @@ to one process: losses 2e-7, gradient norms 2e-6, validation loss 2e-7.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from torch import Tensor
 
 from launcher.core import metrics
 from launcher.core.choices import FSDP_STRATEGIES, SHARDED_STRATEGIES, Strategy
+from launcher.render import Rendezvous
 from tests.distributed.conftest import Reference
-from tests.distributed.harness import Harness, TrainedRun, TrainingCase
+from tests.distributed.harness import Harness, TrainedRun, TrainingCase, get_free_port, make_command
+from tests.faults.fork_server import ForkServer
 from tests.training.builders import moved_difference
 
+Train = Callable[[TrainingCase], TrainedRun]
 InitialWeights = Callable[[TrainingCase], dict[str, Tensor]]
 
 LOSS = 1e-4
@@ -75,6 +79,24 @@ MANY_RANKS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def train(harness: Harness, fork_server: ForkServer) -> Train:
+    """Return a function that trains a case with one agent per node, all forked."""
+
+    def launch(case: TrainingCase) -> TrainedRun:
+        planned, paths = harness.write(case)
+        port = get_free_port()
+        rendezvous = Rendezvous(host="127.0.0.1", port=port) if case.nodes > 1 else None
+        with ExitStack() as stack:
+            commands = [make_command(planned, paths, rendezvous=rendezvous, machine_rank=n) for n in range(case.nodes)]
+            agents = [stack.enter_context(fork_server.started(command)) for command in commands]
+            for agent in agents:
+                assert agent.wait() == 0, "\n".join(agent.console for agent in agents)
+        return TrainedRun(paths)
+
+    return launch
+
+
 def get_case_name(case: TrainingCase) -> str:
     return case.name
 
@@ -85,53 +107,59 @@ def get_case_name(case: TrainingCase) -> str:
     ids=get_case_name,
 )
 def test_strategy_matches_one_process(
-    harness: Harness, reference: Reference, initial_weights: InitialWeights, case: TrainingCase
+    harness: Harness, train: Train, reference: Reference, initial_weights: InitialWeights, case: TrainingCase
 ) -> None:
-    ended, trained = harness.train(case)
-    assert ended.returncode == 0, ended.console
+    if case.strategy == "zero3":  # by exec: DeepSpeed is not imported before accelerate
+        ended, trained = harness.train(case)
+        assert ended.returncode == 0, ended.console
+    else:
+        trained = train(case)
     check_same(trained, reference(case), initial_weights(case))
     check_partial_steps(trained)
     check_placement(case, trained)
 
 
 def test_deferred_gradient_sync_matches_one_process(
-    harness: Harness, reference: Reference, initial_weights: InitialWeights
+    train: Train, reference: Reference, initial_weights: InitialWeights
 ) -> None:
     case = DEFERRED
-    ended, trained = harness.train(case)
-    assert ended.returncode == 0, ended.console
+    trained = train(case)
     assert "after each step" in trained.outcome.observed["gradients"]
     check_same(trained, reference(case), initial_weights(case))
     check_partial_steps(trained)
     check_placement(case, trained)
 
 
-def test_two_nodes_match_one_process(harness: Harness, reference: Reference, initial_weights: InitialWeights) -> None:
-    check_two_nodes(harness, reference, initial_weights, TrainingCase(strategy="ddp", ranks_per_node=1, nodes=2))
+def test_two_nodes_match_one_process(train: Train, reference: Reference, initial_weights: InitialWeights) -> None:
+    check_two_nodes(train, reference, initial_weights, TrainingCase(strategy="ddp", ranks_per_node=1, nodes=2))
 
 
 @pytest.mark.parametrize("case", [HSDP[0], pytest.param(HSDP[1], marks=pytest.mark.slow)], ids=get_case_name)
 def test_hsdp_on_two_nodes_matches_one_process(
-    harness: Harness, reference: Reference, initial_weights: InitialWeights, case: TrainingCase
+    train: Train, reference: Reference, initial_weights: InitialWeights, case: TrainingCase
 ) -> None:
-    check_partial_steps(check_two_nodes(harness, reference, initial_weights, case))
+    check_partial_steps(check_two_nodes(train, reference, initial_weights, case))
 
 
 @pytest.mark.slow
 def test_two_nodes_with_c10d_match_one_process(
     harness: Harness, reference: Reference, initial_weights: InitialWeights
 ) -> None:
+    """By exec, as on two machines."""
     case = TrainingCase(strategy="ddp", ranks_per_node=1, nodes=2)
-    check_two_nodes(harness, reference, initial_weights, case, "c10d")
+    planned, paths = harness.write(case)
+    ended = harness.launch_nodes(planned, paths, "c10d")
+    assert ended.returncode == 0, ended.console
+    check_same(TrainedRun(paths), reference(case), initial_weights(case))
+    check_placement(case, TrainedRun(paths))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", DORA + OFFLOADED + ONE_RANK + MIXTURES, ids=get_case_name)
 def test_other_cases_match_one_process(
-    harness: Harness, reference: Reference, initial_weights: InitialWeights, case: TrainingCase
+    train: Train, reference: Reference, initial_weights: InitialWeights, case: TrainingCase
 ) -> None:
-    ended, trained = harness.train(case)
-    assert ended.returncode == 0, ended.console
+    trained = train(case)
     check_same(trained, reference(case), initial_weights(case))
     check_placement(case, trained)
 
@@ -140,10 +168,9 @@ def test_other_cases_match_one_process(
 @pytest.mark.parametrize(
     "config", [{"init_lora_weights": "pissa_niter_4"}, {"modules_to_save": ["embed_tokens"]}], ids=str
 )
-def test_options_of_lora_match_one_process(harness: Harness, reference: Reference, config: dict[str, Any]) -> None:
+def test_options_of_lora_match_one_process(train: Train, reference: Reference, config: dict[str, Any]) -> None:
     case = TrainingCase(strategy="ddp", config=config)
-    ended, trained = harness.train(case)
-    assert ended.returncode == 0, ended.console
+    trained = train(case)
     for name, limit in ((metrics.TRAIN_LOSS, LOSS), (metrics.GRAD_NORM, NORM), (metrics.EVAL_LOSS, LOSS)):
         assert largest_difference(trained, reference(case), name) < limit
 
@@ -151,11 +178,10 @@ def test_options_of_lora_match_one_process(harness: Harness, reference: Referenc
 @pytest.mark.slow
 @pytest.mark.parametrize("case", COMPILED, ids=get_case_name)
 def test_compiled_training_matches_one_process(
-    harness: Harness, reference: Reference, initial_weights: InitialWeights, case: TrainingCase
+    train: Train, reference: Reference, initial_weights: InitialWeights, case: TrainingCase
 ) -> None:
     """Compare with one process without torch.compile."""
-    ended, trained = harness.train(case)
-    assert ended.returncode == 0, ended.console
+    trained = train(case)
     assert "per layer" in trained.outcome.observed["torch.compile"]
     check_same(trained, reference(replace(case, config={})), initial_weights(case))
 
@@ -163,10 +189,9 @@ def test_compiled_training_matches_one_process(
 @pytest.mark.slow
 @pytest.mark.parametrize("case", MANY_RANKS, ids=get_case_name)
 def test_global_batch_90_on_four_ranks(
-    harness: Harness, reference: Reference, initial_weights: InitialWeights, case: TrainingCase
+    train: Train, reference: Reference, initial_weights: InitialWeights, case: TrainingCase
 ) -> None:
-    ended, trained = harness.train(case)
-    assert ended.returncode == 0, ended.console
+    trained = train(case)
     assert len(trained.packs[0]) == 90
     assert 0 < len(trained.packs[1]) < 90
     check_same(trained, reference(case), initial_weights(case))
@@ -174,25 +199,17 @@ def test_global_batch_90_on_four_ranks(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", IN_BF16, ids=get_case_name)
-def test_bf16_loss_matches_one_process(harness: Harness, reference: Reference, case: TrainingCase) -> None:
-    ended, trained = harness.train(case)
-    assert ended.returncode == 0, ended.console
+def test_bf16_loss_matches_one_process(train: Train, reference: Reference, case: TrainingCase) -> None:
+    trained = train(case)
     single_process = reference(case)
     assert trained.packs == single_process.packs
     assert largest_difference(trained, single_process, metrics.TRAIN_LOSS) < LOSS_BF16
 
 
 def check_two_nodes(
-    harness: Harness,
-    reference: Reference,
-    initial_weights: InitialWeights,
-    case: TrainingCase,
-    backend: Literal["static", "c10d"] = "static",
+    train: Train, reference: Reference, initial_weights: InitialWeights, case: TrainingCase
 ) -> TrainedRun:
-    planned, paths = harness.write(case)
-    ended = harness.launch_nodes(planned, paths, backend)
-    assert ended.returncode == 0, ended.console
-    trained = TrainedRun(paths)
+    trained = train(case)
     check_same(trained, reference(case), initial_weights(case))
     check_placement(case, trained)
     return trained

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from tests.conftest import ROOT
-from tests.distributed.conftest import harness  # noqa: F401  (a fixture)
+from tests.distributed.conftest import fork_server, harness  # noqa: F401  (fixtures)
 from tests.distributed.harness import Harness, TrainedRun, TrainingCase
 from tests.faults.fork_server import ForkServer
 from tests.faults.random_kills import KillLog
@@ -18,15 +18,10 @@ KILL_LOG = pytest.StashKey[KillLog]()
 
 
 @pytest.fixture(scope="session")
-def fork_server(harness: Harness) -> Iterator[ForkServer]:  # noqa: F811
-    """Start one fork server per pytest process: its imports take longer than most launches."""
-    server = ForkServer(harness.folder, harness.environment)
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="session")
-def uninterrupted(harness: Harness, fork_server: ForkServer) -> TrainUninterrupted:  # noqa: F811
+def uninterrupted(
+    harness: Harness,  # noqa: F811
+    fork_server: ForkServer,  # noqa: F811
+) -> TrainUninterrupted:
     """Return a function that trains a case without interruption, once for all tests that compare with it."""
     cached: dict[str, TrainedRun] = {}
 

@@ -60,8 +60,16 @@ def test_new_adapter_does_not_change_the_loss(plan: Plan, store: Store, tmp_path
     assert adapted == pytest.approx(plain, rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora", "ia3"])
-@pytest.mark.parametrize(("base_dtype", "trainable_dtype"), [("bf16", "fp32"), ("bf16", "bf16"), ("fp32", "fp32")])
+@pytest.mark.parametrize(
+    ("base_dtype", "trainable_dtype", "kind"),
+    [
+        ("bf16", "fp32", "lora"),
+        ("bf16", "bf16", "dora"),
+        *(("fp32", "fp32", kind) for kind in ("lora", "dora", "ia3")),
+        *(pytest.param("bf16", "fp32", kind, marks=pytest.mark.slow) for kind in ("dora", "ia3")),
+        *(pytest.param("bf16", "bf16", kind, marks=pytest.mark.slow) for kind in ("lora", "ia3")),
+    ],
+)
 def test_dtypes_follow_the_plan(
     plan: Plan, store: Store, tmp_path: Path, kind: str, base_dtype: str, trainable_dtype: str
 ) -> None:
@@ -164,8 +172,15 @@ def test_modules_to_save_train_and_load_as_plain_peft(
     torch.testing.assert_close(merged(input_ids=ids).logits, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["pissa", "pissa_niter_16"])
-@pytest.mark.parametrize("use_rslora", [False, True])
+@pytest.mark.parametrize(
+    ("use_rslora", "kind"),
+    [
+        (False, "pissa"),
+        (True, "pissa_niter_16"),
+        pytest.param(True, "pissa", marks=pytest.mark.slow),
+        pytest.param(False, "pissa_niter_16", marks=pytest.mark.slow),
+    ],
+)
 def test_pissa_trains_as_plain_peft_and_loads_on_the_base(
     plan: Plan, store: Store, tmp_path: Path, kind: Any, use_rslora: bool
 ) -> None:
@@ -198,9 +213,22 @@ def test_pissa_trains_as_plain_peft_and_loads_on_the_base(
 NEW_TOKENS = ("<a>", "<b>", "<c>", "<d>")
 
 
-@pytest.mark.parametrize("saved", [(), ("embed_tokens",)])
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("has_rows", [True, False])
+EMBEDDINGS = ("embed_tokens",)
+
+
+@pytest.mark.parametrize(
+    ("has_rows", "tied", "saved"),
+    [  # every pair of values
+        (True, True, ()),
+        (True, False, EMBEDDINGS),
+        (False, True, EMBEDDINGS),
+        (False, False, ()),
+        pytest.param(True, True, EMBEDDINGS, marks=pytest.mark.slow),
+        pytest.param(True, False, (), marks=pytest.mark.slow),
+        pytest.param(False, True, (), marks=pytest.mark.slow),
+        pytest.param(False, False, EMBEDDINGS, marks=pytest.mark.slow),
+    ],
+)
 def test_new_tokens_train_and_load_as_plain_peft(
     store: Store, tmp_path: Path, has_rows: bool, tied: bool, saved: tuple[str, ...]
 ) -> None:

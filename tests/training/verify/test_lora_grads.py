@@ -212,8 +212,20 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-@pytest.mark.parametrize("kind", ["lora", "dora"])
+# Each kind and each variant; the rest with `make test-all`, because BF16 is slow on a CPU.
+FAST_VARIANTS = (("lora", "blocks"), ("lora", "checkpointing"), ("dora", "plain"), ("dora", "selective"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        pytest.param(
+            kind, changes, id=f"{kind}-{name}", marks=[] if (kind, name) in FAST_VARIANTS else [pytest.mark.slow]
+        )
+        for kind in ("lora", "dora")
+        for name, changes in VARIANTS.items()
+    ],
+)
 def test_bf16_gradients_are_compared_with_fp32(
     monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path, kind: str, changes: dict[str, Any]
 ) -> None:
@@ -249,7 +261,7 @@ def test_bf16_gradients_are_compared_with_fp32(
     assert max(differences) < 1e-4
 
 
-@pytest.mark.parametrize("factor", [1.1, 3.0])
+@pytest.mark.parametrize("factor", [1.1, pytest.param(3.0, marks=pytest.mark.slow)])
 def test_gradients_farther_from_fp32_than_pefts_are_refused(
     monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path, factor: float
 ) -> None:
