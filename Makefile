@@ -7,6 +7,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # Test processes: one more than CI has cores, because many tests wait.
 JOBS ?= 3
+# By folder: xdist would put files with few tests last, and those are the ones that train.
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -57,13 +59,13 @@ ablation: $(VENV)/.full  ## what each optimisation contributes, alone and cumula
 quality-tools: $(VENV)/quality-node/.done  ## install the Cypher and TypeScript judges that run in Node (needs npm)
 
 test: $(VENV)/.full  ## run the tests
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 test-fast: $(VENV)/.full  ## run the unit tests that start no process: for the inner loop
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not slow and not process' tests/unit $(ARGS)
+	@$(PYTEST) -m 'not slow and not process' tests/unit $(ARGS)
 
 test-all: $(VENV)/.full  ## run all tests, including the slow ones: BF16, DoRA, offload, 90 combinations on 4 ranks
-	@LAUNCHER_TEST_ALL=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@LAUNCHER_TEST_ALL=1 $(PYTEST) $(ARGS)
 
 test-gpu: $(VENV)/.full  ## run the tests that need a GPU
 	@LAUNCHER_TEST_GPU=1 $(BIN)/python -m pytest $(addprefix tests/training/,monitoring/test_step_timer.py engine/test_cuda_graph.py model/test_fused_decoder_layer.py model/test_loss.py kernels/test_varlen_attention.py kernels/test_nf4.py model/test_fused_lora_linear.py) $(ARGS)

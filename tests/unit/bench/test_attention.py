@@ -96,6 +96,7 @@ def test_machine_without_gpu_is_refused(capsys: pytest.CaptureFixture[str]) -> N
         check_measurable(plan_for(gpu="rtx4090"))
 
 
+@pytest.mark.process
 def test_failing_and_wrong_backends_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU every worker fails; its reason is kept."""
     result = measure_attention(plan_for(), ("sdpa",), tmp_path, 120, lambda _text: None)

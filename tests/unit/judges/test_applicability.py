@@ -15,6 +15,8 @@ from launcher.judges.typescript import judge as typescript
 from launcher.judges.typescript.judge import TypescriptJudge
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.process
+
 NUM_SAMPLES = 2
 FIELDS = {
     "neo4j": ("question", "schema", "cypher"),
