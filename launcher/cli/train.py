@@ -188,6 +188,8 @@ def _start(
         _print_json(paths, outcome)
     else:
         print(f"run directory: {paths.root}")
+        if outcome.exit_code == ExitCode.DONE:
+            print(f"next: launcher report {shlex.quote(str(paths.root))} prints the results and what to do next")
     return ExitCode.RUN_FAILED if outcome.exit_code is None else outcome.exit_code
 
 

@@ -1,4 +1,4 @@
-"""Sizes of the smoke profile: every stage of a training in about two minutes on two CPU cores.
+"""Sizes of the smoke profile: every stage of a training in a few minutes on two CPU cores.
 
 A manifest's sizes are meant for a GPU: 48 sequences of 2,048 tokens take two cores half a minute. Values set on the
 command line win over these sizes; everything else stays as in the manifest.
@@ -43,7 +43,7 @@ _TINY_MODULES = {
 }
 
 _PREFIX = "training.config."
-_TWO_MINUTES = "takes about two minutes on two CPU cores"
+_SHORT = "a few minutes on two CPU cores"
 
 _Values = dict[str, str | int | float | tuple[str, ...] | None]  # keys of training.config -> values
 
@@ -123,9 +123,7 @@ def _change_batch(config: TrainingConfig, overridden: frozenset[str], length: in
         values["max_seq_length"] = length
         from_length = f" of {config.max_seq_length:,} tokens"
     longer = f"; the rows of the sample need {length:,} tokens" if length > SMOKE_LENGTHS[0] else ""
-    return _Change(
-        decision="global batch", cause=_TWO_MINUTES + longer, original=sequences + from_length, values=values
-    )
+    return _Change(decision="global batch", cause=_SHORT + longer, original=sequences + from_length, values=values)
 
 
 def _change_length(config: TrainingConfig, overridden: frozenset[str]) -> _Change:
@@ -135,7 +133,7 @@ def _change_length(config: TrainingConfig, overridden: frozenset[str]) -> _Chang
     if epochs is not None and overridden & {"epochs", "num_epochs"}:
         max_steps = None
     original = f"{config.max_steps:,} steps" if config.max_steps else f"{epochs:g} epochs"
-    cause = _TWO_MINUTES if max_steps else "epochs are set on the command line"
+    cause = _SHORT if max_steps else "epochs are set on the command line"
     if overridden & {"batch_size", "gradient_accumulation_steps", "max_seq_length"}:
         cause = "short run; with sizes set on the command line, it may take longer"
     values = _changed(config, overridden, max_steps=max_steps)

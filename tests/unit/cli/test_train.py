@@ -59,7 +59,9 @@ def test_training_runs_from_plan_to_outcome(tmp_path: Path) -> None:
     result = train(tmp_path, TRAINED, "--run-id", "a")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("neo4j on ")
-    assert result.stdout.endswith(f"from the training\nrun directory: {tmp_path}/runs/a\n")
+    root = f"{tmp_path}/runs/a"
+    following = f"next: launcher report {root} prints the results and what to do next"
+    assert result.stdout.endswith(f"from the training\nrun directory: {root}\n{following}\n")
     assert re.search(r"^prepared data: \S+ \(prepared in [\d.]+ s\)\ntrained\n\Z", result.stderr, re.MULTILINE)
     assert json.loads((tmp_path / "runs/a/outcome.json").read_text())["status"] == "done"
     assert "from the training\n" in (tmp_path / "runs/a/logs/console.log").read_text()

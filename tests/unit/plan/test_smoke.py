@@ -1,4 +1,4 @@
-"""The smoke profile's own sizes: two cores are done in about two minutes, and the command line has the last word."""
+"""The smoke profile's own sizes: two cores need a few minutes, and the command line has the last word."""
 
 from __future__ import annotations
 
@@ -77,8 +77,13 @@ def test_replaced_decisions_name_the_manifest_values() -> None:
         "every epoch",
         "every 10 steps",
     ]
-    assert "takes about two minutes on two CPU cores" in said["global batch"].reason
+    assert "a few minutes on two CPU cores" in said["global batch"].reason
     assert said["global batch"].value == "8 sequences of 512 tokens, packed"
+
+
+def test_reason_of_the_layers_names_the_cpu() -> None:
+    assert decision(smoke(), "layers").endswith("fused blocks are slower on a CPU")
+    assert "run as fused ops" in decision(plan_for(gpu="h100"), "layers")
 
 
 def test_every_replaced_value_has_a_decision() -> None:

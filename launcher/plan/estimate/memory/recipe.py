@@ -222,7 +222,15 @@ def explain_layer_path(shape: ModelShape, recipe: Recipe) -> tuple[str, str]:
         )
     if shape.model_type not in FUSED_FAMILIES:
         return "matmuls", f"LoRA inside the base's matmuls; fused blocks do not support {shape.model_type}"
-    return "matmuls", "LoRA inside the base's matmuls; fused blocks do not support these targets or this checkpointing"
+    return "matmuls", f"LoRA inside the base's matmuls; {_explain_no_blocks(recipe)}"
+
+
+def _explain_no_blocks(recipe: Recipe) -> str:
+    if not recipe.on_gpu:
+        return "fused blocks are slower on a CPU"
+    if not recipe.has_kernels:
+        return "the kernels of fused blocks do not run on this GPU"
+    return "fused blocks do not support these targets or this checkpointing"
 
 
 def list_gates(shape: ModelShape) -> tuple[str, ...]:
