@@ -11,7 +11,7 @@ by plain transformers and PEFT for both adapters; answers to the test rows are j
 
 FOLDER of --data has text2cypher.jsonl, wikisql.jsonl and json_instructions.jsonl. Trainings run side by side (--jobs,
 --trl-jobs), so durations say nothing here. TRL is skipped if it is not installed. The same command continues an
-interrupted one: adapters that exist are not trained again.
+interrupted one: adapters that exist are not trained again, and judged answers are not judged again.
 """
 
 from __future__ import annotations
@@ -65,79 +65,110 @@ def main() -> None:
     trl.add_argument("store", type=Path)
     trl.add_argument("out", type=Path)
     trl.add_argument("--tokens", type=int, default=16384, help="tokens per micro-step, with padding")
-    loss = commands.add_parser("loss", help="compute the held-out loss of adapters")
+    loss = commands.add_parser("loss", help="compute the held-out loss of a base or an adapter")
     loss.add_argument("base", type=Path)
     loss.add_argument("store", type=Path)
-    loss.add_argument("adapters", nargs="*", type=Path)
+    loss.add_argument("adapter", nargs="?", type=Path)
     table = commands.add_parser("table", help="summarize the rows of a file")
     table.add_argument("rows", type=Path)
     args = parser.parse_args()
-    {"run": measure, "trl": train_trl, "loss": print_losses, "table": print_table}[args.command](args)
+    {"run": measure, "trl": train_trl, "loss": print_loss, "table": print_table}[args.command](args)
 
 
 def measure(args: argparse.Namespace) -> None:
     """Train and judge everything, and append one row per adapter to the output."""
     args.base, args.work = args.base.resolve(), args.work.resolve()
-    lock = threading.Lock()
-    slots, trl_slots = threading.Semaphore(args.jobs), threading.Semaphore(args.trl_jobs)
+    comparison = Comparison(args)
+    with ThreadPoolExecutor(len(args.experts)) as pool:
+        list(pool.map(comparison.make_expert, args.experts))
+    jobs = [(expert, seed) for seed in args.seeds for expert in args.experts]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        list(pool.map(lambda job: comparison.compare(*job), jobs))
 
-    def record(expert: str, tool: str, seed: int | None, losses: dict[str, float], evaluation: Path) -> None:
+
+class Comparison:
+    """Trainings and evaluations that run side by side; what exists already is not repeated."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._lock = threading.Lock()
+        self._slots, self._trl_slots = threading.Semaphore(args.jobs), threading.Semaphore(args.trl_jobs)
+
+    def make_expert(self, expert: str) -> None:
+        """Make an expert unless it exists."""
+        if not (self._args.work / expert / expert / "manifest.json").exists():
+            make_expert(self._args, expert)
+
+    def compare(self, expert: str, seed: int) -> None:
+        """Train with each tool, then judge the answers of its adapter; TRL follows the plan of the launcher's run."""
+        self._train_launcher(expert, seed, "bf16")
+        with ThreadPoolExecutor(4) as pool:
+            tasks = [pool.submit(self._judge, expert, "launcher", seed)]
+            if self._args.fp8:
+                tasks.append(pool.submit(self._train_fp8, expert, seed))
+            if importlib.util.find_spec("trl") is not None:
+                tasks.append(pool.submit(self._train_trl, expert, seed))
+            if seed == self._args.seeds[0]:
+                tasks.append(pool.submit(self._judge, expert, "base", None))
+            for task in tasks:
+                task.result()
+
+    def _train_launcher(self, expert: str, seed: int, precision: str) -> None:
+        tool = "launcher" if precision == "bf16" else "launcher-fp8"
+        adapter = self._find_adapter(expert, tool, seed)
+        if not adapter.exists():
+            with self._slots:
+                run_launcher(
+                    self._args.work / expert,
+                    *("train", expert, "--run-id", adapter.parent.name, "--profile", "full", "--wandb", "disabled"),
+                    *("--set", f"training.config.seed={seed}", "--precision", precision),
+                    *(("--max-steps", str(self._args.max_steps)) if self._args.max_steps else ()),
+                )
+
+    def _train_fp8(self, expert: str, seed: int) -> None:
+        self._train_launcher(expert, seed, "fp8")
+        self._judge(expert, "launcher-fp8", seed)
+
+    def _train_trl(self, expert: str, seed: int) -> None:
+        adapter, run = self._find_adapter(expert, "trl", seed), self._find_adapter(expert, "launcher", seed).parent
+        if not (adapter / "adapter_config.json").exists():
+            command = ("-m", "benchmarks.peers.quality", "trl", run, prepare(self._args, expert).folder, adapter)
+            with self._trl_slots:
+                run_python(self._args.work / expert, *command, "--tokens", str(self._args.trl_tokens))
+        self._judge(expert, "trl", seed)
+
+    def _judge(self, expert: str, tool: str, seed: int | None) -> None:
+        folder, evaluation = self._args.work / expert, self._args.work / expert / f"{tool}-{seed}.json"
+        adapter = None if seed is None else self._find_adapter(expert, tool, seed)
+        command = ("-m", "benchmarks.peers.quality", "loss", self._args.base, prepare(self._args, expert).folder)
+        with self._slots:
+            loss = float(run_python(folder, *command, *([] if adapter is None else [adapter])).splitlines()[-1])
+            if not evaluation.exists():
+                model = ("--base",) if adapter is None else ("--adapter", adapter)
+                run_launcher(folder, "eval", expert, *model, "--profile", "full", "-o", evaluation)
+        self._record(expert, tool, seed, loss, evaluation)
+
+    def _find_adapter(self, expert: str, tool: str, seed: int) -> Path:
+        folder = self._args.work / expert
+        if tool == "trl":
+            return folder / f"trl-{seed}"
+        return RunPaths(folder / "runs" / f"{expert}-{seed}{tool.removeprefix('launcher')}").adapter
+
+    def _record(self, expert: str, tool: str, seed: int | None, loss: float, evaluation: Path) -> None:
         result = load_result(evaluation)
         row = {
             "expert": expert,
             "tool": tool,
             "seed": seed,
-            "base": args.base.name,
-            "held_out_loss": losses[tool],
+            "base": self._args.base.name,
+            "held_out_loss": loss,
             "main_check": result.main_check,
             "checks": {check.name: [check.num_passed, check.num_judged] for check in result.checks},
             "date": datetime.date.today().isoformat(),
         }
-        with lock, args.out.open("a", encoding="utf-8") as file:
+        with self._lock, self._args.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(row, flush=True)
-
-    def compare(expert: str, seed: int) -> None:
-        folder, name = args.work / expert, f"{expert}-{seed}"
-        store = prepare(args, expert)
-        adapters = {}
-        for precision in ("bf16", "fp8") if args.fp8 else ("bf16",):
-            tool, run_id = ("launcher", name) if precision == "bf16" else ("launcher-fp8", f"{name}-fp8")
-            adapters[tool] = RunPaths(folder / "runs" / run_id).adapter
-            if not adapters[tool].exists():
-                with slots:
-                    run_launcher(
-                        folder,
-                        *("train", expert, "--run-id", run_id, "--profile", "full", "--wandb", "disabled"),
-                        *("--set", f"training.config.seed={seed}", "--precision", precision),
-                        *(("--max-steps", str(args.max_steps)) if args.max_steps else ()),
-                    )
-        if importlib.util.find_spec("trl") is not None:
-            adapters["trl"] = folder / f"trl-{seed}"
-            if not (adapters["trl"] / "adapter_config.json").exists():
-                command = ("-m", "benchmarks.peers.quality", "trl", f"runs/{name}", store.folder, adapters["trl"])
-                with trl_slots:
-                    run_python(folder, *command, "--tokens", str(args.trl_tokens))
-        measured = ("-m", "benchmarks.peers.quality", "loss", args.base, store.folder, *adapters.values())
-        with slots:
-            found = run_python(folder, *measured)
-        losses = dict(zip(("base", *adapters), json.loads(found.splitlines()[-1]), strict=True))
-        for tool, adapter in adapters.items():
-            evaluation = folder / f"{tool}-{seed}.json"
-            with slots:
-                run_launcher(folder, "eval", expert, "--adapter", adapter, "--profile", "full", "-o", evaluation)
-            record(expert, tool, seed, losses, evaluation)
-        if seed == args.seeds[0]:
-            with slots:
-                run_launcher(folder, "eval", expert, "--base", "--profile", "full", "-o", folder / "base.json")
-            record(expert, "base", None, losses, folder / "base.json")
-
-    for expert in args.experts:
-        if not (args.work / expert / expert / "manifest.json").exists():
-            make_expert(args, expert)
-    jobs = [(expert, seed) for seed in args.seeds for expert in args.experts]
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        list(pool.map(lambda job: compare(*job), jobs))
 
 
 def make_expert(args: argparse.Namespace, expert: str) -> None:
@@ -268,31 +299,30 @@ def make_trl_settings(
     }
 
 
-def print_losses(args: argparse.Namespace) -> None:
-    """Print the held-out loss of the base and of adapters, by plain transformers and PEFT, as a JSON list."""
+def print_loss(args: argparse.Namespace) -> None:
+    """Print the held-out loss of the base or of an adapter, by plain transformers and PEFT in FP32."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    batches = make_batches(list(iterate_documents(open_store(args.store), "validation")))
-    losses = []
-    for adapter in (None, *args.adapters):
-        model: Any = AutoModelForCausalLM.from_pretrained(args.base, dtype=torch.float32)
-        if adapter is not None:
-            model = PeftModel.from_pretrained(model, str(adapter))
-        model.to(device).eval()
-        total = count = 0.0
-        with torch.no_grad():
-            for batch in batches:  # causal attention: tokens do not see the padding on their right
-                longest = len(batch[-1]["input_ids"])
-                pad = lambda name: torch.tensor([row[name] + [0] * (longest - len(row[name])) for row in batch])  # noqa: B023, E731
-                ids, trained = pad("input_ids").to(device), pad("completion_mask").to(device).bool()[:, 1:]
-                logits = model(input_ids=ids).logits[:, :-1][trained].float()
-                total += float(torch.nn.functional.cross_entropy(logits, ids[:, 1:][trained], reduction="sum"))
-                count += int(trained.sum())
-        losses.append(total / count)
-    print(json.dumps(losses))
+    model: Any = AutoModelForCausalLM.from_pretrained(args.base, dtype=torch.float32)
+    if args.adapter is not None:
+        model = PeftModel.from_pretrained(model, str(args.adapter))
+    model.to(device).eval()
+    total = count = 0.0
+    with torch.no_grad():
+        for batch in make_batches(list(iterate_documents(open_store(args.store), "validation"))):
+            longest = len(batch[-1]["input_ids"])  # causal attention: no token sees the padding on its right
+            ids, trained = (
+                torch.tensor([row[name] + [0] * (longest - len(row[name])) for row in batch], device=device)
+                for name in ("input_ids", "completion_mask")
+            )
+            targets = trained[:, 1:].bool()
+            logits = model(input_ids=ids).logits[:, :-1][targets].float()
+            total += float(torch.nn.functional.cross_entropy(logits, ids[:, 1:][targets], reduction="sum"))
+            count += int(targets.sum())
+    print(total / count)
 
 
 def make_batches(documents: list[dict[str, list[int]]]) -> list[list[dict[str, list[int]]]]:

@@ -20,24 +20,22 @@ if TYPE_CHECKING:
 _TILE = 128, 256, 128  # tokens, outputs, inputs of the matmul
 _GROUP = 8  # tiles of tokens that are processed with the same weights in cache
 _MAX_RANKS = 64  # of one LoRA tile
-_MAX_EARLY_RANKS = 32  # of a LoRA tile that waits in registers; a larger one does not fit into shared memory afterwards
-_SPLITS_PER_SM = 3  # programs per multiprocessor that sum products over tokens
-_PROJECTED_TOKENS, _PROJECTED_INPUTS = 64, 128
-_SUMMED_TOKENS, _SUMMED_FEATURES = 64, 128
+_PROGRAMS_PER_SM = 2  # that fill a multiprocessor
+_MIN_SPLIT_INPUTS = 1024  # that a program projects
+_SUMMED_TOKENS = 64
 _TRANSPOSED = 64
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _matmul_kernel(  # type: ignore[no-untyped-def]
-    x, weight, x_scales, w_scales, left, right, y, num_tokens, num_outputs, num_inputs, num_programs, ranks,
-    left_stride, column_stride, rank_stride,
+    x, weight, x_scales, w_scales, left, right, y, num_tokens, num_outputs, num_inputs, num_programs,
     rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, group: tl.constexpr, has_lora: tl.constexpr,
-    loads_early: tl.constexpr, has_scales: tl.constexpr, is_transposed: tl.constexpr, tile_ranks: tl.constexpr,
+    has_scales: tl.constexpr, is_transposed: tl.constexpr,
 ):  # fmt: skip
-    """Each program computes every num_programs-th tile of y; x, weight and y are tensor descriptors.
+    """Each program computes every num_programs-th tile of y; all matrices are tensor descriptors.
 
-    `loads_early`: LoRA's tiles wait in registers for the end of the inner loop. Otherwise left and right are tensor
-    descriptors, too, and are loaded after it.
+    LoRA's tiles are loaded after the inner loop. Loaded by pointers before it, Triton 3.6 takes those of another tile
+    if y has scales; by pointers after it, the kernel is 10 to 20 % slower.
     """
     num_row_tiles, num_column_tiles = tl.cdiv(num_tokens, rows), tl.cdiv(num_outputs, columns)
     per_group = group * num_column_tiles
@@ -47,22 +45,13 @@ def _matmul_kernel(  # type: ignore[no-untyped-def]
         row = (first + (tile % per_group) % size) * rows
         column = ((tile % per_group) // size) * columns
         row_ids, column_ids = row + tl.arange(0, rows), column + tl.arange(0, columns)
-        if loads_early:
-            rank_ids = tl.arange(0, tile_ranks)
-            inside_ranks = (rank_ids < ranks)[None, :]
-            left_ptr = left + row_ids.to(tl.int64)[:, None] * left_stride + rank_ids[None, :]
-            left_tile = tl.load(left_ptr, mask=(row_ids < num_tokens)[:, None] & inside_ranks, other=0.0)
-            right_ptr = right + column_ids[:, None] * column_stride + rank_ids[None, :] * rank_stride
-            right_tile = tl.load(right_ptr, mask=(column_ids < num_outputs)[:, None] & inside_ranks, other=0.0)
         acc = tl.zeros([rows, columns], tl.float32)
         for inner in range(tl.cdiv(num_inputs, depth)):
             acc = tl.dot(x.load([row, inner * depth]), weight.load([column, inner * depth]).T, acc)
         acc *= tl.load(x_scales + row_ids, mask=row_ids < num_tokens, other=0.0)[:, None]
         if has_scales:
             acc *= tl.load(w_scales + column_ids, mask=column_ids < num_outputs, other=0.0)[None, :]
-        if loads_early:
-            acc = tl.dot(left_tile, tl.trans(right_tile), acc)
-        elif has_lora and is_transposed:
+        if has_lora and is_transposed:
             acc = tl.dot(left.load([row, 0]), right.load([column, 0]).T, acc)
         elif has_lora:
             acc = tl.dot(left.load([row, 0]), right.load([0, column]), acc)
@@ -74,15 +63,16 @@ def _matmul_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _project_rows_kernel(  # type: ignore[no-untyped-def]
-    codes, row_scales, right, column_scales, out, num_tokens, width, ranks, in_stride, rank_stride,
+    codes, row_scales, right, column_scales, out, num_tokens, width, ranks, in_stride, rank_stride, inputs_per_program,
     tokens: tl.constexpr, inputs: tl.constexpr, tile_ranks: tl.constexpr, divides: tl.constexpr,
 ):  # fmt: skip
-    """`out` = rows right, with `divides` rows (right / column_scales)."""
+    """`out` = rows right, with `divides` rows (right / column_scales); a partial sum per program of axis 2."""
     token_ids = tl.program_id(0) * tokens + tl.arange(0, tokens)
     rank_ids = tl.program_id(1) * tile_ranks + tl.arange(0, tile_ranks)
     inside_tokens, inside_ranks = token_ids < num_tokens, rank_ids < ranks
     acc = tl.zeros([tokens, tile_ranks], tl.float32)
-    for start in range(0, width, inputs):
+    first = tl.program_id(2) * inputs_per_program
+    for start in range(first, min(first + inputs_per_program, width), inputs):
         input_ids = start + tl.arange(0, inputs)
         inside = input_ids < width
         row_ptr = codes + token_ids.to(tl.int64)[:, None] * width + input_ids[None, :]
@@ -94,8 +84,20 @@ def _project_rows_kernel(  # type: ignore[no-untyped-def]
             factors = (factors / scale[:, None]).to(right.dtype.element_ty)
         acc = tl.dot(values.to(right.dtype.element_ty), factors, acc)
     acc *= tl.load(row_scales + token_ids, mask=inside_tokens, other=0.0)[:, None]
+    out += tl.program_id(2).to(tl.int64) * num_tokens * ranks
     out_ptr = out + token_ids.to(tl.int64)[:, None] * ranks + rank_ids[None, :]
     tl.store(out_ptr, acc.to(out.dtype.element_ty), mask=inside_tokens[:, None] & inside_ranks[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _sum_splits_kernel(parts, out, size, num_splits, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    ids = tl.program_id(0) * block + tl.arange(0, block)
+    inside = ids < size
+    total = tl.zeros([block], tl.float32)
+    for _ in range(num_splits):
+        total += tl.load(parts + ids, mask=inside, other=0.0)
+        parts += size
+    tl.store(out + ids, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -146,20 +148,19 @@ def matmul(
     x: Tensor, x_scales: Tensor, weight: Tensor, w_scales: Tensor | None, dtype: torch.dtype, lora: LoraTerm | None
 ) -> Tensor:
     """Return x weight^T with both scales, plus LoRA's term."""
-    if lora is not None and lora.left.shape[1] > _MAX_RANKS:  # its tiles would not fit into shared memory
+    ranks = 0 if lora is None else lora.left.shape[1]
+    if lora is not None and (ranks > _MAX_RANKS or not (_is_aligned(lora.left) and _is_aligned(lora.right))):
+        # Its tiles would not fit into shared memory, or tensor descriptors cannot load them.
         added = lora.left, lora.right.t() if lora.is_transposed else lora.right
         return matmul(x, x_scales, weight, w_scales, dtype, None).addmm_(*added)
     (num_tokens, num_inputs), num_outputs = x.shape, len(weight)
     rows, columns, depth = _TILE
     y = x.new_empty(num_tokens, num_outputs, dtype=dtype)
     describe = TensorDescriptor.from_tensor
-    ranks = 0 if lora is None else lora.left.shape[1]
     tile_ranks, is_transposed = max(16, triton.next_power_of_2(ranks)), lora is not None and lora.is_transposed
     left: Any = None if lora is None else lora.left
     right: Any = None if lora is None else lora.right
-    loads_early = 0 < ranks <= _MAX_EARLY_RANKS
-    strides = (left.stride(0), *(right if is_transposed else right.t()).stride()) if loads_early else (0, 0, 0)
-    if lora is not None and not loads_early:
+    if lora is not None:
         left = describe(left, [rows, tile_ranks])
         right = describe(right, [columns, tile_ranks] if is_transposed else [tile_ranks, columns])
     num_tiles = triton.cdiv(num_tokens, rows) * triton.cdiv(num_outputs, columns)
@@ -176,17 +177,13 @@ def matmul(
         num_outputs,
         num_inputs,
         num_programs,
-        ranks,
-        *strides,
         rows=rows,
         columns=columns,
         depth=depth,
         group=_GROUP,
         has_lora=lora is not None,
         has_scales=w_scales is not None,
-        loads_early=loads_early,
         is_transposed=is_transposed,
-        tile_ranks=tile_ranks,
         num_stages=3,
         num_warps=8,
     )
@@ -196,26 +193,36 @@ def matmul(
 def project_rows(codes: Tensor, row_scales: Tensor, right: Tensor, column_scales: Tensor | None) -> Tensor:
     """Return rows right [tokens, ranks]; with column_scales, of rows / column_scales."""
     (num_tokens, width), ranks = codes.shape, right.shape[1]
-    out = right.new_empty(num_tokens, ranks)
     tile_ranks = min(_MAX_RANKS, max(16, triton.next_power_of_2(ranks)))
-    _project_rows_kernel[(triton.cdiv(num_tokens, _PROJECTED_TOKENS), triton.cdiv(ranks, tile_ranks))](
+    num_slots = _PROGRAMS_PER_SM * _count_multiprocessors(codes.device)
+    tokens, inputs = (128, 64) if num_tokens >= 64 * num_slots else (64, 128)
+    grid = triton.cdiv(num_tokens, tokens), triton.cdiv(ranks, tile_ranks)
+    num_splits = max(1, min(num_slots // (grid[0] * grid[1]), width // _MIN_SPLIT_INPUTS))
+    per_program = triton.cdiv(triton.cdiv(width, num_splits), inputs) * inputs
+    num_splits = triton.cdiv(width, per_program)
+    out = right.new_empty(num_tokens, ranks)
+    parts = out if num_splits == 1 else right.new_empty(num_splits, num_tokens, ranks, dtype=torch.float32)
+    _project_rows_kernel[(*grid, num_splits)](
         codes,
         row_scales,
         right,
         row_scales if column_scales is None else column_scales,
-        out,
+        parts,
         num_tokens,
         width,
         ranks,
         right.stride(0),
         right.stride(1),
-        tokens=_PROJECTED_TOKENS,
-        inputs=_PROJECTED_INPUTS,
+        per_program,
+        tokens=tokens,
+        inputs=inputs,
         tile_ranks=tile_ranks,
         divides=column_scales is not None,
         num_stages=4,
         num_warps=4,
     )
+    if num_splits > 1:
+        _sum_splits_kernel[(triton.cdiv(out.numel(), 1024),)](parts, out, out.numel(), num_splits, block=1024)
     return out
 
 
@@ -225,8 +232,9 @@ def sum_products(
     """Return the sum over tokens of left^T rows [ranks, features], or transposed; in fp32, always in the same order."""
     (num_tokens, width), ranks = codes.shape, left.shape[1]
     tile_ranks = min(_MAX_RANKS, max(16, triton.next_power_of_2(ranks)))
-    grid = triton.cdiv(width, _SUMMED_FEATURES), triton.cdiv(ranks, tile_ranks)
-    num_splits = triton.cdiv(_SPLITS_PER_SM * _count_multiprocessors(codes.device), grid[0] * grid[1])
+    features = 256 if _get_architecture() == 90 else 128  # elsewhere 256 do not fit into the registers
+    grid = triton.cdiv(width, features), triton.cdiv(ranks, tile_ranks)
+    num_splits = max(1, _PROGRAMS_PER_SM * _count_multiprocessors(codes.device) // (grid[0] * grid[1]))
     per_program = triton.cdiv(triton.cdiv(num_tokens, num_splits), _SUMMED_TOKENS) * _SUMMED_TOKENS
     num_splits = triton.cdiv(num_tokens, per_program)
     shape = (width, ranks) if transposed else (ranks, width)
@@ -243,7 +251,7 @@ def sum_products(
         left.stride(0),
         per_program,
         tokens=_SUMMED_TOKENS,
-        features=_SUMMED_FEATURES,
+        features=features,
         tile_ranks=tile_ranks,
         divides=column_scales is not None,
         transposed=transposed,
@@ -264,6 +272,17 @@ def transpose(codes: Tensor) -> Tensor:
     return target
 
 
+def _is_aligned(matrix: Tensor) -> bool:
+    """Return whether a tensor descriptor can load the matrix: rows begin at multiples of 16 bytes."""
+    row_bytes = matrix.stride(0) * matrix.element_size()
+    return matrix.stride(1) == 1 and row_bytes % 16 == 0 and matrix.data_ptr() % 16 == 0
+
+
 def _count_multiprocessors(device: torch.device) -> int:
     count: Any = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
     return int(count)
+
+
+def _get_architecture() -> int:
+    """Return the GPU's compute capability, 90 for 9.0, or 0 if kernels are interpreted."""
+    return 0 if triton.knobs.runtime.interpret else int(triton.runtime.driver.active.get_current_target().arch)

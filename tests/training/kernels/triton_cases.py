@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -61,6 +62,9 @@ def check_all(device: str) -> None:
         check_fp8_matmul(device, ranks, 150, 304)
         for num_tokens, num_outputs in ((12_000, 304), (20_000, 1504)) if device == "cuda" else ():
             check_fp8_matmul(device, ranks, num_tokens, num_outputs)  # several tiles per program
+    for ranks in (4, 36) if device == "cuda" else ():  # no multiple of 16 bytes
+        check_fp8_matmul(device, ranks, 1000, 304)
+    check_split_projection(device)
 
 
 def check_stochastic_rounding(device: str) -> None:
@@ -302,6 +306,14 @@ def check_fp8_adapter(device: str, ranks: int) -> None:
     ours = fp8_matmul_triton.sum_products(codes, scales, left.to(device), columns.to(device), transposed=True)
     assert_close(ours, fp8.lora_B_grad(rows, left, columns), _tolerance(device))
     assert torch.equal(fp8_matmul_triton.transpose(codes).cpu().float(), rows.codes.t().float())
+
+
+def check_split_projection(device: str) -> None:
+    """Few tokens with many inputs: several programs add up one projection."""
+    rows, lora_a = fp8.quantize_rows(torch.randn(70, 4100)), 0.1 * torch.randn(24, 4100)
+    with mock.patch.object(fp8_matmul_triton, "_count_multiprocessors", return_value=132):
+        ours = fp8_matmul_triton.project_rows(*(one.to(device) for one in rows), lora_a.to(device).t(), None)
+    assert_close(ours, fp8.project_rows(rows, lora_a), _tolerance(device))
 
 
 def check_fp8_adapter_in_bf16(device: str) -> None:
