@@ -7,12 +7,15 @@ to one process: losses 2e-7, gradient norms 2e-6, validation loss 2e-7.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from launcher.core import metrics
@@ -166,13 +169,31 @@ def test_other_cases_match_one_process(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "config", [{"init_lora_weights": "pissa_niter_4"}, {"modules_to_save": ["embed_tokens"]}], ids=str
+    "config",
+    [
+        {"init_lora_weights": "pissa_niter_4"},
+        {"modules_to_save": ["embed_tokens"]},
+        {"new_tokens": ["RETURN", "WHERE"]},
+        {"new_tokens": ["RETURN", "WHERE"], "modules_to_save": ["embed_tokens", "lm_head"]},
+    ],
+    ids=str,
 )
 def test_options_of_lora_match_one_process(train: Train, reference: Reference, config: dict[str, Any]) -> None:
     case = TrainingCase(strategy="ddp", config=config)
     trained = train(case)
     for name, limit in ((metrics.TRAIN_LOSS, LOSS), (metrics.GRAD_NORM, NORM), (metrics.EVAL_LOSS, LOSS)):
         assert largest_difference(trained, reference(case), name) < limit
+    if "new_tokens" in config:
+        assert_new_tokens_were_trained(trained)
+
+
+def assert_new_tokens_were_trained(trained: TrainedRun) -> None:
+    """Both embeddings start as the same mean; tokens that the rows do not contain would keep it."""
+    tensors = load_file(trained.paths.adapter / "adapter_model.safetensors")
+    (rows,) = [tensor for name, tensor in tensors.items() if "embed_tokens" in name]
+    tokens = json.loads((trained.paths.adapter / "tokenizer.json").read_text())["added_tokens"]
+    first, second = (token["id"] for token in tokens[-2:]) if len(rows) > 2 else (0, 1)  # two rows: only theirs
+    assert not torch.equal(rows[first], rows[second])
 
 
 @pytest.mark.slow
