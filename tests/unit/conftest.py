@@ -1,0 +1,41 @@
+"""Fixtures of the unit tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.corpus import first_rows, row_count
+from launcher.corpus.bin_packing import Lengths, Packing, pack_documents
+from launcher.manifest.dataset import Dataset
+from launcher.plan.estimate.dataset_size import RowEstimate
+from tests.conftest import ROOT
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _count_samples_once() -> Iterator[None]:
+    """Cache what every plan of the smoke profile computes from the committed samples."""
+    probe = first_rows._probe_file
+    packings: dict[tuple[bytes, int, int], Packing] = {}
+    estimates: dict[tuple[str, Path, str | None], RowEstimate | None] = {}
+
+    def pack_once(lengths: Lengths, capacity: int, seed: int) -> Packing:
+        key = lengths.tobytes(), capacity, seed
+        if key not in packings:
+            packings[key] = pack_documents(lengths, capacity, seed)
+        return packings[key]
+
+    def probe_once(dataset: Dataset, file: Path, format_name: str | None) -> RowEstimate | None:
+        if not file.is_relative_to(ROOT / "experts"):
+            return probe(dataset, file, format_name)
+        key = dataset.model_dump_json(), file, format_name
+        if key not in estimates:
+            estimates[key] = probe(dataset, file, format_name)
+        return estimates[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_count, "pack_documents", pack_once)
+        patch.setattr(first_rows, "_probe_file", probe_once)
+        yield
