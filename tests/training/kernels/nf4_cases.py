@@ -149,10 +149,22 @@ def test_dequantized_weights_are_bit_identical_to_bitsandbytes(dtype: torch.dtyp
         assert not matrix[weights.out_features :, weights.in_features :].any()
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama"])
-@pytest.mark.parametrize("dora", [False, True])
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("fuses_blocks", [False, True])
+@pytest.mark.parametrize(
+    ("family", "dora", "dropout", "fuses_blocks"),
+    [  # every three values together; the other half with `make test-all`
+        pytest.param(
+            family,
+            dora,
+            dropout,
+            fuses_blocks,
+            marks=[pytest.mark.slow] if (family == "llama") ^ dora ^ (dropout > 0) ^ fuses_blocks else [],
+        )
+        for family in ("qwen3", "llama")
+        for dora in (False, True)
+        for dropout in (0.0, 0.3)
+        for fuses_blocks in (False, True)
+    ],
+)
 def test_loss_and_gradients_equal_the_reference(family: str, dora: bool, dropout: float, fuses_blocks: bool) -> None:
     model = make_model(family=family, dora=dora, dropout=dropout)
     expected = compute(model)
