@@ -136,7 +136,7 @@ def test_resume_is_bit_exact(
     )
 
 
-@pytest.mark.parametrize("in_backward", [False, True])
+@pytest.mark.parametrize("in_backward", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_resume_with_bf16_weights_is_bit_exact(plan: Plan, store: Store, tmp_path: Path, *, in_backward: bool) -> None:
     """Stochastic rounding depends on seed, step and index only; the resumed run updates at the other time."""
     bf16 = dict.fromkeys((f"precision.{name}_dtype" for name in ("base", "trainable", "compute")), "bf16")
