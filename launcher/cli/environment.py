@@ -39,7 +39,7 @@ OTHERS = (
     "LAUNCHER_TRUST",
 )
 # A resumed run keeps its settings: only these flags belong to the call, not to the run.
-_RENAMED = {"LAUNCHER_MAX_BAD_STEPS": "MAX_NONFINITE_STEPS"}  # of launcher 0.1
+_RENAMED = {f"{_PREFIX}MAX_BAD_STEPS": "MAX_NONFINITE_STEPS"}  # of launcher 0.1
 _CALL_FLAGS = frozenset(
     {
         *("--runs-dir", "--max-restarts", "--join-timeout"),
