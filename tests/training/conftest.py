@@ -25,12 +25,14 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _fresh_process_state() -> Iterator[None]:
-    """Reset process-wide state of accelerate, dynamo and torch's TF32 setting."""
+    """Reset process-wide state of accelerate, dynamo and torch: TF32, and the linear function that ZeRO-3 replaces."""
+    linear = torch.nn.functional.linear
     reset_accelerate()
     torch._dynamo.reset()
     counters.clear()
     torch.set_float32_matmul_precision("highest")
     yield
+    torch.nn.functional.linear = linear
     reset_accelerate()
     torch._dynamo.reset()
 
