@@ -68,7 +68,7 @@ test-all: $(VENV)/.full  ## run all tests, including the slow ones: BF16, DoRA, 
 	@LAUNCHER_TEST_ALL=1 $(PYTEST) $(ARGS)
 
 test-gpu: $(VENV)/.full  ## run the tests that need a GPU
-	@LAUNCHER_TEST_GPU=1 $(BIN)/python -m pytest $(addprefix tests/training/,monitoring/test_step_timer.py engine/test_cuda_graph.py model/test_fused_decoder_layer.py model/test_loss.py kernels/test_varlen_attention.py kernels/test_nf4.py model/test_fused_lora_linear.py) $(ARGS)
+	@LAUNCHER_TEST_GPU=1 $(BIN)/python -m pytest $(addprefix tests/training/,monitoring/test_step_timer.py engine/test_cuda_graph.py model/test_fused_decoder_layer.py model/test_loss.py kernels/test_varlen_attention.py kernels/test_nf4.py model/test_fused_lora_linear.py inference/test_graphed_decoding.py) $(ARGS)
 	@LAUNCHER_TEST_GPU=1 $(BIN)/python -m pytest tests/training/verify/test_packing.py tests/training/test_families.py tests/training/engine/test_chunked_adamw.py -k on_a_gpu $(ARGS)
 
 test-slurm: $(VENV)/.full  ## run the tests on a real Slurm with two virtual nodes (Debian, as root: installs it)

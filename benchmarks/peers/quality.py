@@ -9,9 +9,10 @@ by plain transformers and PEFT for both adapters; answers to the test rows are j
     python -m benchmarks.peers.quality run --base FOLDER --data FOLDER --out quality.jsonl --jobs 9 --trl-jobs 3 --fp8
     python -m benchmarks.peers.quality table quality.jsonl
 
-FOLDER of --data has text2cypher.jsonl, wikisql.jsonl and json_instructions.jsonl. Trainings run side by side (--jobs,
---trl-jobs), so durations say nothing here. TRL is skipped if it is not installed. The same command continues an
-interrupted one: adapters that exist are not trained again, and judged answers are not judged again.
+FOLDER of --data has text2cypher.jsonl, wikisql.jsonl and json_instructions.jsonl. Rows have the seconds from command to
+saved adapter and the peak of torch's allocated memory; seconds compare only if nothing else runs (--one-at-a-time). TRL
+is skipped if it is not installed. The same command continues an interrupted one: adapters that exist are not trained
+again, and judged answers are not judged again.
 """
 
 from __future__ import annotations
@@ -23,15 +24,19 @@ import importlib.util
 import json
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from launcher.core import metrics
+from launcher.core.metrics import load_metrics
 from launcher.core.run_paths import RunPaths
 from launcher.corpus.store import Store, find_stores
 from launcher.judges.results import load_result
@@ -60,6 +65,7 @@ def main() -> None:
     run.add_argument("--trl-jobs", type=int, default=1, help="trainings by TRL at the same time")
     run.add_argument("--trl-tokens", type=int, default=16384, help="TRL's tokens per micro-step, with padding")
     run.add_argument("--max-steps", type=int, default=None, help="train only some steps, to try the command")
+    run.add_argument("--one-at-a-time", action="store_true", help="one command at a time, so that durations compare")
     trl = commands.add_parser("trl", help="train with TRL what a run of ours has trained")
     trl.add_argument("run", type=Path)
     trl.add_argument("store", type=Path)
@@ -82,7 +88,7 @@ def measure(args: argparse.Namespace) -> None:
     with ThreadPoolExecutor(len(args.experts)) as pool:
         list(pool.map(comparison.make_expert, args.experts))
     jobs = [(expert, seed) for seed in args.seeds for expert in args.experts]
-    with ThreadPoolExecutor(len(jobs)) as pool:
+    with ThreadPoolExecutor(1 if args.one_at_a_time else len(jobs)) as pool:
         list(pool.map(lambda job: comparison.compare(*job), jobs))
 
 
@@ -93,6 +99,8 @@ class Comparison:
         self._args = args
         self._lock = threading.Lock()
         self._slots, self._trl_slots = threading.Semaphore(args.jobs), threading.Semaphore(args.trl_jobs)
+        if args.one_at_a_time:
+            self._slots = self._trl_slots = threading.Semaphore(1)
 
     def make_expert(self, expert: str) -> None:
         """Make an expert unless it exists."""
@@ -116,14 +124,20 @@ class Comparison:
     def _train_launcher(self, expert: str, seed: int, precision: str) -> None:
         tool = "launcher" if precision == "bf16" else "launcher-fp8"
         adapter = self._find_adapter(expert, tool, seed)
-        if not adapter.exists():
-            with self._slots:
-                run_launcher(
-                    self._args.work / expert,
-                    *("train", expert, "--run-id", adapter.parent.name, "--profile", "full", "--wandb", "disabled"),
-                    *("--set", f"training.config.seed={seed}", "--precision", precision),
-                    *(("--max-steps", str(self._args.max_steps)) if self._args.max_steps else ()),
-                )
+        if adapter.exists():
+            return
+        shutil.rmtree(adapter.parent, ignore_errors=True)  # of an interrupted command
+        with self._slots:
+            began = time.monotonic()
+            run_launcher(
+                self._args.work / expert,
+                *("train", expert, "--run-id", adapter.parent.name, "--profile", "full", "--wandb", "disabled"),
+                *("--set", f"training.config.seed={seed}", "--precision", precision),
+                *(("--max-steps", str(self._args.max_steps)) if self._args.max_steps else ()),
+            )
+            seconds = time.monotonic() - began
+        peaks = [step.get(metrics.PEAK_ALLOCATED_GIB) or 0.0 for step in load_metrics(RunPaths(adapter.parent).metrics)]
+        write_cost(adapter, seconds, max(peaks, default=0.0))
 
     def _train_fp8(self, expert: str, seed: int) -> None:
         self._train_launcher(expert, seed, "fp8")
@@ -134,7 +148,9 @@ class Comparison:
         if not (adapter / "adapter_config.json").exists():
             command = ("-m", "benchmarks.peers.quality", "trl", run, prepare(self._args, expert).folder, adapter)
             with self._trl_slots:
-                run_python(self._args.work / expert, *command, "--tokens", str(self._args.trl_tokens))
+                began = time.monotonic()
+                output = run_python(self._args.work / expert, *command, "--tokens", str(self._args.trl_tokens))
+                write_cost(adapter, time.monotonic() - began, float(output.splitlines()[-1]))
         self._judge(expert, "trl", seed)
 
     def _judge(self, expert: str, tool: str, seed: int | None) -> None:
@@ -146,7 +162,7 @@ class Comparison:
             if not evaluation.exists():
                 model = ("--base",) if adapter is None else ("--adapter", adapter)
                 run_launcher(folder, "eval", expert, *model, "--profile", "full", "-o", evaluation)
-        self._record(expert, tool, seed, loss, evaluation)
+        self._record(expert, tool, seed, loss, evaluation, {} if adapter is None else load_cost(adapter))
 
     def _find_adapter(self, expert: str, tool: str, seed: int) -> Path:
         folder = self._args.work / expert
@@ -154,7 +170,9 @@ class Comparison:
             return folder / f"trl-{seed}"
         return RunPaths(folder / "runs" / f"{expert}-{seed}{tool.removeprefix('launcher')}").adapter
 
-    def _record(self, expert: str, tool: str, seed: int | None, loss: float, evaluation: Path) -> None:
+    def _record(
+        self, expert: str, tool: str, seed: int | None, loss: float, evaluation: Path, cost: dict[str, float]
+    ) -> None:
         result = load_result(evaluation)
         row = {
             "expert": expert,
@@ -164,6 +182,8 @@ class Comparison:
             "held_out_loss": loss,
             "main_check": result.main_check,
             "checks": {check.name: [check.num_passed, check.num_judged] for check in result.checks},
+            **cost,
+            "ran_alone": self._args.one_at_a_time,
             "date": datetime.date.today().isoformat(),
         }
         with self._lock, self._args.out.open("a", encoding="utf-8") as file:
@@ -199,6 +219,18 @@ def prepare(args: argparse.Namespace, expert: str) -> Store:
     return store
 
 
+def write_cost(adapter: Path, seconds: float, peak_gib: float) -> None:
+    """Keep what a training cost, for a command that continues this one."""
+    cost = {"seconds": round(seconds, 1), "peak_gib": round(peak_gib, 2)}
+    adapter.with_suffix(".cost.json").write_text(json.dumps(cost), encoding="utf-8")
+
+
+def load_cost(adapter: Path) -> dict[str, float]:
+    """Return what a training cost; empty if it was interrupted after the adapter was saved."""
+    path = adapter.with_suffix(".cost.json")
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
 def run_launcher(folder: Path, *words: str | Path) -> str:
     return run_python(folder, "-m", "launcher", *words)
 
@@ -232,7 +264,8 @@ def open_store(folder: Path) -> Store:
 
 def train_trl(args: argparse.Namespace) -> None:
     """Train with TRL: the tokens of a store, the settings of a run's plan."""
-    from datasets import Dataset  # slow imports, of this command only
+    import torch  # slow imports, of this command only
+    from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoTokenizer
     from trl import SFTConfig, SFTTrainer
@@ -262,6 +295,7 @@ def train_trl(args: argparse.Namespace) -> None:
     )
     trainer.train()
     trainer.save_model(str(args.out))
+    print(torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0)
 
 
 def make_trl_settings(
@@ -338,7 +372,9 @@ def make_batches(documents: list[dict[str, list[int]]]) -> list[list[dict[str, l
 def print_table(args: argparse.Namespace) -> None:
     """Print mean and standard deviation over the seeds, as Markdown."""
     rows = [json.loads(line) for line in args.rows.read_text(encoding="utf-8").splitlines()]
-    print("| expert | trained by | held-out loss | main check | correct answers |\n|---|---|---|---|---|")
+    print(
+        "| expert | trained by | held-out loss | main check | correct answers | seconds | peak |\n" + "|---" * 7 + "|"
+    )
     for expert in dict.fromkeys(row["expert"] for row in rows):
         for tool in ("base", "launcher", "launcher-fp8", "trl"):
             chosen = [row for row in rows if (row["expert"], row["tool"]) == (expert, tool)]
@@ -346,7 +382,11 @@ def print_table(args: argparse.Namespace) -> None:
                 losses = format_spread([row["held_out_loss"] for row in chosen], "{:.4f}")
                 passed = [row["checks"][row["main_check"]] for row in chosen]
                 rates = format_spread([100 * good / judged if judged else 0.0 for good, judged in passed], "{:.1f} %")
-                print(f"| {expert} | {tool} | {losses} | {chosen[0]['main_check']} of {passed[0][1]} | {rates} |")
+                alone = [row for row in chosen if row.get("ran_alone") and "seconds" in row]
+                seconds = format_spread([row["seconds"] for row in alone], "{:.0f} s") if alone else ""
+                peaks = [f"{row['peak_gib']:.2f} GiB" for row in chosen if row.get("peak_gib")]
+                cells = losses, f"{chosen[0]['main_check']} of {passed[0][1]}", rates, seconds, max(peaks, default="")
+                print(f"| {expert} | {tool} | {' | '.join(cells)} |")
 
 
 def format_spread(values: list[float], style: str) -> str:

@@ -45,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--split", choices=("test", "validation"), help="default: test, or validation if there is no test split"
     )
     rows.add_argument(
-        "--batch-size", type=positive_int, metavar="N", help="answers per batch (default 64, 16 on a CPU)"
+        "--batch-size",
+        type=positive_int,
+        metavar="N",
+        help="answers per batch (default: what the free GPU memory allows; 16 on a CPU)",
     )
     rows.add_argument("--max-new-tokens", type=positive_int, metavar="N", help="longest answer (default 512)")
     gate = parser.add_argument_group("gate")

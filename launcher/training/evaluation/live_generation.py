@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.utils import logging
 
+from launcher.core.choices import DTYPE_BYTES
 from launcher.core.errors import RunFailedError, first_line
 from launcher.corpus.spec import PreparationSpec
 from launcher.corpus.text_encoder import TextEncoder
 from launcher.manifest.model import Decoding
-from launcher.training.inference.generate import Answer, build_generator
+from launcher.training.inference.generate import Answer, build_generator, count_cache_bytes
 from launcher.training.model.base_model import needs_eager_attention
 from launcher.training.model.compile_checkpoint import compile_disabled
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from launcher.training.engine.run import TrainingRun
 
 _MAX_BATCH_SIZE = 64
-_KEY_AND_VALUE = 2
 
 
 class TaskEvalError(Exception):
@@ -60,7 +60,7 @@ class LiveGenerator:
         plan, base = self._run.plan, self._run.plan.base
         longest = max(map(self.count_tokens, prompts)) + max_new_tokens
         tokens = plan.batch.micro_batch_size * plan.batch.sequence_length
-        bytes_per_token = _KEY_AND_VALUE * base.num_layers * base.num_kv_heads * base.head_dim * 4  # FP32 at most
+        bytes_per_token = count_cache_bytes(base, DTYPE_BYTES["fp32"])  # at most
         activations = plan.memory.activation_bytes  # 0 after an OOM fallback, which estimates only the total
         if self._run.engine.graphs is not None:  # CUDA graphs keep their memory: only the rest of the GPU is free
             activations = max(1, plan.memory.free_bytes - plan.memory.total_bytes)

@@ -13,6 +13,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
+from launcher.base_models.shapes import ModelShape
 from launcher.core.errors import InputError
 from launcher.corpus.documents import make_planned_template
 from launcher.corpus.end_token import collect_end_ids
@@ -22,6 +23,7 @@ from launcher.corpus.tokenizer import BaseTokenizer, load_planned_tokenizer
 from launcher.manifest.model import Decoding
 from launcher.plan.model import Plan
 from launcher.request.request import base_folders
+from launcher.training.inference.graphed_decoding import graphed_decoding, make_static_cache
 from launcher.training.inference.load import (
     get_base_dtype,
     get_published_dtype,
@@ -33,7 +35,10 @@ from launcher.training.inference.prompt import compose_question, render_prompt
 from launcher.training.inference.trained_run import TrainedRun
 from launcher.training.runtime.process_output import silence_transformers
 
-_GPU_BATCH, _CPU_BATCH = 64, 16
+_MAX_GPU_BATCH, _CPU_BATCH = 256, 16
+_MAX_PREFILL_TOKENS = 65_536
+_KEY_AND_VALUE = 2
+_CACHE_SHARE = 0.5  # of the free GPU memory
 
 End = Literal["end token", "stop sequence", "length"]
 
@@ -100,6 +105,7 @@ def load_generator(
         decoding=decoding,
         max_new_tokens=max_new_tokens,
         batch_size=batch_size,
+        use_graphs=True,
     )
 
 
@@ -114,8 +120,13 @@ def build_generator(
     batch_size: int | None,
     on_token: Callable[[], None] = lambda: None,
     ignore_eos: bool = False,
+    use_graphs: bool = False,
 ) -> Generator:
-    """Build a generator that ends answers at the training's end token, unless `ignore_eos`."""
+    """Build a generator that ends answers at the training's end token, unless `ignore_eos`.
+
+    Without a batch size it is chosen by the free memory. `use_graphs` captures CUDA graphs of decode steps, which need
+    memory of their own.
+    """
     return Generator(
         model,
         tokenizer,
@@ -123,11 +134,12 @@ def build_generator(
         decoding=decoding,
         eos_ids=_collect_eos_ids(tokenizer, template.end_token, decoding.stop_sequences),
         max_new_tokens=max_new_tokens,
-        max_positions=plan.base.max_positions,
+        base=plan.base,
         seed=plan.schedule.seed,
-        batch_size=batch_size or (_GPU_BATCH if next(model.parameters()).is_cuda else _CPU_BATCH),
+        batch_size=batch_size,
         on_token=on_token,
         ignore_eos=ignore_eos,
+        use_graphs=use_graphs,
     )
 
 
@@ -143,15 +155,16 @@ class Generator:
         decoding: Decoding,
         eos_ids: Sequence[int],
         max_new_tokens: int,
-        max_positions: int,
+        base: ModelShape,
         seed: int,
-        batch_size: int,
+        batch_size: int | None,
         on_token: Callable[[], None],
         ignore_eos: bool,
+        use_graphs: bool,
     ) -> None:
         self._tokenizer, self._decoding, self._seed = tokenizer, decoding, seed
         self._encoder, self._unescape = TextEncoder(tokenizer, template), template.controls.unescape
-        self._batch_size, self._max_positions = batch_size, max_positions
+        self._batch_size, self._base, self._use_graphs = batch_size, base, use_graphs
         self._config = build_generation_config(decoding, eos_ids, max_new_tokens)
         if ignore_eos:
             self._config.min_new_tokens = max_new_tokens
@@ -163,23 +176,41 @@ class Generator:
     ) -> list[Answer]:
         """Return an answer per prompt. `advance` is called with finished answers, and what is under way."""
         # A prompt that is too long loses its beginning.
-        room = self._max_positions - int(self._config.max_new_tokens)
+        room = self._base.max_positions - int(self._config.max_new_tokens)
         ids = [self._encoder.encode_prompt(prompt)[-max(1, room) :] for prompt in prompts]
         order = sorted(range(len(ids)), key=lambda index: len(ids[index]), reverse=True)
         answers: dict[int, Answer] = {}
         # Options of the base's generation_config, such as a repetition penalty, would fill in what we leave unset.
         published, self._model.generation_config = self._model.generation_config, self._config
         try:
-            for start in range(0, len(order), self._batch_size):
-                batch = order[start : start + self._batch_size]
-                for index, tokens in zip(
-                    batch, self._generate_batch([ids[index] for index in batch], advance), strict=True
-                ):
+            while order:
+                batch = order[: self._batch_size or self._choose_batch_size(len(ids[order[0]]))]
+                generated = self._try_batch([ids[index] for index in batch], advance)
+                for index, tokens in zip(batch, generated, strict=False):
                     answers[index] = self._decode(tokens, prompts[index], len(ids[index]))
-                advance(len(batch), "")
+                order = order[len(generated) :]
+                advance(len(generated), "")
         finally:
             self._model.generation_config = published
         return [answers[index] for index in range(len(prompts))]
+
+    def _choose_batch_size(self, longest: int) -> int:
+        """Return how many rows have a KV cache that fits the free memory."""
+        if self._model.device.type == "cpu":
+            return _CPU_BATCH
+        free, _ = torch.cuda.mem_get_info(self._model.device)
+        row = count_cache_bytes(self._base, self._model.dtype.itemsize) * (longest + int(self._config.max_new_tokens))
+        return max(1, min(_MAX_GPU_BATCH, _MAX_PREFILL_TOKENS // longest, int(_CACHE_SHARE * free) // row))
+
+    def _try_batch(self, ids: Sequence[list[int]], advance: Callable[[int, str], None]) -> list[list[int]]:
+        """Generate the first rows: all, or fewer after an out-of-memory error if the batch size was chosen here."""
+        try:
+            return self._generate_batch(ids, advance)
+        except torch.OutOfMemoryError:
+            if self._batch_size is not None or len(ids) == 1:
+                raise
+        torch.cuda.empty_cache()
+        return self._try_batch(ids[: len(ids) // 2], advance)
 
     def _generate_batch(self, ids: Sequence[list[int]], advance: Callable[[int, str], None]) -> list[list[int]]:
         numbers = count(1)
@@ -196,13 +227,17 @@ class Generator:
             inputs[row, width - len(tokens) :] = torch.tensor(tokens, device=self._model.device)
             mask[row, width - len(tokens) :] = 1
         stop = StopSequenceCriteria(self._tokenizer, self._decoding.stop_sequences, width, on_token)
+        cache = None
+        if self._use_graphs:
+            cache = make_static_cache(self._model, width + int(self._config.max_new_tokens), self._config)
         torch.manual_seed(self._seed)
-        with torch.inference_mode():
+        with torch.inference_mode(), graphed_decoding(self._model):
             out = self._model.generate(
                 input_ids=inputs,
                 attention_mask=mask,
                 generation_config=self._config,
                 stopping_criteria=StoppingCriteriaList([stop]),
+                **({} if cache is None else {"past_key_values": cache}),
             )
         return [self._cut(row) for row in out[:, width:].tolist()]
 
@@ -222,6 +257,12 @@ class Generator:
             text, end = text[: min(cuts)], "stop sequence"
         prompt = self._unescape(prompt)
         return Answer(text=text, prompt=prompt, num_prompt_tokens=num_prompt_tokens, num_tokens=len(tokens), end=end)
+
+
+def count_cache_bytes(base: ModelShape, bytes_per_element: int) -> int:
+    """Return the size of the KV cache per token, and of the keys and values that SDPA repeats for one layer."""
+    heads = base.num_layers * base.num_kv_heads + 2 * base.num_heads
+    return _KEY_AND_VALUE * heads * base.head_dim * bytes_per_element
 
 
 def build_generation_config(decoding: Decoding, eos_ids: Sequence[int], max_new_tokens: int) -> GenerationConfig:

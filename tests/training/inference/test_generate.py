@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from launcher.training.inference.generate import (
     Answer,
     Generator,
     StopSequenceCriteria,
+    count_cache_bytes,
     load_base_for_generation,
     load_generator,
 )
@@ -86,3 +88,35 @@ def test_long_prompt_loses_its_beginning(model: object, smoke: Plan) -> None:
     long = "word " * (2 * smoke.base.max_positions)
     (answer,) = generator(model, smoke, 1).generate([long])
     assert answer.num_prompt_tokens == smoke.base.max_positions - 12
+
+
+def test_batch_size_follows_the_free_memory(smoke: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    standin = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16)
+    one = generator(standin, smoke, None)
+    row = count_cache_bytes(smoke.base, 2) * (100 + 12)
+    for free, longest, expected in ((20 * row, 100, 10), (10**15, 100, 256), (10**15, 16_384, 4), (row, 100, 1)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device, free=free: (free, free))
+        assert one._choose_batch_size(longest) == expected
+
+
+@pytest.mark.parametrize("batch_size", [None, 6])
+def test_out_of_memory_halves_only_a_chosen_batch(
+    model: object, smoke: Plan, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = generator(model, smoke, 1).generate(PROMPTS)
+    sizes: list[int] = []
+    generate_batch = Generator._generate_batch
+
+    def generate_at_most_two(self: Generator, ids: list[list[int]], advance: object) -> list[list[int]]:
+        sizes.append(len(ids))
+        if len(ids) > 2:
+            raise torch.OutOfMemoryError
+        return generate_batch(self, ids, advance)
+
+    monkeypatch.setattr(Generator, "_generate_batch", generate_at_most_two)
+    if batch_size is None:
+        assert generator(model, smoke, None).generate(PROMPTS) == expected
+        assert sizes == [6, 3, 1, 5, 2, 3, 1, 2]
+    else:
+        with pytest.raises(torch.OutOfMemoryError):
+            generator(model, smoke, batch_size).generate(PROMPTS)

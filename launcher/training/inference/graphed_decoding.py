@@ -1,0 +1,105 @@
+"""Decode steps of transformers' `generate` as a CUDA graph, because small models mostly wait for kernel launches.
+
+`generate` compiles its decode steps if the model has a static KV cache on a GPU. Here it gets a function that captures
+the forward pass of the first decode step once and replays it for the others, which needs no compilation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.cache_utils import Cache, StaticCache, StaticLayer
+
+from launcher.core.errors import first_line
+from launcher.core.log import get_logger
+
+log = get_logger(__name__)
+
+Forward = Callable[..., Any]
+# (function) -> (function that computes it again from the same tensors, its result)
+Capture = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
+
+_GIVEN_UP = "_launcher_cannot_capture"  # attribute of a model
+
+
+def make_static_cache(model: Any, max_length: int, config: GenerationConfig) -> Cache | None:
+    """Return a KV cache of a fixed size, or None where decode steps cannot be replayed.
+
+    Layers with a sliding window keep all tokens: a replayed graph cannot shift them, and the mask excludes old ones.
+    """
+    if not model._supports_default_dynamic_cache() or getattr(model, _GIVEN_UP, False):
+        return None
+    cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=max_length)
+    cache.layers = [StaticLayer(max_cache_len=max_length) if layer.is_sliding else layer for layer in cache.layers]
+    return cache if model._valid_auto_compile_criteria({"past_key_values": cache}, config) else None
+
+
+@contextmanager
+def graphed_decoding(model: Any) -> Iterator[None]:
+    """Let `generate` replay a graph where it would compile the forward pass."""
+    forward = _GraphedForward(model, _capture_graph)
+    model.get_compiled_call = lambda _config: forward
+    try:
+        yield
+    finally:
+        del model.get_compiled_call
+
+
+class _GraphedForward:
+    """A forward pass that is captured at its second call and then replayed, with inputs copied to fixed addresses."""
+
+    def __init__(self, model: Any, capture: Capture) -> None:
+        self._model, self._capture = model, capture
+        self._buffers: dict[str, Any] = {}
+        self._replay: Callable[[], None] | None = None
+        self._outputs: Any = None
+
+    def __call__(self, **inputs: Any) -> Any:
+        if getattr(self._model, _GIVEN_UP, False):
+            return self._model(**inputs)
+        if not self._buffers:  # compiles kernels and allocates workspaces, which must not happen during capture
+            self._buffers = {name: _map_tensors(torch.clone, value) for name, value in inputs.items()}
+            return self._model(**self._buffers)
+        for name, value in inputs.items():
+            _copy_tensors(value, self._buffers[name])
+        if self._replay is None:
+            try:
+                self._replay, self._outputs = self._capture(lambda: self._model(**self._buffers))
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # a kernel that cannot be captured may raise anything
+                setattr(self._model, _GIVEN_UP, True)
+                log.info(f"note: cannot capture a CUDA graph, generating without it: {first_line(error)}")
+                return self._model(**inputs)
+        self._replay()
+        return self._outputs
+
+
+def _capture_graph(compute: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    graph, outer = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            outputs = compute()
+    finally:  # a failed capture may leave its stream current
+        torch.cuda.set_stream(outer)
+    return graph.replay, outputs
+
+
+def _map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Apply a function to a tensor, or to the values of a dict: models with sliding windows have several masks."""
+    if isinstance(value, dict):
+        return {name: _map_tensors(function, part) for name, part in value.items()}
+    return function(value) if isinstance(value, Tensor) else value
+
+
+def _copy_tensors(source: Any, target: Any) -> None:
+    if isinstance(source, dict):
+        for name, part in source.items():
+            _copy_tensors(part, target[name])
+    elif isinstance(source, Tensor):
+        target.copy_(source)
