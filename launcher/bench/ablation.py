@@ -91,8 +91,9 @@ def run_ablation(
         if measurement.unavailable:
             records.append(_make_record(measurement, "unavailable", measurement.unavailable))
             continue
+        precision = plan.precision.model_copy(update={"fp8_base": measurement.fp8_base})
         spec = StageSpec(
-            plan=plan,
+            plan=plan.model_copy(update={"precision": precision}),
             store=str(store.resolve()),
             config=measurement.config,
             warmup_steps=effort.warmup_steps,

@@ -147,19 +147,30 @@ class Measurement(Frozen):
     title: str
     mode: Mode
     config: LoopConfig | None  # None: the launcher's own loop
+    fp8_base: bool = False
     unavailable: str = ""
 
 
-def list_measurements(stages: tuple[Stage, ...]) -> tuple[Measurement, ...]:
+def list_measurements(stages: tuple[Stage, ...], *, fp8_base: bool) -> tuple[Measurement, ...]:
     """Return the baseline, the cumulative stages, the launcher, each stage alone, and the baseline again.
 
-    The second baseline shows whether the machine drifts.
+    The second baseline shows whether the machine drifts. Only the launcher's own loop computes in FP8.
     """
     measurements, config = [Measurement(key="baseline", title="baseline", mode="cumulative", config=BASELINE)], BASELINE
     for stage in stages:
         config = config if stage.unavailable else config.with_change(stage.change)
         measurements.append(_make_measurement(stage, "cumulative", config))
     measurements.append(Measurement(key="launcher", title="the launcher's own loop", mode="cumulative", config=None))
+    measurements.append(
+        Measurement(
+            key="fp8",
+            title="the launcher's own loop, base in FP8",
+            mode="cumulative",
+            config=None,
+            fp8_base=True,
+            unavailable="" if fp8_base else "not requested: --set training.config.precision=fp8",
+        )
+    )
     for stage in stages:
         alone = BASELINE if stage.unavailable else BASELINE.with_change(stage.change)
         measurements.append(_make_measurement(stage, "alone", alone))

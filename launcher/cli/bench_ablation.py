@@ -58,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     planned = plan_request(make_request(arguments))
     plan = planned.plan
     check_one_process(plan, plan.expert)
-    measurements = list_measurements(_select_stages(list_stages(plan), arguments.stages))
+    stages = _select_stages(list_stages(plan), arguments.stages)
+    measurements = list_measurements(stages, fp8_base=plan.precision.fp8_base)
     store = prepare_data(planned).store.folder
     notes = check_load(plan)
     effort = AblationEffort(

@@ -106,6 +106,11 @@ def check_agreement(agreement: Agreement, dtype: Dtype) -> None:
     is_merged = agreement.merged_share is None or lowest <= agreement.merged_share <= highest
     if is_close and is_merged:
         return
+    if is_close and dtype != "fp32" and agreement.merged_share is not None and agreement.merged_share < lowest:
+        raise RunFailedError(
+            f"rounding the merged weights to {dtype} loses too much of the adapter: {format_agreement(agreement)}",
+            hint="nothing was written; export with --dtype fp32, or use the adapter without merging it",
+        )
     raise RunFailedError(
         f"the merged model differs from base and adapter: {format_agreement(agreement)}; in {dtype}, rounding "
         f"explains a difference of {_TOLERANCE[dtype]:.0e}",

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.bench import ablation
-from launcher.bench.ablation import AblationEffort, run_ablation
-from launcher.bench.ablation_stages import BASELINE, LoopConfig, list_measurements, list_stages
+from launcher.bench.ablation import AblationEffort, StageRecord, StageSpec, run_ablation
+from launcher.bench.ablation_stages import BASELINE, LoopConfig, Measurement, list_measurements, list_stages
 from launcher.cli.bench import complete
 from launcher.core.versions import PACKAGES
 from launcher.plan.model import Plan
@@ -42,10 +42,30 @@ def test_settings_that_the_manifest_keeps_are_unavailable() -> None:
     assert {stage.key for stage in list_stages(plan) if stage.unavailable} == {"packing", "optimizer"}
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_only_the_last_stage_has_a_base_in_fp8(precision: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plan = make_plan("h100", f"training.config.precision={precision}")
+    measurements = list_measurements((), fp8_base=plan.precision.fp8_base)
+    in_fp8 = {each.title: each.fp8_base for each in measurements if not each.unavailable}
+    expected = ["the launcher's own loop, base in FP8"] if precision == "fp8" else []
+    assert [title for title, is_fp8 in in_fp8.items() if is_fp8] == expected
+    plans: dict[str, bool] = {}
+
+    def note_plan(measurement: Measurement, spec: StageSpec, *_more: object) -> StageRecord:
+        plans[measurement.title] = spec.plan.precision.fp8_base
+        return StageRecord(key=measurement.key, title=measurement.title, mode=measurement.mode, status="failed")
+
+    monkeypatch.setattr(ablation, "MeasurementProcess", lambda _module, spec, *_more: spec)
+    monkeypatch.setattr(ablation, "_measure", note_plan)
+    effort = AblationEffort(warmup_steps=1, timed_steps=1, seconds=1, limit_seconds=1)
+    run_ablation(plan, tmp_path, measurements, effort, tmp_path, lambda _line: None)
+    assert plans == in_fp8
+
+
 def test_each_stage_changes_one_setting_cumulatively_and_alone() -> None:
     plan = make_plan()
-    measurements = list_measurements(list_stages(plan))
-    cumulative = [measurement for measurement in measurements if measurement.mode == "cumulative"]
+    measurements = list_measurements(list_stages(plan), fp8_base=False)
+    cumulative = [each for each in measurements if each.mode == "cumulative" and each.key != "fp8"]
     alone = {measurement.key: measurement for measurement in measurements if measurement.mode == "alone"}
     assert (cumulative[0].config, cumulative[-1].config) == (BASELINE, None)
     for before, after in pairwise(cumulative[:-1]):
@@ -73,7 +93,9 @@ def count_changes(config: LoopConfig, other: LoopConfig) -> int:
 
 
 def test_unavailable_stages_start_no_process(tmp_path: Path) -> None:
-    measurements = [each for each in list_measurements(list_stages(make_plan(None))) if each.unavailable]
+    measurements = [
+        each for each in list_measurements(list_stages(make_plan(None)), fp8_base=False) if each.unavailable
+    ]
     effort = AblationEffort(warmup_steps=1, timed_steps=1, seconds=1, limit_seconds=1)
     records = run_ablation(make_plan(None), tmp_path, measurements, effort, tmp_path, lambda _text: None)
     assert {record.status for record in records} == {"unavailable"}
