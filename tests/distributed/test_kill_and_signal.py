@@ -12,20 +12,23 @@ import pytest
 
 from launcher.core.errors import ExitCode
 from launcher.core.metrics import load_metrics
-from tests.distributed.harness import Child, Harness, TrainedRun, TrainingCase, make_command
+from tests.distributed.harness import Harness, TrainedRun, TrainingCase, make_command
 from tests.distributed.placement_recording_train import END_SECONDS_VARIABLE, STEP_SECONDS_VARIABLE
+from tests.faults.fork_server import ForkServer, LaunchedProcesses
 
 LONG = {"max_steps": 2000, "evaluation_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
 
 
 @contextmanager
-def training(harness: Harness, case: TrainingCase, **more: str) -> Iterator[tuple[Child, TrainedRun]]:
+def training(
+    harness: Harness, fork_server: ForkServer, case: TrainingCase, **more: str
+) -> Iterator[tuple[LaunchedProcesses, TrainedRun]]:
     """Start a run of two ranks and wait until it trains."""
     planned, paths = harness.write(case)
     trained = TrainedRun(paths)
-    with harness.started(make_command(planned, paths), **{STEP_SECONDS_VARIABLE: "0.3", **more}) as child:
-        child.wait_until(lambda: paths.metrics.exists() and len(load_metrics(paths.metrics)) >= 2)
-        yield child, trained
+    with fork_server.started(make_command(planned, paths), **{STEP_SECONDS_VARIABLE: "0.3", **more}) as launched:
+        launched.wait_until(lambda: paths.metrics.exists() and len(load_metrics(paths.metrics)) >= 2)
+        yield launched, trained
 
 
 def get_pid(trained: TrainedRun, rank: int) -> int:
@@ -33,19 +36,20 @@ def get_pid(trained: TrainedRun, rank: int) -> int:
 
 
 @pytest.mark.slow
-def test_workers_exit_after_agent_is_killed(harness: Harness) -> None:
-    with training(harness, TrainingCase(strategy="ddp", config=LONG)) as (child, trained):
-        assert {get_pid(trained, 0), get_pid(trained, 1)} <= set(child.pids())
-        os.kill(child.process.pid, signal.SIGKILL)
-        child.wait_until(lambda: not child.pids(), seconds=10)
+def test_workers_exit_after_agent_is_killed(harness: Harness, fork_server: ForkServer) -> None:
+    with training(harness, fork_server, TrainingCase(strategy="ddp", config=LONG)) as (launched, trained):
+        assert {get_pid(trained, 0), get_pid(trained, 1)} <= set(launched.processes)
+        os.kill(launched.agent, signal.SIGKILL)
+        launched.wait_until(lambda: launched.poll() is not None and not launched.processes, seconds=10)
 
 
-def test_all_processes_exit_after_worker_is_killed(harness: Harness) -> None:
-    with training(harness, TrainingCase(strategy="ddp", config=LONG)) as (child, trained):
+def test_all_processes_exit_after_worker_is_killed(harness: Harness, fork_server: ForkServer) -> None:
+    with training(harness, fork_server, TrainingCase(strategy="ddp", config=LONG)) as (launched, trained):
+        assert {launched.agent, get_pid(trained, 0), get_pid(trained, 1)} <= set(launched.processes)
         os.kill(get_pid(trained, 1), signal.SIGKILL)
-        child.wait_until(lambda: child.process.poll() is not None, seconds=60)
-        assert child.process.returncode != 0
-        child.wait_until(lambda: not child.pids(), seconds=10)
+        launched.wait_until(lambda: launched.poll() is not None, seconds=60)
+        assert launched.returncode != 0
+        launched.wait_until(lambda: not launched.processes, seconds=10)
 
 
 @pytest.mark.slow
@@ -57,19 +61,19 @@ def test_all_processes_exit_after_worker_is_killed(harness: Harness) -> None:
     ],
 )
 def test_signal_to_one_rank_stops_all_after_the_same_step(
-    harness: Harness, strategy: str, rank: int, number: signal.Signals
+    harness: Harness, fork_server: ForkServer, strategy: str, rank: int, number: signal.Signals
 ) -> None:
     """Rank 0 takes two seconds longer to end: its agent must not kill it when the other rank is gone."""
     case = TrainingCase(strategy=strategy, config=LONG)  # type: ignore[arg-type]
-    with training(harness, case, **{END_SECONDS_VARIABLE: "2"}) as (child, trained):
+    with training(harness, fork_server, case, **{END_SECONDS_VARIABLE: "2"}) as (launched, trained):
         os.kill(get_pid(trained, rank), number)
-        child.wait_until(lambda: child.process.poll() is not None, seconds=60)
-        assert child.process.returncode != 0
+        launched.wait_until(lambda: launched.poll() is not None, seconds=60)
+        assert launched.returncode != 0
         outcome = trained.outcome
-        assert (outcome.status, outcome.exit_code) == ("stopped", ExitCode.PREEMPTED), child.console
+        assert (outcome.status, outcome.exit_code) == ("stopped", ExitCode.PREEMPTED), launched.console
         ends = [json.loads((trained.paths.logs / f"end-{one}.json").read_text()) for one in (0, 1)]
         assert ends == [outcome.steps_done, outcome.steps_done]
         assert 0 < outcome.steps_done < 2000
         assert outcome.steps_done == len(trained.steps)
         assert list(trained.paths.checkpoint(outcome.steps_done).glob("*.safetensors"))
-        assert "Traceback" not in child.console.partition("torch/distributed/elastic")[0]
+        assert "Traceback" not in launched.console.partition("torch/distributed/elastic")[0]

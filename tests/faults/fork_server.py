@@ -1,12 +1,14 @@
-"""`accelerate launch` by fork, without the half minute of imports in each process.
+"""`accelerate launch` and `launcher train` by fork, without the half minute of imports in each process.
 
 A server process has imported all modules of a training. For each launch it forks the agent, which runs the code of
 accelerate and torch. Where that code would start a Python script, the agent forks again and runs the script. Processes,
-process groups, agents and signals are real: only exec is left out.
+process groups, agents, signals and /proc/PID/environ are real: only exec is left out.
 """
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import json
 import os
 import runpy
@@ -19,12 +21,15 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import pytest
 
-from launcher.core.processes import is_alive, send_signal
+from launcher.core.processes import find_processes, is_alive, send_signal
+from launcher.launch import single_process, supervise
+from launcher.launch.start import ACCELERATE
 from launcher.render import Command
 from tests.conftest import ROOT
 from tests.forked_python import exit_with, replace_process_state
@@ -32,6 +37,23 @@ from tests.forked_python import exit_with, replace_process_state
 LIMIT_SECONDS = 300.0
 _PIDS_VARIABLE = "LAUNCHER_TEST_PIDS"  # file to which every rank appends its rank and process id at its start
 _POLL_SECONDS = 0.02
+_MARK_VARIABLE = "LAUNCHER_TEST_MARK"
+# Processes are found by these variables in /proc/PID/environ, which shows the memory that exec has filled.
+_SHOWN = (_MARK_VARIABLE, supervise._MARK)
+_UNMARKED = "0" * 32
+# launcher/train.py and its libraries import these when they are needed.
+_TRAINING = (
+    "launcher.request.arguments",
+    "launcher.training.cluster.preflight",
+    "launcher.training.runtime.rendezvous",
+    "launcher.training.trainer",
+    "numpy.ma",
+    "pandas",
+    "peft.utils.transformers_weight_conversion",
+    "pyarrow.compute",
+    "pyarrow.pandas_compat",
+    "transformers.models.qwen3.modeling_qwen3",
+)
 
 
 class ForkServer:
@@ -43,7 +65,7 @@ class ForkServer:
         self._process = subprocess.Popen(
             (sys.executable, "-m", "tests.faults.fork_server"),
             cwd=ROOT,
-            env=self._environment,
+            env={**self._environment, **dict.fromkeys(_SHOWN, _UNMARKED)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=(folder / "fork_server.txt").open("wb"),
@@ -60,13 +82,14 @@ class ForkServer:
         name = uuid.uuid4().hex
         console, pids = self.folder / f"console-{name}.txt", self.folder / f"pids-{name}.txt"
         environment = {**self._environment, **command.environment, "OMP_NUM_THREADS": "1", **more}
-        start = command.argv.index("accelerate.commands.launch") + 1
         entry = {
-            "argv": command.argv[start:],
-            "environment": {**environment, _PIDS_VARIABLE: str(pids)},
+            "argv": command.argv,
+            "environment": {**environment, _PIDS_VARIABLE: str(pids), _MARK_VARIABLE: name},
             "console": str(console),
         }
-        launched = LaunchedProcesses(fork_server=self, agent=self.request(entry), console_file=console, pids_file=pids)
+        launched = LaunchedProcesses(
+            fork_server=self, agent=self.request(entry), mark=name, console_file=console, pids_file=pids
+        )
         try:
             yield launched
         finally:
@@ -90,10 +113,11 @@ class ForkServer:
 
 @dataclass(kw_only=True)
 class LaunchedProcesses:
-    """An agent and its ranks."""
+    """An agent, or a launcher with its agents, and the ranks."""
 
     fork_server: ForkServer
     agent: int
+    mark: str
     console_file: Path
     pids_file: Path
     returncode: int | None = None
@@ -111,6 +135,11 @@ class LaunchedProcesses:
     @property
     def living(self) -> tuple[int, ...]:
         return tuple(pid for pid in (self.agent, *self.ranks.values()) if is_alive(pid))
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """All live processes of this launch, with those that were started by exec."""
+        return find_processes(f"{_MARK_VARIABLE}={self.mark}")
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -132,7 +161,7 @@ class LaunchedProcesses:
 
     def clear(self) -> None:
         start_time = time.monotonic()
-        while (living := self.living) and time.monotonic() - start_time < 10:
+        while (living := self.processes) and time.monotonic() - start_time < 10:
             send_signal(living, signal.SIGKILL)
             self.poll()
             time.sleep(_POLL_SECONDS)
@@ -150,8 +179,11 @@ def serve() -> None:
 
     with suppress(ImportError):
         import deepspeed  # noqa: F401
+    for name in _TRAINING:
+        importlib.import_module(name)
 
     codes: dict[int, int] = {}
+    find_shown_variables()
     for line in sys.stdin:
         question = json.loads(line)
         if "poll" in question:
@@ -159,9 +191,26 @@ def serve() -> None:
         else:
             answer = os.fork()
             if answer == 0:
-                _become_agent(**question)
+                _become_command(**question)
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+    os._exit(0)  # the interpreter would take seconds to free all modules
+
+
+@cache
+def find_shown_variables() -> Mapping[str, int]:
+    """Return the addresses of the variables that /proc/PID/environ shows. Call before the environment is changed."""
+    get = ctypes.CDLL(None).getenv
+    get.restype = ctypes.c_void_p
+    return {name: get(name.encode()) for name in _SHOWN}
+
+
+def show_variables(environment: Mapping[str, str]) -> None:
+    """Change /proc/PID/environ as exec would do it."""
+    for name, address in find_shown_variables().items():
+        value = environment.get(name, _UNMARKED).encode()
+        assert len(value) == len(_UNMARKED)
+        ctypes.memmove(address, value, len(value))
 
 
 def _poll(pid: int, codes: dict[int, int]) -> int | None:
@@ -172,16 +221,39 @@ def _poll(pid: int, codes: dict[int, int]) -> int | None:
     return codes.get(pid)
 
 
-def _become_agent(argv: Sequence[str], environment: Mapping[str, str], console: str) -> NoReturn:
+def _become_command(argv: Sequence[str], environment: Mapping[str, str], console: str) -> NoReturn:
+    show_variables(environment)
+    replace_process_state(environment, stdout=Path(console).open("wb"), stderr=None)  # noqa: SIM115
+    _run_command(argv)
+
+
+def _run_command(argv: Sequence[str]) -> NoReturn:
+    """Do what exec would do, in this process."""
+    if tuple(argv[: len(ACCELERATE)]) == ACCELERATE:
+        _run_agent(argv[len(ACCELERATE) :])
+    vars(supervise)["subprocess"] = types.SimpleNamespace(
+        Popen=ForkedCommand, DEVNULL=subprocess.DEVNULL, PIPE=subprocess.PIPE
+    )
+    if argv[1] == "-m":
+        sys.argv = [*argv[2:]]
+        exit_with(lambda: runpy.run_module(argv[2], run_name="__main__", alter_sys=True))
+    if argv[1].endswith(".py"):
+        sys.argv = [*argv[1:]]
+        exit_with(lambda: runpy.run_path(argv[1], run_name="__main__"))
+    if single_process.__file__ in argv:
+        vars(single_process)["subprocess"] = _FORKING
+        sys.argv = [*argv[argv.index(single_process.__file__) :]]
+        exit_with(single_process.main)
+    os.execve(argv[0], [*argv], os.environ)
+
+
+def _run_agent(arguments: Sequence[str]) -> NoReturn:
     from accelerate.commands import launch
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-    replace_process_state(environment, stdout=Path(console).open("wb"), stderr=None)  # noqa: SIM115
     vars(subprocess_handler)["Popen"] = ForkedProcess
-    vars(launch)["subprocess"] = types.SimpleNamespace(
-        Popen=ForkedProcess, CalledProcessError=subprocess.CalledProcessError
-    )
-    sys.argv = ["accelerate", *argv]
+    vars(launch)["subprocess"] = _FORKING
+    sys.argv = ["accelerate", *arguments]
     exit_with(launch.main)
 
 
@@ -191,7 +263,7 @@ class ForkedProcess:
     def __init__(
         self,
         args: Sequence[str],
-        env: Mapping[str, str],
+        env: Mapping[str, str] | None = None,
         stdout: IO[str] | None = None,
         stderr: IO[str] | None = None,
         start_new_session: bool = False,
@@ -199,6 +271,7 @@ class ForkedProcess:
         assert args[0] == sys.executable, args
         self.args = args
         self.returncode: int | None = None
+        env = dict(os.environ if env is None else env)
         self.pid = os.fork()
         if self.pid == 0:
             with Path(env[_PIDS_VARIABLE]).open("a") as pids:
@@ -207,6 +280,12 @@ class ForkedProcess:
             sys.argv = [word for word in args[1:] if word != "-u"]
             sys.path.insert(0, str(Path(sys.argv[0]).parent))
             exit_with(lambda: runpy.run_path(sys.argv[0], run_name="__main__"))
+
+    def __enter__(self) -> ForkedProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait()
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -222,6 +301,33 @@ class ForkedProcess:
                 raise subprocess.TimeoutExpired(self.args, timeout)
             time.sleep(_POLL_SECONDS)
         return code
+
+
+_FORKING = types.SimpleNamespace(Popen=ForkedProcess, CalledProcessError=subprocess.CalledProcessError)
+
+
+class ForkedCommand(ForkedProcess):
+    """The part of subprocess.Popen that the supervision of a run uses, with pipes."""
+
+    def __init__(self, args: Sequence[str], env: Mapping[str, str], **_: object) -> None:
+        self.args = args
+        self.returncode = None
+        pipes = [os.pipe() for _ in ("stdout", "stderr")]
+        self.pid = os.fork()
+        if self.pid == 0:
+            show_variables(env)
+            stdout, stderr = (os.fdopen(writer, "wb") for _, writer in pipes)
+            replace_process_state(env, stdout, stderr)
+            for reader, writer in pipes:
+                os.close(reader)
+                os.close(writer)
+            start = args.index(supervise._IGNORE_SIGNALS) + 1
+            for number in supervise.STOP_SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
+            _run_command(args[start:])
+        for pipe in pipes:
+            os.close(pipe[1])
+        self.stdout, self.stderr = (os.fdopen(reader, "rb") for reader, _ in pipes)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -12,16 +13,12 @@ import pytest
 from launcher.core.errors import ExitCode
 from launcher.core.processes import find_children
 from launcher.core.run_paths import RunPaths
-from tests.distributed.harness import Child, Harness, TrainedRun, TrainingCase, make_command, make_harness
+from tests.distributed.harness import Child, Harness, TrainedRun, TrainingCase, make_command
+from tests.faults.fork_server import ForkServer, LaunchedProcesses
 
 LIMIT_SECONDS = 12
 SLOW = {"LAUNCHER_TEST_STEP_SECONDS": "1"}
 LONG = {"max_steps": 200, "eval_steps": 200, "save_steps": 200}
-
-
-@pytest.fixture(scope="module")
-def harness(tmp_path_factory: pytest.TempPathFactory) -> Harness:
-    return make_harness(tmp_path_factory.mktemp("hang"))
 
 
 def make_case(**changes: Any) -> TrainingCase:
@@ -33,16 +30,18 @@ def get_pid(paths: RunPaths, rank: int) -> int:
     return placement["pid"]
 
 
-def wait_for_steps(child: Child, paths: RunPaths, num_ranks: int) -> None:
+def wait_for_steps(child: Child | LaunchedProcesses, paths: RunPaths, num_ranks: int) -> None:
     child.wait_until(lambda: all((paths.logs / f"placement-{rank}.json").exists() for rank in range(num_ranks)))
 
 
-def test_stopped_rank_is_reported(harness: Harness) -> None:
+def test_stopped_rank_is_reported(harness: Harness, fork_server: ForkServer) -> None:
     planned, paths = harness.write(make_case())
-    with harness.started(make_command(planned, paths), **SLOW) as child:
-        wait_for_steps(child, paths, 2)
+    with fork_server.started(make_command(planned, paths), **SLOW) as launched:
+        wait_for_steps(launched, paths, 2)
         os.kill(get_pid(paths, 1), signal.SIGSTOP)
-        took = child.wait_until(lambda: TrainedRun(paths).outcome.status != "running", 120)
+        stopped_at = time.monotonic()
+        launched.wait_until(lambda: TrainedRun(paths).outcome.status != "running", 120)
+        took = time.monotonic() - stopped_at
         outcome = TrainedRun(paths).outcome
     assert took < LIMIT_SECONDS + 30
     assert (outcome.status, outcome.exit_code) == ("failed", ExitCode.RUN_FAILED)

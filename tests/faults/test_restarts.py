@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import os
+import pickle
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,21 +12,20 @@ import pytest
 
 from launcher.core import metrics
 from launcher.core.errors import ExitCode
-from launcher.launch.console import Console
-from launcher.launch.restart import StartOptions, run_with_restarts
+from launcher.launch.restart import StartOptions
+from launcher.launch.write_run import write_run
 from launcher.plan.load import load_plan
 from launcher.plan.model import OomFallback
+from launcher.render import Command
 from launcher.runs.record import Outcome
 from tests.conftest import ROOT
-from tests.distributed.harness import Harness, TrainedRun, TrainingCase, make_harness
+from tests.distributed.harness import Harness, TrainedRun, TrainingCase
+from tests.faults.fork_server import ForkServer
+from tests.faults.restarting_launcher import SCRIPT as RESTARTING_LAUNCHER
+from tests.faults.restarting_launcher import StartedRun
 
 FAILING_TRAIN_SCRIPT = str(ROOT / "tests/faults/failing_train.py")
 CONFIG = {"max_steps": 4, "eval_steps": 4, "save_steps": 2, "load_best_model_at_end": False, "save_total_limit": 9}
-
-
-@pytest.fixture(scope="module")
-def harness(tmp_path_factory: pytest.TempPathFactory) -> Harness:
-    return make_harness(tmp_path_factory.mktemp("restarts"))
 
 
 @pytest.fixture(scope="module")
@@ -40,26 +39,24 @@ def make_case(**changes: Any) -> TrainingCase:
 
 def start(
     harness: Harness,
+    fork_server: ForkServer,
     case: TrainingCase,
-    monkeypatch: pytest.MonkeyPatch,
     *,
     fallbacks: tuple[OomFallback, ...] = (),
-    **options: Any,
+    max_restarts: int = 0,
+    **variables: str,
 ) -> tuple[Outcome, TrainedRun, str]:
     planned = harness.plan(case)
     planned = replace(planned, plan=planned.plan.model_copy(update={"oom_fallbacks": fallbacks}))
-    from launcher.launch.write_run import write_run
-
     paths = write_run(planned, harness.runs, None)
-    for name, value in harness.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    for name in ("CUDA_VISIBLE_DEVICES",):
-        monkeypatch.setenv(name, os.environ.get(name, ""))
-    output = io.BytesIO()
-    console = Console(stdout=output, stderr=output)
-    outcome = run_with_restarts(planned, paths, console, StartOptions(script=FAILING_TRAIN_SCRIPT, **options))
-    return outcome, TrainedRun(paths), output.getvalue().decode()
+    options = StartOptions(script=FAILING_TRAIN_SCRIPT, max_restarts=max_restarts)
+    pickled = harness.folder / f"{paths.run_id}.pickle"
+    pickled.write_bytes(pickle.dumps(StartedRun(planned=planned, paths=paths, options=options)))
+    argv = (sys.executable, RESTARTING_LAUNCHER, str(pickled))
+    launched = fork_server.launch(Command(argv=argv, environment={}), **variables)
+    trained = TrainedRun(paths)
+    assert trained.outcome.exit_code == launched.returncode, launched.console
+    return trained.outcome, trained, launched.console
 
 
 def make_fallback(micro_batch_size: int) -> OomFallback:
@@ -76,11 +73,12 @@ def make_fallback(micro_batch_size: int) -> OomFallback:
 
 @pytest.mark.slow
 def test_oom_on_one_rank_restarts_with_fallback(
-    harness: Harness, uninterrupted: TrainedRun, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, fork_server: ForkServer, uninterrupted: TrainedRun
 ) -> None:
     """Rank 1 runs out of memory and writes no outcome: rank 0 only sees that it is gone."""
-    monkeypatch.setenv("LAUNCHER_TEST_FULL", "1:256")
-    outcome, trained, output = start(harness, make_case(), monkeypatch, fallbacks=(make_fallback(1),))
+    outcome, trained, output = start(
+        harness, fork_server, make_case(), fallbacks=(make_fallback(1),), LAUNCHER_TEST_FULL="1:256"
+    )
     assert (outcome.status, outcome.exit_code) == ("done", 0), output[-3000:]
     assert outcome.oom_fallbacks == ("micro-batch 1",)
     assert len(outcome.attempts) == 2
@@ -94,19 +92,18 @@ def test_oom_on_one_rank_restarts_with_fallback(
 
 
 @pytest.mark.slow
-def test_oom_without_fallback_does_not_fit(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LAUNCHER_TEST_FULL", "0:256")
-    outcome, _, output = start(harness, make_case(), monkeypatch)
+def test_oom_without_fallback_does_not_fit(harness: Harness, fork_server: ForkServer) -> None:
+    outcome, _, output = start(harness, fork_server, make_case(), LAUNCHER_TEST_FULL="0:256")
     assert outcome.exit_code == ExitCode.DOES_NOT_FIT
     assert "out of memory: CUDA out of memory." in output
     assert "no fallback is left" in output
 
 
 def test_dead_rank_is_restarted(
-    harness: Harness, uninterrupted: TrainedRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    harness: Harness, fork_server: ForkServer, uninterrupted: TrainedRun, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("LAUNCHER_TEST_DEATH", f"1:4:{tmp_path / 'died'}")
-    outcome, trained, output = start(harness, make_case(), monkeypatch, max_restarts=1)
+    death = f"1:4:{tmp_path / 'died'}"
+    outcome, trained, output = start(harness, fork_server, make_case(), max_restarts=1, LAUNCHER_TEST_DEATH=death)
     assert (outcome.status, outcome.exit_code) == ("done", 0), output[-3000:]
     assert "restarting from the last checkpoint (restart 1 of 1)" in output
     assert len(outcome.attempts) == 2
@@ -115,9 +112,9 @@ def test_dead_rank_is_restarted(
 
 
 @pytest.mark.slow
-def test_no_restart_without_max_restarts(harness: Harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("LAUNCHER_TEST_DEATH", f"1:4:{tmp_path / 'died'}")
-    outcome, trained, _ = start(harness, make_case(), monkeypatch)
+def test_no_restart_without_max_restarts(harness: Harness, fork_server: ForkServer, tmp_path: Path) -> None:
+    death = f"1:4:{tmp_path / 'died'}"
+    outcome, trained, _ = start(harness, fork_server, make_case(), LAUNCHER_TEST_DEATH=death)
     assert outcome.exit_code == ExitCode.RUN_FAILED
     assert "rank 1" in outcome.error, outcome.error
     assert not trained.paths.adapter.exists()

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from launcher.core.redaction import REDACTED, collect_known_secrets, is_secret_name, redact_text, redact_tree
+from launcher.render import Command
+from tests import forked_python
 from tests.conftest import ROOT, python_path
-from tests.distributed.harness import TrainingCase, make_harness
+from tests.distributed.harness import Harness, TrainingCase, make_harness
+from tests.faults.fork_server import ForkServer
 
 PASSWORD = "correct-horse-battery-9"
 HUB_TOKEN = "hf_QwErTyUiOpAsDfGhJkLzXcVbNm"
@@ -82,26 +85,29 @@ def find_leaks(folder: Path) -> list[str]:
     return [f"{file}: {secret}" for file in files for secret in PLANTED if secret.encode() in file.read_bytes()]
 
 
-def test_run_directory_contains_no_secret(tmp_path: Path) -> None:
-    harness = make_harness(tmp_path)
+def test_run_directory_contains_no_secret(harness: Harness, fork_server: ForkServer, tmp_path: Path) -> None:
     tree = json.loads(harness.manifest(TrainingCase(strategy="single", ranks_per_node=1)).read_text())
     tree["author"] = f"https://me:{PASSWORD}@host/me"
     tree.setdefault("training", {}).setdefault("config", {})["max_steps"] = 2
-    manifest = tmp_path / "planted.json"
+    manifest, runs = harness.folder / "planted.json", tmp_path / "runs"
     manifest.write_text(json.dumps(tree))
-    result = launcher(
-        tmp_path,
-        *("train", str(manifest), "--profile", "full", "--runs-dir", str(harness.runs), "--run-id", "a"),
+    argv = (
+        *(sys.executable, "-m", "launcher", "train", str(manifest), "--profile", "full"),
+        *("--runs-dir", str(runs), "--run-id", "a"),
         *("--set", f"description=by https://me:{PASSWORD}@host and {WANDB_KEY}"),
         *("--set", f"training.config.wandb.notes={WANDB_KEY}", "--set", f'training.config.wandb.tags=["{HUB_TOKEN}"]'),
+    )
+    launched = fork_server.launch(
+        Command(argv=argv, environment={}),
+        LAUNCHER_DATA_DIR=str(tmp_path / "data"),
         HF_TOKEN=HUB_TOKEN,
         WANDB_API_KEY=WANDB_KEY,
     )
-    assert result.returncode == 0, result.stderr
-    assert not [secret for secret in PLANTED if secret in result.stdout + result.stderr]
-    assert find_leaks(harness.runs) == []
-    assert REDACTED in (harness.runs / "a/manifest.json").read_text(), "the secret was there and is redacted"
-    assert REDACTED in (harness.runs / "a/request.json").read_text()
+    assert launched.returncode == 0, launched.console
+    assert not [secret for secret in PLANTED if secret in launched.console]
+    assert find_leaks(runs) == []
+    assert REDACTED in (runs / "a/manifest.json").read_text(), "the secret was there and is redacted"
+    assert REDACTED in (runs / "a/request.json").read_text()
 
 
 @pytest.mark.slow
@@ -126,13 +132,12 @@ def test_error_of_failed_run_contains_no_secret(tmp_path: Path) -> None:
     assert str(harness.base) not in outcome["error"]
 
 
-def test_path_with_password_is_refused(tmp_path: Path) -> None:
-    harness = make_harness(tmp_path)
+def test_path_with_password_is_refused(harness: Harness, tmp_path: Path) -> None:
     tree = json.loads(harness.manifest(TrainingCase(strategy="single", ranks_per_node=1)).read_text())
     tree["training"]["dataset"]["path"] = f"https://me:{PASSWORD}@host/rows.jsonl"
     manifest = tmp_path / "planted.json"
     manifest.write_text(json.dumps(tree))
-    result = launcher(tmp_path, "plan", str(manifest))
+    result = forked_python.run_python(["-m", "launcher", "plan", str(manifest)])
     assert result.returncode == 2
     assert "training.dataset.path: contains a password or a token" in result.stderr
     assert PASSWORD not in result.stdout + result.stderr
