@@ -10,27 +10,29 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from launcher.core.run_paths import RunPaths
 from launcher.launch.write_run import write_run
 from launcher.plan import Plan
-from launcher.request.request import Request, plan_request
+from launcher.request.request import PlannedRun, Request, plan_request
 from launcher.runs.record import Outcome, load_outcome
 from tests.conftest import ROOT, python_path
 
 # Helpers of every fake training script, which is started with --plan runs/<id>/plan.json.
 PREAMBLE = """
-import os, signal, subprocess, sys, time
+import json, os, signal, subprocess, sys, time
 from pathlib import Path
 from launcher.core.run_paths import RunPaths
-from launcher.runs.record import Outcome, write_outcome
 
 paths = RunPaths(Path(sys.argv[sys.argv.index("--plan") + 1]).parent)
 
 def outcome(status, exit_code=None, error=""):
     known = {"run_id": "r", "started_at": "t", "pid": os.getpid(), "steps_done": 3}
-    write_outcome(paths.outcome, Outcome(status=status, exit_code=exit_code, error=error, **known))
+    new = paths.root / ".outcome.json"
+    new.write_text(json.dumps({"status": status, "exit_code": exit_code, "error": error, **known}))
+    new.rename(paths.outcome)
 
 def note(text):
     with (paths.root / "notes.txt").open("a") as file:
@@ -146,10 +148,15 @@ class Result:
 
 
 def make_arena(folder: Path, num_ranks: int = 1) -> Arena:
-    planned = plan_request(Request(expert="neo4j", profile="smoke"))
+    planned = _plan_smoke()
     if num_ranks > 1:
         planned = replace(planned, plan=_on_cpu_ranks(planned.plan, num_ranks))
     return Arena(paths=write_run(planned, folder / "runs", "r"), folder=folder)
+
+
+@cache
+def _plan_smoke() -> PlannedRun:
+    return plan_request(Request(expert="neo4j", profile="smoke"))
 
 
 def _on_cpu_ranks(plan: Plan, num_ranks: int) -> Plan:

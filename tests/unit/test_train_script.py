@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli.main import main
 from launcher.core.errors import ExitCode
 from launcher.core.metrics import load_metrics
 from launcher.core.processes import is_lost_rank
@@ -16,17 +17,18 @@ from launcher.core.run_paths import RunPaths
 from launcher.runs.record import load_outcome
 from launcher.train import is_lost_worker, is_out_of_memory
 from tests.conftest import ROOT, WriteManifest
+from tests.forked_python import run_python
 
 pytestmark = pytest.mark.process
 
 
-def train(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "launcher/train.py", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def train(*arguments: str, needs_torch: bool = False) -> subprocess.CompletedProcess[str]:
+    return run_python(["launcher/train.py", *arguments], needs_torch=needs_torch)
 
 
 def test_a_wrong_manifest_is_reported_first(write_manifest: WriteManifest) -> None:
-    result = train("--manifest", str(write_manifest({"training.config.rank": 0})))
+    command = [sys.executable, "launcher/train.py", "--manifest", str(write_manifest({"training.config.rank": 0}))]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == ExitCode.WRONG_INPUT
     assert "training.config.rank: must be at least 1, not 0" in result.stderr
     assert "Traceback" not in result.stderr
@@ -43,9 +45,8 @@ def test_a_broken_plan_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_missing_base_is_reported_with_the_searched_folders(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "launcher", "train", "neo4j", "--gpu", "h100", "--dry-run"]
-    subprocess.run([*command, "--runs-dir", str(tmp_path), "--run-id", "a"], cwd=ROOT, capture_output=True, check=True)
-    result = train("--plan", str(tmp_path / "a/plan.json"))
+    assert main(["train", "neo4j", "--gpu", "h100", "--dry-run", "--runs-dir", str(tmp_path), "--run-id", "a"]) == 0
+    result = train("--plan", str(tmp_path / "a/plan.json"), needs_torch=True)
     assert result.returncode == ExitCode.WRONG_INPUT
     assert "the tokenizer of Qwen/Qwen3-0.6B is not on this machine" in result.stderr
     assert "LAUNCHER_MODELS_DIR" in result.stderr

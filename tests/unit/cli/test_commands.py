@@ -295,7 +295,7 @@ def test_unicode_digits_are_refused(name: str) -> None:
     assert "neo4j on" in run_ok("plan", "neo4j", "--gpu", "h100", env={name: "²"})
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=pytest.mark.slow)])
 def test_stdout_that_is_not_utf8_is_tolerated(encoding: str) -> None:
     text = run_ok("plan", "neo4j", "--gpu", "rtx4090", env={"PYTHONIOENCODING": encoding})
     assert "total " in text
@@ -303,9 +303,11 @@ def test_stdout_that_is_not_utf8_is_tolerated(encoding: str) -> None:
 
 
 OUTPUTS = [("plan", "neo4j", "--gpu", "h100"), ("schema",), ("--help",), ("plan", "neo4j", "--gpu", "h100", "--json")]
+# Short and long texts of rich and argparse; JSON is printed like the schema.
+SOME_OUTPUTS = [*OUTPUTS[:3], pytest.param(OUTPUTS[3], marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("arguments", OUTPUTS, ids=" ".join)
+@pytest.mark.parametrize("arguments", SOME_OUTPUTS, ids=" ".join)
 @pytest.mark.parametrize("target", [">/dev/full", ">&-"])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_unwritable_output_is_exit_code_2(arguments: tuple[str, ...], target: str, unbuffered: str) -> None:
@@ -319,7 +321,7 @@ def test_unwritable_output_is_exit_code_2(arguments: tuple[str, ...], target: st
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", OUTPUTS, ids=" ".join)
+@pytest.mark.parametrize("arguments", SOME_OUTPUTS, ids=" ".join)
 def test_closed_reader_is_not_an_error(arguments: tuple[str, ...]) -> None:
     """The pipe is closed before the first byte: rich would exit with code 1."""
     reader, writer = os.pipe()

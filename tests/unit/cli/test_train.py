@@ -17,6 +17,7 @@ from launcher.core.errors import InputError
 from launcher.launch.start import check_packages, check_startable
 from launcher.request.request import Request, plan_request
 from tests.conftest import ROOT, python_path
+from tests.forked_python import run_python
 from tests.unit.standins import PREAMBLE
 
 pytestmark = pytest.mark.process
@@ -35,8 +36,9 @@ sys.exit(main(sys.argv[2:]))
 
 def command(folder: Path, script: str, *arguments: str) -> list[str]:
     (folder / "script.py").write_text(script)
+    (folder / "main.py").write_text(_MAIN)
     flags = ("train", "neo4j", "--runs-dir", str(folder / "runs"), *arguments)
-    return [sys.executable, "-c", _MAIN, str(folder / "script.py"), *flags]
+    return [sys.executable, str(folder / "main.py"), str(folder / "script.py"), *flags]
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -45,14 +47,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def train(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(folder, script, *arguments),
-        cwd=ROOT,
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_python(command(folder, script, *arguments)[1:], env=environment(folder))
 
 
 def test_training_runs_from_plan_to_outcome(tmp_path: Path) -> None:

@@ -337,7 +337,7 @@ def snapshot(folder: Path) -> list[str]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("cache", ["data", "datasets_optimized"])
+@pytest.mark.parametrize("cache", ["data", pytest.param("datasets_optimized", marks=pytest.mark.slow)])
 def test_pruning_keeps_folders_of_the_user(tmp_path: Path, cache: str) -> None:
     manifest = json.loads((ROOT / "experts/json/manifest.json").read_text())
     manifest["name"] = "expert-mine"
@@ -356,7 +356,10 @@ def test_pruning_keeps_folders_of_the_user(tmp_path: Path, cache: str) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("name", "cache"), [("expert-..", None), ("expert-mine", "."), ("expert-mine", "../x")])
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [("expert-..", None), pytest.param("expert-mine", ".", marks=pytest.mark.slow), ("expert-mine", "../x")],
+)
 def test_a_hostile_manifest_deletes_nothing(tmp_path: Path, name: str, cache: str | None) -> None:
     manifest = json.loads((ROOT / "experts/json/manifest.json").read_text())
     manifest["name"] = name

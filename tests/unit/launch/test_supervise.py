@@ -149,7 +149,11 @@ def test_stop_signal_is_forwarded_once(arena: Arena) -> None:
     assert arena.outcome.status == "stopped"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+# The others are tested with two ranks and with a second SIGHUP, too.
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGUSR1, signal.SIGHUP))],
+)
 def test_every_stop_signal_stops_gracefully(arena: Arena, number: signal.Signals) -> None:
     process = arena.start(POLITE)
     arena.wait_for_note("ready")

@@ -83,6 +83,7 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Training:
     monkeypatch.setattr(sweep_run, "train_trial", training)
     monkeypatch.setattr(sweep_run, "prepare_trial", lambda _trial: None)
     monkeypatch.setattr("launcher.launch.sweep.trial._POLL_SECONDS", 0.05)
+    monkeypatch.setattr("launcher.corpus.row_count.refine_estimate", lambda rows, *_: rows)  # reads all sample rows
     return training
 
 
