@@ -9,10 +9,10 @@ by plain transformers and PEFT for both adapters; answers to the test rows are j
     python -m benchmarks.peers.quality run --base FOLDER --data FOLDER --out quality.jsonl --jobs 9 --trl-jobs 3 --fp8
     python -m benchmarks.peers.quality table quality.jsonl
 
-FOLDER of --data has text2cypher.jsonl, wikisql.jsonl and json_instructions.jsonl. Rows have the seconds from command to
-saved adapter and the peak of torch's allocated memory; seconds compare only if nothing else runs (--one-at-a-time). TRL
-is skipped if it is not installed. The same command continues an interrupted one: adapters that exist are not trained
-again, and judged answers are not judged again.
+FOLDER of --data has text2cypher.jsonl, wikisql.jsonl and json_instructions.jsonl; rows of the expert typescript are
+generated. The result has the seconds from command to saved adapter and the peak of torch's allocated memory; seconds
+compare only if nothing else runs (--one-at-a-time). TRL is skipped if it is not installed. The same command continues
+an interrupted one: adapters that exist are not trained again, and judged answers are not judged again.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from experts.generator.splits import make_splits, render_rows
 from launcher.core import metrics
 from launcher.core.metrics import load_metrics
 from launcher.core.run_paths import RunPaths
@@ -44,6 +45,8 @@ from launcher.plan import Plan, load_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA_SETS = {"cypher": "text2cypher", "sql": "wikisql", "json": "json_instructions"}
+EXPERTS = (*DATA_SETS, "typescript")
+TYPESCRIPT_ROWS = 4000
 LOSS_BATCH_TOKENS = 4096  # with padding
 
 
@@ -55,7 +58,7 @@ def main() -> None:
     run.add_argument("--data", type=Path, required=True)
     run.add_argument("--work", type=Path, default=Path("quality_runs"))
     run.add_argument("--out", type=Path, required=True)
-    run.add_argument("--experts", nargs="+", choices=DATA_SETS, default=list(DATA_SETS))
+    run.add_argument("--experts", nargs="+", choices=EXPERTS, default=list(DATA_SETS))
     run.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     run.add_argument("--rows", type=int, default=None, help="use only the first rows of each data set")
     run.add_argument("--test-rows", type=int, default=200)
@@ -195,10 +198,9 @@ def make_expert(args: argparse.Namespace, expert: str) -> None:
     """Keep rows for testing and let `launcher new` make an expert of the others."""
     folder = args.work / expert
     folder.mkdir(parents=True, exist_ok=True)
-    lines = (args.data / f"{DATA_SETS[expert]}.jsonl").read_text(encoding="utf-8").splitlines()[: args.rows]
-    order = sorted(dict.fromkeys(lines), key=lambda line: hashlib.sha256(line.encode()).digest())
-    (folder / "test.jsonl").write_text("\n".join(order[: args.test_rows]) + "\n", encoding="utf-8")
-    (folder / "rows.jsonl").write_text("\n".join(order[args.test_rows :]) + "\n", encoding="utf-8")
+    rows, test = split_rows(args, expert)
+    (folder / "rows.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    (folder / "test.jsonl").write_text("\n".join(test) + "\n", encoding="utf-8")
     run_launcher(folder, "new", expert, "--force", "--data", folder / "rows.jsonl", "--base", args.base)
     path = folder / expert / "manifest.json"
     manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -208,6 +210,17 @@ def make_expert(args: argparse.Namespace, expert: str) -> None:
         manifest["training"]["config"]["epochs"] = args.epochs
     path.write_text(json.dumps(manifest, indent=2), encoding="utf-8")
     prepare(args, expert)
+
+
+def split_rows(args: argparse.Namespace, expert: str) -> tuple[list[str], list[str]]:
+    """Return rows to train and rows to test. TypeScript is generated; a third of its test rows has unseen domains."""
+    if expert == "typescript":
+        splits = make_splits(expert, args.rows or TYPESCRIPT_ROWS)
+        rows = render_rows([*splits["train"], *splits["validation"]]).splitlines()
+        return rows, render_rows(splits["test"][: args.test_rows]).splitlines()
+    lines = (args.data / f"{DATA_SETS[expert]}.jsonl").read_text(encoding="utf-8").splitlines()[: args.rows]
+    order = sorted(dict.fromkeys(lines), key=lambda line: hashlib.sha256(line.encode()).digest())
+    return order[args.test_rows :], order[: args.test_rows]
 
 
 def prepare(args: argparse.Namespace, expert: str) -> Store:

@@ -37,7 +37,7 @@ EXPERTS: Mapping[str, Expert] = {
 }
 
 
-def make_splits(name: str) -> Splits:
+def make_splits(name: str, num_train: int = TRAIN_ROWS) -> Splits:
     """Make all rows of an expert: the small splits first, whose rows the train split then avoids."""
     expert = EXPERTS[name]
     seen, unseen = load_domains(domain_data.SEEN_DOMAINS), load_domains(domain_data.UNSEEN_DOMAINS)
@@ -49,7 +49,7 @@ def make_splits(name: str) -> Splits:
     familiar = draw(expert.seed, seen, TEST_ROWS - UNSEEN_TEST_ROWS)
     test = Dice(expert.seed).shuffle(familiar + draw(expert.seed + 1, unseen, UNSEEN_TEST_ROWS))
     validation = draw(expert.seed + 2, seen, VALIDATION_ROWS)
-    train = draw(expert.seed + 3, seen, TRAIN_ROWS)
+    train = draw(expert.seed + 3, seen, num_train)
     return {"train": train, "validation": validation, "test": test}
 
 
