@@ -19,7 +19,6 @@ from launcher.plan.oom_fallbacks import apply_next_fallback
 from launcher.runs.oom_history import remember_failure
 from launcher.training.engine.engine import HalfUpdatedError
 from launcher.training.engine.run import TrainingRun
-from launcher.training.model.fused_lora.linear import clear_cached_outputs
 
 log = get_logger(__name__)
 
@@ -58,7 +57,7 @@ def free_for_checkpoint(run: TrainingRun, error: torch.OutOfMemoryError) -> bool
     if isinstance(error, HalfUpdatedError) or run.engine.num_ranks > 1 or run.engine.is_deepspeed:
         return False
     run.engine.optimizer.zero_grad(set_to_none=True)
-    clear_cached_outputs(run.engine.module.fused_lora)
+    run.engine.module.clear_cached_outputs()
     _empty_cache()
     return True
 

@@ -13,7 +13,6 @@ from launcher.training.data.collate import choose_batch_shape
 from launcher.training.data.loader import iterate_eval_batches
 from launcher.training.engine.run import Split, TrainingRun
 from launcher.training.evaluation.task_metrics import TaskEvaluator
-from launcher.training.model.fused_lora.linear import clear_cached_outputs
 
 log = get_logger(__name__)
 
@@ -57,7 +56,7 @@ class Evaluator:
             except torch.OutOfMemoryError:
                 if not self._shrink(split):
                     raise
-            clear_cached_outputs(self._run.engine.module.fused_lora)
+            self._run.engine.module.clear_cached_outputs()
             torch.cuda.empty_cache()
 
     def _sum_loss_once(self, split: Split) -> Tensor:

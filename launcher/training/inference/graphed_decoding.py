@@ -35,7 +35,9 @@ def make_static_cache(model: Any, max_length: int, config: GenerationConfig) -> 
     if not model._supports_default_dynamic_cache() or getattr(model, _GIVEN_UP, False):
         return None
     cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=max_length)
-    cache.layers = [StaticLayer(max_cache_len=max_length) if layer.is_sliding else layer for layer in cache.layers]
+    for index, layer in enumerate(cache.layers):
+        if getattr(layer, "is_sliding", False):
+            cache.layers[index] = StaticLayer(max_cache_len=max_length)
     return cache if model._valid_auto_compile_criteria({"past_key_values": cache}, config) else None
 
 

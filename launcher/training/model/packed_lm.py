@@ -17,6 +17,7 @@ from launcher.training.kernels.availability import supports_triton
 from launcher.training.model.attention import Backend
 from launcher.training.model.base_model import DTYPES
 from launcher.training.model.compile_checkpoint import compile_forward, prepare_layers
+from launcher.training.model.fused_linear import LinearGroup, fuse_linear_layers
 from launcher.training.model.fused_lora.decoder_layer import fuse_decoder_layers, list_fusable_blocks
 from launcher.training.model.fused_lora.fp8_base import round_remaining
 from launcher.training.model.fused_lora.linear import FusedLoraModel, fuse_lora_layers
@@ -34,6 +35,7 @@ class PackedCausalLM(nn.Module):
         self.backend = backend
         self.loss_kernel = loss_kernel
         self.fused_lora = FusedLoraModel()
+        self.linear_groups: list[LinearGroup] = []
 
     @property
     def base(self) -> PreTrainedModel:
@@ -104,6 +106,13 @@ class PackedCausalLM(nn.Module):
         ).last_hidden_state
         return hidden[0]
 
+    def clear_cached_outputs(self) -> None:
+        """Drop cached outputs of an interrupted forward pass, which would keep its activations alive."""
+        for weights in self.fused_lora.weights:
+            weights.clear_cache()
+        for group in self.linear_groups:
+            group.clear_cache()
+
     def tie_weights(self) -> None:
         """Tie embeddings and head again. accelerate calls this by name after sharding separated them."""
         self.base.tie_weights()
@@ -135,6 +144,8 @@ class PackedCausalLM(nn.Module):
                 fuse_decoder_layers(self.layers)
             if plan.precision.fp8_base:
                 round_remaining(self.layers)
+            if plan.adapter.kind == "full" and plan.compile is not None and plan.checkpointing != "selective":
+                self.linear_groups = fuse_linear_layers(self.layers, dtype)
         prepare_layers(self.layers, plan.checkpointing, plan.compile)
         if plan.compile is not None and plan.compile.scope == "model":
             self.compile_decoder(plan.compile)

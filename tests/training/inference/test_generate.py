@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -107,7 +108,7 @@ def test_out_of_memory_halves_only_a_chosen_batch(
     sizes: list[int] = []
     generate_batch = Generator._generate_batch
 
-    def generate_at_most_two(self: Generator, ids: list[list[int]], advance: object) -> list[list[int]]:
+    def generate_at_most_two(self: Generator, ids: list[list[int]], advance: Any) -> list[list[int]]:
         sizes.append(len(ids))
         if len(ids) > 2:
             raise torch.OutOfMemoryError

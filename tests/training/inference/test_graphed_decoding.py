@@ -64,7 +64,7 @@ class FakeGraph:
         self.num_replays = 0
 
     def capture(self, compute: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        outputs = CausalLMOutputWithPast(logits=torch.zeros(1))
+        outputs = CausalLMOutputWithPast(logits=torch.FloatTensor(1))
 
         def replay() -> None:
             self.num_replays += 1

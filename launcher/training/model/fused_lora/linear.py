@@ -267,19 +267,13 @@ class FusedLoraModel:
         self._lora_copy()
 
 
-def clear_cached_outputs(model: FusedLoraModel) -> None:
-    """Drop cached outputs of an interrupted forward pass, which would keep its activations alive."""
-    for weights in model.weights:
-        weights.clear_cache()
-
-
 def unfuse(model: FusedLoraModel) -> None:
     """Give every layer PEFT's own class again. Base weights remain views of the fused weights."""
     for weights in model.weights:
         for member in weights.adapted_members:
             member.__class__ = type(member).__bases__[1]
             del member.fused_weights, member.fused_index
-    clear_cached_outputs(model)
+        weights.clear_cache()
     model.weights.clear()
     model.__dict__.pop("_copies", None)
     model._versions, model._lora_copy = [], None
