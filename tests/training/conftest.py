@@ -11,7 +11,14 @@ from torch._dynamo.utils import counters
 
 from launcher.corpus.store import Store
 from launcher.plan.model import Plan
-from tests.training.builders import make_plan, make_uneven_packs, reset_accelerate, write_base, write_store
+from tests.training.builders import (
+    make_document,
+    make_plan,
+    make_uneven_packs,
+    reset_accelerate,
+    write_base,
+    write_store,
+)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,6 +28,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def _without_mkldnn() -> Iterator[None]:
+    """On CPUs without BF16, every matmul would fail in oneDNN first, which is slow."""
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +66,10 @@ def plan(base: Path) -> Plan:
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """Ten packs with very different numbers of trained tokens: the third step of an epoch has only two."""
     return write_store(tmp_path_factory.mktemp("store"), make_uneven_packs())
+
+
+@pytest.fixture(scope="session")
+def short_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Ten packs of 16 tokens, for BF16: CPUs without it need a hundred times longer for a matmul than for FP32."""
+    packs = [[make_document(6, 1 + index % 4, 300 + index), make_document(10, 6, 400 + index)] for index in range(10)]
+    return write_store(tmp_path_factory.mktemp("short"), packs)

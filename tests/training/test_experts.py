@@ -79,7 +79,7 @@ def test_gradients_are_those_of_plain_peft(store: Store, tmp_path: Path, model_t
     assert relative_difference(gradients(run), theirs) < 1e-4
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("model_type", ["qwen3_moe", pytest.param("gpt_oss", marks=pytest.mark.slow)])
 def test_rounding_that_selects_other_experts_is_not_an_error(store: Store, tmp_path: Path, model_type: str) -> None:
     base = write_base(tmp_path / "base", make_family_config(model_type))
     backend: AttentionBackend = "eager" if model_type == "gpt_oss" else "sdpa"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -54,21 +55,40 @@ class Trained:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Three steps of neo4j on the tiny base."""
+    """Three steps of neo4j on the tiny base, trained by the first test process that needs them; the others copy."""
     if not _MADE:
         folder = tmp_path_factory.mktemp("trained")
-        made = Trained(runs_dir=folder / "runs", data_dir=folder / "data", base=folder / "base")
-        manifest = copy_expert("neo4j", folder / "experts", num_train=200, num_validation=8)
-        script = [str(ROOT / "launcher/train.py"), "--manifest", str(manifest)]
-        options = ["--max-steps", "3", "--runs-dir", str(made.runs_dir), "--run-id", "a"]
-        options += [word for key, value in _SETTINGS.items() for word in ("--set", f"{key}={value}")]
-        result = run_python([*script, *options], made)
-        assert result.returncode == 0, result.stderr
-        make_tiny(load_plan(made.paths)).save_pretrained(str(made.base))
-        for file in (ROOT / "launcher/base_models/tiny_base").glob("tokenizer*"):
-            shutil.copyfile(file, made.base / file.name)
-        _MADE.append(made)
+        if "PYTEST_XDIST_WORKER" not in os.environ:
+            _train(folder)
+        else:
+            shared = tmp_path_factory.getbasetemp().parent / "trained"
+            with shared.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not shared.exists():
+                    _train(folder)
+                    shutil.copytree(folder, partial := shared.with_suffix(".partial"))
+                    partial.rename(shared)
+            if not (folder / "runs").exists():
+                shutil.copytree(shared, folder, dirs_exist_ok=True)
+        _MADE.append(_describe(folder))
     return _MADE[0]
+
+
+def _describe(folder: Path) -> Trained:
+    return Trained(runs_dir=folder / "runs", data_dir=folder / "data", base=folder / "base")
+
+
+def _train(folder: Path) -> None:
+    made = _describe(folder)
+    manifest = copy_expert("neo4j", folder / "experts", num_train=200, num_validation=8)
+    script = [str(ROOT / "launcher/train.py"), "--manifest", str(manifest)]
+    options = ["--max-steps", "3", "--runs-dir", str(made.runs_dir), "--run-id", "a"]
+    options += [word for key, value in _SETTINGS.items() for word in ("--set", f"{key}={value}")]
+    result = run_python([*script, *options], made)
+    assert result.returncode == 0, result.stderr
+    make_tiny(load_plan(made.paths)).save_pretrained(str(made.base))
+    for file in (ROOT / "launcher/base_models/tiny_base").glob("tokenizer*"):
+        shutil.copyfile(file, made.base / file.name)
 
 
 def copy_expert(name: str, folder: Path, *, num_train: int, num_validation: int) -> Path:

@@ -79,6 +79,7 @@ def test_packing_removes_padding(sample: tuple[Plan, Store], tokenizer: Tokenize
     assert count_positions(eight) >= 1.1 * count_positions(packed)
 
 
+@pytest.mark.parametrize("sample", ["json"], indirect=True)
 def test_nothing_is_tokenized_in_a_step_if_tokenized_before(sample: tuple[Plan, Store], tokenizer: Tokenizer) -> None:
     counts = {}
     for tokenization in ("on the fly", "before"):

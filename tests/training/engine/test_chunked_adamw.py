@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -32,19 +31,15 @@ from tests.training.builders import (
 )
 from tests.training.test_families import plan_family
 
+pytestmark = pytest.mark.usefixtures("_without_mkldnn")
+
 BF16 = {
     **adapt("full"),
     **dict.fromkeys((f"precision.{name}_dtype" for name in ("base", "trainable", "compute")), "bf16"),
+    "batch.sequence_length": 16,
 }
 IN_BACKWARD = {"optimizer.in_backward": True, "optimizer.max_grad_norm": None, **split(4, 1)}
 SETTINGS: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8}
-
-
-@pytest.fixture(autouse=True)
-def _without_mkldnn() -> Iterator[None]:
-    """On CPUs without BF16, every matmul would fail in oneDNN first, which is slow."""
-    with torch.backends.mkldnn.flags(enabled=False):
-        yield
 
 
 def make_weights(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
@@ -97,11 +92,11 @@ def test_a_skipped_step_changes_nothing() -> None:
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_gradients_freed_in_backward_give_the_same_weights(
-    plan: Plan, store: Store, tmp_path: Path, checkpointing: str
+    plan: Plan, short_store: Store, tmp_path: Path, checkpointing: str
 ) -> None:
     changes = {**BF16, **IN_BACKWARD, "checkpointing": checkpointing, "schedule.max_steps": 5}
-    after = build(vary(plan, {**changes, "optimizer.in_backward": False}), store, tmp_path / "after")
-    within = build(vary(plan, changes), store, tmp_path / "within")
+    after = build(vary(plan, {**changes, "optimizer.in_backward": False}), short_store, tmp_path / "after")
+    within = build(vary(plan, changes), short_store, tmp_path / "within")
     assert isinstance(unwrap_optimizer(within.engine.optimizer), ChunkedAdamW)
     expected, recorded = train_recorded(after), train_recorded(within)
     assert recorded.losses == expected.losses
@@ -128,8 +123,8 @@ def test_a_nonfinite_loss_or_gradient_does_not_reach_the_weights() -> None:
         assert not torch.isfinite(hooks.grad_norm + loss)
 
 
-def test_gradients_of_the_warmup_are_freed_without_an_update(plan: Plan, store: Store, tmp_path: Path) -> None:
-    run = build(vary(plan, {**BF16, **IN_BACKWARD}), store, tmp_path)
+def test_gradients_of_the_warmup_are_freed_without_an_update(plan: Plan, short_store: Store, tmp_path: Path) -> None:
+    run = build(vary(plan, {**BF16, **IN_BACKWARD}), short_store, tmp_path)
     before = trained_weights(run)
     run.engine.model(run.batches()[0]).backward()
     assert all(weight.grad is None for weight in run.engine.trained_parameters())
@@ -137,9 +132,9 @@ def test_gradients_of_the_warmup_are_freed_without_an_update(plan: Plan, store: 
 
 
 def test_out_of_memory_in_backward_leaves_weights_half_updated(
-    plan: Plan, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Plan, short_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = build(vary(plan, {**BF16, **IN_BACKWARD}), store, tmp_path)
+    run = build(vary(plan, {**BF16, **IN_BACKWARD}), short_store, tmp_path)
 
     def fail(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")

@@ -155,7 +155,9 @@ def test_nan_adapter_is_refused(
 
 
 @pytest.mark.usefixtures("data_dir")
-@pytest.mark.parametrize(("dtype", "name"), [("bf16", "bfloat16"), ("fp16", "float16")])
+@pytest.mark.parametrize(
+    ("dtype", "name"), [("bf16", "bfloat16"), pytest.param("fp16", "float16", marks=pytest.mark.slow)]
+)
 def test_dtype_flag_sets_the_saved_dtype(trained: Trained, tmp_path: Path, dtype: str, name: str) -> None:  # noqa: F811
     out = tmp_path / "out" / "model"
     rubbish = out.with_name(f".model.making-{2**31 - 1}")  # of a process that cannot be
@@ -340,7 +342,9 @@ def test_hostile_adapter_config_is_refused_before_peft_reads_it(
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("verb", "package"), [("export", "export"), ("ask", "inference")])
+@pytest.mark.parametrize(
+    ("verb", "package"), [("export", "export"), pytest.param("ask", "inference", marks=pytest.mark.slow)]
+)
 def test_missing_package_is_named(trained: Trained, verb: str, package: str) -> None:  # noqa: F811
     script = (
         f"import sys; sys.modules['peft'] = None; from launcher.training.{package}.{verb} import main; "

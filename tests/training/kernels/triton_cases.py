@@ -204,7 +204,7 @@ def check_swiglu(device: str, scaled: bool, added: int = 0, *, is_gelu: bool = F
 
 
 def check_qk_norm_rope(device: str, scaled: bool, normed: bool, added: bool) -> None:
-    num_tokens, num_heads, num_kv_heads, head_dim, ranks = 150, 4, 2, 32, 12
+    num_tokens, num_heads, num_kv_heads, head_dim, ranks = 150, 2, 1, 32, 12
     num_features = (num_heads + 2 * num_kv_heads) * head_dim
     qkv = torch.randn(num_tokens, num_features)
     angles = torch.rand(num_tokens, head_dim // 2).repeat(1, 2) * 3

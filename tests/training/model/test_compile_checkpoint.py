@@ -162,7 +162,7 @@ def varlen_like() -> Backend:
     return Backend(kernel=kernel, build_metadata=build_metadata)
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("checkpointing", [pytest.param("none", marks=pytest.mark.slow), "selective", "full"])
 def test_compiled_layers_do_not_change_training(
     monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path, checkpointing: Checkpointing
 ) -> None:

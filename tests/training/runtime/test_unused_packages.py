@@ -14,6 +14,7 @@ import pytest
 from launcher.training.cluster.node_diff import list_used_packages
 from launcher.training.runtime.unused_packages import hide_unused_packages
 from tests.conftest import ROOT, python_path
+from tests.training.trained_run import copy_expert
 from tests.unit.plan.conftest import plan_for
 
 # torch, transformers, PEFT, accelerate, pyarrow or the launcher could import them.
@@ -60,14 +61,15 @@ def run_launcher(folder: Path, path: str, *arguments: str) -> None:
 
 @pytest.mark.process
 def test_lora_run_imports_no_unused_package(tmp_path: Path) -> None:
-    run_launcher(tmp_path, python_path(), "prepare", "json")
+    manifest = str(copy_expert("json", tmp_path / "experts", num_train=40, num_validation=8))
+    run_launcher(tmp_path, python_path(), "prepare", manifest)
     site, notes = tmp_path / "site", tmp_path / "notes.txt"
     install(site, notes)
     config = {"evaluation_strategy": "no", "load_best_model_at_end": "false", "wandb.mode": "disabled"}
     overrides = ["evaluation.task_rows=0", *(f"training.config.{key}={value}" for key, value in config.items())]
     flags = [word for override in overrides for word in ("--set", override)]
     run = ("--max-steps", "1", "--runs-dir", str(tmp_path / "runs"))
-    run_launcher(tmp_path, os.pathsep.join((python_path(), str(site))), "train", "json", *flags, *run)
+    run_launcher(tmp_path, os.pathsep.join((python_path(), str(site))), "train", manifest, *flags, *run)
     assert not notes.exists(), notes.read_text()
 
 

@@ -201,8 +201,7 @@ def test_error_in_dropout_alone_is_detected(
     assert proof.lora_grads is None
 
 
-BF16 = {"precision.compute_dtype": "bf16", "precision.base_dtype": "bf16"}
-
+BF16 = {"precision.compute_dtype": "bf16", "precision.base_dtype": "bf16", "batch.sequence_length": 16}
 
 VARIANTS = {
     "plain": BF16,
@@ -227,7 +226,7 @@ FAST_VARIANTS = (("lora", "blocks"), ("lora", "checkpointing"), ("dora", "plain"
     ],
 )
 def test_bf16_gradients_are_compared_with_fp32(
-    monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path, kind: str, changes: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, short_store: Store, tmp_path: Path, kind: str, changes: dict[str, Any]
 ) -> None:
     references: list[Any] = []
     own = lora_grads._try_exact_grads
@@ -237,13 +236,13 @@ def test_bf16_gradients_are_compared_with_fp32(
         return references[-1]
 
     monkeypatch.setattr(lora_grads, "_try_exact_grads", record)
-    run, check = build_checked_run(plan, store, tmp_path, kind, changes)
+    run, check = build_checked_run(plan, short_store, tmp_path, kind, changes)
     assert check.lora_grads is not None
     assert 1e-4 < check.lora_grads < 0.1
     (exact,) = references
     assert exact is not None
     others = {key: value for key, value in changes.items() if not key.startswith("precision")}
-    fp32, _ = build_checked_run(plan, store, tmp_path / "fp32", kind, others)
+    fp32, _ = build_checked_run(plan, short_store, tmp_path / "fp32", kind, others)
     rounded = dict(run.engine.module.named_parameters())
     with torch.no_grad():
         for name, parameter in fp32.engine.module.named_parameters():
@@ -263,7 +262,7 @@ def test_bf16_gradients_are_compared_with_fp32(
 
 @pytest.mark.parametrize("factor", [1.1, pytest.param(3.0, marks=pytest.mark.slow)])
 def test_gradients_farther_from_fp32_than_pefts_are_refused(
-    monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path, factor: float
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, short_store: Store, tmp_path: Path, factor: float
 ) -> None:
     """Errors of 10 % would be within an absolute tolerance of 0.25."""
     own: Any = linear._FusedLoraMatmul.backward
@@ -273,7 +272,7 @@ def test_gradients_farther_from_fp32_than_pefts_are_refused(
         return (*grads[:-1], factor * grads[-1])
 
     monkeypatch.setattr(linear._FusedLoraMatmul, "backward", staticmethod(multiply_last))
-    _, check = build_checked_run(plan, store, tmp_path, "lora", BF16)
+    _, check = build_checked_run(plan, short_store, tmp_path, "lora", BF16)
     assert check.lora_grads is None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,7 +104,8 @@ def test_failing_and_wrong_backends_are_reported(tmp_path: Path, monkeypatch: py
     assert not result.timings
     assert "NVIDIA" in result.problems["sdpa"] or "CUDA" in result.problems["sdpa"]
     wrong = AttentionTiming(forward_ms=1, backward_ms=1, difference=0.5, is_deterministic=True)
-    monkeypatch.setattr("launcher.bench.worker.MeasurementProcess.read", lambda *_: wrong.model_dump_json())
+    process = SimpleNamespace(read=lambda _seconds: wrong.model_dump_json(), close=lambda: None)
+    monkeypatch.setattr("launcher.bench.attention.MeasurementProcess", lambda *_: process)
     result = measure_attention(plan_for(), ("sdpa",), tmp_path, 120, lambda _text: None)
     assert result.problems == {"sdpa": "wrong: differs from FP32 attention by 0.500"}
 
