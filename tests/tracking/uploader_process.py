@@ -16,6 +16,7 @@ from launcher.core import metrics
 from launcher.core.metrics import StepMetrics
 from launcher.core.run_paths import RunPaths
 from tests.conftest import ROOT, python_path
+from tests.forked_python import run_python
 from tests.made_runs import MadeRun, make_plan_of, make_rows, write_run
 
 
@@ -77,8 +78,7 @@ def environment(home: Path, more: Mapping[str, str] | None = None) -> dict[str, 
 
 def upload(paths: RunPaths, env: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the uploader until it exits."""
-    command = [sys.executable, "-m", "launcher.training.tracking.wandb_uploader", str(paths.root), *arguments]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=120)
+    return run_python(["-m", "launcher.training.tracking.wandb_uploader", str(paths.root), *arguments], env=env)
 
 
 def folders(paths: RunPaths) -> list[Path]:
