@@ -133,6 +133,7 @@ def test_deferred_gradient_sync_matches_one_process(
     check_placement(case, trained)
 
 
+@pytest.mark.slow  # HSDP below runs on two nodes, too
 def test_two_nodes_match_one_process(train: Train, reference: Reference, initial_weights: InitialWeights) -> None:
     check_two_nodes(train, reference, initial_weights, TrainingCase(strategy="ddp", ranks_per_node=1, nodes=2))
 
