@@ -27,7 +27,7 @@ pytest.importorskip("jsonschema_rs", reason="pip install 'expert-launcher[qualit
 
 ROWS, STEPS = 4, 8
 SETTINGS = {
-    "training.config.batch_size": 3,
+    "training.config.batch_size": 1,
     "training.config.gradient_accumulation_steps": 1,
     "training.config.dropout": 0.1,  # uses the RNG, which generation must not change
     "training.config.evaluation_strategy": "steps",
