@@ -14,18 +14,20 @@ from launcher.render import TRAIN_SCRIPT, Command
 from tests.distributed.conftest import Reference
 from tests.distributed.harness import Harness, TrainedRun, TrainingCase, change_json
 from tests.distributed.test_matrix import LOSS, NORM, largest_difference
-from tests.faults.fork_server import ForkServer, LaunchedProcesses
+from tests.faults.fork_server import LIMIT_SECONDS, ForkServer, LaunchedProcesses
 
 PRESETS = {"ddp_2gpu": "ddp", "fsdp2_2gpu": "fsdp2", "zero2_2gpu": "zero2", "zero3_2gpu": "zero3"}
 
 
-def launch(harness: Harness, fork_server: ForkServer, preset: str, manifest: Path, run_id: str) -> LaunchedProcesses:
+def launch(
+    harness: Harness, fork_server: ForkServer, preset: str, manifest: Path, run_id: str, seconds: float = LIMIT_SECONDS
+) -> LaunchedProcesses:
     """Launch as a user would, on a free port."""
     config = ("--config_file", f"accelerate_configs/{preset}.yaml", "--main_process_port", "0")
     run = ("--profile", "full", "--runs-dir", str(harness.runs), "--run-id", run_id)
     argv = (*ACCELERATE, *config, TRAIN_SCRIPT, "--manifest", str(manifest), *run)
     with fork_server.started(Command(argv=argv, environment={})) as launched:
-        launched.wait(150)
+        launched.wait(seconds)
     return launched
 
 
@@ -52,7 +54,7 @@ def test_preset_trains_like_one_process(
 def test_invalid_manifest_is_reported_once_and_all_ranks_exit(harness: Harness, fork_server: ForkServer) -> None:
     manifest = harness.manifest(TrainingCase(strategy="ddp"))
     change_json(manifest, {"training.config.rank": 0})
-    ended = launch(harness, fork_server, "ddp_2gpu", manifest, "wrong")
+    ended = launch(harness, fork_server, "ddp_2gpu", manifest, "wrong", 150)
     assert ended.returncode != 0
     assert ended.console.count("training.config.rank: must be at least 1, not 0") == 1, ended.console
     assert not (harness.runs / "wrong").exists()
@@ -63,7 +65,7 @@ def test_existing_run_id_is_reported_once(harness: Harness, fork_server: ForkSer
     """Rank 0 finds the run, while the others wait for its plan."""
     taken = harness.runs / "taken"
     taken.mkdir(parents=True, exist_ok=True)
-    ended = launch(harness, fork_server, "ddp_2gpu", harness.manifest(TrainingCase(strategy="ddp")), "taken")
+    ended = launch(harness, fork_server, "ddp_2gpu", harness.manifest(TrainingCase(strategy="ddp")), "taken", 150)
     assert ended.returncode != 0
     assert ended.console.count("error: ") == 1, ended.console
     assert not list(taken.iterdir())
