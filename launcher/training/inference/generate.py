@@ -29,6 +29,7 @@ from launcher.training.inference.load import (
     get_published_dtype,
     load_published_base,
     load_trained_model,
+    pick_cpu_dtype,
     pick_device,
 )
 from launcher.training.inference.prompt import compose_question, render_prompt
@@ -83,13 +84,16 @@ def load_for_generation(run: TrainedRun) -> Any:
     dtype = get_published_dtype(run)
     quantized = run.plan.quantization is not None and torch.cuda.is_available()
     device = torch.device("cuda", torch.cuda.current_device()) if quantized else pick_device(run.plan, dtype)
+    if device.type == "cpu":
+        dtype = pick_cpu_dtype(run.plan, dtype)
     return load_trained_model(run, dtype, device, quantized=quantized)
 
 
 def load_base_for_generation(plan: Plan) -> Any:
     """Load the base without an adapter."""
     dtype = get_base_dtype(plan)
-    return load_published_base(plan, dtype, pick_device(plan, dtype))
+    device = pick_device(plan, dtype)
+    return load_published_base(plan, pick_cpu_dtype(plan, dtype) if device.type == "cpu" else dtype, device)
 
 
 def load_generator(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError
@@ -66,6 +67,22 @@ def pick_device(plan: Plan, dtype: Dtype) -> torch.device:
     free, _ = torch.cuda.mem_get_info()
     fits = plan.base.num_parameters * DTYPE_BYTES[dtype] * _MEMORY_FACTOR < free
     return torch.device("cuda", torch.cuda.current_device()) if fits else torch.device("cpu")
+
+
+def pick_cpu_dtype(plan: Plan, dtype: Dtype) -> Dtype:
+    """Return fp32 where a CPU has no instructions for the dtype: its matmuls would take about a hundred times as long.
+
+    The dtype is kept if the weights would not fit the available memory in fp32.
+    """
+    if dtype == "fp32" or _has_cpu_matmuls(dtype):
+        return dtype
+    needed = plan.base.num_parameters * DTYPE_BYTES["fp32"] * _MEMORY_FACTOR
+    return "fp32" if needed < psutil.virtual_memory().available else dtype
+
+
+def _has_cpu_matmuls(dtype: Dtype) -> bool:
+    is_supported = getattr(torch.ops.mkldnn, f"_is_mkldnn_{dtype}_supported", None)  # None: torch without oneDNN
+    return is_supported is not None and is_supported()
 
 
 def load_trained_model(

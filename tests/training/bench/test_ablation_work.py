@@ -79,7 +79,11 @@ def test_packing_removes_padding(sample: tuple[Plan, Store], tokenizer: Tokenize
     assert count_positions(eight) >= 1.1 * count_positions(packed)
 
 
-@pytest.mark.parametrize("sample", ["json"], indirect=True)
+@pytest.mark.parametrize(
+    "sample",
+    ["json", *(pytest.param(name, marks=pytest.mark.slow) for name in EXPERTS if name != "json")],
+    indirect=True,
+)
 def test_nothing_is_tokenized_in_a_step_if_tokenized_before(sample: tuple[Plan, Store], tokenizer: Tokenizer) -> None:
     counts = {}
     for tokenization in ("on the fly", "before"):
@@ -93,7 +97,11 @@ def test_nothing_is_tokenized_in_a_step_if_tokenized_before(sample: tuple[Plan, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sample", ["json"], indirect=True)
+@pytest.mark.parametrize(
+    "sample",
+    ["json", *(pytest.param(name, marks=pytest.mark.slow) for name in EXPERTS if name != "json")],
+    indirect=True,
+)
 def test_gradient_accumulation_costs_no_flops_with_packing(sample: tuple[Plan, Store], tokenizer: Tokenizer) -> None:
     """Eight micro-steps need as many FLOPs as one; with padding, a larger micro-batch needs more."""
     plan, _ = sample

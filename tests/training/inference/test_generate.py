@@ -6,13 +6,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
+from launcher.core.choices import Dtype
 from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
 from launcher.manifest.model import Decoding
 from launcher.plan.model import Plan
 from launcher.request.request import Request, base_folders, plan_request
+from launcher.training.inference import load
 from launcher.training.inference.generate import (
     Answer,
     Generator,
@@ -121,3 +124,21 @@ def test_out_of_memory_halves_only_a_chosen_batch(
     else:
         with pytest.raises(torch.OutOfMemoryError):
             generator(model, smoke, batch_size).generate(PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_matmuls", "free", "expected"),
+    [
+        ("bf16", False, 10**12, "fp32"),
+        ("fp16", False, 10**12, "fp32"),
+        ("bf16", False, 10**3, "bf16"),
+        ("bf16", True, 10**12, "bf16"),
+        ("fp32", False, 10**12, "fp32"),
+    ],
+)
+def test_a_cpu_computes_in_fp32_without_instructions_for_the_dtype(
+    smoke: Plan, monkeypatch: pytest.MonkeyPatch, dtype: Dtype, has_matmuls: bool, free: int, expected: Dtype
+) -> None:
+    monkeypatch.setattr(load, "_has_cpu_matmuls", lambda _dtype: has_matmuls)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    assert load.pick_cpu_dtype(smoke, dtype) == expected
