@@ -70,7 +70,6 @@ class LinearGroup:
     """Layers with the same input, and the outputs of their matmul until each layer has fetched its own."""
 
     members: list[Any]
-    dtype: torch.dtype  # of the matmul
     clones_last_output: bool  # saved for backward as a view, it would keep the other outputs alive
     cached_input: Tensor | None = None
     cached_outputs: tuple[Tensor, ...] = ()
@@ -87,14 +86,16 @@ class LinearGroup:
         return output.unflatten(0, x.shape[:-1])
 
     def _compute(self, x: Tensor) -> tuple[Tensor, ...]:
-        with torch.autocast(x.device.type, enabled=False):
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        with torch.autocast(device, enabled=False):
             weights = (member.weight for member in self.members)
-            outputs = _SharedInputMatmul.apply(x.flatten(0, -2).to(self.dtype), *weights)
+            outputs = _SharedInputMatmul.apply(x.flatten(0, -2).to(dtype), *weights)
             if self.clones_last_output:
                 outputs = (*outputs[:-1], outputs[-1].clone())
             biases = (member.bias for member in self.members)
             return tuple(
-                out if bias is None else out + bias.to(self.dtype) for out, bias in zip(outputs, biases, strict=True)
+                out if bias is None else out + bias.to(dtype) for out, bias in zip(outputs, biases, strict=True)
             )
 
     def clear_cache(self) -> None:
@@ -113,8 +114,8 @@ class FusedLinear(nn.Linear):
         return super().forward(x) if is_reference_forward() else self.group.fetch(self.group_index, x)
 
 
-def fuse_linear_layers(layers: list[nn.Module], dtype: torch.dtype) -> list[LinearGroup]:
-    """Let trained nn.Linear layers that share an input run as one matmul in `dtype`; return the groups."""
+def fuse_linear_layers(layers: list[nn.Module]) -> list[LinearGroup]:
+    """Let trained nn.Linear layers that share an input run as one matmul; return the groups."""
     groups = []
     for layer in layers:
         for parent in layer.modules():
@@ -123,7 +124,7 @@ def fuse_linear_layers(layers: list[nn.Module], dtype: torch.dtype) -> list[Line
                 if all(type(member) is nn.Linear and member.weight.requires_grad for member in members):
                     # Values are saved for backward. So are queries and keys, if a norm follows.
                     clones_last = names[-1] == "v_proj" and not hasattr(parent, "q_norm")
-                    groups.append(LinearGroup(members=members, dtype=dtype, clones_last_output=clones_last))
+                    groups.append(LinearGroup(members=members, clones_last_output=clones_last))
                     for index, member in enumerate(members):
                         member.__class__ = FusedLinear
                         member.group, member.group_index = groups[-1], index

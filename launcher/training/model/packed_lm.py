@@ -145,7 +145,7 @@ class PackedCausalLM(nn.Module):
             if plan.precision.fp8_base:
                 round_remaining(self.layers)
             if plan.adapter.kind == "full" and plan.compile is not None and plan.checkpointing != "selective":
-                self.linear_groups = fuse_linear_layers(self.layers, dtype)
+                self.linear_groups = fuse_linear_layers(self.layers)
         prepare_layers(self.layers, plan.checkpointing, plan.compile)
         if plan.compile is not None and plan.compile.scope == "model":
             self.compile_decoder(plan.compile)

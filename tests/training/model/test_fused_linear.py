@@ -38,8 +38,8 @@ def compute_grads(model: Any, dtype: torch.dtype) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters()} | {"loss": loss.detach()}
 
 
-def fuse(model: Any, dtype: torch.dtype = torch.float32) -> list[LinearGroup]:
-    return fuse_linear_layers(list(model.model.layers), dtype)
+def fuse(model: Any) -> list[LinearGroup]:
+    return fuse_linear_layers(list(model.model.layers))
 
 
 def relative_error(ours: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
@@ -57,21 +57,23 @@ def test_gradients_are_those_of_separate_layers(family: str) -> None:
 
 def test_bf16_is_as_close_to_fp32_as_separate_layers() -> None:
     plain, fused, exact = make_model("qwen2"), make_model("qwen2"), make_model("qwen2")
-    fuse(fused, torch.bfloat16)
+    fuse(fused)
     expected = compute_grads(exact, torch.float32)
     errors = [relative_error(compute_grads(model, torch.bfloat16), expected) for model in (fused, plain)]
     assert errors[0] < 1.1 * errors[1]
     assert {parameter.grad.dtype for parameter in fused.parameters()} == {torch.float32}
 
 
-def test_one_compiled_graph_serves_all_layers() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_compiled_graph_serves_all_layers(dtype: torch.dtype) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     plain, fused = make_model("qwen3"), make_model("qwen3")
     fuse(fused)
     for layer in fused.model.layers:
         layer.forward = torch.compile(layer.forward, backend="aot_eager", fullgraph=True)
-    assert relative_error(compute_grads(fused, torch.float32), compute_grads(plain, torch.float32)) < 1e-5
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    assert relative_error(compute_grads(fused, dtype), compute_grads(plain, dtype)) < tolerance
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
