@@ -107,6 +107,7 @@ def test_run_directory_on_the_volume_keeps_its_plan(nodes: StartNodes) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_rendered_script_trains_on_two_nodes(nodes: StartNodes) -> None:
     cluster = nodes("skypilot", 2)
     cluster.start()
