@@ -174,7 +174,7 @@ def _build_observers(
     replay = ReplayCheck(resume_point.metrics.rest, must_agree=options.verify_steps > 0)
     checkpointer = Checkpointer(best)
     observers: list[Observer] = [
-        *(Console(), metrics_writer, NonfiniteSteps(), MemoryPressure(), replay, best, checkpointer, stop),
+        *(stop, Console(), metrics_writer, NonfiniteSteps(), MemoryPressure(), replay, best, checkpointer),
         *([Profiler(run.plan.profile_steps)] if run.plan.profile_steps is not None else []),
     ]
     return _RunObservers(all=Observers(observers), best=best, checkpointer=checkpointer, metrics_writer=metrics_writer)

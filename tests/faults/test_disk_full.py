@@ -111,7 +111,7 @@ def test_on_save_error_continue_trains_without_checkpoint(
     run = make_run_on_disk(disk, harness, case, save_errors="continue")
     disk.leave_free(int(1.6 * compute_folder_size(expected.paths.checkpoint(6))))
     with fork_server.started(run.command, **{STEP_SECONDS_VARIABLE: "0.3"}) as launched:
-        launched.wait_until(lambda: "warning: no checkpoint: " in launched.console or launched.poll() is not None)
+        launched.wait_until(lambda: "checkpoint not saved: " in launched.console or launched.poll() is not None)
         disk.free_space()
         assert launched.wait() == 0, launched.console
     kept = {folder.name for folder in run.paths.checkpoints.iterdir()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from unittest.mock import Mock
 
 import pytest
 
@@ -41,3 +42,20 @@ def test_a_later_signal_stops_immediately(second: signal.Signals, monkeypatch: p
     stop = StopOnSignal()
     with pytest.raises(KeyboardInterrupt):
         tell(stop, [(10.0, USR1), (13.0, second)], monkeypatch)
+
+
+@pytest.mark.parametrize("hook", ["on_save", "on_end"])
+def test_sigterm_of_torchrun_does_not_interrupt_the_end_of_a_run(hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, unused = StopOnSignal(), Mock()
+    tell(stop, [(10.0, USR1)], monkeypatch)
+    getattr(stop, hook)(unused, unused)
+    tell(stop, [(13.0, TERM)], monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        tell(stop, [(14.0, INT)], monkeypatch)
+
+
+def test_a_save_without_a_stop_request_protects_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, unused = StopOnSignal(), Mock()
+    stop.on_save(unused, unused)
+    with pytest.raises(KeyboardInterrupt):
+        tell(stop, [(10.0, TERM), (13.0, TERM)], monkeypatch)
