@@ -33,8 +33,8 @@ from launcher.training.cluster.node_diff import (
 from launcher.training.cluster.node_info import NodeInfo, collect_node_info
 from launcher.training.runtime.rendezvous import (
     Message,
-    ReportedElsewhereError,
     connect_store,
+    fail_like_rank_0,
     gather,
     reply,
     send,
@@ -203,4 +203,4 @@ def _follow_verdict(text: str | None, place: RankInfo, own: _OwnNode) -> None:
         log.info(f"node {own.report.node} ({own.report.host}): {line}")
     if own.error is not None and not isinstance(own.error, LauncherError):
         raise own.error
-    raise ReportedElsewhereError(code)
+    fail_like_rank_0(code)

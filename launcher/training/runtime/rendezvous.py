@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from launcher.core.errors import ExitCode, LauncherError, RunFailedError
 from launcher.core.run_paths import RunPaths
@@ -33,6 +33,7 @@ _CLOCK_SECONDS = 10.0  # for a rank that has just answered and polls for the req
 _ACK_SECONDS = 5.0
 _EXTRA_SECONDS = 15.0  # rank 0 times out first, because it can name the missing ranks
 _PLAN_SECONDS = 600
+_REPORT_SECONDS = 1.0
 
 _hosted: list[TCPStore] = []  # kept alive for the process: other ranks are connected to it
 
@@ -54,6 +55,12 @@ class ReportedElsewhereError(LauncherError):
     def __init__(self, code: int) -> None:
         super().__init__("")
         self.exit_code = ExitCode(code)
+
+
+def fail_like_rank_0(code: int) -> NoReturn:
+    """End this rank after rank 0 had time to print: torchrun terminates all ranks as soon as one has exited."""
+    time.sleep(_REPORT_SECONDS)
+    raise ReportedElsewhereError(code)
 
 
 def connect_store(timeout: timedelta) -> TCPStore:
@@ -127,7 +134,7 @@ def _parse_plan(text: str | None) -> tuple[Plan, RunPaths]:
         raise RunFailedError(f"rank 0 made no plan within {_PLAN_SECONDS} s", hint="see the console of rank 0")
     values = json.loads(text)
     if "exit_code" in values:
-        raise ReportedElsewhereError(values["exit_code"])
+        fail_like_rank_0(values["exit_code"])
     return Plan.model_validate_json(values["plan"]), RunPaths(Path(values["root"]))
 
 
