@@ -235,7 +235,7 @@ class Generator:
         if self._use_graphs:
             cache = make_static_cache(self._model, width + int(self._config.max_new_tokens), self._config)
         torch.manual_seed(self._seed)
-        with torch.inference_mode(), graphed_decoding(self._model):
+        with torch.inference_mode(), graphed_decoding(self._model) as graphed:
             out = self._model.generate(
                 input_ids=inputs,
                 attention_mask=mask,
@@ -243,6 +243,7 @@ class Generator:
                 stopping_criteria=StoppingCriteriaList([stop]),
                 **({} if cache is None else {"past_key_values": cache}),
             )
+        self._use_graphs = self._use_graphs and not graphed.has_failed
         return [self._cut(row) for row in out[:, width:].tolist()]
 
     def _cut(self, tokens: list[int]) -> list[int]:

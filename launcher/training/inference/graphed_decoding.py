@@ -24,15 +24,13 @@ Forward = Callable[..., Any]
 # (function) -> (function that computes it again from the same tensors, its result)
 Capture = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
 
-_GIVEN_UP = "_launcher_cannot_capture"  # attribute of a model
-
 
 def make_static_cache(model: Any, max_length: int, config: GenerationConfig) -> Cache | None:
     """Return a KV cache of a fixed size, or None where decode steps cannot be replayed.
 
     Layers with a sliding window keep all tokens: a replayed graph cannot shift them, and the mask excludes old ones.
     """
-    if not model._supports_default_dynamic_cache() or getattr(model, _GIVEN_UP, False):
+    if not model._supports_default_dynamic_cache():
         return None
     cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=max_length)
     for index, layer in enumerate(cache.layers):
@@ -42,17 +40,17 @@ def make_static_cache(model: Any, max_length: int, config: GenerationConfig) -> 
 
 
 @contextmanager
-def graphed_decoding(model: Any) -> Iterator[None]:
+def graphed_decoding(model: Any) -> Iterator[GraphedForward]:
     """Let `generate` replay a graph where it would compile the forward pass."""
-    forward = _GraphedForward(model, _capture_graph)
+    forward = GraphedForward(model, _capture_graph)
     model.get_compiled_call = lambda _config: forward
     try:
-        yield
+        yield forward
     finally:
         del model.get_compiled_call
 
 
-class _GraphedForward:
+class GraphedForward:
     """A forward pass that is captured at its second call and then replayed, with inputs copied to fixed addresses."""
 
     def __init__(self, model: Any, capture: Capture) -> None:
@@ -60,9 +58,11 @@ class _GraphedForward:
         self._buffers: dict[str, Any] = {}
         self._replay: Callable[[], None] | None = None
         self._outputs: Any = None
+        self.has_failed = False
 
     def __call__(self, **inputs: Any) -> Any:
-        if getattr(self._model, _GIVEN_UP, False):
+        """Return the outputs of the forward pass; the next call overwrites them."""
+        if self.has_failed:
             return self._model(**inputs)
         if not self._buffers:  # compiles kernels and allocates workspaces, which must not happen during capture
             self._buffers = {name: _map_tensors(torch.clone, value) for name, value in inputs.items()}
@@ -75,7 +75,7 @@ class _GraphedForward:
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # a kernel that cannot be captured may raise anything
-                setattr(self._model, _GIVEN_UP, True)
+                self.has_failed = True
                 log.info(f"note: cannot capture a CUDA graph, generating without it: {first_line(error)}")
                 return self._model(**inputs)
         self._replay()

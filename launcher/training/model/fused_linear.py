@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from launcher.plan.estimate.memory import SHARED_INPUTS
 from launcher.training.model.fused_lora.reference import is_reference_forward
+from launcher.training.model.shared_outputs import SharedOutputs
 
 
 def _concat_weights(weights: list[Tensor], dtype: torch.dtype) -> Tensor:
@@ -66,26 +67,14 @@ class _SharedInputMatmul(torch.autograd.Function):
 
 
 @dataclass(eq=False)
-class LinearGroup:
-    """Layers with the same input, and the outputs of their matmul until each layer has fetched its own."""
+class LinearGroup(SharedOutputs):
+    """Layers with the same input."""
 
     members: list[Any]
     clones_last_output: bool  # saved for backward as a view, it would keep the other outputs alive
-    cached_input: Tensor | None = None
-    cached_outputs: tuple[Tensor, ...] = ()
-    num_fetched: int = 0
 
-    def fetch(self, index: int, x: Tensor) -> Tensor:
-        """Return a layer's output; the first layer that is called with x computes those of all."""
-        if self.cached_input is not x:
-            self.cached_outputs, self.cached_input, self.num_fetched = self._compute(x), x, 0
-        output = self.cached_outputs[index]
-        self.num_fetched += 1
-        if self.num_fetched == len(self.members):
-            self.clear_cache()
-        return output.unflatten(0, x.shape[:-1])
-
-    def _compute(self, x: Tensor) -> tuple[Tensor, ...]:
+    def compute(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the outputs of all layers."""
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         with torch.autocast(device, enabled=False):
@@ -98,10 +87,6 @@ class LinearGroup:
                 out if bias is None else out + bias.to(dtype) for out, bias in zip(outputs, biases, strict=True)
             )
 
-    def clear_cache(self) -> None:
-        """Drop the cached outputs, which would keep the activations of their forward pass alive."""
-        self.cached_outputs, self.cached_input, self.num_fetched = (), None, 0
-
 
 class FusedLinear(nn.Linear):
     """An nn.Linear that is computed together with the others of its group."""
@@ -111,7 +96,9 @@ class FusedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return this layer's output."""
-        return super().forward(x) if is_reference_forward() else self.group.fetch(self.group_index, x)
+        if is_reference_forward():
+            return super().forward(x)
+        return self.group.fetch(self.group_index, x, self.group.compute, len(self.group.members))
 
 
 def fuse_linear_layers(layers: list[nn.Module]) -> list[LinearGroup]:

@@ -94,7 +94,6 @@ def test_steps_run_directly_if_they_cannot_be_captured(monkeypatch: pytest.Monke
     monkeypatch.setattr(type(model), "_valid_auto_compile_criteria", lambda *_args: True)
     monkeypatch.setattr(graphed_decoding, "_capture_graph", fail)
     assert generate(model, make_cache(model)) == plain
-    assert make_cache(model) is None, "later batches do not try again"
 
 
 def test_a_cpu_has_no_graphs() -> None:
