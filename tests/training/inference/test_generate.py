@@ -15,7 +15,7 @@ from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
 from launcher.manifest.model import Decoding
 from launcher.plan.model import Plan
 from launcher.request.request import Request, base_folders, plan_request
-from launcher.training.inference import load
+from launcher.training.inference import generate, load
 from launcher.training.inference.generate import (
     Answer,
     Generator,
@@ -142,3 +142,10 @@ def test_a_cpu_computes_in_fp32_without_instructions_for_the_dtype(
     monkeypatch.setattr(load, "_has_cpu_matmuls", lambda _dtype: has_matmuls)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
     assert load.pick_cpu_dtype(smoke, dtype) == expected
+
+
+def test_a_base_in_bf16_is_loaded_in_fp32_on_such_a_cpu(smoke: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "get_base_dtype", lambda _plan: "bf16")
+    for has_matmuls, expected in ((False, torch.float32), (True, torch.bfloat16)):
+        monkeypatch.setattr(load, "_has_cpu_matmuls", lambda _dtype, has_matmuls=has_matmuls: has_matmuls)
+        assert load_base_for_generation(smoke).dtype == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from launcher.plan.model import CompilePlan
 from launcher.training.model.fused_linear import FusedLinear, LinearGroup, fuse_linear_layers
 from launcher.training.model.fused_lora.reference import use_reference_forward
+from tests.training.builders import adapt, build, make_plan, make_uneven_packs, vary, write_base, write_store
 
 SIZES = {
     "vocab_size": 64,
@@ -23,6 +26,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "head_dim": 16,
 }
+COMPILE = CompilePlan(scope="layer", backend="aot_eager", mode=None)
 IDS = torch.arange(24).reshape(2, 12)
 
 
@@ -117,3 +121,19 @@ def test_generation_with_a_cache_is_unchanged() -> None:
     assert any(isinstance(module, FusedLinear) for module in fused.modules())
     expected, ours = (model.generate(IDS, max_new_tokens=8, do_sample=False) for model in (plain, fused))
     assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_groups"),
+    [
+        ({**adapt("full"), "compile": COMPILE}, 4),
+        ({**adapt("full"), "compile": COMPILE, "checkpointing": "selective"}, 0),
+        (adapt("full"), 0),
+        ({"compile": COMPILE}, 0),
+    ],
+    ids=["compiled", "selective", "eager", "LoRA"],
+)
+def test_only_compiled_full_fine_tuning_is_fused(changes: dict[str, Any], num_groups: int, tmp_path: Path) -> None:
+    plan = vary(make_plan(write_base(tmp_path / "base")), changes)
+    run = build(plan, write_store(tmp_path / "store", make_uneven_packs()), tmp_path / "run", is_checked=False)
+    assert len(run.engine.module.linear_groups) == num_groups
