@@ -22,7 +22,6 @@ import datetime
 import hashlib
 import importlib.util
 import json
-import math
 import os
 import shutil
 import statistics
@@ -41,7 +40,6 @@ from launcher.core.metrics import load_metrics
 from launcher.core.run_paths import RunPaths
 from launcher.corpus.store import Store, find_stores
 from launcher.judges.results import load_result
-from launcher.plan import Plan, load_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA_SETS = {"cypher": "text2cypher", "sql": "wikisql", "json": "json_instructions"}
@@ -69,11 +67,6 @@ def main() -> None:
     run.add_argument("--trl-tokens", type=int, default=16384, help="TRL's tokens per micro-step, with padding")
     run.add_argument("--max-steps", type=int, default=None, help="train only some steps, to try the command")
     run.add_argument("--one-at-a-time", action="store_true", help="one command at a time, so that durations compare")
-    trl = commands.add_parser("trl", help="train with TRL what a run of ours has trained")
-    trl.add_argument("run", type=Path)
-    trl.add_argument("store", type=Path)
-    trl.add_argument("out", type=Path)
-    trl.add_argument("--tokens", type=int, default=16384, help="tokens per micro-step, with padding")
     loss = commands.add_parser("loss", help="compute the held-out loss of a base or an adapter")
     loss.add_argument("base", type=Path)
     loss.add_argument("store", type=Path)
@@ -81,7 +74,7 @@ def main() -> None:
     table = commands.add_parser("table", help="summarize the rows of a file")
     table.add_argument("rows", type=Path)
     args = parser.parse_args()
-    {"run": measure, "trl": train_trl, "loss": print_loss, "table": print_table}[args.command](args)
+    {"run": measure, "loss": print_loss, "table": print_table}[args.command](args)
 
 
 def measure(args: argparse.Namespace) -> None:
@@ -149,7 +142,7 @@ class Comparison:
     def _train_trl(self, expert: str, seed: int) -> None:
         adapter, run = self._find_adapter(expert, "trl", seed), self._find_adapter(expert, "launcher", seed).parent
         if not (adapter / "adapter_config.json").exists():
-            command = ("-m", "benchmarks.peers.quality", "trl", run, prepare(self._args, expert).folder, adapter)
+            command = ("-m", "benchmarks.peers.trl_training", run, prepare(self._args, expert).folder, adapter)
             with self._trl_slots:
                 began = time.monotonic()
                 output = run_python(self._args.work / expert, *command, "--tokens", str(self._args.trl_tokens))
@@ -273,77 +266,6 @@ def iterate_documents(store: Store, split: str) -> Iterator[dict[str, list[int]]
 
 def open_store(folder: Path) -> Store:
     return next(store for store in find_stores(folder.parent) if store.folder == folder)
-
-
-def train_trl(args: argparse.Namespace) -> None:
-    """Train with TRL: the tokens of a store, the settings of a run's plan."""
-    import torch  # slow imports, of this command only
-    from datasets import Dataset
-    from peft import LoraConfig
-    from transformers import AutoTokenizer
-    from trl import SFTConfig, SFTTrainer
-
-    plan = load_plan(RunPaths(args.run).plan)
-    documents = list(iterate_documents(open_store(args.store), "train"))
-    steps_per_epoch = math.ceil(len(open_store(args.store).open_split("train")) / plan.batch.global_batch_size)
-    settings = make_trl_settings(
-        plan,
-        num_steps=plan.schedule.max_steps or round(steps_per_epoch * plan.schedule.epochs),
-        rows_per_step=len(documents) / steps_per_epoch,
-        longest=max(len(document["input_ids"]) for document in documents),
-        max_tokens=args.tokens,
-    )
-    trainer = SFTTrainer(
-        model=plan.base.name,
-        args=SFTConfig(**settings, output_dir=str(args.out), report_to=[]),
-        train_dataset=Dataset.from_list(documents),
-        processing_class=AutoTokenizer.from_pretrained(plan.base.name),
-        peft_config=LoraConfig(
-            r=plan.adapter.rank or 16,
-            lora_alpha=plan.adapter.alpha or 32,
-            lora_dropout=plan.adapter.dropout,
-            target_modules=list(plan.adapter.target_modules),
-            task_type="CAUSAL_LM",
-        ),
-    )
-    trainer.train()
-    trainer.save_model(str(args.out))
-    print(torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0)
-
-
-def make_trl_settings(
-    plan: Plan, *, num_steps: int, rows_per_step: float, longest: int, max_tokens: int
-) -> dict[str, Any]:
-    """Translate a plan: the same optimizer, schedule and number of steps, nearly the same number of rows per step.
-
-    TRL computes the logits of all tokens, so a micro-step has at most `max_tokens`.
-    """
-    accumulation = math.ceil(rows_per_step * longest / max_tokens)
-    micro = max(1, round(rows_per_step / accumulation))
-    is_bf16 = plan.precision.compute_dtype == "bf16"
-    return {
-        "per_device_train_batch_size": micro,
-        "gradient_accumulation_steps": max(1, round(rows_per_step / micro)),
-        "max_steps": num_steps,
-        "learning_rate": plan.optimizer.learning_rate,
-        "lr_scheduler_type": plan.schedule.lr_scheduler,
-        "warmup_steps": plan.schedule.warmup_steps or 0,
-        "weight_decay": plan.optimizer.weight_decay,
-        "adam_beta1": plan.optimizer.betas[0],
-        "adam_beta2": plan.optimizer.betas[1],
-        "adam_epsilon": plan.optimizer.epsilon,
-        "max_grad_norm": plan.optimizer.max_grad_norm or 0.0,
-        "bf16": is_bf16,
-        "model_init_kwargs": {"dtype": "bfloat16" if is_bf16 else "float32"},
-        "gradient_checkpointing": False,
-        "max_length": plan.batch.sequence_length,
-        "completion_only_loss": True,
-        "packing": False,
-        "seed": plan.schedule.seed,
-        "logging_steps": 10,
-        "save_strategy": "no",
-        "disable_tqdm": True,
-    }
 
 
 def print_loss(args: argparse.Namespace) -> None:

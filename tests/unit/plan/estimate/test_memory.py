@@ -30,6 +30,7 @@ from launcher.plan.estimate.memory import (
     fuses_mlp,
 )
 from launcher.plan.estimate.memory.recipe import fuses_qkv
+from launcher.plan.estimate.memory.step import estimate_step
 from tests.conftest import ROOT
 
 MEASUREMENTS = load_table(Path(__file__).parents[4] / "benchmarks" / "results" / "memory_h200.json")
@@ -226,6 +227,14 @@ def test_bf16_weights_halve_weights_and_gradients_but_not_moments() -> None:
     estimate = estimate_memory(make_shape(), dataclasses.replace(FULL, base_dtype="bf16", trainable_dtype="bf16"))
     sizes = [term(estimate, name) for name in ("weights", "gradients", "optimizer")]
     assert sizes == [2 * PARAMETERS, 2 * PARAMETERS, 8 * PARAMETERS]
+
+
+def test_compiled_full_fine_tuning_holds_one_temporary_weight() -> None:
+    """Of gate_proj and up_proj; sharded strategies compute them separately."""
+    single, sharded = (
+        estimate_step(make_shape(), dataclasses.replace(FULL, strategy=one)) for one in ("single", "fsdp2")
+    )
+    assert single[2] - sharded[2] == 2 * (2 * 128) * 64
 
 
 def test_lora_keeps_the_base_frozen() -> None:
