@@ -117,7 +117,7 @@ def test_equal_clocks_are_within_the_error(connect: Connect) -> None:
 
 def test_other_ranks_exit_after_rank_0_had_time_to_print(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(rendezvous.time, "sleep", pauses.append)
+    monkeypatch.setattr(time, "sleep", pauses.append)
     with pytest.raises(rendezvous.ReportedElsewhereError) as caught:
         rendezvous._parse_plan('{"exit_code": 2}')
     assert (caught.value.exit_code, pauses) == (2, [rendezvous._REPORT_SECONDS])
