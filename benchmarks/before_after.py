@@ -2,10 +2,11 @@
 
 "before" is the original loop, with 8 % GPU utilization: rows tokenized one by one in the main process, padded pairs,
 gradient checkpointing, full logits, a host sync per micro-step. Then the launcher: with the same manifest; with its
-execution keys (checkpointing, optimizer, workers) left to the plan; and with LoRA instead of DoRA. Qwen3-0.6B with
-random weights, the neo4j expert's sample, the tiny tokenizer.
+execution keys (checkpointing, optimizer, workers) left to the plan; and with LoRA instead of DoRA. Without --base:
+Qwen3-0.6B with random weights and the tiny tokenizer; without --rows: the neo4j expert's sample.
 
     python benchmarks/before_after.py --manifest PUBLISHED.json --out before_after.json
+    python benchmarks/before_after.py --manifest PUBLISHED.json --base FOLDER --rows ROWS.jsonl --out before_after.json
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Any
 import torch
 from accelerate.state import AcceleratorState
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from launcher.base_models.catalogue import lookup_base
 from launcher.core import metrics
@@ -49,7 +50,7 @@ from launcher.training.runtime.run_record import collect_versions
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = ROOT / "experts" / "neo4j" / "sample" / "train.jsonl"
-BASE = "Qwen/Qwen3-0.6B"
+RANDOM_BASE = "Qwen/Qwen3-0.6B"
 EXECUTION_KEYS = (
     "gradient_checkpointing",
     "optim",
@@ -102,24 +103,22 @@ class Utilization:
         return statistics.mean(self.samples) if self.samples else None
 
 
-def measure_before(config: dict[str, Any], rows: list[dict[str, str]], device: str, steps: int) -> Measurement:
-    model = build_before(config, device)
+def measure_before(config: dict[str, Any], base: Path | None, rows: Path, device: str, steps: int) -> Measurement:
+    model = build_before(config, base, device)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = make_optimizer(config["optim"], parameters, device)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(ROOT / "launcher/base_models/tiny_base/tokenizer.json"), pad_token="<pad>"
-    )
+    tokenizer = load_tokenizer_before(base)
+    lines = rows.read_text(encoding="utf-8").splitlines()
     utilization, seconds, tokens = Utilization(), [], []
-    pairs = iter(range(0, len(rows), config["batch_size"]))
+    pairs = iter(range(0, len(lines), config["batch_size"]))
     accumulation = config["gradient_accumulation_steps"]
     for step in range(1 + steps):  # nothing is compiled: one warm-up step is enough
         began, num_tokens = time.perf_counter(), 0
         with utilization.sampled() if step else nullcontext():
             for _ in range(accumulation):
                 row = next(pairs)
-                batch = tokenize_pair(
-                    rows[row : row + config["batch_size"]], tokenizer, config["max_seq_length"], device
-                )
+                pair = [json.loads(line) for line in lines[row : row + config["batch_size"]]]
+                batch = tokenize_pair(pair, tokenizer, config["max_seq_length"], device)
                 num_tokens += int(batch["attention_mask"].sum())
                 with torch.autocast(device, dtype=torch.bfloat16):
                     loss = model(**batch).loss / accumulation
@@ -134,13 +133,24 @@ def measure_before(config: dict[str, Any], rows: list[dict[str, str]], device: s
     return Measurement("before", statistics.median(rates), utilization.mean, peak_gib(), what, seconds[1:])
 
 
-def build_before(config: dict[str, Any], device: str) -> Any:
-    known = lookup_base(BASE)
-    assert known is not None
+def load_tokenizer_before(base: Path | None) -> Any:
+    if base is not None:
+        return AutoTokenizer.from_pretrained(base)
+    tiny = ROOT / "launcher/base_models/tiny_base/tokenizer.json"
+    return PreTrainedTokenizerFast(tokenizer_file=str(tiny), pad_token="<pad>")
+
+
+def build_before(config: dict[str, Any], base: Path | None, device: str) -> Any:
     torch.manual_seed(0)
-    config_of_base: Any = AutoConfig.for_model(**dict(known))  # type: ignore[arg-type]
+    model: Any
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config_of_base, dtype=torch.bfloat16)
+        if base is not None:
+            model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+        else:
+            known = lookup_base(RANDOM_BASE)
+            assert known is not None
+            random_config: Any = AutoConfig.for_model(**dict(known))  # type: ignore[arg-type]
+            model = AutoModelForCausalLM.from_config(random_config, dtype=torch.bfloat16)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.enable_input_require_grads()
     adapter = LoraConfig(
@@ -174,15 +184,15 @@ def tokenize_pair(rows: list[dict[str, str]], tokenizer: Any, longest: int, devi
     }
 
 
-def measure_launcher(name: str, manifest: dict[str, Any], what: str, steps: int) -> Measurement:
+def measure_launcher(name: str, manifest: dict[str, Any], what: str, base: Path | None, steps: int) -> Measurement:
     with tempfile.TemporaryDirectory() as folder_name:
         folder = Path(folder_name)
         path = folder / "manifest.json"
         path.write_text(json.dumps(manifest))
         plan = plan_request(
-            Request(expert=str(path), random_weights=True, profile="full", max_steps=WARMUP_STEPS + steps)
+            Request(expert=str(path), random_weights=base is None, profile="full", max_steps=WARMUP_STEPS + steps)
         ).plan
-        tokenizer = load_tokenizer(plan.base.name, base_folders(folder), allow_tiny_fallback=True)
+        tokenizer = load_tokenizer(plan.base.name, base_folders(folder), allow_tiny_fallback=base is None)
         store = prepare(make_preparation_spec(plan, folder, tokenizer), lambda _text: None, lambda _rows: None).store
         run, _ = build_run(plan, RunPaths(folder), store, (), build_accelerator(plan))
         utilization = Utilization()
@@ -209,16 +219,16 @@ def _mean_of_last_quarter(samples: list[float]) -> float | None:
     return statistics.mean(busy) if busy else None
 
 
-def make_manifests(published: dict[str, Any]) -> list[tuple[str, dict[str, Any], str]]:
+def make_manifests(published: dict[str, Any], base: Path | None, rows: Path) -> list[tuple[str, dict[str, Any], str]]:
     """Return the published manifest with our rows and base, and variants with more left to the plan."""
     dataset = {
-        "path": str(SAMPLE),
+        "path": str(rows),
         "format": "jsonl",
         "field_mapping": {"instruction": "question", "input": "schema", "response": "cypher"},
     }
     same = json.loads(json.dumps(published))
     same["training"]["dataset"] = dataset
-    same["base_models"] = [{**published["base_models"][0], "name": BASE}][:1]
+    same["base_models"] = [{**published["base_models"][0], "name": RANDOM_BASE if base is None else str(base)}][:1]
     same["training"]["config"] |= {"loss_on": "all", "torch_compile": True}
     for key in ("validation_file", "evaluation_strategy", "save_strategy", "load_best_model_at_end"):
         same["training"]["config"].pop(key, None)
@@ -268,17 +278,20 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, default=8, help="timed steps per measurement; a third of them for `before`"
     )
+    parser.add_argument("--base", type=Path, help="folder of a pretrained base")
+    parser.add_argument("--rows", type=Path, default=SAMPLE, help="JSON lines with question, schema and cypher")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    base, rows = args.base and args.base.resolve(), args.rows.resolve()
     published = json.loads(args.manifest.read_text())
     config = published["training"]["config"]
-    rows = [json.loads(line) for line in SAMPLE.read_text().splitlines()]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    results = [run_isolated(lambda: measure_before(config, rows, device, max(2, args.steps // 3)))]
-    for name, manifest, what in make_manifests(published):
-        results.append(run_isolated(partial(measure_launcher, name, manifest, what, args.steps)))
+    results = [run_isolated(lambda: measure_before(config, base, rows, device, max(2, args.steps // 3)))]
+    for name, manifest, what in make_manifests(published, base, rows):
+        results.append(run_isolated(partial(measure_launcher, name, manifest, what, base, args.steps)))
     report = {
         "manifest": args.manifest.name,
+        "base": RANDOM_BASE if base is None else base.name,
         "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "versions": collect_versions(),

@@ -1,18 +1,19 @@
-"""Quality of real trainings, compared with TRL: the same rows, tokens, settings and seeds on a pretrained base.
+"""Quality, time, memory and energy of real trainings, compared with TRL and Unsloth on a pretrained base.
 
 For every data set some rows are kept for testing. `launcher new` makes an expert of the others, `launcher train` trains
-it, and TRL's SFTTrainer trains the same tokens with the same loss mask, LoRA settings, learning rates and number of
-steps. We pack documents; TRL gets as many rows per step as an average step of ours has. Held-out loss is computed
-by plain transformers and PEFT for both adapters; answers to the test rows are judged by `launcher eval` for both. With
---fp8 the launcher trains a second time with `--precision fp8`; its adapter is judged on the base in BF16, too.
+it, and TRL and Unsloth train the same tokens with the same loss mask, LoRA settings, learning rates and number of
+steps. We pack documents; the others get as many rows per step as an average step of ours has. Held-out loss is computed
+by plain transformers and PEFT for all adapters on the base in FP32; answers to the test rows are judged by `launcher
+eval` on the base in BF16, also for adapters that were trained on a base in FP8 or NF4 (QLoRA).
 
-    python -m benchmarks.peers.quality run --base FOLDER --data FOLDER --out quality.jsonl --jobs 9 --trl-jobs 3 --fp8
+    python -m benchmarks.peers.quality run --base FOLDER --data FOLDER --out quality.jsonl --tools launcher trl --jobs 9
     python -m benchmarks.peers.quality table quality.jsonl
 
 FOLDER of --data has text2cypher.jsonl, wikisql.jsonl and json_instructions.jsonl; rows of the expert typescript are
-generated. The result has the seconds from command to saved adapter and the peak of torch's allocated memory; seconds
-compare only if nothing else runs (--one-at-a-time). TRL is skipped if it is not installed. The same command continues
-an interrupted one: adapters that exist are not trained again, and judged answers are not judged again.
+generated. A row of the result has the seconds from command to saved adapter and those of the training alone, torch's
+peak of allocated memory, and the GPU's energy; time and energy compare only if nothing else runs (--one-at-a-time).
+Tools that are not installed are skipped. The same command continues an interrupted one: adapters that exist are not
+trained again, and judged answers are not judged again.
 """
 
 from __future__ import annotations
@@ -38,14 +39,24 @@ from experts.generator.splits import make_splits, render_rows
 from launcher.core import metrics
 from launcher.core.metrics import load_metrics
 from launcher.core.run_paths import RunPaths
+from launcher.core.units import bytes_to_gib
 from launcher.corpus.store import Store, find_stores
+from launcher.hardware.probe import NvmlError, call_nvml
 from launcher.judges.results import load_result
+from launcher.judges.statistics import compute_rate
+from launcher.plan import load_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA_SETS = {"cypher": "text2cypher", "sql": "wikisql", "json": "json_instructions"}
 EXPERTS = (*DATA_SETS, "typescript")
 TYPESCRIPT_ROWS = 4000
 LOSS_BATCH_TOKENS = 4096  # with padding
+LAUNCHER_OPTIONS: dict[str, tuple[str, ...]] = {
+    "launcher": (),
+    "launcher-fp8": ("--precision", "fp8"),
+    "launcher-qlora": ("--set", "base_models.0.quantization=int4"),
+}
+PEERS = ("trl", "unsloth")
 
 
 def main() -> None:
@@ -60,11 +71,11 @@ def main() -> None:
     run.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     run.add_argument("--rows", type=int, default=None, help="use only the first rows of each data set")
     run.add_argument("--test-rows", type=int, default=200)
-    run.add_argument("--fp8", action="store_true", help="train with the base in FP8, too")
+    run.add_argument("--tools", nargs="+", choices=(*LAUNCHER_OPTIONS, *PEERS), default=["launcher", "trl"])
     run.add_argument("--epochs", type=float, default=None, help="instead of what `launcher new` chooses")
     run.add_argument("--jobs", type=int, default=1, help="commands of the launcher at the same time")
-    run.add_argument("--trl-jobs", type=int, default=1, help="trainings by TRL at the same time")
-    run.add_argument("--trl-tokens", type=int, default=16384, help="TRL's tokens per micro-step, with padding")
+    run.add_argument("--peer-jobs", type=int, default=1, help="trainings by TRL or Unsloth at the same time")
+    run.add_argument("--peer-tokens", type=int, help="TRL's and Unsloth's tokens per micro-step, with padding")
     run.add_argument("--max-steps", type=int, default=None, help="train only some steps, to try the command")
     run.add_argument("--one-at-a-time", action="store_true", help="one command at a time, so that durations compare")
     loss = commands.add_parser("loss", help="compute the held-out loss of a base or an adapter")
@@ -88,15 +99,33 @@ def measure(args: argparse.Namespace) -> None:
         list(pool.map(lambda job: comparison.compare(*job), jobs))
 
 
+class Cost:
+    """What a training costs: seconds of the command, and energy of the first GPU if it reports it."""
+
+    def __enter__(self) -> Cost:
+        self._began, self._energy = time.monotonic(), read_kilojoules()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.values = {"seconds": time.monotonic() - self._began}
+        if self._energy is not None:
+            self.values["kilojoules"] = (read_kilojoules() or 0.0) - self._energy
+
+    def write(self, adapter: Path) -> None:
+        """Keep the values next to an adapter, for a command that continues this one."""
+        rounded = {name: round(value, 2) for name, value in self.values.items()}
+        adapter.with_suffix(".cost.json").write_text(json.dumps(rounded), encoding="utf-8")
+
+
 class Comparison:
     """Trainings and evaluations that run side by side; what exists already is not repeated."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         self._lock = threading.Lock()
-        self._slots, self._trl_slots = threading.Semaphore(args.jobs), threading.Semaphore(args.trl_jobs)
+        self._slots, self._peer_slots = threading.Semaphore(args.jobs), threading.Semaphore(args.peer_jobs)
         if args.one_at_a_time:
-            self._slots = self._trl_slots = threading.Semaphore(1)
+            self._slots = self._peer_slots = threading.Semaphore(1)
 
     def make_expert(self, expert: str) -> None:
         """Make an expert unless it exists."""
@@ -104,50 +133,56 @@ class Comparison:
             make_expert(self._args, expert)
 
     def compare(self, expert: str, seed: int) -> None:
-        """Train with each tool, then judge the answers of its adapter; TRL follows the plan of the launcher's run."""
-        self._train_launcher(expert, seed, "bf16")
-        with ThreadPoolExecutor(4) as pool:
-            tasks = [pool.submit(self._judge, expert, "launcher", seed)]
-            if self._args.fp8:
-                tasks.append(pool.submit(self._train_fp8, expert, seed))
-            if importlib.util.find_spec("trl") is not None:
-                tasks.append(pool.submit(self._train_trl, expert, seed))
+        """Train with each tool and judge the answers of its adapter; all follow the plan of the launcher's run."""
+        self._train_launcher(expert, "launcher", seed)
+        with ThreadPoolExecutor(len(self._args.tools) + 1) as pool:
+            tasks = [pool.submit(self._train_and_judge, expert, tool, seed) for tool in self._args.tools]
             if seed == self._args.seeds[0]:
                 tasks.append(pool.submit(self._judge, expert, "base", None))
             for task in tasks:
                 task.result()
 
-    def _train_launcher(self, expert: str, seed: int, precision: str) -> None:
-        tool = "launcher" if precision == "bf16" else "launcher-fp8"
+    def _train_and_judge(self, expert: str, tool: str, seed: int) -> None:
+        if tool in LAUNCHER_OPTIONS:
+            self._train_launcher(expert, tool, seed)
+        elif importlib.util.find_spec(tool) is None:
+            print(f"{tool} is not installed: skipped", flush=True)
+            return
+        else:
+            self._train_peer(expert, tool, seed)
+        self._judge(expert, tool, seed)
+
+    def _train_launcher(self, expert: str, tool: str, seed: int) -> None:
         adapter = self._find_adapter(expert, tool, seed)
         if adapter.exists():
             return
-        shutil.rmtree(adapter.parent, ignore_errors=True)  # of an interrupted command
-        with self._slots:
-            began = time.monotonic()
+        paths = RunPaths(adapter.parent)
+        shutil.rmtree(paths.root, ignore_errors=True)  # of an interrupted command
+        with self._slots, Cost() as cost:
             run_launcher(
                 self._args.work / expert,
-                *("train", expert, "--run-id", adapter.parent.name, "--profile", "full", "--wandb", "disabled"),
-                *("--set", f"training.config.seed={seed}", "--precision", precision),
+                *("train", expert, "--run-id", paths.root.name, "--profile", "full", "--wandb", "disabled"),
+                *("--set", f"training.config.seed={seed}", *LAUNCHER_OPTIONS[tool]),
                 *(("--max-steps", str(self._args.max_steps)) if self._args.max_steps else ()),
             )
-            seconds = time.monotonic() - began
-        peaks = [step.get(metrics.PEAK_ALLOCATED_GIB) or 0.0 for step in load_metrics(RunPaths(adapter.parent).metrics)]
-        write_cost(adapter, seconds, max(peaks, default=0.0))
+        steps = load_metrics(paths.metrics)
+        cost.values |= {
+            "train_seconds": sum(step.get(metrics.STEP_SECONDS) or 0.0 for step in steps),
+            "peak_gib": max((step.get(metrics.PEAK_ALLOCATED_GIB) or 0.0 for step in steps), default=0.0),
+            "predicted_gib": bytes_to_gib(load_plan(paths.plan).memory.allocated_bytes),
+        }
+        cost.write(adapter)
 
-    def _train_fp8(self, expert: str, seed: int) -> None:
-        self._train_launcher(expert, seed, "fp8")
-        self._judge(expert, "launcher-fp8", seed)
-
-    def _train_trl(self, expert: str, seed: int) -> None:
-        adapter, run = self._find_adapter(expert, "trl", seed), self._find_adapter(expert, "launcher", seed).parent
-        if not (adapter / "adapter_config.json").exists():
-            command = ("-m", "benchmarks.peers.trl_training", run, prepare(self._args, expert).folder, adapter)
-            with self._trl_slots:
-                began = time.monotonic()
-                output = run_python(self._args.work / expert, *command, "--tokens", str(self._args.trl_tokens))
-                write_cost(adapter, time.monotonic() - began, float(output.splitlines()[-1]))
-        self._judge(expert, "trl", seed)
+    def _train_peer(self, expert: str, tool: str, seed: int) -> None:
+        adapter, run = self._find_adapter(expert, tool, seed), self._find_adapter(expert, "launcher", seed).parent
+        if (adapter / "adapter_config.json").exists():
+            return
+        tokens = () if self._args.peer_tokens is None else ("--tokens", str(self._args.peer_tokens))
+        command = ("-m", "benchmarks.peers.peer_training", tool, run, prepare(self._args, expert).folder, adapter)
+        with self._peer_slots, Cost() as cost:
+            output = run_python(self._args.work / expert, *command, *tokens)
+        cost.values |= json.loads(output.splitlines()[-1])
+        cost.write(adapter)
 
     def _judge(self, expert: str, tool: str, seed: int | None) -> None:
         folder, evaluation = self._args.work / expert, self._args.work / expert / f"{tool}-{seed}.json"
@@ -162,8 +197,8 @@ class Comparison:
 
     def _find_adapter(self, expert: str, tool: str, seed: int) -> Path:
         folder = self._args.work / expert
-        if tool == "trl":
-            return folder / f"trl-{seed}"
+        if tool in PEERS:
+            return folder / f"{tool}-{seed}"
         return RunPaths(folder / "runs" / f"{expert}-{seed}{tool.removeprefix('launcher')}").adapter
 
     def _record(
@@ -225,16 +260,20 @@ def prepare(args: argparse.Namespace, expert: str) -> Store:
     return store
 
 
-def write_cost(adapter: Path, seconds: float, peak_gib: float) -> None:
-    """Keep what a training cost, for a command that continues this one."""
-    cost = {"seconds": round(seconds, 1), "peak_gib": round(peak_gib, 2)}
-    adapter.with_suffix(".cost.json").write_text(json.dumps(cost), encoding="utf-8")
-
-
 def load_cost(adapter: Path) -> dict[str, float]:
     """Return what a training cost; empty if it was interrupted after the adapter was saved."""
     path = adapter.with_suffix(".cost.json")
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def read_kilojoules() -> float | None:
+    """Return the energy that the first GPU has used since its driver was loaded, or None without such a counter."""
+    try:
+        return (
+            call_nvml(lambda nvml: nvml.nvmlDeviceGetTotalEnergyConsumption(nvml.nvmlDeviceGetHandleByIndex(0))) / 1e6
+        )
+    except NvmlError:
+        return None
 
 
 def run_launcher(folder: Path, *words: str | Path) -> str:
@@ -307,24 +346,46 @@ def make_batches(documents: list[dict[str, list[int]]]) -> list[list[dict[str, l
 def print_table(args: argparse.Namespace) -> None:
     """Print mean and standard deviation over the seeds, as Markdown."""
     rows = [json.loads(line) for line in args.rows.read_text(encoding="utf-8").splitlines()]
+    names = "expert", "trained by", "held-out loss", "main check", "correct answers (95 % interval)"
+    columns = {
+        "command": ("seconds", "{:.0f} s"),
+        "training": ("train_seconds", "{:.0f} s"),
+        "energy": ("kilojoules", "{:.1f} kJ"),
+    }
     print(
-        "| expert | trained by | held-out loss | main check | correct answers | seconds | peak |\n" + "|---" * 7 + "|"
+        f"| {' | '.join((*names, *columns, 'peak (predicted)'))} |\n" + "|---" * (len(names) + len(columns) + 1) + "|"
     )
     for expert in dict.fromkeys(row["expert"] for row in rows):
-        for tool in ("base", "launcher", "launcher-fp8", "trl"):
+        for tool in ("base", *LAUNCHER_OPTIONS, *PEERS):
             chosen = [row for row in rows if (row["expert"], row["tool"]) == (expert, tool)]
             if chosen:
-                losses = format_spread([row["held_out_loss"] for row in chosen], "{:.4f}")
-                passed = [row["checks"][row["main_check"]] for row in chosen]
-                rates = format_spread([100 * good / judged if judged else 0.0 for good, judged in passed], "{:.1f} %")
-                alone = [row for row in chosen if row.get("ran_alone") and "seconds" in row]
-                seconds = format_spread([row["seconds"] for row in alone], "{:.0f} s") if alone else ""
-                peaks = [f"{row['peak_gib']:.2f} GiB" for row in chosen if row.get("peak_gib")]
-                cells = losses, f"{chosen[0]['main_check']} of {passed[0][1]}", rates, seconds, max(peaks, default="")
-                print(f"| {expert} | {tool} | {' | '.join(cells)} |")
+                alone = [row for row in chosen if row.get("ran_alone")]
+                cells = [expert, tool, format_spread(chosen, "held_out_loss", "{:.4f}"), *format_answers(chosen)]
+                cells += [format_spread(alone, name, style) for name, style in columns.values()]
+                print(f"| {' | '.join((*cells, format_peak(chosen)))} |")
 
 
-def format_spread(values: list[float], style: str) -> str:
+def format_answers(rows: list[dict[str, Any]]) -> tuple[str, str]:
+    """Return the main check with its number of answers, and the rate over all seeds with Wilson's interval."""
+    check = rows[0]["main_check"]
+    passed, judged = (sum(row["checks"][check][index] for row in rows) for index in (0, 1))
+    rate = compute_rate([True] * passed + [False] * (judged - passed))
+    return f"{check}, {len(rows)} x {judged // len(rows)}", f"{rate.value:.1%} ({rate.low:.1%} to {rate.high:.1%})"
+
+
+def format_peak(rows: list[dict[str, Any]]) -> str:
+    measured = [row for row in rows if row.get("peak_gib")]
+    if not measured:
+        return ""
+    worst = max(measured, key=lambda row: row["peak_gib"])
+    predicted = f" ({worst['predicted_gib']:.2f})" if "predicted_gib" in worst else ""
+    return f"{worst['peak_gib']:.2f}{predicted} GiB"
+
+
+def format_spread(rows: list[dict[str, Any]], name: str, style: str) -> str:
+    values = [row[name] for row in rows if name in row]
+    if not values:
+        return ""
     mean = style.format(statistics.fmean(values))
     return f"{mean} ± {style.format(statistics.stdev(values))}" if len(values) > 1 else mean
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -194,6 +195,8 @@ def test_a_reply_to_an_earlier_request_is_not_a_verdict(tmp_path: Path, monkeypa
     body = "os.fork(); return [Verdict(checks={'right': a == 'yes', 'kind': None}) for a in answers]"
     with open_class(tmp_path, monkeypatch, CLASS.format(body=body)) as judge:
         assert judge.judge(QUESTIONS[:1], ["yes"])[0].checks["right"] is True
+        worker = judge._worker
+        assert worker._unread or select.select([worker._stdout], [], [], 30)[0]  # the second reply has arrived
         with pytest.raises(RunFailedError, match="replied more than once"):
             judge.judge(QUESTIONS[:1], ["no"])
 

@@ -1,0 +1,135 @@
+"""Train with TRL or Unsloth what a run of ours has trained: the same tokens, loss mask, settings and number of steps.
+
+    python -m benchmarks.peers.peer_training trl RUN STORE OUT
+
+quality.py runs it. The last line of the output is JSON: seconds of training, and the peak of torch's allocated memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from launcher.core.run_paths import RunPaths
+from launcher.core.units import bytes_to_gib
+from launcher.plan import Plan, load_plan
+
+# Tokens per micro-step, with padding. TRL computes the logits of all tokens; Unsloth does not.
+MAX_TOKENS = {"trl": 16384, "unsloth": 32768}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tool", choices=tuple(MAX_TOKENS))
+    parser.add_argument("run", type=Path)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--tokens", type=int, help="tokens per micro-step, with padding")
+    args = parser.parse_args()
+    importlib.import_module(args.tool)  # Unsloth must be imported before TRL and transformers
+    print(json.dumps(train(args)))
+
+
+def train(args: argparse.Namespace) -> dict[str, float]:
+    """Train the tokens of a store with the settings of a run's plan; return seconds and peak memory of the training."""
+    import torch  # slow imports, not needed for --help
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    from benchmarks.peers.quality import iterate_documents, open_store
+
+    plan = load_plan(RunPaths(args.run).plan)
+    documents = list(iterate_documents(open_store(args.store), "train"))
+    steps_per_epoch = math.ceil(len(open_store(args.store).open_split("train")) / plan.batch.global_batch_size)
+    settings = make_settings(
+        plan,
+        num_steps=plan.schedule.max_steps or round(steps_per_epoch * plan.schedule.epochs),
+        rows_per_step=len(documents) / steps_per_epoch,
+        longest=max(len(document["input_ids"]) for document in documents),
+        max_tokens=args.tokens or MAX_TOKENS[args.tool],
+    )
+    model = load_with_unsloth(plan) if args.tool == "unsloth" else load_with_peft(plan)
+    trainer = SFTTrainer(
+        **model,
+        args=SFTConfig(**settings, output_dir=str(args.out), report_to=[]),
+        train_dataset=Dataset.from_list(documents),
+    )
+    result = trainer.train()
+    trainer.save_model(str(args.out))
+    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    return {"train_seconds": result.metrics["train_runtime"], "peak_gib": bytes_to_gib(peak)}
+
+
+def load_with_peft(plan: Plan) -> dict[str, Any]:
+    """Return TRL's arguments for a base in the dtype of the plan, with an adapter by PEFT."""
+    import torch
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    dtype = torch.bfloat16 if plan.precision.compute_dtype == "bf16" else torch.float32
+    base = AutoModelForCausalLM.from_pretrained(plan.base.name, dtype=dtype)
+    adapter = LoraConfig(**make_lora_settings(plan), task_type="CAUSAL_LM")
+    tokenizer = AutoTokenizer.from_pretrained(plan.base.name)
+    return {"model": base, "peft_config": adapter, "processing_class": tokenizer}
+
+
+def load_with_unsloth(plan: Plan) -> dict[str, Any]:
+    """Return the arguments of Unsloth's trainer: its model and tokenizer, without gradient checkpointing."""
+    from unsloth import FastLanguageModel
+
+    model, tokenizer = FastLanguageModel.from_pretrained(
+        plan.base.name, max_seq_length=plan.batch.sequence_length, load_in_4bit=False
+    )
+    model = FastLanguageModel.get_peft_model(
+        model,
+        **make_lora_settings(plan),
+        use_gradient_checkpointing=False,
+        random_state=plan.schedule.seed,
+        max_seq_length=plan.batch.sequence_length,
+    )
+    return {"model": model, "processing_class": tokenizer}
+
+
+def make_lora_settings(plan: Plan) -> dict[str, Any]:
+    return {
+        "r": plan.adapter.rank or 16,
+        "lora_alpha": plan.adapter.alpha or 32,
+        "lora_dropout": plan.adapter.dropout,
+        "target_modules": list(plan.adapter.target_modules),
+    }
+
+
+def make_settings(plan: Plan, *, num_steps: int, rows_per_step: float, longest: int, max_tokens: int) -> dict[str, Any]:
+    """Translate a plan: the same optimizer, schedule and number of steps, nearly the same number of rows per step."""
+    accumulation = math.ceil(rows_per_step * longest / max_tokens)
+    micro = max(1, round(rows_per_step / accumulation))
+    return {
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": max(1, round(rows_per_step / micro)),
+        "max_steps": num_steps,
+        "learning_rate": plan.optimizer.learning_rate,
+        "lr_scheduler_type": plan.schedule.lr_scheduler,
+        "warmup_steps": plan.schedule.warmup_steps or 0,
+        "weight_decay": plan.optimizer.weight_decay,
+        "adam_beta1": plan.optimizer.betas[0],
+        "adam_beta2": plan.optimizer.betas[1],
+        "adam_epsilon": plan.optimizer.epsilon,
+        "max_grad_norm": plan.optimizer.max_grad_norm or 0.0,
+        "bf16": plan.precision.compute_dtype == "bf16",
+        "gradient_checkpointing": False,
+        "max_length": plan.batch.sequence_length,
+        "completion_only_loss": True,
+        "packing": False,
+        "seed": plan.schedule.seed,
+        "logging_steps": 10,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+
+
+if __name__ == "__main__":
+    main()
