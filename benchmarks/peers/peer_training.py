@@ -105,6 +105,8 @@ def make_lora_settings(plan: Plan) -> dict[str, Any]:
 
 def make_settings(plan: Plan, *, num_steps: int, rows_per_step: float, longest: int, max_tokens: int) -> dict[str, Any]:
     """Translate a plan: the same optimizer, schedule and number of steps, nearly the same number of rows per step."""
+    from launcher.training.engine.optimizer import count_warmup_steps  # imports transformers
+
     accumulation = math.ceil(rows_per_step * longest / max_tokens)
     micro = max(1, round(rows_per_step / accumulation))
     return {
@@ -113,7 +115,7 @@ def make_settings(plan: Plan, *, num_steps: int, rows_per_step: float, longest: 
         "max_steps": num_steps,
         "learning_rate": plan.optimizer.learning_rate,
         "lr_scheduler_type": plan.schedule.lr_scheduler,
-        "warmup_steps": plan.schedule.warmup_steps or 0,
+        "warmup_steps": count_warmup_steps(plan.schedule, num_steps),
         "weight_decay": plan.optimizer.weight_decay,
         "adam_beta1": plan.optimizer.betas[0],
         "adam_beta2": plan.optimizer.betas[1],

@@ -29,8 +29,8 @@ from launcher.training.inference.load import (
     get_published_dtype,
     load_published_base,
     load_trained_model,
-    pick_cpu_dtype,
     pick_device,
+    pick_dtype,
 )
 from launcher.training.inference.prompt import compose_question, render_prompt
 from launcher.training.inference.trained_run import TrainedRun
@@ -84,16 +84,14 @@ def load_for_generation(run: TrainedRun) -> Any:
     dtype = get_published_dtype(run)
     quantized = run.plan.quantization is not None and torch.cuda.is_available()
     device = torch.device("cuda", torch.cuda.current_device()) if quantized else pick_device(run.plan, dtype)
-    if device.type == "cpu":
-        dtype = pick_cpu_dtype(run.plan, dtype)
-    return load_trained_model(run, dtype, device, quantized=quantized)
+    return load_trained_model(run, pick_dtype(run.plan, dtype, device), device, quantized=quantized)
 
 
 def load_base_for_generation(plan: Plan) -> Any:
     """Load the base without an adapter."""
     dtype = get_base_dtype(plan)
     device = pick_device(plan, dtype)
-    return load_published_base(plan, pick_cpu_dtype(plan, dtype) if device.type == "cpu" else dtype, device)
+    return load_published_base(plan, pick_dtype(plan, dtype, device), device)
 
 
 def load_generator(

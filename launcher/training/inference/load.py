@@ -69,12 +69,12 @@ def pick_device(plan: Plan, dtype: Dtype) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if fits else torch.device("cpu")
 
 
-def pick_cpu_dtype(plan: Plan, dtype: Dtype) -> Dtype:
+def pick_dtype(plan: Plan, dtype: Dtype, device: torch.device) -> Dtype:
     """Return fp32 where a CPU has no instructions for the dtype: its matmuls would take about a hundred times as long.
 
     The dtype is kept if the weights would not fit the available memory in fp32.
     """
-    if dtype == "fp32" or _has_cpu_matmuls(dtype):
+    if device.type != "cpu" or dtype == "fp32" or _has_cpu_matmuls(dtype):
         return dtype
     needed = plan.base.num_parameters * DTYPE_BYTES["fp32"] * _MEMORY_FACTOR
     return "fp32" if needed < psutil.virtual_memory().available else dtype

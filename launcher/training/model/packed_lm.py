@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from launcher.core.choices import LossKernel
 from launcher.core.errors import InputError
+from launcher.plan.estimate.memory import fuses_trained_linears
 from launcher.plan.model import CompilePlan, Plan
 from launcher.training.data.collate import PackedBatch
 from launcher.training.kernels.availability import supports_triton
@@ -144,8 +145,13 @@ class PackedCausalLM(nn.Module):
                 fuse_decoder_layers(self.layers)
             if plan.precision.fp8_base:
                 round_remaining(self.layers)
-            if plan.adapter.kind == "full" and plan.compile is not None and plan.checkpointing != "selective":
-                self.linear_groups = fuse_linear_layers(self.layers)
+        if fuses_trained_linears(
+            adapter=plan.adapter.kind,
+            strategy=plan.strategy,
+            checkpointing=plan.checkpointing,
+            compiled=plan.compile is not None,
+        ):
+            self.linear_groups = fuse_linear_layers(self.layers)
         prepare_layers(self.layers, plan.checkpointing, plan.compile)
         if plan.compile is not None and plan.compile.scope == "model":
             self.compile_decoder(plan.compile)

@@ -141,7 +141,8 @@ def test_a_cpu_computes_in_fp32_without_instructions_for_the_dtype(
 ) -> None:
     monkeypatch.setattr(load, "_has_cpu_matmuls", lambda _dtype: has_matmuls)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
-    assert load.pick_cpu_dtype(smoke, dtype) == expected
+    assert load.pick_dtype(smoke, dtype, torch.device("cpu")) == expected
+    assert load.pick_dtype(smoke, dtype, torch.device("cuda")) == dtype
 
 
 def test_a_base_in_bf16_is_loaded_in_fp32_on_such_a_cpu(smoke: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from launcher.plan.estimate.memory.recipe import (
     count_trainable,
     explain_layer_path,
     fuses_mlp,
+    fuses_trained_linears,
     select_stacks,
 )
 
@@ -43,5 +44,6 @@ __all__ = [
     "estimate_memory",
     "explain_layer_path",
     "fuses_mlp",
+    "fuses_trained_linears",
     "select_stacks",
 ]

@@ -18,6 +18,7 @@ from launcher.plan.estimate.memory.recipe import (
     fuses_lora,
     fuses_mlp,
     fuses_qkv,
+    fuses_trained_linears,
     get_input_name,
     group_targets,
     has_input_copies,
@@ -95,7 +96,12 @@ def _count_rebuilt_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
         return float(_count_dequantized_bytes(shape, recipe))
     largest = max(linear.in_features * linear.out_features for linear in shape.linears)
     rebuilt = 0.0
-    if recipe.adapter == "full" and recipe.compiled and recipe.strategy not in SHARDED_STRATEGIES:
+    if fuses_trained_linears(
+        adapter=recipe.adapter,
+        strategy=recipe.strategy,
+        checkpointing=recipe.checkpointing,
+        compiled=recipe.compiled,
+    ):
         rebuilt += _count_shared_input_weights(shape) * DTYPE_BYTES[recipe.compute_dtype]
     if recipe.adapter == "dora":
         rebuilt += largest * _DORA_BYTES_PER_WEIGHT[recipe.compiled]

@@ -229,11 +229,15 @@ def test_bf16_weights_halve_weights_and_gradients_but_not_moments() -> None:
     assert sizes == [2 * PARAMETERS, 2 * PARAMETERS, 8 * PARAMETERS]
 
 
-def test_compiled_full_fine_tuning_holds_one_temporary_weight() -> None:
-    """Of gate_proj and up_proj; sharded strategies compute them separately."""
-    recipes = FULL, dataclasses.replace(FULL, strategy="fsdp2")
-    single, sharded = (estimate_step(make_shape(), recipe)[2] for recipe in recipes)
-    assert single - sharded == 2 * (2 * 128) * 64
+@pytest.mark.parametrize("strategy", ["fsdp2", "zero2", "zero3"])
+@pytest.mark.parametrize(("checkpointing", "num_bytes"), [("none", 2 * (2 * 128) * 64), ("selective", 0)])
+def test_compiled_full_fine_tuning_holds_one_temporary_weight(
+    strategy: Strategy, checkpointing: Checkpointing, num_bytes: int
+) -> None:
+    """Of gate_proj and up_proj; sharded strategies and selective checkpointing compute them separately."""
+    single = dataclasses.replace(FULL, checkpointing=checkpointing)
+    sizes = [estimate_step(make_shape(), dataclasses.replace(single, strategy=one))[2] for one in ("single", strategy)]
+    assert sizes[0] - sizes[1] == num_bytes
 
 
 def test_lora_keeps_the_base_frozen() -> None:

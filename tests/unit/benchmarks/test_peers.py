@@ -1,0 +1,68 @@
+"""The comparison with other tools gives them the same training, and summarizes its rows correctly."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers.peer_training import make_lora_settings, make_settings
+from benchmarks.peers.quality import make_batches, print_table
+from launcher.request.request import Request, plan_request
+
+pytest.importorskip("torch", reason="pip install 'expert-launcher[train]'")
+
+
+@pytest.mark.parametrize(
+    ("rows_per_step", "longest", "max_tokens", "split"),
+    [
+        (48.2, 300, 16384, (48, 1)),
+        (48.2, 2048, 16384, (7, 7)),  # 49 rows
+        (5.0, 2048, 1024, (1, 5)),  # a row that is longer than the limit
+        (0.4, 100, 1024, (1, 1)),
+    ],
+)
+def test_a_step_has_as_many_rows_as_ours(
+    rows_per_step: float, longest: int, max_tokens: int, split: tuple[int, int]
+) -> None:
+    overrides = ("training.config.learning_rate=3e-4", "training.config.seed=7", "training.config.warmup_ratio=0.1")
+    plan = plan_request(Request(expert="neo4j", gpu="h200", overrides=overrides, profile="full")).plan
+    settings = make_settings(plan, num_steps=90, rows_per_step=rows_per_step, longest=longest, max_tokens=max_tokens)
+    assert (settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]) == split
+    assert [settings[name] for name in ("learning_rate", "seed", "warmup_steps", "max_steps")] == [3e-4, 7, 9, 90]
+    assert settings["bf16"] is True
+    assert make_lora_settings(plan)["r"] == plan.adapter.rank
+
+
+def test_batches_hold_every_document_and_few_tokens() -> None:
+    documents = [{"input_ids": [0] * length} for length in (5000, 10, 2000, 2000, 2000, 1)]
+    assert [[len(row["input_ids"]) for row in batch] for batch in make_batches(documents)] == [
+        [1, 10],
+        [2000, 2000],
+        [2000],
+        [5000],
+    ]
+
+
+def test_table_pools_answers_of_seeds_and_shows_costs_only_of_runs_without_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = {"expert": "sql", "main_check": "result", "peak_gib": 2.0}
+    rows = [
+        {**shared, "tool": "launcher", "held_out_loss": 0.1, "checks": {"result": [80, 100]}, "ran_alone": True}
+        | {"seconds": 30.0, "train_seconds": 20.0, "kilojoules": 4.0, "predicted_gib": 2.1},
+        {**shared, "tool": "launcher", "held_out_loss": 0.3, "checks": {"result": [60, 100]}, "ran_alone": False}
+        | {"seconds": 900.0, "train_seconds": 800.0, "predicted_gib": 2.1},
+        {**shared, "tool": "trl", "held_out_loss": 0.2, "checks": {"result": [0, 0]}, "ran_alone": False},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    print_table(argparse.Namespace(rows=path))
+    ours, trl = capsys.readouterr().out.splitlines()[2:]
+    assert ours == (
+        "| sql | launcher | 0.2000 ± 0.1414 | result, 2 x 100 | 70.0% (63.3% to 75.9%) | 30 s | 20 s | 4.0 kJ "
+        "| 2.00 (2.10) GiB |"
+    )
+    assert trl == "| sql | trl | 0.2000 | result, 1 x 0 | 0.0% (0.0% to 100.0%) |  |  |  | 2.00 GiB |"
