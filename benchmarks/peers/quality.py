@@ -73,8 +73,9 @@ def main() -> None:
     run.add_argument("--test-rows", type=int, default=200)
     run.add_argument("--tools", nargs="+", choices=(*LAUNCHER_OPTIONS, *PEERS), default=["launcher", "trl"])
     run.add_argument("--epochs", type=float, default=None, help="instead of what `launcher new` chooses")
-    run.add_argument("--jobs", type=int, default=1, help="commands of the launcher at the same time")
+    run.add_argument("--jobs", type=int, default=1, help="trainings by the launcher at the same time")
     run.add_argument("--peer-jobs", type=int, default=1, help="trainings by TRL or Unsloth at the same time")
+    run.add_argument("--judge-jobs", type=int, help="evaluations at the same time; default: as many as --jobs")
     run.add_argument("--peer-tokens", type=int, help="TRL's and Unsloth's tokens per micro-step, with padding")
     run.add_argument("--max-steps", type=int, default=None, help="train only some steps, to try the command")
     run.add_argument("--one-at-a-time", action="store_true", help="one command at a time, so that durations compare")
@@ -124,8 +125,9 @@ class Comparison:
         self._args = args
         self._lock = threading.Lock()
         self._slots, self._peer_slots = threading.Semaphore(args.jobs), threading.Semaphore(args.peer_jobs)
+        self._judge_slots = threading.Semaphore(args.judge_jobs or args.jobs)
         if args.one_at_a_time:
-            self._slots = self._peer_slots = threading.Semaphore(1)
+            self._slots = self._peer_slots = self._judge_slots = threading.Semaphore(1)
 
     def make_expert(self, expert: str) -> None:
         """Make an expert unless it exists."""
@@ -188,7 +190,7 @@ class Comparison:
         folder, evaluation = self._args.work / expert, self._args.work / expert / f"{tool}-{seed}.json"
         adapter = None if seed is None else self._find_adapter(expert, tool, seed)
         command = ("-m", "benchmarks.peers.quality", "loss", self._args.base, prepare(self._args, expert).folder)
-        with self._slots:
+        with self._judge_slots:
             loss = float(run_python(folder, *command, *([] if adapter is None else [adapter])).splitlines()[-1])
             if not evaluation.exists():
                 model = ("--base",) if adapter is None else ("--adapter", adapter)

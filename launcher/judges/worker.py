@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.core.errors import RunFailedError
-from launcher.core.worker import Worker, WorkerError
+from launcher.core.worker import Worker, WorkerError, run_command
 from launcher.judges.sandbox import make_sandboxed_command
 
 _SECONDS_TO_START = 60.0
+_SECONDS_TO_REPEAT = 10.0
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
+_VARIABLES = {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH"}
 
 
 class LimitedWorker:
@@ -87,13 +89,33 @@ class LimitedWorker:
         except WorkerError as error:
             worker.close()
             program, hint = Path(self._command[0]).name, " ".join(self._command)
-            raise RunFailedError(f"cannot start {program} to judge answers: it {error}", hint=hint) from None
+            reason = f"{error}{self._read_last_error()}"
+            raise RunFailedError(f"cannot start {program} to judge answers: it {reason}", hint=hint) from None
         return worker
 
+    def _read_last_error(self) -> str:
+        """Start the process again and return the last line of its stderr, with a colon before it."""
+        command = make_sandboxed_command(self._command, memory_mib=self._memory_mib)
+        try:
+            result = run_command(command, timeout=_SECONDS_TO_REPEAT, environment=self._environment, cwd="/")
+        except WorkerError:
+            return ""
+        lines = result.stderr.split("\n")
+        return next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
 
-def make_python_worker(module: str, *, seconds: float, memory_mib: int) -> LimitedWorker:
+
+def make_module_worker(module: str, *, seconds: float, memory_mib: int) -> LimitedWorker:
     """Return a worker that runs `serve()` of one of our modules."""
-    environment = {key: value for key, value in os.environ.items() if key in {"PATH", "LANG", "PYTHONPATH"}}
-    search_path = os.pathsep.join(filter(None, (str(_SOURCE_ROOT), environment.get("PYTHONPATH"))))
-    command = [sys.executable, "-P", "-c", f"from {module} import serve; serve()"]
-    return LimitedWorker(command, environment | {"PYTHONPATH": search_path}, seconds=seconds, memory_mib=memory_mib)
+    return make_python_worker(f"from {module} import serve; serve()", seconds=seconds, memory_mib=memory_mib)
+
+
+def make_python_worker(code: str, *arguments: str, seconds: float, memory_mib: int) -> LimitedWorker:
+    """Return a worker that runs Python code in isolated mode, without variables that may hold secrets.
+
+    It finds the packages that this process finds: also those of PYTHONPATH and of the user's site-packages.
+    """
+    search_path = [str(_SOURCE_ROOT), *(entry for entry in sys.path if entry not in ("", str(Path.cwd())))]
+    prepare = f"import sys; sys.path += [entry for entry in {search_path!r} if entry not in sys.path]"
+    environment = {key: value for key, value in os.environ.items() if key in _VARIABLES}
+    command = [sys.executable, "-I", "-c", f"{prepare}; {code}", *arguments]
+    return LimitedWorker(command, environment, seconds=seconds, memory_mib=memory_mib)

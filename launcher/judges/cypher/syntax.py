@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -13,7 +11,7 @@ from pathlib import Path
 from launcher.core.errors import InputError
 from launcher.core.worker import WorkerError
 from launcher.judges.node_tools import find_node, find_package, make_node_command, make_node_environment
-from launcher.judges.worker import LimitedWorker
+from launcher.judges.worker import LimitedWorker, make_python_worker
 
 ANALYSER = "@neo4j-cypher/language-support"
 INSTALL_HINT = "pip install 'expert-launcher[quality]'; better still: make quality-tools, which needs npm"
@@ -87,12 +85,9 @@ def _open_graphglot() -> SyntaxChecker | None:
 
 
 def start_script_worker(script: str, *arguments: str, memory_mib: int, seconds: float = _SECONDS) -> LimitedWorker:
-    """Return a worker for a script of this folder, in isolated mode and without variables that may hold secrets."""
-    command = [sys.executable, "-I", str(Path(__file__).parent / script), *arguments]
-    environment = {
-        name: value for name, value in os.environ.items() if name in {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH"}
-    }
-    return LimitedWorker(command, environment, seconds=seconds, memory_mib=memory_mib)
+    """Return a worker for a script of this folder."""
+    code = f"import runpy; runpy.run_path({str(Path(__file__).parent / script)!r}, run_name='__main__')"
+    return make_python_worker(code, *arguments, seconds=seconds, memory_mib=memory_mib)
 
 
 def get_version(distribution: str) -> str:

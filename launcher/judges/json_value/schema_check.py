@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.core.errors import InputError
 from launcher.judges.json_value.compare import Json, load_json
-from launcher.judges.worker import make_python_worker
+from launcher.judges.worker import make_module_worker
 
 if TYPE_CHECKING:
     from jsonschema_rs import Validator
@@ -49,7 +49,7 @@ class SchemaChecker:
     """Validator of values; starts a worker when a schema needs one."""
 
     def __init__(self, *, seconds: float = _SECONDS) -> None:
-        self._worker = make_python_worker(__name__, seconds=seconds, memory_mib=_MEMORY_MIB)
+        self._worker = make_module_worker(__name__, seconds=seconds, memory_mib=_MEMORY_MIB)
 
     def find_schema_violation(self, schema_text: str, value: Json, value_text: str) -> str:
         """Return the first violation; empty if the value is valid.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from launcher.core.errors import InputError
 from launcher.core.worker import WorkerError
-from launcher.judges.worker import make_python_worker
+from launcher.judges.worker import make_module_worker
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser, QueryCursor
@@ -62,7 +62,7 @@ class SourceReader:
     """Parses texts, long ones in a worker: error recovery takes quadratic time and cannot be interrupted."""
 
     def __init__(self, *, seconds: float = 5.0) -> None:
-        self._worker = make_python_worker(__name__, seconds=seconds, memory_mib=1024)
+        self._worker = make_module_worker(__name__, seconds=seconds, memory_mib=1024)
 
     def read(self, text: str) -> Source:
         """Parse a text."""

@@ -18,7 +18,7 @@ from launcher.judges import sandbox
 from launcher.judges.cypher.syntax import start_script_worker
 from launcher.judges.sandbox import describe_boundary, make_sandboxed_command, probe_boundary
 from launcher.judges.sandbox_start import make_filter
-from launcher.judges.worker import LimitedWorker, make_python_worker
+from launcher.judges.worker import LimitedWorker, make_module_worker
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="namespaces and seccomp")]
 
@@ -196,7 +196,7 @@ def read_limits(worker: LimitedWorker) -> dict[str, str]:
 def test_workers_start_inside_the_sandbox(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "MARKED")
     if kind == "python":
-        worker = make_python_worker("launcher.judges.typescript.syntax", seconds=5, memory_mib=512)
+        worker = make_module_worker("launcher.judges.typescript.syntax", seconds=5, memory_mib=512)
     else:
         worker = start_script_worker("engine_worker.py", memory_mib=2048)
     found = read_limits(worker)
