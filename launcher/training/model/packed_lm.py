@@ -11,14 +11,12 @@ from transformers import PreTrainedModel
 
 from launcher.core.choices import LossKernel
 from launcher.core.errors import InputError
-from launcher.plan.estimate.memory import fuses_trained_linears
 from launcher.plan.model import CompilePlan, Plan
 from launcher.training.data.collate import PackedBatch
 from launcher.training.kernels.availability import supports_triton
 from launcher.training.model.attention import Backend
 from launcher.training.model.base_model import DTYPES
 from launcher.training.model.compile_checkpoint import compile_forward, prepare_layers
-from launcher.training.model.fused_linear import LinearGroup, fuse_linear_layers
 from launcher.training.model.fused_lora.decoder_layer import fuse_decoder_layers, list_fusable_blocks
 from launcher.training.model.fused_lora.fp8_base import round_remaining
 from launcher.training.model.fused_lora.linear import FusedLoraModel, fuse_lora_layers
@@ -36,7 +34,6 @@ class PackedCausalLM(nn.Module):
         self.backend = backend
         self.loss_kernel = loss_kernel
         self.fused_lora = FusedLoraModel()
-        self.linear_groups: list[LinearGroup] = []
 
     @property
     def base(self) -> PreTrainedModel:
@@ -111,8 +108,6 @@ class PackedCausalLM(nn.Module):
         """Drop cached outputs of an interrupted forward pass, which would keep its activations alive."""
         for weights in self.fused_lora.weights:
             weights.clear_cache()
-        for group in self.linear_groups:
-            group.clear_cache()
 
     def tie_weights(self) -> None:
         """Tie embeddings and head again. accelerate calls this by name after sharding separated them."""
@@ -145,13 +140,6 @@ class PackedCausalLM(nn.Module):
                 fuse_decoder_layers(self.layers)
             if plan.precision.fp8_base:
                 round_remaining(self.layers)
-        if fuses_trained_linears(
-            adapter=plan.adapter.kind,
-            strategy=plan.strategy,
-            checkpointing=plan.checkpointing,
-            compiled=plan.compile is not None,
-        ):
-            self.linear_groups = fuse_linear_layers(self.layers)
         prepare_layers(self.layers, plan.checkpointing, plan.compile)
         if plan.compile is not None and plan.compile.scope == "model":
             self.compile_decoder(plan.compile)

@@ -21,7 +21,6 @@ from launcher.plan.estimate.memory.recipe import (
     count_trainable,
     explain_layer_path,
     fuses_mlp,
-    fuses_trained_linears,
     select_stacks,
 )
 
@@ -44,6 +43,5 @@ __all__ = [
     "estimate_memory",
     "explain_layer_path",
     "fuses_mlp",
-    "fuses_trained_linears",
     "select_stacks",
 ]

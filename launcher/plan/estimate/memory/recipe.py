@@ -75,16 +75,6 @@ class Recipe:
     has_kernels: bool = True  # our Triton kernels run on this device, or it is a CPU
 
 
-def fuses_trained_linears(
-    *, adapter: AdapterKind, strategy: Strategy, checkpointing: Checkpointing, compiled: bool
-) -> bool:
-    """Return whether trained layers that share an input run as one matmul (training/model/fused_linear.py).
-
-    Not where weights are sharded, nor where the outputs of single matmuls are saved.
-    """
-    return adapter == "full" and strategy in ("single", "ddp") and checkpointing != "selective" and compiled
-
-
 def count_loss_chunk(vocab_size: int) -> int:
     """Return how many positions the loss processes at a time, a power of two."""
     low, high = _CHUNK_POSITIONS

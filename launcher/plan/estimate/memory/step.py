@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from launcher.base_models.families import FAMILIES
 from launcher.base_models.shapes import ModelShape
 from launcher.core.choices import DTYPE_BYTES, SHARDED_STRATEGIES
 from launcher.plan.estimate.memory.recipe import (
     SELECTIVE_MIN_INNER,
-    SHARED_INPUTS,
     Recipe,
     count_adapter_ranks,
     count_fused_weights,
@@ -18,7 +15,6 @@ from launcher.plan.estimate.memory.recipe import (
     fuses_lora,
     fuses_mlp,
     fuses_qkv,
-    fuses_trained_linears,
     get_input_name,
     group_targets,
     has_input_copies,
@@ -96,26 +92,11 @@ def _count_rebuilt_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
         return float(_count_dequantized_bytes(shape, recipe))
     largest = max(linear.in_features * linear.out_features for linear in shape.linears)
     rebuilt = 0.0
-    if fuses_trained_linears(
-        adapter=recipe.adapter,
-        strategy=recipe.strategy,
-        checkpointing=recipe.checkpointing,
-        compiled=recipe.compiled,
-    ):
-        rebuilt += _count_shared_input_weights(shape) * DTYPE_BYTES[recipe.compute_dtype]
     if recipe.adapter == "dora":
         rebuilt += largest * _DORA_BYTES_PER_WEIGHT[recipe.compiled]
     if recipe.quantization != "none":
         rebuilt += largest * DTYPE_BYTES[recipe.compute_dtype]
     return rebuilt
-
-
-def _count_shared_input_weights(shape: ModelShape) -> int:
-    """Count the largest temporary weight of layers that share an input (training/model/fused_linear.py)."""
-    sizes: Counter[str] = Counter()
-    for linear in shape.linears:
-        sizes[get_input_name(linear.name)] += linear.in_features * linear.out_features
-    return max((sizes[names[0]] for names in SHARED_INPUTS), default=0)
 
 
 def _count_dequantized_bytes(shape: ModelShape, recipe: Recipe) -> int:

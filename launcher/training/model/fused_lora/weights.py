@@ -30,7 +30,7 @@ from launcher.training.kernels.nf4 import (
     materialize,
 )
 from launcher.training.model.fused_lora.fp8_base import can_round, round_linears
-from launcher.training.model.shared_outputs import SharedOutputs
+from launcher.training.model.fused_lora.shared_outputs import SharedOutputs
 
 ADAPTER_NAME = "default"
 
