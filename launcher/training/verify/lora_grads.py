@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from launcher.core.choices import Dtype
 from launcher.core.errors import RunFailedError, first_line
@@ -33,6 +32,7 @@ from launcher.training.model.fused_lora.reference import use_reference_forward
 from launcher.training.model.fused_lora.weights import ADAPTER_NAME
 from launcher.training.model.packed_lm import PackedCausalLM
 from launcher.training.verify.packing import collate_documents, eval_mode, rounding_dtype, select_documents
+from launcher.training.verify.upcast import Upcast
 
 log = get_logger(__name__)
 
@@ -47,7 +47,6 @@ _FP8_TOLERANCE_RANDOM = 0.75
 _MAX_RATIO = 1.5  # of the distance from FP32, ours to PEFT's
 _MIN_ALLOWED = 2e-3  # half the rounding error of BF16
 _FP32_BYTES_PER_WEIGHT = 5  # copies of the weights are saved for the backward pass
-_HALVES = (torch.bfloat16, torch.float16)
 _NUM_TOKENS = {"cpu": 64, "cuda": 512}  # on a GPU more than a tile of any kernel
 # Size of s B A during the check, relative to the base's weights. A quarter would destroy a pretrained base (SmolLM2:
 # loss 7.7 instead of 1.7) and amplify rounding errors; a fiftieth would hide a missing LoRA term among them.
@@ -124,33 +123,12 @@ def _try_exact_grads(plan: Plan, module: PackedCausalLM, batch: PackedBatch) -> 
     if batch.input_ids.is_cuda and torch.cuda.mem_get_info(batch.input_ids.device)[0] < needed:
         return None
     try:
-        # Autograd recomputes without the mode _Upcast, that is in 16 bits.
-        with use_reference_forward(), _plain_kernels(module), checkpointing_disabled(), _Upcast():
+        # Autograd recomputes without the mode Upcast, that is in 16 bits.
+        with use_reference_forward(), _plain_kernels(module), checkpointing_disabled(), Upcast():
             return _compute_grads(module, batch)
     except Exception as error:  # a family or a package that cannot run in FP32
         log.info(f"gradients are compared with PEFT's only: FP32 fails ({type(error).__name__}: {first_line(error)})")
         return None
-
-
-class _Upcast(TorchFunctionMode):
-    """Every torch function gets FP32 tensors instead of 16-bit ones; casts to 16 bits become casts to FP32."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") == "__get__":  # an attribute, such as dtype
-            value = func(*args)
-            return torch.float32 if isinstance(value, torch.dtype) and value in _HALVES else value
-        if func is torch.autograd.grad:  # its inputs must stay the parameters of the graph
-            return func(*args, **(kwargs or {}))
-        with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
-            return func(*_upcast(args), **{key: _upcast(value) for key, value in (kwargs or {}).items()})
-
-
-def _upcast(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.float() if value.dtype in _HALVES else value
-    if isinstance(value, torch.dtype):
-        return torch.float32 if value in _HALVES else value
-    return type(value)(map(_upcast, value)) if type(value) in (tuple, list) else value
 
 
 @contextmanager
