@@ -72,6 +72,8 @@ def free_memory(accelerator: Accelerator) -> None:
 
 
 def _empty_cache() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # a CUDA graph may still run; torch does not wait for it before it unmaps its memory
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

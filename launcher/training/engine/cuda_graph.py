@@ -102,8 +102,12 @@ class GraphedMicroSteps:
         log.warning(f"cannot capture a CUDA graph, launching kernels one by one: {first_line(error)}")
 
     def _release(self) -> None:
-        """Free the memory of the graph before the next one is captured, which needs as much."""
+        """Free the memory of the graph before the next one is captured, which needs as much.
+
+        The last replay may still run. Before it unmaps memory, torch waits for the stream of the capture only.
+        """
         if self._captured is not None:
+            torch.cuda.synchronize(self._captured.loss.device)
             self._captured.graph.reset()
             self._captured, self.held_bytes = None, 0
             gc.collect()
