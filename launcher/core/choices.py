@@ -32,6 +32,9 @@ ALL_LINEAR: Literal["all-linear"] = "all-linear"
 # Backends whose shapes differ between micro-batches: a CUDA graph cannot capture them.
 UNRECORDABLE_ATTENTION: frozenset[AttentionBackend] = frozenset({"flex", "sdpa", "eager"})
 
+# Backends that support attention sinks, a learned score per head as in gpt-oss; the fastest first.
+SINK_ATTENTION: tuple[AttentionBackend, ...] = ("triton", "eager")
+
 # Our own attention kernels: supported head dimensions, and the most query heads per KV head (rows of one tile).
 OWN_HEAD_SIZES = (64, 128, 256)
 OWN_GROUP = 32

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from launcher.base_models.families import FAMILIES
-from launcher.core.choices import OWN_GROUP, OWN_HEAD_SIZES, UNRECORDABLE_ATTENTION, AttentionBackend, Dtype
+from launcher.core.choices import (
+    OWN_GROUP,
+    OWN_HEAD_SIZES,
+    SINK_ATTENTION,
+    UNRECORDABLE_ATTENTION,
+    AttentionBackend,
+    Dtype,
+)
 from launcher.core.errors import InputError
 from launcher.hardware.model import Gpu, Hardware
 from launcher.plan.calibration import AttentionShape, MeasuredAttention
@@ -72,7 +79,8 @@ def list_backends(context: PlanContext, dtype: Dtype) -> tuple[AttentionBackend,
     """Return the backends that can run, fastest first."""
     config, gpu = context.config, context.gpu
     if _has_sinks(context):
-        return ("eager",)
+        has_flash = gpu is not None and gpu.has_flash_attention and dtype != "fp32"
+        return SINK_ATTENTION if has_flash and _has_own_kernels(context) else ("eager",)
     if gpu is None or dtype == "fp32":  # flash kernels compute in 16 bits, which would defeat FP32
         return ("sdpa", "eager") if not _has_softcap(context) else ("eager",)
     backends: list[AttentionBackend] = []
@@ -88,11 +96,16 @@ def list_backends(context: PlanContext, dtype: Dtype) -> tuple[AttentionBackend,
 
 
 def _supports_own_kernels(context: PlanContext, gpu: Gpu, dtype: Dtype) -> bool:
-    base = context.base
-    has_heads = base.head_dim in OWN_HEAD_SIZES and base.num_heads // base.num_kv_heads <= OWN_GROUP
+    """Return whether our kernels exist for the base and are known to be fast on this GPU."""
     measured = find_measured(context, dtype)
     is_known = gpu.has_own_attention or (measured is not None and "triton" in measured.milliseconds)
-    return is_known and has_heads and not context.lacks("triton")
+    return is_known and _has_own_kernels(context)
+
+
+def _has_own_kernels(context: PlanContext) -> bool:
+    base = context.base
+    has_heads = base.head_dim in OWN_HEAD_SIZES and base.num_heads // base.num_kv_heads <= OWN_GROUP
+    return has_heads and not context.lacks("triton")
 
 
 def _prefers_torch(context: PlanContext) -> bool:
@@ -118,7 +131,7 @@ def _has_softcap(context: PlanContext) -> bool:
 
 
 def _has_sinks(context: PlanContext) -> bool:
-    """Return whether a learned score per head takes part in the softmax, as in gpt-oss: flash kernels lack it."""
+    """Return whether a learned score per head takes part in the softmax, as in gpt-oss."""
     family = FAMILIES.get(context.base.model_type)
     return family is not None and family.has_sinks
 
@@ -126,7 +139,8 @@ def _has_sinks(context: PlanContext) -> bool:
 def _explain(context: PlanContext, backend: AttentionBackend, dtype: Dtype) -> Decision:
     config, gpu = context.config, context.gpu
     if _has_sinks(context):
-        return plan_decision("attention", TITLES[backend], "attention sinks of this base: no flash kernel has them")
+        others = "FlashAttention and torch's kernels do not support them"
+        return plan_decision("attention", TITLES[backend], f"attention sinks of this base: {others}")
     if gpu is None:
         return hardware_decision("attention", TITLES[backend], "no GPU, and flash kernels need one")
     if dtype == "fp32":

@@ -64,8 +64,8 @@ bitsandbytes on a CPU, and compares the path that its layers took with this tabl
 Mixtures of experts: LoRA and DoRA on the attention layers, LoRA on stacked experts with `target_parameters` (one
 process or DDP). Strategies are one process, DDP and FSDP2. Routers stay frozen, and the router's auxiliary loss is not
 computed, as in transformers by default. QLoRA is refused because bitsandbytes does not quantize stacked experts, full
-fine-tuning because it would train routers without their auxiliary loss. gpt-oss has attention sinks: eager attention
-only. Its MXFP4 weights are dequantized.
+fine-tuning because it would train routers without their auxiliary loss. gpt-oss has attention sinks: our attention
+kernels on GPUs from 8.0, eager attention elsewhere. Its MXFP4 weights are dequantized.
 
 With ZeRO, FSDP2 or selective checkpointing, blocks are not fused. Of other
 architectures, the names of the linear layers are read from the weights. `launcher plan` names the path and its reason

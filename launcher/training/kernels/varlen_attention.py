@@ -59,9 +59,16 @@ class AttentionInputs:
     """Q, K, V and document bounds, with the arguments that the kernels take for them."""
 
     def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, doc_starts: Tensor, doc_ends: Tensor, options: ScoreOptions
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        doc_starts: Tensor,
+        doc_ends: Tensor,
+        options: ScoreOptions,
+        sinks: Tensor | None = None,
     ) -> None:
-        self.q, self.k, self.v = q, k, v
+        self.q, self.k, self.v, self.sinks = q, k, v, sinks
         self.doc_starts, self.doc_ends, self.options = doc_starts, doc_ends, options
         self.num_tokens, self.num_heads, self.head_dim = q.shape
         self.num_kv_heads = k.shape[1]
@@ -124,8 +131,10 @@ def compute_output(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor]
         o,
         lse,
         inputs.doc_starts,
+        lse if inputs.sinks is None else inputs.sinks,
         *inputs.arguments(),
         **inputs.constants(tile),
+        has_sinks=inputs.sinks is not None,
     )
     return o, lse
 
@@ -181,9 +190,11 @@ def _varlen_attention(
     sm_scale: float,
     softcap: float | None,
     window: int | None,
+    sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     options = ScoreOptions(sm_scale=sm_scale, softcap=softcap, window=window)
-    inputs = AttentionInputs(_for_descriptor(q), _for_descriptor(k), _for_descriptor(v), doc_starts, doc_ends, options)
+    q, k, v = _for_descriptor(q), _for_descriptor(k), _for_descriptor(v)
+    inputs = AttentionInputs(q, k, v, doc_starts, doc_ends, options, sinks)
     return compute_output(inputs, choose_tiles(inputs).forward)
 
 
@@ -226,14 +237,23 @@ def _for_descriptor(tensor: Tensor) -> Tensor:
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, doc_starts, doc_ends, *options = inputs
-    ctx.save_for_backward(q, k, v, *output, doc_starts, doc_ends)
+    q, k, v, doc_starts, doc_ends, *options, sinks = inputs
+    ctx.save_for_backward(q, k, v, *output, doc_starts, doc_ends, sinks)
     ctx.options = options
 
 
 def _backward(ctx: Any, do: Tensor, _lse_grad: Tensor) -> tuple[Tensor | None, ...]:
-    grads = _varlen_attention_backward(do, *ctx.saved_tensors, *ctx.options)
-    return (*grads, None, None, None, None, None)
+    *saved, sinks = ctx.saved_tensors
+    grads = _varlen_attention_backward(do, *saved, *ctx.options)
+    dsinks = _compute_dsinks(do, saved[3], saved[4], sinks) if ctx.needs_input_grad[-1] else None
+    return (*grads, None, None, None, None, None, dsinks)
+
+
+def _compute_dsinks(do: Tensor, o: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+    """Return the gradient of the sinks [heads]: dS = P (dP - delta) with dP = 0, as a sink has no value."""
+    delta = (do.float() * o.float()).sum(-1)
+    p = torch.exp2(sinks.float() * 1.4426950408889634 - lse)
+    return -(p * delta).sum(0).to(sinks.dtype)
 
 
 _varlen_attention.register_autograd(_backward, setup_context=_setup_context)
@@ -248,11 +268,15 @@ def varlen_attention(
     sm_scale: float | None,
     softcap: float | None,
     window: int | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Return causal attention within each document. `doc_starts` and `doc_ends` are int32, one value per token."""
+    """Return causal attention within each document.
+
+    `doc_starts` and `doc_ends` are int32, one value per token; `sinks` has a score per query head.
+    """
     head_dim, group = q.shape[2], q.shape[1] // k.shape[1]
     if head_dim not in OWN_HEAD_SIZES or group > OWN_GROUP:
         raise NotImplementedError(f"triton: no tiles for head_dim {head_dim} with {group} query heads per KV head")
     sm_scale = head_dim**-0.5 if sm_scale is None else sm_scale
-    o: Tensor = _varlen_attention(q, k, v, doc_starts, doc_ends, sm_scale, softcap, window)[0]
+    o: Tensor = _varlen_attention(q, k, v, doc_starts, doc_ends, sm_scale, softcap, window, sinks)[0]
     return o

@@ -104,11 +104,15 @@ def _attn_fwd_inner(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def attn_fwd(  # type: ignore[no-untyped-def]
-    q_desc, k_desc, v_desc, o_ptr, lse_ptr, doc_starts, num_tokens, num_kv_heads, sm_scale, softcap,
+    q_desc, k_desc, v_desc, o_ptr, lse_ptr, doc_starts, sinks_ptr, num_tokens, num_kv_heads, sm_scale, softcap,
     group: tl.constexpr, padded_group: tl.constexpr, head_dim: tl.constexpr, block_m: tl.constexpr,
-    block_n: tl.constexpr, window: tl.constexpr, has_softcap: tl.constexpr,
+    block_n: tl.constexpr, window: tl.constexpr, has_softcap: tl.constexpr, has_sinks: tl.constexpr,
 ):  # fmt: skip
-    """Stores the output and, per row, lse = m + log2(l)."""
+    """Stores the output and, per row, lse = m + log2(l).
+
+    A sink is the score of a key without a value: it only adds exp(sink) to the denominator, which also makes the
+    gradients right, since they use lse.
+    """
     kv_head, tile = tl.program_id(0) % num_kv_heads, tl.program_id(0) // num_kv_heads
     first, last, token_offsets, heads, row_mask = _tile_bounds(tile, num_tokens, group, padded_group, block_m)
     tokens = first + token_offsets
@@ -118,6 +122,9 @@ def attn_fwd(  # type: ignore[no-untyped-def]
     acc = tl.zeros([block_m, head_dim], tl.float32)
     l_i = tl.zeros([block_m], tl.float32)
     m_i = tl.full([block_m], -1e30, tl.float32)
+    if has_sinks:
+        m_i = tl.load(sinks_ptr + kv_head * group + heads, mask=row_mask, other=0.0).to(tl.float32) * 1.4426950408889634
+        l_i += 1.0
     for start_n in range(key_begin, full_end, block_n):
         acc, l_i, m_i = _attn_fwd_inner(
             start_n, kv_head, q, acc, l_i, m_i, k_desc, v_desc, tokens, first_key, sm_scale, softcap, head_dim, block_n,

@@ -20,7 +20,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from launcher.core.choices import AttentionBackend
+from launcher.core.choices import SINK_ATTENTION, AttentionBackend
 from launcher.training.data.collate import PackedBatch
 from launcher.training.model.padded_attention import (
     AttentionMetadata,
@@ -69,7 +69,7 @@ def register_backend(name: str, backend: Backend) -> str:
     ) -> tuple[Tensor, None]:
         if documents is None:
             raise NotImplementedError("this model family does not pass keyword arguments on to its attention")
-        if s_aux is not None and name != "eager":
+        if s_aux is not None and name not in SINK_ATTENTION:
             raise NotImplementedError(f"{name}: this backend does not support attention sinks")
         if s_aux is not None:
             documents = {**documents, "sinks": s_aux}
@@ -177,7 +177,7 @@ def _flash_attention_4(q: Tensor, k: Tensor, v: Tensor, metadata: AttentionMetad
 def _triton(q: Tensor, k: Tensor, v: Tensor, metadata: AttentionMetadata, *scores: Any) -> Tensor:
     from launcher.training.kernels.varlen_attention import varlen_attention
 
-    return varlen_attention(q, k, v, metadata["doc_starts"], metadata["doc_ends"], *scores)
+    return varlen_attention(q, k, v, metadata["doc_starts"], metadata["doc_ends"], *scores, metadata.get("sinks"))
 
 
 def _document_bounds(batch: PackedBatch) -> AttentionMetadata:

@@ -38,6 +38,7 @@ def check_all(device: str) -> None:
     check(device, (40, 15), 4, 2, ScoreOptions(sm_scale=0.3, softcap=2.0))
     check(device, (40, 15, 1), 4, 2, ScoreOptions(sm_scale=0.3, window=6))
     check(device, (40, 15, 1), 4, 2, ScoreOptions(sm_scale=0.06, softcap=2.0, window=6), head_dim=256)
+    check(device, (40, 15, 1), 6, 2, ScoreOptions(sm_scale=0.3, window=6), has_sinks=True)
     check_operation(device)
     if device == "cuda":
         check(device, (700, 1, 300, 23), 8, 4, ScoreOptions(sm_scale=0.06, softcap=50.0), head_dim=256)
@@ -46,6 +47,8 @@ def check_all(device: str) -> None:
         check(device, (700, 1, 300, 23), 16, 8, ScoreOptions(sm_scale=0.09))
         check(device, (2048, 2000), 32, 8, ScoreOptions(sm_scale=0.09))
         check(device, (1000, 300), 14, 2, ScoreOptions(sm_scale=0.09, softcap=30.0, window=200))
+        check(device, (1000, 300, 1), 64, 8, ScoreOptions(sm_scale=0.12, window=128), head_dim=64, has_sinks=True)
+        check(device, (1000, 300, 1), 64, 8, ScoreOptions(sm_scale=0.12), head_dim=64, has_sinks=True)
 
 
 def check(
@@ -56,6 +59,7 @@ def check(
     options: ScoreOptions,
     *,
     head_dim: int | None = None,
+    has_sinks: bool = False,
 ) -> None:
     """BF16 on a GPU; the interpreter only supports FP32, and is exact to its rounding."""
     head_dim = head_dim or (128 if device == "cuda" else 16)
@@ -66,9 +70,10 @@ def check(
     counts = (num_heads, num_kv_heads, num_kv_heads)
     q, k, v = (draw(len(starts), count, head_dim).to(device, dtype).requires_grad_() for count in counts)
     do = draw(len(starts), num_heads, head_dim).to(device, dtype)
-    expected = attend_plainly(q.double(), k.double(), v.double(), starts, options)
+    sinks = torch.randn(num_heads, device=device) if has_sinks else None
+    expected = attend_plainly(q.double(), k.double(), v.double(), starts, options, sinks)
     expected_grads = torch.autograd.grad(expected, (q, k, v), do.double())
-    inputs = AttentionInputs(q.detach(), k.detach(), v.detach(), starts, ends, options)
+    inputs = AttentionInputs(q.detach(), k.detach(), v.detach(), starts, ends, options, sinks)
     tiles = choose_tiles(inputs) if device == "cuda" else SMALL
     o, grads = run(inputs, do, tiles)
     for result, exact in zip((o, *grads), (expected, *expected_grads), strict=True):
@@ -87,21 +92,25 @@ def check_operation(device: str) -> None:
     plain = Backend(kernel=make_grouped_kernel(attend_eager), build_metadata=build_group_metadata)
     drawn = [torch.randn(1, 40, count, 64, device=device).to(torch.float16) for count in (2, 1, 1)]
     do = torch.randn(1, 40, 2, 64, device=device).to(torch.float16)
-    for scaling, softcap, window in ((None, None, None), (0.2, 3.0, 7)):
+    for scaling, softcap, window, has_sinks in ((None, None, None, False), (0.2, 3.0, 7, False), (0.2, None, 7, True)):
         results = []
+        drawn_sinks = [torch.tensor([0.5, -1.0], device=device)] if has_sinks else []
         for backend, dtype in ((ours, torch.float16), (plain, torch.float32)):
-            query, key, value = heads = [one.to(dtype).transpose(1, 2).requires_grad_() for one in drawn]
-            out = backend.kernel(query, key, value, backend.build_metadata(batch), scaling, softcap, window)
-            results.append((out, *torch.autograd.grad(out, heads, do.to(dtype))))
+            heads = [one.to(dtype).transpose(1, 2).requires_grad_() for one in drawn]
+            sinks = [one.clone().requires_grad_() for one in drawn_sinks]
+            metadata = backend.build_metadata(batch) | ({"sinks": sinks[0]} if sinks else {})
+            out = backend.kernel(heads[0], heads[1], heads[2], metadata, scaling, softcap, window)
+            results.append((out, *torch.autograd.grad(out, (*heads, *sinks), do.to(dtype))))
         for one, other in zip(*results, strict=True):
             assert one.shape == other.shape
             difference = float((one.float() - other.float()).norm() / other.float().norm())
-            assert difference <= 1e-2, (scaling, softcap, window, difference)
+            assert difference <= 1e-2, (scaling, softcap, window, has_sinks, difference)
     metadata = ours.build_metadata(batch)
     q, k, v = (one[0].requires_grad_() for one in drawn)
-    arguments = (q, k, v, metadata["doc_starts"], metadata["doc_ends"], 0.1, None, None)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
-    torch.library.opcheck(torch.ops.launcher.varlen_attention.default, arguments, test_utils=checks)
+    for one in (None, torch.zeros(2, device=device, requires_grad=True)):
+        arguments = (q, k, v, metadata["doc_starts"], metadata["doc_ends"], 0.1, None, None, one)
+        torch.library.opcheck(torch.ops.launcher.varlen_attention.default, arguments, test_utils=checks)
 
 
 def draw(num_tokens: int, count: int, head_dim: int) -> Tensor:
@@ -116,7 +125,9 @@ def run(inputs: AttentionInputs, do: Tensor, tiles: Tiles) -> tuple[Tensor, tupl
     return o, (dq, dk, dv)
 
 
-def attend_plainly(q: Tensor, k: Tensor, v: Tensor, doc_starts: Tensor, options: ScoreOptions) -> Tensor:
+def attend_plainly(
+    q: Tensor, k: Tensor, v: Tensor, doc_starts: Tensor, options: ScoreOptions, sinks: Tensor | None
+) -> Tensor:
     """Attention with the full matrix of scores."""
     group = q.shape[1] // k.shape[1]
     k, v = (one.repeat_interleave(group, dim=1) for one in (k, v))
@@ -127,7 +138,10 @@ def attend_plainly(q: Tensor, k: Tensor, v: Tensor, doc_starts: Tensor, options:
     visible = (position[None, :] >= doc_starts[:, None]) & (position[None, :] <= position[:, None])
     if options.window is not None:
         visible &= position[None, :] > position[:, None] - options.window
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~visible, float("-inf")).softmax(dim=-1), v)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, len(doc_starts), 1)], dim=-1)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1)[..., : len(doc_starts)], v)
 
 
 if __name__ == "__main__":

@@ -93,6 +93,13 @@ def test_rows_that_are_not_packed_use_the_same_kernels() -> None:
     assert plan_for(config={"packing": False, "attention": "flex"}).attention.backend == "flex"
 
 
+def test_attention_sinks_get_our_kernels() -> None:
+    for gpu in ("h200", "a100"):
+        plan = plan_for(gpu=gpu, base="openai/gpt-oss-20b", config={"target_modules": ["q_proj", "v_proj"]})
+        assert (plan.attention.backend, plan.attention.fallbacks) == ("triton", ("eager",))
+    assert "attention sinks of this base" in decision(plan, "attention")
+
+
 def test_a_base_with_capped_scores_gets_a_backend_that_caps_them() -> None:
     plan = plan_for(gpu="h200", base="google/gemma-2-2b")
     assert (plan.attention.backend, plan.attention.fallbacks) == ("triton", ("flex", "eager"))
