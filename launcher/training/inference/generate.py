@@ -37,9 +37,9 @@ from launcher.training.inference.trained_run import TrainedRun
 from launcher.training.runtime.process_output import silence_transformers
 
 _MAX_GPU_BATCH, _CPU_BATCH = 256, 16
-_MAX_PREFILL_TOKENS = 65_536
 _KEY_AND_VALUE = 2
-_CACHE_SHARE = 0.5  # of the free GPU memory
+_MEMORY_SHARE = 0.5  # of the free GPU memory
+_HIDDEN_STATES, _WIDE_STATES = 6, 4  # tensors of hidden_size, and of the widest layer, that a prefill holds at a time
 
 End = Literal["end token", "stop sequence", "length"]
 
@@ -197,12 +197,12 @@ class Generator:
         return [answers[index] for index in range(len(prompts))]
 
     def _choose_batch_size(self, longest: int) -> int:
-        """Return how many rows have a KV cache that fits the free memory."""
+        """Return how many rows fit the free memory: their prefill, with its mask, and their KV cache."""
         if self._model.device.type == "cpu":
             return _CPU_BATCH
         free, _ = torch.cuda.mem_get_info(self._model.device)
-        row = count_cache_bytes(self._base, self._model.dtype.itemsize) * (longest + int(self._config.max_new_tokens))
-        return max(1, min(_MAX_GPU_BATCH, _MAX_PREFILL_TOKENS // longest, int(_CACHE_SHARE * free) // row))
+        row = count_row_bytes(self._base, self._model.dtype.itemsize, longest, int(self._config.max_new_tokens))
+        return max(1, min(_MAX_GPU_BATCH, int(_MEMORY_SHARE * free) // row))
 
     def _try_batch(self, ids: Sequence[list[int]], advance: Callable[[int, str], None]) -> list[list[int]]:
         """Generate the first rows: all, or fewer after an out-of-memory error if the batch size was chosen here."""
@@ -260,6 +260,15 @@ class Generator:
             text, end = text[: min(cuts)], "stop sequence"
         prompt = self._unescape(prompt)
         return Answer(text=text, prompt=prompt, num_prompt_tokens=num_prompt_tokens, num_tokens=len(tokens), end=end)
+
+
+def count_row_bytes(base: ModelShape, bytes_per_element: int, num_prompt_tokens: int, max_new_tokens: int) -> int:
+    """Return what a row of a batch needs: KV cache, prefill, and the prefill's mask."""
+    num_tokens = num_prompt_tokens + max_new_tokens
+    widest = max(linear.out_features for linear in base.linears)
+    prefill = num_prompt_tokens * (_HIDDEN_STATES * base.hidden_size + _WIDE_STATES * widest)
+    mask = num_prompt_tokens * num_tokens
+    return count_cache_bytes(base, bytes_per_element) * num_tokens + bytes_per_element * (prefill + mask)
 
 
 def count_cache_bytes(base: ModelShape, bytes_per_element: int) -> int:

@@ -20,7 +20,7 @@ from launcher.training.inference.generate import (
     Answer,
     Generator,
     StopSequenceCriteria,
-    count_cache_bytes,
+    count_row_bytes,
     load_base_for_generation,
     load_generator,
 )
@@ -97,8 +97,9 @@ def test_long_prompt_loses_its_beginning(model: object, smoke: Plan) -> None:
 def test_batch_size_follows_the_free_memory(smoke: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     standin = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16)
     one = generator(standin, smoke, None)
-    row = count_cache_bytes(smoke.base, 2) * (100 + 12)
-    for free, longest, expected in ((20 * row, 100, 10), (10**15, 100, 256), (10**15, 16_384, 4), (row, 100, 1)):
+    row, long = (count_row_bytes(smoke.base, 2, longest, 12) for longest in (100, 16_384))
+    assert long > 200 * row, "the mask grows with the square of the length"
+    for free, longest, expected in ((20 * row, 100, 10), (10**15, 100, 256), (20 * long, 16_384, 10), (row, 100, 1)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device, free=free: (free, free))
         assert one._choose_batch_size(longest) == expected
 
