@@ -177,7 +177,8 @@ def _flash_attention_4(q: Tensor, k: Tensor, v: Tensor, metadata: AttentionMetad
 def _triton(q: Tensor, k: Tensor, v: Tensor, metadata: AttentionMetadata, *scores: Any) -> Tensor:
     from launcher.training.kernels.varlen_attention import varlen_attention
 
-    return varlen_attention(q, k, v, metadata["doc_starts"], metadata["doc_ends"], *scores, metadata.get("sinks"))
+    starts, ends, sinks = metadata["doc_starts"], metadata["doc_ends"], metadata.get("sinks")
+    return varlen_attention(q, k, v, starts, ends, *scores, sinks=sinks)
 
 
 def _document_bounds(batch: PackedBatch) -> AttentionMetadata:
