@@ -177,8 +177,9 @@ def _flash_attention_4(q: Tensor, k: Tensor, v: Tensor, metadata: AttentionMetad
 def _triton(q: Tensor, k: Tensor, v: Tensor, metadata: AttentionMetadata, *scores: Any) -> Tensor:
     from launcher.training.kernels.varlen_attention import varlen_attention
 
+    sm_scale, softcap, window = scores
     starts, ends, sinks = metadata["doc_starts"], metadata["doc_ends"], metadata.get("sinks")
-    return varlen_attention(q, k, v, starts, ends, *scores, sinks=sinks)
+    return varlen_attention(q, k, v, starts, ends, sm_scale, softcap, window, sinks)
 
 
 def _document_bounds(batch: PackedBatch) -> AttentionMetadata:
