@@ -212,6 +212,7 @@ class Comparison:
             "tool": tool,
             "seed": seed,
             "base": self._args.base.name,
+            "epochs": self._args.epochs,
             "held_out_loss": loss,
             "main_check": result.main_check,
             "checks": {check.name: [check.num_passed, check.num_judged] for check in result.checks},
