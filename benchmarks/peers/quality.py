@@ -76,6 +76,7 @@ def main() -> None:
     run.add_argument("--jobs", type=int, default=1, help="trainings by the launcher at the same time")
     run.add_argument("--peer-jobs", type=int, default=1, help="trainings by TRL or Unsloth at the same time")
     run.add_argument("--judge-jobs", type=int, help="evaluations at the same time; default: as many as --jobs")
+    run.add_argument("--eval-batch-size", type=int, help="answers at a time; default: by free memory")
     run.add_argument("--peer-tokens", type=int, help="TRL's and Unsloth's tokens per micro-step, with padding")
     run.add_argument("--max-steps", type=int, default=None, help="train only some steps, to try the command")
     run.add_argument("--one-at-a-time", action="store_true", help="one command at a time, so that durations compare")
@@ -194,7 +195,9 @@ class Comparison:
             loss = float(run_python(folder, *command, *([] if adapter is None else [adapter])).splitlines()[-1])
             if not evaluation.exists():
                 model = ("--base",) if adapter is None else ("--adapter", adapter)
-                run_launcher(folder, "eval", expert, *model, "--profile", "full", "-o", evaluation)
+                size = self._args.eval_batch_size
+                options = () if size is None else ("--batch-size", str(size))
+                run_launcher(folder, "eval", expert, *model, "--profile", "full", "-o", evaluation, *options)
         self._record(expert, tool, seed, loss, evaluation, {} if adapter is None else load_cost(adapter))
 
     def _find_adapter(self, expert: str, tool: str, seed: int) -> Path:
