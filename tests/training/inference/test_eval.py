@@ -83,7 +83,11 @@ def test_input_errors_are_reported(trained: Trained, arguments: tuple[str, ...],
 
 
 @pytest.mark.slow
-def test_base_and_external_adapter_can_be_evaluated(trained: Trained, tmp_path: Path) -> None:  # noqa: F811
+def test_base_and_external_adapter_can_be_evaluated(
+    trained: Trained,  # noqa: F811
+    evaluated: EvalResult,
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "base.json"
     base = launcher(trained, "eval", "neo4j", "--base", "--profile", "smoke", *ROWS, "-o", str(out))
     assert base.returncode == 0, base.stderr
@@ -92,5 +96,4 @@ def test_base_and_external_adapter_can_be_evaluated(trained: Trained, tmp_path: 
         trained, "eval", "neo4j", "--adapter", str(trained.paths.adapter), "--profile", "smoke", *ROWS, "-o", str(out)
     )
     assert adapter.returncode == 0, adapter.stderr
-    run = load_result(trained.paths.evaluation)
-    assert [answer.answer for answer in load_result(out).answers] == [answer.answer for answer in run.answers]
+    assert [answer.answer for answer in load_result(out).answers] == [answer.answer for answer in evaluated.answers]
