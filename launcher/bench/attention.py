@@ -10,9 +10,9 @@ from pathlib import Path
 from launcher.base_models.families import FAMILIES
 from launcher.bench.messages import AttentionSpec, AttentionTiming
 from launcher.bench.worker import MeasurementFailedError, MeasurementProcess, closing_process
-from launcher.core.choices import OWN_GROUP, OWN_HEAD_SIZES, AttentionBackend
+from launcher.core.choices import AttentionBackend
 from launcher.core.errors import InputError
-from launcher.plan.attention import list_package_backends
+from launcher.plan.attention import has_own_heads, list_package_backends
 from launcher.plan.calibration import AttentionShape, MeasuredAttention
 from launcher.plan.model import Plan
 
@@ -48,8 +48,7 @@ def list_measurable(plan: Plan) -> tuple[AttentionBackend, ...]:
     gpu, base = plan.hardware.gpu, plan.base
     assert gpu is not None
     backends = list_package_backends(gpu, plan.hardware)
-    has_heads = base.head_dim in OWN_HEAD_SIZES and base.num_heads // base.num_kv_heads <= OWN_GROUP
-    if has_heads and "triton" in plan.hardware.packages:
+    if has_own_heads(base) and "triton" in plan.hardware.packages:
         backends.append("triton")
     if gpu.has_flash_attention:
         backends += ["varlen", "flex"]

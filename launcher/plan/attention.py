@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from launcher.base_models.families import FAMILIES
+from launcher.base_models.shapes import ModelShape
 from launcher.core.choices import (
     OWN_GROUP,
     OWN_HEAD_SIZES,
@@ -80,7 +81,8 @@ def list_backends(context: PlanContext, dtype: Dtype) -> tuple[AttentionBackend,
     config, gpu = context.config, context.gpu
     if _has_sinks(context):
         has_flash = gpu is not None and gpu.has_flash_attention and dtype != "fp32"
-        return SINK_ATTENTION if has_flash and _has_own_kernels(context) else ("eager",)
+        has_kernels = has_own_heads(context.base) and not context.lacks("triton")
+        return SINK_ATTENTION if has_flash and has_kernels else ("eager",)
     if gpu is None or dtype == "fp32":  # flash kernels compute in 16 bits, which would defeat FP32
         return ("sdpa", "eager") if not _has_softcap(context) else ("eager",)
     backends: list[AttentionBackend] = []
@@ -99,13 +101,12 @@ def _supports_own_kernels(context: PlanContext, gpu: Gpu, dtype: Dtype) -> bool:
     """Return whether our kernels exist for the base and are known to be fast on this GPU."""
     measured = find_measured(context, dtype)
     is_known = gpu.has_own_attention or (measured is not None and "triton" in measured.milliseconds)
-    return is_known and _has_own_kernels(context)
+    return is_known and has_own_heads(context.base) and not context.lacks("triton")
 
 
-def _has_own_kernels(context: PlanContext) -> bool:
-    base = context.base
-    has_heads = base.head_dim in OWN_HEAD_SIZES and base.num_heads // base.num_kv_heads <= OWN_GROUP
-    return has_heads and not context.lacks("triton")
+def has_own_heads(base: ModelShape) -> bool:
+    """Return whether our attention kernels support the heads of a base."""
+    return base.head_dim in OWN_HEAD_SIZES and base.num_heads // base.num_kv_heads <= OWN_GROUP
 
 
 def _prefers_torch(context: PlanContext) -> bool:
@@ -139,8 +140,9 @@ def _has_sinks(context: PlanContext) -> bool:
 def _explain(context: PlanContext, backend: AttentionBackend, dtype: Dtype) -> Decision:
     config, gpu = context.config, context.gpu
     if _has_sinks(context):
-        others = "FlashAttention and torch's kernels do not support them"
-        return plan_decision("attention", TITLES[backend], f"attention sinks of this base: {others}")
+        reason = "attention sinks of this base: FlashAttention and torch's kernels do not support them"
+        is_new = gpu is not None and backend == "triton" and not gpu.has_own_attention
+        return plan_decision("attention", TITLES[backend], reason + "; not measured on this GPU" * is_new)
     if gpu is None:
         return hardware_decision("attention", TITLES[backend], "no GPU, and flash kernels need one")
     if dtype == "fp32":

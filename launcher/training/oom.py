@@ -72,10 +72,9 @@ def free_memory(accelerator: Accelerator) -> None:
 
 
 def _empty_cache() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()  # a CUDA graph may still run; torch does not wait for it before it unmaps its memory
     gc.collect()
     if torch.cuda.is_available():
+        torch.cuda.synchronize()  # a CUDA graph may still run; torch does not wait for it before it unmaps its memory
         torch.cuda.empty_cache()
 
 

@@ -211,7 +211,9 @@ class Generator:
         except torch.OutOfMemoryError:
             if self._batch_size is not None or len(ids) == 1:
                 raise
-        torch.cuda.empty_cache()
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize()  # for a CUDA graph that still runs, as in engine/cuda_graph.py
+            torch.cuda.empty_cache()
         return self._try_batch(ids[: len(ids) // 2], advance)
 
     def _generate_batch(self, ids: Sequence[list[int]], advance: Callable[[int, str], None]) -> list[list[int]]:

@@ -6,6 +6,7 @@ bounds of its document in `cu_seqlens`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -252,7 +253,7 @@ def _backward(ctx: Any, do: Tensor, _lse_grad: Tensor) -> tuple[Tensor | None, .
 def _compute_dsinks(do: Tensor, o: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
     """Return the gradient of the sinks [heads]: dS = P (dP - delta) with dP = 0, as a sink has no value."""
     delta = (do.float() * o.float()).sum(-1)
-    p = torch.exp2(sinks.float() * 1.4426950408889634 - lse)
+    p = torch.exp2(sinks.float() * math.log2(math.e) - lse)
     return -(p * delta).sum(0).to(sinks.dtype)
 
 

@@ -8,10 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from launcher.core.choices import AttentionBackend
 from launcher.training.data.collate import choose_batch_shape, collate
-from launcher.training.model.attention import BACKENDS
+from launcher.training.model.attention import BACKENDS, Backend, register_backend
 from tests.training.builders import make_document, make_pack
 
 quick = settings(deadline=None, max_examples=25)
@@ -66,3 +67,25 @@ def test_grouped_attention_matches_plain_attention(
     assert out.shape == (1, num_tokens, HEADS, FEATURES)
     # fp32 (6e-8) against fp64: softmax over up to 70 values.
     assert float((out.double() - wanted).abs().max()) < 4e-6
+
+
+def test_sinks_reach_the_kernels_that_support_them() -> None:
+    seen: list[dict[str, object]] = []
+
+    def kernel(query: Tensor, _key: Tensor, _value: Tensor, metadata: dict[str, object], *_scores: object) -> Tensor:
+        seen.append(metadata)
+        return query
+
+    backend = Backend(kernel=kernel, build_metadata=lambda _batch: {})
+    query, sinks = torch.zeros(1, HEADS, 3, FEATURES), torch.zeros(HEADS)
+    for name in BACKENDS:
+        attend = ALL_ATTENTION_FUNCTIONS[register_backend(name, backend)]
+        try:
+            if name in ("triton", "eager"):
+                attend(None, query, query, query, None, documents={}, s_aux=sinks)
+                assert seen.pop()["sinks"] is sinks
+            else:
+                with pytest.raises(NotImplementedError, match=f"{name}: this backend does not support attention sinks"):
+                    attend(None, query, query, query, None, documents={}, s_aux=sinks)
+        finally:
+            register_backend(name, BACKENDS[name])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -315,7 +316,7 @@ def test_wrong_backends_are_refused_in_bf16(
 
 
 def test_rounding_of_a_sensitive_base_is_measured_against_fp32(
-    monkeypatch: pytest.MonkeyPatch, plan: Plan, shared: Store, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, shared: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As if pretrained weights amplified rounding errors: every difference is larger than the usual tolerance."""
     bf16 = vary(plan, {"precision.compute_dtype": "bf16", "precision.base_dtype": "bf16"})
@@ -327,6 +328,11 @@ def test_rounding_of_a_sensitive_base_is_measured_against_fp32(
         with pytest.raises(RunFailedError, match="the attention backend sdpa"):
             build_and_check(bf16, shared, tmp_path, "sdpa")
     monkeypatch.setitem(BACKENDS, "sdpa", dense(_correct))
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "Upcast", Mock(side_effect=RuntimeError("no FP32 here")))
+        with pytest.raises(RunFailedError, match="gives other results than transformers"):
+            build_and_check(bf16, shared, tmp_path, "sdpa")
+    assert "cannot compare with FP32 (RuntimeError: no FP32 here)" in capsys.readouterr().err
     monkeypatch.setattr(packed_lm, "compute_summed_loss", lambda *given: 1.1 * loss.compute_summed_loss(*given))
     with pytest.raises(RunFailedError, match=r"loss of \d documents differs by 1.0e-01"):
         build_and_check(bf16, shared, tmp_path, "sdpa")

@@ -94,10 +94,11 @@ def test_rows_that_are_not_packed_use_the_same_kernels() -> None:
 
 
 def test_attention_sinks_get_our_kernels() -> None:
-    for gpu in ("h200", "a100"):
+    for gpu, is_measured in (("h200", True), ("a100", False)):
         plan = plan_for(gpu=gpu, base="openai/gpt-oss-20b", config={"target_modules": ["q_proj", "v_proj"]})
         assert (plan.attention.backend, plan.attention.fallbacks) == ("triton", ("eager",))
-    assert "attention sinks of this base" in decision(plan, "attention")
+        assert "attention sinks of this base" in decision(plan, "attention")
+        assert ("not measured on this GPU" in decision(plan, "attention")) is not is_measured
 
 
 def test_a_base_with_capped_scores_gets_a_backend_that_caps_them() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -215,8 +215,13 @@ class FusedLoraLinear(nn.Module):
             result: Tensor = super().forward(x, *args, **kwargs)
             return result
         weights = self.fused_weights
-        compute = partial(apply_fused_linear, weights)
-        return weights.fetch(self.fused_index, x, compute, len(weights.shape.adapted))
+        if weights.cached_input is not x:
+            weights.cached_outputs, weights.cached_input, weights.num_fetched = apply_fused_linear(weights, x), x, 0
+        output = weights.cached_outputs[self.fused_index]
+        weights.num_fetched += 1
+        if weights.num_fetched == len(weights.shape.adapted):
+            weights.clear_cache()
+        return output.unflatten(0, x.shape[:-1])
 
 
 @cache

@@ -30,7 +30,6 @@ from launcher.training.kernels.nf4 import (
     materialize,
 )
 from launcher.training.model.fused_lora.fp8_base import can_round, round_linears
-from launcher.training.model.fused_lora.shared_outputs import SharedOutputs
 
 ADAPTER_NAME = "default"
 
@@ -61,7 +60,7 @@ class PlainLinear:
 
 
 @dataclass(eq=False)
-class FusedLoraWeights(SharedOutputs):
+class FusedLoraWeights:
     """The fused weight of some layers, and the outputs of its last matmul until each adapted layer has fetched its own.
 
     All adapted members have the same hyperparameters (see get_fusion_key).
@@ -72,6 +71,9 @@ class FusedLoraWeights(SharedOutputs):
     shape: LoraBlockShape
     clones_last_output: bool  # saved for backward as a view, it would keep the other outputs alive
     dora: DoraNorms | None = None
+    cached_input: Tensor | None = None
+    cached_outputs: tuple[Tensor, ...] = ()
+    num_fetched: int = 0
 
     @property
     def adapted_members(self) -> list[Any]:
@@ -138,6 +140,10 @@ class FusedLoraWeights(SharedOutputs):
             member, ranks = self.members[index], slice(index * rank, (index + 1) * rank)
             yield member.lora_A[ADAPTER_NAME].weight, lora_a[ranks], 1.0
             yield member.lora_B[ADAPTER_NAME].weight, rows[index][:, ranks], self.shape.lora_scale
+
+    def clear_cache(self) -> None:
+        """Drop the cached outputs, which would keep the activations of their forward pass alive."""
+        self.cached_outputs, self.cached_input, self.num_fetched = (), None, 0
 
 
 def update_row_norms(weights: FusedLoraWeights, dora: DoraNorms) -> None:
