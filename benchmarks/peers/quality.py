@@ -12,8 +12,8 @@ eval` on the base in BF16, also for adapters that were trained on a base in FP8 
 FOLDER of --data has text2cypher.jsonl, wikisql.jsonl and json_instructions.jsonl; rows of the expert typescript are
 generated. A row of the result has the seconds from command to saved adapter and those of the training alone, torch's
 peak of allocated memory, and the GPU's energy; time and energy compare only if nothing else runs (--one-at-a-time).
-Tools that are not installed are skipped. The same command continues an interrupted one: adapters that exist are not
-trained again, and judged answers are not judged again.
+Tools that are not installed are skipped. The same command continues an interrupted one: what has a row in the output
+is skipped, also if it is of another machine; adapters that exist are not trained again.
 """
 
 from __future__ import annotations
@@ -125,6 +125,8 @@ class Comparison:
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         self._lock = threading.Lock()
+        lines = args.out.read_text(encoding="utf-8").splitlines() if args.out.exists() else []
+        self._recorded = {make_key(json.loads(line)) for line in lines}
         self._slots, self._peer_slots = threading.Semaphore(args.jobs), threading.Semaphore(args.peer_jobs)
         self._judge_slots = threading.Semaphore(args.judge_jobs or args.jobs)
         if args.one_at_a_time:
@@ -137,13 +139,23 @@ class Comparison:
 
     def compare(self, expert: str, seed: int) -> None:
         """Train with each tool and judge the answers of its adapter; all follow the plan of the launcher's run."""
-        self._train_launcher(expert, "launcher", seed)
-        with ThreadPoolExecutor(len(self._args.tools) + 1) as pool:
-            tasks = [pool.submit(self._train_and_judge, expert, tool, seed) for tool in self._args.tools]
-            if seed == self._args.seeds[0]:
+        tools = [tool for tool in self._args.tools if not self._is_recorded(expert, tool, seed)]
+        if any(tool == "launcher" or tool in PEERS for tool in tools):
+            self._train_launcher(expert, "launcher", seed)
+        with ThreadPoolExecutor(len(tools) + 1) as pool:
+            tasks = [pool.submit(self._train_and_judge, expert, tool, seed) for tool in tools]
+            if seed == self._args.seeds[0] and not self._is_recorded(expert, "base", None):
                 tasks.append(pool.submit(self._judge, expert, "base", None))
             for task in tasks:
                 task.result()
+
+    def _is_recorded(self, expert: str, tool: str, seed: int | None) -> bool:
+        return make_key(self._make_row(expert, tool, seed)) in self._recorded
+
+    def _make_row(self, expert: str, tool: str, seed: int | None) -> dict[str, Any]:
+        manifest = json.loads((self._args.work / expert / expert / "manifest.json").read_text(encoding="utf-8"))
+        epochs = None if tool == "base" else manifest["training"]["config"]["epochs"]
+        return {"expert": expert, "tool": tool, "seed": seed, "base": self._args.base.name, "epochs": epochs}
 
     def _train_and_judge(self, expert: str, tool: str, seed: int) -> None:
         if tool in LAUNCHER_OPTIONS:
@@ -211,11 +223,7 @@ class Comparison:
     ) -> None:
         result = load_result(evaluation)
         row = {
-            "expert": expert,
-            "tool": tool,
-            "seed": seed,
-            "base": self._args.base.name,
-            "epochs": self._args.epochs,
+            **self._make_row(expert, tool, seed),
             "held_out_loss": loss,
             "main_check": result.main_check,
             "checks": {check.name: [check.num_passed, check.num_judged] for check in result.checks},
@@ -226,6 +234,10 @@ class Comparison:
         with self._lock, self._args.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(row, flush=True)
+
+
+def make_key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("base", "expert", "tool", "seed", "epochs"))
 
 
 def make_expert(args: argparse.Namespace, expert: str) -> None:
@@ -352,7 +364,7 @@ def make_batches(documents: list[dict[str, list[int]]]) -> list[list[dict[str, l
 def print_table(args: argparse.Namespace) -> None:
     """Print mean and standard deviation over the seeds, as Markdown."""
     rows = [json.loads(line) for line in args.rows.read_text(encoding="utf-8").splitlines()]
-    names = "expert", "trained by", "held-out loss", "main check", "correct answers (95 % interval)"
+    names = "base", "expert", "epochs", "trained by", "held-out loss", "main check", "correct answers (95 % interval)"
     columns = {
         "command": ("seconds", "{:.0f} s"),
         "training": ("train_seconds", "{:.0f} s"),
@@ -361,14 +373,16 @@ def print_table(args: argparse.Namespace) -> None:
     print(
         f"| {' | '.join((*names, *columns, 'peak (predicted)'))} |\n" + "|---" * (len(names) + len(columns) + 1) + "|"
     )
-    for expert in dict.fromkeys(row["expert"] for row in rows):
-        for tool in ("base", *LAUNCHER_OPTIONS, *PEERS):
-            chosen = [row for row in rows if (row["expert"], row["tool"]) == (expert, tool)]
-            if chosen:
-                alone = [row for row in chosen if row.get("ran_alone")]
-                cells = [expert, tool, format_spread(chosen, "held_out_loss", "{:.4f}"), *format_answers(chosen)]
-                cells += [format_spread(alone, name, style) for name, style in columns.values()]
-                print(f"| {' | '.join((*cells, format_peak(chosen)))} |")
+    tools = ("base", *LAUNCHER_OPTIONS, *PEERS)
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        group = row["base"], row["expert"], row["epochs"] or 0, tools.index(row["tool"])
+        groups.setdefault(group, []).append(row)
+    for (base, expert, epochs, tool), chosen in sorted(groups.items()):
+        alone = [row for row in chosen if row.get("ran_alone")]
+        cells = [base, expert, f"{epochs:g}", tools[tool], format_spread(chosen, "held_out_loss", "{:.4f}")]
+        cells += [*format_answers(chosen), *(format_spread(alone, name, style) for name, style in columns.values())]
+        print(f"| {' | '.join((*cells, format_peak(chosen)))} |")
 
 
 def format_answers(rows: list[dict[str, Any]]) -> tuple[str, str]:

@@ -27,6 +27,7 @@ from triton.runtime.jit import JITFunction
 
 from launcher.training.kernels import (
     cross_entropy_triton,
+    decode_attention_triton,
     fp8,
     fp8_matmul_triton,
     fp8_triton,
@@ -95,6 +96,7 @@ def check_all(capability: int) -> None:
         compile_elementwise()
         compile_fused_lora()
         compile_cross_entropy()
+        compile_decode_attention()
         if capability >= 89:
             compile_fp8(with_matmul=capability == 90)
         if capability // 10 == 9:
@@ -104,7 +106,7 @@ def check_all(capability: int) -> None:
             shared, stack = kernel.metadata.shared, count_stack_bytes(kernel.asm["cubin"])
             assert shared <= SHARED_MEMORY[capability], (name, capability, shared)
             assert stack <= (MAX_STACK_BYTES_256 if head_dim == 256 else MAX_STACK_BYTES), (name, capability, stack)
-            if "attention" in name or "fp8_matmul_triton._matmul" in name:  # Hopper's tensor core and copy instructions
+            if "varlen_attention" in name or "fp8_matmul_triton._matmul" in name:  # Hopper's instructions
                 assert "wgmma.mma_async" in kernel.asm["ptx"], name
                 assert "cp.async.bulk.tensor" in kernel.asm["ptx"], name
     print(f"{capability}: {sum(map(len, compiled.kernels.values()))} variants of {len(compiled.kernels)} kernels")
@@ -223,6 +225,12 @@ def compile_cross_entropy() -> None:
         cross_entropy_triton.cross_entropy_in_place(
             zeros(8, 151936, dtype=BF16), torch.zeros(8, dtype=torch.int64), softcap
         )
+
+
+def compile_decode_attention() -> None:
+    for num_heads, num_kv_heads, size in ((9, 3, 64), (12, 2, 128), (4, 1, 256)):
+        query, key = zeros(4, num_heads, 1, size, dtype=BF16), zeros(4, num_kv_heads, NUM_TOKENS, size, dtype=BF16)
+        decode_attention_triton.decode_attention(query, key, key, torch.ones(4, NUM_TOKENS, dtype=torch.bool))
 
 
 def compile_attention() -> None:

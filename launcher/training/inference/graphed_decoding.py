@@ -1,24 +1,32 @@
 """Decode steps of transformers' `generate` as a CUDA graph, because small models mostly wait for kernel launches.
 
 `generate` compiles its decode steps if the model has a static KV cache on a GPU. Here it gets a function that captures
-the forward pass of the first decode step once and replays it for the others, which needs no compilation.
+the forward pass of the first decode step once and replays it for the others, which needs no compilation. Models that
+use SDPA get our own attention kernel for these steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.cache_utils import Cache, StaticCache, StaticLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from launcher.core.errors import first_line
 from launcher.core.log import get_logger
+from launcher.training.kernels.availability import supports_triton
 
 log = get_logger(__name__)
+
+_ATTENTION_NAME = "launcher_decode"
+_SCORE_OPTIONS = "position_bias", "softcap", "s_aux"  # of transformers' attention functions; our kernel has none
 
 Forward = Callable[..., Any]
 # (function) -> (function that computes it again from the same tensors, its result)
@@ -45,9 +53,45 @@ def graphed_decoding(model: Any) -> Iterator[GraphedForward]:
     forward = GraphedForward(model, _capture_graph)
     model.get_compiled_call = lambda _config: forward
     try:
-        yield forward
+        with _decode_attention(model) if supports_triton(model.device) else nullcontext():
+            yield forward
     finally:
         del model.get_compiled_call
+
+
+@contextmanager
+def _decode_attention(model: Any) -> Iterator[None]:
+    """Compute the attention of decode steps by our kernel instead of SDPA."""
+    config = model.config.get_text_config(decoder=True)
+    if config._attn_implementation != "sdpa":
+        yield
+        return
+    ALL_ATTENTION_FUNCTIONS.register(_ATTENTION_NAME, _attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(_ATTENTION_NAME, sdpa_mask)
+    config._attn_implementation = _ATTENTION_NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = "sdpa"
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    is_decoding = query.shape[2] == 1 and key.shape[-1] == value.shape[-1]
+    has_options = any(options.get(name) is not None for name in _SCORE_OPTIONS)
+    if not is_decoding or has_options or attention_mask is None or attention_mask.dtype != torch.bool:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+    from launcher.training.kernels.decode_attention_triton import decode_attention  # Triton may be missing
+
+    return decode_attention(query, key, value, attention_mask[:, 0, 0], scaling), None
 
 
 class GraphedForward:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -82,6 +86,27 @@ def test_replayed_steps_give_the_same_tokens(family: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(graphed_decoding, "_capture_graph", graph.capture)
     assert generate(model, make_cache(model)) == plain
     assert graph.num_replays == 18, "one token by the prefill, one by the step before the capture"
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_decode_steps_use_our_attention(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel itself needs a GPU; here SDPA computes what it gets."""
+    model, shapes = make_model(family), []
+    plain = generate(model)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+        shapes.append((q.shape[2], k.shape[2], *mask.shape))
+        mask = mask[:, None, None]
+        return functional.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=True).transpose(1, 2)
+
+    name = "launcher.training.kernels.decode_attention_triton"
+    monkeypatch.setitem(sys.modules, name, cast(ModuleType, SimpleNamespace(decode_attention=attend)))
+    monkeypatch.setattr(graphed_decoding, "supports_triton", lambda _device: True)
+    monkeypatch.setattr(type(model), "_valid_auto_compile_criteria", lambda *_args: True)
+    monkeypatch.setattr(graphed_decoding, "_capture_graph", FakeGraph().capture)
+    assert generate(model, make_cache(model)) == plain
+    assert shapes == [(1, 32, 3, 32)] * 19 * SIZES["num_hidden_layers"]
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_steps_run_directly_if_they_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from launcher.training.kernels import (
     cross_entropy_triton,
+    decode_attention_triton,
     elementwise,
     fp8,
     fp8_matmul_triton,
@@ -31,6 +32,9 @@ from launcher.training.kernels.seeded_dropout import DropoutSeed
 def check_all(device: str) -> None:
     torch.manual_seed(0)
     check_stochastic_rounding(device)
+    for heads, kv_heads, head_dim in ((9, 3, 64), (4, 4, 80), (20, 1, 128), (8, 4, 256)):
+        if device == "cuda" or head_dim < 128:  # the interpreter is slow
+            check_decode_attention(device, heads, kv_heads, head_dim)
     check_rms_norm(device)
     check_lora_copy(device)
     for out_features, ranks in (([40, 24, 16], 16), ([700, 700], 16), ([130], 8)):
@@ -73,6 +77,25 @@ def check_stochastic_rounding(device: str) -> None:
     for key, start in ((3, 0), ((1 << 32) - 5, 1 << 24), (1 << 31, (1 << 31) - 100)):
         rounded = stochastic_rounding_triton.round_stochastically_triton(values.to(device), key, start)
         assert torch.equal(rounded.cpu(), stochastic_rounding.round_stochastically(values, key, start))
+
+
+def check_decode_attention(device: str, heads: int, kv_heads: int, head_dim: int) -> None:
+    """Rows with padding, with unused room at the end, with a gap, and with one visible token."""
+    length = 700
+    mask = torch.zeros(4, 1, 1, length, dtype=torch.bool)
+    for row, (start, end) in enumerate(((0, length), (37, 600), (500, 564), (699, 700))):
+        mask[row, ..., start:end] = True
+    mask[0, ..., 100:300] = False
+    sizes = (heads, 1), (kv_heads, length), (kv_heads, length)
+    q, k, v = (torch.randn(4, count, size, head_dim) for count, size in sizes)
+    exact = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.3, enable_gqa=True)
+    for num_programs in (1, 40):
+        for dtype, tolerance in ((torch.float32, 1e-5), *([(torch.bfloat16, 0.01)] if device == "cuda" else [])):
+            with mock.patch.object(decode_attention_triton, "_PROGRAMS_PER_SM", num_programs):
+                output = decode_attention_triton.decode_attention(
+                    q.to(device, dtype), k.to(device, dtype), v.to(device, dtype), mask[:, 0, 0].to(device), 0.3
+                )
+            assert_close(output, exact.transpose(1, 2), tolerance)
 
 
 def check_rms_norm(device: str) -> None:

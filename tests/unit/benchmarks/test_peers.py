@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers.peer_training import make_lora_settings, make_settings
-from benchmarks.peers.quality import make_batches, print_table
+from benchmarks.peers.quality import Comparison, make_batches, print_table
 from launcher.request.request import Request, plan_request
 
 pytest.importorskip("torch", reason="pip install 'expert-launcher[train]'")
@@ -49,20 +49,61 @@ def test_batches_hold_every_document_and_few_tokens() -> None:
 def test_table_pools_answers_of_seeds_and_shows_costs_only_of_runs_without_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shared = {"expert": "sql", "main_check": "result", "peak_gib": 2.0}
+    shared = {"base": "B", "epochs": 3, "expert": "sql", "main_check": "result", "peak_gib": 2.0}
     rows = [
         {**shared, "tool": "launcher", "held_out_loss": 0.1, "checks": {"result": [80, 100]}, "ran_alone": True}
         | {"seconds": 30.0, "train_seconds": 20.0, "kilojoules": 4.0, "predicted_gib": 2.1},
         {**shared, "tool": "launcher", "held_out_loss": 0.3, "checks": {"result": [60, 100]}, "ran_alone": False}
         | {"seconds": 900.0, "train_seconds": 800.0, "predicted_gib": 2.1},
         {**shared, "tool": "trl", "held_out_loss": 0.2, "checks": {"result": [0, 0]}, "ran_alone": False},
+        {**shared, "tool": "trl", "held_out_loss": 0.4, "checks": {"result": [1, 4]}, "epochs": 1},
     ]
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     print_table(argparse.Namespace(rows=path))
-    ours, trl = capsys.readouterr().out.splitlines()[2:]
+    shorter, ours, trl = capsys.readouterr().out.splitlines()[2:]
     assert ours == (
-        "| sql | launcher | 0.2000 ± 0.1414 | result, 2 x 100 | 70.0% (63.3% to 75.9%) | 30 s | 20 s | 4.0 kJ "
+        "| B | sql | 3 | launcher | 0.2000 ± 0.1414 | result, 2 x 100 | 70.0% (63.3% to 75.9%) | 30 s | 20 s | 4.0 kJ "
         "| 2.00 (2.10) GiB |"
     )
-    assert trl == "| sql | trl | 0.2000 | result, 1 x 0 | 0.0% (0.0% to 100.0%) |  |  |  | 2.00 GiB |"
+    assert shorter.startswith("| B | sql | 1 | trl | 0.4000 | result, 1 x 4 | 25.0%")
+    assert trl == "| B | sql | 3 | trl | 0.2000 | result, 1 x 0 | 0.0% (0.0% to 100.0%) |  |  |  | 2.00 GiB |"
+
+
+def test_what_has_a_row_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL needs the plan of our run, so that run is repeated for it."""
+    (tmp_path / "sql" / "sql").mkdir(parents=True)
+    manifest = {"training": {"config": {"epochs": 3}}}
+    (tmp_path / "sql" / "sql" / "manifest.json").write_text(json.dumps(manifest))
+    shared = {"base": "B", "expert": "sql"}
+    rows = [
+        {**shared, "tool": "base", "seed": None, "epochs": None},
+        {**shared, "tool": "launcher", "seed": 0, "epochs": 3},
+        {**shared, "tool": "trl", "seed": 1, "epochs": 1},
+        *({**shared, "tool": tool, "seed": 1, "epochs": 3} for tool in ("launcher", "trl")),
+    ]
+    out = tmp_path / "rows.jsonl"
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = argparse.Namespace(
+        base=Path("B"),
+        work=tmp_path,
+        out=out,
+        tools=["launcher", "trl"],
+        seeds=[0, 1, 2],
+        jobs=1,
+        peer_jobs=1,
+        judge_jobs=1,
+        one_at_a_time=True,
+    )
+    comparison, done = Comparison(arguments), []
+    for name in ("_train_launcher", "_train_and_judge", "_judge"):
+        monkeypatch.setattr(comparison, name, lambda _expert, tool, seed, name=name: done.append((name, tool, seed)))
+    for seed in arguments.seeds:
+        comparison.compare("sql", seed)
+    assert sorted(done) == [
+        ("_train_and_judge", "launcher", 2),
+        ("_train_and_judge", "trl", 0),
+        ("_train_and_judge", "trl", 2),
+        ("_train_launcher", "launcher", 0),
+        ("_train_launcher", "launcher", 2),
+    ]
