@@ -121,7 +121,7 @@ def decode_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sm_scale: fl
     num_kv_heads, length = k.shape[1:3]
     group = num_heads // num_kv_heads
     num_splits = _count_splits(batch * num_kv_heads, length, q.device)
-    q, k, v, mask = q.contiguous(), _make_dense(k), _make_dense(v), mask.view(torch.uint8)
+    q, k, v, mask = q.contiguous(), _make_dense(k), _make_dense(v), mask.contiguous().view(torch.uint8)
     acc = torch.empty((batch, num_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
     stats = torch.empty((batch, num_heads, num_splits, 2), dtype=torch.float32, device=q.device)
     o = torch.empty((batch, 1, num_heads, head_dim), dtype=q.dtype, device=q.device)
