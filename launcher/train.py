@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -201,7 +202,8 @@ def train_planned(plan: Plan, paths: RunPaths, recorder: RunRecorder, options: R
     result = run_training(inputs, recorder)
     if result.was_interrupted:
         checkpoint = paths.checkpoint(result.steps_done)
-        message = f"stopped by a signal after step {result.steps_done:,}; --resume continues from {checkpoint}"
+        command = f"launcher train {shlex.quote(plan.expert)} --resume {shlex.quote(paths.run_id)}"
+        message = f"stopped by a signal after step {result.steps_done:,}; `{command}` continues from {checkpoint}"
         _log_once(message)
         recorder.finish(status="stopped", exit_code=int(ExitCode.PREEMPTED), error=message)
         return int(ExitCode.PREEMPTED)

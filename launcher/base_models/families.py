@@ -232,7 +232,7 @@ FAMILIES: Mapping[str, Family] = {
         output_bias="attention_bias",
         mlp_bias=True,
         has_norm_bias=True,
-        embeddings=("embed_in", "embed_out"),
+        embeddings=("embed_in", "lm_head"),
         defaults={"attention_bias": True, "max_position_embeddings": 2048},
     ),
     "qwen3_moe": replace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -189,8 +190,15 @@ def _start(
     else:
         print(f"run directory: {paths.root}")
         if outcome.exit_code == ExitCode.DONE:
-            print(f"next: launcher report {shlex.quote(str(paths.root))} prints the results and what to do next")
+            command = f"{_find_program()} report {shlex.quote(str(paths.root))}"
+            print(f"next: {command} prints the results and what to do next")
     return ExitCode.RUN_FAILED if outcome.exit_code is None else outcome.exit_code
+
+
+def _find_program() -> str:
+    """Return how this shell can call the launcher: by name, or by path if its environment is not activated."""
+    program = Path(sys.argv[0])
+    return "launcher" if program.name != "launcher" or shutil.which("launcher") else os.path.relpath(program)
 
 
 def _resume(arguments: argparse.Namespace, node: Node | None, job: JobOptions | None) -> int:

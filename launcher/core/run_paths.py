@@ -183,7 +183,9 @@ def create_run(paths: RunPaths) -> None:
 
 def _make_exists_error(paths: RunPaths) -> InputError:
     return InputError(
-        f"{paths.root} already exists", hint="choose another --run-id, or delete that run if you no longer need it"
+        f"{paths.root} already exists",
+        hint=f"--resume {paths.run_id} instead of --run-id continues it if it was interrupted; for a new run, choose "
+        "another --run-id",
     )
 
 

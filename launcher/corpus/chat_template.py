@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from launcher.core.errors import InputError
 from launcher.corpus.control_tokens import ControlTokens, find_control_tokens, get_added_tokens
-from launcher.corpus.conversations import Conversation, Message
+from launcher.corpus.conversations import REASONING_KEYS, Conversation, Message
+from launcher.corpus.message_marks import MARK, Marker
 from launcher.corpus.rows import Json
 from launcher.corpus.template_sandbox import (
+    SPECIAL_NAMES,
     TemplateLimitError,
     TemplateRejectsError,
     check_template,
@@ -23,9 +24,8 @@ from launcher.corpus.template_sandbox import (
 from launcher.corpus.templates import Segment, join_context, merge_segments
 from launcher.corpus.tokenizer import BaseTokenizer
 
-# Around the texts of messages, to find them again. Printable, so that no way of writing JSON changes them.
-_MARK = re.compile("⦅([0-9]+)([<>])⦆")
 _QUESTION, _ANSWER = "How many?", "Forty-two."
+_PROBE = "⦅"  # an answer that begins like no other
 _TOOL_CALL_FORMS: tuple[dict[str, Any], ...] = (
     {},
     {"text_arguments": True},
@@ -36,44 +36,6 @@ _HINT = (
     "set base_models[0].prompt_template to one of chatml, qwen3, llama3, alpaca; or put an own template next to "
     'the manifest and write "chat_template": "template.jinja" in base_models[0]'
 )
-
-
-@dataclass(slots=True)
-class _Marker:
-    """Puts marks around texts and counts them; `owners` are the messages that the marks belong to."""
-
-    owners: list[int] = field(default_factory=list)
-
-    def mark(self, text: str, owner: int) -> str:
-        """Mark a text without outer blanks, which templates may strip, and without thoughts, which they may drop."""
-        thoughts = text.rfind("</think>") + len("</think>") if "</think>" in text else 0
-        core = text[thoughts:].strip()
-        if not core:
-            return text
-        start = text.index(core, thoughts)
-        number, end = len(self.owners), start + len(core)
-        self.owners.append(owner)
-        return f"{text[:start]}⦅{number}<⦆{core}⦅{number}>⦆{text[end:]}"
-
-    def mark_json(self, value: Json, owner: int) -> Json:
-        """Mark all texts of a JSON value; in an object of numbers, its first key."""
-        if isinstance(value, str):
-            return self.mark(value, owner)
-        if isinstance(value, list):
-            return [self.mark_json(item, owner) for item in value]
-        if isinstance(value, dict):
-            marked = {key: self.mark_json(item, owner) for key, item in value.items()}
-            if value and marked == value:
-                first, *others = marked
-                marked = {self.mark(first, owner): marked[first], **{key: marked[key] for key in others}}
-            return marked
-        return value
-
-    def mark_tool(self, tool: Any) -> Json:
-        """Mark the name of a tool; templates may look at the rest of its definition."""
-        if isinstance(tool.get("function"), dict):
-            return {**tool, "function": self.mark_tool(tool["function"])}
-        return {**tool, "name": self.mark(tool["name"], -1)} if isinstance(tool.get("name"), str) else tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +53,7 @@ class TokenizerTemplate:
 
     tokenizer: BaseTokenizer
     source: str
+    tool_source: str | None = None  # of conversations with tools, if the base has another template for them
     requested_end: str | None = None  # the manifest's end_token
     name: str = "tokenizer"
     file: str = ""  # of the template, if it is not the tokenizer's
@@ -104,7 +67,7 @@ class TokenizerTemplate:
     @property
     def text(self) -> str:
         """The template source, which is part of the key of prepared data."""
-        return self.source
+        return self.source + (self.tool_source or "")
 
     @cached_property
     def end_token(self) -> str:
@@ -175,11 +138,18 @@ class TokenizerTemplate:
 
     @cached_property
     def _template(self) -> Any:
-        problem = check_template(self.source)
+        return self._compile(self.source)
+
+    @cached_property
+    def _tool_template(self) -> Any:
+        return self._template if self.tool_source is None else self._compile(self.tool_source)
+
+    def _compile(self, source: str) -> Any:
+        problem = check_template(source)
         if problem:
             raise InputError(f"{self.origin}: the chat template cannot be used: {problem}", hint=_HINT)
         try:
-            return compile_template(self.source)
+            return compile_template(source)
         except Exception as error:  # untrusted code may raise anything
             raise InputError(f"{self.origin}: invalid chat template: {error}", hint=_HINT) from None
 
@@ -191,58 +161,98 @@ class TokenizerTemplate:
         """Yield segments. An answer is trained from the end of its prompt to its end token."""
         turns, rendered = self._render_best(conversation)
         full, position = rendered.text, 0
+        _check_reasoning(conversation.messages, full)
         for index, message in enumerate(conversation.messages):
             if message.role != "assistant" or not message.is_trained:
                 continue
-            first, last = rendered.spans.get(index, (None, 0))
-            start = self._find_start(turns[:index], conversation.tools, full, first)
+            start = self._find_start(index, turns, conversation.tools, rendered)
             if start is None:
                 continue  # counted in the audit
             start = max(start, position)
+            _, last = rendered.spans.get(index, (0, 0))
             later = (begin for number, (begin, _) in rendered.spans.items() if number > index)
-            end = self._find_end(full, max(start, last), min(later, default=len(full)))
+            end = self._find_end(full, start, max(start, last), min(later, default=len(full)))
             yield Segment(full[position:start], False)
             yield Segment(full[start:end], True)
             position = end
         yield Segment(full[position:], False)
 
     def _find_start(
-        self, before: list[dict[str, Any]], tools: Sequence[Json], full: str, written: int | None
+        self, index: int, turns: list[dict[str, Any]], tools: Sequence[Json], rendered: _Rendered
     ) -> int | None:
-        """Return where an answer starts: after its prompt, or where its text starts, if the prompt was rewritten."""
-        try:
-            prompt = self._run(before, prompt=True, tools=tools)
-        except TemplateRejectsError:
-            return written
-        if not full.startswith(prompt):
-            return written
-        if written is None:
-            return len(prompt)
-        ignores_prompt = not self._generation_prompt and self.controls.pattern.search(full, len(prompt), written)
-        return written if len(prompt) > written or ignores_prompt else len(prompt)
+        """Return where an answer starts: after its prompt; if the prompt was rewritten, where its turn differs.
 
-    def _find_end(self, full: str, written: int, following: int) -> int:
+        Thoughts and tool calls follow the prompt with which the template lets a model think.
+        """
+        full, (written, _) = rendered.text, rendered.spans.get(index, (None, 0))
+        for thinks in (False, True) if "enable_thinking" in self.text else (False,):
+            prompt = self._try(turns[:index], prompt=True, tools=tools, thinks=thinks)
+            if prompt is None or not full.startswith(prompt):
+                continue
+            length = len(prompt)
+            if written is None:
+                return length
+            ignores_prompt = not self._generation_prompt and self.controls.pattern.search(full, length, written)
+            has_header = full.startswith(tuple(self.turn_starts), length)  # after a tool's result, unlike in a prompt
+            if length <= written and not ignores_prompt and not has_header:
+                return length
+        return None if written is None else self._find_difference(index, turns, tools, rendered, written)
+
+    def _find_difference(
+        self,
+        index: int,
+        turns: list[dict[str, Any]],
+        tools: Sequence[Json],
+        rendered: _Rendered,
+        written: int,
+    ) -> int:
+        """Return where a conversation begins to differ from the one with another answer, or where the text starts."""
+        full = rendered.text
+        other = self._try([*turns[:index], {"role": "assistant", "content": _PROBE}, *turns[index + 1 :]], tools=tools)
+        if other is None:
+            return written
+        pairs = zip(full, other, strict=False)
+        length = next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(full), len(other)))
+        tokens = self.controls.pattern.finditer(full)
+        length = next((token.start() for token in tokens if token.start() < length < token.end()), length)
+        before = max((end for number, (_, end) in rendered.spans.items() if number < index), default=0)
+        return length if before <= length <= written else written
+
+    def _try(self, turns: list[dict[str, Any]], **options: Any) -> str | None:
+        try:
+            return self._run(turns, **{"prompt": False, **options})
+        except TemplateRejectsError:
+            return None
+
+    def _find_end(self, full: str, start: int, written: int, following: int) -> int:
         """Return the position after the end token, or after another control token that closes this answer."""
         index = full.find(self.end_token, written, following)
         if index >= 0:
             return index + len(self.end_token)
-        other = self.controls.pattern.search(full, written, following)
-        return written if other is None or other[0] in self.turn_starts else other.end()
+        opened = self.controls.pattern.search(full, start, written)
+        others = list(self.controls.pattern.finditer(full, written, following))
+        if opened is not None:  # as <|tool_call> ... <tool_call|>
+            name = _get_letters(opened[0])
+            mates = (other for other in others if other[0] != opened[0] and _get_letters(other[0]) == name)
+            others = [*mates, *others]
+        return written if not others or others[0][0] in self.turn_starts else others[0].end()
 
     def _render_best(self, conversation: Conversation) -> tuple[list[dict[str, Any]], _Rendered]:
         """Render a conversation; one with tool calls in the form in which the template leaves nothing out."""
         messages = conversation.messages
         if not conversation.tools and not any(m.tool_calls or m.role == "tool" for m in messages):
             return _to_turns(messages), self._render_marked(conversation, {})
-        problem = "the chat template leaves out tools, tool calls or their results"
+        problem = ""
         for form in _TOOL_CALL_FORMS:
             try:
                 rendered = self._render_marked(conversation, form)
             except TemplateRejectsError as error:
-                problem = f"{error} (it has tools or tool calls)"
+                problem = problem or f"{error} (it has tools or tool calls)"
                 continue
-            if not rendered.num_missing and len(rendered.spans) == len(messages):
+            is_complete = not rendered.num_missing and len(rendered.spans) == len(messages)
+            if is_complete and not _writes_python(messages, rendered.text):
                 return _to_turns(messages, **form), rendered
+            problem = "the chat template leaves out tools, tool calls or their results"
         raise TemplateRejectsError(problem)
 
     def _render_marked(self, conversation: Conversation, form: dict[str, Any]) -> _Rendered:
@@ -251,7 +261,7 @@ class TokenizerTemplate:
             full = self._run(_to_turns(conversation.messages, **form), prompt=False, tools=conversation.tools)
         except TemplateRejectsError as error:
             raise self._explain(error, conversation) from None
-        marker = _Marker()
+        marker = Marker()
         tools = [marker.mark_tool(tool) for tool in conversation.tools]
         turns = _to_turns(conversation.messages, marker=marker, **form)
         try:
@@ -260,18 +270,18 @@ class TokenizerTemplate:
             return _Rendered(full, {}, len(marker.owners))
         spans: dict[int, tuple[int, int]] = {}
         parts, found, position, length = [], set(), 0, 0
-        for mark in _MARK.finditer(marked):
+        for mark in MARK.finditer(marked):
             parts.append(marked[position : mark.start()])
             length += mark.start() - position
             position, number = mark.end(), int(mark[1])
-            if number < len(marker.owners):
-                found.add(number)
+            if number < len(marker.owners) and mark[0] not in found:  # templates may repeat the name of a tool
+                found.add(mark[0])
                 owner = marker.owners[number]
                 spans[owner] = (spans.get(owner, (length, 0))[0], length)
         if "".join(parts) + marked[position:] != full:  # the template reads the text, and writes another one with marks
             return _Rendered(full, {}, len(marker.owners))
         spans.pop(-1, None)
-        return _Rendered(full, spans, len(marker.owners) - len(found))
+        return _Rendered(full, spans, len(marker.owners) - len({mark[:-2] for mark in found}))
 
     def _explain(self, error: TemplateRejectsError, conversation: Conversation) -> TemplateRejectsError:
         """Return a clearer error if the template takes no system message."""
@@ -284,21 +294,45 @@ class TokenizerTemplate:
             return error
         return TemplateRejectsError(f"{error}: it takes no system message; write it into the question")
 
-    def _run(self, turns: list[dict[str, Any]], *, prompt: bool, tools: Sequence[Json] = ()) -> str:
-        tokens = {name: self.tokenizer.special_token(name) or "" for name in ("bos_token", "eos_token", "pad_token")}
-        template = self._template
+    def _run(
+        self, turns: list[dict[str, Any]], *, prompt: bool, tools: Sequence[Json] = (), thinks: bool = False
+    ) -> str:
+        tokens = {
+            name: self.tokenizer.special_token(name) or "" for name in SPECIAL_NAMES
+        } | self.tokenizer.extra_tokens
+        template = self._tool_template if tools else self._template
         try:
-            return render_template(template, turns, prompt=prompt, tokens=tokens, tools=tools)
+            return render_template(template, turns, prompt=prompt, tokens=tokens, tools=tools, thinks=thinks)
         except TemplateLimitError as error:
             raise InputError(f"{self.origin}: the chat template {error}", hint=_HINT) from None
         except Exception as error:  # untrusted code may raise anything
             raise TemplateRejectsError(f"the chat template rejects it: {str(error)[:80]}") from None
 
 
+def _get_letters(name: str) -> str:
+    return "".join(filter(str.isalpha, name))
+
+
+def _writes_python(messages: Sequence[Message], full: str) -> bool:
+    """Return whether a template wrote arguments of a tool call as Python writes a dict, instead of JSON."""
+    calls: list[Any] = [call for message in messages for call in message.tool_calls]
+    every = [call["function"]["arguments"] for call in calls]
+    return any(str(arguments) != to_json(arguments) and str(arguments) in full for arguments in every)
+
+
+def _check_reasoning(messages: Sequence[Message], full: str) -> None:
+    """Raise TemplateRejectsError if a template drops the thoughts of the last answer; many drop earlier ones."""
+    last = next((message for message in reversed(messages) if message.role == "assistant"), None)
+    if last is not None and last.reasoning.strip() not in full:
+        raise TemplateRejectsError(
+            f"the chat template leaves out {' or '.join(REASONING_KEYS)}; put it into the content"
+        )
+
+
 def _to_turns(
     messages: Sequence[Message],
     *,
-    marker: _Marker | None = None,
+    marker: Marker | None = None,
     text_arguments: bool = False,
     empty_is_null: bool = False,
 ) -> list[dict[str, Any]]:
@@ -334,7 +368,8 @@ def make_tokenizer_template(
         missing = "chat template" if source is None else "eos_token"
         raise InputError(f"{tokenizer.folder}: the tokenizer has no {missing}", hint=_HINT)
     if own is None:
-        return TokenizerTemplate(tokenizer=tokenizer, source=source, requested_end=end_token)
+        tool_source = tokenizer.tool_template
+        return TokenizerTemplate(tokenizer=tokenizer, source=source, tool_source=tool_source, requested_end=end_token)
     return TokenizerTemplate(tokenizer=tokenizer, source=source, requested_end=end_token, name="own", file=file)
 
 

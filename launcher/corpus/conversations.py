@@ -22,6 +22,8 @@ from launcher.manifest.dataset import FieldMapping
 from launcher.manifest.suggest import find_closest
 
 ROLES = ("system", "user", "assistant", "tool")
+# Templates read one of these names; a row may use another.
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 TOOLS_FIELD = "tools"  # definitions of tools, next to a field with messages
 # Role names of ShareGPT-like data.
 _ROLE_ALIASES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
@@ -36,7 +38,12 @@ class Message:
     context: str = ""  # a schema, table or document that belongs to a question
     is_trained: bool = True  # unless the row says `train: false` or `weight: 0`
     tool_calls: tuple[Json, ...] = ()  # OpenAI's form: {"type": "function", "function": {"name", "arguments"}}
-    keys: Mapping[str, str] = field(default_factory=dict)  # name and tool_call_id, which some templates read
+    keys: Mapping[str, str] = field(default_factory=dict)  # name, tool_call_id and reasoning, as templates read them
+
+    @property
+    def reasoning(self) -> str:
+        """The thoughts before an answer, if the row has them in a key of their own."""
+        return self.keys.get(REASONING_KEYS[0], "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +298,10 @@ def _read_message(turn: Json) -> Message:
     if not text.strip() and not calls:
         raise UnusableRowError(f"a message of role {role} has no text")
     keys = {key: value for key in ("name", "tool_call_id") if isinstance(value := turn.get(key), str)}
+    if role == "assistant":
+        thoughts = (read_optional_text(turn, key) for key in REASONING_KEYS if key in turn)
+        keys |= dict.fromkeys(REASONING_KEYS, next((text for text in thoughts if text.strip()), ""))
+        keys = {key: value for key, value in keys.items() if value or key not in REASONING_KEYS}
     return Message(str(role), text, is_trained=_read_is_trained(turn), tool_calls=calls, keys=keys)
 
 

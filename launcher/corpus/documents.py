@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, replace
 
 from launcher.core.errors import InputError
-from launcher.corpus.chat_template import make_tokenizer_template
+from launcher.corpus.chat_template import TokenizerTemplate, make_tokenizer_template
 from launcher.corpus.control_tokens import find_control_tokens, has_escape
 from launcher.corpus.conversations import Content, Conversation, RowReader, TemplatedText
 from launcher.corpus.dialects import cut_segments, find_dialect
@@ -91,7 +91,10 @@ class DocumentBuilder:
             return cut_segments(text, dialect, self.template)
         if not self.trains_all:
             return None
-        end = self.template.end_token
+        start, end = "", self.template.end_token
+        if isinstance(self.template, TokenizerTemplate):  # it has not rendered this text, so it wrote no BOS either
+            start, end = self.template.tokenizer.start_of_text, self.template.tokenizer.end_of_text or end
+        text = text if text.startswith(start) else start + text
         return (Segment(text if text.rstrip().endswith(end) else text + end, True),)
 
 

@@ -28,7 +28,7 @@ _MEMORY_MIB = 1024  # address space of the child process
 MAX_CHARACTERS = 50_000_000  # of a rendered conversation
 _LIMITING_SHELL = ("/bin/sh", "-c", 'ulimit -c 0 && ulimit -t "$0" && ulimit -v "$1" && shift && exec "$@"')
 _FAILED = 3
-_TOKENS = ("bos_token", "eos_token", "pad_token")
+SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _SAMPLES: tuple[list[dict[str, str]], ...] = (
     [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}],
     [{"role": "system", "content": "rule"}, {"role": "user", "content": "q " * 500}]
@@ -66,9 +66,15 @@ def compile_template(source: str) -> Any:
     return environment.from_string(source)
 
 
-def to_json(value: object, indent: int | None = None) -> str:
-    """Serialize JSON without escaping < and >, unlike Jinja's own filter."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Serialize JSON without escaping < and >, unlike Jinja's own filter; the arguments are those of transformers."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _reject(message: str) -> NoReturn:
@@ -76,16 +82,26 @@ def _reject(message: str) -> NoReturn:
 
 
 def render_template(
-    template: Any, turns: Sequence[Any], *, prompt: bool, tokens: dict[str, str], tools: Sequence[Any] = ()
+    template: Any,
+    turns: Sequence[Any],
+    *,
+    prompt: bool,
+    tokens: dict[str, str],
+    tools: Sequence[Any] = (),
+    thinks: bool = False,
 ) -> str:
-    """Render a conversation; raises TemplateLimitError after the time limit, and whatever the template raises."""
+    """Render a conversation; raises TemplateLimitError after the time limit, and whatever the template raises.
+
+    `thinks` leaves `enable_thinking` to the template's own default.
+    """
+    options = {} if thinks else {"enable_thinking": False}
     with _time_limit():
         text: str = template.render(
             messages=turns,
             add_generation_prompt=prompt,
-            enable_thinking=False,
             tools=list(tools) or None,
             documents=None,
+            **options,
             **tokens,
         )
     if len(text) > MAX_CHARACTERS:
@@ -135,7 +151,7 @@ def _main() -> int:
         template = compile_template(sys.stdin.read())
         for turns in _SAMPLES:
             try:
-                render_template(template, turns, prompt=True, tokens=dict.fromkeys(_TOKENS, ""))
+                render_template(template, turns, prompt=True, tokens=dict.fromkeys(SPECIAL_NAMES, ""))
             except (MemoryError, TemplateLimitError):
                 raise
             except Exception:

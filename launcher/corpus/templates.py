@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from launcher.corpus.control_tokens import ControlTokens
-from launcher.corpus.conversations import Conversation, Message
+from launcher.corpus.conversations import REASONING_KEYS, Conversation, Message
 from launcher.corpus.template_sandbox import TemplateRejectsError
 
 _NO_CONTROLS = ControlTokens()
@@ -80,7 +80,7 @@ class TurnTemplate:
 
     def render(self, conversation: Conversation) -> tuple[Segment, ...]:
         """Return the segments of a conversation."""
-        _refuse_tool_calls(conversation, self.name)
+        _refuse_unsupported(conversation, self.name)
         return tuple(merge_segments(self._pieces(self.controls.escape(conversation))))
 
     def to_jinja(self) -> str:
@@ -106,10 +106,15 @@ class TurnTemplate:
             yield Segment(self.after, False)
 
 
-def _refuse_tool_calls(conversation: Conversation, name: str) -> None:
+def _refuse_unsupported(conversation: Conversation, name: str) -> None:
+    reason = ""
     if conversation.tools or any(message.tool_calls for message in conversation.messages):
+        reason = TOOLS_REASON
+    elif any(message.reasoning for message in conversation.messages):
+        reason = f"it has {REASONING_KEYS[0]}"
+    if reason:
         raise TemplateRejectsError(
-            f"{TOOLS_REASON}, which the template {name} cannot write; "
+            f"{reason}, which the template {name} cannot write; "
             "prompt_template tokenizer can, if the base's chat template does"
         )
 
@@ -163,7 +168,7 @@ class AlpacaTemplate:
 
     def render(self, conversation: Conversation) -> tuple[Segment, ...]:
         """Return the segments of a conversation."""
-        _refuse_tool_calls(conversation, self.name)
+        _refuse_unsupported(conversation, self.name)
         return tuple(merge_segments(self._pieces(self.controls.escape(conversation))))
 
     def to_jinja(self) -> str:

@@ -17,7 +17,8 @@ from launcher.core.errors import InputError, first_line
 from launcher.plan.model import Plan
 
 _TEMPLATE_FILES = ("chat_template.jinja", "tokenizer_config.json", "chat_template.json")
-_FILES = ("tokenizer.json", "special_tokens_map.json", *_TEMPLATE_FILES)
+_TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
+_FILES = ("tokenizer.json", "special_tokens_map.json", *_TEMPLATE_FILES, _TOOL_TEMPLATE)
 _COPIED = (
     "tokenizer*",
     "*.jinja",
@@ -95,6 +96,9 @@ class BaseTokenizer:
         """Write the tokenizer for transformers: the base's files, and the new tokens."""
         for file in (file for pattern in _COPIED for file in self.folder.glob(pattern)):
             shutil.copyfile(file, folder / file.name)
+        if (self.folder / _TOOL_TEMPLATE).is_file():
+            (folder / _TOOL_TEMPLATE).parent.mkdir(exist_ok=True)
+            shutil.copyfile(self.folder / _TOOL_TEMPLATE, folder / _TOOL_TEMPLATE)
         if self.new_tokens:
             backend = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
             backend.add_tokens(list(self.new_tokens))
@@ -128,15 +132,33 @@ class BaseTokenizer:
         """Name of the file that contains the chat template; None if there is none."""
         return next((name for name in _TEMPLATE_FILES if self._load_template(name)), None)
 
-    def _load_template(self, name: str) -> str | None:
+    @cached_property
+    def tool_template(self) -> str | None:
+        """The template named tool_use, which transformers uses for rows with tools; None if there is none."""
+        name = self.chat_template_file
+        return None if name is None else self._load_template(_TOOL_TEMPLATE) or self._load_template(name, "tool_use")
+
+    def _load_template(self, name: str, title: str = "default") -> str | None:
         if name.endswith(".jinja"):
             file = self.folder / name
-            return file.read_text(encoding="utf-8") if file.is_file() else None
+            if not file.is_file() or (title != "default"):
+                return None
+            try:
+                return file.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise InputError(f"{file}: not UTF-8 text: {error.reason} at byte {error.start:,}") from None
         template = self.load_json(name).get("chat_template")
         if isinstance(template, list):  # several named ones
             named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-            template = named.get("default")
+            template = named.get(title)
+        elif title != "default":
+            return None
         return template if isinstance(template, str) else None
+
+    @property
+    def start_of_text(self) -> str:
+        """What the tokenizer's post-processor puts before a text, usually BOS."""
+        return "".join(self.backend.id_to_token(token) or "" for token in self.bos_ids)
 
     @property
     def end_of_text(self) -> str | None:
@@ -145,8 +167,19 @@ class BaseTokenizer:
 
     def special_token(self, name: str) -> str | None:
         """Return a special token such as `bos_token`; None if it is not set."""
-        token = self.settings.get(name)
-        return token.get("content") if isinstance(token, dict) else token
+        token = self.settings.get(name) or self._special_tokens_map.get(name)
+        token = token.get("content") if isinstance(token, dict) else token
+        return token if isinstance(token, str) else None
+
+    @cached_property
+    def _special_tokens_map(self) -> dict[str, Any]:
+        return self.load_json("special_tokens_map.json")
+
+    @property
+    def extra_tokens(self) -> dict[str, str]:
+        """Special tokens of this model alone, by name, such as `image_token`."""
+        extra = self.settings.get("extra_special_tokens")
+        return {k: v for k, v in extra.items() if isinstance(v, str)} if isinstance(extra, dict) else {}
 
     def is_one_token(self, text: str) -> bool:
         """Return whether a text is a token of the vocabulary."""

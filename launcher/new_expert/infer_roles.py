@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launcher.core.errors import InputError, Problem
-from launcher.corpus.conversations import ROLES, RowReader, find_task_field, make_row_reader
+from launcher.corpus.conversations import ROLES, RowReader, find_task_field, is_chat, make_row_reader
 from launcher.corpus.dialects import find_dialect, parse_conversation
 from launcher.corpus.row_text import list_columns, list_fields, look_up, parse_row_text
 from launcher.corpus.rows import BadRow, Rejections, Row, RowFault
@@ -351,11 +351,25 @@ def _describe_fields(profile: RowProfile) -> tuple[Problem, ...]:
     return tuple(problems)
 
 
+def _find_nested_chat(profile: RowProfile) -> str | None:
+    """Return the name of a list of messages inside an object of the first row."""
+    for row in profile.rows[:1]:
+        for name, value in row.fields.items():
+            if isinstance(value, dict):
+                return next((f"{name}.{key}" for key, part in value.items() if is_chat(part)), None)
+    return None
+
+
 def _explain_failure(profile: RowProfile) -> InputError:
     problems = (*_describe_fields(profile), *(Problem(where="note", what=note) for note in profile.notes))
     texts = [field.name for field in profile.fields.values() if _is_majority(profile, field.num_text)]
     nested = ", ".join([name for name in list_fields(profile.rows) if "." in name][:_SHOWN_REASONS])
     inside = f"; fields inside objects and lists have dots: {nested}" if nested else ""
+    chat = _find_nested_chat(profile)
+    if chat is not None:
+        return InputError(
+            f"the rows have messages inside another field, {chat}", problems, hint=f"add --messages-field {chat}"
+        )
     if not texts:
         return InputError(
             "most rows have no field of text", problems, hint=f"they need prompts and answers: {_FIELD_FLAGS}{inside}"

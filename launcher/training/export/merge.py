@@ -19,6 +19,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 from launcher.core.choices import Dtype
 from launcher.core.errors import InputError, LauncherError, RunFailedError, first_line, hint_for
 from launcher.core.run_paths import write_text_atomically
+from launcher.corpus.chat_template import TokenizerTemplate
 from launcher.corpus.documents import make_planned_template
 from launcher.corpus.end_token import collect_end_ids
 from launcher.corpus.spec import get_expert_stores_dir
@@ -42,6 +43,7 @@ Report = Callable[[str], None]
 # Enough tokens to detect a wrong merge; logits of more would take gigabytes.
 _COMPARED_TOKENS = 512
 _EXAMPLE = "How many rows are there, and which of them is the oldest?"
+_NO_THINKING = "{%- if enable_thinking is not defined %}{% set enable_thinking = false %}{% endif -%}\n"
 
 
 def merge_into(folder: Path, run: TrainedRun, requested: Dtype | None, report: Report) -> tuple[Dtype, Agreement]:
@@ -118,11 +120,16 @@ def _write(folder: Path, model: PreTrainedModel, run: TrainedRun, dtype: Dtype, 
 
 
 def _write_template(folder: Path, run: TrainedRun, tokenizer: BaseTokenizer) -> None:
-    """Write the chat template of the training, unless it is the base's, in both places where servers look for one."""
+    """Write the chat template of the training, unless it is the base's, in both places where servers look for one.
+
+    A base that thinks by default was trained with the prompt that switches it off; servers get that as the default.
+    """
     template, source = make_planned_template(run.plan.data, tokenizer), run.plan.data.chat_template
     if isinstance(template, TurnTemplate | AlpacaTemplate):
         has_bos = TextEncoder(tokenizer, template).adds_bos(render_prompt(template, _EXAMPLE))
         source = ("{{ bos_token }}" if has_bos else "") + template.to_jinja()
+    elif isinstance(template, TokenizerTemplate) and "enable_thinking" in template.source:
+        source = _NO_THINKING + template.source
     if source is None:
         return
     (folder / "chat_template.jinja").write_text(source, encoding="utf-8")
@@ -205,7 +212,7 @@ def _check_tokenizer(folder: Path, tokenizer: BaseTokenizer, run: TrainedRun) ->
     expected = encoder.encode_prompt(prompt)
     if loaded(prompt, add_special_tokens=encoder.adds_bos(prompt)).input_ids[: len(expected)] != expected:
         raise RunFailedError("the written tokenizer gives other tokens than the one used in training")
-    if isinstance(template, TurnTemplate | AlpacaTemplate):
+    if isinstance(template, TurnTemplate | AlpacaTemplate) or "strftime_now" not in template.text:  # today's date
         chat = [{"role": "user", "content": _EXAMPLE}]
         if loaded.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) != expected:
             raise RunFailedError("the written chat template gives another prompt than the one used in training")

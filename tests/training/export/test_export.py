@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import peft
@@ -12,12 +13,12 @@ import torch
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from launcher.core.errors import RunFailedError
 from launcher.core.run_paths import RunPaths
-from launcher.corpus.tokenizer import load_tokenizer
-from launcher.training.export import export
+from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
+from launcher.training.export import export, merge
 from launcher.training.export.logits_check import check_agreement, compare_logits, compute_logits, computing_in_fp32
 from launcher.training.export.merge import pick_rows
 from launcher.training.inference.trained_run import load_trained_run
@@ -31,6 +32,8 @@ from tests.training.trained_run import (  # noqa: F401
     run_python,
     trained,
 )
+from tests.unit.corpus.inputs import write_base
+from tests.unit.corpus.test_chat_template import THINKING
 
 CPU = torch.device("cpu")
 PROMPT = "<|im_start|>user\nWho acted in most films?<|im_end|>\n<|im_start|>assistant\n"
@@ -401,3 +404,31 @@ def test_computing_in_fp32_restores_weights_after_an_error(trained: Trained) -> 
     with pytest.raises(IndexError), computing_in_fp32(model):
         model(torch.tensor([[10**6]]))
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_exported_base_that_can_think_gets_the_prompt_of_the_training(tmp_path: Path, is_own: bool) -> None:
+    """Without the option of their template, servers would ask it to think first."""
+    settings = {"eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    write_base(tmp_path / "base", template=THINKING, settings=settings)
+    tokenizer = BaseTokenizer(folder=tmp_path / "base")
+    own = THINKING if is_own else None
+    data = SimpleNamespace(
+        prompt_template="tokenizer", end_token=None, chat_template=own, chat_template_file="own.jinja" if own else None
+    )
+    run: Any = SimpleNamespace(plan=SimpleNamespace(data=data), trusts_code=False)
+    (tmp_path / "out").mkdir()
+    tokenizer.write_files(tmp_path / "out")
+    merge._write_template(tmp_path / "out", run, tokenizer)
+    merge._check_tokenizer(tmp_path / "out", tokenizer, run)
+    loaded: Any = AutoTokenizer.from_pretrained(tmp_path / "out")
+    chat = [{"role": "user", "content": "Is it?"}]
+    prompts = [
+        loaded.apply_chat_template(chat, add_generation_prompt=True, tokenize=False, **options)
+        for options in ({}, {"enable_thinking": True})
+    ]
+    assert [prompt.endswith("<think>\n\n</think>\n\n") for prompt in prompts] == [True, False]
+    tokenizer.write_files(tmp_path / "out")
+    (tmp_path / "out" / "chat_template.jinja").unlink()
+    with pytest.raises(RunFailedError, match="chat template gives another prompt"):
+        merge._check_tokenizer(tmp_path / "out", tokenizer, run)

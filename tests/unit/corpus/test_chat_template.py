@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from launcher.core.errors import InputError
 from launcher.corpus import template_sandbox
 from launcher.corpus.chat_template import TokenizerTemplate, make_tokenizer_template
-from launcher.corpus.conversations import Conversation, Message
+from launcher.corpus.conversations import REASONING_KEYS, Conversation, Message
 from launcher.corpus.rows import Json
 from launcher.corpus.template_sandbox import TemplateRejectsError
+from launcher.corpus.templates import CHATML
 from launcher.corpus.tokenizer import BaseTokenizer
 from tests.unit.corpus.families import FAMILIES, write_family
 from tests.unit.corpus.inputs import CHAT_TEMPLATE, write_base
@@ -260,3 +262,137 @@ def test_answers_that_look_like_markers_are_found(tmp_path: Path) -> None:
     template = template_of(tmp_path, CHAT_TEMPLATE)
     conversation = Conversation((Message("user", "assistant"), Message("assistant", "user"), Message("user", "user")))
     assert marked(template, conversation).count("⟦user<|im_end|>⟧") == 1
+
+
+THINKING = (  # as Qwen3's: thoughts only after the last question, and a prompt that can switch them off
+    "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
+    "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
+    "{% endif %}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n{% set text = m.content %}"
+    "{% set thoughts = m.reasoning_content or '' %}{% if '</think>' in text %}"
+    "{% set thoughts = text.split('</think>')[0].split('<think>')[-1].strip() %}"
+    "{% set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "{% if m.role == 'assistant' and loop.index0 > ns.last and (loop.last or thoughts) %}"
+    "<think>\n{{ thoughts }}\n</think>\n\n{% endif %}{{ text }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>\n{{ c.function.name }} {{ c.function.arguments | tojson }}\n"
+    "</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+def test_tool_calls_of_a_thinking_base_are_trained_from_their_beginning(tmp_path: Path) -> None:
+    """Its prompt without thoughts is no beginning of such a turn."""
+    text = marked(template_of(tmp_path, THINKING), TOOL_TURNS)
+    call = '<tool_call>\nget_weather {"city": "Paris", "days": 2}\n</tool_call>'
+    assert f"<|im_start|>assistant\n⟦{call}<|im_end|>⟧\n" in text
+    assert "assistant\n<think>\n\n</think>\n\n⟦Yes.<|im_end|>⟧" in text
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Message("assistant", "<think>\nEasy.\n</think>\n\nYes."),
+        Message("assistant", "Yes.", keys=dict.fromkeys(REASONING_KEYS, "Easy.")),
+    ],
+)
+def test_thoughts_are_trained_with_their_answer(tmp_path: Path, answer: Message) -> None:
+    conversation = Conversation((Message("user", "Is it?"), answer))
+    text = marked(template_of(tmp_path, THINKING), conversation)
+    assert text.endswith("<|im_start|>assistant\n⟦<think>\nEasy.\n</think>\n\nYes.<|im_end|>⟧\n")
+    twice = Conversation((*conversation.messages, Message("user", "Sure?"), answer))
+    assert "assistant\n⟦Yes.<|im_end|>⟧" in marked(template_of(tmp_path, THINKING), twice), (
+        "removed from earlier answers"
+    )
+
+
+def test_reasoning_that_the_template_leaves_out_refuses_the_row(tmp_path: Path) -> None:
+    answer = Message("assistant", "Yes.", keys=dict.fromkeys(REASONING_KEYS, "Easy."))
+    conversation = Conversation((Message("user", "Is it?"), answer))
+    with pytest.raises(TemplateRejectsError, match="leaves out reasoning_content"):
+        template_of(tmp_path, CHAT_TEMPLATE).render(conversation)
+    with pytest.raises(TemplateRejectsError, match="reasoning_content, which the template chatml cannot write"):
+        CHATML.render(conversation)
+
+
+def test_the_result_of_a_tool_is_not_trained_if_it_repeats_the_name(tmp_path: Path) -> None:
+    source = (
+        "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% for m in messages %}<|im_start|>"
+        "{% if m.role == 'tool' %}{{ messages[loop.index0 - 1].tool_calls[0].function.name }} to=assistant\n"
+        "{{ m.content }}{% elif m.tool_calls %}assistant to={{ m.tool_calls[0].function.name }}\n"
+        "{{ m.tool_calls[0].function.arguments | tojson }}{% else %}{{ m.role }}\n{{ m.content }}{% endif %}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+    )
+    text = marked(template_of(tmp_path, source), TOOL_TURNS)
+    assert '<|im_start|>assistant⟦ to=get_weather\n{"city": "Paris", "days": 2}<|im_end|>⟧\n' in text
+    assert "<|im_start|>get_weather to=assistant\n21 degrees<|im_end|>\n<|im_start|>assistant⟦\nYes.<|im_end|>⟧" in text
+
+
+def test_a_call_ends_with_the_token_that_closes_it(tmp_path: Path) -> None:
+    """Gemma 4 has other tokens inside a call, and continues with the tool's result in the same turn."""
+    source = (
+        "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% for m in messages %}"
+        "{% if m.role == 'tool' %}<|tool_response>{{ m.content }}<tool_response|>"
+        "{% elif m.tool_calls %}<|im_start|>assistant\n<|tool_call>{{ m.tool_calls[0].function.name }}:"
+        "<|im_sep|>{{ m.tool_calls[0].function.arguments | tojson }}<|im_sep|>}<tool_call|>"
+        "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt and messages[-1].role != 'tool' %}<|im_start|>assistant\n{% endif %}"
+    )
+    template = template_of(tmp_path, source)
+    names = ["<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", "<|im_sep|>"]
+    template.tokenizer.backend.add_special_tokens(names)
+    text = marked(template, TOOL_TURNS)
+    assert "assistant\n⟦<|tool_call>get_weather:<|im_sep|>" in text
+    assert (
+        "<|im_sep|>}<tool_call|>⟧<|tool_response>21 degrees<tool_response|><|im_start|>assistant\n⟦Yes.<|im_end|>⟧"
+        in text
+    )
+
+
+def test_arguments_are_never_written_as_python_writes_them(tmp_path: Path) -> None:
+    source = LOOP.replace(
+        "{{ m.content }}",
+        "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }} {{ c.function.arguments }}{% endfor %}",
+    )
+    call: Json = {"type": "function", "function": {"name": "roll", "arguments": {"die": "red"}}}
+    conversation = Conversation((Message("user", "Roll."), Message("assistant", "", tool_calls=(call,))))
+    assert '⟦roll {"die": "red"}<|im_end|>⟧' in marked(template_of(tmp_path, source + PROMPT), conversation)
+
+
+def test_json_takes_the_arguments_of_transformers(tmp_path: Path) -> None:
+    source = LOOP + "{{ {'b': 'é', 'a': 1} | tojson(ensure_ascii=True, separators=(',', ':'), sort_keys=true) }}"
+    assert '{"a":1,"b":"\\u00e9"}' in marked(template_of(tmp_path, source), ONE_TURN)
+
+
+def test_special_tokens_of_other_files_and_names_reach_the_template(tmp_path: Path) -> None:
+    template = template_of(tmp_path, "{{ sep_token }}{{ image_token }}{{ unk_token }}" + LOOP, sep_token="<S>")
+    config = tmp_path / "tokenizer_config.json"
+    settings = json.loads(config.read_text()) | {"extra_special_tokens": {"image_token": "<I>"}}
+    del settings["eos_token"]
+    config.write_text(json.dumps(settings))
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": {"content": "<|im_end|>"}, "unk_token": "<U>"}')
+    template = make_tokenizer_template(BaseTokenizer(folder=tmp_path))
+    assert template.tokenizer.end_of_text == template.end_token == "<|im_end|>"
+    assert marked(template, ONE_TURN).startswith("<S><I><U>")
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_rows_with_tools_use_the_template_for_tools(tmp_path: Path, named: bool) -> None:
+    """As transformers: one of several named templates, or a file of its own."""
+    template = template_of(tmp_path, CHAT_TEMPLATE)
+    if named:
+        config = tmp_path / "tokenizer_config.json"
+        entries = [{"name": "default", "template": CHAT_TEMPLATE}, {"name": "tool_use", "template": THINKING}]
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": entries}))
+    else:
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(THINKING)
+    template = make_tokenizer_template(BaseTokenizer(folder=tmp_path))
+    assert "⟦<tool_call>\nget_weather" in marked(template, TOOL_TURNS)
+    assert "think" not in marked(template, ONE_TURN)
+
+
+def test_a_template_that_is_not_utf8_is_one_message(tmp_path: Path) -> None:
+    write_base(tmp_path, template=None, settings={"eos_token": "<|im_end|>"})
+    (tmp_path / "chat_template.jinja").write_bytes(b"{{ '\xff' }}")
+    with pytest.raises(InputError, match=r"chat_template\.jinja: not UTF-8 text"):
+        make_tokenizer_template(BaseTokenizer(folder=tmp_path))

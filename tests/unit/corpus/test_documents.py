@@ -14,6 +14,7 @@ from launcher.corpus.rows import BadRow, Json, Row
 from launcher.corpus.templates import CHATML, Segment
 from launcher.corpus.tokenizer import BaseTokenizer
 from tests.conftest import SHARED
+from tests.unit.corpus.families import FAMILIES, write_family
 from tests.unit.corpus.inputs import write_base
 
 TURNS = RowReader(question="q", answer="a")
@@ -47,6 +48,20 @@ def test_plain_text_is_trained_completely_or_rejected() -> None:
     )
     assert made(TEXT, {"text": "Once"}, trains_all=True).segments == (Segment("Once<|im_end|>", True),)
     assert made(TEXT, {"text": "Once<|im_end|>\n"}, trains_all=True).segments == (Segment("Once<|im_end|>\n", True),)
+
+
+def test_plain_text_gets_the_start_and_end_of_the_tokenizer(tmp_path: Path) -> None:
+    """The base's chat template has not rendered it, so its end of a turn and its missing BOS do not apply."""
+    tokenizer = write_family(tmp_path, FAMILIES["gemma"])
+    template = make_template("tokenizer", tokenizer)
+    assert template.end_token != tokenizer.end_of_text
+    builder = DocumentBuilder(reader=TEXT, template=template, trains_all=True)
+    assert tokenizer.start_of_text
+    start, end = tokenizer.start_of_text, tokenizer.end_of_text
+    for text in ("Once", f"{start}Once{end}"):
+        document = builder.make(Row(number=1, fields={"text": text}))
+        assert isinstance(document, Document)
+        assert document.segments == (Segment(f"{start}Once{end}", True),)
 
 
 @pytest.mark.parametrize("trains_all", [False, True])

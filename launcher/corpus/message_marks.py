@@ -1,0 +1,49 @@
+"""Marks around the texts of messages, by which they are found again in a rendered conversation."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.corpus.rows import Json
+
+MARK = re.compile("⦅([0-9]+)([<>])⦆")  # printable, so that no way of writing JSON changes it
+
+
+@dataclass(slots=True)
+class Marker:
+    """Puts marks around texts and counts them; `owners` are the messages that the marks belong to."""
+
+    owners: list[int] = field(default_factory=list)
+
+    def mark(self, text: str, owner: int) -> str:
+        """Mark a text without outer blanks, which templates may strip, and without thoughts, which they may drop."""
+        thoughts = text.rfind("</think>") + len("</think>") if "</think>" in text else 0
+        core = text[thoughts:].strip()
+        if not core:
+            return text
+        start = text.index(core, thoughts)
+        number, end = len(self.owners), start + len(core)
+        self.owners.append(owner)
+        return f"{text[:start]}⦅{number}<⦆{core}⦅{number}>⦆{text[end:]}"
+
+    def mark_json(self, value: Json, owner: int) -> Json:
+        """Mark all texts of a JSON value; in an object of numbers, its first key."""
+        if isinstance(value, str):
+            return self.mark(value, owner)
+        if isinstance(value, list):
+            return [self.mark_json(item, owner) for item in value]
+        if isinstance(value, dict):
+            marked = {key: self.mark_json(item, owner) for key, item in value.items()}
+            if value and marked == value:
+                first, *others = marked
+                marked = {self.mark(first, owner): marked[first], **{key: marked[key] for key in others}}
+            return marked
+        return value
+
+    def mark_tool(self, tool: Any) -> Json:
+        """Mark the name of a tool; templates may look at the rest of its definition."""
+        if isinstance(tool.get("function"), dict):
+            return {**tool, "function": self.mark_tool(tool["function"])}
+        return {**tool, "name": self.mark(tool["name"], -1)} if isinstance(tool.get("name"), str) else tool
