@@ -126,9 +126,7 @@ class TokenizerTemplate:
             with_prompt, without = self._run(turns, prompt=True), self._run(turns, prompt=False)
         except TemplateRejectsError:
             return ""
-        pairs = enumerate(zip(with_prompt, without, strict=False))  # some write eos_token if there is no prompt
-        shared = next((index for index, (a, b) in pairs if a != b), min(len(with_prompt), len(without)))
-        return with_prompt[shared:]
+        return with_prompt[_count_shared(with_prompt, without) :]  # some write eos_token if there is no prompt
 
     def _added_tokens(self, text: str) -> list[str]:
         """Return the added tokens in a text, in order."""
@@ -211,8 +209,7 @@ class TokenizerTemplate:
         other = self._try([*turns[:index], {"role": "assistant", "content": _PROBE}, *turns[index + 1 :]], tools=tools)
         if other is None:
             return written
-        pairs = zip(full, other, strict=False)
-        length = next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(full), len(other)))
+        length = _count_shared(full, other)
         tokens = self.controls.pattern.finditer(full)
         length = next((token.start() for token in tokens if token.start() < length < token.end()), length)
         before = max((end for number, (_, end) in rendered.spans.items() if number < index), default=0)
@@ -307,6 +304,12 @@ class TokenizerTemplate:
             raise InputError(f"{self.origin}: the chat template {error}", hint=_HINT) from None
         except Exception as error:  # untrusted code may raise anything
             raise TemplateRejectsError(f"the chat template rejects it: {str(error)[:80]}") from None
+
+
+def _count_shared(one: str, other: str) -> int:
+    """Return the length of the common beginning of two texts."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _get_letters(name: str) -> str:

@@ -299,9 +299,8 @@ def _read_message(turn: Json) -> Message:
         raise UnusableRowError(f"a message of role {role} has no text")
     keys = {key: value for key in ("name", "tool_call_id") if isinstance(value := turn.get(key), str)}
     if role == "assistant":
-        thoughts = (read_optional_text(turn, key) for key in REASONING_KEYS if key in turn)
-        keys |= dict.fromkeys(REASONING_KEYS, next((text for text in thoughts if text.strip()), ""))
-        keys = {key: value for key, value in keys.items() if value or key not in REASONING_KEYS}
+        thoughts = [thought for key in REASONING_KEYS if (thought := read_optional_text(turn, key)).strip()]
+        keys |= dict.fromkeys(REASONING_KEYS, thoughts[0]) if thoughts else {}
     return Message(str(role), text, is_trained=_read_is_trained(turn), tool_calls=calls, keys=keys)
 
 

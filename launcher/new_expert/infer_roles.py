@@ -353,11 +353,11 @@ def _describe_fields(profile: RowProfile) -> tuple[Problem, ...]:
 
 def _find_nested_chat(profile: RowProfile) -> str | None:
     """Return the name of a list of messages inside an object of the first row."""
-    for row in profile.rows[:1]:
-        for name, value in row.fields.items():
-            if isinstance(value, dict):
-                return next((f"{name}.{key}" for key, part in value.items() if is_chat(part)), None)
-    return None
+    objects = [
+        (name, value) for row in profile.rows[:1] for name, value in row.fields.items() if isinstance(value, dict)
+    ]
+    names = (f"{name}.{key}" for name, value in objects for key, part in value.items() if is_chat(part))
+    return next(names, None)
 
 
 def _explain_failure(profile: RowProfile) -> InputError:

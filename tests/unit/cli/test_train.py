@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli import train as train_command
 from launcher.core.errors import InputError
 from launcher.launch.start import check_packages, check_startable
 from launcher.request.request import Request, plan_request
@@ -158,3 +159,20 @@ def test_missing_packages_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert caught.value.hint == "pip install 'expert-launcher[train]', or `make train`, which installs them"
     with pytest.raises(InputError, match="not installed: peft, torch, deepspeed\n"):
         check_packages(plan.model_copy(update={"strategy": "zero2"}))
+
+
+@pytest.mark.parametrize(
+    ("program", "found", "expected"),
+    [
+        ("x/.venv/bin/launcher", None, "x/.venv/bin/launcher"),
+        ("x/.venv/bin/launcher", "/usr/bin/launcher", "launcher"),
+        ("x/launcher/__main__.py", None, "launcher"),
+    ],
+)
+def test_printed_commands_can_be_run_in_this_shell(
+    program: str, found: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / program)])
+    monkeypatch.setattr("shutil.which", lambda _name: found)
+    assert train_command._find_program() == expected

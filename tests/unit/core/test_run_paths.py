@@ -40,6 +40,7 @@ def test_existing_run_is_never_touched(tmp_path: Path) -> None:
     (tmp_path / "a/plan.json").write_text("precious")
     with pytest.raises(InputError, match="already exists") as caught:
         create_run(RunPaths(tmp_path / "a"))
+    assert "--resume a instead of --run-id continues it" in caught.value.hint
     assert "choose another --run-id" in caught.value.hint
     assert (tmp_path / "a/plan.json").read_text() == "precious"
 

@@ -339,3 +339,12 @@ def test_fixed_system_prompt_is_for_rows_without_their_own() -> None:
 def test_context_and_system_of_a_mapping_are_used_without_question_and_answer() -> None:
     reader = make_row_reader(FieldMapping(input="docs"), ["instruction", "response", "docs"])
     assert reader == RowReader(question="instruction", answer="response", context="docs")
+
+
+@pytest.mark.parametrize("extra", [{}, {"reasoning_content": None}, {"reasoning": "  "}, {"thinking": "hm"}])
+def test_reasoning_is_kept_apart_from_the_answer(extra: dict[str, Json]) -> None:
+    turns: list[Json] = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", **extra}]
+    conversation = RowReader(messages="m").read(Row(number=1, fields={"m": turns}))
+    assert isinstance(conversation, Conversation)
+    answer = conversation.messages[-1]
+    assert (answer.content, answer.reasoning) == ("a", "hm" if "thinking" in extra else "")

@@ -231,6 +231,10 @@ def test_one_flag_leaves_the_other_role_to_be_inferred() -> None:
             repeat({"input": {"question": "q"}, "n": 1}),
             ("no field of text", "objects and lists have dots: input.question"),
         ),
+        (
+            repeat({"meta": {"id": 1}, "conversation": {"messages": CHAT}}),
+            ("messages inside another field, conversation.messages", "add --messages-field conversation.messages"),
+        ),
         (repeat({"input": {"instruction": "q"}}), ("no field of text", "input: JSON in 4 of 4 rows")),
         (repeat({"prompt": CHAT[:1], "n": 1}), ("4 rows: prompt has no assistant message", "into one list")),
         (
