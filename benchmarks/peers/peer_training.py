@@ -1,6 +1,7 @@
-"""Train with TRL or Unsloth what a run of ours has trained: the same tokens, loss mask, settings and number of steps.
+"""Train with TRL or Unsloth what we train by a plan: the same tokens, loss mask, settings and number of steps.
 
-    python -m benchmarks.peers.peer_training trl RUN STORE OUT
+    launcher plan EXPERT --json > plan.json
+    python -m benchmarks.peers.peer_training trl plan.json STORE OUT
 
 quality.py runs it. The last line of the output is JSON: seconds of training, and the peak of torch's allocated memory.
 """
@@ -14,7 +15,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-from launcher.core.run_paths import RunPaths
 from launcher.core.units import bytes_to_gib
 from launcher.plan import Plan, load_plan
 
@@ -25,7 +25,7 @@ MAX_TOKENS = {"trl": 16384, "unsloth": 32768}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tool", choices=tuple(MAX_TOKENS))
-    parser.add_argument("run", type=Path)
+    parser.add_argument("plan", type=Path)
     parser.add_argument("store", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--tokens", type=int, help="tokens per micro-step, with padding")
@@ -35,14 +35,14 @@ def main() -> None:
 
 
 def train(args: argparse.Namespace) -> dict[str, float]:
-    """Train the tokens of a store with the settings of a run's plan; return seconds and peak memory of the training."""
+    """Train the tokens of a store with the settings of a plan; return seconds and peak memory of the training."""
     import torch  # slow imports, not needed for --help
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
     from benchmarks.peers.quality import iterate_documents, open_store
 
-    plan = load_plan(RunPaths(args.run).plan)
+    plan = load_plan(args.plan)
     documents = list(iterate_documents(open_store(args.store), "train"))
     steps_per_epoch = math.ceil(len(open_store(args.store).open_split("train")) / plan.batch.global_batch_size)
     settings = make_settings(

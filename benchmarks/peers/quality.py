@@ -77,6 +77,7 @@ def main() -> None:
     run.add_argument("--judge-jobs", type=int, help="evaluations at the same time; default: as many as --jobs")
     run.add_argument("--eval-batch-size", type=int, help="answers at a time; default: by free memory")
     run.add_argument("--peer-tokens", type=int, help="TRL's and Unsloth's tokens per micro-step, with padding")
+    run.add_argument("--vram-limit", help="of a training by the launcher, so that several fit; the same global batch")
     run.add_argument("--max-steps", type=int, default=None, help="train only some steps, to try the command")
     run.add_argument("--one-at-a-time", action="store_true", help="one command at a time, so that durations compare")
     loss = commands.add_parser("loss", help="compute the held-out loss of a base or an adapter")
@@ -137,10 +138,8 @@ class Comparison:
             make_expert(self._args, expert)
 
     def compare(self, expert: str, seed: int) -> None:
-        """Train with each tool and judge the answers of its adapter; all follow the plan of the launcher's run."""
+        """Train with each tool and judge the answers of its adapter."""
         tools = [tool for tool in self._args.tools if not self._is_recorded(expert, tool, seed)]
-        if any(tool == "launcher" or tool in PEERS for tool in tools):
-            self._train_launcher(expert, "launcher", seed)
         with ThreadPoolExecutor(len(tools) + 1) as pool:
             tasks = [pool.submit(self._train_and_judge, expert, tool, seed) for tool in tools]
             if seed == self._args.seeds[0] and not self._is_recorded(expert, "base", None):
@@ -175,9 +174,9 @@ class Comparison:
         with self._slots, Cost() as cost:
             run_launcher(
                 self._args.work / expert,
-                *("train", expert, "--run-id", paths.root.name, "--profile", "full", "--wandb", "disabled"),
-                *("--set", f"training.config.seed={seed}", *LAUNCHER_OPTIONS[tool]),
-                *(("--max-steps", str(self._args.max_steps)) if self._args.max_steps else ()),
+                *("train", expert, *self._make_options(seed), *LAUNCHER_OPTIONS[tool]),
+                *("--run-id", paths.root.name, "--wandb", "disabled"),
+                *(("--vram-limit", self._args.vram_limit) if self._args.vram_limit else ()),
             )
         steps = load_metrics(paths.metrics)
         cost.values |= {
@@ -188,15 +187,22 @@ class Comparison:
         cost.write(adapter)
 
     def _train_peer(self, expert: str, tool: str, seed: int) -> None:
-        adapter, run = self._find_adapter(expert, tool, seed), self._find_adapter(expert, "launcher", seed).parent
+        """Train by the settings of the plan that the launcher would follow."""
+        folder, adapter = self._args.work / expert, self._find_adapter(expert, tool, seed)
         if (adapter / "adapter_config.json").exists():
             return
+        plan = folder / f"{tool}-{seed}.plan.json"
+        plan.write_text(run_launcher(folder, "plan", expert, "--json", *self._make_options(seed)), encoding="utf-8")
         tokens = () if self._args.peer_tokens is None else ("--tokens", str(self._args.peer_tokens))
-        command = ("-m", "benchmarks.peers.peer_training", tool, run, prepare(self._args, expert).folder, adapter)
+        command = ("-m", "benchmarks.peers.peer_training", tool, plan, prepare(self._args, expert).folder, adapter)
         with self._peer_slots, Cost() as cost:
-            output = run_python(self._args.work / expert, *command, *tokens)
+            output = run_python(folder, *command, *tokens)
         cost.values |= json.loads(output.splitlines()[-1])
         cost.write(adapter)
+
+    def _make_options(self, seed: int) -> tuple[str, ...]:
+        options = "--profile", "full", "--set", f"training.config.seed={seed}"
+        return options if self._args.max_steps is None else (*options, "--max-steps", str(self._args.max_steps))
 
     def _judge(self, expert: str, tool: str, seed: int | None) -> None:
         folder, evaluation = self._args.work / expert, self._args.work / expert / f"{tool}-{seed}.json"

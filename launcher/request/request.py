@@ -215,13 +215,15 @@ def _check_no_secret(loaded: LoadedManifest) -> None:
 
 
 def _with_base(manifest: Manifest, name: str) -> Manifest:
-    """Put a base model first: one of the manifest's, or any other in place of the first."""
-    key = get_last_component(name).lower()
-    matches = [entry for entry in manifest.base_models if get_last_component(entry.name).lower() == key]
-    first = matches[0] if matches else manifest.base.model_copy(update={"name": name, "revision": None})
-    others = (
-        tuple(entry for entry in manifest.base_models if entry is not first) if matches else manifest.base_models[1:]
-    )
+    """Put a base model first: one of the manifest's, by full or short name, or any other in place of the first."""
+    is_short = get_last_component(name) == name
+    listed = (get_last_component(entry.name) if is_short else entry.name for entry in manifest.base_models)
+    index = next((index for index, known in enumerate(listed) if known.lower() == name.lower()), None)
+    if index is None:
+        index, first = 0, manifest.base.model_copy(update={"name": name, "revision": None})
+    else:
+        first = manifest.base_models[index]
+    others = manifest.base_models[:index] + manifest.base_models[index + 1 :]
     return manifest.model_copy(update={"base_models": (first, *others)})
 
 

@@ -38,6 +38,7 @@ from launcher.training.runtime.process_output import silence_transformers
 
 _MAX_GPU_BATCH, _CPU_BATCH = 256, 16
 _KEY_AND_VALUE = 2
+_MAX_PADDING, _SHORT_PROMPT = 4, 64  # longest prompt of a batch by its shortest; one long document would pad them all
 _MEMORY_SHARE = 0.5  # of the free GPU memory
 _HIDDEN_STATES, _WIDE_STATES = 6, 4  # tensors of hidden_size, and of the widest layer, that a prefill holds at a time
 
@@ -186,7 +187,9 @@ class Generator:
         published, self._model.generation_config = self._model.generation_config, self._config
         try:
             while order:
-                batch = order[: self._batch_size or self._choose_batch_size(len(ids[order[0]]))]
+                longest = len(ids[order[0]])
+                batch = order[: self._batch_size or self._choose_batch_size(longest)]
+                batch = [index for index in batch if longest <= _MAX_PADDING * max(len(ids[index]), _SHORT_PROMPT)]
                 generated = self._try_batch([ids[index] for index in batch], advance)
                 for index, tokens in zip(batch, generated, strict=False):
                     answers[index] = self._decode(tokens, prompts[index], len(ids[index]))

@@ -104,6 +104,14 @@ def test_batch_size_follows_the_free_memory(smoke: Plan, monkeypatch: pytest.Mon
         assert one._choose_batch_size(longest) == expected
 
 
+def test_short_prompts_are_not_padded_to_a_very_long_one(model: object, smoke: Plan) -> None:
+    sizes: list[int] = []
+    prompts = ["What is " + "word " * count for count in (2, 300, 3, 280, 4)]
+    answers = generator(model, smoke, 5).generate(prompts, lambda count, _detail: sizes.append(count))
+    assert [size for size in sizes if size] == [2, 3]
+    assert [answer.prompt for answer in answers] == prompts
+
+
 @pytest.mark.parametrize("batch_size", [None, 6])
 def test_out_of_memory_halves_only_a_chosen_batch(
     model: object, smoke: Plan, batch_size: int | None, monkeypatch: pytest.MonkeyPatch

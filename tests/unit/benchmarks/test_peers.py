@@ -71,7 +71,6 @@ def test_table_pools_answers_of_seeds_and_shows_costs_only_of_runs_without_other
 
 
 def test_what_has_a_row_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TRL needs the plan of our run, so that run is repeated for it."""
     (tmp_path / "sql" / "sql").mkdir(parents=True)
     manifest = {"training": {"config": {"epochs": 3}}}
     (tmp_path / "sql" / "sql" / "manifest.json").write_text(json.dumps(manifest))
@@ -96,7 +95,7 @@ def test_what_has_a_row_is_not_measured_again(tmp_path: Path, monkeypatch: pytes
         one_at_a_time=True,
     )
     comparison, done = Comparison(arguments), []
-    for name in ("_train_launcher", "_train_and_judge", "_judge"):
+    for name in ("_train_and_judge", "_judge"):
         monkeypatch.setattr(comparison, name, lambda _expert, tool, seed, name=name: done.append((name, tool, seed)))
     for seed in arguments.seeds:
         comparison.compare("sql", seed)
@@ -104,6 +103,4 @@ def test_what_has_a_row_is_not_measured_again(tmp_path: Path, monkeypatch: pytes
         ("_train_and_judge", "launcher", 2),
         ("_train_and_judge", "trl", 0),
         ("_train_and_judge", "trl", 2),
-        ("_train_launcher", "launcher", 0),
-        ("_train_launcher", "launcher", 2),
     ]

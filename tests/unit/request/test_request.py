@@ -72,6 +72,8 @@ TWO_BASES = [
     [
         (None, ["Qwen/Qwen3-0.6B@aaa", "Qwen/Qwen3-1.7B@bbb", "Qwen/Qwen3-4B@ccc"]),
         ("qwen3-1.7b", ["Qwen/Qwen3-1.7B@bbb", "Qwen/Qwen3-0.6B@aaa", "Qwen/Qwen3-4B@ccc"]),
+        ("qwen/qwen3-4b", ["Qwen/Qwen3-4B@ccc", "Qwen/Qwen3-0.6B@aaa", "Qwen/Qwen3-1.7B@bbb"]),
+        ("other/Qwen3-1.7B", ["other/Qwen3-1.7B@None", "Qwen/Qwen3-1.7B@bbb", "Qwen/Qwen3-4B@ccc"]),
         ("Qwen/Qwen3-8B", ["Qwen/Qwen3-8B@None", "Qwen/Qwen3-1.7B@bbb", "Qwen/Qwen3-4B@ccc"]),
     ],
 )
