@@ -9,12 +9,14 @@ Order = npt.NDArray[np.int64]
 
 # Rows are shuffled, then sorted by length within windows of this many global batches.
 _WINDOW_BATCHES = 50
+_REPLACES_EPOCH_0 = 1 << 33  # of seed 0
 
 
 def make_epoch_order(num_packs: int, seed: int, epoch: int) -> Order:
     """Return a permutation by Philox keyed with (seed, epoch), which is the same on every machine."""
-    generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
-    return generator.permutation(num_packs)
+    # bin_packing.py shuffles the packs by the key (0, 0). The same key would restore their order: long documents first.
+    key = [seed, epoch] if seed or epoch else [0, _REPLACES_EPOCH_0]
+    return np.random.Generator(np.random.Philox(key=key)).permutation(num_packs)
 
 
 def make_grouped_order(lengths: npt.NDArray[np.int32], batch_size: int, seed: int, epoch: int) -> Order:

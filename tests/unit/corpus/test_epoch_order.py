@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.corpus.bin_packing import Lengths
+from launcher.corpus.bin_packing import Lengths, pack_documents
 from launcher.corpus.epoch_order import make_epoch_order, make_grouped_order
 
 
@@ -29,6 +29,17 @@ def test_an_epoch_visits_every_pack_once(num_packs: int, seed: int, epoch: int) 
 def test_orders_are_pinned(seed: int, epoch: int, expected: list[int]) -> None:
     """A resumed run on another version of numpy must see the packs that it has not seen yet."""
     assert make_epoch_order(10, seed, epoch).tolist() == expected
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize("seed", [0, 1, 2, 42])
+def test_long_documents_come_in_random_order(seed: int, epoch: int) -> None:
+    """Packs are made of the longest documents first. Seed 0 trained them in that order: a held-out loss 18 % higher."""
+    lengths = np.random.Generator(np.random.Philox(key=3)).integers(1, 2048, 3000).astype(np.int32)
+    packing = pack_documents(lengths, 2048, seed=0)  # as in a store
+    order = make_epoch_order(packing.num_packs, seed, epoch)
+    longest = [max(lengths[packing.documents[packing.starts[pack] : packing.starts[pack + 1]]]) for pack in order]
+    assert abs(np.corrcoef(longest, np.arange(len(longest)))[0, 1]) < 0.1
 
 
 def test_global_random_state_changes_nothing() -> None:
