@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from launcher.base_models.catalogue import BASES
 from launcher.base_models.families import FAMILIES, UNTRAINABLE
 from launcher.base_models.shapes import ModelShape, make_shape
-from launcher.plan.estimate.memory import Recipe, explain_layer_path
+from launcher.core.units import bytes_to_gib
+from launcher.plan.estimate.memory import Recipe, count_allocated, estimate_memory, explain_layer_path
 
 _SIZES = {
     "hidden_size": 64,
@@ -35,14 +37,14 @@ _RECIPE = Recipe(
     compiled=True,
     loss_kernel="fused",
     attention="varlen",
-    sequence_length=512,
+    sequence_length=2_048,
     micro_batch_size=1,
     strategy="single",
     offload="none",
     num_ranks=1,
     on_gpu=True,
 )
-_RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results/families_h200.jsonl"
+_RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results"
 # Measured with benchmarks/training.py on 2026-11-16.
 _MEASURED = {"qwen3": "Qwen3-8B, one row of 16,384: 17,861 tokens/s, 55.7 % MFU, 79.5 GiB"}
 
@@ -72,7 +74,9 @@ architectures, the names of the linear layers are read from the weights. `launch
 under "layers".
 
 The last column is LoRA of rank 16 on all linear layers, 4 x 2,048 tokens per micro-step, random weights, one H200,
-2026-11-17, all with a CUDA graph: `python benchmarks/families.py measure --out families.jsonl`.
+2026-11-17 and 18, all but mixtures of experts with a CUDA graph: `python benchmarks/families.py measure --out
+families.jsonl`. Mixtures have six layers of the published model (`--cases qwen3-moe gpt-oss`); gpt-oss was measured
+while other programs used the GPU.
 
 | family | linear layers | LoRA | QLoRA | DoRA | full | measured on an H200 |
 |---|---|---|---|---|---|---|
@@ -107,13 +111,36 @@ def render_families() -> str:
     return _HEAD + "\n".join(lines) + "\n" + _TAIL + "\n".join(refused) + "\n"
 
 
+def read_results() -> list[dict[str, Any]]:
+    """Return the rows of benchmarks/families.py."""
+    files = _RESULTS / "families_h200.jsonl", _RESULTS / "mixtures_h200.jsonl"
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def describe_result(row: dict[str, Any]) -> tuple[ModelShape, Recipe]:
+    """Return model and settings of a row."""
+    shape = make_shape(row["config"], row["case"], "config")
+    recipe = replace(
+        _RECIPE,
+        target_modules=shape.linear_names,
+        target_parameters=("mlp.experts.gate_up_proj", "mlp.experts.down_proj") if "experts" in row["case"] else (),
+        attention=row["attention"],
+        micro_batch_size=row["micro_batch_size"],
+        graphed=row["cuda_graph"],
+        accumulates_gradients=row["accumulation"] > 1,
+    )
+    return shape, recipe
+
+
 def _read_measured() -> dict[str, str]:
     measured: dict[str, list[str]] = {}
-    for line in _RESULTS.read_text().splitlines():
-        row = json.loads(line)
-        text = f"{row['case']}: {row['tokens_per_second']:,} tokens/s, {row['mfu'] * 100:.1f} % MFU"
+    for row in read_results():
+        if "tokens_per_second" not in row:  # measured next to another program
+            continue
+        predicted = bytes_to_gib(count_allocated(estimate_memory(*describe_result(row)).terms))
         measured.setdefault(row["config"]["model_type"], []).append(
-            f"{text}, {row['peak_gib']:.1f} GiB (predicted {row['predicted_gib']:.1f})"
+            f"{row['case']}: {row['tokens_per_second']:,} tokens/s, {row['mfu'] * 100:.1f} % MFU, "
+            f"{row['peak_gib']:.1f} GiB (predicted {predicted:.1f})"
         )
     return _MEASURED | {name: "; ".join(texts) for name, texts in measured.items()}
 
@@ -131,6 +158,6 @@ def _render_row(model_type: str, measured: str) -> str:
     if shape.experts is not None:
         path = f"matmuls; experts (`{'`, `'.join(shape.experts.stacks)}`): library"
         names = ", ".join(f"`{name}`" for name in shape.linear_names)
-        return f"| `{model_type}` | {names} | {path} | refused | matmuls | refused | |"
+        return f"| `{model_type}` | {names} | {path} | refused | matmuls | refused | {measured} |"
     names = ", ".join(f"`{name}`" for name in shape.linear_names)
     return f"| `{model_type}` | {names} | {' | '.join(list_paths(shape))} | {measured} |"

@@ -199,7 +199,7 @@ def _count_expert_bytes(shape: ModelShape, recipe: Recipe) -> float:
     compute = DTYPE_BYTES[recipe.compute_dtype]
     stacks = select_stacks(shape, recipe.target_parameters)
     routed = compute * (shape.hidden_size + sum(stack.in_features for stack in stacks)) + _ROUTER_BYTES
-    if experts.has_bias:  # gpt-oss: both halves are clamped and shifted, which saves them again
+    if experts.has_bias and not recipe.compiled:  # gpt-oss: both halves are clamped and shifted, which saves them again
         routed += 3 * compute * experts.intermediate_size
     return float(experts.num_active * routed + 2 * 4 * experts.num_experts)
 

@@ -16,7 +16,6 @@ from benchmarks.memory_grid.rows import load_table
 from benchmarks.memory_grid.summary import compute_error, is_held_out, list_miscounted
 from launcher.base_models.families import Linear
 from launcher.base_models.shapes import ModelShape, load_shape
-from launcher.base_models.shapes import make_shape as make_config_shape
 from launcher.core.choices import AdapterKind, AttentionBackend, Checkpointing, LossKernel, Quantization, Strategy
 from launcher.core.units import GIB
 from launcher.plan.estimate.memory import (
@@ -31,6 +30,7 @@ from launcher.plan.estimate.memory import (
 )
 from launcher.plan.estimate.memory.recipe import fuses_qkv
 from tests.conftest import ROOT
+from tools.docs.families_page import describe_result, read_results
 
 MEASUREMENTS = load_table(Path(__file__).parents[4] / "benchmarks" / "results" / "memory_h200.json")
 SHAPES = MEASUREMENTS.shapes
@@ -60,29 +60,16 @@ RECIPE = Recipe(
 FULL = dataclasses.replace(RECIPE, adapter="full", rank=None, target_modules=(), base_dtype="fp32")
 
 
-def read_rows(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (ROOT / "benchmarks/results" / name).read_text().splitlines()]
-
-
-FAMILY_ROWS = [*read_rows("families_h200.jsonl"), *read_rows("mixtures_h200.jsonl")]
+FAMILY_ROWS = read_results()
 
 
 @pytest.mark.parametrize("row", FAMILY_ROWS, ids=[row["case"] for row in FAMILY_ROWS])
 def test_families_need_the_measured_memory(row: dict[str, Any]) -> None:
     """LoRA on all linear layers, and on stacked experts, as in benchmarks/families.py."""
-    shape = make_config_shape(row["config"], row["case"], "config")
-    recipe = dataclasses.replace(
-        RECIPE,
-        target_modules=shape.linear_names,
-        target_parameters=("mlp.experts.gate_up_proj", "mlp.experts.down_proj") if "experts" in row["case"] else (),
-        attention=row["attention"],
-        micro_batch_size=row["micro_batch_size"],
-        graphed=row["cuda_graph"],
-        accumulates_gradients=row["accumulation"] > 1,
-    )
+    shape, recipe = describe_result(row)
     assert row["path"] == explain_layer_path(shape, recipe)[0]
     predicted_gib = count_allocated(estimate_memory(shape, recipe).terms) / GIB
-    assert row["peak_gib"] == pytest.approx(predicted_gib, rel=0.03)
+    assert row["peak_gib"] == pytest.approx(predicted_gib, rel=0.04)  # the bound of all predictions
 
 
 def make_shape(layers: int = 4, hidden: int = 64, intermediate: int = 128, vocab: int = 100) -> ModelShape:
