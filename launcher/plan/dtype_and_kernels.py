@@ -26,6 +26,8 @@ from launcher.plan.model import (
     QuantizationPlan,
 )
 
+_MIN_FP8_HIDDEN = 1024  # Qwen3-0.6B is 7 to 17 % faster on an H200; SmolLM2-135M (576) is not
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSettings:
@@ -137,6 +139,9 @@ def _uses_fp8(context: PlanContext) -> bool:
         obstacle, hint = f"needs a frozen base, and adapter_type is {config.adapter_type}", "use lora or dora"
     elif kind == "int4":
         obstacle, hint = "and quantization int4 (NF4) exclude each other", "--set base_models.0.quantization=none"
+    elif context.base.hidden_size < _MIN_FP8_HIDDEN:
+        obstacle = f"is no faster with a hidden size of {context.base.hidden_size}, and less accurate"
+        hint = f"use bf16; FP8 is for bases with a hidden size of {_MIN_FP8_HIDDEN:,} or more"
     elif context.base.experts is not None:
         obstacle, hint = "does not support mixtures of experts", "use bf16"
     elif config.gradient_checkpointing == "selective":
