@@ -1,4 +1,4 @@
-"""Train with TRL or Unsloth what we train by a plan: the same tokens, loss mask, settings and number of steps.
+"""Train with TRL or Unsloth what we train by a plan: the same tokens, loss mask and settings.
 
     launcher plan EXPERT --json > plan.json
     python -m benchmarks.peers.peer_training trl plan.json STORE OUT
@@ -104,14 +104,16 @@ def make_lora_settings(plan: Plan) -> dict[str, Any]:
 
 
 def make_settings(plan: Plan, *, num_steps: int, rows_per_step: float, longest: int, max_tokens: int) -> dict[str, Any]:
-    """Translate a plan: the same optimizer, schedule and number of steps, nearly the same number of rows per step."""
+    """Translate a plan: the same optimizer, schedule and rows; nearly the same number of rows per step, and of steps."""
     from launcher.training.engine.optimizer import count_warmup_steps  # imports transformers
 
     accumulation = math.ceil(rows_per_step * longest / max_tokens)
     micro = max(1, round(rows_per_step / accumulation))
+    accumulation = max(1, round(rows_per_step / micro))
+    num_steps = max(1, round(num_steps * rows_per_step / (micro * accumulation)))
     return {
         "per_device_train_batch_size": micro,
-        "gradient_accumulation_steps": max(1, round(rows_per_step / micro)),
+        "gradient_accumulation_steps": accumulation,
         "max_steps": num_steps,
         "learning_rate": plan.optimizer.learning_rate,
         "lr_scheduler_type": plan.schedule.lr_scheduler,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -16,22 +17,24 @@ pytest.importorskip("torch", reason="pip install 'expert-launcher[train]'")
 
 
 @pytest.mark.parametrize(
-    ("rows_per_step", "longest", "max_tokens", "split"),
+    ("rows_per_step", "longest", "max_tokens", "split", "steps"),
     [
-        (48.2, 300, 16384, (48, 1)),
-        (48.2, 2048, 16384, (7, 7)),  # 49 rows
-        (5.0, 2048, 1024, (1, 5)),  # a row that is longer than the limit
-        (0.4, 100, 1024, (1, 1)),
+        (48.2, 300, 16384, (48, 1), 90),
+        (48.2, 2048, 16384, (7, 7), 89),
+        (11.41, 3371, 16384, (4, 3), 86),  # 12 rows per step would be five percent more training
+        (5.0, 2048, 1024, (1, 5), 90),  # a row that is longer than the limit
+        (0.4, 100, 1024, (1, 1), 36),
     ],
 )
-def test_a_step_has_as_many_rows_as_ours(
-    rows_per_step: float, longest: int, max_tokens: int, split: tuple[int, int]
+def test_as_many_rows_are_trained_as_by_us(
+    rows_per_step: float, longest: int, max_tokens: int, split: tuple[int, int], steps: int
 ) -> None:
     overrides = ("training.config.learning_rate=3e-4", "training.config.seed=7", "training.config.warmup_ratio=0.1")
     plan = plan_request(Request(expert="neo4j", gpu="h200", overrides=overrides, profile="full")).plan
     settings = make_settings(plan, num_steps=90, rows_per_step=rows_per_step, longest=longest, max_tokens=max_tokens)
     assert (settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]) == split
-    assert [settings[name] for name in ("learning_rate", "seed", "warmup_steps", "max_steps")] == [3e-4, 7, 9, 90]
+    assert [settings[name] for name in ("learning_rate", "seed", "max_steps")] == [3e-4, 7, steps]
+    assert settings["warmup_steps"] == math.ceil(0.1 * steps)
     assert settings["bf16"] is True
     assert make_lora_settings(plan)["r"] == plan.adapter.rank
 
