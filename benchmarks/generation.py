@@ -73,7 +73,8 @@ def make_model(case: str, num_layers: int | None) -> Any:
     on_gpu = torch.cuda.is_available()
     with torch.device("cuda" if on_gpu else "cpu"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if on_gpu else torch.float32)
-    return get_peft_model(model, LoraConfig(r=16, target_modules="all-linear")).get_base_model().eval()
+    adapter = LoraConfig(r=16, target_modules="all-linear")
+    return get_peft_model(model, adapter, autocast_adapter_dtype=False).get_base_model().eval()
 
 
 def measure(model: Any, variant: str, args: argparse.Namespace) -> dict[str, Any]:

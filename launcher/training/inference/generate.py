@@ -85,7 +85,8 @@ def load_for_generation(run: TrainedRun) -> Any:
     dtype = get_published_dtype(run)
     quantized = run.plan.quantization is not None and torch.cuda.is_available()
     device = torch.device("cuda", torch.cuda.current_device()) if quantized else pick_device(run.plan, dtype)
-    return load_trained_model(run, pick_dtype(run.plan, dtype, device), device, quantized=quantized)
+    dtype = pick_dtype(run.plan, dtype, device)
+    return load_trained_model(run, dtype, device, quantized=quantized, casts_adapter=True)
 
 
 def load_base_for_generation(plan: Plan) -> Any:

@@ -86,14 +86,17 @@ def _has_cpu_matmuls(dtype: Dtype) -> bool:
 
 
 def load_trained_model(
-    run: TrainedRun, dtype: Dtype, device: torch.device, *, quantized: bool = False
+    run: TrainedRun, dtype: Dtype, device: torch.device, *, quantized: bool = False, casts_adapter: bool = False
 ) -> PreTrainedModel | PeftModel:
-    """Load base and adapter in evaluation mode, by default without quantization, as the base was published."""
+    """Load base and adapter in evaluation mode, by default without quantization, as the base was published.
+
+    PEFT loads the adapter in FP32 unless it is cast to the dtype of the base, in which training computes it.
+    """
     if run.is_full:
         return load_from_folder(run.paths.adapter, dtype, device, trusts=run.trusts_code)
     base = load_published_base(run.plan, dtype, device, quantized=quantized)
     try:
-        model = PeftModel.from_pretrained(base, str(run.paths.adapter))
+        model = PeftModel.from_pretrained(base, str(run.paths.adapter), autocast_adapter_dtype=not casts_adapter)
     except _LOADING_ERRORS as error:
         raise InputError(
             f"{run.paths.adapter} is not compatible with {run.plan.base.name}: {first_line(error)}"
