@@ -198,6 +198,7 @@ def train_planned(plan: Plan, paths: RunPaths, recorder: RunRecorder, options: R
         vocab_size=preparation.tokenizer.backend.get_vocab_size(with_added_tokens=True),
         options=options,
         preparation=preparation,
+        shared_system=prepared.store.audit.splits["train"].shared_system,
     )
     result = run_training(inputs, recorder)
     if result.was_interrupted:

@@ -17,6 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("question", metavar="QUESTION", nargs="?", help="value of the expert's prompt field")
     parser.add_argument("--input", metavar="TEXT", help="value of its second field: a schema, a context")
     parser.add_argument(
+        "--system", metavar="TEXT", help="system message (default: that of the training rows, if all have the same)"
+    )
+    parser.add_argument(
         "--field",
         action="append",
         default=[],
@@ -37,6 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     words += [f"--field={word}" for word in arguments.field]
     if arguments.input is not None:
         words.append(f"--input={arguments.input}")
+    if arguments.system is not None:
+        words.append(f"--system={arguments.system}")
     if arguments.max_new_tokens is not None:
         words.append(f"--max-new-tokens={arguments.max_new_tokens}")
     return run_module("launcher.training.inference.ask", [*words, *(["--json"] if arguments.json else [])])

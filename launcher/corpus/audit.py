@@ -44,6 +44,7 @@ class SplitAudit(Frozen):
     num_ends_trained: int
     num_with_controls: int = 0  # documents with the text of a control token in a field
     num_untrained_answers: int = 0  # answers whose place in the rendered text was not found
+    shared_system: str = ""  # the system message, if all rows that were read for the split have the same
     histogram: tuple[tuple[int, int], ...]  # (upper bound in tokens, number of documents)
     mean_length: float
     max_length: int

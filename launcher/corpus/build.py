@@ -57,6 +57,7 @@ class _SplitState:
     spool: TokenSpool
     rejections: Rejections = field(default_factory=Rejections)
     num_rows: int = 0
+    systems: set[str] = field(default_factory=set)  # the different system messages, at most two
 
 
 def build_splits(spec: PreparationSpec, scratch: Path, advance: Advance) -> None:
@@ -121,6 +122,7 @@ def _fill(
             for row in chunk.rejected:
                 main.rejections.add(row)
             first = first or chunk.first
+            main.systems |= chunk.systems if len(main.systems) < 2 else set()
             for batch in chunk.batches:
                 if held_out:
                     _divide(batch, main, held_out[0])
@@ -158,6 +160,7 @@ class _Chunk:
     rejected: list[BadRow] = field(default_factory=list)
     first: Document | None = None
     batches: Sequence[TokenBatch] = ()
+    systems: set[str] = field(default_factory=set)  # the different system messages, at most two
 
 
 class _DocumentReader:
@@ -201,6 +204,8 @@ class _DocumentReader:
             # By the low bits: the high ones select the validation split.
             elif self._weight >= 1 or document.prompt_hash % 2**32 < self._weight * 2**32:
                 chunk.first = chunk.first or document
+                if len(chunk.systems) < 2:
+                    chunk.systems.add(document.system)
                 yield document
 
 
@@ -232,7 +237,9 @@ def _finish(spec: PreparationSpec, scratch: Path, name: str, reading: _SplitStat
     )
     write_packs(scratch / f"{name}.arrow", spool, packing)
     spool.remove()
-    return make_split_audit(reading.num_rows, reading.rejections, spool, packing, spec.capacity, known)
+    audit = make_split_audit(reading.num_rows, reading.rejections, spool, packing, spec.capacity, known)
+    shared = next(iter(reading.systems)) if len(reading.systems) == 1 else ""
+    return audit.model_copy(update={"shared_system": shared})
 
 
 def _check_split(name: str, audits: Mapping[str, SplitAudit], sources: Sequence[WeightedSource]) -> None:

@@ -59,6 +59,13 @@ def find_dialect(text: str) -> Dialect | None:
     return next((dialect for dialect in _DIALECTS if dialect.turn.search(text)), None)
 
 
+def find_system(text: str) -> str:
+    """Return the system message with which a templated text begins; empty if there is none."""
+    dialect = find_dialect(text)
+    turn = None if dialect is None else dialect.turn.search(text)
+    return turn["content"].strip() if turn is not None and turn["role"] == "system" else ""
+
+
 def cut_segments(text: str, dialect: Dialect, template: Template) -> tuple[Segment, ...] | None:
     """Return the segments of a text, or None if it has no answer; another dialect is rendered by the template."""
     if template.name not in dialect.templates:

@@ -9,7 +9,7 @@ from launcher.core.errors import InputError
 from launcher.corpus.chat_template import TokenizerTemplate, make_tokenizer_template
 from launcher.corpus.control_tokens import find_control_tokens, has_escape
 from launcher.corpus.conversations import Content, Conversation, RowReader, TemplatedText
-from launcher.corpus.dialects import cut_segments, find_dialect
+from launcher.corpus.dialects import cut_segments, find_dialect, find_system
 from launcher.corpus.end_token import check_end_token
 from launcher.corpus.rows import BadRow, Row
 from launcher.corpus.template_sandbox import TemplateRejectsError
@@ -34,6 +34,7 @@ class Document:
     prompt_hash: int  # of the text before the first answer: rows with one prompt belong to one split
     has_controls: bool = False  # a field contains the text of a control token
     num_untrained_answers: int = 0  # answers whose place in the rendered text was not found
+    system: str = ""  # content of the system message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +66,7 @@ class DocumentBuilder:
             _hash_prompt(plain),
             has_controls,
             0 if self.trains_all else _count_untrained(content, segments),
+            _find_system(content),
         )
 
     def _unescape(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
@@ -96,6 +98,12 @@ class DocumentBuilder:
             start, end = self.template.tokenizer.start_of_text, self.template.tokenizer.end_of_text or end
         text = text if text.startswith(start) else start + text
         return (Segment(text if text.rstrip().endswith(end) else text + end, True),)
+
+
+def _find_system(content: Content) -> str:
+    if isinstance(content, TemplatedText):
+        return find_system(content.text)
+    return next((message.content for message in content.messages if message.role == "system"), "")
 
 
 def _count_untrained(content: Content, segments: tuple[Segment, ...]) -> int:

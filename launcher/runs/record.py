@@ -71,6 +71,7 @@ class Outcome(Frozen):
     best_metric: float | None = None
     data_key: str | None = None
     train_sequences: int | None = None  # of an epoch
+    shared_system: str = ""  # system message of all training rows
     versions: dict[str, str] = Field(default_factory=dict)
     git_commit: str | None = None
     attempts: tuple[Attempt, ...] = ()

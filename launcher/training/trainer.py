@@ -64,6 +64,7 @@ class TrainerInputs:
     vocab_size: int  # of the tokenizer
     options: ResumeOptions
     preparation: PreparationSpec | None = None  # of the store; None: no task metrics
+    shared_system: str = ""  # system message of all training rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +82,8 @@ def run_training(inputs: TrainerInputs, recorder: RunRecorder) -> TrainResult:
     check_bandwidth(inputs.plan, accelerator, recorder)
     stop, goodput = StopOnSignal(), GoodputTracker()
     stop.install()
-    recorder.update()  # status "running" replaces that of an earlier attempt
+    # Status "running" replaces that of an earlier attempt.
+    recorder.update(shared_system=inputs.shared_system)
     recorder.attach_trackers(start_trackers(inputs.plan, inputs.paths, accelerator))
     while True:
         try:

@@ -43,6 +43,8 @@ def test_new_then_train(kind: str, tmp_path: Path) -> None:
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps if "train/loss" in step["values"]] == [1, 2]
     assert (folder / "adapter" / "adapter_model.safetensors").is_file()
+    outcome = json.loads((folder / "outcome.json").read_text())
+    assert outcome["shared_system"] == ("You write SQL." if kind == CHAT else "")
     asked = launch(tmp_path, "eval", "sales", "--rows", "2", "--max-new-tokens", "8", "--json")
     assert asked.returncode == 0, asked.stderr
     result = json.loads(asked.stdout)

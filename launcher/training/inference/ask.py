@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.core.errors import InputError
+from launcher.core.errors import InputError, escape
 from launcher.core.log import get_logger
 from launcher.judges.json_value.compare import load_json
 from launcher.manifest import Manifest
-from launcher.training.inference.prompt import compose_question
+from launcher.manifest.parse_json import shorten
+from launcher.training.inference.prompt import Question, compose_question
 from launcher.training.inference.trained_run import TrainedRun, load_trained_run
 from launcher.training.runtime.parent_watch import exit_with_parent
 from launcher.training.runtime.subcommand import run_subcommand
@@ -42,6 +43,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--run", type=Path, required=True, metavar="DIR")
     parser.add_argument("--question", required=True, metavar="TEXT")
     parser.add_argument("--input", metavar="TEXT")
+    parser.add_argument("--system", metavar="TEXT")
     parser.add_argument("--field", action="append", default=[], metavar="NAME=TEXT")
     parser.add_argument("--max-new-tokens", type=int, default=_DEFAULT_NEW_TOKENS, metavar="N")
     parser.add_argument("--json", action="store_true")
@@ -49,9 +51,12 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _ask(arguments: argparse.Namespace) -> str:
-    run = load_trained_run(arguments.run)
+    trained = load_trained_run(arguments.run)
+    run = trained.with_system(arguments.system)
     fields = parse_fields(arguments.field)
-    check_fields(run, arguments.question, arguments.input, fields)
+    system = check_fields(run, arguments.question, arguments.input, fields).system_message
+    if note := describe_system(trained, system, arguments.system):
+        log.info(note)
     if run.plan.profile == "smoke":
         log.info("note: this is a smoke run with a tiny base model; it can only answer questions like its sample rows")
     from launcher.training.inference.generate import answer_question
@@ -63,7 +68,7 @@ def _ask(arguments: argparse.Namespace) -> str:
     if check is not None:
         log.info(f"json: {check}")
     if arguments.json:
-        return _render_json(answer, check)
+        return _render_json(answer, check, system)
     if not sys.stdout.isatty():
         return answer.text
     return _CONTROL_CHARACTERS.sub(lambda match: repr(match.group())[1:-1], answer.text)
@@ -82,20 +87,25 @@ def parse_fields(words: Sequence[str]) -> dict[str, str]:
     return fields
 
 
-def check_fields(run: TrainedRun, question: str, context: str | None, fields: Mapping[str, str]) -> None:
-    """Check that question, --input and --field correspond to the fields of the training rows."""
+def check_fields(run: TrainedRun, question: str, context: str | None, fields: Mapping[str, str]) -> Question:
+    """Return the texts of the prompt; raises InputError if the arguments do not fit the fields of the training rows."""
     mapping = run.plan.data.field_mapping
     asked = compose_question(run.plan.data, question, context or "", fields)
     if not asked.content.strip():
         raise InputError("the question is empty")
-    given = (("the question", question), ("--input", context or ""), *((f"--field {k}", v) for k, v in fields.items()))
-    for name, text in given:
+    given = {
+        "the question": question,
+        "--input": context or "",
+        "--system": run.plan.data.system_prompt or "",
+        **{f"--field {name}": text for name, text in fields.items()},
+    }
+    for name, text in given.items():
         try:
             text.encode()
         except UnicodeEncodeError:
             raise InputError(f"{name} is not UTF-8 text") from None
     if mapping.instruction is None and not (context and mapping.messages):
-        return
+        return asked
     if context and mapping.input is None:
         raise InputError(
             f"--input: {run.plan.expert} was trained without a second field (field_mapping.input)",
@@ -103,6 +113,23 @@ def check_fields(run: TrainedRun, question: str, context: str | None, fields: Ma
         )
     if not asked.context and mapping.input is not None:
         log.info(f"note: {run.plan.expert} was trained with a second field, {mapping.input}; pass it with --input")
+    return asked
+
+
+def describe_system(run: TrainedRun, used: str, given: str | None) -> str:
+    """Return which system message the prompt has; empty if none. Raises InputError if it is given twice."""
+    if given is not None and used != given:
+        raise InputError("--system: --field has a system message, too", hint="give one of them")
+    if not used:
+        return ""
+    source = "--field"
+    if given is not None:
+        source = "--system"
+    elif run.outcome is not None and used == run.outcome.shared_system:
+        source = "as in all training rows; --system TEXT changes it"
+    elif used == run.plan.data.system_prompt:
+        source = "training.dataset.system_prompt; --system TEXT changes it"
+    return f"system message: {escape(shorten(' '.join(used.split())))} ({source})"
 
 
 def check_json(manifest: Manifest, text: str) -> str | None:
@@ -117,9 +144,10 @@ def check_json(manifest: Manifest, text: str) -> str | None:
     return _PARSES
 
 
-def _render_json(answer: Answer, check: str | None) -> str:
+def _render_json(answer: Answer, check: str | None, system: str) -> str:
     result = {
         "answer": answer.text,
+        "system": system,
         "prompt": answer.prompt,
         "num_prompt_tokens": answer.num_prompt_tokens,
         "num_answer_tokens": answer.num_tokens,

@@ -66,6 +66,11 @@ class Question(NamedTuple):
     system: str
     history: tuple[Message, ...] = ()  # of a chat, before the question
 
+    @property
+    def system_message(self) -> str:
+        """The system message of the prompt, or of the chat."""
+        return self.system or next((message.content for message in self.history if message.role == "system"), "")
+
 
 def compose_question(data: DataPlan, question: str, context: str, fields: Mapping[str, str]) -> Question:
     """Return the texts of a prompt, from a question and a context or from the fields of a row; raises InputError."""
@@ -84,8 +89,12 @@ def compose_question(data: DataPlan, question: str, context: str, fields: Mappin
     if problems:
         names = ", ".join(known) or mapping.messages or "none"
         raise InputError("the prompt has no such fields", tuple(problems), hint=f"fields: {names}")
-    given = ((mapping.instruction, question), (mapping.input, context), (mapping.system, ""))
-    needed = [name for text, value in given if text and not value for name in list_columns(parse_row_text(text, ()))]
+    given = (
+        (mapping.instruction, bool(question)),
+        (mapping.input, bool(context)),
+        (mapping.system, data.system_prompt is not None),
+    )
+    needed = [name for text, known in given if text and not known for name in list_columns(parse_row_text(text, ()))]
     missing = list(dict.fromkeys(name for name in needed if name not in fields))
     if fields and missing:
         flags = " ".join(f"--field {name}=..." for name in missing)

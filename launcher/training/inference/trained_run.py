@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -58,6 +58,14 @@ class TrainedRun:
     def trusts_code(self) -> bool:
         """Whether the Python files of the model are executed; raises InputError if that is not trusted."""
         return allow_remote_code(self.plan.trust_remote_code, self.plan.base.name)
+
+    def with_system(self, system: str | None = None) -> TrainedRun:
+        """Return the run with this system message of prompts without their own, or with that of all training rows."""
+        shared = "" if self.outcome is None else self.outcome.shared_system
+        if system is None and not shared:
+            return self
+        data = self.plan.data.model_copy(update={"system_prompt": shared if system is None else system})
+        return replace(self, plan=self.plan.model_copy(update={"data": data}))
 
     @property
     def ended_early(self) -> bool:

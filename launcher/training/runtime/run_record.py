@@ -25,7 +25,7 @@ log = get_logger(__name__)
 # Fields of the attempt before that hold until this one has trained something else.
 _KEPT = (
     *("oom_fallbacks", "steps_done", "num_steps", "final_loss", "best_step", "best_metric"),
-    *("data_key", "train_sequences"),
+    *("data_key", "train_sequences", "shared_system"),
 )
 
 

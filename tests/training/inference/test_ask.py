@@ -229,6 +229,37 @@ def test_missing_second_field_is_noted(trained: Trained, capsys: pytest.CaptureF
     assert capsys.readouterr().err == ""
 
 
+def run_ask(root: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, Any], str]:
+    code = ask.main([f"--run={root}", f"--question={QUESTION}", f"--input={SCHEMA}", "--max-new-tokens=1", *words])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    return json.loads(out), err
+
+
+def test_system_message_is_that_of_all_training_rows(
+    trained: Trained,  # noqa: F811
+    data_dir: Path,  # noqa: ARG001, F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    paths = copy_run(trained, tmp_path, outcome={"shared_system": "Write Cypher."})
+    values, notes = run_ask(paths.root, capsys, "--json")
+    assert values["prompt"] == f"<|im_start|>system\nWrite Cypher.<|im_end|>\n{PROMPT}"
+    assert values["system"] == "Write Cypher."
+    assert "system message: Write Cypher. (as in all training rows; --system TEXT changes it)" in notes
+    values, notes = run_ask(paths.root, capsys, "--json", "--system=Be brief.")
+    assert values["prompt"] == f"<|im_start|>system\nBe brief.<|im_end|>\n{PROMPT}"
+    assert "system message: Be brief. (--system)" in notes
+    values, notes = run_ask(paths.root, capsys, "--json", "--system=")
+    assert (values["prompt"], values["system"], "system message" in notes) == (PROMPT, "", False)
+
+
+def test_system_message_is_given_once(trained: Trained) -> None:  # noqa: F811
+    run = load_trained_run(trained.paths.root)
+    with pytest.raises(InputError, match="--system: --field has a system message, too"):
+        ask.describe_system(run, "of a field", "of the flag")
+
+
 def test_template_that_rejects_the_question_is_an_input_error() -> None:
     tokenizer = load_tokenizer("launcher/tiny", ())
     from launcher.corpus.chat_template import TokenizerTemplate

@@ -31,6 +31,15 @@ def test_fields_fill_the_formats_of_the_training() -> None:
     assert caught.value.hint == "add --field body=... --field product=...; the text may be empty"
 
 
+def test_known_system_message_need_not_be_given() -> None:
+    data = make_data("Be brief.", instruction="{subject}\n{body}", system="rules")
+    fields = {"subject": "S", "body": "B"}
+    assert compose_question(data, "", "", fields) == Question("S\nB", "", "Be brief.")
+    assert compose_question(data, "", "", {**fields, "rules": "R"}).system == "R"
+    with pytest.raises(InputError, match="the prompt also needs rules"):
+        compose_question(make_data(instruction="{subject}\n{body}", system="rules"), "", "", fields)
+
+
 def test_field_is_given_once() -> None:
     with pytest.raises(InputError, match="--field body is given twice"):
         parse_fields(["body=a", "body=b"])

@@ -53,6 +53,15 @@ def test_every_row_is_in_the_store_as_the_template_writes_it(
         assert text_of(tokenizer, [token for token, flag in zip(ids, mask, strict=True) if flag]) == answer
 
 
+@pytest.mark.parametrize(("other", "expected"), [("Be brief.", "Be brief."), ("Be long.", ""), (None, "")])
+def test_audit_has_the_system_message_of_all_rows(tmp_path: Path, base: Path, other: str | None, expected: str) -> None:
+    rows = [{**row, "rules": "Be brief."} for row in make_rows(6)]
+    write_jsonl(tmp_path / "train.jsonl", [*rows, {**make_rows(7)[6], "rules": other}])
+    mapping = {"instruction": "question", "system": "rules", "response": "cypher"}
+    store = prepare_quietly(make_spec(write_expert(tmp_path, {"field_mapping": mapping}), base)).store
+    assert store.audit.splits["train"].shared_system == expected
+
+
 def test_loss_on_all_trains_every_token_that_has_one_before_it(expert: Path, base: Path) -> None:
     audit = prepare_quietly(make_spec(expert, base, ["training.config.loss_on=all"])).store.audit
     split = audit.splits["train"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.corpus.dialects import cut_segments, find_dialect
+from launcher.corpus.dialects import cut_segments, find_dialect, find_system
 from launcher.corpus.templates import CHATML, LLAMA3, QWEN3, AlpacaTemplate, Template
 
 ALPACA = AlpacaTemplate("<|endoftext|>")
@@ -33,6 +33,13 @@ def marked(text: str, template: Template) -> str | None:
 def test_chatml_is_kept_as_it_is(template: Template) -> None:
     expected = CHATML_TEXT.replace("\n1<|im_end|>", "\n⟦1<|im_end|>⟧").replace("\n2<|im_end|>", "\n⟦2<|im_end|>⟧")
     assert marked(CHATML_TEXT, template) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "system"), [(CHATML_TEXT, "Be brief."), (ROLES_TEXT, "Task: json\nFormat: x"), (LLAMA3_TEXT, ""), ("", "")]
+)
+def test_system_message_is_found(text: str, system: str) -> None:
+    assert find_system(text) == system
 
 
 def test_llama3_is_kept_as_it_is() -> None:
