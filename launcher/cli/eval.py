@@ -186,6 +186,8 @@ def print_result(now: EvalResult, before: EvalResult | None, max_regression: flo
         f"({escape(now.source)}), {rate:.1f} examples/s\n"
     )
     print_table(("check", "correct", "95 %", "of", "judged by"), list(_rows(now)), ("bold",))
+    if now.num_chats:
+        print(f"note: {now.num_chats:,} of the rows are chats with several answers: only the first answer is judged")
     for line in _worst(now, num_worst):
         make_console().print(line, markup=False, soft_wrap=True)
     gate, warnings = _gate(now, before, max_regression)

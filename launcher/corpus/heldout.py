@@ -25,7 +25,8 @@ class HeldOutRow:
     prompt: str  # as the template rendered it, for TextEncoder
     instruction: str
     context: str
-    answer: str
+    answer: str  # the first, if a chat has several
+    num_answers: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +92,14 @@ def _read(spec: PreparationSpec, weighted: WeightedSource, split: Split) -> Iter
         instruction, context = extract_question(conversation, unescape(prompt.text))
         answer = unescape(answers[0].text.removesuffix(spec.template.end_token)).strip()
         key = hashlib.blake2b(f"{unescape(prompt.text)}\0{answer}".encode(), digest_size=12).hexdigest()
-        yield HeldOutRow(key=key, prompt=prompt.text, instruction=instruction, context=context, answer=answer)
+        yield HeldOutRow(
+            key=key,
+            prompt=prompt.text,
+            instruction=instruction,
+            context=context,
+            answer=answer,
+            num_answers=sum(segment.is_trained for segment in answers),
+        )
 
 
 def _parse(text: str) -> Conversation | None:

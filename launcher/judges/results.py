@@ -55,6 +55,7 @@ class EvalResult(Frozen):
     split: str
     source: str
     num_rows: int  # of the split; fewer may have been evaluated
+    num_chats: int = 0  # evaluated rows with several answers, of which the first is judged
     main_check: str
     checks: tuple[CheckResult, ...]
     answers: tuple[AnswerResult, ...]

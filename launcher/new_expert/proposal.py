@@ -155,6 +155,10 @@ def make_proposal(profile: RowProfile, options: Options, base_folders: tuple[Pat
             f"in {num_untrained:,} of {len(documents):,} rows the answer begins after the first "
             f"{sizes.max_seq_length:,} tokens, where the row is truncated: nothing of them is trained"
         )
+    num_chats = sum(sum(segment.is_trained for segment in document.segments) > 1 for document in documents)
+    if num_chats and language is not None:
+        several = profile.format_share(num_chats)
+        notes.append(f"{several} have several answers: all are trained, `launcher eval` judges the first of each")
     return Proposal(
         options=options,
         profile=profile,

@@ -54,6 +54,7 @@ def grade(
         split=held_out.split,
         source=held_out.source,
         num_rows=held_out.num_rows,
+        num_chats=sum(row.num_answers > 1 for row in held_out.rows),
         main_check=judge.main_check,
         checks=summarize_checks(judge.checks, verdicts),
         answers=tuple(

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from launcher.corpus.heldout import HeldOutRow, HeldOutRows
+from launcher.judges.exact_match import ExactMatchJudge
 from launcher.judges.results import EvalResult, compare_results, load_result
+from launcher.training.inference.generate import Answer
+from launcher.training.inference.grade import GeneratedAnswers, grade
+from launcher.training.inference.trained_run import load_trained_run
 from tests.training.trained_run import Trained, launcher, trained  # noqa: F401  (a fixture)
 
 pytest.importorskip("graphglot", reason="pip install 'expert-launcher[quality]'")
@@ -97,3 +102,21 @@ def test_base_and_external_adapter_can_be_evaluated(
     )
     assert adapter.returncode == 0, adapter.stderr
     assert [answer.answer for answer in load_result(out).answers] == [answer.answer for answer in evaluated.answers]
+
+
+def test_chats_with_several_answers_are_counted(trained: Trained) -> None:  # noqa: F811
+    run = load_trained_run(trained.paths.root)
+    rows = tuple(
+        HeldOutRow(key=str(number), prompt="Q", instruction="Q", context="", answer="A", num_answers=number)
+        for number in (1, 2, 3)
+    )
+    answers = [Answer(text="A", prompt="Q", num_prompt_tokens=1, num_tokens=1, end="end token") for _ in rows]
+    result = grade(
+        ExactMatchJudge(),
+        HeldOutRows(split="test", source="test.jsonl", rows=rows, num_rows=3),
+        GeneratedAnswers(answers=answers, max_new_tokens=1, seconds=1.0),
+        title="run a",
+        plan=run.plan,
+        manifest=run.manifest,
+    )
+    assert result.num_chats == 2

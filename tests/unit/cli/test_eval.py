@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.eval import _find_target_run, _save
+from launcher.cli.eval import _find_target_run, _save, print_result
 from launcher.core.errors import InputError
 from launcher.core.run_paths import RunPaths
 from launcher.judges.results import load_result
@@ -51,3 +51,13 @@ def test_smaller_evaluation_does_not_replace_a_larger_one(paths: RunPaths, capsy
     _save(small, nothing, paths)
     assert len(load_result(paths.evaluation).answers) == len(large.answers)
     assert "kept the earlier evaluation" in capsys.readouterr().err
+
+
+def test_chats_with_several_answers_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    result = make_evaluation({"parses": 0.9, "matches": 0.8})
+    print_result(result, None, 0.05, 1)
+    assert "chats" not in capsys.readouterr().out
+    print_result(result.model_copy(update={"num_chats": 3}), None, 0.05, 1)
+    assert (
+        "note: 3 of the rows are chats with several answers: only the first answer is judged" in capsys.readouterr().out
+    )

@@ -13,6 +13,7 @@ from launcher.corpus.spec import PreparationSpec, make_preparation_spec
 from launcher.corpus.tokenizer import load_tokenizer
 from launcher.request.request import Request, base_folders, plan_request
 from tests.conftest import ROOT
+from tests.unit.corpus.inputs import make_spec, write_expert, write_jsonl
 
 
 def prepared(*overrides: str, expert: str = "sql", folder: Path | None = None) -> PreparationSpec:
@@ -73,3 +74,19 @@ def test_cut_validation_rows_are_the_held_out_rows() -> None:
     assert 50 < held_out.num_rows < 400, "about a tenth of 2,000 or less"
     known = {row["sql"] for row in rows_of("sql", "train")}
     assert all(row.answer in known for row in held_out.rows)
+
+
+def test_answers_of_a_chat_are_counted(tmp_path: Path, base: Path) -> None:
+    rows = []
+    for number in range(2):
+        turns = [("user", f"One of {number}?"), ("assistant", "1"), ("user", "Two?"), ("assistant", "2")][
+            : 2 + 2 * number
+        ]
+        rows.append({"messages": [{"role": role, "content": text} for role, text in turns]})
+    write_jsonl(tmp_path / "train.jsonl", rows)
+    dataset = {"test_path": "train.jsonl", "field_mapping": {"messages": "messages"}}
+    held_out = load_held_out_rows(make_spec(write_expert(tmp_path, dataset), base), None)
+    assert {(row.instruction, row.answer, row.num_answers) for row in held_out.rows} == {
+        ("One of 0?", "1", 1),
+        ("One of 1?", "1", 2),
+    }

@@ -544,3 +544,13 @@ def test_many_duplicates_are_noted(num_different: int, note: str) -> None:
     Path("rows.csv").write_text("\n".join(["question,answer", *rows]) + "\n")
     notes = " ".join(make(Path("rows.csv")).proposal.notes)
     assert (note in notes) if note else ("repeat" not in notes)
+
+
+def test_chats_with_several_answers_are_noted() -> None:
+    def make_chat(number: int) -> dict[str, Any]:
+        turns = [("user", f"{number}?"), ("assistant", '{"n": 1}'), ("user", "And?"), ("assistant", '{"n": 2}')]
+        return {"messages": [{"role": role, "content": text} for role, text in turns[: 4 if number < 30 else 2]]}
+
+    made = make(write_rows([make_chat(number) for number in range(40)]))
+    note = "30 of 40 rows have several answers: all are trained, `launcher eval` judges the first of each"
+    assert note in made.proposal.notes
