@@ -195,7 +195,7 @@ def print_result(now: EvalResult, before: EvalResult | None, max_regression: flo
         print(f"\nagainst {escape(before.subject)} ({format_percent(before.main.rate)} {now.main_check}):")
         for warning in warnings:
             print(f"  note: {escape(warning)}")
-        print(f"  {'open' if gate.is_open else 'CLOSED'}: {gate.message}")
+        print(f"  quality gate {'passed' if gate.is_open else 'FAILED'}: {gate.message}")
     return gate is None or gate.is_open
 
 

@@ -129,7 +129,7 @@ def compare(
         print()
         for note in all_notes:
             print(f"note: {escape(note)}")
-        print(f"quality gate {'open' if verdict.gate.is_open else 'CLOSED'}: {verdict.gate.message}")
+        print(f"quality gate {'passed' if verdict.gate.is_open else 'FAILED'}: {verdict.gate.message}")
         print(f"speed: {_format_speed(verdict.speedup)}")
         print(f"\n{command}")
     return ExitCode.DONE if verdict.gate.is_open else ExitCode.QUALITY_GATE

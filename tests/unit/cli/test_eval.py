@@ -53,6 +53,14 @@ def test_smaller_evaluation_does_not_replace_a_larger_one(paths: RunPaths, capsy
     assert "kept the earlier evaluation" in capsys.readouterr().err
 
 
+def test_gate_is_printed_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = make_evaluation({"matches": 0.9}), make_evaluation({"matches": 0.1})
+    assert print_result(good, good, 0.05, 1)
+    assert "  quality gate passed: " in capsys.readouterr().out
+    assert not print_result(bad, good, 0.05, 1)
+    assert "  quality gate FAILED: worse by more than 5.0 %" in capsys.readouterr().out
+
+
 def test_chats_with_several_answers_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
     result = make_evaluation({"parses": 0.9, "matches": 0.8})
     print_result(result, None, 0.05, 1)
