@@ -208,20 +208,20 @@ def _find_messages(profile: RowProfile) -> str | None:
 
 def _find_pair(profile: RowProfile, flags: FieldFlags) -> Chosen | None:
     """Find prompt and answer by flag or name; if one of them is known, the only other field of text is the other."""
-    free = [field for field in profile.fields.values() if field.name not in (flags.context, flags.system)]
+    given_fields = _list_taken(profile, [name for _, name in flags.items()])
+    free = [field for field in profile.fields.values() if field.name not in given_fields]
 
-    def list_scores(role: str, other_role: str) -> dict[str, int]:
-        given, taken = getattr(flags, role), getattr(flags, other_role)
-        if given is not None:
+    def list_scores(role: str) -> dict[str, int]:
+        if (given := getattr(flags, role)) is not None:
             return {given: 1000}
         counted = (field.num_text + field.num_chats + (field.num_values if role == "answer" else 0) for field in free)
         usable = (field.name for field, count in zip(free, counted, strict=True) if _is_majority(profile, count))
-        scores = {name: score_name(name, role) for name in usable if name != taken}
+        scores = {name: score_name(name, role) for name in usable}
         if role == "answer" and _SQUAD_ANSWER in list_fields(profile.rows):
             scores[_SQUAD_ANSWER] = _LAST_WORD
         return scores
 
-    prompts, answers = list_scores("prompt", "answer"), list_scores("answer", "prompt")
+    prompts, answers = list_scores("prompt"), list_scores("answer")
     pairs = [(p, a) for p in prompts for a in answers if p != a and prompts[p] and answers[a]]
     reasons = {role: _BY_FLAG if getattr(flags, role) else _BY_NAME for role in ("prompt", "answer")}
     if pairs:
@@ -230,16 +230,19 @@ def _find_pair(profile: RowProfile, flags: FieldFlags) -> Chosen | None:
     for role, scores, other in (("prompt", prompts, "answer"), ("answer", answers, "prompt")):
         known = max(scores, key=lambda name: scores[name], default=None)
         if known is not None and scores[known]:
-            texts = [field for field in free if field.name != known and _is_majority(profile, field.num_text)]
-            if not (getattr(flags, role) and len(texts) == 1):
+            others = [field for field in free if field.name != known]
+            texts = [field for field in others if _is_majority(profile, field.num_text)]
+            if getattr(flags, role) and other == "answer" and len(others) == 1:  # a number is an answer, too
+                texts = [field for field in others if _is_majority(profile, field.num_filled)]
+            elif not (getattr(flags, role) and len(texts) == 1):
                 roles = ("metadata", "context", "system")
                 texts = [field for field in texts if not any(score_name(field.name, each) for each in roles)]
             objects = (field.name for field in free if _is_majority(profile, field.num_values))
-            if other == "answer" and any(score_name(name.removesuffix("s"), other) for name in objects):
-                return None  # the answer is inside an object, or a list
-            if len(texts) == 1:
-                return {role: (known, reasons[role]), other: (texts[0].name, "the only other field of text")}
-            return None
+            is_inside = other == "answer" and any(score_name(name.removesuffix("s"), other) for name in objects)
+            if len(texts) != 1 or is_inside:  # of an object, or a list
+                return None
+            reason = "the only other field" + " of text" * bool(texts[0].num_text)
+            return {role: (known, reasons[role]), other: (texts[0].name, reason)}
     return None
 
 

@@ -45,7 +45,9 @@ def test_faster_run_of_equal_quality_passes(
     assert shown["validation loss, final"] == ["0.2500", "0.2500"]
     assert shown["eval/equal"] == ["90.0", "%", "(82.6", "to", "94.5)", "tie"] * 2
     assert "note: a busy machine" in lines
-    assert any(line.startswith("quality gate passed: not worse by more than 5.0 %: 0 of 100 rows lost") for line in lines)
+    assert any(
+        line.startswith("quality gate passed: not worse by more than 5.0 %: 0 of 100 rows lost") for line in lines
+    )
     assert "speed: 2.00 times as many rows per second" in lines
     assert lines[-1] == f"launcher compare x-old x-new --runs-dir {tmp_path}"
 

@@ -200,6 +200,17 @@ def test_flags_win_over_names(given: dict[str, str], mapping: dict[str, str]) ->
     assert roles_of(repeat({"a": "x", "b": "y", "c": "z"}), **given) == mapping
 
 
+@pytest.mark.parametrize(
+    ("fields", "prompt", "answer"),
+    [
+        ({"subj": "A", "body": "B", "team": "C"}, "{subj}\n{body}", "team"),
+        ({"ticket": "A", "stars": 3}, "ticket", "stars"),
+    ],
+)
+def test_only_field_that_is_left_is_the_answer(fields: Fields, prompt: str, answer: str) -> None:
+    assert roles_of(repeat(fields), prompt=prompt) == {"instruction": prompt, "response": answer}
+
+
 def test_one_flag_leaves_the_other_role_to_be_inferred() -> None:
     seen = repeat({"question": "q", "remark": "r", "answer": "a"})
     assert roles_of(seen, prompt="remark") == {"instruction": "remark", "response": "answer"}
