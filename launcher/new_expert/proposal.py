@@ -35,7 +35,6 @@ DEFAULT_BASE = "Qwen/Qwen3-0.6B"
 NO_JUDGE = "text"  # --task for answers in a language without a judge
 _JUDGED_ROWS = 400
 _MAX_VALIDATION_SHARE = 0.5
-_REPEATED_SHARE = 0.1  # of the rows, from which duplicates are reported
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -266,7 +265,7 @@ def _note_tool_calls(template: ChosenTemplate, rejections: Rejections) -> list[s
 
 
 def note_bad_rows(profile: RowProfile, rejections: Rejections) -> list[str]:
-    """Report rows that cannot be read or used, with the reasons, and many duplicates."""
+    """Report rows that cannot be read or used, with the reasons, and exact duplicates."""
     notes = []
     if profile.bad_rows:
         unreadable = Rejections()
@@ -277,8 +276,10 @@ def note_bad_rows(profile: RowProfile, rejections: Rejections) -> list[str]:
     if rejections.total:
         notes.append(f"{profile.format_share(rejections.total)} cannot be used: {_format_reasons(rejections)}")
     num_repeated = len(profile.rows) - len({repr(row.fields) for row in profile.rows})
-    if num_repeated >= _REPEATED_SHARE * len(profile.rows):
-        notes.append(f"{profile.format_share(num_repeated)} repeat an earlier row: they are trained more often")
+    if num_repeated:
+        verb, pronoun = ("repeats", "it is") if num_repeated == 1 else ("repeat", "they are")
+        share = profile.format_share(num_repeated)
+        notes.append(f"{share} {verb} an earlier row exactly: {pronoun} trained more often")
     return notes
 
 

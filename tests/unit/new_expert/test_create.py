@@ -536,8 +536,15 @@ def test_two_unknown_columns_are_answered_with_flags(header: str, flags: str) ->
     assert f", such as {flags};" in caught.value.hint
 
 
-@pytest.mark.parametrize(("num_different", "note"), [(60, "60 of 120 rows repeat an earlier row"), (118, "")])
-def test_many_duplicates_are_noted(num_different: int, note: str) -> None:
+@pytest.mark.parametrize(
+    ("num_different", "note"),
+    [
+        (60, "60 of 120 rows repeat an earlier row exactly: they are"),
+        (119, "1 of 120 rows repeats an earlier row exactly: it is"),
+        (120, ""),
+    ],
+)
+def test_duplicates_are_noted(num_different: int, note: str) -> None:
     rows = [
         f"Where is order {number % num_different}?,It left on day {number % num_different}." for number in range(120)
     ]
