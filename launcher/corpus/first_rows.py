@@ -203,6 +203,6 @@ def _count_all(source: FileSource, peeked: Sequence[Row | BadRow], rest: Iterato
         return len(peeked) + sum(1 for _ in rest), True
     is_csv = source.format == "csv"
     with source.path.open(encoding="utf-8", errors="replace", newline="" if is_csv else "\n") as file:
-        lines = [len(line.encode()) for line in islice(file, peeked[-1].number) if is_csv or line.strip()]
+        lines = [len(line.encode()) for line in islice(file, peeked[-1].number - 1) if is_csv or line.strip()]
     header = lines[0] if is_csv else 0
-    return round((source.path.stat().st_size - header) * len(peeked) / (sum(lines) - header)), False
+    return round((source.path.stat().st_size - header) * (len(peeked) - 1) / (sum(lines) - header)), False

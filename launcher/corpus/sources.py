@@ -274,19 +274,23 @@ def _read_json(path: Path, repeated: Counter[str] | None) -> Iterator[Row | BadR
 def _read_csv(path: Path) -> Iterator[Row | BadRow]:
     csv.field_size_limit(sys.maxsize)
     with path.open(encoding="utf-8-sig", errors="strict", newline="") as file:
-        reader = csv.DictReader(file, delimiter=find_delimiter(path), strict=True)
+        reader = csv.reader(file, delimiter=find_delimiter(path), strict=True)
+        line = 1  # at which the row begins
         try:
-            _check_names(path, reader.fieldnames or ())
-            for fields in reader:
-                if None in fields or None in fields.values():
-                    yield BadRow(number=reader.line_num, reason=_CELLS)
-                else:
-                    yield Row(number=reader.line_num, fields=fields)
+            names = next(reader, [])
+            _check_names(path, names)
+            line = reader.line_num + 1
+            for cells in reader:
+                if len(cells) == len(names):
+                    yield Row(number=line, fields=dict(zip(names, cells, strict=True)))
+                elif cells:  # not an empty line
+                    yield BadRow(number=line, reason=_CELLS)
+                line = reader.line_num + 1
         except UnicodeDecodeError as error:
             raise InputError(f"{path}: not UTF-8 ({error.reason})", hint=hint_encoding(path)) from None
         except csv.Error as error:
             raise InputError(
-                f"{path}, line {reader.reader.line_num}: broken CSV: {error}",
+                f"{path}, line {line}: broken CSV in the row that begins here: {error}",
                 hint='check the quotes here and above: a quote in quoted text is written twice ("")',
             ) from None
 

@@ -140,9 +140,14 @@ def test_json_that_is_no_list(tmp_path: Path, content: str, message: str) -> Non
     assert ".jsonl" in caught.value.hint
 
 
+def test_csv_rows_have_the_line_at_which_they_begin(tmp_path: Path) -> None:
+    rows = read(write(tmp_path, "x.csv", 'q,"a\nb"\n"1\n2\n3",x\n\n"4\n5",y,z\n6,y\n'))
+    assert [(type(row), row.number) for row in rows] == [(Row, 3), (BadRow, 7), (Row, 9)]
+
+
 def test_csv_with_quoted_newlines_and_wrong_cells(tmp_path: Path) -> None:
     rows = read(write(tmp_path, "x.csv", '\ufeffq,a\r\n"two\nlines","say ""hi"""\r\none\r\nx,y,z\r\nlast,row\r\n'))
-    assert good(rows) == [(3, {"q": "two\nlines", "a": 'say "hi"'}), (6, {"q": "last", "a": "row"})]
+    assert good(rows) == [(2, {"q": "two\nlines", "a": 'say "hi"'}), (6, {"q": "last", "a": "row"})]
     assert bad(rows) == [
         (4, "a different number of cells than the header; text that contains the separator needs quotes"),
         (5, "a different number of cells than the header; text that contains the separator needs quotes"),
@@ -193,10 +198,10 @@ def test_the_manifest_may_say_the_format(tmp_path: Path) -> None:
     assert good(read(write(tmp_path, "rows.NDJSON", '{"a": 1}\n'))) == [(1, {"a": 1})]
 
 
-@pytest.mark.parametrize("rows", ['"never closed,b\n"c",d\n', '"a",b\n"never closed,d\n'])
-def test_a_quote_that_is_not_closed_is_an_error(tmp_path: Path, rows: str) -> None:
+@pytest.mark.parametrize(("rows", "line"), [('"never closed,b\n"c",d\n', 2), ('"a",b\n"never closed,\nd\n', 3)])
+def test_a_quote_that_is_not_closed_is_an_error(tmp_path: Path, rows: str, line: int) -> None:
     """Without it, two rows would silently become one."""
-    with pytest.raises(InputError, match=r"rows.csv, line 3: broken CSV") as caught:
+    with pytest.raises(InputError, match=f"rows.csv, line {line}: broken CSV") as caught:
         read(write(tmp_path, "rows.csv", f"question,answer\n{rows}"))
     assert "check the quotes" in caught.value.hint
 
