@@ -57,7 +57,7 @@ def apply_environment(parser: argparse.ArgumentParser, words: Sequence[str], env
     """Set flag defaults of the called verb; an invalid value is reported under the variable's name."""
     resumes = any(word == "--resume" or word.startswith("--resume=") for word in words)
     problems = []
-    for action in _find_actions(parser, words):
+    for action in find_actions(parser, words):
         flag = next((name for name in action.option_strings if name in FLAGS), None)
         value = "" if flag is None else environ.get(name_variable(flag), "")
         if flag is None or not value or action.nargs == 0 or (resumes and flag not in _CALL_FLAGS):
@@ -83,13 +83,13 @@ def find_misspelt(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield name, f"{_PREFIX}{suggestion}"
 
 
-def _find_actions(parser: argparse.ArgumentParser, words: Sequence[str]) -> Iterator[argparse.Action]:
+def find_actions(parser: argparse.ArgumentParser, words: Sequence[str]) -> Iterator[argparse.Action]:
     """Yield the arguments of the verb, and of its sub-verb if it has any."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             inner = action.choices.get(words[0]) if words else None
             if inner is not None:
-                yield from _find_actions(inner, words[1:])
+                yield from find_actions(inner, words[1:])
         else:
             yield action
 

@@ -140,12 +140,14 @@ def _find_target_run(arguments: argparse.Namespace) -> RunPaths | None:
         raise InputError("no expert and no run given", hint="launcher eval neo4j, or launcher eval --run RUN")
     if arguments.adapter or arguments.base:
         return None
+    from launcher.manifest import find_manifest
     from launcher.runs.record import load_outcome
 
     for paths in list_runs(runs_dir):
         outcome = load_outcome(paths.outcome)
         if outcome is not None and outcome.status == "done" and _expert_of(paths) == expert:
             return paths
+    find_manifest(arguments.expert)  # a wrong name is the more helpful error
     raise InputError(
         f"no finished run of {expert} in {runs_dir}/",
         hint="choose a run with --run, an adapter with --adapter DIR, or evaluate the base model with --base",

@@ -8,13 +8,13 @@ import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, NoReturn, Protocol
 
 from launcher import __version__
 from launcher.cli.broken_pipe import close_output, tolerate_broken_pipes
-from launcher.cli.environment import apply_environment, find_misspelt
+from launcher.cli.environment import apply_environment, find_actions, find_misspelt
 from launcher.core.errors import ExitCode, InputError, LauncherError
 from launcher.core.log import configure, get_logger
 
@@ -166,13 +166,16 @@ def _run(argv: Sequence[str] | None) -> int:
         for name, suggestion in find_misspelt(os.environ):
             log.warning(f"unknown environment variable {name}; did you mean {suggestion}?")
         apply_environment(parser, words, os.environ)
-        arguments, unknown = parser.parse_known_args(words)
+        options = {name: action for action in find_actions(parser, words) for name in action.option_strings}
+        try:
+            arguments, unknown = parser.parse_known_args(words)
+        except _UsageError as end:  # a wrong flag may be the reason why a required one is missing
+            unknown = [word for word in words if _is_unknown(word, options)]
+            raise _explain_unknown(options, unknown, words) if unknown else end.error from None
         if unknown:
-            raise _explain_unknown(arguments, unknown, words)
+            raise _explain_unknown(options, unknown, words)
     except LauncherError as error:
         return _report(error, words[:1], is_json="--json" in words)
-    except _UsageError as end:
-        return _report(end.error, words[:1], is_json="--json" in words)
     except SystemExit as end:  # after --help or a usage message
         return end.code if isinstance(end.code, int) else int(ExitCode.WRONG_INPUT)
     if getattr(arguments, "trust", False):
@@ -190,6 +193,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("model", "base_model", "model_name", "model_name_or_path"), "--base NAME"),
     **dict.fromkeys(("steps", "num_steps"), "--max-steps N"),
     **dict.fromkeys(("gpu_count", "num_gpus"), "--gpus N"),
+    **dict.fromkeys(("csv", "jsonl", "json_file", "file", "input", "dataset", "train", "rows"), "--data FILE"),
     **dict.fromkeys(("full", "full_finetune", "full_finetuning"), "--set training.config.adapter_type=full"),
 }
 # Flags of launcher 0.1.
@@ -203,32 +207,46 @@ _RENAMED = {
 }
 
 
-def _explain_unknown(arguments: argparse.Namespace, unknown: Sequence[str], words: Sequence[str]) -> InputError:
+_Options = Mapping[str, argparse.Action]
+
+
+def _is_unknown(word: str, options: _Options) -> bool:
+    """Whether a word is a flag that neither a verb's flags nor their abbreviations contain."""
+    is_flag = word.startswith("--") and len(word) > 2 and " " not in word
+    return is_flag and not any(option.startswith(word.partition("=")[0]) for option in options)
+
+
+def _explain_unknown(options: _Options, unknown: Sequence[str], words: Sequence[str]) -> InputError:
     """Return the error for flags that a verb does not have: names of manifest keys are meant as --set."""
-    verb = f"launcher {arguments.verb}"
-    hints = []
+    verb = " ".join(["launcher", *(word for word in words[:1] if word in VERBS)])
+    hints, meant = [], []
     flags = [word for word in unknown if word.startswith("--") and len(word) > 2]
     for flag in flags:
         from launcher.manifest.model import Manifest
         from launcher.manifest.problems import find_key
+        from launcher.manifest.suggest import find_closest
 
         name, equals, value = flag.partition("=")
         if name in _RENAMED:
             hints.append(_RENAMED[name])
             continue
-        if not hasattr(arguments, "overrides"):
-            continue
-        if own := _OTHER_NAMES.get(name.removeprefix("--").replace("-", "_")):
+        own = _OTHER_NAMES.get(name.removeprefix("--").replace("-", "_"), "")
+        action = options.get(own.partition(" ")[0])
+        if action is not None and action.nargs != 0:
             hints.append(own)
             continue
-        key = find_key(name.removeprefix("--").replace("-", "_"), Manifest)
+        key = find_key(name.removeprefix("--").replace("-", "_"), Manifest) if "--set" in options else None
+        if key is None and (closest := find_closest(name, options)) is not None:
+            meant.append(closest)
         if key is not None:
             following = words[words.index(flag) + 1 :][:1]
             value = value if equals else next((word for word in following if not word.startswith("--")), "VALUE")
             hints.append(f"--set {key}={value}")
+    texts = [f"write {' '.join(hints)}"] if hints else []
+    texts += [f"did you mean {' '.join(meant)}?"] if meant else []
     return InputError(
         f"{verb}: unrecognized arguments: {' '.join(unknown)}",
-        hint=f"write {' '.join(hints)}" if hints else f"{verb} --help lists its arguments",
+        hint="; ".join(texts) or f"{verb} --help lists its arguments",
     )
 
 

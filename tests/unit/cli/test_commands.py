@@ -462,6 +462,7 @@ def test_smoke_profile_without_rows_is_refused(write_manifest: WriteManifest, tm
         (["--adapter", "full"], "--set training.config.adapter_type=full"),
         (["--validation-path", "v.csv"], "--set training.dataset.validation_path=v.csv"),
         (["--blub"], "launcher plan --help lists its arguments"),
+        (["--gpuu", "h100", "--lr=2"], "write --set training.config.learning_rate=2; did you mean --gpu?"),
     ],
 )
 def test_guessed_flags_are_answered_with_set(flags: list[str], hint: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -469,6 +470,25 @@ def test_guessed_flags_are_answered_with_set(flags: list[str], hint: str, capfd:
     error = capfd.readouterr().err
     assert error.startswith("error: launcher plan: unrecognized arguments: --")
     assert error.endswith(f"{hint}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["new", "x", "--csv", "f"], "launcher new: unrecognized arguments: --csv\nhint: write --data FILE"),
+        (["new", "x", "--dta=f"], "launcher new: unrecognized arguments: --dta=f\nhint: did you mean --data?"),
+        (
+            ["new", "x", "--forc"],
+            "launcher new: the following arguments are required: --data\nhint: launcher new --help",
+        ),
+        (["--vrsion"], "launcher: unrecognized arguments: --vrsion\nhint: did you mean --version?"),
+    ],
+)
+def test_unknown_flag_is_reported_before_a_missing_one(
+    words: list[str], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert capfd.readouterr().err.startswith(f"error: {message}")
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,8 @@ def test_run_of_another_expert_is_refused(paths: RunPaths, tmp_path: Path) -> No
         find_run(tmp_path, "sql", "first")
     with pytest.raises(InputError, match="no finished run of sql in"):
         find_run(tmp_path, "sql")
+    with pytest.raises(InputError, match="no expert called 'neo4jj'; did you mean neo4j"):
+        find_run(tmp_path, "neo4jj")
 
 
 def test_smaller_evaluation_does_not_replace_a_larger_one(paths: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
