@@ -149,7 +149,7 @@ def _find_target_run(arguments: argparse.Namespace) -> RunPaths | None:
             return paths
     find_manifest(arguments.expert)  # a wrong name is the more helpful error
     raise InputError(
-        f"no finished run of {expert} in {runs_dir}/",
+        f"no finished run of {expert} in {runs_dir.absolute()}",
         hint="choose a run with --run, an adapter with --adapter DIR, or evaluate the base model with --base",
     )
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from launcher.core.errors import InputError, ManifestError, Problem
-from launcher.core.run_paths import RunPaths
+from launcher.core.run_paths import FIND_ELSEWHERE, RunPaths
 
 _SHOWN_RUNS = 5
 
@@ -44,14 +44,12 @@ def find_run(name: str, runs_dir: Path) -> RunPaths:
     exists = any(_is_dir(folder) for folder in candidates)
     shown = repr(shorten(name))
     title = f"{shown} is not a run directory: it has no plan.json" if exists else f"no run called {shown}"
-    runs = list_runs(runs_dir)
+    runs, folder = list_runs(runs_dir), runs_dir.absolute()
     if not runs:
-        raise InputError(
-            title, hint=f"{runs_dir} has no runs; `launcher train EXPERT` creates one, --runs-dir searches elsewhere"
-        )
+        raise InputError(title, hint=f"{folder} has no runs; `launcher train EXPERT` creates one; {FIND_ELSEWHERE}")
     newest = tuple(Problem(where=paths.run_id, what=_describe(paths)) for paths in runs[:_SHOWN_RUNS])
     more = f" of {len(runs)}" if len(runs) > _SHOWN_RUNS else ""
-    raise InputError(title, newest, hint=f"above: the newest runs{more} in {runs_dir}; --runs-dir searches elsewhere")
+    raise InputError(title, newest, hint=f"above: the newest runs{more} in {folder}; {FIND_ELSEWHERE}")
 
 
 def list_runs(runs_dir: Path) -> list[RunPaths]:

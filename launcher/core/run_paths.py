@@ -22,6 +22,12 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MAX_PART_LENGTH = 38  # of an automatic run id, which has two parts, a time and possibly a counter
 
 
+# Ends hints about runs that were not found.
+FIND_ELSEWHERE = (
+    "to find a run that was started in another folder, give its path, such as ../project/runs/RUN, or --runs-dir"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class RunPaths:
     """Paths of runs/<id>/.

@@ -15,7 +15,15 @@ from pydantic import ValidationError
 
 from launcher.core.errors import InputError
 from launcher.core.redaction import get_known_secrets, redact_tree
-from launcher.core.run_paths import RunPaths, check_free, create_next_run, create_run, make_run_id, make_run_paths
+from launcher.core.run_paths import (
+    FIND_ELSEWHERE,
+    RunPaths,
+    check_free,
+    create_next_run,
+    create_run,
+    make_run_id,
+    make_run_paths,
+)
 from launcher.hardware.model import Hardware
 from launcher.manifest import Manifest, find_manifest
 from launcher.manifest.trust import check_trust
@@ -47,14 +55,15 @@ def find_run_to_resume(runs_dir: Path, name: str, expert: str) -> RunPaths:
         if not paths.plan.is_file():
             names = [run.run_id for run in map(RunPaths, _list_folders(runs_dir)) if run.plan.is_file()]
             what = f"it has no {paths.plan.name}" if paths.root.is_dir() else "there is no such run"
-            known = f"runs here: {', '.join(sorted(names)[-5:])}" if names else f"{runs_dir} has no runs"
-            raise InputError(f"{paths.root} cannot be resumed: {what}", hint=f"{known}; --runs-dir searches elsewhere")
+            newest = f"has the runs {', '.join(sorted(names)[-5:])}" if names else "has no runs"
+            hint = f"{runs_dir.absolute()} {newest}; {FIND_ELSEWHERE}"
+            raise InputError(f"{paths.root} cannot be resumed: {what}", hint=hint)
         return _check_links(paths)
     manifest = find_manifest(expert)
     runs = [run for run in map(RunPaths, _list_folders(runs_dir)) if _is_unfinished(run, manifest)]
     if not runs:
         raise InputError(
-            f"no unfinished run of {expert} in {runs_dir}",
+            f"no unfinished run of {expert} in {runs_dir.absolute()}",
             hint="--resume RUN chooses a run; without --resume a new run starts",
         )
     return _check_links(max(runs, key=lambda run: run.request.stat().st_mtime))
