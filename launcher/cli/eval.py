@@ -9,7 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.run_lookup import add_runs_dir, find_run, list_runs, resolve_expert_name
+from launcher.cli.run_lookup import (
+    add_runs_dir,
+    find_finished_run,
+    find_run,
+    load_expert_name,
+    resolve_expert_name,
+)
 from launcher.cli.tables import make_console, print_json, print_table
 from launcher.core.errors import ExitCode, InputError, escape
 from launcher.core.log import get_logger
@@ -130,7 +136,7 @@ def _find_target_run(arguments: argparse.Namespace) -> RunPaths | None:
     expert = None if arguments.expert is None else resolve_expert_name(arguments.expert)
     if arguments.run is not None:
         paths = find_run(arguments.run, runs_dir)
-        trained = _expert_of(paths)
+        trained = load_expert_name(paths)
         if expert is not None and trained not in (None, expert):
             raise InputError(
                 f"{paths.root} is a run of {trained}, not of {expert}", hint="omit the expert, or choose another run"
@@ -140,27 +146,8 @@ def _find_target_run(arguments: argparse.Namespace) -> RunPaths | None:
         raise InputError("no expert and no run given", hint="launcher eval neo4j, or launcher eval --run RUN")
     if arguments.adapter or arguments.base:
         return None
-    from launcher.manifest import find_manifest
-    from launcher.runs.record import load_outcome
-
-    for paths in list_runs(runs_dir):
-        outcome = load_outcome(paths.outcome)
-        if outcome is not None and outcome.status == "done" and _expert_of(paths) == expert:
-            return paths
-    find_manifest(arguments.expert)  # a wrong name is the more helpful error
-    raise InputError(
-        f"no finished run of {expert} in {runs_dir.absolute()}",
-        hint="choose a run with --run, an adapter with --adapter DIR, or evaluate the base model with --base",
-    )
-
-
-def _expert_of(paths: RunPaths) -> str | None:
-    from launcher.plan import load_plan
-
-    try:
-        return load_plan(paths.plan).expert
-    except InputError:
-        return None
+    hint = "choose a run with --run, an adapter with --adapter DIR, or evaluate the base model with --base"
+    return find_finished_run(arguments.expert, runs_dir, hint)
 
 
 def _load_earlier(arguments: argparse.Namespace) -> EvalResult:

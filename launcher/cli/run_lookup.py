@@ -11,9 +11,9 @@ from launcher.core.run_paths import FIND_ELSEWHERE, RunPaths
 _SHOWN_RUNS = 5
 
 
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+def add_run_arguments(parser: argparse.ArgumentParser, more: str = "") -> None:
     """Add RUN and --runs-dir."""
-    parser.add_argument("run", metavar="RUN", help="a run by its id, or the path of its directory")
+    parser.add_argument("run", metavar="RUN", help=f"a run by its id, or the path of its directory{more}")
     add_runs_dir(parser)
 
 
@@ -33,13 +33,47 @@ def resolve_expert_name(expert: str) -> str:
         return expert
 
 
+def find_finished_run(expert: str, runs_dir: Path, hint: str = FIND_ELSEWHERE) -> RunPaths:
+    """Return the newest finished run of an expert, given its name, folder or manifest."""
+    from launcher.manifest.locate import find_manifest
+    from launcher.runs.record import load_outcome
+
+    name = resolve_expert_name(expert)
+    for paths in list_runs(runs_dir):
+        outcome = load_outcome(paths.outcome)
+        if outcome is not None and outcome.status == "done" and load_expert_name(paths) == name:
+            return paths
+    find_manifest(expert)  # a wrong name is the more helpful error
+    raise InputError(f"no finished run of {name} in {runs_dir.absolute()}", hint=hint)
+
+
+def load_expert_name(paths: RunPaths) -> str | None:
+    """Return the expert of a run; None if its plan cannot be read."""
+    from launcher.plan import load_plan
+
+    try:
+        return load_plan(paths.plan).expert
+    except InputError:
+        return None
+
+
+def is_expert(name: str) -> bool:
+    """Return whether a name, folder or file is an expert's manifest."""
+    from launcher.manifest.locate import find_manifest
+
+    try:
+        return find_manifest(name).is_file()
+    except ManifestError:
+        return False
+
+
 def find_run(name: str, runs_dir: Path) -> RunPaths:
     """Return the run with this id or path; the error lists the newest runs."""
     from launcher.manifest.parse_json import shorten
 
     candidates = (runs_dir / name, Path(name)) if name.strip() else ()
     for folder in candidates:
-        if _is_run(folder):
+        if is_run(folder):
             return RunPaths(folder)
     exists = any(_is_dir(folder) for folder in candidates)
     shown = repr(shorten(name))
@@ -55,7 +89,7 @@ def find_run(name: str, runs_dir: Path) -> RunPaths:
 def list_runs(runs_dir: Path) -> list[RunPaths]:
     """List the runs of a folder, newest first."""
     try:
-        folders = [folder for folder in runs_dir.iterdir() if _is_run(folder)]
+        folders = [folder for folder in runs_dir.iterdir() if is_run(folder)]
     except OSError:
         return []
     folders.sort(key=lambda folder: (folder / "plan.json").stat().st_mtime, reverse=True)
@@ -69,7 +103,8 @@ def _describe(paths: RunPaths) -> str:
     return "not started" if outcome is None else outcome.status
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is a run directory."""
     try:
         return RunPaths(folder).plan.is_file()
     except OSError:  # the name is too long

@@ -29,6 +29,7 @@ from launcher.launch.resume import ResumedRun, check_unchanged, plan_resumed, re
 from launcher.launch.start import check_packages, check_startable
 from launcher.launch.submit import check_submit, describe_log, submit_job
 from launcher.launch.write_run import join_run, write_run
+from launcher.manifest import list_experts
 from launcher.manifest.trust import check_trust, is_trust_granted, list_code
 from launcher.plan import load_plan
 from launcher.render import JobOptions
@@ -40,8 +41,8 @@ from launcher.request.arguments import (
     add_target_arguments,
     make_request,
 )
-from launcher.request.request import PlannedRun, describe_missing_judge, plan_request
-from launcher.request.run_directory import check_run_id
+from launcher.request.request import PlannedRun, describe_missing_judge, load_request, plan_request
+from launcher.request.run_directory import check_run_id, find_run_to_resume
 from launcher.runs.record import Outcome
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ log = get_logger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a training."""
-    add_request_arguments(parser)
+    add_request_arguments(parser, default_shown="that of --resume RUN")
     add_node_arguments(parser)
     add_target_arguments(parser)
     add_resume_arguments(parser)
@@ -65,6 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, resume, submit or only write a run."""
+    if arguments.expert is None:
+        arguments.expert = _find_expert(arguments)
     node, job = make_node(arguments), make_job_options(arguments)
     if arguments.resume is not None:
         return _resume(arguments, node, job)
@@ -78,6 +81,14 @@ def run(arguments: argparse.Namespace) -> int:
     if job is not None:
         return _submit_new(arguments, planned, job)
     return _train(arguments, planned, node)
+
+
+def _find_expert(arguments: argparse.Namespace) -> str:
+    """Return the expert of the run to resume."""
+    name = None if arguments.resume is None else arguments.resume or arguments.run_id
+    if not name:
+        raise InputError("no expert given", hint=f"known experts: {', '.join(list_experts())}; --resume RUN needs none")
+    return load_request(find_run_to_resume(Path(arguments.runs_dir), name, "").request).expert
 
 
 def _write_only(arguments: argparse.Namespace, planned: PlannedRun, node: Node | None, job: JobOptions | None) -> int:

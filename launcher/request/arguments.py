@@ -24,13 +24,16 @@ def add_trust_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_request_arguments(parser: argparse.ArgumentParser, default_expert: str | None = None) -> None:
-    """Add the expert and every flag that planning a run uses."""
+def add_request_arguments(
+    parser: argparse.ArgumentParser, default_expert: str | None = None, default_shown: str = ""
+) -> None:
+    """Add the expert and every flag that planning a run uses; `default_shown` says what is used without an expert."""
     shown = "an expert by name (neo4j), or the path of a manifest.json"
-    if default_expert is None:
+    default_shown = default_shown or default_expert or ""
+    if not default_shown:
         parser.add_argument("expert", metavar="EXPERT", help=shown)
     else:
-        shown += f" (default: {default_expert})"
+        shown += f" (default: {default_shown})"
         parser.add_argument("expert", metavar="EXPERT", nargs="?", default=default_expert, help=shown)
     add_learning_arguments(parser)
     add_hardware_arguments(parser)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from launcher.cli.ask import _find_run as find_run_to_ask
 from launcher.cli.run_lookup import find_run
 from launcher.core.errors import InputError
 from tests.made_runs import MadeRun, write_run
@@ -24,3 +26,27 @@ def test_error_says_where_was_searched_and_how_to_find_other_runs(
         find_run("second", Path("runs"))
     assert caught.value.hint.startswith(f"above: the newest runs in {tmp_path}/runs; to find a run that was started in")
     assert find_run("runs/first", Path("elsewhere")).root.samefile(paths.root)
+
+
+def test_expert_stands_for_its_newest_finished_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = Path("runs")
+    first = write_run(runs, MadeRun(run_id="first"))
+    stopped = write_run(runs, MadeRun(run_id="stopped", status="stopped"))
+    os.utime(first.plan, (1, 1))
+    assert find_run_to_ask("neo4j", runs) == first
+    assert capsys.readouterr().err == "asking runs/first, the newest finished run of neo4j\n"
+    assert find_run_to_ask("stopped", runs) == stopped
+    assert capsys.readouterr().err == ""
+    with pytest.raises(InputError, match=f"no finished run of sql in {tmp_path}/runs"):
+        find_run_to_ask("sql", runs)
+    with pytest.raises(InputError, match="no run called 'other'"):
+        find_run_to_ask("other", runs)
+
+
+def test_name_of_a_run_is_not_taken_for_an_expert(tmp_path: Path) -> None:
+    write_run(tmp_path, MadeRun(run_id="first"))
+    named = write_run(tmp_path, MadeRun(run_id="neo4j", status="stopped"))
+    assert find_run_to_ask("neo4j", tmp_path) == named

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import train as train_command
+from launcher.cli.main import main
 from launcher.core.errors import InputError
 from launcher.launch.start import check_packages, check_startable
 from launcher.request.request import Request, plan_request
@@ -176,3 +177,21 @@ def test_printed_commands_can_be_run_in_this_shell(
     monkeypatch.setattr(sys, "argv", [str(tmp_path / program)])
     monkeypatch.setattr("shutil.which", lambda _name: found)
     assert train_command._find_program() == expected
+
+
+def test_resumed_run_needs_no_expert(tmp_path: Path) -> None:
+    assert train(tmp_path, TRAINED, "--run-id", "a").returncode == 0
+    words = [word for word in command(tmp_path, TRAINED, "--resume", "a")[1:] if word != "neo4j"]
+    result = run_python(words, env=environment(tmp_path))
+    assert (result.returncode, result.stdout) == (
+        0,
+        f"{tmp_path}/runs/a: this run is done; its adapter: {tmp_path}/runs/a/adapter\n",
+    )
+
+
+@pytest.mark.parametrize("flags", [(), ("--resume",), ("--run-id", "a")])
+def test_new_run_needs_an_expert(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *flags]) == 2
+    assert capsys.readouterr().err == (
+        "error: no expert given\nhint: known experts: json, neo4j, sql, typescript; --resume RUN needs none\n"
+    )
