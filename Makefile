@@ -1,8 +1,11 @@
 # Every target installs what it needs into .venv, once. `make help` lists the targets.
 
-EXPERT ?= neo4j
+EXPERT ?=
 STEPS ?=
 ARGS ?=
+VARY ?=
+FUZZ_SECONDS ?=
+FUZZ_SEED ?=
 PYTHON ?= python3
 VENV ?= .venv
 # Test processes: one more than CI has cores, because many tests wait.
@@ -16,6 +19,14 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 comma := ,
 EXTRAS := train,dev$(if $(shell command -v nvidia-smi),$(comma)cuda)
 SETUP_FILES := pyproject.toml constraints.txt
+
+# Checked before anything is installed. With ARGS, the run may name the expert, or launcher reports that it is missing.
+EXPERTS = $(patsubst experts/%/manifest.json,%,$(wildcard experts/*/manifest.json))
+VARIABLES := EXPERT STEPS ARGS VARY FUZZ_SECONDS FUZZ_SEED PYTHON VENV JOBS
+UNKNOWN := $(filter-out $(VARIABLES),$(foreach name,$(.VARIABLES),$(if $(findstring command,$(origin $(name))),$(name))))
+$(if $(UNKNOWN),$(error unknown: $(UNKNOWN). Variables: $(VARIABLES). Flags of launcher go into ARGS, as ARGS='--gpu h100'))
+$(if $(EXPERT)$(ARGS),,$(if $(filter train plan prepare compare eval regression bench,$(MAKECMDGOALS)), \
+	$(error no expert given. Write EXPERT=NAME; experts: $(EXPERTS))))
 
 .DEFAULT_GOAL := help
 .PHONY: help train plan prepare compare dashboard doctor eval regression bench ablation quality-tools test test-fast test-all test-gpu test-slurm test-targets torture fuzz check format \
@@ -36,7 +47,7 @@ prepare: $(VENV)/.full  ## tokenize, audit and pack an expert's data: make prepa
 	@$(BIN)/launcher prepare $(EXPERT) $(ARGS)
 
 compare: $(VENV)/.light  ## compare the runs of an expert on one page: make compare EXPERT=neo4j
-	@$(BIN)/launcher compare --expert $(EXPERT) $(ARGS)
+	@$(BIN)/launcher compare $(if $(EXPERT),--expert $(EXPERT)) $(ARGS)
 
 dashboard: $(VENV)/.full  ## create or update the W&B workspace: make dashboard ARGS='--entity team'
 	@$(BIN)/launcher dashboard $(ARGS)

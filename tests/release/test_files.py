@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import subprocess
 import tomllib
 from typing import Any
 
@@ -65,6 +67,24 @@ def test_hooks_and_make_check_agree() -> None:
     hooks = {hook["entry"].removeprefix(".venv/bin/").replace(" --force-exclude", "") for hook in HOOKS}
     missing = {check for check in checks if check.removesuffix(" .") not in hooks}
     assert missing == {"python -m experts.generator --check"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train"], "no expert given. Write EXPERT=NAME; experts: json neo4j sql typescript."),
+        (["train", "EXPERT=json", "MAX_STEPS=5"], "unknown: MAX_STEPS. Variables: EXPERT STEPS ARGS"),
+        (["train", "EXPERT=json", "STEPS=5", "ARGS=--gpu h100"], "launcher train json --max-steps 5 --gpu h100\n"),
+        (["train", "ARGS=--resume a"], "launcher train   --resume a\n"),
+        (["doctor"], "launcher doctor  \n"),
+    ],
+)
+def test_make_refuses_missing_experts_and_unknown_variables(words: list[str], message: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in ("EXPERT", "MAKEFLAGS")}
+    shown = subprocess.run(
+        ["make", "--dry-run", *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert message in shown.stdout + shown.stderr
 
 
 def test_packages_of_the_extras_are_pinned() -> None:
