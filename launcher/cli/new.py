@@ -176,7 +176,7 @@ def _print_plan(plan: Plan) -> None:
     if speed.tokens_per_second is not None and speed.total_seconds is not None:
         print(
             f"speed: about {format_count(speed.tokens_per_second)} tokens/s, about "
-            f"{format_duration(speed.total_seconds)} in total"
+            f"{format_duration(speed.total_seconds)} for all steps, without start-up, evaluation and checkpoints"
         )
 
 

@@ -93,7 +93,7 @@ def _print_speed(plan: Plan) -> None:
         resource = "CPU memory" if plan.hardware.num_ranks == 1 else "links between GPUs"
         print(f"{format_percent(speed.communication_fraction)} of a step is spent waiting for {resource}.")
     if speed.total_seconds is not None:
-        print(f"Time:  about {format_duration(speed.total_seconds)}{_format_cost(plan)}")
+        print(f"Time:  about {format_duration(speed.total_seconds)} for all steps{_format_cost(plan)}")
     print(f"       ({escape(speed.confidence)})")
 
 

@@ -138,7 +138,7 @@ def _print_dry_run(sweep: Sweep) -> None:
     else:
         total = speed.total_seconds * sweep.num_trials
         cost = "" if speed.cost is None else f", {format_cost(speed.cost * sweep.num_trials, speed.currency)}"
-        print(f"without pruning about {format_duration(total)}{cost}")
+        print(f"without pruning about {format_duration(total)} for all steps{cost}")
     if sweep.max_seconds is not None:
         print(f"Budget: {format_duration(sweep.max_seconds)}")
     print("Dry run: nothing was written or started.")

@@ -132,7 +132,8 @@ def _confidence(
         accuracy, error = _assess_runs(correction)
     else:
         accuracy, error = _assess_estimate(context, inputs, layout)
-    return f"{accuracy}{length}; without start-up, evaluation and checkpoints", error
+    covered = "with compilation, without other start-up" if inputs.workload.compiled else "without start-up"
+    return f"{accuracy}{length}; {covered}, evaluation and checkpoints", error
 
 
 def _assess_runs(correction: Correction) -> tuple[str, float | None]:

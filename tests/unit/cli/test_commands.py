@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -141,7 +142,7 @@ def test_plan_prints_settings_reasons_memory_speed_and_oom_fallbacks() -> None:
     for term in ("weights", "adapter", "gradients", "optimizer", "activations", "context", "total"):
         assert f"\n{term} " in text
     assert "█" in text
-    assert "cost about" in text
+    assert re.search(r"\nTime:  about \S+ \S+ for all steps, cost about .*\n .*, evaluation and checkpoints\)", text)
     assert "0.4 per GPU-hour" in text
     assert "OOM fallbacks, in order (global batch unchanged):\n  1. micro-batch" in text
 

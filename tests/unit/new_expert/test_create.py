@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from launcher.analysis.doctor.expert import check_expert, probe_expert
 from launcher.base_models.catalogue import TINY_BASE_FOLDER
 from launcher.cli.main import main
+from launcher.cli.new import _print_plan
 from launcher.core.errors import DoesNotFitError, InputError
 from launcher.corpus.build import is_cut_for_validation
 from launcher.corpus.first_rows import probe_sample
@@ -360,6 +362,11 @@ def test_command_prints_what_was_inferred(capsys: pytest.CaptureFixture[str]) ->
     for words in ("in 40 of 40 rows", "| It is", "Plan for this machine", "Next:  launcher train sales"):
         assert words in output
     assert main(["validate", "sales"]) == 0
+
+
+def test_printed_time_says_what_it_covers(capsys: pytest.CaptureFixture[str]) -> None:
+    _print_plan(plan_request(Request(expert="json", gpu="h100")).plan)
+    assert re.search(r"about .* for all steps, without start-up, evaluation and checkpoints\n", capsys.readouterr().out)
 
 
 def test_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:

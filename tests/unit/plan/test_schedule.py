@@ -276,6 +276,9 @@ def test_how_sure_it_is() -> None:
     other = {"adapter_type": "ia3", "rank": None, "alpha": None}
     assert "not measured: IA3;" in plan_for(gpu="h200", config=other).speed.confidence
     assert "FP16" in plan_for(gpu="v100-32gb").speed.confidence
+    for compiled, covered in ((True, "with compilation, without other start-up"), (False, "; without start-up")):
+        confidence = plan_for(gpu="h200", config={"torch_compile": compiled}).speed.confidence
+        assert f"{covered}, evaluation and checkpoints" in confidence
     assert plan_for(gpu=None).speed.tokens_per_second is None
 
 
