@@ -104,9 +104,13 @@ def _decide_compute_dtype(context: PlanContext) -> tuple[Dtype, Decision]:
         reason = "precision in the manifest; products of the frozen base in FP8, all others in BF16"
         return "bf16", manifest_decision(name, "FP8 base, BF16", reason)
     if gpu is None:
-        return "fp32", hardware_decision(name, "FP32", "no GPU; CPUs emulate BF16, about 20 times slower than FP32")
+        unused = "" if config.precision in (None, "fp32") else f"; precision {config.precision} is not used"
+        reason = f"no GPU; CPUs emulate BF16, about 20 times slower than FP32{unused}"
+        return "fp32", hardware_decision(name, "FP32", reason)
     wants_bf16, wants_fp16 = config.bf16, config.fp16
-    if config.precision is not None:
+    if config.precision == "fp8":
+        wants_bf16, wants_fp16 = None, False  # of the smoke profile, which does not use it
+    elif config.precision is not None:
         wants_bf16, wants_fp16 = config.precision == "bf16", config.precision == "fp16"
     key = "precision" if config.precision is not None else "fp16" if wants_fp16 else "bf16"
     if wants_fp16:

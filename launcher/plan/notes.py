@@ -73,6 +73,8 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
         yield f"gradients of {num_micro_steps} micro-steps are added up in BF16, like the weights"
     if inputs.recipe.fp8_base:
         yield "FP8 is experimental: compare the result with a training in BF16 before you rely on it"
+    elif context.config.precision == "fp8":
+        yield "precision fp8 is not used: the smoke profile trains a tiny base; --profile full uses it, on a GPU"
     if layout.offload != "none" and (leaner := find_leaner_full(inputs)):
         yield f"with {leaner} it would fit without offloading, and train many times faster"
     if layout.offload != "none" and fits_with_int4(inputs):

@@ -30,6 +30,15 @@ def test_weights_need_half_the_memory() -> None:
     assert any("experimental" in note for note in fp8.notes)
 
 
+def test_smoke_profile_says_that_it_is_not_used() -> None:
+    note = "precision fp8 is not used: the smoke profile trains a tiny base; --profile full uses it, on a GPU"
+    for gpu, value in ((None, "FP32 | no GPU"), ("h100", "BF16 | H100")):
+        plan = plan_for(gpu=gpu, profile="smoke", config=FP8)
+        assert decision(plan, "precision").startswith(value)
+        assert note in plan.notes
+        assert not any("fp8" in text for text in plan_for(gpu=gpu, profile="smoke").notes)
+
+
 @pytest.mark.parametrize(("size", "rows", "measured"), [("0.6B", 16, 33.40), ("0.6B", 2, 5.24), ("8B", 4, 39.11)])
 def test_memory_of_runs_on_an_h200(size: str, rows: int, measured: float) -> None:
     """Peak of allocated GiB, by `python benchmarks/training.py measure --cases fp8` on 2026-11-17."""

@@ -177,3 +177,10 @@ def test_fp32_is_not_given_to_kernels_of_16_bits() -> None:
     assert "flash kernels compute in 16 bits" in decision(plan, "attention")
     with pytest.raises(InputError, match="varlen computes in 16 bits, but FP32 is requested"):
         plan_for(gpu="h200", config={"bf16": False, "fp16": False, "attention": "varlen"})
+
+
+def test_precision_that_needs_a_gpu_is_named_as_not_used() -> None:
+    assert decision(plan_for(gpu=None, config={"precision": "fp16"}), "precision").endswith(
+        "; precision fp16 is not used"
+    )
+    assert "not used" not in decision(plan_for(gpu=None, config={"precision": "fp32"}), "precision")
