@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> ExitCode:
     """Check a manifest and list its keys without effect."""
+    from launcher.corpus.first_rows import find_missing_files
     from launcher.manifest import find_manifest, load_manifest
     from launcher.manifest.ignored_keys import find_ignored_keys
     from launcher.manifest.trust import list_code
@@ -30,6 +31,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     loaded = load_manifest(find_manifest(arguments.expert), arguments.overrides)
     check_best_metric(loaded.manifest)
     notes = check_inputs(loaded)
+    missing = find_missing_files(loaded.manifest.training.dataset, loaded.folder)
     ignored_keys = [item for item in find_ignored_keys(loaded.keys) if item.path not in _UNREMARKABLE]
     if arguments.json:
         result = {
@@ -38,11 +40,13 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             "expert": loaded.manifest.expert,
             "code": list(list_code(loaded.manifest)),
             "notes": list(notes),
+            "missing_files": {key: str(path) for key, path in missing.items()},
             "not_used": [{"key": item.path, "reason": item.reason} for item in ignored_keys],
         }
         print_json(result)
         return ExitCode.DONE
-    print(f"{escape(str(loaded.path))}: valid (expert {loaded.manifest.expert}, schema {loaded.schema_version})")
+    verdict = "valid" if not missing else f"valid, but {len(missing)} data file{'s'[: len(missing) != 1]} missing"
+    print(f"{escape(str(loaded.path))}: {verdict} (expert {loaded.manifest.expert}, schema {loaded.schema_version})")
     for code in list_code(loaded.manifest):
         print(f"note: executes code that the manifest names, only with --trust: {escape(code)}")
     for note in notes:

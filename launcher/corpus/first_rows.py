@@ -72,23 +72,32 @@ def make_source_reader(
 
 def check_first_rows(dataset: Dataset, folder: Path) -> tuple[str, ...]:
     """Read the first rows of every local file; raises InputError if they do not fit, and returns what is not here."""
-    notes: list[str] = []
+    missing = find_missing_files(dataset, folder)
+    notes = [f"{key}: {path} does not exist, so its rows were not checked" for key, path in missing.items()]
     for key, path in _list_paths(dataset):
-        try:
-            is_here = (folder / path).is_file()
-        except (OSError, ValueError):
-            is_here = False
-        if is_here:
+        if _is_file(folder / path):
             source = make_file_source(folder / path, dataset.format)
             if not is_too_large(source):
                 peeked = peek_rows(iter(source.read()), dataset.mapping)
                 make_source_reader(dataset.mapping, dataset.system_prompt, source, peeked)
                 notes += _note_bad_rows(key, peeked)
-        elif dataset.format != "huggingface" and dataset.type != "huggingface":
-            notes.append(f"{key}: {folder / path} is not here, so its rows were not checked")
-        elif key == "training.dataset.path":
+        elif key == "training.dataset.path" and key not in missing:
             notes.append(f"{key}: {path} is a dataset on the Hub; `launcher prepare` reads its rows")
     return (*notes, *_note_same_file(dataset, folder))
+
+
+def find_missing_files(dataset: Dataset, folder: Path) -> dict[str, Path]:
+    """Return the files of the manifest that do not exist, by key; what may be a dataset on the Hub is not a file."""
+    if "huggingface" in (dataset.format, dataset.type):
+        return {}
+    return {key: folder / path for key, path in _list_paths(dataset) if not _is_file(folder / path)}
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # the name is too long, or has a null character
+        return False
 
 
 def _note_bad_rows(key: str, peeked: Sequence[Row | BadRow]) -> Iterator[str]:

@@ -442,6 +442,20 @@ def test_file_system_errors_are_exit_code_2(
     assert capsys.readouterr().err == "error: /some/file: Permission denied\n"
 
 
+def test_validate_counts_missing_files(write_manifest: WriteManifest, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {"training.dataset.path": "nowhere.jsonl", "training.dataset.format": "jsonl"}
+    path = write_manifest(files)
+    assert main(["validate", str(path)]) == 0
+    first, note, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{path}: valid, but 1 data file missing (expert ")
+    assert (
+        note == f"note: training.dataset.path: {path.parent}/nowhere.jsonl does not exist, so its rows were not checked"
+    )
+    assert main(["validate", str(path), "--json"]) == 0
+    missing = json.loads(capsys.readouterr().out)["missing_files"]
+    assert missing == {"training.dataset.path": f"{path.parent}/nowhere.jsonl"}
+
+
 def test_smoke_profile_without_rows_is_refused(write_manifest: WriteManifest, tmp_path: Path) -> None:
     path = write_manifest({"training.dataset.path": "nowhere.jsonl"})
     result = launcher("prepare", str(path), "--profile", "smoke", env={"LAUNCHER_DATA_DIR": str(tmp_path / "data")})

@@ -155,7 +155,7 @@ def test_missing_field_is_an_error_with_the_file_and_a_suggestion(tmp_path: Path
 def test_what_is_not_here_is_noted(tmp_path: Path) -> None:
     (missing,) = check_first_rows(Dataset(path="rows.csv"), tmp_path)
     assert missing.startswith("training.dataset.path: ")
-    assert "is not here" in missing
+    assert "does not exist" in missing
     (hub,) = check_first_rows(Dataset(path="org/name", format="huggingface"), tmp_path)
     assert "a dataset on the Hub" in hub
 
@@ -187,4 +187,4 @@ def test_path_that_cannot_exist_is_a_note(path: str, tmp_path: Path) -> None:
     dataset = Dataset.model_validate({"path": path, "test_path": path, "format": "jsonl"})
     notes = check_first_rows(dataset, tmp_path)
     assert notes
-    assert all("is not here" in note for note in notes)
+    assert all("does not exist" in note for note in notes)
