@@ -18,7 +18,7 @@ from launcher.analysis.doctor.series import (
     find_slow_steps,
     select_recent_steps,
 )
-from launcher.analysis.doctor.text import report_run, rerun_command, set_eval_interval, set_save_interval
+from launcher.analysis.doctor.text import report_run, rerun_command, suggest_longer_interval
 from launcher.core import metrics
 from launcher.core.choices import SHARDED_STRATEGIES, UNPACKED_SIZES
 from launcher.core.metrics import StepMetrics, find_values
@@ -323,9 +323,9 @@ def _explain_period(record: RunRecord, period: int) -> tuple[str, str]:
     last = record.steps[-1]
     per_epoch = round(last.step / last.epoch) if last.epoch else 0
     if period == schedule.save_every_steps:
-        return "checkpoints are saved at this interval", rerun_command(record, *set_save_interval(record.plan, 4))
+        return "checkpoints are saved at this interval", suggest_longer_interval(record, "save")
     if period == schedule.evaluate_every_steps:
-        return "evaluations run at this interval", rerun_command(record, *set_eval_interval(record.plan, 4))
+        return "evaluations run at this interval", suggest_longer_interval(record, "eval")
     if per_epoch and period % per_epoch == 0:
         keep = "training.config.dataloader_persistent_workers=true"
         return "epochs begin at this interval: workers restart, and the disk is read again", rerun_command(record, keep)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from typing import Literal
 
 from launcher.analysis.doctor.findings import Reporter
 from launcher.plan.model import Plan
 from launcher.runs.record import RunRecord
 
 report_run = Reporter("run")
+_LONGER = 4
 
 
 def rerun_command(record: RunRecord, *settings: str) -> str:
@@ -34,6 +36,17 @@ def resume_command(record: RunRecord) -> str:
 
 def _format_overrides(settings: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"--set {shlex.quote(setting)}" for setting in settings)
+
+
+def suggest_longer_interval(record: RunRecord, name: Literal["save", "eval"]) -> str:
+    """Return the command that saves or evaluates a fourth as often; a run that is too short for it needs no change."""
+    schedule = record.plan.schedule
+    interval = schedule.save_every_steps if name == "save" else schedule.evaluate_every_steps
+    total = schedule.num_steps if record.outcome is None else record.outcome.num_steps
+    if interval is not None and total is not None and _LONGER * interval > total:
+        return f"nothing to change: a run of {total:,} steps is short, and a longer one can have longer intervals"
+    set_interval = set_save_interval if name == "save" else set_eval_interval
+    return rerun_command(record, *set_interval(record.plan, _LONGER))
 
 
 def set_save_interval(plan: Plan, times: float) -> tuple[str, ...]:

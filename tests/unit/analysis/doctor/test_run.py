@@ -15,6 +15,7 @@ from launcher.analysis.doctor.findings import Finding
 from launcher.analysis.doctor.run_doctor import check_run
 from launcher.analysis.doctor.series import find_period, select_warm_steps
 from launcher.analysis.doctor.speed_checks import Speed, check_speed, compare_speed
+from launcher.analysis.doctor.text import suggest_longer_interval
 from launcher.core import metrics
 from launcher.plan import Plan
 from launcher.request.request import Request, plan_request
@@ -301,6 +302,16 @@ def test_periodic_slow_steps_are_explained_by_the_plan() -> None:
     assert "--set training.config.save_steps=80" in explain(save_every_steps=20).next_step
     assert explain(evaluate_every_steps=20).matters == "evaluations run at this interval"
     assert "--set training.config.eval_steps=80" in explain(evaluate_every_steps=20).next_step
+
+
+@pytest.mark.parametrize(("num_steps", "has_advice"), [(60, False), (79, False), (80, True)])
+def test_short_runs_are_not_advised_to_evaluate_less_often(num_steps: int, has_advice: bool) -> None:
+    schedule = H200.schedule.model_copy(update={"evaluate_every_steps": 20, "load_best_model_at_end": False})
+    plan = H200.model_copy(update={"schedule": schedule})
+    record = make_record(plan, make_steps(plan, num_steps), num_steps=num_steps)
+    advice = suggest_longer_interval(record, "eval")
+    assert ("--set training.config.eval_steps=80" in advice) == has_advice
+    assert (f"nothing to change: a run of {num_steps} steps is short" in advice) != has_advice
 
 
 def test_longer_steps_with_more_tokens_are_not_slow() -> None:
