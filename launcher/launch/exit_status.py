@@ -101,15 +101,15 @@ def _find_signal(child: ChildExit) -> str | None:
 
 
 def find_exit_code(child: ChildExit) -> int:
-    """Return the training's exit code if its agent prints it; the agent itself exits with 1 for every code."""
+    """Return the training's exit code: its agent prints it, and exits with 1; a single process has no agent."""
     matches = list(_CODE.finditer(child.stderr_tail))
     return int(matches[-1][1] or matches[-1][2]) if matches else child.returncode
 
 
 def is_out_of_memory(child: ChildExit) -> bool:
-    """Whether the agent reports a rank that ran out of memory, by its exit code."""
+    """Whether a rank ran out of memory, by its exit code."""
     codes = (int(match[1] or match[2]) for match in _CODE.finditer(child.stderr_tail))
-    return ExitCode.DOES_NOT_FIT in codes
+    return ExitCode.DOES_NOT_FIT in (child.returncode, *codes)
 
 
 def describe_dead_ranks(child: ChildExit) -> str:

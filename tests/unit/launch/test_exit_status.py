@@ -9,7 +9,7 @@ import pytest
 
 from launcher.core.errors import ExitCode
 from launcher.core.run_paths import RunPaths
-from launcher.launch.exit_status import describe_dead_ranks, is_out_of_memory, make_outcome
+from launcher.launch.exit_status import describe_dead_ranks, find_exit_code, is_out_of_memory, make_outcome
 from launcher.launch.supervise import ChildExit
 
 
@@ -51,6 +51,12 @@ def test_out_of_memory_is_detected_without_an_outcome(tmp_path: Path) -> None:
     assert (outcome.status, outcome.exit_code) == ("failed", ExitCode.DOES_NOT_FIT)
     assert "a rank ran out of memory" in outcome.error
     assert not is_out_of_memory(ended(entry(0, "4"), entry(1, "-9")))
+
+
+def test_single_process_ends_with_the_exit_code_of_the_training() -> None:
+    child = ChildExit(pid=1, returncode=3, stop_requested=False, was_forced=False, stderr_tail="")
+    assert is_out_of_memory(child)
+    assert find_exit_code(child) == 3
 
 
 def test_refused_start_keeps_its_exit_code(tmp_path: Path) -> None:
