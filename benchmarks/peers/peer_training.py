@@ -104,7 +104,7 @@ def make_lora_settings(plan: Plan) -> dict[str, Any]:
 
 
 def make_settings(plan: Plan, *, num_steps: int, rows_per_step: float, longest: int, max_tokens: int) -> dict[str, Any]:
-    """Translate a plan: the same optimizer, schedule and rows; nearly the same number of rows per step, and of steps."""
+    """Translate a plan: the same optimizer, schedule and rows; nearly as many rows per step, and steps."""
     from launcher.training.engine.optimizer import count_warmup_steps  # imports transformers
 
     accumulation = math.ceil(rows_per_step * longest / max_tokens)

@@ -2,9 +2,9 @@
 
 For every data set some rows are kept for testing. `launcher new` makes an expert of the others, `launcher train` trains
 it, and TRL and Unsloth train the same rows as often, with the same tokens, loss mask, LoRA settings and learning rates.
-We pack documents; the others get as many rows per step as an average step of ours has, rounded. Held-out loss is computed
-by plain transformers and PEFT for all adapters on the base in FP32; answers to the test rows are judged by `launcher
-eval` on the base in BF16, also for adapters that were trained on a base in FP8 or NF4 (QLoRA).
+We pack documents; the others get as many rows per step as an average step of ours has, rounded. Held-out loss is
+computed by plain transformers and PEFT for all adapters on the base in FP32; answers to the test rows are judged by
+`launcher eval` on the base in BF16, also for adapters that were trained on a base in FP8 or NF4 (QLoRA).
 
     python -m benchmarks.peers.quality run --base FOLDER --data FOLDER --out quality.jsonl --tools launcher trl --jobs 9
     python -m benchmarks.peers.quality table quality.jsonl
