@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -67,8 +69,13 @@ def has_ended(parent: int, outcome: Outcome | None) -> bool:
     return outcome is not None and outcome.is_final and outcome.pid == parent
 
 
-def redirect_stderr(log_file: Path) -> int:
-    """Send the output of libraries to a log; return a descriptor of the console for our messages."""
+def detach_uploader(log_file: Path, parent: int) -> int:
+    """Ignore stop signals and send the output of libraries to a log; return a descriptor of the console.
+
+    Our messages go to the console until the training `parent` has ended.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the end of a stopped run is logged, too
     sys.stderr.flush()
     console_fd = os.dup(2)
     with suppress(OSError), open_log(log_file) as file:
@@ -76,10 +83,12 @@ def redirect_stderr(log_file: Path) -> int:
     sys.stderr = os.fdopen(console_fd, "w", buffering=1)
     redact_output()
     configure()
+    if parent:
+        threading.Thread(target=_close_console_with_parent, args=(console_fd, parent), daemon=True).start()
     return console_fd
 
 
-def close_console_with_parent(console_fd: int, parent: int) -> None:
+def _close_console_with_parent(console_fd: int, parent: int) -> None:
     """Release the console when the training ends, so that a reader of its output does not wait for the upload."""
     while os.getppid() == parent:
         time.sleep(POLL_SECONDS)

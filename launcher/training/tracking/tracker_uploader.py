@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,13 +23,7 @@ from launcher.core.run_paths import RunPaths, write_text_atomically
 from launcher.plan import Plan, load_plan
 from launcher.runs.record import MlflowTrace, load_outcome
 from launcher.runs.wandb_settings import make_config, make_summary
-from launcher.training.tracking.follow_run import (
-    POLL_SECONDS,
-    MetricsTail,
-    close_console_with_parent,
-    has_ended,
-    redirect_stderr,
-)
+from launcher.training.tracking.follow_run import POLL_SECONDS, MetricsTail, detach_uploader, has_ended
 from launcher.training.tracking.tracker_process import TITLES
 
 log = get_logger(__name__)
@@ -160,19 +152,15 @@ class Mlflow:
 BACKENDS: dict[str, Callable[[Plan, RunPaths], Backend]] = {"tensorboard": TensorBoard, "mlflow": Mlflow}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Log the run until it ends."""
     parser = argparse.ArgumentParser(prog="launcher.training.tracking.tracker_uploader", description=__doc__)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--to", choices=tuple(BACKENDS), required=True)
     parser.add_argument("--parent", type=int, default=0, help="process id of the training; 0: log what is there")
-    options = parser.parse_args(argv)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the end of a stopped run is logged, too
+    options = parser.parse_args()
     paths, title = RunPaths(options.run_dir), TITLES[options.to]
-    console_fd = redirect_stderr(paths.logs / f"{options.to}.log")
-    if options.parent:
-        threading.Thread(target=close_console_with_parent, args=(console_fd, options.parent), daemon=True).start()
+    detach_uploader(paths.logs / f"{options.to}.log", options.parent)
     try:
         backend = BACKENDS[options.to](load_plan(paths.plan), paths)
         log.info(f"{title}: {backend.place}")

@@ -5,49 +5,23 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from launcher.core.errors import first_line
 from launcher.core.metrics import METRICS, TOKENS_SEEN, TOTAL_SECONDS
 from launcher.core.run_paths import RunPaths
 from launcher.plan import Plan
-from launcher.runs.record import Outcome, WandbTrace
 from launcher.runs.wandb_settings import (
     EPOCH_AXIS,
     STEP_AXIS,
-    Tracking,
     WandbProject,
     check_server,
     format_machine,
     make_config,
-    make_summary,
 )
 
 _INIT_SECONDS = 20.0  # for a server that does not respond; wandb's default is 90
 _FLUSH_SECONDS = 1  # unflushed records are lost if this process is killed
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OpenedRun:
-    """A W&B run that rows can be logged to."""
-
-    run: Any
-    run_id: str
-    project: str
-    mode: Literal["online", "offline"]
-    url: str | None
-    root: str  # the run directory
-    folder: str  # W&B's folder in it
-    reason: str  # of the mode
-
-    def announce(self, previous: WandbTrace | None) -> str:
-        """Return the message for the console."""
-        action = "resumed" if previous is not None and previous.id == self.run_id else "logging to"
-        if self.mode == "online":
-            return f"W&B: {action} {self.url}"
-        return f"W&B: offline ({self.reason}); upload it with: wandb sync {self.root}/wandb/offline-run-*"
 
 
 class ServerUnusableError(Exception):
@@ -61,66 +35,54 @@ class NotSharedError(Exception):
     """The server does not support shared runs; node 0 logs alone."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunSpec:
-    """Which W&B run to open, and how."""
+def open_run(
+    plan: Plan,
+    paths: RunPaths,
+    place: WandbProject,
+    *,
+    run_id: str,
+    mode: Literal["online", "offline"],
+    node: int,
+    is_shared: bool,
+) -> Any:
+    """Open the W&B run; raises ServerUnusableError or NotSharedError.
 
-    run_id: str
-    place: WandbProject
-    tracking: Tracking
-    node: int = 0  # only node 0 logs metrics
-    is_shared: bool = False  # other nodes log to it, too
+    Only node 0 logs metrics. `is_shared`: other nodes log to this run, too.
+    """
+    import wandb
 
-
-def open_run(plan: Plan, paths: RunPaths, spec: RunSpec) -> OpenedRun:
-    """Open the W&B run; raises ServerUnusableError or NotSharedError."""
-    if spec.tracking.mode == "offline":
-        return _open(plan, paths, spec, "offline")
-    if trouble := check_server(os.environ):
+    is_shared = is_shared and mode == "online"
+    if mode == "online" and (trouble := check_server(os.environ)):
         raise ServerUnusableError(trouble)
     try:
-        return _open(plan, paths, spec, "online")
+        run = wandb.init(
+            project=place.project,
+            entity=place.entity,
+            group=plan.wandb.group,
+            name=plan.wandb.name or paths.run_id,
+            tags=plan.wandb.tags,
+            notes=plan.wandb.notes,
+            job_type="train",
+            id=run_id,
+            resume=None if is_shared else "allow",
+            dir=str(paths.root),
+            mode="shared" if is_shared else mode,
+            config=None if node else make_config(plan, read_manifest(paths)),
+            settings=_make_settings(plan, node, is_shared=is_shared),
+        )
+        if not node:
+            _define_axes(run)
     except Exception as error:  # wandb has no common class for refused keys, timeouts, proxies
-        if spec.is_shared:
+        if mode == "offline":
+            raise
+        if is_shared:
             raise NotSharedError from error
         cause = f"{type(error).__name__}: {first_line(error)}"
         raise ServerUnusableError(f"the server cannot be used: {cause}") from error
+    return run
 
 
-def _open(plan: Plan, paths: RunPaths, spec: RunSpec, mode: Literal["online", "offline"]) -> OpenedRun:
-    import wandb
-
-    is_shared = spec.is_shared and mode == "online"
-    run = wandb.init(
-        project=spec.place.project,
-        entity=spec.place.entity,
-        group=plan.wandb.group,
-        name=plan.wandb.name or paths.run_id,
-        tags=plan.wandb.tags,
-        notes=plan.wandb.notes,
-        job_type="train",
-        id=spec.run_id,
-        resume=None if is_shared else "allow",
-        dir=str(paths.root),
-        mode="shared" if is_shared else mode,
-        config=None if spec.node else make_config(plan, _read_manifest(paths)),
-        settings=make_settings(plan, spec.node, is_shared=is_shared),
-    )
-    if not spec.node:
-        _define_axes(run)
-    return OpenedRun(
-        run=run,
-        run_id=str(run.id),
-        project=spec.place.project,
-        mode=mode,
-        url=str(run.url) if mode == "online" else None,
-        root=str(paths.root),
-        folder=f"wandb/{Path(str(run.settings.sync_dir)).name}",
-        reason=spec.tracking.reason,
-    )
-
-
-def make_settings(plan: Plan, node: int, *, is_shared: bool) -> Any:
+def _make_settings(plan: Plan, node: int, *, is_shared: bool) -> Any:
     """Return settings that send no command line, console, code, packages or host name, which may be private.
 
     Every node of a shared run logs its own system metrics.
@@ -159,11 +121,6 @@ def _define_axes(run: Any) -> None:
     run.define_metric("eval/*", step_metric=STEP_AXIS)
 
 
-def write_summary(run: Any, paths: RunPaths, outcome: Outcome) -> None:
-    """Log the outcome to the table of runs."""
-    run.summary.update(make_summary(paths, outcome))
-
-
 def log_artifacts(run: Any, plan: Plan, paths: RunPaths) -> None:
     """Upload the artifacts that the plan requests: the adapter, the manifest."""
     import wandb
@@ -179,5 +136,6 @@ def log_artifacts(run: Any, plan: Plan, paths: RunPaths) -> None:
         run.log_artifact(artifact)
 
 
-def _read_manifest(paths: RunPaths) -> object:
+def read_manifest(paths: RunPaths) -> object:
+    """Return the manifest of a run."""
     return json.loads(paths.manifest.read_text(encoding="utf-8"))

@@ -8,17 +8,13 @@ wrote is still logged.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from launcher.core.errors import ExitCode, LauncherError, first_line
 from launcher.core.log import get_logger
@@ -28,34 +24,27 @@ from launcher.runs.record import Outcome, WandbTrace, load_outcome
 from launcher.runs.wandb_settings import (
     EPOCH_AXIS,
     STEP_AXIS,
-    Tracking,
     decide_tracking,
     get_project,
     load_trace,
     make_config,
     make_id,
+    make_summary,
     write_trace,
 )
-from launcher.training.tracking.follow_run import (
-    POLL_SECONDS,
-    MetricsTail,
-    close_console_with_parent,
-    has_ended,
-    redirect_stderr,
-)
+from launcher.training.tracking.follow_run import POLL_SECONDS, MetricsTail, detach_uploader, has_ended
 from launcher.training.tracking.wandb_run import (
     NotSharedError,
-    OpenedRun,
-    RunSpec,
     ServerUnusableError,
     log_artifacts,
     open_run,
-    write_summary,
+    read_manifest,
 )
 
 log = get_logger(__name__)
 
 LOG = "wandb.log"
+_MODULE = "launcher.training.tracking.wandb_uploader"
 _SERVER_VARIABLES = (
     "WANDB_API_KEY",
     "WANDB_IDENTITY_TOKEN_FILE",
@@ -69,30 +58,9 @@ _MAX_RESTARTS = 3  # after W&B's own service has died
 _FINISH_SECONDS = 300.0  # for the final upload; the training waits for less
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
-    """Command line of the uploader."""
-
-    run_dir: Path
-    parent: int
-    node: int
-    run_id: str | None
-    restarts: int
-    is_alone: bool
-    offline_reason: str
-
-    def to_arguments(self) -> list[str]:
-        """Return the command line, for a restart."""
-        words = [str(self.run_dir), "--parent", str(self.parent), "--node", str(self.node)]
-        words += ["--restarts", str(self.restarts)]
-        words += ["--id", self.run_id] if self.run_id else []
-        words += ["--offline-reason", self.offline_reason] if self.offline_reason else []
-        return [*words, "--alone"] if self.is_alone else words
-
-
-def parse_options(argv: Sequence[str] | None = None) -> Options:
+def parse_options() -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="launcher.training.tracking.wandb_uploader", description=__doc__)
+    parser = argparse.ArgumentParser(prog=_MODULE, description=__doc__)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument(
         "--parent", type=int, default=0, help="process id of the training; 0: log what is there and exit"
@@ -102,43 +70,24 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     parser.add_argument("--restarts", type=int, default=0, help="how often the uploader has restarted itself")
     parser.add_argument("--alone", dest="is_alone", action="store_true", help="other nodes do not log to this run")
     parser.add_argument("--offline-reason", default="", help="log offline for this reason")
-    return Options(**vars(parser.parse_args(argv)))
+    return parser.parse_args()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Restarter:
-    """Replaces this process by a new uploader; wandb cannot be initialized twice in one process."""
-
-    options: Options
-    console_fd: int
-    environment: dict[str, str]  # before WANDB_* variables were removed
-
-    def restart(self, *, restarts: int, offline_reason: str = "", is_alone: bool = False) -> NoReturn:
-        """Execute a new uploader with the same process id, so that it stays the training's child."""
-        old = self.options
-        options = replace(
-            old,
-            restarts=restarts,
-            offline_reason=offline_reason or old.offline_reason,
-            is_alone=is_alone or old.is_alone,
-        )
-        sys.stderr.flush()
-        os.dup2(self.console_fd, 2)
-        command = [sys.executable, "-m", "launcher.training.tracking.wandb_uploader", *options.to_arguments()]
-        os.execve(sys.executable, command, self.environment)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Log the run until it ends; falls back to offline mode, and restarts after a failure of W&B's service."""
-    options = parse_options(argv)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the end of a stopped run is logged, too
+    options = parse_options()
     paths = RunPaths(options.run_dir)
-    restarter = Restarter(options=options, console_fd=redirect_stderr(paths.logs / LOG), environment=dict(os.environ))
-    if options.parent:
-        watch = (restarter.console_fd, options.parent)
-        threading.Thread(target=close_console_with_parent, args=watch, daemon=True).start()
+    environment = dict(os.environ)  # before WANDB_* variables are removed
+    console_fd = detach_uploader(paths.logs / LOG, options.parent)
     trace = load_trace(paths)
+
+    def restart(*more: str) -> NoReturn:
+        """Replace this process, which stays the training's child: wandb cannot be initialized twice in one process."""
+        sys.stderr.flush()
+        os.dup2(console_fd, 2)
+        # The last value of an option counts.
+        os.execve(sys.executable, [sys.executable, "-m", _MODULE, *sys.argv[1:], *more], environment)
+
     try:
         return Uploader(paths, load_plan(paths.plan), options, trace).run()
     except LauncherError as error:
@@ -147,14 +96,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ServerUnusableError, NotSharedError) as error:
         if options.node:
             return int(ExitCode.DONE)  # node 0 reports the reason
-        restarter.restart(restarts=0, offline_reason=str(error), is_alone=True)
+        restart("--restarts", "0", "--alone", *(["--offline-reason", str(error)] if str(error) else []))
     except Exception as error:  # raised by wandb, of any type
         cause = f"{type(error).__name__}: {first_line(error)}"
         reset_trace(paths, trace)
         if options.restarts < _MAX_RESTARTS:
-            restarter.restart(restarts=options.restarts + 1)
+            restart("--restarts", str(options.restarts + 1))
         if not options.offline_reason:
-            restarter.restart(restarts=0, offline_reason=f"its own service fails: {cause}")
+            restart("--restarts", "0", "--offline-reason", f"its own service fails: {cause}")
         log.info(f"W&B: logging stopped: {cause}; {paths.logs / LOG}")
         return int(ExitCode.DONE)  # reported
 
@@ -162,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 class Uploader:
     """Logs metrics, config and outcome of a run directory to one W&B run."""
 
-    def __init__(self, paths: RunPaths, plan: Plan, options: Options, previous: WandbTrace | None) -> None:
+    def __init__(self, paths: RunPaths, plan: Plan, options: argparse.Namespace, previous: WandbTrace | None) -> None:
         """`previous` is the trace of an earlier attempt."""
         self._paths, self._plan, self._options, self._previous = paths, plan, options, previous
         self._trace_saved_at = time.monotonic()
@@ -175,28 +124,37 @@ class Uploader:
         if tracking.mode == "disabled":
             return 0
         options, previous = self._options, self._previous
-        if options.offline_reason:
-            tracking = Tracking(mode="offline", reason=options.offline_reason)
-        place = get_project(self._plan.wandb, os.environ)
-        clean_environment(is_online=tracking.mode == "online")
-        spec = RunSpec(
+        mode: Literal["online", "offline"] = "offline" if options.offline_reason else tracking.mode
+        place = get_project(wandb, os.environ)
+        clean_environment(is_online=mode == "online")
+        run = open_run(
+            self._plan,
+            self._paths,
+            place,
             run_id=options.run_id or (previous.id if previous else make_id(self._paths.run_id)),
-            place=place,
-            tracking=tracking,
+            mode=mode,
             node=options.node,
             is_shared=self._plan.hardware.nodes > 1 and not options.is_alone,
         )
-        opened = open_run(self._plan, self._paths, spec)
         if options.node:
             while os.getppid() == options.parent:  # the outcome may be on node 0's disk only
                 time.sleep(POLL_SECONDS)
         else:
+            known = previous if previous is not None and previous.id == run.id else None
             if not options.restarts:
-                log.info(opened.announce(previous))
-            self._trace = save_trace(self._paths, previous, opened)
-            self._follow(opened.run)
-        self._finish(opened)
+                log.info(
+                    self._announce(run, mode, options.offline_reason or tracking.reason, is_known=known is not None)
+                )
+            self._trace = save_trace(self._paths, known, run, place.project, mode)
+            self._follow(run)
+        self._finish(run)
         return 0
+
+    def _announce(self, run: Any, mode: str, reason: str, *, is_known: bool) -> str:
+        """Return the message for the console."""
+        if mode == "online":
+            return f"W&B: {'resumed' if is_known else 'logging to'} {run.url}"
+        return f"W&B: offline ({reason}); upload it with: wandb sync {self._paths.root}/wandb/offline-run-*"
 
     def _follow(self, run: Any) -> None:
         """Log metrics and run metadata to W&B until the training has ended."""
@@ -219,8 +177,7 @@ class Uploader:
         if outcome.data_key is None or facts == self._logged_facts:
             return
         self._logged_facts = facts
-        manifest = json.loads(self._paths.manifest.read_text(encoding="utf-8"))
-        config = make_config(load_plan(self._paths.plan), manifest, outcome)
+        config = make_config(load_plan(self._paths.plan), read_manifest(self._paths), outcome)
         process = {"observed": outcome.observed, "versions": outcome.versions, "git_commit": outcome.git_commit}
         run.config.update({**config, **process, "num_steps": outcome.num_steps}, allow_val_change=True)
 
@@ -233,16 +190,16 @@ class Uploader:
             with suppress(LauncherError):  # disk full: rows are logged again after a restart
                 write_trace(self._paths, self._trace)
 
-    def _finish(self, opened: OpenedRun) -> None:
+    def _finish(self, run: Any) -> None:
         """Log summary and artifacts. A training that ended without a final outcome has crashed."""
-        outcome, run = load_outcome(self._paths.outcome), opened.run
+        outcome = load_outcome(self._paths.outcome)
         if outcome is not None and not outcome.is_final:
             outcome = outcome.model_copy(update={"status": "crashed", "exit_code": int(ExitCode.RUN_FAILED)})
         limit = threading.Timer(_FINISH_SECONDS, lambda: os._exit(int(ExitCode.RUN_FAILED)))
         limit.daemon = True
         limit.start()
         if outcome is not None and not self._options.node:
-            write_summary(run, self._paths, outcome)
+            run.summary.update(make_summary(self._paths, outcome))
             if outcome.status == "stopped":
                 run.mark_preempting()
             if outcome.status == "done":
@@ -258,16 +215,19 @@ def clean_environment(*, is_online: bool) -> None:
     os.environ["WANDB_SILENT"] = "true"  # messages to users are printed here
 
 
-def save_trace(paths: RunPaths, previous: WandbTrace | None, opened: OpenedRun) -> WandbTrace:
-    """Write the trace of this W&B run; a new W&B run logs all rows from the beginning."""
-    known = previous if previous is not None and previous.id == opened.run_id else None
+def save_trace(
+    paths: RunPaths, known: WandbTrace | None, run: Any, project: str, mode: Literal["online", "offline"]
+) -> WandbTrace:
+    """Write the trace of this W&B run; one that is not `known` logs all rows from the beginning."""
     folders = () if known is None else known.folders
+    if mode == "offline":
+        folders = (*folders, f"wandb/{Path(run.settings.sync_dir).name}")
     trace = WandbTrace(
-        id=opened.run_id,
-        project=opened.project,
-        mode=opened.mode,
-        url=opened.url,
-        folders=(*folders, opened.folder) if opened.mode == "offline" else folders,
+        id=run.id,
+        project=project,
+        mode=mode,
+        url=run.url if mode == "online" else None,
+        folders=folders,
         told_seconds=0.0 if known is None else known.told_seconds,
     )
     with suppress(LauncherError):
