@@ -132,6 +132,15 @@ def collate(packs: Sequence[Pack | None], shape: BatchShape) -> PackedBatch:
     )
 
 
+def collate_lengths(document_lengths: tuple[int, ...]) -> PackedBatch:
+    """Collate documents of these lengths whose tokens do not matter, to check attention."""
+    total, lengths = sum(document_lengths), np.array(document_lengths, dtype=np.int32)
+    zeros = np.zeros(total, dtype=np.int32)
+    pack = Pack(zeros, np.ones(total, dtype=np.uint8), lengths, np.zeros(len(lengths), dtype=np.int64))
+    shape = BatchShape(micro_batch_size=1, sequence_length=total, document_sizes=(len(lengths),), is_packed=True)
+    return collate([pack], shape)
+
+
 def _join(arrays: list[npt.NDArray[np.int32]]) -> IntArray:
     return np.concatenate([np.zeros(0, dtype=np.int64), *arrays])
 

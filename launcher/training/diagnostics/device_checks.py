@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,7 @@ def check_tf32() -> Passed:
 
 def check_attention(backend: AttentionBackend) -> Passed:
     """Compare forward and backward over packed documents with each document alone."""
+    from launcher.training.data.collate import collate_lengths
     from launcher.training.model.attention import BACKENDS
 
     device = _device()
@@ -143,7 +145,7 @@ def check_attention(backend: AttentionBackend) -> Passed:
     total = sum(_LENGTHS)
     shapes = [(1, heads, total, _HEAD_DIM) for heads in (_NUM_HEADS, _NUM_KV_HEADS, _NUM_KV_HEADS)]
     tensors = [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
-    batch = _make_batch(device)
+    batch = collate_lengths(_LENGTHS).to(device)
     query, key, value = tensors
     out = BACKENDS[backend].kernel(query, key, value, BACKENDS[backend].build_metadata(batch), None, None, None)
     gradients = torch.autograd.grad(out.float().square().sum(), tensors)
@@ -157,24 +159,6 @@ def check_attention(backend: AttentionBackend) -> Passed:
 
 def _relative_difference(tensor: torch.Tensor, expected: torch.Tensor) -> float:
     return float((tensor - expected).norm() / expected.norm())
-
-
-def _make_batch(device: torch.device) -> Any:
-    """Build a batch like the loader does; the tokens do not matter here."""
-    import numpy as np
-
-    from launcher.corpus.pack_file import Pack
-    from launcher.training.data.collate import BatchShape, collate
-
-    total = sum(_LENGTHS)
-    pack = Pack(
-        np.ones(total, dtype=np.int32),
-        np.ones(total, dtype=np.bool_),
-        np.array(_LENGTHS, dtype=np.int32),
-        np.arange(len(_LENGTHS)),
-    )
-    shape = BatchShape(micro_batch_size=1, sequence_length=total, document_sizes=(len(_LENGTHS),), is_packed=True)
-    return collate([pack], shape).to(device)
 
 
 def _attend_separately(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
@@ -246,16 +230,12 @@ def check_spill() -> Passed:
     return Passed("allocated more memory than is free: the driver spills into host memory", spills=1.0)
 
 
-def _attention(backend: AttentionBackend) -> CheckFunction:
-    return lambda: check_attention(backend)
-
-
 CHECKS: tuple[tuple[str, CheckFunction], ...] = (
     ("BF16", check_bf16),
     ("TF32", check_tf32),
-    ("attention: sdpa", _attention("sdpa")),
-    ("attention: varlen", _attention("varlen")),
-    ("attention: triton", _attention("triton")),
+    ("attention: sdpa", partial(check_attention, "sdpa")),
+    ("attention: varlen", partial(check_attention, "varlen")),
+    ("attention: triton", partial(check_attention, "triton")),
     ("copies", check_copies),
     ("peer access", check_peers),
     ("spill", check_spill),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -100,8 +101,8 @@ CHECKS: tuple[tuple[str, CheckFunction], ...] = (
     ("training packages", check_training_packages),
     ("bitsandbytes", check_bitsandbytes),
     ("deepspeed", check_deepspeed),
-    ("flash_attn", lambda: check_flash_attention("flash_attn")),
-    ("flash_attn_interface", lambda: check_flash_attention("flash_attn_interface")),
-    ("flash_attn.cute", lambda: check_flash_attention("flash_attn.cute")),
+    ("flash_attn", partial(check_flash_attention, "flash_attn")),
+    ("flash_attn_interface", partial(check_flash_attention, "flash_attn_interface")),
+    ("flash_attn.cute", partial(check_flash_attention, "flash_attn.cute")),
     ("fused loss", check_fused_loss),
 )

@@ -7,7 +7,7 @@ CUDA graph has no such gaps, so its gradients are reduced afterwards, in one mes
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -23,17 +23,6 @@ if TYPE_CHECKING:
     from launcher.training.engine.engine import Engine
 
 T = TypeVar("T")
-
-_DTYPES: Mapping[str, torch.dtype] = {
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F64": torch.float64,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,11 +55,10 @@ class TensorFile:
     def entries(self) -> tuple[TensorEntry, ...]:
         """List the tensors, sorted by name."""
         with safe_open(str(self.file), framework="pt", device="cpu") as source:
-            return tuple(
-                TensorEntry(name=name, shape=tuple(stored.get_shape()), dtype=_DTYPES[stored.get_dtype()])
-                for name in sorted(source.keys())
-                for stored in [source.get_slice(name)]
-            )
+            tensors = {name: source.get_tensor(name) for name in sorted(source.keys())}  # mapped, not read
+        return tuple(
+            TensorEntry(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype) for name, tensor in tensors.items()
+        )
 
     def read(self, entry: TensorEntry) -> Tensor:
         """Read a tensor into host memory."""

@@ -5,10 +5,10 @@ The totals are part of the metrics: a resumed run reads in its last row what was
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+
+import psutil
 
 from launcher.core import metrics
 from launcher.core.metrics import LOST_SECONDS, CutMetrics, StepMetrics
@@ -81,7 +81,4 @@ def get_total_seconds(rows: Iterable[StepMetrics]) -> float:
 
 def read_process_start() -> float:
     """Return when this process started, on the monotonic clock, so that imports count as start-up time."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    ticks = int(fields[19])  # starttime, field 22: since boot
-    age = float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
-    return time.monotonic() - max(0.0, age)
+    return time.monotonic() - max(0.0, time.time() - psutil.Process().create_time())

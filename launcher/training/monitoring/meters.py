@@ -184,10 +184,7 @@ class HostMeter(Meter):
 
     def read(self, stats: StepStats) -> dict[str, float]:  # noqa: ARG002
         """Return the load average of the last minute, per core."""
-        try:
-            return {metrics.HOST_LOAD: os.getloadavg()[0] / (os.cpu_count() or 1)}
-        except OSError:
-            return {}
+        return {metrics.HOST_LOAD: os.getloadavg()[0] / (os.cpu_count() or 1)}
 
 
 class GoodputMeter(Meter):

@@ -25,14 +25,7 @@ _KINDS = (
 )
 _OTHER = "others"
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
-    """Start and end of a GPU kernel, in seconds."""
-
-    name: str
-    start: float
-    end: float
+Span = tuple[float, float]  # start and end of a GPU kernel, in seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +75,7 @@ def summarize(
     """Summarize a trace. Without GPU there are no `spans`, and `costs` are CPU operations."""
     ordered = tuple(sorted(costs, key=lambda cost: cost.seconds, reverse=True))
     if spans:  # excludes the wait for the empty queue at both ends
-        seconds = max(span.end for span in spans) - min(span.start for span in spans)
+        seconds = max(end for _, end in spans) - min(start for start, _ in spans)
     return ProfileSummary(
         first_step=first_step,
         last_step=last_step,
@@ -96,10 +89,10 @@ def summarize(
 
 def _union(spans: Sequence[Span]) -> float:
     """Return the time covered by spans; overlapping streams count once."""
-    total, end = 0.0, float("-inf")
-    for span in sorted(spans, key=lambda span: span.start):
-        total += max(0.0, span.end - max(span.start, end))
-        end = max(end, span.end)
+    total, covered_until = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, covered_until))
+        covered_until = max(covered_until, end)
     return total
 
 

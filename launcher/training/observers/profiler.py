@@ -113,7 +113,7 @@ def list_costs(traced: Any, is_cuda: bool) -> list[Cost]:
 def list_spans(traced: Any) -> list[Span]:
     """Return the time spans of kernels and copies on the GPU."""
     return [
-        Span(name=event.name, start=event.time_range.start * _MICRO, end=event.time_range.end * _MICRO)
+        (event.time_range.start * _MICRO, event.time_range.end * _MICRO)
         for event in traced.events()
         if _is_kernel(event)
     ]

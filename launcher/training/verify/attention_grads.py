@@ -15,9 +15,8 @@ from torch import Tensor
 
 from launcher.core.choices import Dtype
 from launcher.core.errors import RunFailedError
-from launcher.corpus.pack_file import Pack
 from launcher.plan.model import Plan
-from launcher.training.data.collate import BatchShape, PackedBatch, collate
+from launcher.training.data.collate import PackedBatch, collate_lengths
 from launcher.training.model.attention import Backend
 from launcher.training.model.base_model import DTYPES
 from launcher.training.model.packed_lm import PackedCausalLM
@@ -48,7 +47,7 @@ def collect_variants(module: PackedCausalLM) -> list[Variant]:
 
 def check_attention_grads(plan: Plan, backend: Backend, device: torch.device, variants: Sequence[Variant]) -> float:
     """Return the largest relative difference of dQ, dK and dV, and raise RunFailedError if it exceeds rounding."""
-    batch = _make_batch().to(device)
+    batch = collate_lengths(_LENGTHS).to(device)
     dtype = DTYPES[plan.precision.compute_dtype]
     generator = torch.Generator().manual_seed(0)
     counts = plan.base.num_heads, plan.base.num_kv_heads, plan.base.num_kv_heads
@@ -81,12 +80,3 @@ def _compute_grads(
         out = backend.kernel(query, key, value, backend.build_metadata(batch), *variant)
         (out.float() * do).sum().backward()
     return [leaf.grad if leaf.grad is not None else torch.full_like(leaf, float("nan")) for leaf in leaves]
-
-
-def _make_batch() -> PackedBatch:
-    total = sum(_LENGTHS)
-    lengths = np.array(_LENGTHS, dtype=np.int32)
-    zeros = np.zeros(total, dtype=np.int32)
-    pack = Pack(zeros, np.ones(total, dtype=np.uint8), lengths, np.zeros(len(_LENGTHS), dtype=np.int64))
-    shape = BatchShape(micro_batch_size=1, sequence_length=total, document_sizes=(len(_LENGTHS),), is_packed=True)
-    return collate([pack], shape)

@@ -10,7 +10,6 @@ pytest.importorskip("torch", reason="pip install 'expert-launcher[train]'")
 
 from launcher.training.observers.profile_summary import (
     Cost,
-    Span,
     classify_kernel,
     describe_idle_time,
     render_summary,
@@ -19,12 +18,8 @@ from launcher.training.observers.profile_summary import (
 from tests.conftest import ROOT
 
 
-def span(start: float, end: float) -> Span:
-    return Span(name="kernel", start=start, end=end)
-
-
 def test_kernels_that_overlap_count_once() -> None:
-    spans = [span(0.0, 0.4), span(0.2, 0.5), span(0.3, 0.35), span(0.8, 1.0)]
+    spans = [(0.0, 0.4), (0.2, 0.5), (0.3, 0.35), (0.8, 1.0)]
     summary = summarize(10, 11, 1.0, [Cost(name="x", seconds=0.9, count=2)], spans)
     assert summary.idle_seconds == pytest.approx(0.3)
     assert "was idle for 30.0 % of it: the host is the bottleneck" in describe_idle_time(summary)
@@ -32,7 +27,7 @@ def test_kernels_that_overlap_count_once() -> None:
 
 def test_idle_time_refers_to_untraced_steps() -> None:
     """Tracing stretches two steps of 0.5 s to 1.2 s; their kernels take 0.98 s in total."""
-    spans = [span(10.0, 10.48), span(10.7, 11.18), span(11.18, 11.2)]
+    spans = [(10.0, 10.48), (10.7, 11.18), (11.18, 11.2)]
     summary = summarize(7, 8, 9.0, [Cost(name="x", seconds=0.98, count=3)], spans, [9.0, 0.5, 0.5, 0.5])
     assert summary.seconds == pytest.approx(1.2)
     assert summary.idle_share == pytest.approx(0.02)
@@ -71,7 +66,7 @@ def test_every_own_kernel_has_a_kind() -> None:
 
 def test_kernels_are_sorted_by_time_per_step() -> None:
     costs = [Cost(name=f"gemm_{index}", seconds=index / 100, count=4) for index in range(1, 14)]
-    text = render_summary(summarize(3, 4, 9.0, costs, [span(0.0, 0.99), span(0.99, 1.0)]))
+    text = render_summary(summarize(3, 4, 9.0, costs, [(0.0, 0.99), (0.99, 1.0)]))
     rows = [line for line in text.splitlines() if line.startswith("| `gemm_")]
     assert len(rows) == 10
     assert rows[0] == "| `gemm_13` | 65.00 | 14.3 % | 2 |"
