@@ -46,16 +46,8 @@ def check_torch() -> Passed:
         return Passed(f"{version}, built for {'CUDA ' + built if built else 'the CPU'}", gpus=0.0)
     torch.zeros(1, device="cuda")  # raises if the driver is too old
     count, name = torch.cuda.device_count(), torch.cuda.get_device_name(0)
-    return Passed(f"{version}, CUDA {built}{_format_nccl()}, sees {count} x {name}", gpus=float(count))
-
-
-def _format_nccl() -> str:
-    from torch.cuda import nccl
-
-    try:
-        return f", NCCL {'.'.join(map(str, nccl.version()))}"
-    except AttributeError:  # built without NCCL
-        return ""
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    return Passed(f"{version}, CUDA {built}, NCCL {nccl}, sees {count} x {name}", gpus=float(count))
 
 
 def check_bf16() -> Passed:

@@ -12,7 +12,7 @@ from statistics import fmean, median
 
 from launcher.core import metrics as names
 from launcher.core.log import get_logger
-from launcher.core.metrics import StepMetrics, load_metrics
+from launcher.core.metrics import StepMetrics, find_values, load_metrics
 from launcher.core.processes import LAUNCHER_TERMINAL
 from launcher.core.units import format_count, format_duration, format_percent
 from launcher.training.engine.run import TrainingRun
@@ -60,10 +60,7 @@ class Console(Observer):
 
     def __init__(self) -> None:
         self._is_terminal = os.environ.get(LAUNCHER_TERMINAL) == "1" or sys.stderr.isatty()
-        self._seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
-        self._waits: deque[float] = deque(maxlen=_RECENT_STEPS)
-        self._rates: deque[float] = deque(maxlen=_RECENT_STEPS)
-        self._mfus: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._recent: deque[StepMetrics] = deque(maxlen=_RECENT_STEPS)
         self._epoch = _Epoch()
         self._began = time.monotonic()
         self._first = 0
@@ -87,11 +84,7 @@ class Console(Observer):
         """Print a line every logging_steps, and move the progress bar."""
         if not run.engine.is_main:
             return
-        self._seconds.append(metrics.values[names.STEP_SECONDS])
-        self._waits.append(metrics.values[names.DATA_WAIT_SECONDS])
-        self._rates.append(metrics.values[names.TOKENS_PER_SECOND])
-        if names.DEVICE_MFU in metrics.values:
-            self._mfus.append(metrics.values[names.DEVICE_MFU])
+        self._recent.append(metrics)
         is_line = metrics.step % run.plan.schedule.logging_steps == 0 or metrics.step in (1, run.num_steps)
         text = self._describe(run, metrics)
         if is_line:
@@ -125,15 +118,18 @@ class Console(Observer):
 
     def _describe(self, run: TrainingRun, metrics: StepMetrics) -> str:
         """Format speed as the median of recent steps, so that one stall does not hide it."""
-        values, seconds = metrics.values, median(self._seconds)
-        parts = [f"loss {values[names.TRAIN_LOSS]:.4f}", f"{format_count(median(self._rates))} tokens/s"]
-        if self._mfus:
-            parts.append(f"MFU {format_percent(median(self._mfus))}")
+        seconds, waits, rates, mfus = (
+            find_values(self._recent, name)
+            for name in (names.STEP_SECONDS, names.DATA_WAIT_SECONDS, names.TOKENS_PER_SECOND, names.DEVICE_MFU)
+        )
+        parts = [f"loss {metrics.values[names.TRAIN_LOSS]:.4f}", f"{format_count(median(rates))} tokens/s"]
+        if mfus:
+            parts.append(f"MFU {format_percent(median(mfus))}")
         peak = metrics.get(names.PEAK_ALLOCATED_GIB)
         if peak is not None:
             parts.append(f"VRAM {peak:.1f} GiB")
-        parts.append(f"data wait {format_percent(sum(self._waits) / max(1e-9, sum(self._seconds)))}")
-        parts.append(f"{format_duration(seconds * (run.num_steps - metrics.step))} left")
+        parts.append(f"data wait {format_percent(sum(waits) / max(1e-9, sum(seconds)))}")
+        parts.append(f"{format_duration(median(seconds) * (run.num_steps - metrics.step))} left")
         return "  ".join(parts)
 
     def _draw_bar(self, run: TrainingRun, metrics: StepMetrics, text: str) -> None:

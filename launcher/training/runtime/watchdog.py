@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Literal
 
 from launcher.core.errors import ExitCode, RunFailedError
 from launcher.core.processes import find_children
+from launcher.training.runtime.rendezvous import connect_store
 
 _POLL_SECONDS = 1.0
 _PUBLISH_SECONDS = 3.0
@@ -120,7 +121,7 @@ class Watchdog:
         self._silent_seconds = min(_SILENT_SECONDS, max(2 * _PUBLISH_SECONDS, limit_seconds / 2))
         self._limit = limit_seconds + (_RANK_0_FIRST_SECONDS if rank else 0.0)
         self._stacks, self._on_hang = stacks, on_hang
-        self._statuses = _SharedStatuses(rank) if num_ranks > 1 else None
+        self._store = connect_store(timedelta(seconds=_STORE_SECONDS)) if num_ranks > 1 else None
         self._stop = threading.Event()
 
     def start(self) -> None:
@@ -135,8 +136,9 @@ class Watchdog:
     def _watch(self) -> None:
         published = 0.0
         while True:
-            if self._statuses is not None and time.monotonic() - published > _PUBLISH_SECONDS:
-                self._statuses.publish(self._heartbeat.status())
+            if self._store is not None and time.monotonic() - published > _PUBLISH_SECONDS:
+                with suppress(RuntimeError):  # what torch raises if the store is gone
+                    self._store.set(_key(self._rank), json.dumps(asdict(self._heartbeat.status())))
                 published = time.monotonic()
             if self._heartbeat.seconds > self._limit:
                 self._exit()
@@ -166,10 +168,12 @@ class Watchdog:
         return ". ".join(part for part in (f"training hangs: {what}", others, workers) if part)
 
     def _describe_others(self) -> str:
-        if self._statuses is None:
+        if self._store is None:
             return ""
-        statuses = self._statuses.read(self._num_ranks)
-        if statuses is None:
+        try:
+            published = [rank for rank in range(self._num_ranks) if self._store.check([_key(rank)])]
+            statuses = {rank: RankStatus(**json.loads(self._store.get(_key(rank)))) for rank in published}
+        except RuntimeError:
             return "The rendezvous store does not respond: the process that hosts it, or its node, is frozen"
         lines = []
         for rank in range(self._num_ranks):
@@ -187,29 +191,9 @@ class Watchdog:
         return "; ".join(lines)
 
 
-class _SharedStatuses:
-    """The statuses of all ranks, in the rendezvous store."""
-
-    def __init__(self, rank: int) -> None:
-        from launcher.training.runtime.rendezvous import connect_store
-
-        self._prefix = "launcher/heartbeat"  # values of an earlier attempt are overwritten at once
-        self._rank = rank
-        self._store = connect_store(timedelta(seconds=_STORE_SECONDS))
-
-    def publish(self, status: RankStatus) -> None:
-        try:
-            self._store.set(f"{self._prefix}/{self._rank}", json.dumps(asdict(status)))
-        except RuntimeError:  # what torch raises if the store is gone
-            return
-
-    def read(self, num_ranks: int) -> dict[int, RankStatus] | None:
-        """Return the status of each rank that published one, or None if the store does not respond."""
-        try:
-            published = [rank for rank in range(num_ranks) if self._store.check([f"{self._prefix}/{rank}"])]
-            return {rank: RankStatus(**json.loads(self._store.get(f"{self._prefix}/{rank}"))) for rank in published}
-        except RuntimeError:
-            return None
+def _key(rank: int) -> str:
+    """Return the key of a rank's status in the rendezvous store; an earlier attempt's value is overwritten at once."""
+    return f"launcher/heartbeat/{rank}"
 
 
 def describe_workers() -> str:

@@ -75,10 +75,7 @@ def check_packing(
         _, leaking_hidden = _forward(model, _without_boundaries(packed))
         _, other_hidden = _forward(model, _with_other_first(packed, lengths[0]))
         with _transformers_attention(module):
-            alone = [
-                _forward(model, collate_documents([document], plan).to(device), is_reference=True)
-                for document in documents
-            ]
+            alone = _forward_alone(model, documents, plan, device)
             rounded = _forward_rounded(plan, module, model, documents, device) if _is_mixture(module) else []
     reference = _cut((states for _, states in alone), lengths)
     total = sum(float(loss) for loss, _ in alone)
@@ -117,10 +114,7 @@ def _try_exact(plan: Plan, module: PackedCausalLM, documents: list[Pack], device
         return []
     try:
         with eval_mode(module), torch.no_grad(), compile_disabled(), _transformers_attention(module), Upcast():
-            return [
-                _forward(module, collate_documents([document], plan).to(device), is_reference=True)
-                for document in documents
-            ]
+            return _forward_alone(module, documents, plan, device)
     except Exception as error:  # a family or a package that cannot run in FP32
         log.info(f"cannot compare with FP32 ({type(error).__name__}: {first_line(error)})")
         return []
@@ -166,10 +160,10 @@ def _forward_rounded(
 
     hook = module.base.get_input_embeddings().register_forward_hook(change)
     try:
-        alone = [_forward(model, collate_documents([one], plan).to(device), is_reference=True)[1] for one in documents]
+        alone = _forward_alone(model, documents, plan, device)
     finally:
         hook.remove()
-    return [states[: len(one.input_ids)] for states, one in zip(alone, documents, strict=True)]
+    return _cut((states for _, states in alone), [len(one.input_ids) for one in documents])
 
 
 def rounding_dtype(plan: Plan) -> Dtype:
@@ -310,6 +304,12 @@ def _with_other_first(batch: PackedBatch, length: int) -> PackedBatch:
 def _forward(model: nn.Module, batch: PackedBatch, *, is_reference: bool = False) -> tuple[Tensor, Tensor]:
     loss, hidden = model(batch, return_hidden=True, is_reference=is_reference)
     return loss, hidden.float()
+
+
+def _forward_alone(model: nn.Module, documents: list[Pack], plan: Plan, device: torch.device) -> _Results:
+    """Return what transformers computes for each document alone."""
+    batches = (collate_documents([document], plan).to(device) for document in documents)
+    return [_forward(model, batch, is_reference=True) for batch in batches]
 
 
 def _differences(packed: Tensor, alone: list[Tensor]) -> list[float]:
