@@ -16,7 +16,6 @@ from launcher.core.run_paths import RunPaths
 from launcher.corpus.store import Store
 from launcher.plan.model import Plan
 from launcher.training.engine.run import TrainingRun, assemble_run, build_model
-from launcher.training.model.attention import BACKENDS
 from launcher.training.topology_check import check_engine
 from launcher.training.verify.attention_grads import check_attention_grads, collect_variants
 from launcher.training.verify.lora_grads import check_lora_grads
@@ -70,8 +69,7 @@ def _build_and_check(
     accelerator: Accelerator,
     vocab_size: int | None,
 ) -> tuple[TrainingRun, PackingCheck]:
-    backend = BACKENDS[plan.attention.backend]
-    module = build_model(plan, folders, accelerator.device, backend)
+    module = build_model(plan, folders, accelerator.device)
     run = assemble_run(plan, paths, store, module, accelerator)
     check_engine(plan, run.engine)
     if vocab_size is not None:
@@ -81,7 +79,7 @@ def _build_and_check(
     # First, because wrong fused layers fall back to PEFT and must not be attributed to attention.
     lora_grads = check_lora_grads(plan, module, run.train.file, accelerator.device)
     check = check_packing(plan, module, run.engine.model, run.train.file, accelerator.device)
-    check_attention_grads(plan, backend, accelerator.device, collect_variants(module))
+    check_attention_grads(plan, module.backend, accelerator.device, collect_variants(module))
     return run, replace(check, lora_grads=lora_grads)
 
 

@@ -31,7 +31,6 @@ from launcher.training.engine.accelerator import build_accelerator
 from launcher.training.engine.engine import Engine
 from launcher.training.engine.run import TrainingRun, assemble_run, build_model
 from launcher.training.loop import train
-from launcher.training.model.attention import BACKENDS
 from launcher.training.observers.base import Observer
 from tests.conftest import ROOT, find_parent
 
@@ -245,7 +244,7 @@ def build(plan: Plan, store: Store, root: Path, *, is_checked: bool = True) -> T
     if is_checked:
         run, _ = build_run(plan, RunPaths(root), store, (), accelerator)
         return run
-    module = build_model(plan, (), accelerator.device, BACKENDS[plan.attention.backend])
+    module = build_model(plan, (), accelerator.device)
     return assemble_run(plan, RunPaths(root), store, module, accelerator)
 
 

@@ -38,7 +38,7 @@ from launcher.training.checkpoint.shards import (
 )
 from launcher.training.checkpoint.state_dict import gather_optimizer, gather_weights, load_optimizer, load_weights
 from launcher.training.checkpoint.weights import map_saved_names, open_weights, write_exact_weights, write_folder
-from launcher.training.engine.collectives import BroadcastTensors, TensorFile, broadcast_object, seed_rank
+from launcher.training.engine.collectives import BroadcastTensors, TensorFile, seed_rank
 from launcher.training.engine.engine import Engine
 from launcher.training.engine.run import TrainingRun
 
@@ -141,20 +141,15 @@ def write_sharded(run: TrainingRun, progress: TrainProgress, best: BestState) ->
             raise RunFailedError(f"{folder}: verification after writing failed: {damage}", hint="check the disk")
 
 
-def restore(run: TrainingRun, checkpoint: Checkpoint | None) -> None:
-    """Load a checkpoint, which rank 0 has, into the run. Every rank must call it."""
-    engine = run.engine
-    manifest = broadcast_object(engine.accelerator, None if checkpoint is None else checkpoint.manifest)
-    folder = broadcast_object(engine.accelerator, None if checkpoint is None else checkpoint.folder)
-    assert manifest is not None
-    assert folder is not None
+def restore(run: TrainingRun, checkpoint: Checkpoint) -> None:
+    """Load a checkpoint, whose files rank 0 has, into the run. Every rank must call it."""
     try:
-        _restore(run, manifest, folder)
+        _restore(run, checkpoint.manifest, checkpoint.folder)
     except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         if isinstance(error, torch.OutOfMemoryError) or is_lost_rank(error):
             raise
         raise RunFailedError(
-            f"{folder} does not fit this training: {first_line(error)}",
+            f"{checkpoint.folder} does not fit this training: {first_line(error)}",
             hint="it is of another training, or damaged: delete it to resume from the checkpoint before it",
         ) from error
 

@@ -29,7 +29,7 @@ from launcher.training.engine.collectives import broadcast_weights, seed_rank
 from launcher.training.engine.cuda_graph import GraphedMicroSteps
 from launcher.training.engine.engine import Engine
 from launcher.training.engine.optimizer import build_optimizer, build_scheduler
-from launcher.training.model.attention import BACKENDS, Backend, register_backend
+from launcher.training.model.attention import BACKENDS, register_backend
 from launcher.training.model.base_model import fingerprint_base, load_base
 from launcher.training.model.new_tokens import get_new_token_ids
 from launcher.training.model.packed_lm import PackedCausalLM
@@ -146,14 +146,12 @@ def assemble_run(
     )
 
 
-def build_model(
-    plan: Plan, folders: tuple[Path, ...], device: torch.device, backend: Backend | None = None
-) -> PackedCausalLM:
+def build_model(plan: Plan, folders: tuple[Path, ...], device: torch.device) -> PackedCausalLM:
     """Load the base and add the adapter, not yet compiled. The adapter's initial weights depend only on the seed."""
-    chosen = backend or BACKENDS[plan.attention.backend]
-    base = load_base(plan, folders, register_backend(plan.attention.backend, chosen), device)
+    backend = BACKENDS[plan.attention.backend]
+    base = load_base(plan, folders, register_backend(plan.attention.backend, backend), device)
     set_seed(plan.schedule.seed)
-    module = PackedCausalLM(add_adapter(base, plan, get_new_token_ids(plan, folders)), chosen, plan.loss_kernel)
+    module = PackedCausalLM(add_adapter(base, plan, get_new_token_ids(plan, folders)), backend, plan.loss_kernel)
     module.train()
     return module
 

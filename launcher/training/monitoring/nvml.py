@@ -41,8 +41,6 @@ class NvmlSampler:
             pynvml.nvmlInit()
             handle = _get_handle(pynvml, self._device)
             self._add(_take_sample(pynvml, handle))
-        except ImportError:
-            return "nvidia-ml-py is not installed (pip install 'expert-launcher[cuda]')"
         except Exception as error:  # NVML has one class per error code; MIG partitions have no counters
             return f"NVML error: {error}"
         self._thread = threading.Thread(
