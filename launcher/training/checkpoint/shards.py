@@ -1,4 +1,4 @@
-"""Weights and optimizer states in shards, for full fine-tuning that no host can hold at once.
+"""Read stored tensors one by one; write them in shards, for full fine-tuning that no host can hold at once.
 
 Every rank writes what it holds with torch.distributed.checkpoint, as safetensors files of limited size. DeepSpeed's
 partitions are gathered tensor by tensor and written by rank 0. Both are read by the same reader, which needs no pickle.
@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
 import torch
+import torch.distributed as dist
 from accelerate.utils import gather_object
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -28,7 +30,7 @@ from torch.distributed.tensor import DTensor
 from launcher.core.errors import InputError, RunFailedError, first_line, hint_for
 from launcher.plan.checkpoints import SHARD_BYTES
 from launcher.training.checkpoint.state_dict import StateName, collect_own, iterate_optimizer, iterate_weights
-from launcher.training.engine.collectives import TensorEntry, broadcast_object
+from launcher.training.engine.collectives import broadcast_object
 from launcher.training.engine.engine import Engine
 
 T = TypeVar("T")
@@ -167,6 +169,36 @@ def _save_own(engine: Engine, folder: Path) -> None:
         save(own, storage_writer=writer, no_dist=engine.num_ranks == 1)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorEntry:
+    """Name, shape and dtype of a stored tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFile:
+    """The tensors of a safetensors file."""
+
+    file: Path
+
+    def entries(self) -> tuple[TensorEntry, ...]:
+        """List the tensors, sorted by name."""
+        with safe_open(str(self.file), framework="pt", device="cpu") as source:
+            tensors = {name: source.get_tensor(name) for name in sorted(source.keys())}  # mapped, not read
+        return tuple(
+            TensorEntry(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype) for name, tensor in tensors.items()
+        )
+
+    def read(self, entry: TensorEntry) -> Tensor:
+        """Read a tensor into host memory."""
+        with safe_open(str(self.file), framework="pt", device="cpu") as source:
+            tensor: Tensor = source.get_tensor(entry.name)
+            return tensor
+
+
 class _Reader(HuggingFaceStorageReader):
     """A reader that reads the headers of all files once."""
 
@@ -208,6 +240,30 @@ class TensorShards:
             except CheckpointException as error:  # a BaseException
                 raise RuntimeError(f"{entry.name}: {_get_cause(error)}") from None
         return tensor
+
+
+TensorSource = TensorFile | TensorShards
+
+
+class BroadcastTensors:
+    """Stored tensors that only rank 0 needs to read. Every rank must iterate over all of them."""
+
+    def __init__(self, engine: Engine, source: TensorSource) -> None:
+        self._engine, self._source = engine, source
+        self.entries: tuple[TensorEntry, ...] = broadcast_object(
+            engine.accelerator, source.entries() if engine.is_main else ()
+        )
+
+    def __iter__(self) -> Iterator[tuple[TensorEntry, Tensor]]:
+        engine = self._engine
+        for entry in self.entries:
+            if engine.is_main:
+                tensor = self._source.read(entry).to(engine.device)
+            else:
+                tensor = torch.empty(entry.shape, dtype=entry.dtype, device=engine.device)
+            if engine.num_ranks > 1:
+                dist.broadcast(tensor, src=0)
+            yield entry, tensor
 
 
 def _get_cause(error: CheckpointException) -> str:

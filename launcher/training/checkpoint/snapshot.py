@@ -31,6 +31,8 @@ from launcher.runs.checkpoints import (
 from launcher.training.checkpoint.progress import TrainProgress
 from launcher.training.checkpoint.shards import (
     OPTIMIZER,
+    BroadcastTensors,
+    TensorFile,
     TensorShards,
     list_own,
     run_together,
@@ -38,7 +40,7 @@ from launcher.training.checkpoint.shards import (
 )
 from launcher.training.checkpoint.state_dict import gather_optimizer, gather_weights, load_optimizer, load_weights
 from launcher.training.checkpoint.weights import map_saved_names, open_weights, write_exact_weights, write_folder
-from launcher.training.engine.collectives import BroadcastTensors, TensorFile, seed_rank
+from launcher.training.engine.collectives import seed_rank
 from launcher.training.engine.engine import Engine
 from launcher.training.engine.run import TrainingRun
 

@@ -18,9 +18,8 @@ from torch import Tensor, empty, tensor
 
 from launcher.core.errors import InputError, RunFailedError, hint_for
 from launcher.core.run_paths import sync_folder, write_text_atomically
-from launcher.training.checkpoint.shards import WEIGHTS, ShardWriter, TensorShards, write_all
+from launcher.training.checkpoint.shards import WEIGHTS, ShardWriter, TensorFile, TensorShards, TensorSource, write_all
 from launcher.training.checkpoint.state_dict import gather_weights, iterate_weights
-from launcher.training.engine.collectives import TensorFile, TensorSource
 from launcher.training.engine.run import TrainingRun
 from launcher.training.model.base_model import DTYPES
 from launcher.training.model.pissa import convert_config, get_initial_lora, subtract_initial

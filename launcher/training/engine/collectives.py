@@ -7,85 +7,16 @@ CUDA graph has no such gaps, so its gradients are reduced afterwards, in one mes
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
-from safetensors import safe_open
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from launcher.training.engine.engine import Engine
-
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorEntry:
-    """Name, shape and dtype of a stored tensor."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-class TensorSource(Protocol):
-    """Stored tensors that are read one by one."""
-
-    def entries(self) -> tuple[TensorEntry, ...]:
-        """List the tensors, sorted by name."""
-        ...
-
-    def read(self, entry: TensorEntry) -> Tensor:
-        """Read a tensor into host memory."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class TensorFile:
-    """The tensors of a safetensors file."""
-
-    file: Path
-
-    def entries(self) -> tuple[TensorEntry, ...]:
-        """List the tensors, sorted by name."""
-        with safe_open(str(self.file), framework="pt", device="cpu") as source:
-            tensors = {name: source.get_tensor(name) for name in sorted(source.keys())}  # mapped, not read
-        return tuple(
-            TensorEntry(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype) for name, tensor in tensors.items()
-        )
-
-    def read(self, entry: TensorEntry) -> Tensor:
-        """Read a tensor into host memory."""
-        with safe_open(str(self.file), framework="pt", device="cpu") as source:
-            tensor: Tensor = source.get_tensor(entry.name)
-            return tensor
-
-
-class BroadcastTensors:
-    """Stored tensors that only rank 0 needs to read. Every rank must iterate over all of them."""
-
-    def __init__(self, engine: Engine, source: TensorSource) -> None:
-        self._engine, self._source = engine, source
-        self.entries: tuple[TensorEntry, ...] = broadcast_object(
-            engine.accelerator, source.entries() if engine.is_main else ()
-        )
-
-    def __iter__(self) -> Iterator[tuple[TensorEntry, Tensor]]:
-        engine = self._engine
-        for entry in self.entries:
-            if engine.is_main:
-                tensor = self._source.read(entry).to(engine.device)
-            else:
-                tensor = torch.empty(entry.shape, dtype=entry.dtype, device=engine.device)
-            if engine.num_ranks > 1:
-                dist.broadcast(tensor, src=0)
-            yield entry, tensor
 
 
 def broadcast_object(accelerator: Accelerator, value: T) -> T:

@@ -99,17 +99,8 @@ def _flatten(tensor: Tensor) -> Tensor:
 def _over_flat_tensors(attend: Kernel) -> Kernel:
     """Adapts a kernel that takes [tokens, heads, head_dim] in 16 bits."""
 
-    def run(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        metadata: AttentionMetadata,
-        sm_scale: float | None,
-        softcap: float | None,
-        window: int | None,
-    ) -> Tensor:
-        q, k, v = _flatten(query), _flatten(key), _flatten(value)
-        o = attend(q, k, v, metadata, sm_scale, softcap, window)
+    def run(query: Tensor, key: Tensor, value: Tensor, metadata: AttentionMetadata, *scores: Any) -> Tensor:
+        o = attend(_flatten(query), _flatten(key), _flatten(value), metadata, *scores)
         return o.unsqueeze(0).to(value.dtype)  # not the query's dtype, which a norm may leave in FP32
 
     return run

@@ -60,20 +60,12 @@ def make_grouped_kernel(attend: AttendPadded) -> Any:
     """Return a kernel over packed documents that calls `attend` once per group."""
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # every micro-batch has other groups
-    def run(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        metadata: AttentionMetadata,
-        sm_scale: float | None,
-        softcap: float | None,
-        window: int | None,
-    ) -> Tensor:
+    def run(query: Tensor, key: Tensor, value: Tensor, metadata: AttentionMetadata, *scores: Any) -> Tensor:
         outputs = []
         sinks = (metadata["sinks"],) if "sinks" in metadata else ()
         for group in metadata["groups"]:
             q, k, v = (_gather(tensor, group) for tensor in (query, key, value))
-            out = attend(q, k, v, sm_scale, softcap, window, *sinks)
+            out = attend(q, k, v, *scores, *sinks)
             outputs.append(out.transpose(1, 2).flatten(0, 1).index_select(0, group.real))
         return torch.cat(outputs).index_select(0, metadata["restore_order"]).unsqueeze(0)
 
