@@ -12,6 +12,7 @@ from typing import cast
 
 import torch
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher.training.data.loader import iterate_eval_batches
@@ -90,15 +91,11 @@ def _reserve_optimizer_states(run: TrainingRun) -> Iterator[None]:
         yield
         return
     bytes_per_element = 2 if name == "adamw_bnb_8bit" else 4 * _ADAM_STATES
-    num_elements = sum(_count_local_elements(parameter) for parameter in run.engine.trained_parameters())
+    trained = run.engine.trained_parameters()
+    num_elements = sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in trained)
     reserved = torch.empty(num_elements * bytes_per_element, dtype=torch.uint8, device=run.engine.device)
     yield
     del reserved
-
-
-def _count_local_elements(parameter: torch.nn.Parameter) -> int:
-    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-    return int(local.numel())
 
 
 def _run_eval_batch(run: TrainingRun) -> None:

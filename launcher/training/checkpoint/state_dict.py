@@ -6,7 +6,7 @@ files: other nodes need not see its disk.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -72,8 +72,8 @@ def gather_optimizer(engine: Engine) -> dict[StateName, Tensor]:
 def _iterate_own_states(engine: Engine) -> Iterator[tuple[StateName, Tensor]]:
     states_by_parameter = dict(unwrap_optimizer(engine.optimizer).state)
     for name, parameter in named_trained(engine):
-        for key, value in _as_tensors(states_by_parameter.get(parameter, {})):  # SGD has no state
-            yield (key, name), value
+        for key, value in sorted(states_by_parameter.get(parameter, {}).items()):  # SGD has no state
+            yield (key, name), value if isinstance(value, Tensor) else torch.tensor(value)  # bitsandbytes: an int
 
 
 def load_weights(engine: Engine, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -121,12 +121,6 @@ def _gather_parameter(parameter: Any) -> Tensor:
             full: Tensor = parameter.data.clone()
             return full
     return parameter
-
-
-def _as_tensors(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield states as tensors: bitsandbytes counts steps in a plain int."""
-    for key, value in sorted(state.items()):
-        yield key, value if isinstance(value, Tensor) else torch.tensor(value)
 
 
 def _to_host(tensor: Tensor) -> Tensor:

@@ -89,17 +89,14 @@ class GraphedMicroSteps:
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # a kernel that cannot be captured may raise anything
-                self._give_up(error)
+                self._gave_up = True
+                log.warning(f"cannot capture a CUDA graph, launching kernels one by one: {first_line(error)}")
         return self._captured
 
     @property
     def is_active(self) -> bool:
         """Whether micro-steps run as a graph."""
         return not self._gave_up
-
-    def _give_up(self, error: Exception) -> None:
-        self._gave_up = True
-        log.warning(f"cannot capture a CUDA graph, launching kernels one by one: {first_line(error)}")
 
     def _release(self) -> None:
         """Free the memory of the graph before the next one is captured, which needs as much.

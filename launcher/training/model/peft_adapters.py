@@ -11,7 +11,7 @@ from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import PreTrainedModel
 
-from launcher.core.choices import ALL_LINEAR, Dtype
+from launcher.core.choices import ALL_LINEAR
 from launcher.core.errors import InputError, Problem
 from launcher.plan.model import Plan
 from launcher.training.model.base_model import DTYPES
@@ -27,25 +27,24 @@ def add_adapter(base: PreTrainedModel, plan: Plan, new_token_ids: Sequence[int] 
         for part in (_get_decoder(base)[1], head):  # not a vision tower
             part.requires_grad_(True)
         return base
-    saved = _check_saved_modules(base, plan)
+    _check_saved_modules(base, plan)
     config = _make_config(plan, *_select_targets(base, plan), new_token_ids)
     model = get_peft_model(base, config)
     if plan.adapter.init_lora_weights is not None:
         share_pissa(model)
-    _set_trainable_dtype(model, DTYPES[_trainable_dtype(plan)])
+    _set_trainable_dtype(model, plan)
     separate_new_rows(model)
-    if saved:
+    if plan.adapter.modules_to_save:
         _cast_embeddings(base, DTYPES[plan.precision.base_dtype])
     return model
 
 
-def _check_saved_modules(base: PreTrainedModel, plan: Plan) -> tuple[str, ...]:
-    """Return the modules that are trained completely; refuse names that the base does not have."""
+def _check_saved_modules(base: PreTrainedModel, plan: Plan) -> None:
+    """Refuse modules to be trained completely that the base does not have."""
     names = {name.rpartition(".")[2] for name, _ in base.named_modules()}
     missing = [name for name in plan.adapter.modules_to_save if name not in names]
     if missing:
         raise InputError(f"modules_to_save: {plan.base.name} has no {', '.join(missing)}")
-    return plan.adapter.modules_to_save
 
 
 def _cast_embeddings(base: PreTrainedModel, dtype: torch.dtype) -> None:
@@ -61,11 +60,6 @@ def _get_decoder(base: PreTrainedModel) -> tuple[str, nn.Module]:
     return next((name, module) for name, module in base.named_modules() if module is decoder)
 
 
-def _trainable_dtype(plan: Plan) -> Dtype:
-    """DeepSpeed keeps FP32 master weights itself. It casts parameters itself, except under ZeRO-3."""
-    return plan.precision.compute_dtype if plan.strategy == "zero3" else plan.precision.trainable_dtype
-
-
 Targets = list[str] | str  # names, or a regular expression for whole paths, as PEFT understands them
 
 
@@ -76,7 +70,7 @@ def _select_targets(base: PreTrainedModel, plan: Plan) -> tuple[Targets, Targets
     have the same names, as a vision tower does, a regular expression limits them to the decoder.
     """
     prefix, decoder = _get_decoder(base)
-    known = _name_linears(decoder)
+    known = {name.rpartition(".")[2] for name in _list_linears(decoder)}
     adapter = plan.adapter
     targets = known if adapter.target_modules == (ALL_LINEAR,) else {*adapter.target_modules}
     targets = targets | {*adapter.feedforward_modules}
@@ -104,10 +98,6 @@ def _make_pattern(prefix: str, names: list[str]) -> str:
 def _list_linears(module: nn.Module) -> list[str]:
     """Return the paths of all linear layers; bitsandbytes' classes derive from nn.Linear."""
     return [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
-
-
-def _name_linears(module: nn.Module) -> set[str]:
-    return {name.rpartition(".")[2] for name in _list_linears(module)}
 
 
 def _make_config(
@@ -143,7 +133,10 @@ def _list_token_rows(plan: Plan, ids: Sequence[int]) -> dict[str, list[int]] | N
     return {name: list(ids) for name in names if name not in saved} or None
 
 
-def _set_trainable_dtype(model: nn.Module, dtype: torch.dtype) -> None:
+def _set_trainable_dtype(model: nn.Module, plan: Plan) -> None:
+    """Cast the trained parameters. DeepSpeed keeps FP32 master weights and casts itself, except under ZeRO-3."""
+    precision = plan.precision
+    dtype = DTYPES[precision.compute_dtype if plan.strategy == "zero3" else precision.trainable_dtype]
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.dtype != dtype:
             parameter.data = parameter.data.to(dtype)
