@@ -139,9 +139,8 @@ def _precision(module: PackedCausalLM, ops: ForwardOps) -> str:
 def _main_dtype(parameters: Any) -> str:
     counts: Counter[str] = Counter()
     for parameter in parameters:
-        quantized = type(parameter).__name__ if type(parameter) is not nn.Parameter else ""
-        dtype = str(parameter.dtype).removeprefix("torch.")
-        counts[f"{dtype} ({quantized})" if quantized in ("Params4bit", "Int8Params") else dtype] += _count(parameter)
+        kind, dtype = type(parameter).__name__, str(parameter.dtype).removeprefix("torch.")
+        counts[f"{dtype} ({kind})" if kind in ("Params4bit", "Int8Params") else dtype] += _count(parameter)
     return counts.most_common(1)[0][0] if counts else ""
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import statistics
 import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,10 +15,10 @@ from torch.profiler import ProfilerActivity, profile
 from launcher.core.log import get_logger
 from launcher.core.metrics import STEP_SECONDS, StepMetrics
 from launcher.core.run_paths import write_text_atomically
+from launcher.core.units import format_percent
 from launcher.plan.model import ProfilePlan
 from launcher.training.engine.run import TrainingRun
 from launcher.training.observers.base import Observer
-from launcher.training.observers.profile_summary import Cost, Span, describe_idle_time, render_summary, summarize
 
 log = get_logger(__name__)
 
@@ -22,6 +26,23 @@ _MICRO = 1e-6
 _MEMORY_EVENTS = 200_000
 _SHOWN_KINDS = 4
 _WARMUP_STEPS, _UNTRACED_STEPS = 3, 8
+_SHOWN = 10
+_LONGEST_NAME = 90
+# Patterns of kernel or operation names in lower case; the first match counts.
+_KINDS = (
+    ("fused pointwise", r"triton_"),
+    ("dequantization", r"dequantize"),  # of a 4-bit or 8-bit base
+    ("attention", r"flash|attention|attn|fmha"),
+    ("loss", r"cross_entropy|nll_loss|log_softmax"),
+    ("fused pointwise", r"^_\w+_kernel$"),  # our other Triton kernels
+    ("optimizer", r"adam|multi_tensor|foreach|optimizer"),
+    ("communication", r"nccl|allreduce|all_reduce|reduce_scatter|all_gather|gloo|c10d"),
+    ("copies", r"memcpy|memset|copy_|_to_copy"),
+    ("matmuls", r"gemm|addmm|aten::mm|aten::bmm|cutlass|cublas|nvjet|matmul|linear"),
+)
+_OTHER = "others"
+
+Span = tuple[float, float]  # start and end of a GPU kernel, in seconds
 
 
 class Profiler(Observer):
@@ -123,3 +144,133 @@ def _is_kernel(event: Any) -> bool:
     """Whether an event is a kernel; user annotations, such as an optimizer step, would count kernels twice."""
     on_device = str(getattr(event, "device_type", "")).endswith("CUDA")
     return on_device and not getattr(event, "is_user_annotation", False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """Total time of a kernel, an operation or a kind of them."""
+
+    name: str
+    seconds: float
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileSummary:
+    """Where the time of the traced steps went."""
+
+    first_step: int
+    last_step: int
+    seconds: float  # from the first to the last GPU kernel; without GPU, wall time
+    idle_seconds: float | None  # of the GPU; None without GPU
+    untraced_seconds: float | None  # of as many untraced steps, by their median: tracing makes steps longer
+    costs: tuple[Cost, ...]  # highest first
+    kinds: tuple[Cost, ...]
+
+    @property
+    def busy_seconds(self) -> float:
+        """The total time of all kernels or operations."""
+        return sum(cost.seconds for cost in self.kinds)
+
+    @property
+    def idle_share(self) -> float | None:
+        """The share of GPU idle time in an untraced step, if known: tracing delays launches, but not kernels."""
+        if self.idle_seconds is None:
+            return None
+        busy = self.seconds - self.idle_seconds
+        total = self.seconds if self.untraced_seconds is None else min(self.seconds, self.untraced_seconds)
+        return max(0.0, 1.0 - busy / max(1e-9, total))
+
+
+def summarize(
+    first_step: int,
+    last_step: int,
+    seconds: float,
+    costs: Iterable[Cost],
+    spans: Sequence[Span],
+    untraced: Sequence[float] = (),
+) -> ProfileSummary:
+    """Summarize a trace. Without GPU there are no `spans`, and `costs` are CPU operations."""
+    ordered = tuple(sorted(costs, key=lambda cost: cost.seconds, reverse=True))
+    if spans:  # excludes the wait for the empty queue at both ends
+        seconds = max(end for _, end in spans) - min(start for start, _ in spans)
+    return ProfileSummary(
+        first_step=first_step,
+        last_step=last_step,
+        seconds=seconds,
+        idle_seconds=max(0.0, seconds - _union(spans)) if spans else None,
+        untraced_seconds=statistics.median(untraced) * (last_step - first_step + 1) if untraced else None,
+        costs=ordered,
+        kinds=_group_by_kind(ordered),
+    )
+
+
+def _union(spans: Sequence[Span]) -> float:
+    """Return the time covered by spans; overlapping streams count once."""
+    total, covered_until = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, covered_until))
+        covered_until = max(covered_until, end)
+    return total
+
+
+def _group_by_kind(costs: Sequence[Cost]) -> tuple[Cost, ...]:
+    seconds: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for cost in costs:
+        kind = classify_kernel(cost.name)
+        seconds[kind] = seconds.get(kind, 0.0) + cost.seconds
+        counts[kind] = counts.get(kind, 0) + cost.count
+    kinds = (Cost(name=kind, seconds=seconds[kind], count=counts[kind]) for kind in seconds)
+    return tuple(sorted(kinds, key=lambda cost: cost.seconds, reverse=True))
+
+
+def classify_kernel(name: str) -> str:
+    """Return the kind of work that a kernel or operation does."""
+    return next((kind for kind, pattern in _KINDS if re.search(pattern, name.lower())), _OTHER)
+
+
+def render_summary(summary: ProfileSummary) -> str:
+    """Render the summary as Markdown."""
+    steps = summary.last_step - summary.first_step + 1
+    lines = [
+        f"# Steps {summary.first_step} to {summary.last_step}",
+        "",
+        f"{summary.seconds * 1000 / steps:.1f} ms per step. {describe_idle_time(summary)}",
+        "",
+        "| what | ms per step | share | calls per step |",
+        "|---|---|---|---|",
+        *(_render(cost, summary, steps) for cost in summary.kinds),
+        "",
+        f"The {min(_SHOWN, len(summary.costs))} most expensive:",
+        "",
+        "| name | ms per step | share | calls per step |",
+        "|---|---|---|---|",
+        *(_render(cost, summary, steps) for cost in summary.costs[:_SHOWN]),
+        "",
+        "`trace.json.gz` opens in https://ui.perfetto.dev; `memory.pickle` (GPU only) in https://docs.pytorch.org/memory_viz.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def describe_idle_time(summary: ProfileSummary) -> str:
+    """Say how long the GPU was idle and what to do about it."""
+    if summary.idle_seconds is None:
+        return "No GPU: these are CPU operations, each without the operations it calls."
+    share = summary.idle_share or 0.0
+    text = f"The GPU was idle for {format_percent(share)} of it"
+    if summary.untraced_seconds is not None:
+        steps = summary.last_step - summary.first_step + 1
+        before = f"{summary.untraced_seconds * 1000 / steps:.1f} ms"
+        text = f"Untraced steps took {before}, of which the GPU was idle for {format_percent(share)}"
+    if share < 0.05:
+        return f"{text}: the GPU is the bottleneck; only less work or faster kernels help."
+    if share < 0.2:
+        return f"{text}: the host delays it sometimes; larger micro-batches or torch.compile help."
+    return f"{text}: the host is the bottleneck. Try larger micro-batches, torch.compile or more loader workers."
+
+
+def _render(cost: Cost, summary: ProfileSummary, steps: int) -> str:
+    name = cost.name.replace("|", "\\|")[:_LONGEST_NAME]
+    share = format_percent(cost.seconds / max(1e-9, summary.busy_seconds))
+    return f"| `{name}` | {cost.seconds * 1000 / steps:.2f} | {share} | {cost.count / steps:.0f} |"

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason="pip install 'expert-launcher[train]'")
 
-from launcher.training.observers.profile_summary import (
+from launcher.training.observers.profiler import (
     Cost,
     classify_kernel,
     describe_idle_time,
