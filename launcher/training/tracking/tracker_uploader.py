@@ -10,10 +10,10 @@ import argparse
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from launcher.core.errors import ExitCode, InputError, LauncherError, first_line
 from launcher.core.log import get_logger
@@ -36,19 +36,6 @@ _BATCH_SIZE = 500  # metrics per request; MLflow allows 1,000
 _REQUEST_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "15", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 
 
-class Backend(Protocol):
-    """A tracker that rows are logged to."""
-
-    logged_seconds: float  # of the run: rows up to then are logged already
-    place: str  # for the message to the user
-
-    def log(self, rows: Sequence[StepMetrics], logged_seconds: float) -> None:
-        """Log rows up to a time of the run; raises if the tracker cannot take them now."""
-
-    def finish(self, summary: Mapping[str, object], status: str) -> None:
-        """Log the outcome and close the run."""
-
-
 class TensorBoard:
     """Writes event files into the run directory: always complete, so an earlier attempt's are replaced."""
 
@@ -61,7 +48,7 @@ class TensorBoard:
         for file in folder.glob("events.out.tfevents.*"):
             file.unlink()
         self._writer = EventFileWriter(str(folder))
-        self.logged_seconds, self._step = 0.0, 0
+        self.logged_seconds, self._step = 0.0, 0  # rows up to that time of the run are logged already
         self.place = f"tensorboard --logdir {paths.root.parent}"
         self._add_text("config", "\n".join(f"- {name}: {value}" for name, value in _make_flat_config(plan).items()))
 
@@ -123,7 +110,7 @@ class Mlflow:
         self.place = f"experiment {trace.experiment_id}, run {self._run_id}"
 
     def log(self, rows: Sequence[StepMetrics], logged_seconds: float) -> None:
-        """Send the finite values of all rows."""
+        """Send the finite values of all rows, which end at this time of the run; raises if the server refuses."""
         now = int(time.time() * 1000)
         entities = [
             self._metric(name, value, now, row.step)
@@ -149,7 +136,8 @@ class Mlflow:
             write_text_atomically(self._file, self._trace.model_dump_json())
 
 
-BACKENDS: dict[str, Callable[[Plan, RunPaths], Backend]] = {"tensorboard": TensorBoard, "mlflow": Mlflow}
+Backend = TensorBoard | Mlflow
+BACKENDS: dict[str, type[Backend]] = {"tensorboard": TensorBoard, "mlflow": Mlflow}
 
 
 def main() -> int:
