@@ -49,12 +49,12 @@ def open_run(
 
     Only node 0 logs metrics. `is_shared`: other nodes log to this run, too.
     """
-    import wandb
-
     is_shared = is_shared and mode == "online"
     if mode == "online" and (trouble := check_server(os.environ)):
         raise ServerUnusableError(trouble)
     try:
+        import wandb
+
         run = wandb.init(
             project=place.project,
             entity=place.entity,
