@@ -28,6 +28,16 @@ FIND_ELSEWHERE = (
 )
 
 
+class _Entry:
+    """Path of a file or folder of a run directory."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunPaths, owner: type[RunPaths]) -> Path:
+        return run.root / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class RunPaths:
     """Paths of runs/<id>/.
@@ -39,121 +49,47 @@ class RunPaths:
     root: Path
     node_rank: int = 0  # of the node that writes: nodes may share the directory, but not a log
 
+    manifest = _Entry("manifest.json")
+    request = _Entry("request.json")  # the user's request, from which a resumed run is planned again
+    hardware = _Entry("hardware.json")
+    plan = _Entry(_PLAN)
+    accelerate = _Entry("accelerate.yaml")
+    deepspeed = _Entry("deepspeed.json")
+    command = _Entry("command.txt")
+    slurm = _Entry("slurm.sbatch")
+    skypilot = _Entry("skypilot.yaml")
+    kubernetes = _Entry("kubernetes.yaml")
+    dstack = _Entry("train.dstack.yml")  # dstack requires the suffix
+    outcome = _Entry("outcome.json")
+    metrics = _Entry("metrics.jsonl")
+    report = _Entry("report.md")
+    wandb = _Entry("wandb.json")  # the W&B run, and how much was logged to it
+    checkpoints = _Entry("checkpoints")
+    adapter = _Entry("adapter")  # the result: an adapter in PEFT format, or the full model after full fine-tuning
+    evaluation = _Entry("eval.json")  # result of the last `launcher eval`
+    evaluations = _Entry("evaluations")  # task evaluations during training; step 0 is the base model
+    profile = _Entry("profile")  # profiler output: a summary, the trace and a memory snapshot
+    merged = _Entry("merged")
+    logs = _Entry("logs")
+    node_facts = _Entry("logs/nodes.json")  # facts about each node at the start of a multi-node run
+
     @property
     def run_id(self) -> str:
+        """Name of the run directory."""
         return self.root.name
-
-    @property
-    def manifest(self) -> Path:
-        return self.root / "manifest.json"
-
-    @property
-    def request(self) -> Path:
-        """The user's request, from which a resumed run is planned again."""
-        return self.root / "request.json"
-
-    @property
-    def hardware(self) -> Path:
-        return self.root / "hardware.json"
-
-    @property
-    def plan(self) -> Path:
-        return self.root / _PLAN
-
-    @property
-    def accelerate(self) -> Path:
-        return self.root / "accelerate.yaml"
-
-    @property
-    def deepspeed(self) -> Path:
-        return self.root / "deepspeed.json"
-
-    @property
-    def command(self) -> Path:
-        return self.root / "command.txt"
-
-    @property
-    def slurm(self) -> Path:
-        return self.root / "slurm.sbatch"
-
-    @property
-    def skypilot(self) -> Path:
-        return self.root / "skypilot.yaml"
-
-    @property
-    def kubernetes(self) -> Path:
-        return self.root / "kubernetes.yaml"
-
-    @property
-    def dstack(self) -> Path:
-        return self.root / "train.dstack.yml"  # dstack requires the suffix
-
-    @property
-    def outcome(self) -> Path:
-        return self.root / "outcome.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.root / "metrics.jsonl"
-
-    @property
-    def report(self) -> Path:
-        return self.root / "report.md"
-
-    @property
-    def wandb(self) -> Path:
-        """The W&B run, and how much was logged to it."""
-        return self.root / "wandb.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    def checkpoint(self, step: int) -> Path:
-        """Folder of the checkpoint after a step."""
-        return self.checkpoints / f"step-{step:06d}"
-
-    @property
-    def adapter(self) -> Path:
-        """The result: an adapter in PEFT format, or the full model after full fine-tuning."""
-        return self.root / "adapter"
-
-    @property
-    def evaluation(self) -> Path:
-        """Result of the last `launcher eval`."""
-        return self.root / "eval.json"
-
-    @property
-    def evaluations(self) -> Path:
-        """Task evaluations during training; step 0 is the base model."""
-        return self.root / "evaluations"
-
-    def evaluation_at(self, step: int) -> Path:
-        """Task evaluation after a step."""
-        return self.evaluations / f"step-{step:06d}.json"
-
-    @property
-    def profile(self) -> Path:
-        """Profiler output: a summary, the trace and a memory snapshot."""
-        return self.root / "profile"
-
-    @property
-    def merged(self) -> Path:
-        return self.root / "merged"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
-    @property
-    def node_facts(self) -> Path:
-        """Facts about each node at the start of a multi-node run."""
-        return self.logs / "nodes.json"
 
     @property
     def console_log(self) -> Path:
         """Complete stdout and stderr of the training on this node."""
         return self.logs / (f"console-node{self.node_rank}.log" if self.node_rank else "console.log")
+
+    def checkpoint(self, step: int) -> Path:
+        """Folder of the checkpoint after a step."""
+        return self.checkpoints / f"step-{step:06d}"
+
+    def evaluation_at(self, step: int) -> Path:
+        """Task evaluation after a step."""
+        return self.evaluations / f"step-{step:06d}.json"
 
 
 def make_run_id(expert: str, hardware_name: str, when: datetime) -> str:
