@@ -11,8 +11,8 @@ from launcher.manifest.config import TrainingConfig
 from launcher.manifest.model import Manifest
 from launcher.manifest.overrides import parse_value
 from launcher.manifest.parse_json import shorten
+from launcher.manifest.problems import SYNONYMS
 from launcher.manifest.suggest import find_closest
-from launcher.manifest.unknown_keys import SYNONYMS
 
 _PREFIX = "training.config."
 _EXAMPLE = "--vary torch_compile=true,false"

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from launcher.core.choices import AttentionBackend, OptimizerName
-from launcher.manifest.strict_model import Ignored, Strict, one_of
+from launcher.core.choices import AdapterKind, AttentionBackend, OptimizerName
+from launcher.manifest.strict_model import Ignored, Strict
 
 # Upper bounds that no training reaches: they keep typing errors out of the plan's arithmetic.
 BatchSize = Annotated[int, Field(ge=1, le=10**6)]
@@ -63,12 +63,9 @@ class TrainingConfig(Strict):
     """Hyperparameters and execution settings of a training."""
 
     # Hyperparameters
-    method: Annotated[Literal["sft", "rlhf", "dpo"], one_of("sft", refused=("rlhf", "dpo"))]
+    method: Literal["sft"]
     """Training method: sft (supervised fine-tuning)."""
-    adapter_type: Annotated[
-        Literal["lora", "dora", "ia3", "full", "lokr", "adalora"],
-        one_of("lora", "dora", "ia3", "full", refused=("lokr", "adalora")),
-    ]
+    adapter_type: AdapterKind
     """A LoRA, DoRA or IA³ adapter on a frozen base model; full trains all weights."""
     rank: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Rank r of the LoRA or DoRA matrices; required for both. A higher rank has more capacity and needs more memory."""
@@ -241,8 +238,6 @@ needs MLFLOW_TRACKING_URI."""
             *_check_length(self),
             *_check_cadence(self),
         ]
-        if self.method != "sft":
-            problems.append(f"method: {self.method} is not supported; use sft (supervised fine-tuning)")
         if self.bf16 and self.fp16:
             problems.append("bf16: bf16 and fp16 are both true; keep one (bf16 if the GPU supports it)")
         if problems:
@@ -271,8 +266,6 @@ _LOSS_NAMES = ("eval_loss", "loss", "eval/loss")
 
 def _check_adapter(config: TrainingConfig) -> list[str]:
     kind = config.adapter_type
-    if kind in ("lokr", "adalora"):
-        return [f"adapter_type: {kind} is not supported; use lora, dora, ia3 or full"]
     problems = []
     for name in ("rank", "alpha"):
         is_absent = getattr(config, name) is None

@@ -10,15 +10,15 @@ import ast
 import inspect
 import json
 import sys
-import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any
 
 from pydantic import BaseModel
 
 from launcher.manifest.model import Manifest
+from launcher.manifest.strict_model import find_models
 
 
 def render_json_schema() -> str:
@@ -83,12 +83,3 @@ def list_models(model: type[BaseModel]) -> tuple[type[BaseModel], ...]:
         for inner in find_models(field.annotation):
             models |= dict.fromkeys(list_models(inner))
     return tuple(models)
-
-
-def find_models(annotation: object) -> Iterator[type[BaseModel]]:
-    """Yield the models in a type annotation, including those in unions, lists and maps."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    elif get_origin(annotation) in (Union, types.UnionType, tuple, dict, Annotated):
-        for argument in get_args(annotation):
-            yield from find_models(argument)

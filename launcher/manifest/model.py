@@ -8,14 +8,11 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from launcher.manifest.config import TrainingConfig
 from launcher.manifest.dataset import Dataset
-from launcher.manifest.strict_model import Count, Fraction, Ignored, Strict, one_of
+from launcher.manifest.strict_model import Count, Fraction, Ignored, Strict
 
 MAX_TASK_ROWS = 2000  # rows of the validation split to read, so that training need not wait for millions
 
-PromptTemplate = Annotated[
-    Literal["chatml", "qwen3", "llama3", "alpaca", "tokenizer", "llama2", "vicuna", "custom"],
-    one_of("chatml", "qwen3", "llama3", "alpaca", "tokenizer", refused=("llama2", "vicuna", "custom")),
-]
+PromptTemplate = Literal["chatml", "qwen3", "llama3", "alpaca", "tokenizer"]
 
 
 class Adapter(Strict):
@@ -72,12 +69,7 @@ class BaseModelEntry(Strict):
             problems.append(
                 "trust_remote_code: runs code from the model's repository; set revision to a commit you trust"
             )
-        if self.prompt_template in ("llama2", "vicuna", "custom"):
-            problems.append(
-                f"prompt_template: {self.prompt_template} is not supported; "
-                "use chatml, qwen3, llama3, alpaca, or tokenizer for the tokenizer's own chat template"
-            )
-        elif self.chat_template is not None and self.prompt_template != "tokenizer":
+        if self.chat_template is not None and self.prompt_template != "tokenizer":
             problems.append(f"chat_template: requires prompt_template tokenizer, not {self.prompt_template}")
         if problems:
             raise ValueError("\n".join(problems))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from itertools import islice
 from typing import NamedTuple
 
 from pydantic import BaseModel, ValidationError
@@ -12,8 +11,8 @@ from pydantic_core import ErrorDetails
 
 from launcher.core.errors import Problem
 from launcher.manifest.parse_json import Json, shorten
+from launcher.manifest.strict_model import find_models
 from launcher.manifest.suggest import find_closest
-from launcher.manifest.unknown_keys import SYNONYMS, UnknownKey, find_unknown_keys, join_path
 
 MAX_REPORTED = 20  # of each kind; a file with more problems is probably no manifest
 _MAX_PATH_LENGTH = 100
@@ -40,6 +39,36 @@ _BOUNDS: Mapping[str, tuple[str, str]] = {  # error -> key of its context, text
     "less_than": ("lt", "less than"),
     "less_than_equal": ("le", "at most"),
 }
+# Names in other trainers that are too different for a suggestion by edit distance.
+SYNONYMS = {
+    "per_device_train_batch_size": "batch_size",
+    "lr": "learning_rate",
+    "train_batch_size": "batch_size",
+    "micro_batch_size": "batch_size",
+    "bs": "batch_size",
+    "grad_accum": "gradient_accumulation_steps",
+    "gradient_accumulation": "gradient_accumulation_steps",
+    "epoch": "epochs",
+    "adapter": "adapter_type",
+    "wd": "weight_decay",
+    "warmup": "warmup_ratio",
+    "scheduler": "lr_scheduler",
+    "optimizer": "optim",
+    "max_seq_len": "max_seq_length",
+    "seq_len": "max_seq_length",
+    "seq_length": "max_seq_length",
+    "sequence_length": "max_seq_length",
+    "num_train_epochs": "epochs",
+    "lora_r": "rank",
+    "r": "rank",
+    "lora_alpha": "alpha",
+    "lora_dropout": "dropout",
+    "max_length": "max_seq_length",
+    "model_max_length": "max_seq_length",
+    "cutoff_len": "max_seq_length",
+    "lr_scheduler_type": "lr_scheduler",
+    "eval_strategy": "evaluation_strategy",
+}
 
 
 def find_problems(
@@ -53,17 +82,25 @@ def find_problems(
     `extra_keys` are further suggestions for unknown top-level keys. `without_nulls` is the tree whose values are
     checked: without keys that overrides remove, which have to be known all the same.
     """
-    unknown = list(islice(find_unknown_keys(tree, model), MAX_REPORTED))
-    problems = [_format_unknown_key(item, model, extra_keys) for item in unknown]
-    try:
-        model.model_validate_json(json.dumps(tree if without_nulls is None else without_nulls))
-    except ValidationError as error:
-        errors = error.errors(include_url=False, include_context=True)
-        misspelled = {join_path(item.path, item.suggestion) for item in unknown if item.suggestion}
-        problems += _count_rest(sum(error["type"] == "extra_forbidden" for error in errors), "unknown keys")
-        wrong_values = _list_wrong_values(errors, tree, misspelled)
-        problems += wrong_values[:MAX_REPORTED] + _count_rest(len(wrong_values), "wrong values")
+    unknown = [error for error in _validate(tree, model) if error["type"] == "extra_forbidden"]
+    problems, misspelled = [], set()
+    for error in unknown[:MAX_REPORTED]:  # suggestions take time
+        problem, meant = _describe_unknown_key(error, tree, model, extra_keys)
+        problems.append(problem)
+        misspelled.add(meant)
+    problems += _count_rest(len(unknown), "unknown keys")
+    errors = _validate(tree if without_nulls is None else without_nulls, model)
+    wrong_values = _list_wrong_values(errors, tree, misspelled)
+    problems += wrong_values[:MAX_REPORTED] + _count_rest(len(wrong_values), "wrong values")
     return [Problem(where=shorten(problem.where, _MAX_PATH_LENGTH), what=problem.what) for problem in problems]
+
+
+def _validate(tree: dict[str, Json], model: type[BaseModel]) -> list[ErrorDetails]:
+    try:
+        model.model_validate_json(json.dumps(tree))
+    except ValidationError as error:
+        return error.errors(include_url=False)
+    return []
 
 
 def _count_rest(count: int, kind: str) -> list[Problem]:
@@ -71,39 +108,55 @@ def _count_rest(count: int, kind: str) -> list[Problem]:
     return [Problem(where="", what=f"and {rest:,} more {kind}")] if rest > 0 else []
 
 
-def _format_unknown_key(item: UnknownKey, model: type[BaseModel], extra_keys: tuple[str, ...]) -> Problem:
-    suggestion = item.suggestion
-    if not item.path and extra_keys:
-        suggestion = find_closest(item.key, (*extra_keys, *model.model_fields)) or suggestion
-    suggestion = suggestion or _find_in_other_section(SYNONYMS.get(item.key, item.key), model)
+def join_path(path: str, key: str) -> str:
+    """Append a key to a dotted path."""
+    return f"{path}.{key}" if path else key
+
+
+def _describe_unknown_key(
+    error: ErrorDetails, tree: Json, model: type[BaseModel], extra_keys: tuple[str, ...]
+) -> tuple[Problem, str]:
+    """Return the problem of an unknown key, and the path of the key in the same object that is probably meant."""
+    *above, key = error["loc"]
+    key, path = str(key), _get_path(error, tree)
+    fields = _find_object(model, above).model_fields
+    synonym = SYNONYMS.get(key, key)
+    meant = synonym if synonym in fields else find_closest(key, fields)
+    suggestion = find_closest(key, (*extra_keys, *fields)) if extra_keys and not above else None
+    suggestion = suggestion or meant or _find_in_sections(synonym, model)
     what = f"unknown key; did you mean {suggestion}?" if suggestion else "unknown key"
-    return Problem(where=join_path(item.path, item.key), what=what)
+    return Problem(where=path, what=what), path.removesuffix(key) + (meant or key)
+
+
+def _find_object(model: type[BaseModel], location: Iterable[int | str]) -> type[BaseModel]:
+    """Return the model at a location; parts that are no fields are positions, names in maps and union members."""
+    for part in location:
+        field = model.model_fields.get(str(part))
+        model = next(find_models(field.annotation), model) if field is not None else model
+    return model
 
 
 def find_key(name: str, model: type[BaseModel]) -> str | None:
     """Return the dotted path of the key that a name means: by itself, in other trainers, or misspelled."""
-    keys, meant = _list_keys(model), SYNONYMS.get(name, name)
-    key = meant if meant in keys else find_closest(meant, keys)
-    return key if key is None or key in model.model_fields else _find_in_other_section(key, model)
+    paths, meant = _list_key_paths(model), SYNONYMS.get(name, name)
+    key = meant if meant in paths else find_closest(meant, paths)
+    return None if key is None else paths[key]
 
 
-def _list_keys(model: type[BaseModel]) -> set[str]:
-    inner = [field.annotation for field in model.model_fields.values()]
-    models = [each for each in inner if isinstance(each, type) and issubclass(each, BaseModel)]
-    return set(model.model_fields).union(*map(_list_keys, models))
-
-
-def _find_in_other_section(key: str, model: type[BaseModel], path: str = "") -> str | None:
+def _find_in_sections(key: str, model: type[BaseModel]) -> str | None:
     """Return the path of a key that is in the wrong section: `learning_rate` belongs in training.config."""
+    path = _list_key_paths(model).get(key)
+    return path if path is not None and "." in path else None
+
+
+def _list_key_paths(model: type[BaseModel], path: str = "") -> dict[str, str]:
+    """Return the dotted path of each key in a model and its sections; of equal names, the first."""
+    paths = {name: join_path(path, name) for name in model.model_fields}
     for name, field in model.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            if key in inner.model_fields:
-                return join_path(join_path(path, name), key)
-            other = _find_in_other_section(key, inner, join_path(path, name))
-            if other:
-                return other
-    return None
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            paths = _list_key_paths(section, paths[name]) | paths
+    return paths
 
 
 class _Complaint(NamedTuple):

@@ -1,12 +1,14 @@
-"""Building blocks of the manifest's types: strict and open objects, ignored keys, partly supported choices."""
+"""Building blocks of the manifest's types: strict and open objects, ignored keys."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+import types
+from collections.abc import Iterator
+from typing import Annotated, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, JsonValue
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+from launcher.manifest.suggest import find_typo
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
@@ -30,31 +32,19 @@ class Open(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
 
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """Choice in which some values are known but refused.
-
-    A model validator refuses those with its own message; for any other value, the message lists the supported ones.
-    """
-
-    supported: tuple[str, ...]
-    refused: tuple[str, ...]
-
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(self._check, handler(source))
-
-    def _check(self, value: object) -> object:
-        if isinstance(value, str) and value not in (*self.supported, *self.refused):
-            raise PydanticCustomError("literal_error", "one of", {"expected": _format_choices(self.supported)})
-        return value
+    @model_validator(mode="after")
+    def _check_extra_keys(self) -> Self:
+        for key in self.model_extra or {}:
+            typo = find_typo(key, type(self).model_fields)
+            if typo is not None:
+                raise ValueError(f"{key}: unknown key; did you mean {typo}?")
+        return self
 
 
-def one_of(*supported: str, refused: tuple[str, ...]) -> OneOf:
-    """Return a choice between supported values; refused ones get their own message."""
-    return OneOf(supported=supported, refused=refused)
-
-
-def _format_choices(names: tuple[str, ...]) -> str:
-    *first, last = (f"'{name}'" for name in names)
-    return f"{', '.join(first)} or {last}" if first else last
+def find_models(annotation: object) -> Iterator[type[BaseModel]]:
+    """Yield the models in a type annotation, including those in unions, lists and maps."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) in (Union, types.UnionType, tuple, dict, Annotated):
+        for argument in get_args(annotation):
+            yield from find_models(argument)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import filterfalse
 
 from launcher.base_models.shapes import ModelShape
-from launcher.core.choices import ALL_LINEAR, AdapterKind
+from launcher.core.choices import ALL_LINEAR
 from launcher.core.errors import MAX_PROBLEMS, InputError, ManifestError, Problem
 from launcher.core.units import format_count, format_percent
 from launcher.manifest.config import TrainingConfig
@@ -21,7 +21,7 @@ DEFAULT_DROPOUT = 0.05
 def decide_adapter(context: PlanContext) -> tuple[AdapterPlan, list[Decision]]:
     """Return the adapter, and the decisions about it."""
     config, base = context.config, context.base
-    kind = _get_kind(config)
+    kind = config.adapter_type
     _check_experts(context)
     _check_targets(context)
     _check_saved_modules(context)
@@ -141,13 +141,6 @@ def _explain_experts(context: PlanContext) -> list[Decision]:
         "(output_router_logits is false by default)"
     )
     return [plan_decision("experts", value, reason)]
-
-
-def _get_kind(config: TrainingConfig) -> AdapterKind:
-    kind = config.adapter_type
-    if kind == "lokr" or kind == "adalora":
-        raise AssertionError(f"unreachable: manifest validation refuses {kind}")
-    return kind
 
 
 def _list_targets(context: PlanContext) -> tuple[str, ...]:

@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from launcher.manifest.ignored_keys import WITHOUT_EFFECT
-from launcher.manifest.json_schema import describe_fields, find_models
+from launcher.manifest.json_schema import describe_fields
 from launcher.manifest.model import Manifest
-from launcher.manifest.strict_model import OneOf, Open, is_ignored
+from launcher.manifest.strict_model import Open, find_models, is_ignored
 
 # Decided by the plan if absent.
 PLANNED = frozenset(
@@ -138,8 +138,7 @@ def _describe_type(annotation: Any, extras: tuple[Any, ...] = ()) -> Iterator[st
         for member in arguments:
             yield from _describe_type(member, extras)
     elif origin is Literal:
-        choice = next((extra for extra in extras if isinstance(extra, OneOf)), None)
-        yield ", ".join(f"`{value}`" for value in (choice.supported if choice else arguments))
+        yield ", ".join(f"`{value}`" for value in arguments)
     elif origin is tuple:
         yield f"list of {' or '.join(_describe_type(arguments[0]))}"
     elif origin is dict:

@@ -11,8 +11,9 @@ from launcher.cli.main import main, make_parser
 from launcher.core.errors import ExitCode
 from launcher.manifest.config import TrainingConfig
 from launcher.manifest.ignored_keys import WITHOUT_EFFECT
-from launcher.manifest.json_schema import describe_fields, find_models, list_models
+from launcher.manifest.json_schema import describe_fields, list_models
 from launcher.manifest.model import Manifest
+from launcher.manifest.strict_model import find_models
 from tests.conftest import ROOT
 from tools.docs import __main__ as generator
 from tools.docs.command_line import EXIT_CODES, VARIABLES

@@ -34,8 +34,6 @@ WRONG_VALUES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     ({CONFIG + "fp16": True}, (), "training.config.bf16: bf16 and fp16 are both true; keep one"),
     ({CONFIG + "packing": "yes"}, (), 'training.config.packing: must be true or false, not "yes"'),
     ({CONFIG + "optim": "adam"}, (), "training.config.optim: must be 'adamw_torch', 'adamw_torch_fused'"),
-    ({CONFIG + "method": "dpo"}, (), "training.config.method: dpo is not supported"),
-    ({CONFIG + "adapter_type": "lokr"}, (), "training.config.adapter_type: lokr is not supported; use lora, dora, ia3"),
     (
         {CONFIG + "lr_scheduler": "linear", CONFIG + "lr_scheduler_kwargs": {"num_cycles": 2}},
         (),
@@ -114,7 +112,6 @@ WRONG_VALUES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
         (),
         "base_models[0].trust_remote_code: runs code from the model's repository",
     ),
-    ({"base_models.0.prompt_template": "vicuna"}, (), "base_models[0].prompt_template: vicuna is not supported"),
     ({"limitations": [5]}, (), "limitations[0]: must be a string, not 5"),
     ({"limitations": [{"pattern": "joins"}]}, (), "limitations[0].description: missing"),
     ({"athor": "me"}, (), "athor: unknown key; did you mean author?"),

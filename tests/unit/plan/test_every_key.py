@@ -19,8 +19,7 @@ from launcher.hardware.gpu_catalogue import lookup_gpu
 from launcher.hardware.model import make_hardware
 from launcher.manifest import Manifest
 from launcher.manifest.ignored_keys import NOT_USED, WITHOUT_EFFECT, find_ignored_keys
-from launcher.manifest.json_schema import find_models
-from launcher.manifest.strict_model import is_ignored
+from launcher.manifest.strict_model import find_models, is_ignored
 from launcher.plan import make_plan
 from tests.conftest import ROOT, Tree
 
