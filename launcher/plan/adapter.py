@@ -8,7 +8,6 @@ from launcher.base_models.shapes import ModelShape
 from launcher.core.choices import ALL_LINEAR
 from launcher.core.errors import MAX_PROBLEMS, InputError, ManifestError, Problem
 from launcher.core.units import format_count, format_percent
-from launcher.manifest.config import TrainingConfig
 from launcher.manifest.suggest import find_closest
 from launcher.plan.context import PlanContext, hardware_decision, manifest_decision, plan_decision
 from launcher.plan.estimate.memory import count_new_rows, count_saved, count_trainable, select_stacks
