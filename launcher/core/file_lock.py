@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from launcher.core.errors import InputError
+from launcher.core.run_files import open_regular
 from launcher.core.run_paths import RunPaths
 
 # A training whose launcher was killed ends by itself, within seconds.
@@ -41,7 +43,7 @@ def check_unlocked(paths: RunPaths) -> None:
 
 def _acquire(paths: RunPaths, conflict: str = "another process is training this run") -> int:
     try:
-        descriptor = os.open(paths.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
+        descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
     except OSError as error:
         raise InputError(
             f"{paths.root}: this run cannot be written to: {error.strerror}",
@@ -62,29 +64,35 @@ def _acquire(paths: RunPaths, conflict: str = "another process is training this 
     return descriptor
 
 
-def is_locked(paths: RunPaths) -> bool | None:
-    """Whether a process is training this run, without waiting; None if the file system has no locks."""
+def is_locked(path: Path) -> bool | None:
+    """Whether a process holds a lock file, without waiting; None if it cannot be read or cannot be locked here."""
     try:
-        descriptor = os.open(paths.root / ".lock", os.O_RDONLY | os.O_NONBLOCK)
+        with open_regular(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
         return None
-    finally:
-        os.close(descriptor)
     return False
 
 
-@contextmanager
-def locked(file: Path) -> Iterator[None]:
+def locked(file: Path) -> AbstractContextManager[None]:
     """Hold an exclusive lock while a file is read, changed and rewritten."""
-    descriptor = os.open(file.with_name(f".{file.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    return lock_file(file.with_name(f".{file.name}.lock"))
+
+
+@contextmanager
+def lock_file(path: Path) -> Iterator[None]:
+    """Hold an exclusive flock, which the kernel releases when the process ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise InputError(f"{path} is a link: it is not locked", hint="delete it") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

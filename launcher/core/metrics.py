@@ -6,11 +6,10 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal
 
 from launcher.core.errors import InputError
@@ -18,60 +17,6 @@ from launcher.core.run_files import MAX_STEPS, is_plausible, open_log, read_text
 from launcher.core.units import MIB, TERA
 
 _MAX_BYTES = 512 * MIB  # of metrics.jsonl: some 300,000 steps
-
-TRAIN_LOSS = "train/loss"
-GRAD_NORM = "train/grad_norm"
-LEARNING_RATE = "train/learning_rate"
-SKIPPED = "train/skipped"  # 1: the step was skipped because of NaN/Inf loss or gradients
-EVAL_LOSS = "eval/loss"
-EVAL_SECONDS = "time/evaluation"
-TASK_SECONDS = "time/task_evaluation"
-EVAL_PREFIX = "eval/"  # also of task metrics: eval/<check>, the fraction of answers that pass it
-TOKENS_PER_SECOND = "throughput/tokens_per_sec"
-TRAINED_TOKENS_PER_SECOND = "throughput/trained_tokens_per_sec"
-SAMPLES_PER_SECOND = "throughput/samples_per_sec"
-STEPS_PER_SECOND = "throughput/steps_per_sec"
-DEVICE_TOKENS_PER_SECOND = "throughput/device/tokens_per_sec"
-DEVICE_MFU = "throughput/device/mfu"
-STEP_SECONDS = "time/step"
-EPOCH_SECONDS = "time/epoch"  # at the last step of an epoch: all its steps
-TOTAL_SECONDS = "time/total"  # since the run started, over all attempts, without the pauses between them
-DATA_WAIT_SECONDS = "time/data_wait"  # of the host
-DATA_WAIT_SHARE = "time/data_wait_share"  # fraction of the step in which the device waited for data
-PEAK_ALLOCATED_GIB = "memory/peak_allocated_gib"
-PEAK_RESERVED_GIB = "memory/peak_reserved_gib"
-ALLOC_RETRIES = "memory/alloc_retries"
-PREDICTED_GIB = "memory/predicted_gib"
-PREDICTION_ERROR = "memory/prediction_error"  # predicted / measured - 1
-GPU_UTILIZATION = "gpu/utilization"  # 0 to 1: fraction of time in which a kernel ran
-GPU_POWER_WATTS = "gpu/power_watts"
-GPU_TEMPERATURE = "gpu/temperature"
-JOULES_PER_TOKEN = "gpu/joules_per_token"
-HOST_LOAD = "host/load"  # load average of the last minute, per core
-# Real tokens / positions of the global batch, empty slots included. Without packing, rows are concatenated and compute
-# fewer positions: there it is the efficiency that padding to the full length would have.
-PACKING_EFFICIENCY = "data/packing_efficiency"
-TOKENS_SEEN = "data/tokens_seen"
-GOODPUT = "goodput/fraction"  # fraction of the run's seconds spent on steps that count
-START_SECONDS = "goodput/start_seconds"
-COMPILE_SECONDS = "goodput/compile_seconds"
-DATA_SECONDS = "goodput/data_wait_seconds"
-EVALUATION_SECONDS = "goodput/evaluation_seconds"
-CHECKPOINT_SECONDS = "goodput/checkpoint_seconds"
-SKIPPED_SECONDS = "goodput/skipped_seconds"
-RESTART_SECONDS = "goodput/restart_seconds"  # steps trained again, and the start-up time of later attempts
-
-
-# Seconds not spent on training; together with training they account for all of a run.
-LOST_SECONDS = (
-    START_SECONDS,
-    COMPILE_SECONDS,
-    DATA_SECONDS,
-    EVALUATION_SECONDS,
-    CHECKPOINT_SECONDS,
-    SKIPPED_SECONDS,
-    RESTART_SECONDS,
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,47 +29,80 @@ class Metric:
     better: Literal["lower", "higher"] | None = None  # None: neither
 
 
-METRICS: tuple[Metric, ...] = (
-    Metric(name=TRAIN_LOSS, title="training loss", better="lower"),
-    Metric(name=GRAD_NORM, title="gradient norm"),
-    Metric(name=LEARNING_RATE, title="learning rate"),
-    Metric(name=SKIPPED, title="skipped steps", better="lower"),
-    Metric(name=EVAL_LOSS, title="validation loss", better="lower"),
-    Metric(name=TOKENS_PER_SECOND, title="tokens per second", unit="tokens/s", better="higher"),
-    Metric(name=TRAINED_TOKENS_PER_SECOND, title="trained tokens per second", unit="tokens/s", better="higher"),
-    Metric(name=SAMPLES_PER_SECOND, title="rows per second", unit="rows/s", better="higher"),
-    Metric(name=STEPS_PER_SECOND, title="steps per second", unit="steps/s", better="higher"),
-    Metric(name=DEVICE_TOKENS_PER_SECOND, title="tokens per second per device", unit="tokens/s", better="higher"),
-    Metric(name=DEVICE_MFU, title="model FLOPs utilisation", unit="share", better="higher"),
-    Metric(name=STEP_SECONDS, title="step time", unit="s", better="lower"),
-    Metric(name=EPOCH_SECONDS, title="epoch time", unit="s", better="lower"),
-    Metric(name=EVAL_SECONDS, title="evaluation time", unit="s", better="lower"),
-    Metric(name=TASK_SECONDS, title="generation and grading", unit="s", better="lower"),
-    Metric(name=TOTAL_SECONDS, title="wall-clock time", unit="s", better="lower"),
-    Metric(name=DATA_WAIT_SECONDS, title="host data wait", unit="s", better="lower"),
-    Metric(name=DATA_WAIT_SHARE, title="device data wait", unit="share", better="lower"),
-    Metric(name=PEAK_ALLOCATED_GIB, title="peak memory, allocated", unit="GiB", better="lower"),
-    Metric(name=PEAK_RESERVED_GIB, title="peak memory, reserved", unit="GiB", better="lower"),
-    Metric(name=ALLOC_RETRIES, title="allocation retries", better="lower"),
-    Metric(name=PREDICTED_GIB, title="peak memory, predicted", unit="GiB"),
-    Metric(name=PREDICTION_ERROR, title="prediction error", unit="share"),
-    Metric(name=GPU_UTILIZATION, title="GPU utilisation", unit="share", better="higher"),
-    Metric(name=GPU_POWER_WATTS, title="GPU power", unit="W"),
-    Metric(name=GPU_TEMPERATURE, title="GPU temperature", unit="°C"),
-    Metric(name=JOULES_PER_TOKEN, title="energy per token", unit="J", better="lower"),
-    Metric(name=HOST_LOAD, title="host load per core"),
-    Metric(name=PACKING_EFFICIENCY, title="packing efficiency", unit="share", better="higher"),
-    Metric(name=TOKENS_SEEN, title="tokens seen", unit="tokens"),
-    Metric(name=GOODPUT, title="goodput", unit="share", better="higher"),
-    Metric(name=START_SECONDS, title="lost to startup", unit="s", better="lower"),
-    Metric(name=COMPILE_SECONDS, title="lost to compilation", unit="s", better="lower"),
-    Metric(name=DATA_SECONDS, title="lost to data wait", unit="s", better="lower"),
-    Metric(name=EVALUATION_SECONDS, title="lost to evaluation", unit="s", better="lower"),
-    Metric(name=CHECKPOINT_SECONDS, title="lost to checkpoints", unit="s", better="lower"),
-    Metric(name=SKIPPED_SECONDS, title="lost to skipped steps", unit="s", better="lower"),
-    Metric(name=RESTART_SECONDS, title="lost to restarts", unit="s", better="lower"),
+METRICS_BY_NAME: dict[str, Metric] = {}
+
+
+def _declare(name: str, title: str, *, unit: str = "", better: Literal["lower", "higher"] | None = None) -> str:
+    """Declare a metric and return its name."""
+    METRICS_BY_NAME[name] = Metric(name=name, title=title, unit=unit, better=better)
+    return name
+
+
+TRAIN_LOSS = _declare("train/loss", "training loss", better="lower")
+GRAD_NORM = _declare("train/grad_norm", "gradient norm")
+LEARNING_RATE = _declare("train/learning_rate", "learning rate")
+# 1: the step was skipped because of NaN/Inf loss or gradients.
+SKIPPED = _declare("train/skipped", "skipped steps", better="lower")
+EVAL_LOSS = _declare("eval/loss", "validation loss", better="lower")
+TOKENS_PER_SECOND = _declare("throughput/tokens_per_sec", "tokens per second", unit="tokens/s", better="higher")
+TRAINED_TOKENS_PER_SECOND = _declare(
+    "throughput/trained_tokens_per_sec", "trained tokens per second", unit="tokens/s", better="higher"
 )
-METRICS_BY_NAME: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in METRICS})
+SAMPLES_PER_SECOND = _declare("throughput/samples_per_sec", "rows per second", unit="rows/s", better="higher")
+STEPS_PER_SECOND = _declare("throughput/steps_per_sec", "steps per second", unit="steps/s", better="higher")
+DEVICE_TOKENS_PER_SECOND = _declare(
+    "throughput/device/tokens_per_sec", "tokens per second per device", unit="tokens/s", better="higher"
+)
+DEVICE_MFU = _declare("throughput/device/mfu", "model FLOPs utilisation", unit="share", better="higher")
+STEP_SECONDS = _declare("time/step", "step time", unit="s", better="lower")
+# At the last step of an epoch: all its steps.
+EPOCH_SECONDS = _declare("time/epoch", "epoch time", unit="s", better="lower")
+EVAL_SECONDS = _declare("time/evaluation", "evaluation time", unit="s", better="lower")
+TASK_SECONDS = _declare("time/task_evaluation", "generation and grading", unit="s", better="lower")
+# Since the run started, over all attempts, without the pauses between them.
+TOTAL_SECONDS = _declare("time/total", "wall-clock time", unit="s", better="lower")
+DATA_WAIT_SECONDS = _declare("time/data_wait", "host data wait", unit="s", better="lower")
+# Fraction of the step in which the device waited for data.
+DATA_WAIT_SHARE = _declare("time/data_wait_share", "device data wait", unit="share", better="lower")
+PEAK_ALLOCATED_GIB = _declare("memory/peak_allocated_gib", "peak memory, allocated", unit="GiB", better="lower")
+PEAK_RESERVED_GIB = _declare("memory/peak_reserved_gib", "peak memory, reserved", unit="GiB", better="lower")
+ALLOC_RETRIES = _declare("memory/alloc_retries", "allocation retries", better="lower")
+PREDICTED_GIB = _declare("memory/predicted_gib", "peak memory, predicted", unit="GiB")
+PREDICTION_ERROR = _declare("memory/prediction_error", "prediction error", unit="share")  # predicted / measured - 1
+# 0 to 1: fraction of time in which a kernel ran.
+GPU_UTILIZATION = _declare("gpu/utilization", "GPU utilisation", unit="share", better="higher")
+GPU_POWER_WATTS = _declare("gpu/power_watts", "GPU power", unit="W")
+GPU_TEMPERATURE = _declare("gpu/temperature", "GPU temperature", unit="°C")
+JOULES_PER_TOKEN = _declare("gpu/joules_per_token", "energy per token", unit="J", better="lower")
+HOST_LOAD = _declare("host/load", "host load per core")  # load average of the last minute, per core
+# Real tokens / positions of the global batch, empty slots included. Without packing, rows are concatenated and compute
+# fewer positions: there it is the efficiency that padding to the full length would have.
+PACKING_EFFICIENCY = _declare("data/packing_efficiency", "packing efficiency", unit="share", better="higher")
+TOKENS_SEEN = _declare("data/tokens_seen", "tokens seen", unit="tokens")
+# Fraction of the run's seconds spent on steps that count.
+GOODPUT = _declare("goodput/fraction", "goodput", unit="share", better="higher")
+START_SECONDS = _declare("goodput/start_seconds", "lost to startup", unit="s", better="lower")
+COMPILE_SECONDS = _declare("goodput/compile_seconds", "lost to compilation", unit="s", better="lower")
+DATA_SECONDS = _declare("goodput/data_wait_seconds", "lost to data wait", unit="s", better="lower")
+EVALUATION_SECONDS = _declare("goodput/evaluation_seconds", "lost to evaluation", unit="s", better="lower")
+CHECKPOINT_SECONDS = _declare("goodput/checkpoint_seconds", "lost to checkpoints", unit="s", better="lower")
+SKIPPED_SECONDS = _declare("goodput/skipped_seconds", "lost to skipped steps", unit="s", better="lower")
+# Steps trained again, and the start-up time of later attempts.
+RESTART_SECONDS = _declare("goodput/restart_seconds", "lost to restarts", unit="s", better="lower")
+
+METRICS = tuple(METRICS_BY_NAME.values())
+EVAL_PREFIX = "eval/"  # also of task metrics: eval/<check>, the fraction of answers that pass it
+
+# Seconds not spent on training; together with training they account for all of a run.
+LOST_SECONDS = (
+    START_SECONDS,
+    COMPILE_SECONDS,
+    DATA_SECONDS,
+    EVALUATION_SECONDS,
+    CHECKPOINT_SECONDS,
+    SKIPPED_SECONDS,
+    RESTART_SECONDS,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -49,6 +49,7 @@ class RunPaths:
     root: Path
     node_rank: int = 0  # of the node that writes: nodes may share the directory, but not a log
 
+    lock = _Entry(".lock")
     manifest = _Entry("manifest.json")
     request = _Entry("request.json")  # the user's request, from which a resumed run is planned again
     hardware = _Entry("hardware.json")
@@ -202,8 +203,13 @@ def sync_folder(folder: Path) -> None:
     """Flush a folder's files and their names to disk (fsync)."""
     for file in (*folder.iterdir(), folder):
         if file == folder or file.is_file():
-            descriptor = os.open(file, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_path(file)
+
+
+def sync_path(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk (fsync)."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

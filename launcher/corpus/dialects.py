@@ -69,7 +69,7 @@ def find_system(text: str) -> str:
 def cut_segments(text: str, dialect: Dialect, template: Template) -> tuple[Segment, ...] | None:
     """Return the segments of a text, or None if it has no answer; another dialect is rendered by the template."""
     if template.name not in dialect.templates:
-        conversation = parse_conversation(text, dialect)
+        conversation = parse_conversation(text)
         return None if conversation is None else template.render(conversation)
     pieces = tuple(merge_segments(_pieces(text, dialect, template)))
     return pieces if any(piece.is_trained for piece in pieces) else None
@@ -93,8 +93,11 @@ def _pieces(text: str, dialect: Dialect, template: Template) -> Iterator[Segment
     yield Segment(text[position:], False)
 
 
-def parse_conversation(text: str, dialect: Dialect) -> Conversation | None:
-    """Parse a templated text into messages; None if it has no answer."""
+def parse_conversation(text: str) -> Conversation | None:
+    """Parse a templated text into messages; None if it is not templated or has no answer."""
+    dialect = find_dialect(text)
+    if dialect is None:
+        return None
     messages: list[Message] = []
     for turn in dialect.turn.finditer(text):
         role, content = _ALPACA_ROLES.get(turn["role"], turn["role"]), turn["content"].strip()

@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from launcher.core.errors import InputError
+from launcher.core.file_lock import lock_file
 from launcher.core.run_files import read_text
 from launcher.core.run_paths import write_text_atomically
 
 _CACHE_FILE = ".fingerprints.json"
 _MAX_ENTRIES = 1000
-_READ_BYTES = 1 << 20
 
 
 def hash_file(path: Path) -> str:
     """Return the SHA-256 of a file."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_READ_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-@contextmanager
-def lock_file(path: Path) -> Iterator[None]:
-    """Hold an exclusive flock, which the kernel releases when the process ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise InputError(f"{path} is a link: it is not locked", hint="delete it") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hash_file_cached(path: Path, root: Path, keeps_hash: bool = True) -> str:

@@ -10,11 +10,12 @@ from itertools import chain, islice, pairwise
 from launcher.core.errors import InputError
 from launcher.corpus.build import is_cut_for_validation
 from launcher.corpus.conversations import Conversation
-from launcher.corpus.dialects import find_dialect, parse_conversation
-from launcher.corpus.documents import DocumentBuilder
+from launcher.corpus.dialects import parse_conversation
+from launcher.corpus.documents import Document, DocumentBuilder
 from launcher.corpus.first_rows import make_source_reader, peek_rows
-from launcher.corpus.rows import BadRow
+from launcher.corpus.rows import BadRow, Row
 from launcher.corpus.spec import PreparationSpec, Split, WeightedSource
+from launcher.judges.base import ReferenceRow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,34 +83,30 @@ def _read(spec: PreparationSpec, weighted: WeightedSource, split: Split) -> Iter
             continue
         if split == "validation" and spec.cuts_validation and not is_cut_for_validation(document.prompt_hash):
             continue
-        prompt, answers = document.segments[0], document.segments[1:]
-        if prompt.is_trained or not answers:
+        prompt = document.segments[0]
+        if prompt.is_trained or len(document.segments) == 1:
             continue
-        content = reader.read(row)
-        assert not isinstance(content, BadRow)
-        conversation = content if isinstance(content, Conversation) else _parse(content.text)
-        unescape = spec.template.controls.unescape
-        instruction, context = extract_question(conversation, unescape(prompt.text))
-        answer = unescape(answers[0].text.removesuffix(spec.template.end_token)).strip()
-        key = hashlib.blake2b(f"{unescape(prompt.text)}\0{answer}".encode(), digest_size=12).hexdigest()
+        question = extract_question(maker, row, document)
+        text = f"{spec.template.controls.unescape(prompt.text)}\0{question.reference}"
         yield HeldOutRow(
-            key=key,
+            key=hashlib.blake2b(text.encode(), digest_size=12).hexdigest(),
             prompt=prompt.text,
-            instruction=instruction,
-            context=context,
-            answer=answer,
-            num_answers=sum(segment.is_trained for segment in answers),
+            instruction=question.instruction,
+            context=question.context,
+            answer=question.reference,
+            num_answers=sum(segment.is_trained for segment in document.segments[1:]),
         )
 
 
-def _parse(text: str) -> Conversation | None:
-    dialect = find_dialect(text)
-    return None if dialect is None else parse_conversation(text, dialect)
-
-
-def extract_question(conversation: Conversation | None, prompt: str) -> tuple[str, str]:
-    """Return content and context of the user message before the first answer; the full prompt if there is none."""
+def extract_question(builder: DocumentBuilder, row: Row, document: Document) -> ReferenceRow:
+    """Return the first answer of a row, and the user message before it; the full prompt if there is none."""
+    content = builder.reader.read(row)
+    assert not isinstance(content, BadRow), "the document was made from it"
+    conversation = content if isinstance(content, Conversation) else parse_conversation(content.text)
+    unescape = builder.template.controls.unescape
+    answer = next((segment.text for segment in document.segments if segment.is_trained), "")
+    reference = unescape(answer.removesuffix(builder.template.end_token)).strip()
     for message, following in pairwise(conversation.messages if conversation is not None else ()):
         if message.role == "user" and following.role == "assistant":
-            return message.content, message.context
-    return prompt, ""
+            return ReferenceRow(instruction=message.content, context=message.context, reference=reference)
+    return ReferenceRow(instruction=unescape(document.segments[0].text), context="", reference=reference)

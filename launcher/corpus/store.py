@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -10,17 +9,18 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from launcher.core import file_lock
 from launcher.core.errors import InputError
 from launcher.core.frozen_model import Frozen
-from launcher.core.run_files import load_model, open_regular, read_text
-from launcher.core.run_paths import write_text_atomically
+from launcher.core.run_files import load_model, read_text
+from launcher.core.run_paths import sync_folder, sync_path, write_text_atomically
 from launcher.corpus.audit import Audit
-from launcher.corpus.hash_cache import hash_file, hash_file_cached, lock_file
+from launcher.corpus.hash_cache import hash_file, hash_file_cached
 from launcher.corpus.pack_file import PackFile
 
 AUDIT_FILE = "audit.json"
@@ -196,38 +196,28 @@ def find_stores(root: Path) -> list[Store]:
 
 def explain_miss(root: Path, parts: Mapping[str, str]) -> str:
     """Return which inputs differ from those of the most similar store."""
-    nearest: tuple[int, list[str]] | None = None
-    for store in find_stores(root):
-        differing = sorted(
-            name for name in {*parts, *store.manifest.parts} if parts.get(name) != store.manifest.parts.get(name)
-        )
-        if nearest is None or len(differing) < nearest[0]:
-            nearest = (len(differing), differing)
-    if nearest is None:
+    differences = [
+        sorted(name for name in {*parts, *other} if parts.get(name) != other.get(name))
+        for other in (store.manifest.parts for store in find_stores(root))
+    ]
+    if not differences:
         return "no data prepared yet"
-    return (
-        f"changed since the last preparation: {', '.join(nearest[1])}" if nearest[1] else "the prepared data is damaged"
-    )
+    nearest = min(differences, key=len)
+    return f"changed since the last preparation: {', '.join(nearest)}" if nearest else "the prepared data is damaged"
 
 
-@contextmanager
-def lock_store(root: Path, key: str) -> Iterator[None]:
+def _get_lock(root: Path, key: str) -> Path:
+    return root / f".{key[:_SHOWN_KEY_DIGITS]}.lock"
+
+
+def lock_store(root: Path, key: str) -> AbstractContextManager[None]:
     """Hold the lock of a key: one process prepares it at a time."""
-    with lock_file(root / f".{key[:_SHOWN_KEY_DIGITS]}.lock"):
-        yield
+    return file_lock.lock_file(_get_lock(root, key))
 
 
 def is_locked(root: Path, key: str) -> bool:
-    """Return whether a running process is preparing the store of this key."""
-    path = root / f".{key[:_SHOWN_KEY_DIGITS]}.lock"
-    try:
-        with open_regular(path) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:  # held, or not ours
-        return True
-    return False
+    """Return whether a running process is preparing the store of this key; also if that cannot be found out."""
+    return file_lock.is_locked(_get_lock(root, key)) is not False
 
 
 @contextmanager
@@ -250,13 +240,11 @@ def publish(scratch: Path, root: Path, expert: str, parts: Mapping[str, str]) ->
     key = make_key(parts)
     files = {}
     for path in sorted(scratch.iterdir()):
-        _sync(path)
-        if path.name == MARKER_FILE:
-            continue
-        files[path.name] = StoredFile(num_bytes=path.stat().st_size, sha256=hash_file(path))
+        if path.name != MARKER_FILE:
+            files[path.name] = StoredFile(num_bytes=path.stat().st_size, sha256=hash_file(path))
     manifest = StoreManifest(expert=expert, key=key, parts=dict(sorted(parts.items())), files=files)
     write_text_atomically(scratch / STORE_FILE, manifest.model_dump_json(indent=2) + "\n", redacts=False)
-    _sync(scratch)
+    sync_folder(scratch)
     folder = get_store_dir(root, key)
     if is_store(folder) and find_foreign_file(folder) is None:  # damaged, or it would have been used
         shutil.rmtree(folder)
@@ -265,13 +253,5 @@ def publish(scratch: Path, root: Path, expert: str, parts: Mapping[str, str]) ->
             f"{folder} was not made by this program alone, so it is not replaced", hint="move it, and prepare again"
         )
     scratch.rename(folder)
-    _sync(root)
+    sync_path(root)
     return Store(folder, manifest)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from launcher.corpus.tokenize_rows import TokenBatch
-
-_Number = TypeVar("_Number", np.int32, np.int64, np.uint64)
 
 
 class TokenSpool:
@@ -24,11 +21,12 @@ class TokenSpool:
         self._ids = self._ids_path.open("wb")
         self._mask = self._mask_path.open("wb")
         self._end_token_id = end_token_id
-        self._lengths: list[npt.NDArray[np.int32]] = []
-        self._rows: list[npt.NDArray[np.int64]] = []
-        self._trained: list[npt.NDArray[np.int32]] = []
-        self._hashes: list[npt.NDArray[np.uint64]] = []
-        self._prompt_hashes: list[npt.NDArray[np.uint64]] = []
+        # Per document, in parts; the first is empty, so that there is always one.
+        self._lengths = [np.zeros(0, dtype=np.int32)]
+        self._rows = [np.zeros(0, dtype=np.int64)]
+        self._trained = [np.zeros(0, dtype=np.int32)]
+        self._hashes = [np.zeros(0, dtype=np.uint64)]
+        self._prompt_hashes = [np.zeros(0, dtype=np.uint64)]
         self.num_cut = 0
         self.num_cut_tokens = 0
         self.num_untrained = 0  # documents dropped because they have no trained tokens
@@ -83,27 +81,27 @@ class TokenSpool:
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
         """Length of each document."""
-        return _concatenate(self._lengths, np.int32)
+        return np.concatenate(self._lengths)
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
         """Row number of each document."""
-        return _concatenate(self._rows, np.int64)
+        return np.concatenate(self._rows)
 
     @property
     def trained(self) -> npt.NDArray[np.int32]:
         """Number of trained tokens of each document."""
-        return _concatenate(self._trained, np.int32)
+        return np.concatenate(self._trained)
 
     @property
     def prompt_hashes(self) -> npt.NDArray[np.uint64]:
         """Prompt hash of each document."""
-        return _concatenate(self._prompt_hashes, np.uint64)
+        return np.concatenate(self._prompt_hashes)
 
     @property
     def num_duplicates(self) -> int:
         """Number of documents that are equal to an earlier one."""
-        hashes = _concatenate(self._hashes, np.uint64)
+        hashes = np.concatenate(self._hashes)
         return len(hashes) - len(np.unique(hashes))
 
     def read(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
@@ -128,7 +126,3 @@ def _sums(
     ends = np.cumsum(lengths, dtype=np.int64)
     sums: npt.NDArray[np.int64] = totals[ends] - totals[ends - lengths]
     return sums
-
-
-def _concatenate(parts: list[npt.NDArray[_Number]], dtype: type[_Number]) -> npt.NDArray[_Number]:
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=dtype)

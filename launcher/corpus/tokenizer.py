@@ -181,10 +181,6 @@ class BaseTokenizer:
         extra = self.settings.get("extra_special_tokens")
         return {k: v for k, v in extra.items() if isinstance(v, str)} if isinstance(extra, dict) else {}
 
-    def is_one_token(self, text: str) -> bool:
-        """Return whether a text is a token of the vocabulary."""
-        return self.backend.token_to_id(text) is not None
-
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the tokenizer's files."""
@@ -231,9 +227,10 @@ def find_tokenizer(base: str, search: tuple[Path, ...]) -> BaseTokenizer | None:
 def load_planned_tokenizer(plan: Plan, search: tuple[Path, ...]) -> BaseTokenizer:
     """Load the tokenizer of a plan's base, with its new tokens; the tiny base may have some of them already."""
     tokenizer = load_tokenizer(plan.base.name, search, allow_tiny_fallback=plan.random_weights)
-    is_tiny = tokenizer.folder == TINY_BASE_FOLDER
-    new = (token for token in plan.data.new_tokens if not (is_tiny and tokenizer.is_one_token(token)))
-    return replace(tokenizer, new_tokens=tuple(new))
+    new = plan.data.new_tokens
+    if tokenizer.folder == TINY_BASE_FOLDER:
+        new = tuple(token for token in new if tokenizer.backend.token_to_id(token) is None)
+    return replace(tokenizer, new_tokens=new)
 
 
 def _download(base: str, config: Path | None) -> Path:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from launcher.core.errors import InputError, Problem
 from launcher.corpus.conversations import ROLES, RowReader, find_task_field, is_chat, make_row_reader
-from launcher.corpus.dialects import find_dialect, parse_conversation
+from launcher.corpus.dialects import parse_conversation
 from launcher.corpus.row_text import list_columns, list_fields, look_up, parse_row_text
 from launcher.corpus.rows import BadRow, Rejections, Row, RowFault
 from launcher.manifest.dataset import FieldMapping
@@ -297,9 +297,7 @@ def _is_templated(profile: RowProfile, name: str) -> bool:
     """Whether most texts mark their turns, with an answer between the markers."""
 
     def has_answer(row: Row) -> bool:
-        text = str(row.fields.get(name) or "")
-        dialect = find_dialect(text)
-        return dialect is not None and parse_conversation(text, dialect) is not None
+        return parse_conversation(str(row.fields.get(name) or "")) is not None
 
     sample = sample_evenly(profile.rows, _DIALECT_ROWS)
     return sum(map(has_answer, sample)) >= MAJORITY * len(sample)

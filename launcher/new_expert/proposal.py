@@ -10,15 +10,12 @@ from launcher.base_models.shapes import ModelShape, load_shape
 from launcher.core.errors import InputError
 from launcher.corpus.build import is_cut_for_validation
 from launcher.corpus.chat_template_file import load_chat_template
-from launcher.corpus.conversations import Conversation
-from launcher.corpus.dialects import find_dialect, parse_conversation
 from launcher.corpus.documents import Document, DocumentBuilder
 from launcher.corpus.heldout import extract_question
 from launcher.corpus.row_count import guess_tokens
 from launcher.corpus.rows import BadRow, Rejections, Row
 from launcher.corpus.templates import TOOLS_REASON
 from launcher.corpus.tokenizer import load_tokenizer
-from launcher.judges.base import ReferenceRow
 from launcher.new_expert.answer_language import Language, check_language, detect_language
 from launcher.new_expert.hyperparameters import Hyperparameters, choose_hyperparameters
 from launcher.new_expert.infer_roles import FieldFlags, Guess, Roles, infer_roles, list_reasons
@@ -226,7 +223,7 @@ def _detect_language(task: str | None, made: Sequence[tuple[Row, Document]], mak
         return None
     documents = {row.number: document for row, document in made}
     rows = sample_evenly([row for row, _ in made], _JUDGED_ROWS)
-    questions = [_make_question(row, documents[row.number], maker) for row in rows]
+    questions = [extract_question(maker, row, documents[row.number]) for row in rows]
     if task is None:
         return detect_language(questions)
     reason = "set by --task"
@@ -234,23 +231,6 @@ def _detect_language(task: str | None, made: Sequence[tuple[Row, Document]], mak
         return Language(name=task, reason=reason)
     not_parsed = Language(name=task, reason=reason, notes=(f"most answers of the rows do not parse as {task}",))
     return check_language(task, questions, reason) or not_parsed
-
-
-def _make_question(row: Row, document: Document, maker: DocumentBuilder) -> ReferenceRow:
-    """Make the question of `launcher eval`: the user's text before the first answer."""
-    content = maker.reader.read(row)
-    assert not isinstance(content, BadRow), "the document was made from it"
-    conversation: Conversation | None
-    if isinstance(content, Conversation):
-        conversation = content
-    else:
-        dialect = find_dialect(content.text)
-        conversation = None if dialect is None else parse_conversation(content.text, dialect)
-    unescape = maker.template.controls.unescape
-    instruction, context = extract_question(conversation, unescape(document.segments[0].text))
-    answer = next((segment.text for segment in document.segments if segment.is_trained), "")
-    reference = unescape(answer.removesuffix(maker.template.end_token)).strip()
-    return ReferenceRow(instruction=instruction, context=context, reference=reference)
 
 
 def _note_tool_calls(template: ChosenTemplate, rejections: Rejections) -> list[str]:

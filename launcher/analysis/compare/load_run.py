@@ -144,7 +144,7 @@ def _get_status(record: RunRecord) -> RunStatus:
     """Return the status; a run that no process of this machine trains was killed, or trains on another node."""
     if record.outcome is None:
         return "not started"
-    is_killed = record.outcome.status == "running" and is_locked(record.paths) is False
+    is_killed = record.outcome.status == "running" and is_locked(record.paths.lock) is False
     return "killed or elsewhere" if is_killed else record.outcome.status
 
 

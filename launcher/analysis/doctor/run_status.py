@@ -50,7 +50,9 @@ def probe_run(paths: RunPaths) -> RunState:
         idle: float | None = max(0.0, time.time() - paths.metrics.stat().st_mtime)
     except OSError:
         idle = None
-    return RunState(record=record, is_trained=is_locked(paths), idle_seconds=idle, age_seconds=_get_age(record.outcome))
+    return RunState(
+        record=record, is_trained=is_locked(paths.lock), idle_seconds=idle, age_seconds=_get_age(record.outcome)
+    )
 
 
 def _get_age(outcome: Outcome | None) -> float | None:

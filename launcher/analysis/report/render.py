@@ -100,7 +100,7 @@ def load_facts(paths: RunPaths) -> ReportFacts:
         files=tuple(_list_files(paths)),
         saved_step=step_of(checkpoints[0]) if checkpoints else None,
         code=list_run_code(record),
-        is_trained=is_locked(paths),
+        is_trained=is_locked(paths.lock),
     )
 
 

@@ -29,9 +29,9 @@ sys.stdin.read()
 
 def test_run_in_training_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locking, "_WAIT_SECONDS", 0.5)
-    assert is_locked(RunPaths(tmp_path / "never")) is False
+    assert is_locked(RunPaths(tmp_path / "never").lock) is False
     check_unlocked(RunPaths(tmp_path))
-    assert is_locked(RunPaths(tmp_path)) is False
+    assert is_locked(RunPaths(tmp_path).lock) is False
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(
         command, cwd=ROOT, env={"PYTHONPATH": python_path()}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -40,9 +40,9 @@ def test_run_in_training_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(InputError, match="another process is training this run"):
             check_unlocked(RunPaths(tmp_path))
-        assert is_locked(RunPaths(tmp_path)) is True
+        assert is_locked(RunPaths(tmp_path).lock) is True
         holder.kill()
-    assert is_locked(RunPaths(tmp_path)) is False
+    assert is_locked(RunPaths(tmp_path).lock) is False
     check_unlocked(RunPaths(tmp_path))
 
 

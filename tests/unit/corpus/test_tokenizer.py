@@ -17,8 +17,8 @@ def test_a_folder_is_a_base(base: Path) -> None:
     assert tokenizer.folder == base
     assert tokenizer.chat_template == CHAT_TEMPLATE
     assert tokenizer.end_of_text == "<|im_end|>"
-    assert tokenizer.is_one_token("<|im_end|>")
-    assert not tokenizer.is_one_token("<|nothing|>")
+    assert tokenizer.backend.token_to_id("<|im_end|>") is not None
+    assert tokenizer.backend.token_to_id("<|nothing|>") is None
 
 
 def test_a_base_is_found_by_name(base: Path) -> None:
