@@ -57,7 +57,8 @@ def find_processes(mark: str) -> tuple[int, ...]:
 
 def find_listeners(pids: Iterable[int], number: signal.Signals) -> tuple[int, ...]:
     """Return the processes that have a handler for a signal."""
-    return tuple(pid for pid in pids if _catches(pid, number))
+    masks = {pid: int(_read_status(pid).get("SigCgt", "0"), 16) for pid in pids}
+    return tuple(pid for pid, mask in masks.items() if mask >> (number - 1) & 1)
 
 
 def send_signal(pids: Iterable[int], number: signal.Signals) -> None:
@@ -105,11 +106,6 @@ def _read_status(pid: int) -> dict[str, str]:
 
 def _all_pids() -> Iterator[int]:
     return (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal())
-
-
-def _catches(pid: int, number: signal.Signals) -> bool:
-    mask = _read_status(pid).get("SigCgt")
-    return mask is not None and bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def is_lost_rank(error: Exception) -> bool:

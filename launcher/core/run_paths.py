@@ -28,7 +28,7 @@ FIND_ELSEWHERE = (
 )
 
 
-class _Entry:
+class RunEntry:
     """Path of a file or folder of a run directory."""
 
     def __init__(self, name: str) -> None:
@@ -49,30 +49,30 @@ class RunPaths:
     root: Path
     node_rank: int = 0  # of the node that writes: nodes may share the directory, but not a log
 
-    lock = _Entry(".lock")
-    manifest = _Entry("manifest.json")
-    request = _Entry("request.json")  # the user's request, from which a resumed run is planned again
-    hardware = _Entry("hardware.json")
-    plan = _Entry(_PLAN)
-    accelerate = _Entry("accelerate.yaml")
-    deepspeed = _Entry("deepspeed.json")
-    command = _Entry("command.txt")
-    slurm = _Entry("slurm.sbatch")
-    skypilot = _Entry("skypilot.yaml")
-    kubernetes = _Entry("kubernetes.yaml")
-    dstack = _Entry("train.dstack.yml")  # dstack requires the suffix
-    outcome = _Entry("outcome.json")
-    metrics = _Entry("metrics.jsonl")
-    report = _Entry("report.md")
-    wandb = _Entry("wandb.json")  # the W&B run, and how much was logged to it
-    checkpoints = _Entry("checkpoints")
-    adapter = _Entry("adapter")  # the result: an adapter in PEFT format, or the full model after full fine-tuning
-    evaluation = _Entry("eval.json")  # result of the last `launcher eval`
-    evaluations = _Entry("evaluations")  # task evaluations during training; step 0 is the base model
-    profile = _Entry("profile")  # profiler output: a summary, the trace and a memory snapshot
-    merged = _Entry("merged")
-    logs = _Entry("logs")
-    node_facts = _Entry("logs/nodes.json")  # facts about each node at the start of a multi-node run
+    lock = RunEntry(".lock")
+    manifest = RunEntry("manifest.json")
+    request = RunEntry("request.json")  # the user's request, from which a resumed run is planned again
+    hardware = RunEntry("hardware.json")
+    plan = RunEntry(_PLAN)
+    accelerate = RunEntry("accelerate.yaml")
+    deepspeed = RunEntry("deepspeed.json")
+    command = RunEntry("command.txt")
+    slurm = RunEntry("slurm.sbatch")
+    skypilot = RunEntry("skypilot.yaml")
+    kubernetes = RunEntry("kubernetes.yaml")
+    dstack = RunEntry("train.dstack.yml")  # dstack requires the suffix
+    outcome = RunEntry("outcome.json")
+    metrics = RunEntry("metrics.jsonl")
+    report = RunEntry("report.md")
+    wandb = RunEntry("wandb.json")  # the W&B run, and how much was logged to it
+    checkpoints = RunEntry("checkpoints")
+    adapter = RunEntry("adapter")  # the result: an adapter in PEFT format, or the full model after full fine-tuning
+    evaluation = RunEntry("eval.json")  # result of the last `launcher eval`
+    evaluations = RunEntry("evaluations")  # task evaluations during training; step 0 is the base model
+    profile = RunEntry("profile")  # profiler output: a summary, the trace and a memory snapshot
+    merged = RunEntry("merged")
+    logs = RunEntry("logs")
+    node_facts = RunEntry("logs/nodes.json")  # facts about each node at the start of a multi-node run
 
     @property
     def run_id(self) -> str:

@@ -37,7 +37,8 @@ def pack_documents(lengths: Lengths, capacity: int, seed: int) -> Packing:
     gradients than a step of random rows. Long documents start packs, because little fits next to them later. Whether a
     quarter or half of a pack is long depends on the lengths: both are tried.
     """
-    _check_lengths(lengths, capacity)
+    if len(lengths) and not 0 < int(lengths.min()) <= int(lengths.max()) <= capacity:
+        raise ValueError("documents must have between one token and the pack's capacity: cut them before packing")
     packings = [_pack(lengths, capacity, seed, capacity // parts) for parts in (4, 2)]
     return min(packings, key=lambda packing: packing.num_packs)
 
@@ -129,11 +130,6 @@ def pack_one_per_sequence(lengths: Lengths) -> Packing:
     """Return a packing with one document per sequence, in row order."""
     count = len(lengths)
     return Packing(np.arange(count, dtype=np.int64), np.arange(count + 1, dtype=np.int64))
-
-
-def _check_lengths(lengths: Lengths, capacity: int) -> None:
-    if len(lengths) and not 0 < int(lengths.min()) <= int(lengths.max()) <= capacity:
-        raise ValueError("documents must have between one token and the pack's capacity: cut them before packing")
 
 
 def _arrange(pack_of: npt.NDArray[np.int64], num_packs: int, seed: int) -> Packing:

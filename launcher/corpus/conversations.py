@@ -11,6 +11,7 @@ from launcher.core.errors import InputError, Problem
 from launcher.corpus.row_text import (
     RowText,
     UnusableRowError,
+    find_missing_fields,
     list_columns,
     look_up,
     parse_row_text,
@@ -19,7 +20,6 @@ from launcher.corpus.row_text import (
 )
 from launcher.corpus.rows import BadRow, Json, Row, RowFault
 from launcher.manifest.dataset import FieldMapping
-from launcher.manifest.suggest import find_closest
 
 ROLES = ("system", "user", "assistant", "tool")
 # Templates read one of these names; a row may use another.
@@ -54,14 +54,7 @@ class Conversation:
     tools: tuple[Json, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TemplatedText:
-    """Text that was already rendered by a chat template."""
-
-    text: str
-
-
-Content = Conversation | TemplatedText
+Content = Conversation | str  # a text was already rendered by a chat template
 
 # Tried in this order if a manifest has no field mapping, as in the trainer of the published manifests.
 _QUESTION_FIELDS = ("instruction", "prompt", "question", "sql_prompt")
@@ -87,7 +80,7 @@ class RowReader:
         """Convert a row; a BadRow says why it cannot be used."""
         try:
             if self.text is not None:
-                return TemplatedText(read_text(row.fields, self.text))
+                return read_text(row.fields, self.text)
             if self.messages is not None:
                 messages = _read_messages(look_up(row.fields, self.messages), self.messages)
                 _check_answered(messages, self.messages)
@@ -187,11 +180,7 @@ def _parse_mapping(mapping: FieldMapping, fields: Sequence[str], source: str, hi
         except ValueError as error:
             problems.append(Problem(where=where, what=f"{value!r}: {error}"))
             continue
-        for name in list_columns(text):
-            if name not in fields:
-                meant = find_closest(name, fields)
-                what = f"rows have no field {name!r}" + (f"; did you mean {meant!r}?" if meant else "")
-                problems.append(Problem(where=where, what=what))
+        problems += [Problem(where=where, what=what) for what in find_missing_fields(text, fields)]
         if role != "messages":
             texts[role] = text
     if not (mapping.text or mapping.messages) and bool(mapping.instruction) != bool(mapping.answer):

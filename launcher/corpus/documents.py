@@ -51,7 +51,7 @@ class DocumentBuilder:
         if isinstance(content, BadRow):
             return content
         try:
-            segments = self._segments(content)
+            segments = self.template.render(content) if isinstance(content, Conversation) else self._cut(content)
         except TemplateRejectsError as error:
             return BadRow(number=row.number, reason=str(error))
         if segments is None:
@@ -81,13 +81,8 @@ class DocumentBuilder:
             return tuple(Segment(segment.text, not segment.is_trained) for segment in excluded)
         return (Segment("".join(segment.text for segment in segments), True),)
 
-    def _segments(self, content: Content) -> tuple[Segment, ...] | None:
-        if isinstance(content, Conversation):
-            return self.template.render(content)
-        return self._cut(content)
-
-    def _cut(self, content: TemplatedText) -> tuple[Segment, ...] | None:
-        text = content.text
+    def _cut(self, text: str) -> tuple[Segment, ...] | None:
+        """Return the segments of a text that was already rendered; None if it has no answer."""
         dialect = find_dialect(text)
         if dialect is not None:
             return cut_segments(text, dialect, self.template)

@@ -73,10 +73,7 @@ def check_end_token(template: Template, tokenizer: BaseTokenizer, requested: str
 def note_disagreement(template: Template, tokenizer: BaseTokenizer) -> tuple[str, ...]:
     """Return a note if the base publishes other end tokens than the one that is trained."""
     end = template.end_token
-    published = find_published_ends(tokenizer)
-    names = {name: [_get_name(tokenizer, token) for token in tokens] for name, tokens in published.items()}
-    if tokenizer.end_of_text is not None:
-        names["tokenizer_config.json"] = [tokenizer.end_of_text]
+    names = _name_ends(tokenizer)
     known = {name for file in _CONFIGS for name in names.get(file, ())}
     if not known or (end in known and (tokenizer.end_of_text or end) in known):
         return ()
@@ -99,16 +96,24 @@ def _find_turn_starts(tokenizer: BaseTokenizer, template: Template) -> list[str]
 
 
 def _list_ends(tokenizer: BaseTokenizer) -> tuple[Problem, ...]:
-    said = {name: [_get_name(tokenizer, t) for t in ids] for name, ids in find_published_ends(tokenizer).items()}
-    said["tokenizer_config.json"] = [tokenizer.end_of_text or "none"]
+    said = _name_ends(tokenizer)
+    said.setdefault("tokenizer_config.json", ["none"])
     return tuple(Problem(where=name, what=f"ends texts with {', '.join(names)}") for name, names in said.items())
 
 
 def _suggest(tokenizer: BaseTokenizer) -> str:
     """Return the end token of the configs, or a placeholder."""
-    ids = [token for tokens in find_published_ends(tokenizer).values() for token in tokens]
-    return _get_name(tokenizer, ids[0]) if ids else "TOKEN"
+    names = _name_ends(tokenizer)
+    return next((names[file][0] for file in _CONFIGS if file in names), "TOKEN")
 
 
-def _get_name(tokenizer: BaseTokenizer, token: int) -> str:
-    return tokenizer.backend.id_to_token(token) or f"id {token}, not in the tokenizer"
+def _name_ends(tokenizer: BaseTokenizer) -> dict[str, list[str]]:
+    """Return the end tokens that the files of the base name, by file."""
+    name_of = tokenizer.backend.id_to_token
+    names = {
+        file: [name_of(token) or f"id {token}, not in the tokenizer" for token in tokens]
+        for file, tokens in find_published_ends(tokenizer).items()
+    }
+    if tokenizer.end_of_text is not None:
+        names["tokenizer_config.json"] = [tokenizer.end_of_text]
+    return names

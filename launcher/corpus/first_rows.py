@@ -15,6 +15,7 @@ from launcher.corpus.row_text import list_columns, list_fields, look_up, parse_r
 from launcher.corpus.rows import BadRow, Row
 from launcher.corpus.sources import FileSource, Source, count_parquet_rows, format_by_name, make_file_source
 from launcher.manifest.dataset import Dataset, FieldMapping
+from launcher.manifest.parse_json import shorten
 from launcher.plan.estimate.dataset_size import (
     ASSUMED_MEAN_TOKENS,
     BYTES_PER_TOKEN,
@@ -163,9 +164,10 @@ def _probe_file(dataset: Dataset, file: Path, format_name: str | None) -> RowEst
         peeked = peek_rows(rows, dataset.mapping, _SAMPLED_ROWS)
         num_rows, is_exact = count_rows(source, peeked, rows, dataset.max_rows)
     except (OSError, ValueError) as error:
-        name = file.name if len(file.name) <= 60 else file.name[:57] + "..."
         reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"the training rows in {name} cannot be read: {reason}", hint=hint_for(error)) from None
+        raise InputError(
+            f"the training rows in {shorten(file.name)} cannot be read: {reason}", hint=hint_for(error)
+        ) from None
     except ModuleNotFoundError:  # pyarrow, which planning does not require
         return None
     if not peeked:

@@ -102,7 +102,7 @@ def extract_question(builder: DocumentBuilder, row: Row, document: Document) -> 
     """Return the first answer of a row, and the user message before it; the full prompt if there is none."""
     content = builder.reader.read(row)
     assert not isinstance(content, BadRow), "the document was made from it"
-    conversation = content if isinstance(content, Conversation) else parse_conversation(content.text)
+    conversation = content if isinstance(content, Conversation) else parse_conversation(content)
     unescape = builder.template.controls.unescape
     answer = next((segment.text for segment in document.segments if segment.is_trained), "")
     reference = unescape(answer.removesuffix(builder.template.end_token)).strip()

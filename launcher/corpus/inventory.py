@@ -122,7 +122,9 @@ def list_stores(roots: Iterable[Path], current_keys: Mapping[str, CurrentKeys]) 
     for root in {root.resolve(): root for root in reversed(list(roots))}.values():
         for folder in _list_folder(root):
             if is_store(folder) or find_scratch_key(folder) is not None:
-                entries.append(_describe(root, folder, current_keys))
+                state, reason, expert = _find_state(root, folder, current_keys)
+                size = measure_folder(folder)
+                entries.append(StoreEntry(folder=folder, expert=expert, num_bytes=size, state=state, reason=reason))
     return sorted(entries, key=lambda entry: entry.folder)
 
 
@@ -131,11 +133,6 @@ def _list_folder(folder: Path) -> list[Path]:
         return list(folder.iterdir())
     except OSError:  # missing, or not readable: nothing in it can be deleted
         return []
-
-
-def _describe(root: Path, folder: Path, current_keys: Mapping[str, CurrentKeys]) -> StoreEntry:
-    state, reason, expert = _find_state(root, folder, current_keys)
-    return StoreEntry(folder=folder, expert=expert, num_bytes=measure_folder(folder), state=state, reason=reason)
 
 
 def _find_state(root: Path, folder: Path, current_keys: Mapping[str, CurrentKeys]) -> tuple[StoreState, str, str]:

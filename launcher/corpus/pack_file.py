@@ -86,6 +86,10 @@ def _view(array: pa.Array) -> npt.NDArray[Any]:
     return view
 
 
+def _join(arrays: list[pa.Array]) -> npt.NDArray[np.int64]:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *map(_view, arrays)]).astype(np.int64)
+
+
 class PackFile:
     """A split, open for reading: `file[i]` is pack i, with arrays that are views of the memory map."""
 
@@ -113,10 +117,8 @@ class PackFile:
 
     def column(self, name: str) -> npt.NDArray[np.int64]:
         """Return `num_trained` or `sum_squares` of all packs."""
-        columns = [_view(batch.column(name)) for batch in self._batches]
-        return np.concatenate(columns).astype(np.int64) if columns else np.zeros(0, dtype=np.int64)
+        return _join([batch.column(name) for batch in self._batches])
 
     def count(self, name: str) -> npt.NDArray[np.int64]:
         """Return the number of `input_ids` (tokens) or `document_lengths` (documents) per pack, from the offsets."""
-        counts = [_view(batch.column(name).value_lengths()) for batch in self._batches]
-        return np.concatenate(counts).astype(np.int64) if counts else np.zeros(0, dtype=np.int64)
+        return _join([batch.column(name).value_lengths() for batch in self._batches])

@@ -80,9 +80,8 @@ def _disk_error(error: OSError, root: Path) -> InputError:
             f"no space left while preparing data in {root}; incomplete files were removed",
             hint="free some space (`launcher data --prune`), or set LAUNCHER_DATA_DIR to another disk",
         )
-    return InputError(f"preparing data in {root} failed: {error.strerror or error}", hint=_hint(error))
-
-
-def _hint(error: OSError) -> str:
     hint = hint_for(error)
-    return f"{hint}: LAUNCHER_DATA_DIR" if hint else ""
+    return InputError(
+        f"preparing data in {root} failed: {error.strerror or error}",
+        hint=f"{hint}: LAUNCHER_DATA_DIR" if hint else "",
+    )

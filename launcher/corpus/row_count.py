@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -189,12 +189,10 @@ def _count_sequences(lengths: Lengths, spec: PreparationSpec) -> int:
 
 
 def _count_validation_rows(spec: PreparationSpec) -> int | None:
-    """Return the rows of the validation files; None if they cannot be counted."""
-
-    def count() -> Iterator[int]:
-        for weighted in spec.validation:
-            assert isinstance(weighted.source, FileSource)
-            rows = weighted.read()
-            yield count_rows(weighted.source, peek_rows(rows, spec.data.field_mapping, _MAX_ROWS), rows)[0]
-
-    return sum(count()) if spec.validation else None
+    """Return the rows of the validation files; None if there are none."""
+    num_rows = 0
+    for weighted in spec.validation:
+        assert isinstance(weighted.source, FileSource)
+        rows = weighted.read()
+        num_rows += count_rows(weighted.source, peek_rows(rows, spec.data.field_mapping, _MAX_ROWS), rows)[0]
+    return num_rows if spec.validation else None

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.corpus.rows import Json, Row, RowFault
+from launcher.manifest.suggest import find_closest
 
 _FORMAT_PART = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
 _MAX_NESTED = 3  # levels of objects whose fields are offered by name
@@ -72,6 +73,14 @@ def parse_row_text(source: str, columns: Iterable[str]) -> RowText:
 def list_columns(text: RowText) -> tuple[str, ...]:
     """Return the fields that a text is made of."""
     return text.columns if isinstance(text, RowFormat) else (text,)
+
+
+def find_missing_fields(text: RowText, fields: Sequence[str]) -> Iterator[str]:
+    """Yield what is wrong with the fields of a text that the rows do not have."""
+    for name in list_columns(text):
+        if name not in fields:
+            meant = find_closest(name, fields)
+            yield f"rows have no field {name!r}" + (f"; did you mean {meant!r}?" if meant else "")
 
 
 def list_fields(rows: Sequence[Row]) -> list[str]:
@@ -140,7 +149,7 @@ def _format_value(value: Json, name: str) -> str:
             raise UnusableRowError(f"{name} contains NaN or Infinity, which is not JSON") from None
     if not isinstance(value, str):
         raise UnusableRowError(f"{name} is of type {type(value).__name__}, not text")
-    if not value.isascii() and _has_lone_surrogate(value):
+    if not is_encodable(value):
         raise UnusableRowError("contains a lone surrogate")
     return value
 
@@ -152,9 +161,10 @@ def _format_other(value: object) -> str:
     return str(value)
 
 
-def _has_lone_surrogate(text: str) -> bool:
+def is_encodable(text: str) -> bool:
+    """Whether a text can be written as UTF-8; False if it has a lone surrogate."""
     try:
-        text.encode()
+        text.isascii() or text.encode()
     except UnicodeEncodeError:
-        return True
-    return False
+        return False
+    return True

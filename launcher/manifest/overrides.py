@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from launcher.core.errors import InputError
+from launcher.core.frozen_model import flatten
 from launcher.manifest.parse_json import Json, is_too_deep, shorten
 from launcher.manifest.upgrade import is_schema_1
 
@@ -35,7 +36,7 @@ def list_overridden_keys(overrides: Iterable[str]) -> frozenset[str]:
     for override in overrides:
         path, _, text = override.partition("=")
         parts = _convert_to_schema_2(_parse_path(path.strip()))
-        keys.update(_list_leaves(".".join(parts), parse_value(text)))
+        keys.update(flatten(parse_value(text), ".".join(parts)))
     return frozenset(keys)
 
 
@@ -54,14 +55,6 @@ def remove_nulls(tree: dict[str, Json], overrides: Iterable[str]) -> dict[str, J
         if parse_value(text) is None and isinstance(node, dict) and key in node and node[key] is None:
             del node[key]
     return tree
-
-
-def _list_leaves(path: str, value: Json) -> Iterator[str]:
-    if not isinstance(value, dict) or not value:
-        yield path
-        return
-    for key, child in value.items():
-        yield from _list_leaves(f"{path}.{key}", child)
 
 
 def parse_value(text: str) -> Json:

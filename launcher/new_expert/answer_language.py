@@ -49,7 +49,8 @@ class Language:
 
 def match_language(answers: Sequence[str]) -> tuple[str, int] | None:
     """Return the language that most answers look like, and how many do; None if too few do."""
-    counts = {name: sum(map(matches, answers)) for name, matches in _MATCHERS.items()}
+    texts = [_COMMENTS.sub("", strip_code_fence(answer)) for answer in answers]
+    counts = {name: sum(map(matches, texts)) for name, matches in _MATCHERS.items()}
     name = max(LANGUAGES, key=lambda language: counts[language])
     return (name, counts[name]) if answers and counts[name] >= _MIN_SHARE * len(answers) else None
 
@@ -107,14 +108,9 @@ def _is_typescript(text: str) -> bool:
     return _TYPESCRIPT.search(text) is not None and _TYPED.search(text) is not None
 
 
-def _strip(matches: Callable[[str], bool]) -> Callable[[str], bool]:
-    """Ignore code fences and leading comments."""
-    return lambda answer: matches(_COMMENTS.sub("", strip_code_fence(answer)))
-
-
 _MATCHERS: dict[str, Callable[[str], bool]] = {
-    "json": _strip(_is_json),
-    "sql": _strip(lambda text: _SQL.match(text) is not None),
-    "cypher": _strip(lambda text: _CYPHER.match(text) is not None and _SQL.match(text) is None),
-    "typescript": _strip(_is_typescript),
+    "json": _is_json,
+    "sql": lambda text: _SQL.match(text) is not None,
+    "cypher": lambda text: _CYPHER.match(text) is not None and _SQL.match(text) is None,
+    "typescript": _is_typescript,
 }

@@ -15,12 +15,13 @@ from launcher.base_models.shapes import describe_missing_tokenizer
 from launcher.core.errors import DoesNotFitError, InputError
 from launcher.core.run_paths import write_text_atomically
 from launcher.corpus.chat_template_file import load_chat_template
+from launcher.corpus.row_text import is_encodable
 from launcher.manifest import load_manifest
 from launcher.manifest.locate import list_expert_folders
 from launcher.manifest.parse_json import shorten
 from launcher.new_expert.manifest_text import TEMPLATE_FILE, render_manifest
 from launcher.new_expert.proposal import Options, Proposal, add_notes, make_proposal
-from launcher.new_expert.row_profile import is_encodable, profile_file
+from launcher.new_expert.row_profile import profile_file
 from launcher.new_expert.splits import SAMPLE_FILES, choose_format, load_splits, make_sample
 from launcher.request.request import PlannedRun, Request, base_folders, plan_request
 

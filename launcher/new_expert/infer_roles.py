@@ -11,10 +11,10 @@ from typing import Literal
 from launcher.core.errors import InputError, Problem
 from launcher.corpus.conversations import ROLES, RowReader, find_task_field, is_chat, make_row_reader
 from launcher.corpus.dialects import parse_conversation
-from launcher.corpus.row_text import list_columns, list_fields, look_up, parse_row_text
+from launcher.corpus.row_text import find_missing_fields, list_columns, list_fields, look_up, parse_row_text
 from launcher.corpus.rows import BadRow, Rejections, Row, RowFault
 from launcher.manifest.dataset import FieldMapping
-from launcher.manifest.suggest import find_closest
+from launcher.manifest.parse_json import shorten
 from launcher.new_expert.row_profile import FieldProfile, RowProfile, sample_evenly
 
 Kind = Literal["messages", "turn", "task", "templated", "text"]
@@ -46,7 +46,6 @@ _HINTS = {
     '{"role": "assistant", "content": …}]',
 }
 _DIALECT_ROWS = 200  # read to find out whether text is already templated
-_SHOWN_CHARACTERS = 60
 _SHOWN_REASONS = 5
 
 
@@ -135,15 +134,10 @@ def _check_flags(profile: RowProfile, flags: FieldFlags) -> None:
     fields = list_fields(profile.rows)
     for role, text in flags.items():
         try:
-            columns = list_columns(parse_row_text(text, fields))
+            missing = [*find_missing_fields(parse_row_text(text, fields), fields)]
         except ValueError as error:
-            problems.append(Problem(where=f"--{role}-field", what=f"{text!r}: {error}"))
-            continue
-        for name in columns:
-            if name not in fields:
-                suggestion = find_closest(name, fields)
-                what = f"rows have no field {name!r}" + (f"; did you mean {suggestion!r}?" if suggestion else "")
-                problems.append(Problem(where=f"--{role}-field", what=what))
+            missing = [f"{text!r}: {error}"]
+        problems += [Problem(where=f"--{role}-field", what=what) for what in missing]
     names = [name for _, name in flags.items()]
     if len(set(names)) < len(names):
         problems.append(Problem(where="", what="one field cannot have two roles"))
@@ -344,8 +338,7 @@ def _describe_fields(profile: RowProfile) -> tuple[Problem, ...]:
     for field in profile.fields.values():
         values = (row.fields.get(field.name) for row in profile.rows)
         example = next((value for value in values if value not in (None, "")), "")
-        shown = str(example).replace("\n", " ")
-        shown = shown if len(shown) <= _SHOWN_CHARACTERS else shown[: _SHOWN_CHARACTERS - 3] + "..."
+        shown = shorten(str(example).replace("\n", " "))
         count = field.num_filled + field.num_others
         what = f"{field.kind} in {profile.format_share(count)}, such as {shown!r}" if count else "empty in all rows"
         problems.append(Problem(where=field.name, what=what))

@@ -10,9 +10,8 @@ from pathlib import Path
 from launcher.core.choices import ALL_LINEAR
 from launcher.corpus.sources import Format
 from launcher.judges.registry import JUDGED_NAMES
+from launcher.manifest.parse_json import Json
 from launcher.new_expert.proposal import Proposal
-
-Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 _RANK = 16
 _SCHEMA_FILE = "manifest.schema.json"

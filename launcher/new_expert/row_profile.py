@@ -15,6 +15,7 @@ from typing import Any, get_args
 from launcher.core.errors import InputError, Problem
 from launcher.core.units import MIB
 from launcher.corpus.conversations import is_chat
+from launcher.corpus.row_text import is_encodable
 from launcher.corpus.rows import BadRow, Row
 from launcher.corpus.sources import (
     NOT_UTF8,
@@ -130,15 +131,6 @@ def profile_fields(rows: Iterable[Row]) -> dict[str, FieldProfile]:
             if name in fields or is_encodable(name):
                 fields.setdefault(name, FieldProfile(name=name)).add(value)
     return fields
-
-
-def is_encodable(text: str) -> bool:
-    """Whether the text can be written as UTF-8; False if it has a lone surrogate."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def sample_evenly(rows: Sequence[Row], limit: int) -> tuple[Row, ...]:

@@ -13,6 +13,7 @@ from launcher.core.errors import InputError, Problem
 from launcher.corpus.build import is_cut_for_validation
 from launcher.corpus.conversations import find_task_field, make_row_reader
 from launcher.corpus.documents import DocumentBuilder, make_template
+from launcher.corpus.row_text import is_encodable
 from launcher.corpus.rows import Row
 from launcher.corpus.sources import FileSource, Format, format_by_name
 from launcher.corpus.text_encoder import TextEncoder
@@ -20,7 +21,7 @@ from launcher.corpus.tokenizer import load_tokenizer
 from launcher.manifest.suggest import find_closest
 from launcher.new_expert.infer_roles import MAJORITY, list_reasons
 from launcher.new_expert.proposal import Proposal, make_documents, note_bad_rows
-from launcher.new_expert.row_profile import RowProfile, is_encodable, profile_file, sample_evenly
+from launcher.new_expert.row_profile import RowProfile, profile_file, sample_evenly
 from launcher.plan.estimate.dataset_size import SAMPLE_TEST, SAMPLE_TRAIN, SAMPLE_VALIDATION
 from launcher.plan.smoke import SMOKE_LENGTHS
 

@@ -15,7 +15,7 @@ from typing import Any
 from launcher.core.errors import InputError, LauncherError
 from launcher.core.log import get_logger
 from launcher.core.progress import Progress
-from launcher.core.run_paths import RunPaths, write_text_atomically
+from launcher.core.run_paths import RunEntry, RunPaths, write_text_atomically
 from launcher.corpus.heldout import HeldOutRows, load_held_out_rows
 from launcher.corpus.spec import make_preparation_spec
 from launcher.corpus.tokenizer import load_planned_tokenizer
@@ -55,9 +55,7 @@ class EvalTarget:
 class _AdapterFolder(RunPaths):
     """An adapter without a run directory."""
 
-    @property
-    def adapter(self) -> Path:
-        return self.root
+    adapter = RunEntry(".")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,7 +13,6 @@ from launcher.corpus.conversations import (
     Conversation,
     Message,
     RowReader,
-    TemplatedText,
     find_task_field,
     make_row_reader,
 )
@@ -109,7 +108,7 @@ def test_lists_that_are_no_answer_of_the_assistant_stay_json(answer: list[Any]) 
 
 
 def test_text() -> None:
-    assert read(RowReader(text="text"), text="<|im_start|>") == TemplatedText("<|im_start|>")
+    assert read(RowReader(text="text"), text="<|im_start|>") == "<|im_start|>"
     assert reason(RowReader(text="text"), text="") == "text is empty"
 
 
