@@ -34,21 +34,20 @@ _WORD_START = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file for reading, without waiting for anything else; raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(0, "not a regular file")
-    return os.fdopen(descriptor, "rb")
+    return os.fdopen(_open(path, os.O_RDONLY), "rb")
 
 
 def open_log(path: Path) -> BinaryIO:
     """Open a regular file for unbuffered appending, neither through a link nor waiting for a pipe; raises OSError."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, 0o666)
+    return os.fdopen(_open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW), "ab", buffering=0)
+
+
+def _open(path: Path, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(0, "not a regular file")
-    return os.fdopen(descriptor, "ab", buffering=0)
+    return descriptor
 
 
 def check_regular_files(folder: Path) -> None:

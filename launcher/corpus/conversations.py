@@ -83,7 +83,8 @@ class RowReader:
                 return read_text(row.fields, self.text)
             if self.messages is not None:
                 messages = _read_messages(look_up(row.fields, self.messages), self.messages)
-                _check_answered(messages, self.messages)
+                if not any(message.role == "assistant" for message in messages):
+                    raise UnusableRowError(f"{self.messages} has no assistant message", RowFault.NO_ANSWER)
                 return Conversation(self._with_system(messages, row.fields), _read_tools(row.fields.get(TOOLS_FIELD)))
             if self.task is not None:
                 return self._read_task(row.fields, self.task)
@@ -256,11 +257,6 @@ def _read_messages(turns: Json, name: str) -> tuple[Message, ...]:
     if not messages:
         raise UnusableRowError(f"{name} is empty")
     return messages
-
-
-def _check_answered(messages: tuple[Message, ...], name: str) -> None:
-    if not any(message.role == "assistant" for message in messages):
-        raise UnusableRowError(f"{name} has no assistant message", RowFault.NO_ANSWER)
 
 
 def _is_empty_system(turn: Json) -> bool:

@@ -164,11 +164,11 @@ def _make_sources(data: DataPlan, folder: Path, split: Split) -> tuple[WeightedS
             revision=data.revision,
             streaming=data.streaming,
         )
-        return (WeightedSource(source=source, max_rows=max_rows),)
-    file = folder / path
-    if split != "train" and not file.exists():
+    elif split != "train" and not (folder / path).exists():
         return ()  # published manifests name files that were not published
-    return (WeightedSource(source=make_file_source(file, data.format), max_rows=max_rows),)
+    else:
+        source = make_file_source(folder / path, data.format)
+    return (WeightedSource(source=source, max_rows=max_rows),)
 
 
 def _make_task_sources(data: DataPlan, folder: Path, split: Split) -> tuple[WeightedSource, ...]:
@@ -178,14 +178,10 @@ def _make_task_sources(data: DataPlan, folder: Path, split: Split) -> tuple[Weig
         path = {"train": task.train, "validation": task.valid, "test": task.test}[split]
         if path is not None and task.weight > 0:
             source = make_file_source(folder / path, None)
-            is_train = split == "train"
-            sources.append(
-                WeightedSource(
-                    source=source,
-                    weight=task.weight / heaviest if is_train else 1.0,
-                    max_rows=data.max_rows if is_train else None,
-                )
-            )
+            if split == "train":
+                sources.append(WeightedSource(source=source, weight=task.weight / heaviest, max_rows=data.max_rows))
+            else:
+                sources.append(WeightedSource(source=source))
     return tuple(sources)
 
 

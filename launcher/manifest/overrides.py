@@ -21,10 +21,8 @@ def apply_overrides(tree: dict[str, Json], overrides: Iterable[str]) -> dict[str
     """Return a copy of the tree with all overrides applied; raises InputError."""
     tree = copy.deepcopy(tree)
     for override in overrides:
-        path, equals, text = override.partition("=")
-        if not equals or not path.strip():
-            raise InputError(f"--set {shorten(override)}: not KEY=VALUE", hint=_HINT)
-        _assign(tree, _convert_to_form_of(tree, _parse_path(path.strip())), parse_value(text))
+        parts, value = _parse(override)
+        _assign(tree, _convert_to_form_of(tree, parts), value)
         if is_too_deep(tree):
             raise InputError(f"--set {shorten(override)}: the value is nested too deeply")
     return tree
@@ -33,28 +31,36 @@ def apply_overrides(tree: dict[str, Json], overrides: Iterable[str]) -> dict[str
 def list_overridden_keys(overrides: Iterable[str]) -> frozenset[str]:
     """Return the dotted keys set by overrides, in schema 2.0; an object counts as all keys in it."""
     keys: set[str] = set()
-    for override in overrides:
-        path, _, text = override.partition("=")
-        parts = _convert_to_schema_2(_parse_path(path.strip()))
-        keys.update(flatten(parse_value(text), ".".join(parts)))
+    for parts, value in map(_parse, overrides):
+        keys.update(flatten(value, ".".join(_convert_to_schema_2(parts))))
     return frozenset(keys)
 
 
 def remove_nulls(tree: dict[str, Json], overrides: Iterable[str]) -> dict[str, Json]:
     """Return a copy of the tree (schema 2.0) without the keys that overrides set to null."""
     tree = copy.deepcopy(tree)
-    for override in overrides:
-        path, _, text = override.partition("=")
-        *above, key = _convert_to_schema_2(_parse_path(path.strip()))
+    for parts, value in map(_parse, overrides):
+        *above, key = _convert_to_schema_2(parts)
         node: Json = tree
         for part in above:
             if isinstance(node, list):
                 node = node[int(part)] if part.isdigit() and int(part) < len(node) else None
             else:
                 node = node.get(part) if isinstance(node, dict) else None
-        if parse_value(text) is None and isinstance(node, dict) and key in node and node[key] is None:
+        if value is None and isinstance(node, dict) and key in node and node[key] is None:
             del node[key]
     return tree
+
+
+def _parse(override: str) -> tuple[list[str], Json]:
+    """Return the path and the value of KEY=VALUE; raises InputError."""
+    path, equals, text = override.partition("=")
+    path = path.strip()
+    if not equals or not path:
+        raise InputError(f"--set {shorten(override)}: not KEY=VALUE", hint=_HINT)
+    if not _PATH.fullmatch(path):
+        raise InputError(f"--set {shorten(path)}: not a path of keys separated by dots", hint=_HINT)
+    return _PART.findall(path), parse_value(text)
 
 
 def parse_value(text: str) -> Json:
@@ -66,12 +72,6 @@ def parse_value(text: str) -> Json:
     except RecursionError:
         raise InputError(f"--set ...={shorten(text)}: the value is nested too deeply") from None
     return value
-
-
-def _parse_path(path: str) -> list[str]:
-    if not _PATH.fullmatch(path):
-        raise InputError(f"--set {shorten(path)}: not a path of keys separated by dots", hint=_HINT)
-    return _PART.findall(path)
 
 
 def _convert_to_form_of(tree: dict[str, Json], parts: list[str]) -> list[str]:
