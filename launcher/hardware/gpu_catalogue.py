@@ -14,14 +14,13 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping, Sequence
-from difflib import SequenceMatcher
+from difflib import get_close_matches
 from importlib.resources import files
 from types import MappingProxyType
 
 from launcher.core.errors import InputError, Problem
 from launcher.core.units import bytes_to_gib, mib_to_bytes
 from launcher.hardware.model import Gpu, GpuClass, Interconnect
-from launcher.manifest.suggest import edit_distance
 
 SOURCES: Mapping[str, str] = MappingProxyType(
     {
@@ -34,6 +33,7 @@ SOURCES: Mapping[str, str] = MappingProxyType(
         "sheet": "the product's data sheet",
     }
 )
+_EXAMPLES = ("rtx3060", "rtx4070laptop", "rtx4090", "rtx5090", "a6000", "l40s", "a100", "h100", "b200")
 _MEMORY_TOLERANCE = 0.1  # ECC and the driver take up to 7 % of the memory
 _KINDS: Mapping[str, tuple[GpuClass, Interconnect]] = {
     "consumer": ("consumer", "pcie-host"),  # the driver has no P2P between GeForce GPUs over PCIe
@@ -68,15 +68,12 @@ def _make_gpu(row: Mapping[str, str]) -> Gpu:
 GPUS: Mapping[str, Gpu] = MappingProxyType({row["key"]: _make_gpu(row) for row in TABLE})
 
 
-def _drop_brands(name: str) -> str:
-    words = re.sub(r"[^a-z0-9]+", " ", name.lower().replace("(tm)", " ").replace("(r)", " "))
-    words = re.sub(r"\b(mobile|notebook)\b", "laptop", words)
-    return re.sub(r"\b(nvidia|geforce|tesla|quadro|generation|gpu|blackwell|workstation|edition)\b", " ", words)
-
-
 def _normalise(name: str) -> str:
     """`NVIDIA GeForce RTX 4090` -> `4090`. Words that distinguish GPUs (Laptop, Ti, SUPER, D, PCIe) stay."""
-    joined = re.sub(r"^(nvidia|geforce|rtx)+(?=(pro|[a-z])?\d)", "", _drop_brands(name).replace(" ", ""))
+    words = re.sub(r"[^a-z0-9]+", " ", name.lower().replace("(tm)", " ").replace("(r)", " "))
+    words = re.sub(r"\b(mobile|notebook)\b", "laptop", words)
+    words = re.sub(r"\b(nvidia|geforce|tesla|quadro|generation|gpu|blackwell|workstation|edition)\b", "", words)
+    joined = re.sub(r"^(nvidia|geforce|rtx)+(?=(pro|[a-z])?\d)", "", words.replace(" ", ""))
     return re.sub(r"^(.*\d.*)(\d\dgb|\dgb)laptop$", r"\1laptop\2", joined.removesuffix("gpu"))
 
 
@@ -111,12 +108,11 @@ def lookup_gpu(name: str) -> Gpu:
     wanted = _normalise(name)
     if gpu := _SPELLINGS.get(wanted):
         return gpu
-    close = _list_similar(name)
+    similar = dict.fromkeys(_SPELLINGS[spelling].key for spelling in get_close_matches(wanted, _SPELLINGS, 3, 0.7))
+    what = f"unknown GPU; did you mean {' or '.join(similar)}?" if similar else "unknown GPU"
     raise InputError(
         "the GPU is not in the catalogue",
-        (Problem(where=name or "(empty)", what=f"unknown GPU; did you mean {' or '.join(close)}?"),)
-        if close
-        else (Problem(where=name or "(empty)", what="unknown GPU"),),
+        (Problem(where=name or "(empty)", what=what),),
         f"docs/gpus.md lists {len(GPUS)} GPUs, such as {', '.join(_EXAMPLES)}; describe any other one in hardware.json "
         "(docs/CLI.md#your-hardware), or omit --gpu to plan for this machine",
     )
@@ -128,60 +124,6 @@ def list_product_names(gpu: Gpu) -> tuple[str, ...]:
     names = dict.fromkeys(filter(None, (gpu.title, *further, gpu.key.upper())))
     brand = "" if gpu.title.startswith("Tesla") else "NVIDIA-"
     return tuple(brand + name.replace(" ", "-") for name in names)
-
-
-def _list_similar(name: str) -> list[str]:
-    """Return the keys of the three most similar GPUs, the nearest first."""
-    wanted = _tokenize(name)
-    distances = {key: _measure_distance(wanted, _tokenize(key)) for key in GPUS}
-    near = [key for key in GPUS if distances[key] <= _MAX_DISTANCE]
-    near.sort(key=lambda key: (distances[key], edit_distance(_normalise(name), key)))
-    return near[:3]
-
-
-def _tokenize(name: str) -> list[str]:
-    """`NVIDIA RTX 4070 Ti SUPER 16 GB` -> `4070`, `ti`, `super`, `16gb`."""
-    words = re.sub(r"\b(\d+) ?gb\b", r" \1gb ", _drop_brands(name))
-    return [
-        token
-        for word in words.split()
-        for token in ([word] if re.fullmatch(r"\d+gb", word) else _TOKEN.findall(re.sub(r"^rtx(?=\w)", "", word)))
-        if token != "rtx"
-    ]
-
-
-def _measure_distance(tokens: Sequence[str], others: Sequence[str]) -> float:
-    """Return the edit distance of two lists of tokens.
-
-    Another model number counts more than a suffix (Ti, SUPER, Laptop, a memory size) that is missing or added.
-    """
-    above = [0.0]
-    for other in others:
-        above.append(above[-1] + _weigh(other))
-    for token in tokens:
-        row = [above[0] + _weigh(token)]
-        for at, other in enumerate(others):
-            row.append(
-                min(above[at] + _replace_token(token, other), above[at + 1] + _weigh(token), row[at] + _weigh(other))
-            )
-        above = row
-    return above[-1]
-
-
-def _weigh(token: str) -> float:
-    is_model = any(letter.isdigit() for letter in token) and not token.endswith("gb")
-    return 1.5 if is_model else 0.6 if token == "laptop" else 0.4
-
-
-def _replace_token(token: str, other: str) -> float:
-    if token == other:
-        return 0.0
-    return _weigh(token) / 3 + max(_weigh(token), _weigh(other)) * (1 - SequenceMatcher(None, token, other).ratio())
-
-
-_TOKEN = re.compile(r"[a-z]{0,2}\d{1,4}|ti|super|laptop|ada|pro(?=\d)|[a-z]+")
-_MAX_DISTANCE = 1.2
-_EXAMPLES = ("rtx3060", "rtx4070laptop", "rtx4090", "rtx5090", "a6000", "l40s", "a100", "h100", "b200")
 
 
 def match_gpu(name: str, memory_mib: int) -> Gpu | None:
