@@ -28,7 +28,7 @@ from launcher.base_models.families import (
     count_norms,
     make_linears,
 )
-from launcher.base_models.supported import ConfigKeys, check_supported, make_not_supported_error, make_problem
+from launcher.base_models.supported import ConfigKeys, check_supported, make_not_supported_error
 from launcher.base_models.weight_index import WeightIndex, list_indexed_names, load_weight_index
 from launcher.core.errors import InputError, Problem
 from launcher.core.frozen_model import Frozen
@@ -164,7 +164,7 @@ def _apply_weights(shape: ModelShape, weights: WeightIndex) -> ModelShape:
     """Return the shape with the linear layers and parameter counts that the weights have, where the config's differ."""
     if not weights.linears:
         raise make_not_supported_error(
-            shape.name, (make_problem("weights", "no decoder layers (`layers.0`) that can be trained"),)
+            shape.name, (Problem(where="weights", what="no decoder layers (`layers.0`) that can be trained"),)
         )
     same = sorted(weights.linears, key=repr) == sorted(shape.linears, key=repr)
     if weights.num_layers != shape.num_layers or (same and shape.basis != "approximate"):
@@ -246,7 +246,7 @@ def _read_experts(keys: ConfigKeys, family: Family, hidden: int, problems: list[
     count = _read_size(keys, count_key, problems)
     active, width = (_read_size(keys, key, problems) for key in ("num_experts_per_tok", names.width))
     if active > count and count_key in keys:
-        problems.append(make_problem("num_experts_per_tok", f"{active} exceeds {count_key} {count}"))
+        problems.append(Problem(where="num_experts_per_tok", what=f"{active} exceeds {count_key} {count}"))
     return Experts(
         num_experts=count,
         num_active=active,
@@ -262,9 +262,11 @@ def _read_sizes(keys: ConfigKeys, problems: list[Problem], *, has_mlp: bool) -> 
     heads = _read_size(keys, "num_attention_heads", problems)
     kv_heads = _read_size(keys, "num_key_value_heads", problems, default=heads)
     if heads % kv_heads:
-        problems.append(make_problem("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads {heads}"))
+        problems.append(
+            Problem(where="num_key_value_heads", what=f"{kv_heads} does not divide num_attention_heads {heads}")
+        )
     if keys.get("head_dim") is None and hidden % heads:
-        problems.append(make_problem("num_attention_heads", f"{heads} does not divide hidden_size {hidden}"))
+        problems.append(Problem(where="num_attention_heads", what=f"{heads} does not divide hidden_size {hidden}"))
     return Sizes(
         hidden=hidden,
         heads=heads,
@@ -283,11 +285,11 @@ def _read_size(keys: ConfigKeys, key: str, problems: list[Problem], default: int
     if value is None and default is not None:
         return default
     if value is None:
-        problems.append(make_problem(key, "is missing"))
+        problems.append(Problem(where=key, what="is missing"))
     elif isinstance(value, bool) or not isinstance(value, int):
-        problems.append(make_problem(key, f"must be a whole number, not {json.dumps(value, default=repr)[:60]}"))
+        problems.append(Problem(where=key, what=f"must be a whole number, not {json.dumps(value, default=repr)[:60]}"))
     elif not 1 <= value <= _MAX_SIZE:
-        problems.append(make_problem(key, f"must be between 1 and {_MAX_SIZE}, not {value}"))
+        problems.append(Problem(where=key, what=f"must be between 1 and {_MAX_SIZE}, not {value}"))
     else:
         return value
     return 1
@@ -296,7 +298,7 @@ def _read_size(keys: ConfigKeys, key: str, problems: list[Problem], default: int
 def _read_flag(keys: ConfigKeys, key: str, problems: list[Problem]) -> bool:
     value = keys.get(key, False)
     if not isinstance(value, bool):
-        problems.append(make_problem(key, f"must be true or false, not {json.dumps(value, default=repr)[:60]}"))
+        problems.append(Problem(where=key, what=f"must be true or false, not {json.dumps(value, default=repr)[:60]}"))
     return value is True
 
 
