@@ -15,7 +15,7 @@ from launcher.base_models.shapes import ModelShape, load_shape
 from launcher.core.errors import InputError, Problem
 from launcher.core.frozen_model import Frozen
 from launcher.core.run_paths import write_text_atomically
-from launcher.plan.estimate.memory import Recipe
+from launcher.plan.estimate.memory.recipe import Recipe
 
 ALLOCATOR = "expandable_segments:True"
 # Equal in all rows of a table, and stored once in its header.

@@ -11,7 +11,8 @@ from math import ceil
 
 from benchmarks.memory_grid.rows import GridRow, GridTable
 from launcher.base_models.shapes import ModelShape
-from launcher.plan.estimate.memory import count_trainable, estimate_memory
+from launcher.plan.estimate.memory import estimate_memory
+from launcher.plan.estimate.memory.recipe import count_trainable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

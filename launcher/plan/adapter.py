@@ -10,7 +10,7 @@ from launcher.core.errors import MAX_PROBLEMS, InputError, ManifestError, Proble
 from launcher.core.units import format_count, format_percent
 from launcher.manifest.suggest import find_closest
 from launcher.plan.context import PlanContext, hardware_decision, manifest_decision, plan_decision
-from launcher.plan.estimate.memory import count_new_rows, count_saved, count_trainable, select_stacks
+from launcher.plan.estimate.memory.recipe import count_new_rows, count_saved, count_trainable, select_stacks
 from launcher.plan.model import AdapterPlan, Decision, QuantizationPlan
 
 # What the trainer of the published manifests used by default.

@@ -26,7 +26,8 @@ from launcher.core.choices import (
 )
 from launcher.core.frozen_model import Frozen
 from launcher.core.units import format_count
-from launcher.plan.estimate.memory import MemoryEstimate, MemoryTerm, Recipe
+from launcher.plan.estimate.memory import MemoryEstimate, MemoryTerm
+from launcher.plan.estimate.memory.recipe import Recipe
 from launcher.plan.model import CALIBRATION_TERM, Decision
 
 LAST_RUNS = 10  # per family

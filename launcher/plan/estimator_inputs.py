@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.plan.estimate.memory import MemoryEstimate, Recipe, estimate_memory, fuses_mlp
+from launcher.plan.estimate.memory import MemoryEstimate, estimate_memory
+from launcher.plan.estimate.memory.recipe import Recipe, fuses_mlp
 from launcher.plan.estimate.step_time import Workload
 from launcher.plan.model import Plan
 

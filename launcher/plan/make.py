@@ -24,7 +24,8 @@ from launcher.plan.cuda_graph import decide_cuda_graph
 from launcher.plan.dataloader import decide_dataloader
 from launcher.plan.dtype_and_kernels import ModelSettings, decide_model_settings
 from launcher.plan.estimate.dataset_size import RowEstimate
-from launcher.plan.estimate.memory import estimate_memory, explain_layer_path
+from launcher.plan.estimate.memory import estimate_memory
+from launcher.plan.estimate.memory.recipe import explain_layer_path
 from launcher.plan.full_finetuning import apply_requests, iterate_leaner_settings
 from launcher.plan.memory_budget import LEVELS, SearchInputs, expects_cuda_graph, make_search_inputs, make_workload
 from launcher.plan.model import Decision, MemoryPlan, Plan, QuantizationPlan, SpeedPlan, TaskEvalPlan

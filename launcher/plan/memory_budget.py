@@ -12,7 +12,7 @@ from launcher.hardware.model import Hardware
 from launcher.plan.calibration import Calibration
 from launcher.plan.context import PlanContext
 from launcher.plan.dtype_and_kernels import ModelSettings
-from launcher.plan.estimate.memory import Recipe, fuses_mlp
+from launcher.plan.estimate.memory.recipe import Recipe, fuses_mlp
 from launcher.plan.estimate.step_time import Workload
 from launcher.plan.schedule import count_step_sequences
 

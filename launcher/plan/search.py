@@ -14,7 +14,8 @@ from math import ceil
 from launcher.core.choices import SHARDED_STRATEGIES, Checkpointing, Offload, Strategy
 from launcher.plan.calibration import correct_memory
 from launcher.plan.estimate.communication import StepTime, estimate_step, make_collectives, make_exchange
-from launcher.plan.estimate.memory import MemoryEstimate, Recipe, estimate_memory, fuses_mlp
+from launcher.plan.estimate.memory import MemoryEstimate, estimate_memory
+from launcher.plan.estimate.memory.recipe import Recipe, fuses_mlp
 from launcher.plan.estimate.step_time import (
     MICRO_STEP_SECONDS,
     Workload,

@@ -12,7 +12,8 @@ from launcher.core.errors import DoesNotFitError, Problem
 from launcher.core.units import GIB, format_gib
 from launcher.hardware.gpu_catalogue import GPUS
 from launcher.hardware.model import Gpu, Hardware
-from launcher.plan.estimate.memory import MemoryEstimate, count_trainable
+from launcher.plan.estimate.memory import MemoryEstimate
+from launcher.plan.estimate.memory.recipe import count_trainable
 from launcher.plan.memory_budget import CPU_HEADROOM, LEVELS, SearchInputs, make_budget
 from launcher.plan.search import Layout, estimate_layout_memory, find_best_layout
 from launcher.plan.strategy import Candidate

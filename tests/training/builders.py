@@ -23,7 +23,7 @@ from launcher.corpus.pack_file import Pack, write_packs
 from launcher.corpus.store import Store, publish
 from launcher.corpus.token_spool import TokenSpool
 from launcher.corpus.tokenize_rows import TokenBatch
-from launcher.plan.estimate.memory import Recipe
+from launcher.plan.estimate.memory.recipe import Recipe
 from launcher.plan.model import Plan
 from launcher.request.request import Request, plan_request
 from launcher.training.build import build_run

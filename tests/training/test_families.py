@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from launcher.base_models.families import FAMILIES
 from launcher.core.errors import LauncherError
 from launcher.corpus.store import Store
-from launcher.plan.estimate.memory import FUSED_FAMILIES
+from launcher.plan.estimate.memory.recipe import FUSED_FAMILIES
 from launcher.plan.model import Plan
 from launcher.request.request import Request, plan_request
 from launcher.training.checkpoint.weights import save_weights

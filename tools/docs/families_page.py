@@ -11,7 +11,8 @@ from launcher.base_models.catalogue import BASES
 from launcher.base_models.families import FAMILIES, UNTRAINABLE
 from launcher.base_models.shapes import ModelShape, make_shape
 from launcher.core.units import bytes_to_gib
-from launcher.plan.estimate.memory import Recipe, count_allocated, estimate_memory, explain_layer_path
+from launcher.plan.estimate.memory import count_allocated, estimate_memory
+from launcher.plan.estimate.memory.recipe import Recipe, explain_layer_path
 
 _SIZES = {
     "hidden_size": 64,

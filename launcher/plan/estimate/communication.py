@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil, log2
 from typing import Literal
 
-from launcher.core.choices import DTYPE_BYTES, NF4_BYTES, ZERO_BUCKET_ELEMENTS, AdapterKind, Quantization, Strategy
+from launcher.core.choices import DTYPE_BYTES, NF4_BYTES, ZERO_BUCKET_ELEMENTS, AdapterKind, Strategy
 from launcher.core.units import MIB
 from launcher.hardware.model import Gpu, Hardware
 from launcher.plan.estimate.step_time import Workload
@@ -38,9 +38,6 @@ _GPU_NETWORK_GB_PER_SECOND = 25.0
 _NODE_NETWORK_GB_PER_SECOND = 3.0
 # DDP sends gradients in buckets of this size.
 _DDP_BUCKET_BYTES = 25 * MIB
-
-# Bytes of one weight of a layer's matrices as stored and gathered; None: as in the compute dtype.
-_STORED_BYTES: dict[Quantization, float | None] = {"none": None, "int4": NF4_BYTES}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,10 +67,8 @@ def make_exchange(workload: Workload, num_trained: float) -> Exchange:
     """Return the sizes. Only matrices of layers are quantized; embeddings, head and norms stay in the compute dtype."""
     shape, compute = workload.shape, float(DTYPE_BYTES[workload.compute_dtype])
     matrices = sum(linear.in_features * linear.out_features for linear in shape.linears)
-    stored = _STORED_BYTES[workload.quantization]
-    layer = shape.layer_parameters * compute if stored is None else matrices * stored
-    if stored is not None:
-        layer += (shape.layer_parameters - matrices) * compute
+    stored = NF4_BYTES if workload.quantization == "int4" else compute
+    layer = matrices * stored + (shape.layer_parameters - matrices) * compute
     return Exchange(
         adapter=workload.adapter,
         num_layers=shape.num_layers,
@@ -159,14 +154,13 @@ class Link:
 
     name: str
     gb_per_second: float  # as stated
-    is_assumed: bool  # the network between nodes is unknown
 
     @property
     def reached_gb_per_second(self) -> float:
         return self.gb_per_second * LINK_EFFICIENCY
 
 
-def get_slowest_link(hardware: Hardware, node_gb_per_second: float | None = None) -> Link | None:
+def get_slowest_link(hardware: Hardware) -> Link | None:
     """Return the slowest link, or None for one rank. A ring uses all network cards of a node at once."""
     gpu = hardware.gpu
     if gpu is None or hardware.num_ranks == 1:
@@ -175,23 +169,21 @@ def get_slowest_link(hardware: Hardware, node_gb_per_second: float | None = None
     if hardware.gpus_per_node > 1:
         names = {"nvlink": "NVLink", "pcie-p2p": "PCIe", "pcie-host": "PCIe and host memory"}
         stated = gpu.interconnect_gb_per_second / (1 if gpu.has_p2p else 2)  # in and out of host memory
-        inside = Link(name=names[gpu.interconnect], gb_per_second=stated, is_assumed=False)
+        inside = Link(name=names[gpu.interconnect], gb_per_second=stated)
     if hardware.nodes == 1:
         return inside
-    between = _make_network_link(gpu, hardware, node_gb_per_second)
+    between = _make_network_link(gpu, hardware)
     return between if inside is None or between.gb_per_second < inside.gb_per_second else inside
 
 
-def _make_network_link(gpu: Gpu, hardware: Hardware, node_gb_per_second: float | None) -> Link:
+def _make_network_link(gpu: Gpu, hardware: Hardware) -> Link:
     """Return the network of a node, which its ranks share."""
-    if node_gb_per_second is None:
-        node_gb_per_second = hardware.network_gb_per_second
-    is_assumed = node_gb_per_second is None
-    if node_gb_per_second is None:
+    gb_per_second = hardware.network_gb_per_second
+    if gb_per_second is None:
         is_center = gpu.gpu_class == "datacenter"
         per_gpu = _GPU_NETWORK_GB_PER_SECOND * hardware.gpus_per_node
-        node_gb_per_second = per_gpu if is_center else _NODE_NETWORK_GB_PER_SECOND
-    return Link(name="the network between nodes", gb_per_second=node_gb_per_second, is_assumed=is_assumed)
+        gb_per_second = per_gpu if is_center else _NODE_NETWORK_GB_PER_SECOND
+    return Link(name="the network between nodes", gb_per_second=gb_per_second)
 
 
 def reached_gb_per_second(hardware: Hardware) -> float:
@@ -205,20 +197,14 @@ class StepTime:
     """Time of one optimizer step on one rank."""
 
     compute_seconds: float
-    communication_seconds: float  # time the links are busy
-    hidden_seconds: float  # of that, overlapped with compute
-    straggling_seconds: float
-    moved_bytes: float
-    num_messages: int
-
-    @property
-    def exposed_seconds(self) -> float:
-        return self.communication_seconds - self.hidden_seconds
+    communication_seconds: float = 0.0  # time the links are busy
+    hidden_seconds: float = 0.0  # of that, overlapped with compute
+    straggling_seconds: float = 0.0
 
     @property
     def waiting_seconds(self) -> float:
         """Return the time spent waiting for links and other ranks."""
-        return self.exposed_seconds + self.straggling_seconds
+        return self.communication_seconds - self.hidden_seconds + self.straggling_seconds
 
     @property
     def seconds(self) -> float:
@@ -232,26 +218,14 @@ def estimate_step(
     micro_step_seconds: float,
     num_micro_steps: int,
     num_layers: int,
-    node_gb_per_second: float | None = None,
 ) -> StepTime:
     """Return the step time: micro-step traffic overlaps with each micro-step, other traffic with the last."""
     compute = micro_step_seconds * num_micro_steps
     if hardware.gpu is None or hardware.num_ranks == 1:
-        return StepTime(
-            compute_seconds=compute,
-            communication_seconds=0.0,
-            hidden_seconds=0.0,
-            straggling_seconds=0.0,
-            moved_bytes=0.0,
-            num_messages=0,
-        )
+        return StepTime(compute_seconds=compute)
     times: dict[Moment, float] = {"micro-step": 0.0, "last micro-step": 0.0, "after the step": 0.0}
-    moved, messages = 0.0, 0
     for one in collectives:
-        size, seconds = _estimate_collective(one, hardware, node_gb_per_second)
-        count = num_micro_steps if one.moment == "micro-step" else 1
-        times[one.moment] += seconds
-        moved, messages = moved + count * size, messages + count * one.num_messages
+        times[one.moment] += _estimate_collective(one, hardware)
     often, once, after = times["micro-step"], times["last micro-step"], times["after the step"]
     hidden = num_micro_steps * _hide(often, micro_step_seconds, num_layers)
     hidden += _hide(once, max(0.0, micro_step_seconds - often / OVERLAP), num_layers)
@@ -260,25 +234,21 @@ def estimate_step(
         communication_seconds=num_micro_steps * often + once + after,
         hidden_seconds=hidden,
         straggling_seconds=STRAGGLING * compute,
-        moved_bytes=moved,
-        num_messages=messages,
     )
 
 
-def _estimate_collective(one: Collective, hardware: Hardware, node_gb_per_second: float | None) -> tuple[float, float]:
-    """Return the bytes that each rank sends, and the seconds of all messages."""
+def _estimate_collective(one: Collective, hardware: Hardware) -> float:
+    """Return the seconds of all messages."""
     if one.scope == "inside a node":
         hardware = hardware.model_copy(update={"nodes": 1})
-    link, num_senders = get_slowest_link(hardware, node_gb_per_second), 1
+    link = get_slowest_link(hardware)
     if one.scope == "between nodes":  # each GPU of a node sends its shard, over the network that they share
         assert hardware.gpu is not None
-        link = _make_network_link(hardware.gpu, hardware, node_gb_per_second)
-        num_senders = hardware.gpus_per_node
+        link = _make_network_link(hardware.gpu, hardware)
         hardware = hardware.model_copy(update={"gpus_per_node": 1})
     assert link is not None
     size = one.moved_bytes(hardware.num_ranks)
-    seconds = size / (link.reached_gb_per_second * 1e9) + one.num_messages * _latency(one, hardware)
-    return size / num_senders, seconds
+    return size / (link.reached_gb_per_second * 1e9) + one.num_messages * _latency(one, hardware)
 
 
 def _hide(seconds: float, compute_seconds: float, num_layers: int) -> float:

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from launcher.core.errors import first_line
 from launcher.core.log import get_logger
-from launcher.plan.estimate.memory import count_loss_chunk
+from launcher.plan.estimate.memory.recipe import count_loss_chunk
 from launcher.training.data.collate import PackedBatch
 
 log = get_logger(__name__)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from launcher.core.choices import Checkpointing
 from launcher.core.errors import InputError, first_line
 from launcher.core.log import get_logger
-from launcher.plan.estimate.memory import SELECTIVE_MIN_INNER
+from launcher.plan.estimate.memory.recipe import SELECTIVE_MIN_INNER
 from launcher.plan.model import CompilePlan
 
 log = get_logger(__name__)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from launcher.core.choices import LossKernel
-from launcher.plan.estimate.memory import count_loss_chunk
+from launcher.plan.estimate.memory.recipe import count_loss_chunk
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

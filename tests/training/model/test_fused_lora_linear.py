@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from launcher.base_models.shapes import make_shape
-from launcher.plan.estimate.memory import count_trainable
+from launcher.plan.estimate.memory.recipe import count_trainable
 from launcher.plan.estimate.memory.static import estimate_static
 from launcher.plan.model import CompilePlan
 from launcher.training.kernels.seeded_dropout import SeededDropout

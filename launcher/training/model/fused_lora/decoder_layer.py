@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from launcher.plan.estimate.memory import FUSED_FAMILIES, FUSED_HEAD_DIMS, FUSED_QKV_FAMILIES
+from launcher.plan.estimate.memory.recipe import FUSED_FAMILIES, FUSED_HEAD_DIMS, FUSED_QKV_FAMILIES
 from launcher.training.kernels.fused_layer_autograd import DropoutSeeds, FusedMLP, FusedOutProj, FusedQKV
 from launcher.training.kernels.seeded_dropout import draw_seeds
 from launcher.training.model.fused_lora.dora import apply_magnitude

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from launcher.plan.estimate.memory import SHARED_INPUTS
+from launcher.plan.estimate.memory.recipe import SHARED_INPUTS
 from launcher.training.kernels.availability import supports_triton
 from launcher.training.kernels.fp8 import fp8_input_grad, fp8_linear
 from launcher.training.kernels.fused_layer_autograd import LoraBlockShape

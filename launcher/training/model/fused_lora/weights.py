@@ -18,7 +18,7 @@ import torch
 from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor, nn
 
-from launcher.plan.estimate.memory import count_fused_ranks
+from launcher.plan.estimate.memory.recipe import count_fused_ranks
 from launcher.training.kernels.availability import supports_triton
 from launcher.training.kernels.fp8 import Fp8Weights
 from launcher.training.kernels.fused_layer_autograd import LoraBlockShape

@@ -20,7 +20,8 @@ from benchmarks.memory_grid.summary import is_held_out, list_miscounted, make_su
 from launcher.base_models.shapes import load_shape
 from launcher.core.errors import DoesNotFitError, ExitCode, InputError
 from launcher.core.units import GIB
-from launcher.plan.estimate.memory import count_trainable, estimate_memory
+from launcher.plan.estimate.memory import estimate_memory
+from launcher.plan.estimate.memory.recipe import count_trainable
 from launcher.plan.estimator_inputs import estimate_plan_memory, recipe_from_plan
 from tests.conftest import ROOT
 

@@ -18,17 +18,15 @@ from launcher.base_models.families import Linear
 from launcher.base_models.shapes import ModelShape, load_shape
 from launcher.core.choices import AdapterKind, AttentionBackend, Checkpointing, LossKernel, Quantization, Strategy
 from launcher.core.units import GIB
-from launcher.plan.estimate.memory import (
-    MemoryEstimate,
+from launcher.plan.estimate.memory import MemoryEstimate, count_allocated, estimate_memory
+from launcher.plan.estimate.memory.recipe import (
     Recipe,
-    count_allocated,
     count_fused_ranks,
     count_trainable,
-    estimate_memory,
     explain_layer_path,
     fuses_mlp,
+    fuses_qkv,
 )
-from launcher.plan.estimate.memory.recipe import fuses_qkv
 from tests.conftest import ROOT
 from tools.docs.families_page import describe_result, read_results
 
