@@ -19,15 +19,13 @@ from typing import IO
 
 from launcher.core.run_files import open_log
 
-_TRACEBACK = b"Traceback (most recent call last):"
-# Possible prefixes: escape codes that clear a progress bar, and the rank, from torch's --tee and from torch.
-_PREFIXES = re.compile(rb"(?:\x1b\[[0-9;?]*[A-Za-z])*(?:\[[A-Za-z_]+\d+\]: ?)*")
-_PART_OF_PREFIX = re.compile(rb"\x1b(?:\[[0-9;?]*)?|\[[A-Za-z_]*\d*\]?:?")
-_AGENT_LINE = re.compile(rb"[WEF]\d{4} \d\d:\d\d:\d\d\S* +\d+ +\S*torch/distributed/elastic/")
-_AGENT_START = b"E0000 00:00:00"  # its pattern, each digit as 0
-_PART_OF_AGENT_LINE = re.compile(rb"[WEF]\d{4} \d\d:\d\d:\d\d[^\r\n]{0,60}")
-_LINE_END = re.compile(rb"[\r\n]")
-_SAME_DIGIT = bytes.maketrans(b"123456789WF", b"000000000EE")
+# A traceback, or a message of torch's agent. Possible prefixes: escape codes that clear a progress bar, and the rank,
+# from torch's --tee and from torch.
+_NOISE = re.compile(
+    rb"(?:\x1b\[[0-9;?]*[A-Za-z])*(?:\[[A-Za-z_]+\d+\]: ?)*"
+    rb"(?:Traceback \(most recent call last\):|[WEF]\d{4} \d\d:\d\d:\d\d\S* +\d+ +\S*torch/distributed/elastic/)"
+)
+_AFTER_LINE_END = re.compile(rb"(?<=[\r\n])")
 
 _PARTIAL_LINE_SECONDS = 0.2
 _UNENDED_LINE_SECONDS = 2.0  # Python writes the line break separately, on a busy machine some time later
@@ -36,17 +34,20 @@ _TAIL_BYTES = 65536
 
 
 class Gate:
-    """Filter of a byte stream that holds everything back from the first line of a traceback."""
+    """Filter of a byte stream that holds everything back from the first line of a traceback.
+
+    Whether a line is shown is known at its end: the start of a line is kept until then, or until flush().
+    """
 
     def __init__(self) -> None:
         self._held = bytearray()
         self._held_since: float | None = None
         self._partial = b""
-        self._is_line_start = True
+        self._is_line_start = True  # False: the start of this line has been shown
 
     @property
     def has_partial(self) -> bool:
-        """Whether the start of a line is held that may become a traceback; flush() it after a moment."""
+        """Whether the start of a line is kept; flush() it after a moment."""
         return bool(self._partial)
 
     @property
@@ -59,25 +60,17 @@ class Gate:
         if self._held_since is not None:
             self._held += data
             return b""
-        data, self._partial = self._partial + data, b""
-        position = 0
-        while position < len(data):
-            end = _LINE_END.search(data, position)
-            if self._is_line_start:
-                line = data[position : end.start() if end else None]
-                if _starts_noise(line):
-                    self._held += data[position:]
-                    self._held_since = time.monotonic()
-                    break
-                if end is None and _may_start_noise(line):
-                    self._partial = line
-                    break
-            self._is_line_start = end is not None
-            position = end.end() if end else len(data)
-        return data[:position]
+        *lines, self._partial = _AFTER_LINE_END.split(self._partial + data)
+        for number, line in enumerate(lines):
+            if self._is_line_start and _NOISE.match(line):
+                self._held += b"".join(lines[number:]) + self._partial
+                self._held_since, self._partial = time.monotonic(), b""
+                return b"".join(lines[:number])
+            self._is_line_start = True
+        return b"".join(lines)
 
     def flush(self) -> bytes:
-        """Return the partial line: nothing followed that would make it a traceback."""
+        """Return the start of a line, which has not ended for a while."""
         partial, self._partial = self._partial, b""
         self._is_line_start = self._is_line_start and not partial
         return partial
@@ -89,26 +82,6 @@ class Gate:
         self._held_since = None
         self._is_line_start = not text or text[-1:] in b"\r\n"
         return text
-
-
-def _starts_noise(line: bytes) -> bool:
-    rest = _without_prefixes(line)
-    return rest.startswith(_TRACEBACK) or _AGENT_LINE.match(rest) is not None
-
-
-def _may_start_noise(line: bytes) -> bool:
-    rest = _without_prefixes(line)
-    return bool(
-        _TRACEBACK.startswith(rest)
-        or _AGENT_START.startswith(rest.translate(_SAME_DIGIT))
-        or _PART_OF_AGENT_LINE.fullmatch(rest)
-        or _PART_OF_PREFIX.fullmatch(rest)
-    )
-
-
-def _without_prefixes(line: bytes) -> bytes:
-    match = _PREFIXES.match(line)
-    return line[match.end() :] if match else line
 
 
 class _Sink:
