@@ -20,26 +20,32 @@ from launcher.plan.calibration import (
 )
 from launcher.plan.checkpoints import decide_checkpoints
 from launcher.plan.context import PlanContext, PlanOptions, manifest_decision, name_flags, plan_decision, user_decision
-from launcher.plan.cuda_graph import decide_cuda_graph
 from launcher.plan.dataloader import decide_dataloader
 from launcher.plan.dtype_and_kernels import ModelSettings, decide_model_settings
 from launcher.plan.estimate.dataset_size import RowEstimate
 from launcher.plan.estimate.memory import estimate_memory
 from launcher.plan.estimate.memory.recipe import explain_layer_path
 from launcher.plan.full_finetuning import apply_requests, iterate_leaner_settings
-from launcher.plan.memory_budget import LEVELS, SearchInputs, expects_cuda_graph, make_search_inputs, make_workload
+from launcher.plan.memory_budget import LEVELS, SearchInputs, expects_cuda_graph, make_search_inputs
 from launcher.plan.model import Decision, MemoryPlan, Plan, QuantizationPlan, SpeedPlan, TaskEvalPlan
 from launcher.plan.notes import describe_faster_with_fewer_gpus, describe_slow_settings, make_notes
 from launcher.plan.oom_fallbacks import make_oom_fallbacks
 from launcher.plan.passthrough import explain_trackers, list_other_trackers, make_data_plan, make_wandb_plan
 from launcher.plan.schedule import decide_schedule, estimate_run_length
-from launcher.plan.search import Layout, estimate_layout_memory, find_best_layout, fits_memory, make_recipe
+from launcher.plan.search import (
+    Layout,
+    estimate_layout_memory,
+    find_best_layout,
+    fits_memory,
+    leanest_layout,
+    make_recipe,
+)
 from launcher.plan.smoke import make_smoke_sizes, replace_reasons
 from launcher.plan.speed_estimate import lookup_speed_correction, make_speed_plan
 from launcher.plan.strategy import Candidate, explain_strategy, make_candidates
 from launcher.plan.suggestions import make_does_not_fit_error
 from launcher.plan.task_eval import decide_task_eval, keep_evaluable
-from launcher.plan.torch_compile import decide_compile, disable_under_zero3, make_compile_plan
+from launcher.plan.torch_compile import NOT_UNDER_ZERO3, decide_compile, decide_cuda_graph, make_compile_plan
 
 
 def make_plan(
@@ -53,7 +59,7 @@ def make_plan(
     """Return the plan for a manifest on given hardware; raise DoesNotFitError if nothing fits."""
     context = _make_context(manifest, hardware, base, rows, options or PlanOptions())
     _check_positions(context)
-    return _assemble(context, _choose(context))
+    return _assemble(context, *_choose(context))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,58 +69,43 @@ class _Choice:
     settings: ModelSettings
     inputs: SearchInputs
     candidates: tuple[Candidate, ...]
-    layout: Layout
+    layout: Layout | None  # None: nothing fits
     compile_decision: Decision
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Misfit:
-    """A search without result."""
-
-    inputs: SearchInputs
-    candidates: tuple[Candidate, ...]
-
-
-def _choose(context: PlanContext) -> _Choice:
+def _choose(context: PlanContext) -> tuple[_Choice, Layout]:
     """Return the first settings that fit without offloading to DeepSpeed; else those with it, or raise."""
     settings = apply_requests(context, decide_model_settings(context))
     first = _search(context, settings)
-    if isinstance(first, _Choice) and first.layout.offload == "none":
-        return first
-    for leaner in iterate_leaner_settings(context, settings, _count_missing_bytes(first)):
+    if first.layout is not None and first.layout.offload == "none":
+        return first, first.layout
+    needed = estimate_layout_memory(first.inputs, leanest_layout(first.inputs)).total_bytes
+    for leaner in iterate_leaner_settings(context, settings, needed - first.inputs.budget.usable_bytes):
         choice = _search(context, leaner)
-        if isinstance(choice, _Choice):
-            return choice
-    if isinstance(first, _Choice):
-        return first
-    raise make_does_not_fit_error(first.inputs, first.candidates)
+        if choice.layout is not None:
+            return choice, choice.layout
+    if first.layout is None:
+        raise make_does_not_fit_error(first.inputs, first.candidates)
+    return first, first.layout
 
 
-def _count_missing_bytes(first: _Choice | _Misfit) -> int:
-    """Return how much more memory one process would need without offloading."""
-    leanest = Layout(strategy="single", offload="none", checkpointing=first.inputs.levels[-1], micro_batch_size=1)
-    return estimate_layout_memory(first.inputs, leanest).total_bytes - first.inputs.budget.usable_bytes
-
-
-def _search(context: PlanContext, settings: ModelSettings) -> _Choice | _Misfit:
-    workload = make_workload(context, settings)
-    captures = expects_cuda_graph(context, settings)
-    compiling = decide_compile(context, workload, estimate_run_length(context).num_steps, captures=captures)
-    inputs = make_search_inputs(context, settings, replace(workload, compiled=compiling.is_on))
+def _search(context: PlanContext, settings: ModelSettings) -> _Choice:
+    inputs = make_search_inputs(context, settings, compiled=True)
+    captures, num_steps = expects_cuda_graph(context, settings), estimate_run_length(context).num_steps
+    is_compiled, decision = decide_compile(context, inputs.workload, num_steps, captures=captures)
+    if not is_compiled:
+        inputs = make_search_inputs(context, settings, compiled=False)
     is_chunked = settings.optimizer.in_backward or (
         settings.adapter.kind == "full" and settings.precision.trainable_dtype == "bf16"
     )
     candidates = make_candidates(context, settings.quantization_kind, settings.optimizer.name, is_chunked=is_chunked)
     layout = find_best_layout(inputs, candidates)
-    if layout is not None and disable_under_zero3(context, compiling, layout) != compiling:
-        compiling = disable_under_zero3(context, compiling, layout)
-        inputs = make_search_inputs(context, settings, replace(workload, compiled=False))
+    is_requested = context.config.torch_compile is True
+    if layout is not None and layout.strategy == "zero3" and is_compiled and not is_requested:
+        decision = plan_decision("torch.compile", "off", NOT_UNDER_ZERO3)
+        inputs = make_search_inputs(context, settings, compiled=False)
         layout = find_best_layout(inputs, candidates)
-    if layout is None:
-        return _Misfit(inputs=inputs, candidates=candidates)
-    return _Choice(
-        settings=settings, inputs=inputs, candidates=candidates, layout=layout, compile_decision=compiling.decision
-    )
+    return _Choice(settings=settings, inputs=inputs, candidates=candidates, layout=layout, compile_decision=decision)
 
 
 def _make_context(
@@ -135,23 +126,25 @@ def _make_context(
     return replace(context, config=sizes.config, replaced=sizes.replaced)
 
 
-def _assemble(context: PlanContext, choice: _Choice) -> Plan:
-    settings, inputs, layout, candidates = choice.settings, choice.inputs, choice.layout, choice.candidates
+def _assemble(context: PlanContext, choice: _Choice, layout: Layout) -> Plan:
+    settings, inputs, candidates = choice.settings, choice.inputs, choice.candidates
     length = estimate_run_length(context)
     batch = make_batch_plan(context, inputs, layout)
     captures, captures_decision = decide_cuda_graph(context, settings, inputs, layout)
     compile_plan, scope = make_compile_plan(context, inputs.workload, layout, length.num_steps, captures=captures)
-    speed = make_speed_plan(context, inputs, layout, length, captures=captures)
+    speed = make_speed_plan(context, inputs, layout)
     fewer_gpus = describe_faster_with_fewer_gpus(inputs, layout)
     schedule, schedule_decisions = decide_schedule(context, length, speed.seconds_per_step)
     shards_checkpoints, saving_bytes, checkpoint_decision = decide_checkpoints(context, inputs, layout)
     task_eval, task_eval_decision = decide_task_eval(context, schedule, speed, layout)
     loader, loader_decisions = decide_dataloader(context, length.num_steps)
     decisions = (
-        _explain_profile(context),
+        plan_decision("profile", f"{context.options.profile}: {context.base.name}", context.options.profile_reason),
         *settings.decisions,
         *explain_batch(context, batch),
-        explain_strategy(context, layout.strategy, layout.offload, _first_fits(inputs, candidates)),
+        explain_strategy(
+            context, layout.strategy, layout.offload, fits_memory(inputs, leanest_layout(inputs, candidates[0]))
+        ),
         _explain_checkpointing(context, inputs, candidates, layout),
         choice.compile_decision,
         *scope,
@@ -162,7 +155,7 @@ def _assemble(context: PlanContext, choice: _Choice) -> Plan:
         *checkpoint_decision,
         task_eval_decision,
         *explain_trackers(context),
-        *_explain_calibration(context, inputs, layout, captures=captures),
+        *_explain_calibration(context, inputs, layout),
         *(user_decision(value.name, value.value) for value in context.hardware.user_values),
     )
     return Plan(
@@ -214,9 +207,8 @@ def _more_notes(context: PlanContext, speed: SpeedPlan, task_eval: TaskEvalPlan 
 
 def _estimate_speed(context: PlanContext) -> float | None:
     """Return the tokens/s of a plan without making the rest of it."""
-    choice, length = _choose(context), estimate_run_length(context)
-    captures, _ = decide_cuda_graph(context, choice.settings, choice.inputs, choice.layout)
-    return make_speed_plan(context, choice.inputs, choice.layout, length, captures=captures).tokens_per_second
+    choice, layout = _choose(context)
+    return make_speed_plan(context, choice.inputs, layout).tokens_per_second
 
 
 def _check_positions(context: PlanContext) -> None:
@@ -226,12 +218,6 @@ def _check_positions(context: PlanContext) -> None:
             f"training.config.max_seq_length: {length} exceeds the {limit} positions of {context.base.name}",
             hint=f"use at most {limit}, or another base",
         )
-
-
-def _first_fits(inputs: SearchInputs, candidates: tuple[Candidate, ...]) -> bool:
-    strategy, offload = candidates[0]
-    leanest = Layout(strategy=strategy, offload=offload, checkpointing=inputs.levels[-1], micro_batch_size=1)
-    return fits_memory(inputs, leanest)
 
 
 def _set_storage_dtype(settings: ModelSettings, layout: Layout) -> QuantizationPlan | None:
@@ -254,21 +240,14 @@ def _make_memory_plan(inputs: SearchInputs, layout: Layout, saving_bytes: int) -
     )
 
 
-def _explain_calibration(
-    context: PlanContext, inputs: SearchInputs, layout: Layout, *, captures: bool
-) -> list[Decision]:
+def _explain_calibration(context: PlanContext, inputs: SearchInputs, layout: Layout) -> list[Decision]:
     """Return the decisions about calibration by measured runs."""
     recipe = make_recipe(inputs, layout)
     allocated = estimate_memory(inputs.shape, recipe).allocated_bytes
     memory = compute_memory_correction(inputs.calibration, make_family(inputs.shape, recipe), allocated)
-    speed, is_estimated = lookup_speed_correction(context, inputs, layout, captures=captures)
+    speed, is_estimated = lookup_speed_correction(context, inputs, layout)
     decisions = [] if memory is None else [explain_memory(memory)]
     return decisions if speed is None else [*decisions, explain_speed(speed, is_estimated=is_estimated)]
-
-
-def _explain_profile(context: PlanContext) -> Decision:
-    value = f"{context.options.profile}: {context.base.name}"
-    return plan_decision("profile", value, context.options.profile_reason)
 
 
 def _explain_checkpointing(

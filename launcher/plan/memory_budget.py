@@ -12,8 +12,9 @@ from launcher.hardware.model import Hardware
 from launcher.plan.calibration import Calibration
 from launcher.plan.context import PlanContext
 from launcher.plan.dtype_and_kernels import ModelSettings
-from launcher.plan.estimate.memory.recipe import Recipe, fuses_mlp
+from launcher.plan.estimate.memory.recipe import Recipe
 from launcher.plan.estimate.step_time import Workload
+from launcher.plan.estimator_inputs import make_recipe, make_workload
 from launcher.plan.schedule import count_step_sequences
 
 LEVELS: tuple[Checkpointing, ...] = ("none", "selective", "full")
@@ -91,30 +92,15 @@ def make_budget(hardware: Hardware) -> Budget:
     )
 
 
-def make_workload(context: PlanContext, settings: ModelSettings) -> Workload:
-    """Return the workload per token, compiled and without checkpointing."""
-    return Workload(
-        shape=context.base,
-        adapter=settings.adapter.kind,
-        quantization=settings.quantization_kind,
-        compute_dtype=settings.precision.compute_dtype,
-        fp8_base=settings.precision.fp8_base,
-        compiled=True,
-        checkpointing="none",
-        document_tokens=min(context.rows.mean_tokens, context.config.max_seq_length),
-        repeated_modules=settings.adapter.repeated_modules,
-        has_dropout=settings.adapter.dropout > 0,
-        fused=fuses_mlp(context.base, _make_recipe(context, settings, compiled=True)),
-    )
-
-
-def make_search_inputs(context: PlanContext, settings: ModelSettings, workload: Workload) -> SearchInputs:
+def make_search_inputs(context: PlanContext, settings: ModelSettings, *, compiled: bool) -> SearchInputs:
     """Return the inputs of the search for a layout."""
+    length = context.config.max_seq_length
+    recipe = make_recipe(settings, context.hardware, length, compiled=compiled)
     return SearchInputs(
         shape=context.base,
         hardware=context.hardware,
-        recipe=_make_recipe(context, settings, workload.compiled),
-        workload=workload,
+        recipe=recipe,
+        workload=make_workload(context.base, recipe, min(context.rows.mean_tokens, length)),
         global_batch_size=context.config.global_batch_size,
         step_sequences=count_step_sequences(context),
         slot_tokens=estimate_slot_tokens(context),
@@ -164,33 +150,3 @@ def _allowed_levels(context: PlanContext) -> tuple[Checkpointing, ...]:
     if level is None:  # selective checkpointing saves the results of 16-bit products, which FP8 does not have
         return ("none", "full") if context.config.precision == "fp8" else LEVELS
     return ("full",) if level is True else ("none",) if level is False else ("selective",)
-
-
-def _make_recipe(context: PlanContext, settings: ModelSettings, compiled: bool) -> Recipe:
-    """Return the smallest recipe; the search replaces what it decides."""
-    return Recipe(
-        adapter=settings.adapter.kind,
-        rank=settings.adapter.rank,
-        target_modules=settings.adapter.target_modules,
-        target_parameters=settings.adapter.target_parameters,
-        modules_to_save=settings.adapter.modules_to_save,
-        adapter_dropout=settings.adapter.dropout,
-        quantization=settings.quantization_kind,
-        compute_dtype=settings.precision.compute_dtype,
-        base_dtype=settings.precision.base_dtype,
-        trainable_dtype=settings.precision.trainable_dtype,
-        fp8_base=settings.precision.fp8_base,
-        optimizer=settings.optimizer.name,
-        optimizer_in_bwd=settings.optimizer.in_backward,
-        checkpointing="none",
-        compiled=compiled,
-        loss_kernel=settings.loss_kernel,
-        attention=settings.attention.backend,
-        sequence_length=context.config.max_seq_length,
-        micro_batch_size=1,
-        strategy="single",
-        offload="none",
-        num_ranks=context.num_ranks,
-        on_gpu=context.gpu is not None,
-        has_kernels=context.gpu is None or context.gpu.has_kernels,
-    )

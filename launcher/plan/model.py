@@ -69,11 +69,6 @@ class AdapterPlan(Frozen):
     feedforward_modules: tuple[str, ...]
     trainable_parameters: int
 
-    @property
-    def repeated_modules(self) -> tuple[str, ...]:
-        """Return the modules that need a second matmul: DoRA applies its dropout to the base output as well."""
-        return self.target_modules if self.kind == "dora" and self.dropout > 0 else ()
-
 
 class QuantizationPlan(Frozen):
     """How the frozen base model is quantized."""

@@ -15,7 +15,7 @@ from launcher.core.choices import SHARDED_STRATEGIES, Checkpointing, Offload, St
 from launcher.plan.calibration import correct_memory
 from launcher.plan.estimate.communication import StepTime, estimate_step, make_collectives, make_exchange
 from launcher.plan.estimate.memory import MemoryEstimate, estimate_memory
-from launcher.plan.estimate.memory.recipe import Recipe, fuses_mlp
+from launcher.plan.estimate.memory.recipe import Recipe
 from launcher.plan.estimate.step_time import (
     MICRO_STEP_SECONDS,
     Workload,
@@ -26,7 +26,9 @@ from launcher.plan.estimate.step_time import (
     estimate_seconds_per_token,
     overlap_launch,
 )
+from launcher.plan.estimator_inputs import make_workload
 from launcher.plan.memory_budget import SearchInputs
+from launcher.plan.strategy import Candidate
 
 # Smaller micro-batches leave most GPUs idle; checkpointing is dropped before the micro-batch grows beyond this.
 _SMALL_MICRO_BATCH_TOKENS = 2048
@@ -38,7 +40,7 @@ _TRIED_SIZES = 512
 # one layer: 0.8 to 1 GiB for a 0.6B model; derived, not measured).
 _MAX_GRAPH_MEMORY = 0.85
 _LAUNCH_MARGIN = 1.3  # on the time to launch a micro-step: hosts differ, and so does their load
-# For a GPU of unknown peak: any rate will do to compare layouts of the same work.
+# Of a CPU, or a GPU of unknown peak: any rate will do to compare layouts of the same work.
 _ARBITRARY_SECONDS_PER_TOKEN = 1e-4
 
 
@@ -112,7 +114,7 @@ def fits_host_memory(inputs: SearchInputs, memory: MemoryEstimate) -> bool:
     return memory.host_bytes * max(1, inputs.hardware.gpus_per_node) <= inputs.budget.usable_host_bytes
 
 
-def find_best_layout(inputs: SearchInputs, candidates: tuple[tuple[Strategy, Offload], ...]) -> Layout | None:
+def find_best_layout(inputs: SearchInputs, candidates: tuple[Candidate, ...]) -> Layout | None:
     """Return the simplest candidate that fits, unless sharding is clearly faster. Offloading is a last resort."""
     best: Layout | None = None
     for strategy, offload in candidates:
@@ -154,17 +156,14 @@ def _find_replicated(inputs: SearchInputs, strategy: Strategy) -> Layout | None:
         if fits_memory(inputs, start):
             limit = slots if level == inputs.levels[0] else small
             return _fastest_split(inputs, start, _largest_fit(inputs, start, limit))
-    last = Layout(strategy=strategy, offload="none", checkpointing=inputs.levels[-1], micro_batch_size=1)
+    last = leanest_layout(inputs, (strategy, "none"))
     return _fastest_split(inputs, last, _largest_fit(inputs, last, small)) if fits_memory(inputs, last) else None
 
 
 def _find_in_one_micro_batch(inputs: SearchInputs, strategy: Strategy) -> Layout | None:
     """Return the layout with the least recomputation in which the whole batch of a rank is one micro-batch."""
-    slots = inputs.slots_per_rank
-    layouts = [
-        Layout(strategy=strategy, offload="none", checkpointing=level, micro_batch_size=slots)
-        for level in inputs.levels
-    ]
+    whole = replace(leanest_layout(inputs, (strategy, "none")), micro_batch_size=inputs.slots_per_rank)
+    layouts = (replace(whole, checkpointing=level) for level in inputs.levels)
     return next((layout for layout in layouts if fits_memory(inputs, layout)), None)
 
 
@@ -202,6 +201,12 @@ def count_accumulation_steps(inputs: SearchInputs, layout: Layout) -> int:
 def _count_filled_steps(inputs: SearchInputs, layout: Layout) -> int:
     """Return the number of micro-steps with sequences: empty ones are left out."""
     return ceil(inputs.filled_slots_per_rank / layout.micro_batch_size)
+
+
+def leanest_layout(inputs: SearchInputs, candidate: Candidate = ("single", "none")) -> Layout:
+    """Return the layout of a candidate that needs the least memory."""
+    strategy, offload = candidate
+    return Layout(strategy=strategy, offload=offload, checkpointing=inputs.levels[-1], micro_batch_size=1)
 
 
 def estimate_step_seconds(inputs: SearchInputs, layout: Layout) -> float:
@@ -246,22 +251,19 @@ def estimate_time(inputs: SearchInputs, layout: Layout) -> StepTime:
 
 def _make_workload(inputs: SearchInputs, layout: Layout) -> Workload:
     recipe = replace(inputs.recipe, strategy=layout.strategy, checkpointing=layout.checkpointing)
-    fused = fuses_mlp(inputs.shape, recipe)
-    return replace(inputs.workload, checkpointing=layout.checkpointing, fused=fused)
+    return make_workload(inputs.shape, recipe, inputs.workload.document_tokens)
 
 
 def _micro_step_seconds(inputs: SearchInputs, layout: Layout) -> float:
-    workload, gpu = _make_workload(inputs, layout), inputs.hardware.gpu
-    tokens = layout.micro_batch_size * inputs.slot_tokens
-    if gpu is None:
-        return tokens * _ARBITRARY_SECONDS_PER_TOKEN  # larger micro-batches do not help a CPU
     compute = _compute_seconds(inputs, layout)
-    launching = 0.0 if uses_cuda_graph(inputs, layout) else estimate_launch_seconds(workload)
+    if inputs.hardware.gpu is None:
+        return compute
+    launching = 0.0 if uses_cuda_graph(inputs, layout) else estimate_launch_seconds(_make_workload(inputs, layout))
     return MICRO_STEP_SECONDS + overlap_launch(compute, launching)
 
 
 def _compute_seconds(inputs: SearchInputs, layout: Layout) -> float:
-    """Return the seconds of one micro-step on a GPU that never waits for the host."""
+    """Return the seconds of one micro-step on a device that never waits for the host."""
     workload, gpu = _make_workload(inputs, layout), inputs.hardware.gpu
     tokens = layout.micro_batch_size * inputs.slot_tokens
     per_token = None if gpu is None else estimate_seconds_per_token(gpu, workload)

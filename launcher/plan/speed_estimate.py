@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil
 
 from launcher.core.choices import SHARDED_STRATEGIES
 from launcher.core.units import TERA
@@ -16,8 +15,14 @@ from launcher.plan.estimate.step_time import (
 )
 from launcher.plan.memory_budget import SearchInputs
 from launcher.plan.model import SpeedPlan
-from launcher.plan.schedule import PACKING_EFFICIENCY, RunLength, count_step_sequences
-from launcher.plan.search import Layout, make_recipe, split_step_seconds
+from launcher.plan.schedule import PACKING_EFFICIENCY, RunLength, count_step_sequences, estimate_run_length
+from launcher.plan.search import (
+    Layout,
+    estimate_step_seconds,
+    make_recipe,
+    split_step_seconds,
+    uses_cuda_graph,
+)
 from launcher.plan.torch_compile import compile_seconds
 
 # The step-time estimate is fitted to this GPU and model family.
@@ -30,27 +35,25 @@ _MEASURED_ERROR, _UNMEASURED_ERROR = 0.2, 0.4
 
 
 def lookup_speed_correction(
-    context: PlanContext, inputs: SearchInputs, layout: Layout, *, captures: bool
+    context: PlanContext, inputs: SearchInputs, layout: Layout
 ) -> tuple[Correction | None, bool]:
     """Return the correction from measured runs, and whether it corrects an estimate (or replaces a missing one)."""
     family = make_family(inputs.shape, make_recipe(inputs, layout))
     gpu, known = context.gpu, inputs.calibration
     if gpu is None or estimate_seconds_per_token(gpu, inputs.workload) is None:
         return compute_measured_speed(known, family, context.base.name), False
-    return compute_speed_correction(known, family, captures=captures), True
+    return compute_speed_correction(known, family, captures=uses_cuda_graph(inputs, layout)), True
 
 
-def make_speed_plan(
-    context: PlanContext, inputs: SearchInputs, layout: Layout, length: RunLength, *, captures: bool = False
-) -> SpeedPlan:
+def make_speed_plan(context: PlanContext, inputs: SearchInputs, layout: Layout) -> SpeedPlan:
     """Return the speed estimate of a layout."""
-    gpu = context.gpu
+    gpu, length = context.gpu, estimate_run_length(context)
     sequences = count_step_sequences(context)
     tokens = sequences * _useful_tokens(context)
-    correction, is_estimated = lookup_speed_correction(context, inputs, layout, captures=captures)
+    correction, is_estimated = lookup_speed_correction(context, inputs, layout)
     factor = 1.0 if correction is None else correction.factor
     if is_estimated:
-        plain = _estimate_partial_step(inputs, layout, sequences)
+        plain = estimate_step_seconds(inputs, layout)
         seconds, exposed = plain / factor, split_step_seconds(inputs, layout)[1] / factor
     elif correction is not None:
         plain, seconds, exposed = None, tokens / factor, 0.0
@@ -77,12 +80,6 @@ def make_speed_plan(
         error=error,
         estimated_tokens_per_second=None if plain is None else tokens / plain,
     )
-
-
-def _estimate_partial_step(inputs: SearchInputs, layout: Layout, sequences: int) -> float:
-    """Return the seconds of a step with these sequences: micro-steps that are empty on every rank are left out."""
-    micro, exposed = split_step_seconds(inputs, layout)
-    return micro * ceil(sequences / (inputs.hardware.num_ranks * layout.micro_batch_size)) + exposed
 
 
 def _mean_fullness(length: RunLength, sequences: int) -> float:

@@ -15,7 +15,7 @@ from launcher.hardware.model import Gpu, Hardware
 from launcher.plan.estimate.memory import MemoryEstimate
 from launcher.plan.estimate.memory.recipe import count_trainable
 from launcher.plan.memory_budget import CPU_HEADROOM, LEVELS, SearchInputs, make_budget
-from launcher.plan.search import Layout, estimate_layout_memory, find_best_layout
+from launcher.plan.search import estimate_layout_memory, find_best_layout, leanest_layout
 from launcher.plan.strategy import Candidate
 
 _MIN_SEQUENCE_LENGTH = 256
@@ -23,7 +23,7 @@ _MIN_SEQUENCE_LENGTH = 256
 
 def make_does_not_fit_error(inputs: SearchInputs, candidates: tuple[Candidate, ...]) -> DoesNotFitError:
     """Return the error with the memory terms of the leanest attempt, and suggestions."""
-    attempts = [estimate_layout_memory(inputs, _leanest_layout(inputs, candidate)) for candidate in candidates]
+    attempts = [estimate_layout_memory(inputs, leanest_layout(inputs, candidate)) for candidate in candidates]
     leanest = min(attempts, key=lambda memory: memory.total_bytes)
     terms = tuple(Problem(where=term.name, what=format_gib(term.num_bytes)) for term in leanest.terms if term.num_bytes)
     suggestions = list(_suggest(inputs, candidates, leanest))
@@ -32,11 +32,6 @@ def make_does_not_fit_error(inputs: SearchInputs, candidates: tuple[Candidate, .
         terms,
         hint="; ".join(suggestions) or "no setting makes it fit; use a smaller base model",
     )
-
-
-def _leanest_layout(inputs: SearchInputs, candidate: Candidate) -> Layout:
-    strategy, offload = candidate
-    return Layout(strategy=strategy, offload=offload, checkpointing=inputs.levels[-1], micro_batch_size=1)
 
 
 def _format_title(inputs: SearchInputs, leanest: MemoryEstimate) -> str:
@@ -59,7 +54,8 @@ def _host_bytes(inputs: SearchInputs, memory: MemoryEstimate) -> int:
 
 
 def _suggest(inputs: SearchInputs, candidates: tuple[Candidate, ...], leanest: MemoryEstimate) -> Iterator[str]:
-    if inputs.budget.free_bytes < inputs.budget.device_bytes and _fits_on_free_gpu(inputs, candidates):
+    free_gpu = replace(inputs.budget, free_bytes=inputs.budget.device_bytes)
+    if free_gpu != inputs.budget and find_best_layout(replace(inputs, budget=free_gpu), candidates):
         yield "it fits once the other processes have ended"
     if leanest.total_bytes <= inputs.budget.usable_bytes:
         needed = _host_bytes(inputs, leanest) / (1 - CPU_HEADROOM)
@@ -73,11 +69,6 @@ def _suggest(inputs: SearchInputs, candidates: tuple[Candidate, ...], leanest: M
         yield f"{more} fits (sharded)"
     if larger := _find_larger_gpu(inputs, candidates):
         yield f"--gpu {larger.key} fits ({format_gib(larger.memory_bytes)})"
-
-
-def _fits_on_free_gpu(inputs: SearchInputs, candidates: tuple[Candidate, ...]) -> bool:
-    free = replace(inputs.budget, free_bytes=inputs.budget.device_bytes)
-    return find_best_layout(replace(inputs, budget=free), candidates) is not None
 
 
 def _suggest_smaller_training(inputs: SearchInputs) -> Iterator[str]:

@@ -1,24 +1,25 @@
-"""Choice whether torch.compile pays off, and whether layers or the model are compiled."""
+"""torch.compile and CUDA graphs: whether they pay off, and whether layers or the model are compiled."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 
 from launcher.core.choices import SHARDED_STRATEGIES, CompileScope
 from launcher.core.units import format_duration
 from launcher.hardware.model import Gpu
 from launcher.plan.context import PlanContext, hardware_decision, manifest_decision, plan_decision
+from launcher.plan.dtype_and_kernels import ModelSettings
 from launcher.plan.estimate.step_time import (
     Workload,
     estimate_launch_seconds,
     estimate_seconds_per_token,
     overlap_launch,
 )
-from launcher.plan.memory_budget import estimate_slot_tokens
+from launcher.plan.memory_budget import SearchInputs, estimate_slot_tokens, find_cuda_graph_obstacle
 from launcher.plan.model import CompilePlan, Decision
 from launcher.plan.schedule import count_step_sequences
-from launcher.plan.search import Layout
+from launcher.plan.search import Layout, is_launch_bound, uses_cuda_graph
 
 # 13 to 26 s measured with an H200 (cold cache, one graph for all layers); hosts of consumer GPUs are slower.
 _COMPILE_SECONDS = 30.0
@@ -28,44 +29,38 @@ _FUSED_COMPILE_SECONDS = 15.0
 # 15 % shorter.
 _MODEL_COMPILE_SECONDS_PER_LAYER = 5.5
 _MODEL_COMPILE_SAVING = 0.15
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CompileChoice:
-    """Whether torch.compile is used, and the decision."""
-
-    is_on: bool
-    decision: Decision
+# Why the plan does not compile under ZeRO-3; a manifest can still request it.
+NOT_UNDER_ZERO3 = "ZeRO-3 compiles every layer separately: 139 s for the 28 layers of a 0.6B model on an H200"
 
 
 def decide_compile(
     context: PlanContext, workload: Workload, num_steps: int | None, *, captures: bool = False
-) -> CompileChoice:
+) -> tuple[bool, Decision]:
     """Compare the run with and without torch.compile; `num_steps` is None if the number of rows is unknown.
 
     With a CUDA graph (`captures`), fewer kernels save no launch time.
     """
-    config, gpu = context.config, context.gpu
+    config, gpu, name = context.config, context.gpu, "torch.compile"
     if gpu is None and (context.is_smoke or config.torch_compile is None):
-        return _off(hardware_decision("torch.compile", "off", "no GPU: compiling takes longer than it saves"))
+        return False, hardware_decision(name, "off", "no GPU: compiling takes longer than it saves")
     if config.torch_compile is not None:
         state = "on" if config.torch_compile else "off"
-        choice = manifest_decision("torch.compile", state, "torch_compile in the manifest")
-        return CompileChoice(is_on=config.torch_compile, decision=choice)
+        return config.torch_compile, manifest_decision(name, state, "torch_compile in the manifest")
     assert gpu is not None
     if context.base.experts is not None:
-        return _off(plan_decision("torch.compile", "off", "mixtures of experts run by the code of transformers"))
+        return False, plan_decision(name, "off", "mixtures of experts run by the code of transformers")
     if gpu.compute_capability < (8, 0):
-        return _off(hardware_decision("torch.compile", "off", f"{gpu.title}: fused kernels do not pay off on this GPU"))
+        return False, hardware_decision(name, "off", f"{gpu.title}: fused kernels do not pay off on this GPU")
     saved = _saved_seconds(context, gpu, workload, num_steps, captures=captures)
     if saved is None:
-        return _on(plan_decision("torch.compile", "on", "fuses the kernels between matmuls"))
+        return True, plan_decision(name, "on", "fuses the kernels between matmuls")
     takes = compile_seconds(workload)
     if saved < takes:
         reason = f"saves {format_duration(saved)} in this short run, but compiling takes {format_duration(takes)}"
-        return _off(plan_decision("torch.compile", "off", reason))
-    reason = f"fuses the kernels between matmuls, which saves about {format_duration(saved)}"
-    return _on(plan_decision("torch.compile", "on", reason))
+        return False, plan_decision(name, "off", reason)
+    return True, plan_decision(
+        name, "on", f"fuses the kernels between matmuls, which saves about {format_duration(saved)}"
+    )
 
 
 def compile_seconds(workload: Workload) -> float:
@@ -88,22 +83,6 @@ def _saved_seconds(
         for way in (replace(workload, compiled=False), replace(workload, compiled=True))
     )
     return (eager - compiled) * num_steps
-
-
-def _on(decision: Decision) -> CompileChoice:
-    return CompileChoice(is_on=True, decision=decision)
-
-
-def _off(decision: Decision) -> CompileChoice:
-    return CompileChoice(is_on=False, decision=decision)
-
-
-def disable_under_zero3(context: PlanContext, choice: CompileChoice, layout: Layout) -> CompileChoice:
-    """Switch torch.compile off under ZeRO-3, which makes it compile every layer; unless the manifest requests it."""
-    if layout.strategy != "zero3" or not choice.is_on or context.config.torch_compile is True:
-        return choice
-    reason = "ZeRO-3 compiles every layer separately: 139 s for the 28 layers of a 0.6B model on an H200"
-    return _off(plan_decision("torch.compile", "off", reason))
 
 
 def make_compile_plan(
@@ -152,3 +131,36 @@ def _decide_scope(
         seconds = f"{format_duration(model_seconds)} to compile and saves {format_duration(saved)}"
         return "layer", f"kernel launches limit these short micro-steps, but one graph of all layers takes {seconds}"
     return "model", "micro-steps are so short that kernel launches limit them: one graph of all layers"
+
+
+def decide_cuda_graph(
+    context: PlanContext, settings: ModelSettings, inputs: SearchInputs, layout: Layout
+) -> tuple[bool, list[Decision]]:
+    """Return whether micro-steps run as a CUDA graph: on one GPU, or on DDP replicas of an adapter.
+
+    Manifests request it with torch_compile_mode reduce-overhead; any other mode switches it off.
+    """
+    if context.gpu is None:
+        return False, []
+    name = "CUDA graph"
+    is_requested = context.config.torch_compile_mode == "reduce-overhead"
+    if not uses_cuda_graph(inputs, layout):
+        obstacle = _find_graph_obstacle(context, settings, layout)
+        return False, [hardware_decision(name, "off", obstacle)] if is_requested else []
+    if is_requested:
+        return True, [manifest_decision(name, "on", "reduce-overhead in the manifest: one graph per micro-step")]
+    if is_launch_bound(inputs, layout):
+        reason = "micro-steps are so short that kernel launches would limit them"
+    else:
+        reason = "no gaps between kernels"
+        if layout.strategy == "ddp":
+            reason += "; the adapter's gradients are all-reduced after it"
+    return True, [plan_decision(name, "on", reason)]
+
+
+def _find_graph_obstacle(context: PlanContext, settings: ModelSettings, layout: Layout) -> str:
+    if layout.strategy != "single" and (layout.strategy != "ddp" or settings.adapter.kind == "full"):
+        return f"{layout.strategy} communicates between kernels"
+    if layout.offload != "none":
+        return "offloading synchronizes with the host"
+    return find_cuda_graph_obstacle(context, settings) or "not enough free memory for the graph's private memory pool"
