@@ -17,7 +17,7 @@ from launcher.core.errors import InputError, Problem, RunFailedError, show_value
 from launcher.core.frozen_model import flatten
 from launcher.core.run_paths import RunPaths, make_run_paths
 from launcher.plan import Plan, load_plan
-from launcher.render.rendezvous import Rendezvous, check_rendezvous
+from launcher.render.command import Rendezvous, check_rendezvous
 from launcher.render.spec import make_launch_spec
 from launcher.runs.record import load_outcome
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from launcher.core.run_paths import RunPaths
 from launcher.plan.model import Plan
 from launcher.render.accelerate import render_accelerate
-from launcher.render.command import TRAIN_SCRIPT, Command, format_command, render_command
+from launcher.render.command import TRAIN_SCRIPT, Command, Rendezvous, Verbatim, format_command, render_command
 from launcher.render.deepspeed import render_deepspeed
 from launcher.render.job import JobOptions
-from launcher.render.rendezvous import Rendezvous, Verbatim
 from launcher.render.slurm import render_slurm
 from launcher.render.spec import make_launch_spec
 
@@ -43,10 +42,9 @@ def render(
 ) -> dict[str, str]:
     """Return the files of the run directory by name. Paths in them are relative to the project root (see RunPaths)."""
     spec = make_launch_spec(plan)
-    deepspeed_file = str(paths.deepspeed) if spec.uses_deepspeed else None
-    texts = {paths.accelerate.name: render_accelerate(plan, deepspeed_config_file=deepspeed_file)}
+    texts = {paths.accelerate.name: render_accelerate(spec, deepspeed_config_file=str(paths.deepspeed))}
     if spec.uses_deepspeed:
-        texts[paths.deepspeed.name] = render_deepspeed(plan)
+        texts[paths.deepspeed.name] = render_deepspeed(spec)
     if spec.num_nodes > 1:
         rendezvous = rendezvous or ASK_FOR_HEAD
         texts[paths.slurm.name] = render_slurm(plan, paths, script=script, script_args=script_args)

@@ -11,9 +11,7 @@ from __future__ import annotations
 import yaml
 
 from launcher.core.choices import FSDP_STRATEGIES, Strategy
-from launcher.core.errors import InputError, Problem
-from launcher.plan.model import Plan
-from launcher.render.spec import LaunchSpec, make_launch_spec
+from launcher.render.spec import LaunchSpec
 
 DISTRIBUTED_TYPES: dict[Strategy, str] = {
     "single": "NO",
@@ -26,29 +24,24 @@ DISTRIBUTED_TYPES: dict[Strategy, str] = {
 }
 
 
-def render_accelerate(plan: Plan, *, deepspeed_config_file: str | None = None, machine_rank: int = 0) -> str:
-    """Return the accelerate YAML of a plan."""
-    return render_accelerate_spec(
-        make_launch_spec(plan), deepspeed_config_file=deepspeed_config_file, machine_rank=machine_rank
-    )
-
-
-def render_accelerate_spec(
-    spec: LaunchSpec, *, deepspeed_config_file: str | None = None, machine_rank: int = 0, header: str = ""
-) -> str:
-    """Return the accelerate YAML of a launch spec."""
-    check_deepspeed_file(spec, deepspeed_config_file)
+def render_accelerate(spec: LaunchSpec, *, deepspeed_config_file: str | None, header: str = "") -> str:
+    """Return the accelerate YAML of a launch spec; the DeepSpeed file is named in it for DeepSpeed strategies only."""
     config: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         "debug": False,
         "distributed_type": DISTRIBUTED_TYPES[spec.strategy],
-        "machine_rank": machine_rank,
+        "machine_rank": 0,
         "num_machines": spec.num_nodes,
         "num_processes": spec.num_processes,  # over all nodes
         "use_cpu": spec.on_cpu,
     }
     if spec.uses_deepspeed:
-        config["deepspeed_config"] = make_deepspeed_section(spec, deepspeed_config_file)
+        config["deepspeed_config"] = {
+            "deepspeed_config_file": deepspeed_config_file,
+            "deepspeed_multinode_launcher": "standard",  # accelerate's default is pdsh: ssh between the nodes
+            # The only ZeRO key that belongs here: DeepSpeed's config has no key for building the model sharded.
+            **({"zero3_init_flag": True} if spec.strategy == "zero3" else {}),
+        }
     else:
         config["mixed_precision"] = spec.mixed_precision
     if spec.strategy in FSDP_STRATEGIES:
@@ -75,27 +68,6 @@ def make_single_process_environment(spec: LaunchSpec) -> dict[str, str]:
     if spec.on_cpu:
         environment |= {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"}
     return environment
-
-
-def check_deepspeed_file(spec: LaunchSpec, deepspeed_config_file: str | None) -> None:
-    """Raise InputError unless a DeepSpeed file is given exactly for DeepSpeed strategies."""
-    if spec.uses_deepspeed == (deepspeed_config_file is not None):
-        return
-    what = "needs a DeepSpeed file" if spec.uses_deepspeed else f"has no use for {deepspeed_config_file}"
-    problem = Problem(where="strategy", what=f"{spec.strategy} {what}")
-    raise InputError("accelerate config and DeepSpeed config do not match", (problem,))
-
-
-def make_deepspeed_section(spec: LaunchSpec, deepspeed_config_file: str | None) -> dict[str, object]:
-    """Return the `deepspeed_config` section, which refers to the DeepSpeed file."""
-    section: dict[str, object] = {
-        "deepspeed_config_file": deepspeed_config_file,
-        "deepspeed_multinode_launcher": "standard",  # accelerate's default is pdsh, which needs ssh between the nodes
-    }
-    if spec.strategy == "zero3":
-        # The only ZeRO key that belongs here: DeepSpeed's config has no key for building the model already sharded.
-        section["zero3_init_flag"] = True
-    return section
 
 
 def make_fsdp_section(spec: LaunchSpec) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Arguments and environment of `accelerate launch`, also as text for a shell.
+"""Arguments and environment of `accelerate launch`, and the rendezvous of its processes; also as text for a shell.
 
 The environment holds only what this plan needs on top of the user's own; nothing is read from the process, so no secret
 can end up in a file.
@@ -9,16 +9,64 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from launcher.core.errors import InputError, Problem
 from launcher.core.run_paths import RunPaths
 from launcher.plan.model import Plan
-from launcher.render.rendezvous import ANY_FREE_PORT, Rendezvous, Verbatim, check_rendezvous
 from launcher.render.spec import LaunchSpec, make_launch_spec
 
 ACCELERATE_LAUNCH = ("accelerate", "launch")
 TRAIN_SCRIPT = "launcher/train.py"
 TEE_BOTH_STREAMS = "3"  # torch's code for stdout and stderr, to the console and to a file per rank
+
+
+class Verbatim(str):
+    """A word of a command that is already shell text, such as "$port" with its quotes; written unchanged."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rendezvous:
+    """Address of node 0 and the join timeout. On a single node only `port` and `max_restarts` are used."""
+
+    host: str
+    port: int | Verbatim
+    backend: Literal["static", "c10d"] = "static"
+    max_restarts: int = 0
+    join_timeout_seconds: int = 300  # torch waits 900 (static) or 600 (c10d)
+    is_host: bool | None = None  # c10d on one machine: whether this agent is the host
+
+    def format_conf(self) -> str:
+        """Return the timeout option, whose name differs by backend; torch ignores the wrong one."""
+        word = "timeout" if self.backend == "static" else "join_timeout"
+        conf = f"{word}={self.join_timeout_seconds}"
+        return conf if self.is_host is None else f"{conf},is_host={int(self.is_host)}"
+
+
+# A single node: accelerate chooses a free port if it is 0.
+ANY_FREE_PORT = Rendezvous(host="localhost", port=0)
+
+
+def check_rendezvous(spec: LaunchSpec, rendezvous: Rendezvous, machine_rank: int | Verbatim | None) -> None:
+    """Raise InputError if the rendezvous does not fit the nodes."""
+    many_nodes = spec.num_nodes > 1
+    rules = (
+        (many_nodes and rendezvous.port == 0, "rendezvous", "many nodes need one port that all of them know"),
+        (
+            many_nodes and rendezvous.backend == "static" and rendezvous.max_restarts > 0,
+            "max_restarts",
+            "nodes do not restart together under a static rendezvous; use c10d",
+        ),
+        (not many_nodes and rendezvous.backend == "c10d", "rendezvous", "c10d is for many nodes"),
+        (
+            isinstance(machine_rank, int) and not 0 <= machine_rank < spec.num_nodes,
+            "node rank",
+            f"{machine_rank} is not one of 0 to {spec.num_nodes - 1}",
+        ),
+    )
+    problems = tuple(Problem(where=where, what=what) for broken, where, what in rules if broken)
+    if problems:
+        raise InputError("invalid rendezvous", problems)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,50 +126,35 @@ def as_word(number: int | Verbatim) -> str:
 
 def make_environment(plan: Plan, spec: LaunchSpec, paths: RunPaths, rendezvous: Rendezvous) -> dict[str, str]:
     """Return the environment variables of a node's processes."""
+    # A rank's share of the cores, minus its data-loader workers.
+    num_threads = max(1, plan.hardware.cpu_cores_per_node // spec.ranks_per_node - plan.loader.num_workers)
     environment = {
-        "OMP_NUM_THREADS": str(count_threads(plan, spec)),
+        "OMP_NUM_THREADS": str(num_threads),
         "TOKENIZERS_PARALLELISM": "false",  # data is tokenized before training; forked loader workers would only warn
     }
-    environment |= make_cpu_environment(spec) if spec.on_cpu else make_gpu_environment(plan, spec, paths)
+    if spec.on_cpu and spec.strategy in ("single", "ddp"):
+        environment |= {"ACCELERATE_USE_CPU": "1"}
+    elif spec.on_cpu:
+        # ACCELERATE_USE_CPU would silently turn FSDP and DeepSpeed into DDP. These two keep the engine, on CPU ranks.
+        environment |= {"ACCELERATE_BYPASS_DEVICE_MAP": "true", "ACCELERATE_TORCH_DEVICE": "cpu"}
+    else:
+        # torch 2.9 and later read this name; the older PYTORCH_CUDA_ALLOC_CONF is read too, and warned about.
+        environment |= {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    if not spec.on_cpu and spec.num_processes > 1:
+        # NCCL's flight recorder writes each rank's last collectives into the run's logs.
+        environment |= {
+            "TORCH_FR_BUFFER_SIZE": "2000",
+            "TORCH_FR_DUMP_TEMP_FILE": f"{paths.logs}/nccl_trace_rank_",
+            # 3: exit without aborting NCCL. The elastic agent sets 1, which destroys what the flight recorder reads.
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        }
+        if plan.hardware.gpu is not None and not plan.hardware.gpu.has_p2p:
+            environment |= {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1"}
     if rendezvous.backend == "c10d":
         # Without the first, a restarted rank 0 waits forever for the store that died with it.
         environment |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PET_RDZV_ID": paths.run_id}
     return dict(sorted(environment.items()))
-
-
-def count_threads(plan: Plan, spec: LaunchSpec) -> int:
-    """Return a rank's share of the cores, minus its data-loader workers."""
-    return max(1, plan.hardware.cpu_cores_per_node // spec.ranks_per_node - plan.loader.num_workers)
-
-
-def make_cpu_environment(spec: LaunchSpec) -> dict[str, str]:
-    """Return the variables that keep accelerate on CPU ranks."""
-    if spec.strategy in ("single", "ddp"):
-        return {"ACCELERATE_USE_CPU": "1"}
-    # ACCELERATE_USE_CPU would silently turn FSDP and DeepSpeed into DDP. These two keep the engine, on CPU ranks.
-    return {"ACCELERATE_BYPASS_DEVICE_MAP": "true", "ACCELERATE_TORCH_DEVICE": "cpu"}
-
-
-def make_gpu_environment(plan: Plan, spec: LaunchSpec, paths: RunPaths) -> dict[str, str]:
-    """Return the variables of the CUDA allocator and of NCCL."""
-    # torch 2.9 and later read this name; the older PYTORCH_CUDA_ALLOC_CONF is read too, and warned about.
-    environment = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    if spec.num_processes > 1:
-        environment |= make_nccl_environment(paths)
-        if plan.hardware.gpu is not None and not plan.hardware.gpu.has_p2p:
-            environment |= {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1"}
-    return environment
-
-
-def make_nccl_environment(paths: RunPaths) -> dict[str, str]:
-    """Return variables that make NCCL's flight recorder write each rank's last collectives into the run's logs."""
-    return {
-        "TORCH_FR_BUFFER_SIZE": "2000",
-        "TORCH_FR_DUMP_TEMP_FILE": f"{paths.logs}/nccl_trace_rank_",
-        # 3: exit without aborting NCCL. The elastic agent sets 1, which destroys what the flight recorder reads.
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-    }
 
 
 def format_command(argv: Sequence[str], environment: Mapping[str, str]) -> str:

@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 
 from launcher.core.choices import ZERO_BUCKET_ELEMENTS, ZERO_LIVE_ELEMENTS, Strategy, accumulates_in_fp32
-from launcher.core.errors import InputError, Problem
-from launcher.plan.model import Plan
-from launcher.render.spec import Auto, LaunchSpec, make_launch_spec
+from launcher.render.spec import Auto, LaunchSpec
 
 ZERO_STAGES: dict[Strategy, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
 
@@ -19,16 +17,8 @@ PERSISTENT_ELEMENTS = 100_000
 STEPS_PER_PRINT = 1_000_000_000  # never: training reports its own steps
 
 
-def render_deepspeed(plan: Plan) -> str:
-    """Return the DeepSpeed JSON of a plan."""
-    return render_deepspeed_spec(make_launch_spec(plan))
-
-
-def render_deepspeed_spec(spec: LaunchSpec) -> str:
+def render_deepspeed(spec: LaunchSpec) -> str:
     """Return the DeepSpeed JSON of a launch spec."""
-    if not spec.uses_deepspeed:
-        problem = Problem(where="strategy", what=f"{spec.strategy} does not use DeepSpeed")
-        raise InputError("no DeepSpeed config for this strategy", (problem,))
     config: dict[str, object] = {
         "gradient_accumulation_steps": spec.gradient_accumulation_steps,
         # Always written, 0.0 for none: DeepSpeed clips at 1.0 when the key is absent.
@@ -79,25 +69,18 @@ def make_zero_section(spec: LaunchSpec) -> dict[str, object]:
         "reduce_bucket_size": ZERO_BUCKET_ELEMENTS,
         "stage": ZERO_STAGES[spec.strategy],
     }
-    section |= make_stage3_section() if spec.strategy == "zero3" else make_stage12_section()
+    if spec.strategy == "zero3":
+        section |= {
+            "stage3_gather_16bit_weights_on_model_save": True,  # a saved model is complete, not one rank's shard
+            "stage3_max_live_parameters": ZERO_LIVE_ELEMENTS,
+            "stage3_max_reuse_distance": ZERO_LIVE_ELEMENTS,
+            "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,
+            "stage3_prefetch_bucket_size": ZERO_BUCKET_ELEMENTS,
+        }
+    else:
+        section |= {"allgather_bucket_size": ZERO_BUCKET_ELEMENTS, "allgather_partitions": True, "reduce_scatter": True}
     if spec.offload != "none":
         section["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if spec.offload == "optimizer_and_parameters":
         section["offload_param"] = {"device": "cpu", "pin_memory": True}
     return section
-
-
-def make_stage12_section() -> dict[str, object]:
-    """Return the settings that only ZeRO-1 and ZeRO-2 have."""
-    return {"allgather_bucket_size": ZERO_BUCKET_ELEMENTS, "allgather_partitions": True, "reduce_scatter": True}
-
-
-def make_stage3_section() -> dict[str, object]:
-    """Return the settings that only ZeRO-3 has."""
-    return {
-        "stage3_gather_16bit_weights_on_model_save": True,  # a saved model is complete, not one rank's shard
-        "stage3_max_live_parameters": ZERO_LIVE_ELEMENTS,
-        "stage3_max_reuse_distance": ZERO_LIVE_ELEMENTS,
-        "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,
-        "stage3_prefetch_bucket_size": ZERO_BUCKET_ELEMENTS,
-    }

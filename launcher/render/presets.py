@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.core.choices import Offload, Strategy
-from launcher.render.accelerate import render_accelerate_spec
-from launcher.render.deepspeed import render_deepspeed_spec
+from launcher.render.accelerate import render_accelerate
+from launcher.render.deepspeed import render_deepspeed
 from launcher.render.spec import LaunchSpec
 
 ACCELERATE_FOLDER = "accelerate_configs"
@@ -97,11 +97,11 @@ def render_presets() -> dict[str, str]:
     """Return the text of all presets by path relative to the project root."""
     texts: dict[str, str] = {}
     for preset in make_presets():
-        texts[preset_path(preset)] = render_accelerate_spec(
+        texts[preset_path(preset)] = render_accelerate(
             preset.spec, deepspeed_config_file=preset.deepspeed_file, header=make_header(preset)
         )
         if preset.deepspeed_file is not None:
-            texts[preset.deepspeed_file] = render_deepspeed_spec(preset.spec)
+            texts[preset.deepspeed_file] = render_deepspeed(preset.spec)
     return dict(sorted(texts.items()))
 
 
@@ -129,23 +129,10 @@ def make_header(preset: Preset) -> str:
 def find_stale(root: Path) -> tuple[str, ...]:
     """List files that differ from their preset, are missing, or belong to no preset."""
     texts = render_presets()
-    stale = {path for path, text in texts.items() if not is_equal(root / path, text)}
-    for folder in (ACCELERATE_FOLDER, DEEPSPEED_FOLDER):
-        found = {f"{folder}/{file.name}" for file in (root / folder).glob("*") if file.is_file()}
-        stale |= found - texts.keys()
-    return tuple(sorted(stale))
-
-
-def is_equal(file: Path, text: str) -> bool:
-    """Whether a file exists with exactly this text."""
-    return file.is_file() and file.read_bytes() == text.encode()
-
-
-def write_presets(root: Path) -> None:
-    """Write all presets below a folder."""
-    for path, text in render_presets().items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_bytes(text.encode())
+    files = (file for folder in (ACCELERATE_FOLDER, DEEPSPEED_FOLDER) for file in (root / folder).glob("*"))
+    found = {str(file.relative_to(root)): file.read_bytes() for file in files if file.is_file()}
+    expected = {path: text.encode() for path, text in texts.items()}
+    return tuple(sorted(path for path in found.keys() | expected.keys() if found.get(path) != expected.get(path)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -153,10 +140,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m launcher.render.presets", description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is stale")
     options = parser.parse_args(arguments)
-    root = Path.cwd()
+    root, known = Path.cwd(), render_presets()
     if not options.check:
-        write_presets(root)
-    known = render_presets()
+        for path, text in known.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_bytes(text.encode())
     stale = find_stale(root)
     for path in stale:
         print(f"{path}: stale; run `make configs`" if path in known else f"{path}: belongs to no preset; delete it")

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from launcher.core.errors import ExitCode
 from launcher.core.run_paths import RunPaths
 from launcher.plan.model import Plan
-from launcher.render.command import TRAIN_SCRIPT, format_words, join_lines, render_command
+from launcher.render.command import TRAIN_SCRIPT, Rendezvous, Verbatim, format_words, join_lines, render_command
 from launcher.render.job import JobOptions, decide_time_limit
-from launcher.render.rendezvous import Rendezvous, Verbatim
 
 HEAD_NODE = r"""# Node names need not resolve; the controller knows an address.
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")

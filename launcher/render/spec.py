@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launcher.core.choices import DEEPSPEED_STRATEGIES, Offload, Strategy
-from launcher.core.errors import InputError, Problem
 from launcher.plan.model import Plan
 
 Auto = Literal["auto"]
@@ -57,8 +56,8 @@ class LaunchSpec:
 
 
 def make_launch_spec(plan: Plan) -> LaunchSpec:
-    """Make the spec of a plan; raises InputError if no config can express it."""
-    spec = LaunchSpec(
+    """Return the spec of a plan."""
+    return LaunchSpec(
         strategy=plan.strategy,
         offload=plan.offload,
         mixed_precision=plan.precision.mixed_precision,
@@ -70,39 +69,3 @@ def make_launch_spec(plan: Plan) -> LaunchSpec:
         gradient_accumulation_steps=plan.batch.gradient_accumulation_steps,
         gradient_clipping=plan.optimizer.max_grad_norm or 0.0,
     )
-    problems = find_problems(spec, planned_ranks=plan.batch.num_ranks)
-    if problems:
-        raise InputError("this plan cannot be written as config files", problems, "plan again: launcher plan")
-    return spec
-
-
-def find_problems(spec: LaunchSpec, *, planned_ranks: int) -> tuple[Problem, ...]:
-    """Yield contradictions that accelerate or DeepSpeed would silently accept, or find only at run time."""
-    rules = (
-        (
-            planned_ranks != spec.num_processes,
-            "batch.num_ranks",
-            f"{planned_ranks}, but the hardware starts {spec.num_processes}",
-        ),
-        (
-            spec.strategy == "single" and spec.num_processes != 1,
-            "strategy",
-            f"single is one process, the hardware starts {spec.num_processes}",
-        ),
-        (
-            spec.strategy == "hsdp" and (spec.num_nodes == 1 or spec.ranks_per_node == 1),
-            "strategy",
-            f"hsdp needs several nodes of several ranks, not {spec.num_nodes} x {spec.ranks_per_node}",
-        ),
-        (
-            spec.offload != "none" and not spec.uses_deepspeed,
-            "offload",
-            f"{spec.offload} needs DeepSpeed, the strategy is {spec.strategy}",
-        ),
-        (
-            spec.offload == "optimizer_and_parameters" and spec.strategy != "zero3",
-            "offload",
-            f"parameters leave the GPU under zero3 only, the strategy is {spec.strategy}",
-        ),
-    )
-    return tuple(Problem(where=where, what=what) for broken, where, what in rules if broken)

@@ -12,6 +12,7 @@ import yaml
 from launcher.core.errors import ExitCode
 from launcher.core.run_paths import RunPaths
 from launcher.render import Command, render_accelerate, render_deepspeed
+from launcher.render.spec import make_launch_spec
 from tests.conftest import ROOT
 from tests.distributed.conftest import Reference
 from tests.distributed.harness import Harness, ProcessResult, TrainedRun, TrainingCase, change_json, make_command
@@ -48,12 +49,10 @@ def use_files_of(other: TrainingCase) -> ChangeFiles:
     """Return a change that replaces the rendered files of the run by those of another plan."""
 
     def write(harness: Harness, paths: RunPaths) -> None:
-        plan = harness.plan(other).plan
-        uses_deepspeed = other.strategy.startswith("zero")
-        deepspeed = str(paths.deepspeed) if uses_deepspeed else None
-        paths.accelerate.write_text(render_accelerate(plan, deepspeed_config_file=deepspeed))
-        if uses_deepspeed:
-            paths.deepspeed.write_text(render_deepspeed(plan))
+        spec = make_launch_spec(harness.plan(other).plan)
+        paths.accelerate.write_text(render_accelerate(spec, deepspeed_config_file=str(paths.deepspeed)))
+        if spec.uses_deepspeed:
+            paths.deepspeed.write_text(render_deepspeed(spec))
 
     return write
 

@@ -21,8 +21,9 @@ def render_job(plan: Plan, paths: RunPaths, options: JobOptions, files: Mapping[
 
 def make_submit_command(paths: RunPaths, options: JobOptions) -> list[str]:
     """Return the command that submits the job file, to be run in the project root."""
-    if options.target == "slurm":
-        return ["sbatch", str(paths.slurm)]
-    if options.target == "skypilot":
-        return skypilot.make_submit_command(paths, options)
-    return dstack.make_submit_command(paths) if options.target == "dstack" else kubernetes.make_submit_command(paths)
+    return {
+        "slurm": ["sbatch", str(paths.slurm)],
+        "skypilot": skypilot.make_submit_command(paths, options),
+        "kubernetes": kubernetes.make_submit_command(paths),
+        "dstack": dstack.make_submit_command(paths),
+    }[options.target]

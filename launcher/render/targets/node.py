@@ -15,9 +15,8 @@ from launcher.core.run_paths import RunPaths
 from launcher.core.units import format_cost, format_duration
 from launcher.hardware.model import format_hardware
 from launcher.plan.model import Plan
-from launcher.render.command import format_words, join_lines
+from launcher.render.command import Verbatim, format_words, join_lines
 from launcher.render.job import JobOptions
-from launcher.render.rendezvous import Verbatim
 
 VOLUME = "/workspace"  # the image's working directory
 PROJECT = "/tmp/launcher"  # where the files of a submission are placed

@@ -11,6 +11,7 @@ import pytest
 from launcher.plan.model import Plan
 from launcher.render import render_deepspeed
 from launcher.render.presets import make_presets, render_presets
+from launcher.render.spec import make_launch_spec
 
 deepspeed_config = pytest.importorskip("deepspeed.runtime.config")
 MakePlan = Callable[..., Plan]
@@ -34,7 +35,7 @@ def device_of(section: Any) -> str:
 
 def test_deepspeed_reads_a_plan_as_it_was_meant(zero_plan: Plan, read_config: ReadConfig) -> None:
     plan = zero_plan
-    config = read_config(json.loads(render_deepspeed(plan)), plan.batch.num_ranks)
+    config = read_config(json.loads(render_deepspeed(make_launch_spec(plan))), plan.batch.num_ranks)
     assert f"zero{int(config.zero_optimization_stage)}" == plan.strategy
     assert config.train_batch_size == plan.batch.num_slots
     assert config.train_micro_batch_size_per_gpu == plan.batch.micro_batch_size
@@ -56,7 +57,7 @@ def test_deepspeed_reads_a_plan_as_it_was_meant(zero_plan: Plan, read_config: Re
 
 def test_gradients_are_summed_in_fp32(zero_plan: Plan, read_config: ReadConfig) -> None:
     """Without these keys DeepSpeed sums in the dtype of the weights."""
-    config = read_config(json.loads(render_deepspeed(zero_plan)), zero_plan.batch.num_ranks)
+    config = read_config(json.loads(render_deepspeed(make_launch_spec(zero_plan))), zero_plan.batch.num_ranks)
     is_16_bit = zero_plan.precision.mixed_precision != "no"
     assert str(config.communication_data_type) == ("torch.float32" if is_16_bit else "None")
     is_supported = zero_plan.strategy == "zero3" or (zero_plan.strategy, zero_plan.offload) == ("zero2", "none")
@@ -65,7 +66,9 @@ def test_gradients_are_summed_in_fp32(zero_plan: Plan, read_config: ReadConfig) 
 
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
 def test_every_stage_keeps_our_sizes(strategy: str, make_plan: MakePlan, read_config: ReadConfig) -> None:
-    config = read_config(json.loads(render_deepspeed(make_plan(strategy=strategy, gpus=4))), 4).zero_config
+    config = read_config(
+        json.loads(render_deepspeed(make_launch_spec(make_plan(strategy=strategy, gpus=4)))), 4
+    ).zero_config
     assert config.overlap_comm
     assert config.contiguous_gradients
     assert config.reduce_bucket_size == 50_000_000
@@ -76,21 +79,23 @@ def test_every_stage_keeps_our_sizes(strategy: str, make_plan: MakePlan, read_co
 
 def test_no_clipping_is_written_down(make_plan: MakePlan, read_config: ReadConfig) -> None:
     """DeepSpeed clips at 1.0 where the key is absent."""
-    config = json.loads(render_deepspeed(make_plan(strategy="zero2", max_grad_norm=None)))
+    config = json.loads(render_deepspeed(make_launch_spec(make_plan(strategy="zero2", max_grad_norm=None))))
     assert read_config(config, 1).gradient_clipping == 0.0
     del config["gradient_clipping"]
     assert read_config(config, 1).gradient_clipping == 1.0
 
 
 def test_fp16_scales_its_loss_dynamically(make_plan: MakePlan, read_config: ReadConfig) -> None:
-    config = read_config(json.loads(render_deepspeed(make_plan(strategy="zero1", dtype="fp16"))), 1).float16_config
+    config = read_config(
+        json.loads(render_deepspeed(make_launch_spec(make_plan(strategy="zero1", dtype="fp16")))), 1
+    ).float16_config
     assert config.enabled
     assert config.loss_scale == 0
     assert config.initial_dynamic_scale() == 65536
 
 
 def test_a_misspelt_zero_key_would_be_refused(make_plan: MakePlan, read_config: ReadConfig) -> None:
-    config = json.loads(render_deepspeed(make_plan(strategy="zero2")))
+    config = json.loads(render_deepspeed(make_launch_spec(make_plan(strategy="zero2"))))
     config["zero_optimization"]["overlap_com"] = True
     with pytest.raises(ValueError, match="overlap_com"):
         read_config(config, 1)
