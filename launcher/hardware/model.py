@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 from launcher.core.errors import InputError, Problem
@@ -132,22 +129,8 @@ def format_gpus(hardware: Hardware, gpu: Gpu) -> str:
     return each if hardware.nodes == 1 else f"{hardware.nodes} nodes of {each}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostShare:
-    """CPU cores and memory per GPU."""
-
-    cpu_cores: int
-    ram_gib: float
-
-
-# Assumed CPU cores and memory per GPU of a machine from the catalogue.
-ASSUMED_HOST_SHARES: Mapping[GpuClass, HostShare] = MappingProxyType(
-    {
-        "consumer": HostShare(cpu_cores=8, ram_gib=64),
-        "workstation": HostShare(cpu_cores=8, ram_gib=64),
-        "datacenter": HostShare(cpu_cores=16, ram_gib=128),
-    }
-)
+# CPU cores and GiB of memory per GPU that are assumed of a machine from the catalogue; of a data centre, and others.
+_DATACENTER_SHARE, _DESKTOP_SHARE = (16, 128), (8, 64)
 
 MAX_GPUS_PER_NODE = 16
 MAX_NODES = 1024
@@ -164,16 +147,17 @@ def make_hardware(
     ram_gib_per_node: float | None = None,
     free_vram_mib: int | None = None,
 ) -> Hardware:
-    """Return hardware as described by the user. Missing cores and memory are assumed (ASSUMED_HOST_SHARES)."""
-    share = ASSUMED_HOST_SHARES["consumer" if gpu is None else gpu.gpu_class]
+    """Return hardware as described by the user. Missing cores and memory are assumed."""
+    is_datacenter = gpu is not None and gpu.gpu_class == "datacenter"
+    cpu_cores, ram_gib = _DATACENTER_SHARE if is_datacenter else _DESKTOP_SHARE
     num_shares = max(1, gpus_per_node)
     hardware = Hardware(
         gpu=gpu,
         gpus_per_node=gpus_per_node,
         nodes=nodes,
         free_vram_mib=free_vram_mib,
-        cpu_cores_per_node=share.cpu_cores * num_shares if cpu_cores_per_node is None else cpu_cores_per_node,
-        ram_gib_per_node=share.ram_gib * num_shares if ram_gib_per_node is None else ram_gib_per_node,
+        cpu_cores_per_node=cpu_cores * num_shares if cpu_cores_per_node is None else cpu_cores_per_node,
+        ram_gib_per_node=ram_gib * num_shares if ram_gib_per_node is None else ram_gib_per_node,
         source="catalogue",
         is_host_assumed=cpu_cores_per_node is None,
         is_ram_assumed=ram_gib_per_node is None,

@@ -11,7 +11,7 @@ from launcher.launch.console import Console
 from launcher.launch.nodes import Node
 from launcher.launch.start import start_run
 from launcher.launch.write_run import write_run_files
-from launcher.plan.load import load_plan
+from launcher.plan.model import load_plan
 from launcher.plan.oom_fallbacks import apply_next_fallback
 from launcher.request.request import PlannedRun
 from launcher.runs.record import Outcome, load_outcome, write_outcome

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
 
 from launcher.core.processes import LAUNCHER_PID, find_listeners, find_processes, send_signal
 from launcher.launch.console import Relay
@@ -71,7 +70,7 @@ def supervise(
     The first stop signal is forwarded as SIGUSR1: finish the step and save. The second one stops everything.
     """
     child = _Child(relay, has_ended, timeouts or Timeouts())
-    with _collect_signals(STOP_SIGNALS, child.received):
+    with collect_signals(child.received.append):
         try:
             child.start(argv, environment)
             child.watch()
@@ -185,21 +184,17 @@ class _Child:
 
 
 @contextmanager
-def _collect_signals(numbers: Sequence[signal.Signals], received: list[int]) -> Iterator[None]:
-    """Append received signals to a list. Signals that our parent ignores (nohup, background jobs) stay ignored."""
-
-    def note(number: int, _: FrameType | None) -> None:
-        received.append(number)
-
+def collect_signals(note: Callable[[int], None]) -> Iterator[None]:
+    """Call `note` with each stop signal. Signals that our parent ignores (nohup, background jobs) stay ignored."""
     optional = {signal.SIGINT, signal.SIGHUP}
     before = {
         number: signal.getsignal(number)
-        for number in numbers
+        for number in STOP_SIGNALS
         if number not in optional or signal.getsignal(number) != signal.SIG_IGN
     }
     try:
         for number in before:
-            signal.signal(number, note)
+            signal.signal(number, lambda received, _frame: note(received))
         yield
     finally:
         for number, handler in before.items():

@@ -1,8 +1,7 @@
 """make_plan(manifest, hardware) -> Plan: every decision, with its reason, before any GPU is touched."""
 
 from launcher.plan.context import PlanOptions
-from launcher.plan.load import load_plan
 from launcher.plan.make import make_plan
-from launcher.plan.model import Plan
+from launcher.plan.model import Plan, load_plan
 
 __all__ = ["Plan", "PlanOptions", "load_plan", "make_plan"]

@@ -139,33 +139,32 @@ def _has_sinks(context: PlanContext) -> bool:
 
 def _explain(context: PlanContext, backend: AttentionBackend, dtype: Dtype) -> Decision:
     config, gpu = context.config, context.gpu
+    decide = hardware_decision
     if _has_sinks(context):
+        decide = plan_decision
         reason = "attention sinks of this base: FlashAttention and torch's kernels do not support them"
         is_new = gpu is not None and backend == "triton" and not gpu.has_own_attention
-        return plan_decision("attention", TITLES[backend], reason + "; not measured on this GPU" * is_new)
-    if gpu is None:
-        return hardware_decision("attention", TITLES[backend], "no GPU, and flash kernels need one")
-    if dtype == "fp32":
-        return hardware_decision("attention", TITLES[backend], "FP32: flash kernels compute in 16 bits")
-    if backend in PACKAGE_BACKENDS:
-        reason = f"installed, and this GPU can run it{_not_measured(context, gpu)}"
-        return plan_decision("attention", TITLES[backend], reason)
-    if _has_softcap(context):
-        return hardware_decision(
-            "attention", TITLES[backend], "this base soft-caps attention scores, which torch's flash kernels cannot"
-        )
-    if not gpu.has_flash_attention:
+        reason += "; not measured on this GPU" * is_new
+    elif gpu is None:
+        reason = "no GPU, and flash kernels need one"
+    elif dtype == "fp32":
+        reason = "FP32: flash kernels compute in 16 bits"
+    elif backend in PACKAGE_BACKENDS:
+        decide, reason = plan_decision, f"installed, and this GPU can run it{_not_measured(context, gpu)}"
+    elif _has_softcap(context):
+        reason = "this base soft-caps attention scores, which torch's flash kernels cannot"
+    elif not gpu.has_flash_attention:
         capability = ".".join(map(str, gpu.compute_capability))
-        return hardware_decision(
-            "attention", TITLES[backend], f"{gpu.title} has compute capability {capability}; flash kernels need 8.0"
-        )
-    if _prefers_torch(context):
+        reason = f"{gpu.title} has compute capability {capability}; flash kernels need 8.0"
+    elif _prefers_torch(context):
+        decide = manifest_decision
         reason = "use_sdpa in the manifest: the flash kernel of torch's SDPA, for packed documents"
-        return manifest_decision("attention", TITLES[backend], reason)
-    requested = "flash_attention_2 in the manifest; " if config.flash_attention_2 else ""
-    best = "the fastest measured on this kind of GPU" if backend == "triton" else "needs no extra package"
-    reason = f"{requested}{best}; masks documents that share a sequence{_not_measured(context, gpu)}"
-    return plan_decision("attention", TITLES[backend], reason)
+    else:
+        decide = plan_decision
+        requested = "flash_attention_2 in the manifest; " if config.flash_attention_2 else ""
+        best = "the fastest measured on this kind of GPU" if backend == "triton" else "needs no extra package"
+        reason = f"{requested}{best}; masks documents that share a sequence{_not_measured(context, gpu)}"
+    return decide("attention", TITLES[backend], reason)
 
 
 def _not_measured(context: PlanContext, gpu: Gpu) -> str:

@@ -11,7 +11,7 @@ from launcher.core.units import format_gib
 from launcher.hardware.model import Hardware
 from launcher.manifest.load import manifest_sha256
 from launcher.manifest.model import Manifest
-from launcher.plan.batch import explain_batch, make_batch_plan
+from launcher.plan.batch import decide_dataloader, explain_batch, make_batch_plan
 from launcher.plan.calibration import (
     compute_memory_correction,
     explain_memory,
@@ -20,7 +20,6 @@ from launcher.plan.calibration import (
 )
 from launcher.plan.checkpoints import decide_checkpoints
 from launcher.plan.context import PlanContext, PlanOptions, manifest_decision, name_flags, plan_decision, user_decision
-from launcher.plan.dataloader import decide_dataloader
 from launcher.plan.dtype_and_kernels import ModelSettings, decide_model_settings
 from launcher.plan.estimate.dataset_size import RowEstimate
 from launcher.plan.estimate.memory import estimate_memory

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Literal
 
+from launcher import __version__
 from launcher.base_models.shapes import ModelShape
 from launcher.core.choices import (
     AdapterKind,
@@ -18,8 +21,10 @@ from launcher.core.choices import (
     Quantization,
     Strategy,
 )
+from launcher.core.errors import InputError
 from launcher.core.frozen_model import Frozen
 from launcher.core.metrics import EVAL_LOSS
+from launcher.core.run_files import parse_model, read_text
 from launcher.core.units import format_price
 from launcher.hardware.model import Hardware
 from launcher.manifest.dataset import FieldMapping, Task
@@ -350,3 +355,22 @@ class Plan(Frozen):
     def quantization_kind(self) -> Quantization:
         """Return the quantization of the base, "none" included."""
         return "none" if self.quantization is None else self.quantization.kind
+
+
+def load_plan(file: Path) -> Plan:
+    """Return the plan stored in `file`; raise InputError if it is unreadable or of another format."""
+    text = read_text(file)
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InputError(f"{file} is not a plan: it is not valid JSON") from None
+    if not isinstance(tree, dict) or "launcher_version" not in tree:
+        raise InputError(f"{file} is not a plan: it does not name the launcher version that wrote it")
+    if tree.get("schema_version") != PLAN_FORMAT:
+        raise InputError(
+            f"{file} was written by launcher {tree['launcher_version']} (plan format {tree.get('schema_version')}), "
+            f"which this version cannot read (launcher {__version__}, plan format {PLAN_FORMAT})",
+            hint="use the launcher version that wrote it, or start a new run; its adapter still works: "
+            "`launcher eval EXPERT --adapter DIR` and PEFT load it",
+        )
+    return parse_model(Plan, text, file)

@@ -12,7 +12,7 @@ from launcher.core.choices import (
     Strategy,
 )
 from launcher.core.errors import InputError, Problem
-from launcher.plan.context import PlanContext, hardware_decision, manifest_decision, plan_decision
+from launcher.plan.context import PlanContext, flag_decision, hardware_decision, manifest_decision, plan_decision
 from launcher.plan.model import Decision
 
 Candidate = tuple[Strategy, Offload]
@@ -124,22 +124,23 @@ def _check_combination(
             f"{TITLES[strategy]} does not support NF4 weights (accelerate leaves them unsharded); use zero3, or "
             "quantization none"
         )
-    if strategy not in (None, "single", "ddp") and optimizer in EIGHT_BIT_OPTIMIZERS:
-        refuse(f"{strategy} does not support {optimizer}, which keeps its state per rank; use adamw_torch_fused")
-    if strategy not in (None, "single", "ddp") and _saves_frozen_weights(context):
-        refuse(f"{strategy} cannot save the frozen vision tower of {context.base.name}; use ddp, or adapter_type lora")
-    if strategy in DEEPSPEED_STRATEGIES and context.base.experts is not None:
+    config, base = context.config, context.base
+    needs_whole_weights = (
+        (optimizer in EIGHT_BIT_OPTIMIZERS, f"{optimizer}, which keeps its state per rank; use adamw_torch_fused"),
+        (config.target_parameters, "target_parameters, which PEFT adds to whole weights; use ddp"),
+        (config.precision == "fp8", "precision fp8: it would shard FP8 weights; use ddp, or precision bf16"),
+        (config.modules_to_save, "modules_to_save: it would shard the frozen originals, too; use ddp"),
+        (config.new_tokens, "new_tokens: PEFT reads and replaces rows of whole embeddings; use ddp"),
+        (config.init_lora_weights, "PiSSA, which replaces whole weights of the base; use ddp"),
+    )
+    if strategy not in (None, "single", "ddp"):
+        for is_set, what in needs_whole_weights:
+            if is_set:
+                refuse(f"{strategy} does not support {what}")
+        if _saves_frozen_weights(context):
+            refuse(f"{strategy} cannot save the frozen vision tower of {base.name}; use ddp, or adapter_type lora")
+    if strategy in DEEPSPEED_STRATEGIES and base.experts is not None:
         refuse(f"{strategy} is not verified for mixtures of experts; use ddp or fsdp2")
-    if strategy not in (None, "single", "ddp") and context.config.target_parameters:
-        refuse(f"{strategy} does not support target_parameters, which PEFT adds to whole weights; use ddp")
-    if strategy not in (None, "single", "ddp") and context.config.precision == "fp8":
-        refuse(f"{strategy} does not support precision fp8: it would shard FP8 weights; use ddp, or precision bf16")
-    if strategy not in (None, "single", "ddp") and context.config.modules_to_save:
-        refuse(f"{strategy} does not support modules_to_save: it would shard the frozen originals, too; use ddp")
-    if strategy not in (None, "single", "ddp") and context.config.new_tokens:
-        refuse(f"{strategy} does not support new_tokens: PEFT reads and replaces rows of whole embeddings; use ddp")
-    if strategy not in (None, "single", "ddp") and context.config.init_lora_weights:
-        refuse(f"{strategy} does not support PiSSA, which replaces whole weights of the base; use ddp")
     if offload in ("optimizer", "optimizer_and_parameters"):
         if strategy is not None and strategy not in DEEPSPEED_STRATEGIES:
             refuse(f"{strategy} does not support offload {offload}, only DeepSpeed does; use zero2 or zero3")
@@ -166,7 +167,7 @@ def explain_strategy(context: PlanContext, strategy: Strategy, offload: Offload,
     if context.gpu is None and strategy == "single":
         return hardware_decision("strategy", value, "no GPU: one CPU process")
     if context.options.strategy:
-        return Decision(name="strategy", value=value, reason="--strategy", decided_by="command line")
+        return flag_decision("strategy", value, "--strategy")
     if get_requested_strategy(context) is not None:
         return manifest_decision("strategy", value, "strategy in the manifest")
     if offload != "none":

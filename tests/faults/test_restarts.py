@@ -14,8 +14,7 @@ from launcher.core import metrics
 from launcher.core.errors import ExitCode
 from launcher.launch.restart import StartOptions
 from launcher.launch.write_run import write_run
-from launcher.plan.load import load_plan
-from launcher.plan.model import OomFallback
+from launcher.plan.model import OomFallback, load_plan
 from launcher.render import Command
 from launcher.runs.record import Outcome
 from tests.conftest import ROOT

@@ -14,8 +14,7 @@ from launcher.core import metrics
 from launcher.core.metrics import StepMetrics, load_metrics
 from launcher.core.run_paths import RunPaths
 from launcher.corpus.store import Store
-from launcher.plan.load import load_plan
-from launcher.plan.model import OomFallback, Plan
+from launcher.plan.model import OomFallback, Plan, load_plan
 from launcher.plan.oom_fallbacks import apply_next_fallback
 from launcher.request.request import Request, plan_request
 from launcher.runs.oom_history import Failure, find_failure, load_history, remember_failure

@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 import math
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Literal
 
 from pydantic import JsonValue
 
-from launcher.core.errors import ExitCode, InputError, LauncherError, Problem, RunFailedError, hint_for, show_value
+from launcher.core.errors import ExitCode, InputError, LauncherError, Problem, RunFailedError, hint_for
 from launcher.core.file_lock import folder_locked
 from launcher.core.frozen_model import Frozen
 from launcher.core.metrics import EVAL_LOSS, EVAL_PREFIX
 from launcher.core.run_files import load_model
 from launcher.core.run_paths import RunPaths, make_run_paths, write_text_atomically
 from launcher.core.units import format_duration
-from launcher.launch.supervise import STOP_SIGNALS
+from launcher.launch.supervise import collect_signals
 from launcher.launch.sweep.space import Param, list_grid
 from launcher.launch.sweep.study import Status, SweepStudy, TrialRecord
 from launcher.launch.sweep.trial import (
@@ -34,6 +32,7 @@ from launcher.launch.sweep.trial import (
     train_trial,
 )
 from launcher.plan.model import Plan
+from launcher.plan.resume_identity import find_changed_settings
 from launcher.request.request import Request, format_request
 from launcher.runs.record import load_outcome
 
@@ -149,7 +148,7 @@ class _Runner:
     def run(self) -> tuple[str, ExitCode]:
         """Run trials; return why the sweep ended, and its exit code."""
         num_repeated = 0
-        with self._signals_recorded():
+        with collect_signals(self._note_signal):
             while True:
                 if self._received:
                     return f"stopped by {signal.Signals(self._received[0]).name}", ExitCode.PREEMPTED
@@ -171,21 +170,10 @@ class _Runner:
                 if ended is not None:
                     return ended
 
-    @contextmanager
-    def _signals_recorded(self) -> Iterator[None]:
-        """Record stop signals between trials, instead of dying of them; during a trial they stop the training."""
-
-        def record(number: int, _frame: FrameType | None) -> None:
-            if self._watcher is None or not self._watcher.stop_reason:  # else the run had ended before its signal
-                self._received.append(number)
-
-        caught = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-        before = {number: signal.signal(number, record) for number in caught}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _note_signal(self, number: int) -> None:
+        """Record a stop signal between trials, instead of dying of it; during a trial it stops the training."""
+        if self._watcher is None or not self._watcher.stop_reason:  # else the run had ended before its signal
+            self._received.append(number)
 
     def _finish_repeated(self, trial: TrialRecord, earlier: TrialRecord) -> None:
         known = None if earlier.status == "pruned" else earlier.objective
@@ -331,11 +319,7 @@ def _check_same(sweep: Sweep, paths: RunPaths) -> None:
         write_text_atomically(file, record.model_dump_json(indent=2) + "\n")
         return
     before = load_model(_SweepRecord, file).settings
-    problems = tuple(
-        Problem(where=name, what=f"{show_value(before.get(name))} before, {show_value(record.settings.get(name))} now")
-        for name in sorted(before.keys() | record.settings.keys())
-        if before.get(name) != record.settings.get(name)
-    )
+    problems = find_changed_settings(before, record.settings)
     if problems:
         raise InputError(
             f"{paths.root}: this sweep was started with other settings",

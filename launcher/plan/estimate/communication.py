@@ -79,7 +79,7 @@ def make_exchange(workload: Workload, num_trained: float) -> Exchange:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Collective:
     """One kind of collective, with all its messages per step or micro-step."""
 
@@ -108,33 +108,33 @@ def make_collectives(strategy: Strategy, exchange: Exchange, *, replays: bool = 
     if strategy == "ddp":
         size = exchange.reduced_bytes * exchange.num_trained
         if replays:
-            return (_collective("all-reduce", "gradients", size, 1, "after the step"),)
+            return (Collective("all-reduce", "gradients", size, 1, "after the step"),)
         count = max(1, ceil(size / _DDP_BUCKET_BYTES))
-        return (_collective("all-reduce", "gradients", size, count, "last micro-step"),)
+        return (Collective("all-reduce", "gradients", size, count, "last micro-step"),)
     if strategy == "hsdp":
         inside = (replace(one, scope="inside a node") for one in make_collectives("fsdp2", exchange))
         size = exchange.reduced_bytes * exchange.num_trained
-        between = _collective("all-reduce", "gradient shards", size, layers, "last micro-step")
-        return (*inside, replace(between, scope="between nodes"))
+        between = Collective("all-reduce", "gradient shards", size, layers, "last micro-step", scope="between nodes")
+        return (*inside, between)
     if strategy == "fsdp2":  # the root's weights stay from the forward to the backward pass
         moment: Moment = "micro-step" if exchange.adapter == "full" else "last micro-step"
         layer_bytes = exchange.layer_bytes + exchange.adapter_bytes
         return (
-            _collective("all-gather", "weights", 2 * layer_bytes, 2 * layers, "micro-step"),
-            _collective("all-gather", "weights", exchange.other_bytes, 1, "micro-step"),
-            _collective("reduce-scatter", "gradients", exchange.reduced_bytes * exchange.num_trained, layers, moment),
+            Collective("all-gather", "weights", 2 * layer_bytes, 2 * layers, "micro-step"),
+            Collective("all-gather", "weights", exchange.other_bytes, 1, "micro-step"),
+            Collective("reduce-scatter", "gradients", exchange.reduced_bytes * exchange.num_trained, layers, moment),
         )
     size, buckets = exchange.reduced_bytes * exchange.num_trained, ceil(exchange.num_trained / ZERO_BUCKET_ELEMENTS)
     if strategy == "zero3":
         return (
-            _collective("all-gather", "weights", 2 * exchange.weight_bytes, 2 * (layers + 1), "micro-step"),
-            _collective("reduce-scatter", "gradients", size, max(1, buckets), "micro-step"),
+            Collective("all-gather", "weights", 2 * exchange.weight_bytes, 2 * (layers + 1), "micro-step"),
+            Collective("reduce-scatter", "gradients", size, max(1, buckets), "micro-step"),
         )
     # DeepSpeed all-reduces full gradients and keeps its shard; ZeRO-2 does so for every micro-step to save memory.
     moment = "micro-step" if strategy == "zero2" else "last micro-step"
     return (
-        _collective("all-reduce", "gradients", size, max(1, buckets), moment),
-        _collective(
+        Collective("all-reduce", "gradients", size, max(1, buckets), moment),
+        Collective(
             "all-gather",
             "updated weights",
             exchange.compute_bytes * exchange.num_trained,
@@ -142,10 +142,6 @@ def make_collectives(strategy: Strategy, exchange: Exchange, *, replays: bool = 
             "after the step",
         ),
     )
-
-
-def _collective(kind: CollectiveKind, what: str, num_bytes: float, num_messages: int, moment: Moment) -> Collective:
-    return Collective(kind=kind, what=what, num_bytes=num_bytes, num_messages=num_messages, moment=moment)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

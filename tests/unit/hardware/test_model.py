@@ -10,7 +10,6 @@ from launcher.core.errors import InputError
 from launcher.core.units import MIB
 from launcher.hardware.gpu_catalogue import GPUS, lookup_gpu
 from launcher.hardware.model import (
-    ASSUMED_HOST_SHARES,
     MAX_GPUS_PER_NODE,
     MAX_NODES,
     Gpu,
@@ -47,7 +46,7 @@ def test_all_memory_is_free_by_default() -> None:
 def test_machine_without_gpu_runs_one_process() -> None:
     hardware = make_hardware(None, gpus_per_node=0, nodes=1)
     assert (hardware.num_ranks, hardware.free_vram_bytes) == (1, 0)
-    assert hardware.cpu_cores_per_node == ASSUMED_HOST_SHARES["consumer"].cpu_cores
+    assert hardware.cpu_cores_per_node == 8
     with pytest.raises(InputError, match="without a GPU it runs one process"):
         make_hardware(None, gpus_per_node=2, nodes=3)
 
