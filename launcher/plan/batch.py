@@ -8,7 +8,7 @@ from launcher.core.units import format_percent
 from launcher.plan.context import PlanContext, manifest_decision, plan_decision
 from launcher.plan.memory_budget import SearchInputs
 from launcher.plan.model import BatchPlan, Decision, LoaderPlan
-from launcher.plan.schedule import count_step_sequences
+from launcher.plan.schedule import count_step_sequences, estimate_run_length
 from launcher.plan.search import Layout, count_accumulation_steps
 
 # Rows are copied from a memory map, already tokenized: two workers hide that.
@@ -109,10 +109,10 @@ def _explain_order(context: PlanContext) -> list[Decision]:
     return []
 
 
-def decide_dataloader(context: PlanContext, num_steps: int | None) -> tuple[LoaderPlan, list[Decision]]:
+def decide_dataloader(context: PlanContext) -> tuple[LoaderPlan, list[Decision]]:
     """Return the arguments of the DataLoader, and the decisions about them."""
     config = context.config
-    workers, decision = _decide_workers(context, num_steps)
+    workers, decision = _decide_workers(context)
     prefetch = (config.dataloader_prefetch_factor or _PREFETCH) if workers else None
     pin = config.dataloader_pin_memory if config.dataloader_pin_memory is not None else context.gpu is not None
     keep = config.dataloader_persistent_workers if config.dataloader_persistent_workers is not None else True
@@ -136,8 +136,8 @@ def decide_dataloader(context: PlanContext, num_steps: int | None) -> tuple[Load
     return plan, [decision, state("prefetch", f"{details}, {pinned}{persistent}", reason)]
 
 
-def _decide_workers(context: PlanContext, num_steps: int | None) -> tuple[int, Decision]:
-    config, hardware = context.config, context.hardware
+def _decide_workers(context: PlanContext) -> tuple[int, Decision]:
+    config, hardware, num_steps = context.config, context.hardware, estimate_run_length(context).num_steps
     if config.dataloader_num_workers is not None:
         count = config.dataloader_num_workers
         return count, manifest_decision("dataloader workers", str(count), "dataloader_num_workers in the manifest")

@@ -30,7 +30,7 @@ from launcher.plan.model import Decision, MemoryPlan, Plan, QuantizationPlan, Sp
 from launcher.plan.notes import describe_faster_with_fewer_gpus, describe_slow_settings, make_notes
 from launcher.plan.oom_fallbacks import make_oom_fallbacks
 from launcher.plan.passthrough import explain_trackers, list_other_trackers, make_data_plan, make_wandb_plan
-from launcher.plan.schedule import decide_schedule, estimate_run_length
+from launcher.plan.schedule import decide_schedule
 from launcher.plan.search import (
     Layout,
     estimate_layout_memory,
@@ -90,8 +90,8 @@ def _choose(context: PlanContext) -> tuple[_Choice, Layout]:
 
 def _search(context: PlanContext, settings: ModelSettings) -> _Choice:
     inputs = make_search_inputs(context, settings, compiled=True)
-    captures, num_steps = expects_cuda_graph(context, settings), estimate_run_length(context).num_steps
-    is_compiled, decision = decide_compile(context, inputs.workload, num_steps, captures=captures)
+    captures = expects_cuda_graph(context, settings)
+    is_compiled, decision = decide_compile(context, inputs.workload, captures=captures)
     if not is_compiled:
         inputs = make_search_inputs(context, settings, compiled=False)
     is_chunked = settings.optimizer.in_backward or (
@@ -121,22 +121,21 @@ def _make_context(
     )
     if not context.is_smoke:
         return context
-    sizes = make_smoke_sizes(context.config, options.overridden_keys, rows.byte_tokens)
-    return replace(context, config=sizes.config, replaced=sizes.replaced)
+    config, replaced = make_smoke_sizes(context.config, options.overridden_keys, rows.byte_tokens)
+    return replace(context, config=config, replaced=replaced)
 
 
 def _assemble(context: PlanContext, choice: _Choice, layout: Layout) -> Plan:
     settings, inputs, candidates = choice.settings, choice.inputs, choice.candidates
-    length = estimate_run_length(context)
     batch = make_batch_plan(context, inputs, layout)
     captures, captures_decision = decide_cuda_graph(context, settings, inputs, layout)
-    compile_plan, scope = make_compile_plan(context, inputs.workload, layout, length.num_steps, captures=captures)
+    compile_plan, scope = make_compile_plan(context, inputs.workload, layout, captures=captures)
     speed = make_speed_plan(context, inputs, layout)
     fewer_gpus = describe_faster_with_fewer_gpus(inputs, layout)
-    schedule, schedule_decisions = decide_schedule(context, length, speed.seconds_per_step)
+    schedule, schedule_decisions = decide_schedule(context, speed.seconds_per_step)
     shards_checkpoints, saving_bytes, checkpoint_decision = decide_checkpoints(context, inputs, layout)
     task_eval, task_eval_decision = decide_task_eval(context, schedule, speed, layout)
-    loader, loader_decisions = decide_dataloader(context, length.num_steps)
+    loader, loader_decisions = decide_dataloader(context)
     decisions = (
         plan_decision("profile", f"{context.options.profile}: {context.base.name}", context.options.profile_reason),
         *settings.decisions,

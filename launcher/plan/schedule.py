@@ -50,11 +50,9 @@ def count_step_sequences(context: PlanContext) -> int:
     return batch if sequences is None else min(batch, sequences)
 
 
-def decide_schedule(
-    context: PlanContext, length: RunLength, seconds_per_step: float | None
-) -> tuple[SchedulePlan, list[Decision]]:
+def decide_schedule(context: PlanContext, seconds_per_step: float | None) -> tuple[SchedulePlan, list[Decision]]:
     """Return the schedule, and the decisions about it."""
-    config = context.config
+    config, length = context.config, estimate_run_length(context)
     saving, save_decision = _decide_saving(config, length, seconds_per_step)
     evaluating, eval_decision = _decide_evaluation(config)
     plan = SchedulePlan(

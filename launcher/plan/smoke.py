@@ -6,8 +6,7 @@ command line win over these sizes; everything else stays as in the manifest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from launcher.core.choices import ALL_LINEAR
@@ -48,27 +47,25 @@ _SHORT = "a few minutes on two CPU cores"
 _Values = dict[str, str | int | float | tuple[str, ...] | None]  # keys of training.config -> values
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SmokeSizes:
-    """The config of the smoke profile, and what it replaces."""
+class _Sizes:
+    """Collects the values that replace the manifest's, and the reason of each decision about them."""
 
-    config: TrainingConfig
-    replaced: Mapping[str, str]  # name of a decision -> why its value is not the manifest's
+    def __init__(self, config: TrainingConfig, overridden: frozenset[str]) -> None:
+        self.config, self.overridden = config, overridden
+        self.values: _Values = {}
+        self.reasons: dict[str, str] = {}
 
+    def find_changed(self, **values: str | int | float | None) -> _Values:
+        """Return the values that differ from the manifest and are not set on the command line."""
+        config, fixed = self.config, self.overridden
+        return {key: value for key, value in values.items() if key not in fixed and getattr(config, key) != value}
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Change:
-    """One replaced decision: its new values, the reason, and the manifest's value."""
-
-    decision: str  # its name
-    cause: str
-    original: str | None  # None: not in the manifest
-    values: _Values
-
-    @property
-    def reason(self) -> str:
-        original = "not in the manifest" if self.original is None else f"manifest: {self.original}"
-        return f"{SMOKE_PREFIX}{self.cause} ({original})"
+    def replace(self, decision: str, values: _Values, cause: str, original: str | None) -> None:
+        """Replace the values of a decision; `original` is the manifest's value, None if it has none."""
+        if values:
+            self.values |= values
+            shown = "not in the manifest" if original is None else f"manifest: {original}"
+            self.reasons[decision] = f"{SMOKE_PREFIX}{cause} ({shown})"
 
 
 def choose_smoke_length(row_tokens: float) -> int:
@@ -76,17 +73,23 @@ def choose_smoke_length(row_tokens: float) -> int:
     return next((length for length in SMOKE_LENGTHS if length >= _TOKENS_FACTOR * row_tokens), SMOKE_LENGTHS[-1])
 
 
-def make_smoke_sizes(config: TrainingConfig, overridden_keys: frozenset[str], row_tokens: float = 0.0) -> SmokeSizes:
-    """Return the config with small sizes.
+def make_smoke_sizes(
+    config: TrainingConfig, overridden_keys: frozenset[str], row_tokens: float = 0.0
+) -> tuple[TrainingConfig, dict[str, str]]:
+    """Return the config with small sizes, and by the name of a decision why its value is not the manifest's.
 
     `overridden_keys` are dotted keys set on the command line, which are kept; `row_tokens` is the mean length of rows.
     """
-    overridden = frozenset(key.removeprefix(_PREFIX) for key in overridden_keys if key.startswith(_PREFIX))
-    changes = [change for change in _list_changes(config, overridden, row_tokens) if change.values]
-    values = {key: value for change in changes for key, value in change.values.items()}
-    return SmokeSizes(
-        config=config.model_copy(update=values), replaced={change.decision: change.reason for change in changes}
-    )
+    sizes = _Sizes(config, frozenset(key.removeprefix(_PREFIX) for key in overridden_keys if key.startswith(_PREFIX)))
+    _replace_batch(sizes, choose_smoke_length(row_tokens))
+    _replace_length(sizes)
+    _replace_rate(sizes)
+    _replace_modules(sizes)
+    _replace_cadence(sizes, "save")
+    _replace_cadence(sizes, "evaluation")
+    original = format_every_steps(config.logging_steps) if "logging_steps" in config.model_fields_set else None
+    sizes.replace("logging", sizes.find_changed(logging_steps=_LOGGING_STEPS), "short run", original)
+    return config.model_copy(update=sizes.values), sizes.reasons
 
 
 def replace_reasons(decisions: Iterable[Decision], replaced: Mapping[str, str]) -> tuple[Decision, ...]:
@@ -94,40 +97,25 @@ def replace_reasons(decisions: Iterable[Decision], replaced: Mapping[str, str]) 
     return tuple(plan_decision(d.name, d.value, replaced[d.name]) if d.name in replaced else d for d in decisions)
 
 
-def _list_changes(config: TrainingConfig, overridden: frozenset[str], row_tokens: float) -> Iterator[_Change]:
-    yield _change_batch(config, overridden, choose_smoke_length(row_tokens))
-    yield _change_length(config, overridden)
-    yield _change_rate(config, overridden)
-    yield _change_modules(config, overridden)
-    yield _change_cadence(config, overridden, "save")
-    yield _change_cadence(config, overridden, "evaluation")
-    values = _changed(config, overridden, logging_steps=_LOGGING_STEPS)
-    original = format_every_steps(config.logging_steps) if "logging_steps" in config.model_fields_set else None
-    yield _Change(decision="logging", cause="short run", original=original, values=values)
-
-
-def _changed(config: TrainingConfig, overridden: frozenset[str], **values: str | int | float | None) -> _Values:
-    """Return the values that differ from the manifest and are not set on the command line."""
-    return {key: value for key, value in values.items() if key not in overridden and getattr(config, key) != value}
-
-
-def _change_batch(config: TrainingConfig, overridden: frozenset[str], length: int) -> _Change:
+def _replace_batch(sizes: _Sizes, length: int) -> None:
     """Replace the global batch, unless the command line sets one of its factors. Longer sequences are fewer."""
+    config = sizes.config
     values: _Values = {}
     batch = max(1, _GLOBAL_BATCH * SMOKE_LENGTHS[0] // length)
     sequences, from_length = "sequences", ""
-    if config.global_batch_size > batch and not overridden & {"batch_size", "gradient_accumulation_steps"}:
+    if config.global_batch_size > batch and not sizes.overridden & {"batch_size", "gradient_accumulation_steps"}:
         values |= {"batch_size": batch, "gradient_accumulation_steps": 1}
         sequences = f"{config.global_batch_size:,} sequences"
-    if config.max_seq_length > length and "max_seq_length" not in overridden:
+    if config.max_seq_length > length and "max_seq_length" not in sizes.overridden:
         values["max_seq_length"] = length
         from_length = f" of {config.max_seq_length:,} tokens"
     longer = f"; the rows of the sample need {length:,} tokens" if length > SMOKE_LENGTHS[0] else ""
-    return _Change(decision="global batch", cause=_SHORT + longer, original=sequences + from_length, values=values)
+    sizes.replace("global batch", values, _SHORT + longer, sequences + from_length)
 
 
-def _change_length(config: TrainingConfig, overridden: frozenset[str]) -> _Change:
+def _replace_length(sizes: _Sizes) -> None:
     """Replace max_steps; epochs set on the command line also win over the manifest's max_steps."""
+    config, overridden = sizes.config, sizes.overridden
     max_steps: int | None = min(config.max_steps or _STEPS, _STEPS)
     epochs = config.num_train_epochs
     if epochs is not None and overridden & {"epochs", "num_epochs"}:
@@ -136,54 +124,43 @@ def _change_length(config: TrainingConfig, overridden: frozenset[str]) -> _Chang
     cause = _SHORT if max_steps else "epochs are set on the command line"
     if overridden & {"batch_size", "gradient_accumulation_steps", "max_seq_length"}:
         cause = "short run; with sizes set on the command line, it may take longer"
-    values = _changed(config, overridden, max_steps=max_steps)
-    return _Change(decision="training length", cause=cause, original=original, values=values)
+    sizes.replace("training length", sizes.find_changed(max_steps=max_steps), cause, original)
 
 
-def _change_rate(config: TrainingConfig, overridden: frozenset[str]) -> _Change:
-    values = _changed(config, overridden, learning_rate=_LEARNING_RATE)
+def _replace_rate(sizes: _Sizes) -> None:
+    config, ratio = sizes.config, sizes.config.warmup_ratio
+    values = sizes.find_changed(learning_rate=_LEARNING_RATE)
+    cause = "a tiny base needs a larger learning rate" if values else "short run"
     original = [f"{config.learning_rate:g}"] if values else []
-    if "warmup_ratio" not in overridden or config.warmup_ratio is None:
-        warmup = _changed(config, overridden, warmup_ratio=None, warmup_steps=_WARMUP_STEPS)
-        ratio = config.warmup_ratio
+    if "warmup_ratio" not in sizes.overridden or ratio is None:
+        warmup = sizes.find_changed(warmup_ratio=None, warmup_steps=_WARMUP_STEPS)
         original += [format_warmup(ratio, config.warmup_steps if ratio is None else None)] if warmup else []
         values |= warmup
-    return _Change(
-        decision="learning rate",
-        cause="a tiny base needs a larger learning rate" if "learning_rate" in values else "short run",
-        original=", ".join(original),
-        values=values,
-    )
+    sizes.replace("learning rate", values, cause, ", ".join(original))
 
 
-def _change_modules(config: TrainingConfig, overridden: frozenset[str]) -> _Change:
+def _replace_modules(sizes: _Sizes) -> None:
     """Map target modules of other model families to the tiny base."""
+    config = sizes.config
     targets = () if config.target_modules == ALL_LINEAR else config.target_modules
     values: _Values = {
         key: tuple(dict.fromkeys(layer for name in names for layer in _TINY_MODULES.get(name, (name,))))
-        for key, names in (
-            ("target_modules", targets),
-            ("feedforward_modules", config.feedforward_modules),
-        )
-        if key not in overridden and any(name in _TINY_MODULES for name in names)
+        for key, names in (("target_modules", targets), ("feedforward_modules", config.feedforward_modules))
+        if key not in sizes.overridden and any(name in _TINY_MODULES for name in names)
     }
-    original = ", ".join(targets)
-    return _Change(decision="adapter", cause="the tiny base has other module names", original=original, values=values)
+    sizes.replace("adapter", values, "the tiny base has other module names", ", ".join(targets))
 
 
-def _change_cadence(config: TrainingConfig, overridden: frozenset[str], what: Literal["save", "evaluation"]) -> _Change:
+def _replace_cadence(sizes: _Sizes, what: Literal["save", "evaluation"]) -> None:
     """Replace a cadence; one set on the command line also keeps the other, as the best checkpoint needs both equal."""
+    config, overridden = sizes.config, sizes.overridden
     strategy_key, other_key = f"{what}_strategy", "evaluation_strategy" if what == "save" else "save_strategy"
     steps_key = "save_steps" if what == "save" else "eval_steps"
     strategy: Cadence | None = getattr(config, strategy_key)
     is_kept = strategy_key in overridden or (other_key in overridden and loads_best(config))
     cadence = strategy if is_kept or strategy == "no" else "steps"
-    values = _changed(config, overridden, **{strategy_key: cadence})
+    values = sizes.find_changed(**{strategy_key: cadence})
     if cadence == "steps":
-        values |= _changed(config, overridden, **{steps_key: _EVERY_STEPS})
-    return _Change(
-        decision="checkpoints" if what == "save" else "evaluation",
-        cause="short run",
-        original=None if strategy is None else format_cadence(strategy, getattr(config, steps_key)),
-        values=values,
-    )
+        values |= sizes.find_changed(**{steps_key: _EVERY_STEPS})
+    original = None if strategy is None else format_cadence(strategy, getattr(config, steps_key))
+    sizes.replace("checkpoints" if what == "save" else "evaluation", values, "short run", original)

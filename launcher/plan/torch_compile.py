@@ -18,7 +18,7 @@ from launcher.plan.estimate.step_time import (
 )
 from launcher.plan.memory_budget import SearchInputs, estimate_slot_tokens, find_cuda_graph_obstacle
 from launcher.plan.model import CompilePlan, Decision
-from launcher.plan.schedule import count_step_sequences
+from launcher.plan.schedule import count_step_sequences, estimate_run_length
 from launcher.plan.search import Layout, is_launch_bound, uses_cuda_graph
 
 # 13 to 26 s measured with an H200 (cold cache, one graph for all layers); hosts of consumer GPUs are slower.
@@ -33,10 +33,8 @@ _MODEL_COMPILE_SAVING = 0.15
 NOT_UNDER_ZERO3 = "ZeRO-3 compiles every layer separately: 139 s for the 28 layers of a 0.6B model on an H200"
 
 
-def decide_compile(
-    context: PlanContext, workload: Workload, num_steps: int | None, *, captures: bool = False
-) -> tuple[bool, Decision]:
-    """Compare the run with and without torch.compile; `num_steps` is None if the number of rows is unknown.
+def decide_compile(context: PlanContext, workload: Workload, *, captures: bool) -> tuple[bool, Decision]:
+    """Compare the run with and without torch.compile.
 
     With a CUDA graph (`captures`), fewer kernels save no launch time.
     """
@@ -51,7 +49,7 @@ def decide_compile(
         return False, plan_decision(name, "off", "mixtures of experts run by the code of transformers")
     if gpu.compute_capability < (8, 0):
         return False, hardware_decision(name, "off", f"{gpu.title}: fused kernels do not pay off on this GPU")
-    saved = _saved_seconds(context, gpu, workload, num_steps, captures=captures)
+    saved = _saved_seconds(context, gpu, workload, captures=captures)
     if saved is None:
         return True, plan_decision(name, "on", "fuses the kernels between matmuls")
     takes = compile_seconds(workload)
@@ -68,10 +66,9 @@ def compile_seconds(workload: Workload) -> float:
     return _FUSED_COMPILE_SECONDS if workload.fused else _COMPILE_SECONDS
 
 
-def _saved_seconds(
-    context: PlanContext, gpu: Gpu, workload: Workload, num_steps: int | None, *, captures: bool
-) -> float | None:
+def _saved_seconds(context: PlanContext, gpu: Gpu, workload: Workload, *, captures: bool) -> float | None:
     """Return the time saved, as if a step were one micro-step: the choice must not depend on the amount of memory."""
+    num_steps = estimate_run_length(context).num_steps
     if num_steps is None or estimate_seconds_per_token(gpu, workload) is None:
         return None
     slots = ceil(count_step_sequences(context) / context.num_ranks)
@@ -86,7 +83,7 @@ def _saved_seconds(
 
 
 def make_compile_plan(
-    context: PlanContext, workload: Workload, layout: Layout, num_steps: int | None, *, captures: bool
+    context: PlanContext, workload: Workload, layout: Layout, *, captures: bool
 ) -> tuple[CompilePlan | None, list[Decision]]:
     """Compile per layer, unless launches limit a micro-step and the run is long enough for one graph of the model."""
     if not workload.compiled:
@@ -95,7 +92,7 @@ def make_compile_plan(
     scope: CompileScope = "layer"
     reason = "one compiled graph serves all layers; a CUDA graph launches the kernels"
     if not captures:
-        scope, reason = _decide_scope(context, replace(workload, checkpointing=layout.checkpointing), layout, num_steps)
+        scope, reason = _decide_scope(context, replace(workload, checkpointing=layout.checkpointing), layout)
     mode, remark = _decide_mode(config.torch_compile_mode)
     plan = CompilePlan(scope=scope, backend=config.torch_compile_backend or "inductor", mode=mode)
     target = "each layer" if scope == "layer" else "the model"
@@ -112,9 +109,7 @@ def _decide_mode(mode: str | None) -> tuple[str | None, str]:
     return (None if mode == "default" else mode), ""
 
 
-def _decide_scope(
-    context: PlanContext, workload: Workload, layout: Layout, num_steps: int | None
-) -> tuple[CompileScope, str]:
+def _decide_scope(context: PlanContext, workload: Workload, layout: Layout) -> tuple[CompileScope, str]:
     if layout.strategy in SHARDED_STRATEGIES:
         return "layer", f"{layout.strategy} gathers and frees each layer separately"
     if layout.checkpointing != "none":
@@ -126,6 +121,7 @@ def _decide_scope(
         return "layer", "one graph serves all layers, so compiling is quick; launches are not the limit"
     model_seconds = _MODEL_COMPILE_SECONDS_PER_LAYER * workload.shape.num_layers
     slots = ceil(context.config.global_batch_size / context.num_ranks / layout.micro_batch_size)
+    num_steps = estimate_run_length(context).num_steps
     saved = None if num_steps is None else num_steps * slots * launching * _MODEL_COMPILE_SAVING
     if saved is not None and saved < model_seconds:
         seconds = f"{format_duration(model_seconds)} to compile and saves {format_duration(saved)}"

@@ -88,7 +88,7 @@ def test_reason_of_the_layers_names_the_cpu() -> None:
 
 def test_every_replaced_value_has_a_decision() -> None:
     config = load_manifest(find_manifest("neo4j")).manifest.training.config
-    replaced = make_smoke_sizes(config, frozenset()).replaced
+    _, replaced = make_smoke_sizes(config, frozenset())
     assert set(replaced) == set(SIZED)
     assert set(replaced) <= {d.name for d in smoke().decisions}
 
@@ -212,13 +212,13 @@ def test_positions_are_checked_at_the_length_that_is_trained(write_manifest: Wri
 )
 def test_long_rows_get_longer_sequences_and_fewer(row_tokens: float, length: int, batch: int) -> None:
     config = load_manifest(find_manifest("neo4j")).manifest.training.config.model_copy(update={"max_seq_length": 8192})
-    made = make_smoke_sizes(config, frozenset(), row_tokens).config
+    made, _ = make_smoke_sizes(config, frozenset(), row_tokens)
     assert (made.max_seq_length, made.global_batch_size) == (length, batch)
 
 
 def test_layers_of_another_family_are_those_of_the_tiny_base() -> None:
     config = load_manifest(find_manifest("neo4j")).manifest.training.config
     phi = config.model_copy(update={"target_modules": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")})
-    sizes = make_smoke_sizes(phi, frozenset())
-    assert sizes.config.target_modules == (*config.target_modules[:3], "o_proj", "gate_proj", "up_proj", "down_proj")
-    assert "the tiny base has other module names" in sizes.replaced["adapter"]
+    made, replaced = make_smoke_sizes(phi, frozenset())
+    assert made.target_modules == (*config.target_modules[:3], "o_proj", "gate_proj", "up_proj", "down_proj")
+    assert "the tiny base has other module names" in replaced["adapter"]
