@@ -24,7 +24,6 @@ from launcher.runs.record import load_outcome
 _POLL_SECONDS = 0.5
 _ATTEMPT_SECONDS = 5.0  # per connection attempt: a firewall may drop packets silently
 _WRITING_SECONDS = 60.0  # how long another node may take to write the run directory
-_MAX_SHOWN = 12
 # Explanations, and measurements of one node: nothing that runs depends on them.
 _EXPLANATIONS = ("decisions", "memory", "notes", "speed")
 _MEASURED = ("hardware.free_vram_mib", "hardware.ram_gib_per_node")
@@ -142,11 +141,9 @@ def _load_plan(paths: RunPaths) -> Plan:
 def _check_same_plan(paths: RunPaths, ours: Plan, theirs: Plan) -> None:
     problems = find_differences(theirs, ours)
     if problems:
-        more = len(problems) - _MAX_SHOWN
-        shown = problems[:_MAX_SHOWN] + ((Problem(where="", what=f"and {more} more"),) if more > 0 else ())
         raise InputError(
             f"{paths.root} has a different plan than this node",
-            shown,
+            problems,
             "start every node with the same flags and the same version, or choose another --run-id",
         )
 

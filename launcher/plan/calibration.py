@@ -170,18 +170,19 @@ def compute_speed_correction(
 ) -> Correction | None:
     """Return the speed correction, or None without measured runs."""
     runs = [run for run in calibration.runs.get(family, ()) if run.captured == captures]
-    ratios = [run.speed_ratio for run in runs if run.speed_ratio is not None][-LAST_RUNS:]
-    if not ratios:
-        return None
-    return Correction(factor=median(ratios), num_runs=len(ratios), lowest=min(ratios), highest=max(ratios))
+    return _correct_by_median([run.speed_ratio for run in runs if run.speed_ratio is not None])
 
 
 def compute_measured_speed(calibration: Calibration, family: RunFamily, base: str) -> Correction | None:
     """Return measured tokens/s of this base on hardware without an estimate, as the factor of an estimate of 1."""
-    speeds = [run.measured_tokens_per_second for run in calibration.runs.get(family, ()) if run.base == base]
-    if not speeds:
+    runs = calibration.runs.get(family, ())
+    return _correct_by_median([run.measured_tokens_per_second for run in runs if run.base == base])
+
+
+def _correct_by_median(values: list[float]) -> Correction | None:
+    last = values[-LAST_RUNS:]
+    if not last:
         return None
-    last = speeds[-LAST_RUNS:]
     return Correction(factor=median(last), num_runs=len(last), lowest=min(last), highest=max(last))
 
 

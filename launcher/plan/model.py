@@ -276,13 +276,13 @@ class ProfilePlan(Frozen):
 class SpeedPlan(Frozen):
     """Estimated throughput, duration and cost."""
 
-    tokens_per_second: float | None  # over all ranks; None: the GPU's peak is unknown
-    seconds_per_step: float | None
-    total_seconds: float | None
-    mfu: float | None
-    communication_fraction: float  # of a step spent waiting for links or CPU memory
-    price_per_gpu_hour: float | None
-    cost: float | None
+    tokens_per_second: float | None = None  # over all ranks; None: the GPU's peak is unknown
+    seconds_per_step: float | None = None
+    total_seconds: float | None = None
+    mfu: float | None = None
+    communication_fraction: float = 0.0  # of a step spent waiting for links or CPU memory
+    price_per_gpu_hour: float | None = None
+    cost: float | None = None
     confidence: str
     error: float | None = None  # relative error of tokens_per_second; None: unknown
     estimated_tokens_per_second: float | None = None  # before correction by measured runs of this machine

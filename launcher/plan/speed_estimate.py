@@ -107,15 +107,9 @@ def _unknown(context: PlanContext) -> SpeedPlan:
     on_cpu = context.gpu is None
     reason = "on a CPU; the first steps will show it" if on_cpu else "the peak of this GPU is unknown"
     return SpeedPlan(
-        tokens_per_second=None,
-        seconds_per_step=None,
-        total_seconds=None,
-        mfu=None,
-        communication_fraction=0.0,
         price_per_gpu_hour=_get_price_per_gpu(context),
         price_per_node_hour=context.options.price_per_node_hour,
         currency=context.options.currency,
-        cost=None,
         confidence=f"no estimate{' ' if on_cpu else ': '}{reason}",
     )
 
