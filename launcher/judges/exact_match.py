@@ -15,22 +15,14 @@ _PUNCTUATION = ".,;:!?\"'`*\u2018\u2019\u201c\u201d\u201e\u2026\u00ab\u00bb"
 class ExactMatchJudge(CloseOnExit):
     """Compares texts. Nothing in an answer is executed or parsed."""
 
+    main_check = "matches"
+
     def __init__(self) -> None:
         checker = f"Python {platform.python_version()}"
-        self._checks = (
+        self.checks = (
             Check(name="matches", title="equals the reference, except case, spaces, quotes", checker=checker),
             Check(name="equal", title="equals the reference", checker=checker),
         )
-
-    @property
-    def checks(self) -> tuple[Check, ...]:
-        """All checks, in order of strictness."""
-        return self._checks
-
-    @property
-    def main_check(self) -> str:
-        """Name of the check that an expert is measured by."""
-        return "matches"
 
     def judge(self, rows: Sequence[ReferenceRow], answers: Sequence[str]) -> list[Verdict]:
         """Return the verdict on each answer."""
@@ -38,7 +30,7 @@ class ExactMatchJudge(CloseOnExit):
 
     def _compare(self, reference: str, answer: str) -> Verdict:
         if len(answer) > MAX_ANSWER_CHARACTERS:
-            return fail_all(self._checks, f"{len(answer):,} characters: too long")
+            return fail_all(self.checks, f"{len(answer):,} characters: too long")
         checks = {
             "matches": normalize_text(answer) == normalize_text(reference),
             "equal": answer.strip() == reference.strip(),

@@ -19,18 +19,11 @@ _EXPECTED = '{"right": true, "reason": ""}'
 class CommandJudge:
     """Sends `{"instruction", "context", "reference", "answer"}` per line; expects `{"right": true, "reason": ""}`."""
 
+    main_check = CORRECT_CHECK
+
     def __init__(self, command: Sequence[str]) -> None:
         self._command = tuple(command)
-
-    @property
-    def checks(self) -> tuple[Check, ...]:
-        """All checks, in order of strictness."""
-        return (Check(name=CORRECT_CHECK, title="right", checker=" ".join(self._command)),)
-
-    @property
-    def main_check(self) -> str:
-        """Name of the check that an expert is measured by."""
-        return CORRECT_CHECK
+        self.checks = (Check(name=CORRECT_CHECK, title="right", checker=" ".join(command)),)
 
     def judge(self, rows: Sequence[ReferenceRow], answers: Sequence[str]) -> list[Verdict]:
         """Return the verdict on each answer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -75,21 +76,8 @@ class EvalResult(Frozen):
 
 def summarize_checks(checks: Sequence[Check], verdicts: Sequence[Verdict]) -> tuple[CheckResult, ...]:
     """Return the pass rate of each check."""
-    results = []
-    for check in checks:
-        rate = compute_rate([verdict.checks.get(check.name) for verdict in verdicts])
-        results.append(
-            CheckResult(
-                name=check.name,
-                title=check.title,
-                checker=check.checker,
-                num_passed=rate.num_passed,
-                num_judged=rate.num_judged,
-                low=rate.low,
-                high=rate.high,
-            )
-        )
-    return tuple(results)
+    rates = (compute_rate([verdict.checks.get(check.name) for verdict in verdicts]) for check in checks)
+    return tuple(CheckResult(**asdict(check), **asdict(rate)) for check, rate in zip(checks, rates, strict=True))
 
 
 def load_result(file: Path) -> EvalResult:

@@ -36,25 +36,17 @@ class _Basis:
 class JsonJudge(CloseOnExit):
     """Compares an answer with the reference; the schema, if any, is the row's context."""
 
+    main_check = "equal"
+
     def __init__(self, *, schema_seconds: float = 5.0) -> None:
         reader = f"json of Python {platform.python_version()}, strict"
-        self._checks = (
+        self.checks = (
             Check(name="parses", title="parses as JSON", checker=reader),
             Check(name="schema", title="fits the JSON Schema of the row", checker=name_checker()),
             Check(name="kept", title="loses nothing of the text to repair", checker=reader),
             Check(name="equal", title="equals the reference as a value", checker=reader),
         )
         self._schemas = SchemaChecker(seconds=schema_seconds)
-
-    @property
-    def checks(self) -> tuple[Check, ...]:
-        """All checks, in order of strictness."""
-        return self._checks
-
-    @property
-    def main_check(self) -> str:
-        """Name of the check that an expert is measured by."""
-        return "equal"
 
     def judge(self, rows: Sequence[ReferenceRow], answers: Sequence[str]) -> list[Verdict]:
         """Return the verdict on each answer."""

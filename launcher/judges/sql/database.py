@@ -6,7 +6,6 @@ limit of VM steps, and a heap limit. The worker process has its own limits, and 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,17 +21,11 @@ MAX_RESULT_BYTES = 8 * 2**20
 _MAX_VALUE_BYTES = 1_000_000
 _FORBIDDEN_FUNCTIONS = {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
 Authorizer = Callable[[int, str | None, str | None, str | None, str | None], int]
-_UNKNOWN_NAME = re.compile(r"no such (?:column|table)|ambiguous column")  # SQLite's messages
 _FIXED_RANDOM = 4_611_686_018_427_387_903
 
 
 class CannotRunError(Exception):
     """A statement cannot be run; the message says why."""
-
-    @property
-    def is_unknown_name(self) -> bool:
-        """Return whether a column or table does not exist, or a column is ambiguous."""
-        return _UNKNOWN_NAME.search(str(self)) is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,8 +42,6 @@ class Database:
 
     def __init__(self, context: str, *, is_known: bool = False) -> None:
         """Create the tables. `is_known` skips the authorizer, for a context that has passed it before."""
-        import apsw
-
         self._connection = _open()
         self._steps_left = MAX_STEPS
         self._statements: list[int] = []  # column counts of the statements of the latest run
@@ -70,8 +61,6 @@ class Database:
 
     def fill(self, schema: Schema, rows: Rows) -> None:
         """Insert rows; those that violate a constraint are skipped."""
-        import apsw
-
         for name, table in schema.items():
             if self.has_rows:
                 self._connection.execute(f"DELETE FROM {_quote(table.name)}")
@@ -86,8 +75,6 @@ class Database:
 
     def make_read_only(self, *, may_read_rowid: bool = False) -> None:
         """Install the reading authorizer; an unknown name in double quotes is an error from now on, not a string."""
-        import apsw
-
         for setting in (apsw.SQLITE_DBCONFIG_DQS_DML, apsw.SQLITE_DBCONFIG_DQS_DDL):
             self._connection.config(setting, 0)
         self._connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
@@ -96,8 +83,6 @@ class Database:
 
     def run(self, sql: str, max_rows: int) -> Result:
         """Run one query. Rows beyond `max_rows` are not kept; an endless result hits the step limit."""
-        import apsw
-
         self._steps_left, self._statements = MAX_STEPS, []
         rows: list[tuple[Value, ...]] = []
         size = 0
@@ -122,8 +107,6 @@ class Database:
     @contextmanager
     def reversed_scans(self) -> Iterator[None]:
         """Scan tables in reverse: a result that changes depends on an unspecified order."""
-        import apsw
-
         self._connection.config(apsw.SQLITE_DBCONFIG_REVERSE_SCANORDER, 1)
         try:
             yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import chain
 
 import sqlglot
@@ -70,21 +69,10 @@ class TestDatabase:
     expected: tuple[Expected | None, ...]
 
 
-class NotComparedReason(StrEnum):
-    """Reasons why an answer's result cannot be compared with the reference's."""
-
-    UNREADABLE = "unreadable"  # sqlglot cannot parse the reference
-    NOT_A_QUERY = "not a query"
-    VOLATILE = "volatile"  # the reference returns something else each time
-    DOES_NOT_RUN = "does not run"  # in SQLite; it may in another dialect
-    UNKNOWN_NAME = "unknown name"  # the reference uses a column or table that does not exist
-
-
 class QueryFixture:
     """A reference query with its test databases, prepared once for many answers.
 
-    `why_not_run` says why answers cannot be executed, `why_not_compared` why their results cannot be compared;
-    `not_compared` is the category of the second reason.
+    `why_not_run` says why answers cannot be executed, `why_not_compared` why their results cannot be compared.
     """
 
     def __init__(self, context: str, reference: str) -> None:
@@ -93,7 +81,7 @@ class QueryFixture:
         self.facts = QueryFacts()
         self.databases: list[TestDatabase] = []
         self.why_not_run = self.why_not_compared = ""
-        self.not_compared: NotComparedReason | None = None
+        self.is_volatile = False  # the reference returns something else each time
         self.reference_is_query = self.reference_is_readable = True
         self.num_references = 1
         self.reads_rowid = False
@@ -130,7 +118,7 @@ class QueryFixture:
                 continue
             self._context, self._has_rows = context, database.has_rows
             self.schema = probe_schema(database.connection)
-            self._checks = find_checks(database.connection, self.schema) if "check" in context.lower() else ()
+            self._checks = find_checks(context, self.schema) if "check" in context.lower() else ()
             database.close()
             return
         self.why_not_run = f"SQLite cannot create the row's tables: {problem}"
@@ -139,29 +127,25 @@ class QueryFixture:
         try:
             statements = parse_statements(reference, self.names)
         except SqlParseError as error:
-            self._give_up_comparing(NotComparedReason.UNREADABLE, f"the reference cannot be parsed: {error}")
+            self.why_not_compared = f"the reference cannot be parsed: {error}"
             self.reference_is_readable = False
             return
         self.num_references = len(statements)
         if not statements or not all(map(is_query, statements)):
             self.reference_is_query = not statements
-            reason = "the reference is not a query"
-            self._give_up_comparing(NotComparedReason.NOT_A_QUERY, reason)
+            self.why_not_compared = "the reference is not a query"
             return
         texts = split_statements(reference) if len(statements) > 1 else [reference]
         for statement in statements:
             self.facts = self.facts.join(analyze_query(statement, self.schema))
         self.reads_rowid = any(find_rowid(statement, reference, self.names) for statement in statements)
         if volatile := find_volatile(reference):
-            reason = f"the reference is not deterministic: {volatile}"
-            self._give_up_comparing(NotComparedReason.VOLATILE, reason)
+            self.is_volatile = True
+            self.why_not_compared = f"the reference is not deterministic: {volatile}"
         self.accepted = tuple(
             AcceptedQuery(sql=text, statement=statement, sorted_query=_sorted_query_or_none(statement))
             for text, statement in zip(texts, statements, strict=True)
         )
-
-    def _give_up_comparing(self, kind: NotComparedReason, reason: str) -> None:
-        self.not_compared, self.why_not_compared = kind, reason
 
     def _run(self) -> None:
         """Run the reference on empty tables first: if it fails there, it fails everywhere."""
@@ -171,9 +155,8 @@ class QueryFixture:
             problems = [_find_problem(database.sqlite, accepted) for accepted in self.accepted]
             running = [accepted for accepted, problem in zip(self.accepted, problems, strict=True) if problem is None]
             first = next(iter(problems), None)
-            if first is not None and not running and self.not_compared is None:
-                kind = NotComparedReason.UNKNOWN_NAME if first.is_unknown_name else NotComparedReason.DOES_NOT_RUN
-                self._give_up_comparing(kind, f"the reference does not run in SQLite: {first}")
+            if first is not None and not running and not self.why_not_compared:
+                self.why_not_compared = f"the reference does not run in SQLite: {first}"
             if len(running) < len(self.accepted):
                 self.accepted = tuple(running)
                 self.databases = [self._compute_expected(database.sqlite)]

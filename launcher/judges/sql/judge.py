@@ -7,48 +7,18 @@ the reference sorts.
 
 from __future__ import annotations
 
-import os
-import sys
+import json
 from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 
-from launcher.core.errors import InputError, LauncherError, escape
-from launcher.core.frozen_model import Frozen
-from launcher.core.worker import Worker, WorkerError, WorkerFailure
-from launcher.judges.base import MAX_ANSWER_CHARACTERS, Check, CloseOnExit, ReferenceRow, Verdict
-from launcher.judges.sandbox import make_sandboxed_command
+from launcher.core.errors import InputError, escape
+from launcher.core.worker import WorkerError
+from launcher.judges.base import MAX_ANSWER_CHARACTERS, Check, CloseOnExit, ReferenceRow, Verdict, keep_applicable
+from launcher.judges.worker import make_module_worker
 
-CPU_SECONDS = 2  # limit per answer, which needs about a hundredth of it
-READY, PREPARED, PARSED = "ready", "prepared", "parsed"  # progress lines of the worker
+ANSWER_SECONDS = 5.0  # an answer needs about a hundredth of a second
+_MEMORY_MIB = 768  # Python, sqlglot and SQLite need about 150 MiB
 _MAX_REASON = 240
-_SECONDS_TO_START = 60.0
-ANSWER_SECONDS = 5.0 * CPU_SECONDS  # wall clock, for a busy machine
-_WORKER_MODULE = "launcher.judges.sql.worker"
-_SOURCE_ROOT = Path(__file__).resolve().parents[3]
-_PASSED_VARIABLES = {"PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "VIRTUAL_ENV"}
-
-
-class Request(Frozen):
-    """One answer to judge, sent to the worker."""
-
-    context: str
-    reference: str
-    answer: str
-
-
-class WorkerVerdict(Frozen):
-    """Verdict of the worker; None means not judged."""
-
-    parses: bool | None = None
-    executes: bool | None = None
-    result: bool | None = None
-    reason: str = ""
-
-
-def fail_from(reason: str, *, parses: bool = False, executes: bool = False) -> WorkerVerdict:
-    """Return a verdict in which the given check and all that depend on it fail."""
-    return WorkerVerdict(parses=parses, executes=executes, result=False, reason=reason)
 
 
 class SqlJudge(CloseOnExit):
@@ -57,13 +27,8 @@ class SqlJudge(CloseOnExit):
     main_check = "result"
 
     def __init__(self) -> None:
-        self._checks = _make_checks()
-        self._worker: Worker | None = None
-
-    @property
-    def checks(self) -> tuple[Check, ...]:
-        """All checks, in order of strictness."""
-        return self._checks
+        self.checks = _make_checks()
+        self._worker = make_module_worker("launcher.judges.sql.worker", seconds=ANSWER_SECONDS, memory_mib=_MEMORY_MIB)
 
     def judge(self, rows: Sequence[ReferenceRow], answers: Sequence[str]) -> list[Verdict]:
         """Return the verdict on each answer."""
@@ -71,61 +36,45 @@ class SqlJudge(CloseOnExit):
 
     def close(self) -> None:
         """Kill the worker, if there is one."""
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.close()
+        self._worker.close()
 
     def _judge_one(self, row: ReferenceRow, answer: str) -> Verdict:
-        problem = _find_text_problem(answer)
         if _has_invalid_characters(row.context) or _has_invalid_characters(row.reference):
-            return _make_verdict(WorkerVerdict(reason="not judged: the row contains NUL or lone surrogates"))
+            return make_verdict("not judged: the row contains NUL or lone surrogates")
+        problem = _find_text_problem(answer)
         # The row alone decides which checks apply, so the worker sees it even if the answer is rejected.
-        text = "" if problem else answer
-        verdict = self._request(Request(context=row.context, reference=row.reference, answer=text))
-        reason = f"it does not parse: {problem}" if problem and verdict.parses is False else verdict.reason
-        return _make_verdict(verdict.model_copy(update={"reason": reason}))
+        verdict = self._judge_text(row, "" if problem else answer)
+        is_wrong = problem and verdict.checks["parses"] is False
+        reason = escape(f"it does not parse: {problem}" if is_wrong else verdict.reason)
+        shortened = reason if len(reason) <= _MAX_REASON else reason[: _MAX_REASON - 3] + "..."
+        return Verdict(checks=verdict.checks, reason=shortened)
 
-    def _request(self, request: Request) -> WorkerVerdict:
+    def _judge_text(self, row: ReferenceRow, answer: str) -> Verdict:
         """Return a verdict even if the answer kills the worker or makes it hang: such an answer is wrong."""
-        worker = self._get_worker()
-        stage = READY
         try:
-            worker.write_line(request.model_dump_json(), ANSWER_SECONDS)
-            while (line := worker.read_line(ANSWER_SECONDS)) in (PREPARED, PARSED):
-                stage = line
-            return WorkerVerdict.model_validate_json(line)
+            return self._request(row, answer)
         except WorkerError as error:
-            self.close()
-            is_killed = error.reason is WorkerFailure.EXITED
-            what = "took more CPU time or memory than an answer may use" if is_killed else str(error)
-            if stage == READY:
-                return WorkerVerdict(reason=f"not judged: the row's tables and reference: the worker {what}")
-            failed = fail_from(f"it {what}", parses=stage == PARSED)
-            if not request.answer:
-                return failed
-            row = self._request(request.model_copy(update={"answer": ""}))  # says which checks apply
-            judged = {name for name in ("parses", "executes", "result") if getattr(row, name) is not None}
-            return failed.model_copy(update=dict.fromkeys({"parses", "executes", "result"} - judged))
+            reason = f"it cannot be judged: the worker {error}"
+        try:
+            applicable = {name for name, passed in self._request(row, "").checks.items() if passed is not None}
+        except WorkerError as error:
+            return make_verdict(f"not judged: the row's tables and reference: the worker {error}")
+        try:
+            parses = self._request(row, answer, only_parse=True).checks["parses"]
+        except WorkerError:
+            parses = False
+        return keep_applicable(make_verdict(reason, parses, False, False), applicable)
 
-    def _get_worker(self) -> Worker:
-        if self._worker is not None and self._worker.is_alive():
-            return self._worker
-        self.close()
-        environment = {name: value for name, value in os.environ.items() if name in _PASSED_VARIABLES}  # no secrets
-        search_path = os.pathsep.join(filter(None, (str(_SOURCE_ROOT), os.environ.get("PYTHONPATH"))))
-        environment |= {"PYTHONPATH": search_path, "PYTHONUTF8": "1"}
-        command = make_sandboxed_command([sys.executable, "-B", "-m", _WORKER_MODULE])
-        self._worker = Worker(command, environment=environment, cwd="/")
-        try:
-            first_line = self._worker.read_line(_SECONDS_TO_START)
-            problem = "" if first_line == READY else f"printed {first_line!r}"
-        except WorkerError as error:
-            problem = str(error)
-        if problem:
-            self.close()
-            hint = f"to see its error: {sys.executable} -m {_WORKER_MODULE} < /dev/null"
-            raise LauncherError(f"the worker that judges SQL did not start: it {problem}", hint=hint)
-        return self._worker
+    def _request(self, row: ReferenceRow, answer: str, *, only_parse: bool = False) -> Verdict:
+        request = {"context": row.context, "reference": row.reference, "answer": answer, "only_parse": only_parse}
+        return Verdict(**json.loads(self._worker.request(json.dumps(request), retry=False)))
+
+
+def make_verdict(
+    reason: str, parses: bool | None = None, executes: bool | None = None, result: bool | None = None
+) -> Verdict:
+    """Return a verdict; None means not judged."""
+    return Verdict(checks={"parses": parses, "executes": executes, "result": result}, reason=reason)
 
 
 def _find_text_problem(answer: str) -> str:
@@ -141,12 +90,6 @@ def _find_text_problem(answer: str) -> str:
 def _has_invalid_characters(text: str) -> bool:
     """NUL ends a text for SQLite; a lone surrogate cannot be encoded as UTF-8."""
     return "\0" in text or any("\ud800" <= char <= "\udfff" for char in text)
-
-
-def _make_verdict(verdict: WorkerVerdict) -> Verdict:
-    checks = {"parses": verdict.parses, "executes": verdict.executes, "result": verdict.result}
-    reason = escape(verdict.reason)
-    return Verdict(checks=checks, reason=reason if len(reason) <= _MAX_REASON else reason[: _MAX_REASON - 3] + "...")
 
 
 def _make_checks() -> tuple[Check, ...]:

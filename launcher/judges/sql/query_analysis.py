@@ -144,8 +144,6 @@ class _Columns:
     """Resolves column names; an unqualified name may be a column of several tables."""
 
     def __init__(self, statement: exp.Expr, schema: Schema) -> None:
-        from sqlglot import exp
-
         self._schema = schema
         self._aliases: dict[str, list[str]] = {}
         for table in statement.find_all(exp.Table):

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import re
-
 import apsw
+from sqlglot import exp
 
-from launcher.judges.sql.query_analysis import Column, ColumnKind, ColumnRef, Condition, Schema, Table
+from launcher.judges.sql.parse import SqlParseError, parse_statements
+from launcher.judges.sql.query_analysis import (
+    Column,
+    ColumnKind,
+    ColumnRef,
+    Condition,
+    Schema,
+    Table,
+    analyze_query,
+)
 
 _KINDS: tuple[tuple[str, ColumnKind], ...] = (
     ("BOOL", "bool"), ("DATETIME", "datetime"), ("TIMESTAMP", "datetime"), ("DATE", "date"), ("TIME", "time"),
@@ -14,8 +22,6 @@ _KINDS: tuple[tuple[str, ColumnKind], ...] = (
     ("JSON", "text"), ("INT", "int"), ("YEAR", "int"), ("SERIAL", "int"), ("REAL", "real"), ("FLOA", "real"),
     ("DOUB", "real"), ("DEC", "real"), ("NUM", "real"), ("MONEY", "real"),
 )  # fmt: skip
-_CHECK_LIST = re.compile(r"(\w+)\W+IN\s*\(([^()]*)\)", re.IGNORECASE)
-_CHECK_BOUND = re.compile(r"(\w+)\"?\s*(>=|<=|>|<)\s*(-?\d+(?:\.\d+)?)")
 
 
 def probe_schema(connection: apsw.Connection) -> Schema:
@@ -69,17 +75,15 @@ def _parse_kind(declared: str) -> ColumnKind:
     return next((kind for word, kind in _KINDS if word in upper), "text")
 
 
-def find_checks(connection: apsw.Connection, schema: Schema) -> list[Condition]:
-    """Return CHECK constraints of the two common forms as conditions; rows that violate a CHECK are not inserted."""
+def find_checks(context: str, schema: Schema) -> list[Condition]:
+    """Return CHECK constraints as conditions; rows that violate a CHECK are not inserted."""
+    try:
+        statements = parse_statements(context)
+    except SqlParseError:
+        return []
     conditions: list[Condition] = []
-    for name, table in schema.items():
-        ((text,),) = connection.execute("SELECT sql FROM sqlite_master WHERE name = ?", (table.name,)).fetchall()
-        for clause in re.findall(r"CHECK\s*\((.*?)\)\s*(?:,|\)|$|[A-Z])", str(text), re.IGNORECASE | re.DOTALL):
-            for column, values in _CHECK_LIST.findall(clause + ")"):
-                literals = re.findall(r"'([^']*)'", values) or [int(word) for word in re.findall(r"-?\d+", values)]
-                if column.lower() in table.columns and literals:
-                    conditions.append(Condition(column=(name, column.lower()), operator="in", values=tuple(literals)))
-            for column, sign, number in _CHECK_BOUND.findall(clause):
-                if column.lower() in table.columns:
-                    conditions.append(Condition(column=(name, column.lower()), operator=sign, values=(float(number),)))
+    for statement in statements:
+        if isinstance(statement, exp.Create) and (table := statement.find(exp.Table)):
+            own = (one for one in analyze_query(statement, schema).conditions if one.column[0] == table.name.lower())
+            conditions += [condition for condition in own if condition.operator != "other"]
     return conditions

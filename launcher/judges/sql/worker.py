@@ -1,27 +1,25 @@
 """Worker process of the SQL judge: reads requests from stdin and writes verdicts to stdout.
 
-`SqlJudge` starts it. It limits its own resources before the first request, and may be killed at any time.
+`SqlJudge` starts it, and may kill it at any time.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import logging
-import math
-import os
-import resource
 import sys
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import apsw
 from sqlglot import exp
 
-from launcher.judges.base import strip_code_fence
+from launcher.judges.base import Verdict, keep_applicable, strip_code_fence
 from launcher.judges.sql.database import CannotRunError, Database
-from launcher.judges.sql.fixtures import NotComparedReason, QueryFixture, TestDatabase
-from launcher.judges.sql.judge import CPU_SECONDS, PARSED, PREPARED, READY, Request, WorkerVerdict, fail_from
+from launcher.judges.sql.fixtures import QueryFixture, TestDatabase
+from launcher.judges.sql.judge import make_verdict
 from launcher.judges.sql.parse import (
     DIALECT,
     SqlParseError,
@@ -66,23 +64,21 @@ def _is_parsed_by_sqlite(sql: str) -> bool:
     return True
 
 
-def drop_unjudgeable(fixture: QueryFixture, verdict: WorkerVerdict) -> WorkerVerdict:
-    """Set checks that the row cannot decide to None.
+def find_applicable(fixture: QueryFixture) -> set[str]:
+    """Return the checks that the row can decide.
 
-    Whether a row can be judged must not depend on the answer; otherwise only wrong answers would count.
+    They must not depend on the answer; otherwise only wrong answers would count.
     """
     parses = fixture.reference_is_readable  # otherwise it is probably in another dialect than SQLite's
     executes = not _why_not_run(fixture) and next(fixture.iterate_databases(), None) is not None
     result = executes and not fixture.why_not_compared and _can_compare(fixture)
     applies = {"parses": parses, "executes": executes, "result": result}
-    return verdict.model_copy(update={name: None for name, can_judge in applies.items() if not can_judge})
+    return {name for name, can_judge in applies.items() if can_judge}
 
 
 def _why_not_run(fixture: QueryFixture) -> str:
     """Return why it cannot be said that an answer runs: the reference does not, or it is no query."""
-    if fixture.not_compared is NotComparedReason.VOLATILE:
-        return fixture.why_not_run
-    return fixture.why_not_run or fixture.why_not_compared
+    return fixture.why_not_run or ("" if fixture.is_volatile else fixture.why_not_compared)
 
 
 def _can_compare(fixture: QueryFixture) -> bool:
@@ -95,28 +91,25 @@ def _can_compare(fixture: QueryFixture) -> bool:
     return False
 
 
-def judge_answer(fixture: QueryFixture, answer: ParsedAnswer) -> WorkerVerdict:
+def judge_answer(fixture: QueryFixture, answer: ParsedAnswer) -> Verdict:
     """Return the verdict on an answer that parses."""
-    refusal = _refuse(fixture, answer)
-    if refusal:
-        return fail_from(refusal, parses=True)
+    if refusal := _refuse(fixture, answer):
+        return make_verdict(refusal, True, False, False)
     if reason := _why_not_run(fixture):
-        return WorkerVerdict(parses=True, reason=f"not judged: {reason}")
+        return make_verdict(f"not judged: {reason}", True)
     try:
         if fixture.why_not_compared:
             for database in fixture.iterate_databases():
                 database.sqlite.run(answer.sql, 0)
-            return WorkerVerdict(parses=True, executes=True, reason=f"not judged: {fixture.why_not_compared}")
+            return make_verdict(f"not judged: {fixture.why_not_compared}", True, True)
         if not _can_compare(fixture):
             reason = "the reference returns the same on all test databases, or its result is not deterministic"
             _compare(fixture, answer)  # it must run
-            return WorkerVerdict(parses=True, executes=True, reason=f"not judged: {reason}")
+            return make_verdict(f"not judged: {reason}", True, True)
         is_equal = _compare(fixture, answer)
     except CannotRunError as error:
-        return fail_from(f"it does not run: {error}", parses=True)
-    if not is_equal:
-        return fail_from("its result differs from the reference's", parses=True, executes=True)
-    return WorkerVerdict(parses=True, executes=True, result=True)
+        return make_verdict(f"it does not run: {error}", True, False, False)
+    return make_verdict("" if is_equal else "its result differs from the reference's", True, True, is_equal)
 
 
 def _compare(fixture: QueryFixture, answer: ParsedAnswer) -> bool:
@@ -208,96 +201,56 @@ def _refuse(fixture: QueryFixture, answer: ParsedAnswer) -> str:
     return ""
 
 
-MEMORY_BYTES = 768 * 2**20  # address space; Python, sqlglot and SQLite need about 150 MiB
 _SQLITE_BYTES = 128 * 2**20
-_OPEN_FILES = 16
 _RECURSION = 4_000  # sqlglot makes about 20 nested calls per pair of parentheses
 _CACHED_FIXTURES = 4
 
 
-def main() -> int:
+def serve() -> None:
     """Judge one request per line of stdin."""
-    import sqlglot.dialects.mysql
-    import sqlglot.dialects.postgres
-    import sqlglot.dialects.sqlite
-    import sqlglot.dialects.tsql  # noqa: F401  (no file can be opened later)
-
     logging.disable()
     gc.freeze()  # scanning the objects of imported packages takes a tenth of the time
     gc.set_threshold(20_000)
     sys.setrecursionlimit(_RECURSION)
     apsw.hard_heap_limit(_SQLITE_BYTES)
-    _limit_process()
     fixtures: OrderedDict[tuple[str, str], QueryFixture] = OrderedDict()
-    _write(READY)
+    print("ready", flush=True)
     for line in sys.stdin:
-        request = Request.model_validate_json(line)
-        _extend_cpu_limit()
-        _write(_judge(request, fixtures).model_dump_json())
-    return 0
+        request = json.loads(line)
+        try:
+            fixture = _get_fixture(request["context"], request["reference"], fixtures)
+        except Exception as error:  # an unforeseen row costs its own verdict, not the evaluation
+            reason = f"not judged: the row's tables and reference: {type(error).__name__}: {error}"
+            verdict = make_verdict(reason)
+        else:
+            verdict = _judge(fixture, request["answer"], only_parse=request["only_parse"])
+            verdict = keep_applicable(verdict, find_applicable(fixture))
+        print(json.dumps(asdict(verdict)), flush=True)
 
 
-def _judge(request: Request, fixtures: OrderedDict[tuple[str, str], QueryFixture]) -> WorkerVerdict:
+def _judge(fixture: QueryFixture, text: str, *, only_parse: bool) -> Verdict:
     try:
-        fixture = _get_fixture(request, fixtures)
-    except Exception as error:  # an unforeseen row costs its own verdict, not the evaluation
-        return WorkerVerdict(reason=f"not judged: the row's tables and reference: {type(error).__name__}: {error}")
-    _write(PREPARED)
-    _extend_cpu_limit()
-    return drop_unjudgeable(fixture, _judge_request(request, fixture))
-
-
-def _judge_request(request: Request, fixture: QueryFixture) -> WorkerVerdict:
-    try:
-        answer = ParsedAnswer(request.answer, fixture)
+        answer = ParsedAnswer(text, fixture)
     except SqlParseError as error:
         if not fixture.reference_is_readable:
-            return WorkerVerdict(reason=f"not judged: neither it nor the reference can be parsed: {error}")
-        return fail_from(f"it does not parse: {error}")
+            return make_verdict(f"not judged: neither it nor the reference can be parsed: {error}")
+        return make_verdict(f"it does not parse: {error}", False, False, False)
     except Exception as error:
-        return fail_from(f"it does not parse: {type(error).__name__}: {error}")
-    _write(PARSED)
+        return make_verdict(f"it does not parse: {type(error).__name__}: {error}", False, False, False)
+    if only_parse:
+        return make_verdict("", True)
     try:
         return judge_answer(fixture, answer)
     except Exception as error:
-        return fail_from(f"it cannot be judged: {type(error).__name__}: {error}", parses=True)
+        return make_verdict(f"it cannot be judged: {type(error).__name__}: {error}", True, False, False)
 
 
-def _get_fixture(request: Request, fixtures: OrderedDict[tuple[str, str], QueryFixture]) -> QueryFixture:
-    key = (request.context, request.reference)
+def _get_fixture(context: str, reference: str, fixtures: OrderedDict[tuple[str, str], QueryFixture]) -> QueryFixture:
+    key = (context, reference)
     if key in fixtures:
         fixtures.move_to_end(key)
         return fixtures[key]
     if len(fixtures) >= _CACHED_FIXTURES:
         fixtures.popitem(last=False)[1].close()
-    fixtures[key] = QueryFixture(request.context, request.reference)
+    fixtures[key] = QueryFixture(context, reference)
     return fixtures[key]
-
-
-def _limit_process() -> None:
-    """Limit memory and open files; forbid writing files and core dumps."""
-    limits = {
-        resource.RLIMIT_AS: MEMORY_BYTES,
-        resource.RLIMIT_FSIZE: 0,
-        resource.RLIMIT_NOFILE: _OPEN_FILES,
-        resource.RLIMIT_CORE: 0,
-    }
-    for limit, value in limits.items():
-        _, hard = resource.getrlimit(limit)
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(limit, (value, value))
-
-
-def _extend_cpu_limit() -> None:
-    """Raise the CPU limit for the next answer: it counts from the start of the process."""
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    soft = math.ceil(time.process_time()) + CPU_SECONDS
-    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
-
-
-def _write(line: str) -> None:
-    os.write(sys.stdout.fileno(), (line + "\n").encode())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -43,26 +43,17 @@ class TypescriptJudge(CloseOnExit):
         tree_sitter, tools = name_checker(), find_typescript_tools()
         self._reader = SourceReader(seconds=seconds)
         self._node = TypescriptNode(tools, seconds=seconds) if tools else None
+        self.main_check = "behaves" if tools else "equal"
         compiler = runner = _MISSING
         if tools:
             compiler = f"typescript {tools.typescript.version}"
             runner = f"Node {'.'.join(map(str, tools.node.version))} with {compiler}"
-        self._checks = (
+        self.checks = (
             Check(name="parses", title="parses as TypeScript", checker=compiler if tools else tree_sitter),
             Check(name="types", title="type-checks, strict", checker=compiler),
             Check(name="behaves", title="does what the reference does", checker=runner),
             Check(name="equal", title="equals the reference, formatted", checker=tree_sitter),
         )
-
-    @property
-    def checks(self) -> tuple[Check, ...]:
-        """All checks, in order of strictness."""
-        return self._checks
-
-    @property
-    def main_check(self) -> str:
-        """Name of the check that an expert is measured by."""
-        return "behaves" if self._node else "equal"
 
     def judge(self, rows: Sequence[ReferenceRow], answers: Sequence[str]) -> list[Verdict]:
         """Return the verdict on each answer."""
