@@ -66,7 +66,7 @@ class JsonJudge(CloseOnExit):
             return basis.make_verdict(dict.fromkeys(basis.applies, f"does not parse: {error}"))
         faults = {"parses": ""}
         if basis.applies["schema"]:
-            faults["schema"] = self._find_violation(row, value, text)
+            faults["schema"] = self._find_violation(row, text)
         if basis.applies["kept"]:
             lost = find_lost(basis.broken, basis.reference, value)
             faults["kept"] = f"loses {lost}" if lost else ""
@@ -83,25 +83,23 @@ class JsonJudge(CloseOnExit):
         broken = find_broken(row.instruction)
         applies = {
             "parses": True,
-            "schema": has_reference and self._has_usable_schema(row, reference),
+            "schema": has_reference and self._has_usable_schema(row),
             "kept": has_reference and broken is not None,
             "equal": has_reference,
         }
         return _Basis(applies=applies, reference=reference, broken=broken or "")
 
-    def _has_usable_schema(self, row: ReferenceRow, reference: Json) -> bool:
+    def _has_usable_schema(self, row: ReferenceRow) -> bool:
         """Whether the row has a schema that its own reference fits."""
         try:
-            return bool(row.context.strip()) and not self._schemas.find_schema_violation(
-                row.context, reference, row.reference
-            )
+            return bool(row.context.strip()) and not self._schemas.find_schema_violation(row.context, row.reference)
         except (UnusableSchemaError, WorkerError):
             return False
 
-    def _find_violation(self, row: ReferenceRow, value: Json, text: str) -> str:
+    def _find_violation(self, row: ReferenceRow, text: str) -> str:
         """Return how a value violates the schema, which the reference fits; also if the check fails for this value."""
         try:
-            violation = self._schemas.find_schema_violation(row.context, value, text)
+            violation = self._schemas.find_schema_violation(row.context, text)
         except UnusableSchemaError as error:
             violation = str(error)
         except WorkerError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,9 @@ class TestCases:
     cases: str = "[]"
     plans: str = "[]"
     names: tuple[str, ...] = ()  # functions, classes and values to run
+    num_plans: int = 0
     count: int = 0
+    opaque: str = ""  # why the results cannot be compared
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,16 +77,15 @@ class CompilerReport:
     """Compiler output for an answer and its reference; error texts are empty if there is no error."""
 
     reference_types: str  # the first type error of the reference
-    opaque: str  # why the reference cannot be compared
     declares_types: bool  # of the reference
-    reference_code: str
+    reference_code: str = ""
     cases: TestCases  # depend on the reference only
     syntax: str
     types: str
     globals: str  # what the answer declares outside of its module
     same: str  # difference of declared types
     extra: TestCases  # more cases, near the literals of the answer
-    answer_code: str
+    answer_code: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,24 +135,16 @@ class TypescriptNode:
 
     def compile_all(self, rows: Sequence[CompilerInput]) -> list[CompilerReport]:
         """Compile a batch; raises WorkerError if the compiler fails on any of it."""
-        requests = [
-            {
-                "given": row.given,
-                "answerGiven": row.answer_given,
-                "answer": row.answer,
-                "reference": row.reference,
-            }
-            for row in rows
-        ]
-        replies = json.loads(self._compiler.request(json.dumps(requests), retry=len(rows) == 1))
+        request = json.dumps([asdict(row) for row in rows])
+        replies = json.loads(self._compiler.request(request, retry=len(rows) == 1))
         if isinstance(replies, dict):
             raise WorkerError(WorkerFailure.EXITED, f"failed: {replies['broken']}")
         return [_parse_report(reply) for reply in replies]
 
     def find_obstacle(self, report: CompilerReport) -> str:
         """Return why the reference cannot be compared with any answer; empty if it can."""
-        if report.opaque:
-            return report.opaque
+        if report.cases.opaque:
+            return report.cases.opaque
         expected = self._run_reference(report)
         if expected.fault or expected.opaque:
             return expected.fault or expected.opaque
@@ -195,27 +188,9 @@ class TypescriptNode:
         return self._expected[key]
 
 
-def _parse_report(reply: Any) -> CompilerReport:
-    plan = reply.get("plan") or {}
-    return CompilerReport(
-        reference_types=reply["referenceTypes"],
-        opaque=plan.get("opaque", ""),
-        declares_types=reply["declaresTypes"],
-        reference_code=reply.get("code", ""),
-        cases=_parse_cases(plan),
-        syntax=reply["syntax"],
-        types=reply["types"],
-        globals=reply["globals"],
-        same=reply["same"],
-        extra=_parse_cases(reply.get("extra") or {}),
-        answer_code=reply.get("answerCode", ""),
-    )
-
-
-def _parse_cases(plan: dict[str, Any]) -> TestCases:
-    if not plan:
-        return TestCases()
-    return TestCases(cases=plan["cases"], plans=plan["plans"], names=tuple(plan["names"]), count=plan["count"])
+def _parse_report(reply: dict[str, Any]) -> CompilerReport:
+    cases, extra = (TestCases(**(reply.pop(name, None) or {})) for name in ("cases", "extra"))
+    return CompilerReport(cases=cases, extra=extra, **reply)
 
 
 def _combine(one: TestCases, other: TestCases) -> TestCases:

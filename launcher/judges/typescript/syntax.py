@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import version
 from itertools import zip_longest
@@ -19,7 +19,6 @@ from launcher.judges.worker import make_module_worker
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser, QueryCursor
 
-_MAX_CHARACTERS_HERE = 8_000
 _IDENTIFIER = re.compile(r"[A-Za-z_$][\w$]*")
 # What the grammar accepts and TypeScript rejects: `a && b = c`, `f(, a)`, `{ , a }`.
 _LENIENT = """
@@ -59,25 +58,22 @@ class Source:
 
 
 class SourceReader:
-    """Parses texts, long ones in a worker: error recovery takes quadratic time and cannot be interrupted."""
+    """Parses texts in a worker: error recovery takes quadratic time and cannot be interrupted."""
 
     def __init__(self, *, seconds: float = 5.0) -> None:
         self._worker = make_module_worker(__name__, seconds=seconds, memory_mib=1024)
 
     def read(self, text: str) -> Source:
         """Parse a text."""
-        if len(text) <= _MAX_CHARACTERS_HERE:
-            return read_source(text)
         try:
-            fault, statements = json.loads(self._worker.request(json.dumps([text])))
+            source = json.loads(self._worker.request(json.dumps([text])))
         except WorkerError as error:
             return Source(fault=f"the parser {error}")
-        return Source(fault=fault, statements=tuple(Statement(kind=kind, text=part) for kind, part in statements))
+        statements = tuple(Statement(**statement) for statement in source["statements"])
+        return Source(fault=source["fault"], statements=statements)
 
     def is_equal(self, one: str, other: str) -> bool:
         """Compare formatted texts, see `_read_tokens`."""
-        if max(len(one), len(other)) <= _MAX_CHARACTERS_HERE:
-            return are_equal(one, other)
         try:
             return bool(json.loads(self._worker.request(json.dumps([one, other]))))
         except WorkerError:
@@ -93,11 +89,8 @@ def serve() -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         texts = json.loads(line)
-        if len(texts) == 2:
-            print(json.dumps(are_equal(*texts)), flush=True)
-            continue
-        source = read_source(texts[0])
-        print(json.dumps([source.fault, [[one.kind, one.text] for one in source.statements]]), flush=True)
+        reply = are_equal(*texts) if len(texts) == 2 else asdict(read_source(*texts))
+        print(json.dumps(reply), flush=True)
 
 
 def are_equal(one: str, other: str) -> bool:
@@ -113,7 +106,7 @@ def name_checker() -> str:
 
 
 def read_source(text: str) -> Source:
-    """Parse a text in this process."""
+    """Parse a text."""
     root = _parse(text)
     if root.has_error:  # ERROR and MISSING nodes
         return Source(fault=_describe_error(root))

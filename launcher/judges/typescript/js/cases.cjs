@@ -28,7 +28,7 @@ function makeCases({ ts, checker, file, start }, literals, casesPerFunction, fir
       }
     }
   }
-  return { names, cases: `[${cases.join(",\n")}]`, plans: table.render(), numPlans: table.plans.length, count: cases.length, opaque };
+  return { names, cases: `[${cases.join(",\n")}]`, plans: table.render(), num_plans: table.plans.length, count: cases.length, opaque };
 }
 
 // Returns the names that a statement declares; null if it exports something that has none.

@@ -149,21 +149,21 @@ function compileFiles(sources) {
 
 // Returns what is known of a reference, whatever the answer: its type error, or its code and test cases.
 function reportReference(source) {
-  if (source.fault) return { referenceTypes: source.fault };
+  if (source.fault) return { reference_types: source.fault };
   const types = describeTypes(source);
   const literals = collectLiterals(ts, source.file, source.start);
-  const plan = makeCases(source, [literals, NO_LITERALS], CASES_PER_FUNCTION, 0);
-  if (types === undefined) plan.opaque ||= "a deeply nested type";
-  return { referenceTypes: "", types, literals, plan, code: emit(source.program, source.file) };
+  const cases = makeCases(source, [literals, NO_LITERALS], CASES_PER_FUNCTION, 0);
+  if (types === undefined) cases.opaque ||= "a deeply nested type";
+  return { reference_types: "", types, literals, cases, reference_code: emit(source.program, source.file) };
 }
 
 // Returns more test cases, near the literals of the answer that the reference does not have.
-function makeExtraCases(reference, { literals, plan }, answer) {
+function makeExtraCases(reference, { literals, cases }, answer) {
   const mine = collectLiterals(ts, answer.file, answer.start);
   const numbers = mine.numbers.filter((one) => !literals.numbers.includes(one));
   const strings = mine.strings.filter((one) => !literals.strings.includes(one));
   if (numbers.length + strings.length === 0) return null;
-  return makeCases(reference, [literals, { numbers, strings }], EXTRA_CASES_PER_FUNCTION, plan.numPlans);
+  return makeCases(reference, [literals, { numbers, strings }], EXTRA_CASES_PER_FUNCTION, cases.num_plans);
 }
 
 function compileAll(requests) {
@@ -174,19 +174,19 @@ function compileAll(requests) {
     return firstOf(parseDiagnostics) || (statements.length === 0 ? "It contains no statement." : "");
   });
   const indices = requests.map((_, index) => index).filter((index) => syntax[index] === "");
-  const name = (index) => ({ name: `/answer${index}.ts`, given: requests[index].answerGiven, text: requests[index].answer });
+  const name = (index) => ({ name: `/answer${index}.ts`, given: requests[index].answer_given, text: requests[index].answer });
   const answers = new Map(compileFiles(indices.map(name)).map((one, at) => [indices[at], one]));
   return requests.map((_, index) => {
-    const { referenceTypes, types, plan, code } = known[index];
-    const report = { syntax: syntax[index], types: "", globals: "", same: "", declaresTypes: Boolean(types), referenceTypes, plan, code };
+    const { reference_types, types, cases, reference_code } = known[index];
+    const report = { syntax: syntax[index], types: "", globals: "", same: "", declares_types: Boolean(types), reference_types, cases, reference_code };
     const answer = answers.get(index);
     if (!answer) return report;
     report.types = answer.fault;
-    if (answer.fault || referenceTypes) return report;
+    if (answer.fault || reference_types) return report;
     report.globals = references[index].globals ? "" : answer.globals;
     report.same = compareTypes(answer, types ?? []);
     report.extra = makeExtraCases(references[index], known[index], answer);
-    report.answerCode = emit(answer.program, answer.file);
+    report.answer_code = emit(answer.program, answer.file);
     return report;
   });
 }
