@@ -104,12 +104,13 @@ class LimitedWorker:
         return next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
 
 
-def make_module_worker(module: str, *, seconds: float, memory_mib: int) -> LimitedWorker:
-    """Return a worker that runs `serve()` of one of our modules."""
-    return make_python_worker(f"from {module} import serve; serve()", seconds=seconds, memory_mib=memory_mib)
+def make_module_worker(module: str, *arguments: str, seconds: float, memory_mib: int) -> LimitedWorker:
+    """Return a worker that runs `serve(*arguments)` of one of our modules."""
+    code = f"from {module} import serve; serve(*{arguments!r})"
+    return make_python_worker(code, seconds=seconds, memory_mib=memory_mib)
 
 
-def make_python_worker(code: str, *arguments: str, seconds: float, memory_mib: int) -> LimitedWorker:
+def make_python_worker(code: str, *, seconds: float, memory_mib: int) -> LimitedWorker:
     """Return a worker that runs Python code in isolated mode, without variables that may hold secrets.
 
     It finds the packages that this process finds: also those of PYTHONPATH and of the user's site-packages.
@@ -117,5 +118,5 @@ def make_python_worker(code: str, *arguments: str, seconds: float, memory_mib: i
     search_path = [str(_SOURCE_ROOT), *(entry for entry in sys.path if entry not in ("", str(Path.cwd())))]
     prepare = f"import sys; sys.path += [entry for entry in {search_path!r} if entry not in sys.path]"
     environment = {key: value for key, value in os.environ.items() if key in _VARIABLES}
-    command = [sys.executable, "-I", "-c", f"{prepare}; {code}", *arguments]
+    command = [sys.executable, "-I", "-c", f"{prepare}; {code}"]
     return LimitedWorker(command, environment, seconds=seconds, memory_mib=memory_mib)

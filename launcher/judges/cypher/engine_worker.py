@@ -1,7 +1,7 @@
-"""Worker script of the execution match: creates a graph in memory and runs queries on it.
+"""Worker of the execution match: creates a graph in memory and runs queries on it.
 
 Reads one JSON object per line, {"setup": [statements], "queries": [texts]}, and writes a list with the rows of each
-query, or an error text. It imports nothing of this package.
+query, or an error text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _POOL_BYTES = 64 * 2**20
 _MILLISECONDS = 2000
 
 
-def main() -> None:
+def serve() -> None:
     """Answer one request per line of stdin."""
     import ladybug
 
@@ -67,7 +67,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple | set):
         return sorted((_plain(item) for item in value), key=json.dumps)
     return str(value)
-
-
-if __name__ == "__main__":
-    main()

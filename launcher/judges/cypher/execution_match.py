@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
+from importlib.metadata import version
 from itertools import pairwise
 
 from launcher.core.worker import WorkerError
@@ -20,13 +20,13 @@ from launcher.judges.cypher.normalize import find_variables, is_variable
 from launcher.judges.cypher.patterns import find_chains
 from launcher.judges.cypher.schema import GraphSchema
 from launcher.judges.cypher.server_rules import find_acts
-from launcher.judges.cypher.syntax import get_version, start_script_worker
+from launcher.judges.worker import make_module_worker
 
 _NUM_GRAPHS = 10
 _MAX_EMPTIED = 4  # labels of which one graph each has no nodes: an OPTIONAL MATCH differs from a MATCH there
 _SECONDS = 15.0
-_MAX_CACHED = 1000
 _MEMORY_MIB = 2048
+_WORKER = "launcher.judges.cypher.engine_worker"
 # Functions that differ from Neo4j's, or depend on the current date.
 _DIFFERENT_FUNCTIONS = words(
     "labels id elementid nodes relationships keys properties split substring rand randomuuid timestamp duration left "
@@ -47,26 +47,57 @@ class Engine:
     """The embedded graph database, in one worker process."""
 
     def __init__(self) -> None:
-        self.checker = f"ladybug {get_version('ladybug')}"
-        self._worker = start_script_worker("engine_worker.py", memory_mib=_MEMORY_MIB, seconds=_SECONDS)
+        self.checker = f"ladybug {version('ladybug')}"
+        self._worker = make_module_worker(_WORKER, seconds=_SECONDS, memory_mib=_MEMORY_MIB)
         self._returns_rows: dict[str, bool] = {}  # by schema and reference, which evaluations repeat
 
     def compare(self, schema: GraphSchema, reference: Sequence[Token], answer: Sequence[Token]) -> Outcome:
-        """Compare the results of two queries on graphs of a schema."""
-        reference, answer = strip_end(reference), strip_end(answer)
-        for query in (reference, answer):
+        """Compare the results of two queries on every graph of a schema where the reference is not ambiguous."""
+        queries = strip_end(reference), strip_end(answer)
+        for query in queries:
             if reason := _find_obstacle(query):
                 return Outcome(same=None, reason=reason)
-        return _Comparison(self, schema, reference, answer).decide()
+        bodies, tails = zip(*map(_split_tail, queries), strict=True)
+        is_ordered = _is_ordered(queries[0])
+        texts = [render_for_engine(query) for query in _shrink_limits(_shrink_counts(bodies))]
+        is_conclusive = False
+        for graph in _make_graphs(schema, queries, texts[0]):
+            expected, actual = self.run(graph(is_reversed=False), texts)
+            if isinstance(expected, str) or isinstance(actual, str):
+                which, error = ("reference", expected) if isinstance(expected, str) else ("answer", actual)
+                return Outcome(same=None, reason=f"the engine cannot run the {which}: {error}")
+            if tails[0] != tails[1] and not (len(expected) <= 1 and all(map(_keeps_one, tails))):
+                return Outcome(same=False, reason="has another SKIP or LIMIT than the reference")
+            if not _matches(expected, actual, is_ordered):
+                # The reference may be ambiguous: then its result changes with the insertion order.
+                (reversed_rows,) = self.run(graph(is_reversed=True), texts[:1])
+                if isinstance(reversed_rows, str) or _sort_rows(reversed_rows) != _sort_rows(expected):
+                    continue
+                if not _matches(expected, actual, is_ordered and expected == reversed_rows):
+                    if any(map(_may_reuse, queries)):
+                        return Outcome(same=None, reason="the engine may match one relationship twice in a pattern")
+                    return Outcome(same=False, reason="returns something else than the reference")
+            is_conclusive = is_conclusive or bool(expected)
+        if not is_conclusive:
+            return Outcome(same=None, reason="the reference returns no rows on any test graph")
+        return Outcome(same=True, reason="")
 
     def returns_rows(self, schema: GraphSchema, query: Sequence[Token]) -> bool:
         """Whether a query can be run, and returns rows on a generated graph."""
         query = strip_end(query)
         key = repr((schema, query))
         if key not in self._returns_rows:
-            usable = not _find_obstacle(query) and _Comparison(self, schema, query, query).returns_rows()
-            self._returns_rows = {**dict(list(self._returns_rows.items())[-_MAX_CACHED:]), key: usable}
+            self._returns_rows[key] = not _find_obstacle(query) and self._find_rows(schema, query)
         return self._returns_rows[key]
+
+    def _find_rows(self, schema: GraphSchema, query: Sequence[Token]) -> bool:
+        (body,) = _shrink_counts([_split_tail(query)[0]])
+        text = render_for_engine(body)
+        for graph in _make_graphs(schema, (query, query), text):
+            (rows,) = self.run(graph(is_reversed=False), [text])
+            if rows:
+                return not isinstance(rows, str)
+        return False
 
     def run(self, setup: list[str], queries: list[str]) -> list[list[object] | str]:
         """Create a graph and return the rows or the error of each query."""
@@ -83,72 +114,16 @@ class Engine:
         self._worker.close()
 
 
-def open_engine() -> Engine | None:
-    """Open the engine; None if it is not installed."""
-    return Engine() if find_spec("ladybug") is not None else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Comparison:
-    engine: Engine
-    schema: GraphSchema
-    reference: list[Token]
-    answer: list[Token]
-
-    def decide(self) -> Outcome:
-        """Compare on every graph on which the reference does not depend on the insertion order."""
-        bodies, tails = zip(*(_split_tail(query) for query in (self.reference, self.answer)), strict=True)
-        same_tails = tails[0] == tails[1]
-        is_ordered = _is_ordered(self.reference)
-        texts = [render_for_engine(query) for query in _shrink_limits(_shrink_counts(bodies))]
-        is_conclusive = False
-        for graph in self._graphs(texts[0]):
-            expected, actual = self.engine.run(graph(is_reversed=False), texts)
-            if isinstance(expected, str) or isinstance(actual, str):
-                which, error = ("reference", expected) if isinstance(expected, str) else ("answer", actual)
-                return Outcome(same=None, reason=f"the engine cannot run the {which}: {error}")
-            if not same_tails and not (len(expected) <= 1 and all(map(_keeps_one, tails))):
-                return Outcome(same=False, reason="has another SKIP or LIMIT than the reference")
-            if _matches(expected, actual, is_ordered):
-                is_conclusive = is_conclusive or bool(expected)
-                continue
-            # The reference may be ambiguous: then its result changes with the insertion order.
-            (reversed_rows,) = self.engine.run(graph(is_reversed=True), texts[:1])
-            if isinstance(reversed_rows, str) or _sort_rows(reversed_rows) != _sort_rows(expected):
-                continue
-            if not _matches(expected, actual, is_ordered and expected == reversed_rows):
-                return self._differ()
-            is_conclusive = is_conclusive or bool(expected)
-        return (
-            Outcome(same=True, reason="")
-            if is_conclusive
-            else Outcome(same=None, reason="the reference returns no rows on any test graph")
-        )
-
-    def returns_rows(self) -> bool:
-        """Whether the reference runs, and returns rows on a graph."""
-        body, _ = _shrink_limits(_shrink_counts([_split_tail(self.reference)[0]] * 2))
-        text = render_for_engine(body)
-        for graph in self._graphs(text):
-            (rows,) = self.engine.run(graph(is_reversed=False), [text])
-            if rows:
-                return not isinstance(rows, str)
-        return False
-
-    def _graphs(self, text: str) -> Iterator[Callable[..., list[str]]]:
-        """Yield the graphs to compare on; the last ones lack nodes of some labels."""
-        tables = make_tables(self.schema, (self.reference, self.answer))
-        literals = find_literals((self.reference, self.answer))
-        seed = zlib.crc32(repr((text, sorted(self.schema.nodes))).encode(errors="replace"))
-        labels = list(tables.nodes)
-        emptied = [labels, *([[label] for label in labels[:_MAX_EMPTIED]] if len(labels) > 1 else [])]
-        for number, empty in enumerate([*[[]] * _NUM_GRAPHS, *emptied]):
-            yield partial(render_setup, tables, literals, number=number, seed=seed, empty=empty)
-
-    def _differ(self) -> Outcome:
-        if any(map(_may_reuse, (self.reference, self.answer))):
-            return Outcome(same=None, reason="the engine may match one relationship twice in a pattern")
-        return Outcome(same=False, reason="returns something else than the reference")
+def _make_graphs(
+    schema: GraphSchema, queries: Sequence[Sequence[Token]], text: str
+) -> Iterator[Callable[..., list[str]]]:
+    """Yield the graphs to compare on; the last ones lack nodes of some labels."""
+    tables, literals = make_tables(schema, queries), find_literals(queries)
+    seed = zlib.crc32(repr((text, sorted(schema.nodes))).encode(errors="replace"))
+    labels = list(tables.nodes)
+    emptied = [labels, *([[label] for label in labels[:_MAX_EMPTIED]] if len(labels) > 1 else [])]
+    for number, empty in enumerate([*[[]] * _NUM_GRAPHS, *emptied]):
+        yield partial(render_setup, tables, literals, number=number, seed=seed, empty=empty)
 
 
 def _matches(expected: list[object], actual: list[object], is_ordered: bool) -> bool:

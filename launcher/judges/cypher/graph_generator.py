@@ -13,7 +13,7 @@ from launcher.judges.cypher.lexer import Kind, Token, match_brackets, token_at, 
 from launcher.judges.cypher.patterns import find_chains
 from launcher.judges.cypher.schema import GraphSchema
 
-Value = str | int | float | bool | date | datetime | list[str] | list[int] | None
+Value = str | int | float | bool | date | datetime | tuple[str, ...] | None
 Literals = Mapping[str, Sequence[Token]]  # by property: the literals it is compared with
 
 _TYPES = {
@@ -192,21 +192,13 @@ def _make_values(
     if variety is Variety.ALIKE:
         return [(near or far)[0]] * number
     if variety is Variety.DISTINCT:
-        pool = list(dict.fromkeys(map(_hashable, near)))[: number // 2]
+        pool = list(dict.fromkeys(near))[: number // 2]
         dice.shuffle(far)
-        pool += [value for value in map(_hashable, far) if value not in pool]
-        return [_unhashable(value) for value in (pool * number)[:number]]
+        pool += [value for value in far if value not in pool]
+        return (pool * number)[:number]
     values = [dice.choice(near) for _ in range(number // 2)] if near else []
     values += [None if dice.random() < 0.25 else dice.choice(far[:5]) for _ in range(number - len(values))]
     return values
-
-
-def _hashable(value: Value) -> object:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _unhashable(value: object) -> Value:
-    return list(value) if isinstance(value, tuple) else value  # type: ignore[return-value]
 
 
 def _near(kind: str, literals: Sequence[Token]) -> list[Value]:
@@ -220,7 +212,7 @@ def _near(kind: str, literals: Sequence[Token]) -> list[Value]:
             case "STRING" if literal.kind is Kind.STRING:
                 found += [text, text, f"{text}x", f"x{text}", f"x{text}x", text.swapcase()]
             case "STRING[]":
-                found += [[text, "Amber"], ["Birch", text], [text], ["Coral"]]
+                found += [(text, "Amber"), ("Birch", text), (text,), ("Coral",)]
             case "BOOLEAN":
                 found.append(literal.is_word("TRUE"))
             case "INT64" | "DOUBLE" if literal.kind is Kind.NUMBER and text.replace(".", "", 1).isdigit():
@@ -252,7 +244,7 @@ def _far(dice: random.Random, kind: str) -> list[Value]:
         case "STRING":
             return [*_WORDS]
         case "STRING[]":
-            return [[word, _WORDS[at]] for at, word in enumerate(reversed(_WORDS))]
+            return [(word, _WORDS[at]) for at, word in enumerate(reversed(_WORDS))]
         case "INT64":
             return [dice.randrange(at * 40, at * 40 + 40) for at in range(14)]
         case "DOUBLE":

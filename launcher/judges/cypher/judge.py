@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import accumulate
 
 from launcher.core.errors import escape
 from launcher.judges.base import Check, CloseOnExit, ReferenceRow, Verdict, fail_all, keep_applicable, strip_code_fence
-from launcher.judges.cypher.execution_match import open_engine
+from launcher.judges.cypher.execution_match import Engine
 from launcher.judges.cypher.lexer import Token, split_tokens
 from launcher.judges.cypher.normalize import normalize_query
 from launcher.judges.cypher.schema import load_graph_schema
@@ -35,7 +36,7 @@ class CypherJudge(CloseOnExit):
 
     def __init__(self, backends: Sequence[str] = SYNTAX_BACKENDS, *, with_engine: bool = True) -> None:
         self._syntax = open_syntax_checker(backends)
-        self._engine = open_engine() if with_engine else None
+        self._engine = Engine() if with_engine and find_spec("ladybug") else None
         engine = self._engine.checker if self._engine else "not judged: ladybug is not installed"
         self.checks = (
             Check(name="parses", title="parses as Cypher", checker=self._syntax.checker),

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.core.errors import InputError
 from launcher.core.worker import WorkerError
 from launcher.judges.node_tools import find_node, find_package, make_node_command, make_node_environment
-from launcher.judges.worker import LimitedWorker, make_python_worker
+from launcher.judges.worker import LimitedWorker, make_module_worker
 
 ANALYSER = "@neo4j-cypher/language-support"
 INSTALL_HINT = "pip install 'expert-launcher[quality]'; better still: make quality-tools, which needs npm"
 _FILE = Path("src") / "syntaxValidation" / "semanticAnalysis.js"
+_WORKER = "launcher.judges.cypher.syntax_worker"
 _SECONDS = 10.0  # a real query takes 0.1 s, the first one of a process 1 s
 _MEMORY_MIB = 3072
 _HEAP_MIB = 1024
@@ -73,26 +74,12 @@ def _open_racer() -> SyntaxChecker | None:
     package = find_package(ANALYSER)
     if package is None or not (package.folder / _FILE).is_file() or find_spec("py_mini_racer") is None:
         return None
-    worker = start_script_worker("syntax_worker.py", "racer", str(package.folder / _FILE), memory_mib=_MEMORY_MIB)
-    return SyntaxChecker(f"{ANALYSER} {package.version}, mini-racer {get_version('mini-racer')}", worker)
+    worker = make_module_worker(_WORKER, "racer", str(package.folder / _FILE), seconds=_SECONDS, memory_mib=_MEMORY_MIB)
+    return SyntaxChecker(f"{ANALYSER} {package.version}, mini-racer {version('mini-racer')}", worker)
 
 
 def _open_graphglot() -> SyntaxChecker | None:
     if find_spec("graphglot") is None:
         return None
-    worker = start_script_worker("syntax_worker.py", "graphglot", memory_mib=_MEMORY_MIB)
-    return SyntaxChecker(f"graphglot {get_version('graphglot')}", worker)
-
-
-def start_script_worker(script: str, *arguments: str, memory_mib: int, seconds: float = _SECONDS) -> LimitedWorker:
-    """Return a worker for a script of this folder."""
-    code = f"import runpy; runpy.run_path({str(Path(__file__).parent / script)!r}, run_name='__main__')"
-    return make_python_worker(code, *arguments, seconds=seconds, memory_mib=memory_mib)
-
-
-def get_version(distribution: str) -> str:
-    """Return the version of an installed package."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return "(unknown version)"
+    worker = make_module_worker(_WORKER, "graphglot", seconds=_SECONDS, memory_mib=_MEMORY_MIB)
+    return SyntaxChecker(f"graphglot {version('graphglot')}", worker)

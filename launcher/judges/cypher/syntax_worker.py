@@ -1,7 +1,4 @@
-"""Worker script of the syntax check: reads one query per line (a JSON string) and writes its first error.
-
-Arguments: `racer` and the path of Neo4j's analyser, or `graphglot`. It imports nothing of this package.
-"""
+"""Worker of the syntax check: reads one query per line (a JSON string) and writes its first error."""
 
 from __future__ import annotations
 
@@ -43,9 +40,9 @@ def _open_graphglot() -> Callable[[str], str]:
     return find_fault
 
 
-def main() -> None:
-    """Check one query per line of stdin."""
-    find_fault = _open_racer(sys.argv[2]) if sys.argv[1] == "racer" else _open_graphglot()
+def serve(backend: str, analyser: str = "") -> None:
+    """Check one query per line of stdin by `racer`, with the path of Neo4j's analyser, or by `graphglot`."""
+    find_fault = _open_racer(analyser) if backend == "racer" else _open_graphglot()
     print('"ready"', flush=True)
     for line in sys.stdin:
         try:
@@ -53,11 +50,7 @@ def main() -> None:
         except Exception as error:  # a crash of the checker is the query's fault
             fault, failed = f"the analyser gave up: {type(error).__name__}", True
         print(json.dumps(fault[:300]), flush=True)
-        if failed and sys.argv[1] == "racer":
+        if failed and backend == "racer":
             break  # its state is not trusted: the next query gets a new process
     sys.stdout.flush()
     os._exit(0)  # mini-racer's threads would block the exit
-
-
-if __name__ == "__main__":
-    main()

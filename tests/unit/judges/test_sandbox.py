@@ -15,7 +15,6 @@ import pytest
 
 from launcher.core.worker import run_command
 from launcher.judges import sandbox
-from launcher.judges.cypher.syntax import start_script_worker
 from launcher.judges.sandbox import describe_boundary, make_sandboxed_command, probe_boundary
 from launcher.judges.sandbox_start import make_filter
 from launcher.judges.worker import LimitedWorker, make_module_worker
@@ -198,7 +197,7 @@ def test_workers_start_inside_the_sandbox(kind: str, monkeypatch: pytest.MonkeyP
     if kind == "python":
         worker = make_module_worker("launcher.judges.typescript.syntax", seconds=5, memory_mib=512)
     else:
-        worker = start_script_worker("engine_worker.py", memory_mib=2048)
+        worker = make_module_worker("launcher.judges.cypher.engine_worker", seconds=10, memory_mib=2048)
     found = read_limits(worker)
     assert "Seccomp:\t2" in found["status"]
     assert "NoNewPrivs:\t1" in found["status"]
