@@ -15,7 +15,7 @@ from launcher.core.errors import RunFailedError, first_line
 from launcher.corpus.spec import PreparationSpec
 from launcher.corpus.text_encoder import TextEncoder
 from launcher.manifest.model import Decoding
-from launcher.training.inference.generate import Answer, build_generator, count_cache_bytes
+from launcher.training.inference.generate import Answer, Generator, count_cache_bytes
 from launcher.training.model.base_model import needs_eager_attention
 from launcher.training.model.compile_checkpoint import compile_disabled
 
@@ -85,11 +85,11 @@ class LiveGenerator:
 
     def _generate(self, prompts: Sequence[str], max_new_tokens: int, ignore_eos: bool) -> list[Answer]:
         run = self._run
-        generator = build_generator(
+        generator = Generator(
             run.engine.module.model,
             run.plan,
-            tokenizer=self._tokenizer,
-            template=self._template,
+            self._tokenizer,
+            self._template,
             decoding=self._decoding,
             max_new_tokens=max_new_tokens,
             batch_size=self.batch_size,

@@ -28,7 +28,7 @@ from launcher.judges.results import CheckResult, summarize_checks
 from launcher.manifest.model import Decoding
 from launcher.manifest.trust import check_trust, list_judge_code
 from launcher.training.export.logits_check import compute_logits, computing_in_fp32
-from launcher.training.inference.generate import build_generator
+from launcher.training.inference.generate import Generator
 from launcher.training.inference.grade import make_reference_rows
 from launcher.training.inference.load import load_from_folder, pick_device
 from launcher.training.inference.prompt import render_prompt
@@ -129,14 +129,9 @@ def check_files(
 
 
 def _answer_with_merged(model: Any, run: TrainedRun, tokenizer: BaseTokenizer, questions: Questions) -> list[str]:
-    generator = build_generator(
-        model,
-        run.plan,
-        tokenizer=tokenizer,
-        template=make_planned_template(run.plan.data, tokenizer),
-        decoding=Decoding(),
-        max_new_tokens=questions.max_new_tokens,
-        batch_size=None,
+    template, limit = make_planned_template(run.plan.data, tokenizer), questions.max_new_tokens
+    generator = Generator(
+        model, run.plan, tokenizer, template, decoding=Decoding(), max_new_tokens=limit, batch_size=None
     )
     with computing_in_fp32(model):
         return [answer.text for answer in generator.generate(questions.prompts)]

@@ -101,49 +101,15 @@ def load_generator(
 ) -> Generator:
     """Build a generator with the tokenizer from the base's folder."""
     tokenizer = load_planned_tokenizer(plan, base_folders(Path(plan.data.folder)))
-    return build_generator(
+    return Generator(
         model,
         plan,
-        tokenizer=tokenizer,
-        template=make_planned_template(plan.data, tokenizer),
+        tokenizer,
+        make_planned_template(plan.data, tokenizer),
         decoding=decoding,
         max_new_tokens=max_new_tokens,
         batch_size=batch_size,
         use_graphs=True,
-    )
-
-
-def build_generator(
-    model: Any,
-    plan: Plan,
-    *,
-    tokenizer: BaseTokenizer,
-    template: Template,
-    decoding: Decoding,
-    max_new_tokens: int,
-    batch_size: int | None,
-    on_token: Callable[[], None] = lambda: None,
-    ignore_eos: bool = False,
-    use_graphs: bool = False,
-) -> Generator:
-    """Build a generator that ends answers at the training's end token, unless `ignore_eos`.
-
-    Without a batch size it is chosen by the free memory. `use_graphs` captures CUDA graphs of decode steps, which need
-    memory of their own.
-    """
-    return Generator(
-        model,
-        tokenizer,
-        template=template,
-        decoding=decoding,
-        eos_ids=_collect_eos_ids(tokenizer, template.end_token, decoding.stop_sequences),
-        max_new_tokens=max_new_tokens,
-        base=plan.base,
-        seed=plan.schedule.seed,
-        batch_size=batch_size,
-        on_token=on_token,
-        ignore_eos=ignore_eos,
-        use_graphs=use_graphs,
     )
 
 
@@ -153,22 +119,26 @@ class Generator:
     def __init__(
         self,
         model: Any,
+        plan: Plan,
         tokenizer: BaseTokenizer,
-        *,
         template: Template,
+        *,
         decoding: Decoding,
-        eos_ids: Sequence[int],
         max_new_tokens: int,
-        base: ModelShape,
-        seed: int,
         batch_size: int | None,
-        on_token: Callable[[], None],
-        ignore_eos: bool,
-        use_graphs: bool,
+        on_token: Callable[[], None] = lambda: None,
+        ignore_eos: bool = False,
+        use_graphs: bool = False,
     ) -> None:
-        self._tokenizer, self._decoding, self._seed = tokenizer, decoding, seed
+        """Prepare a generator that ends answers at the training's end token, unless `ignore_eos`.
+
+        Without a batch size it is chosen by the free memory. `use_graphs` captures CUDA graphs of decode steps, which
+        need memory of their own.
+        """
+        self._tokenizer, self._decoding, self._seed = tokenizer, decoding, plan.schedule.seed
         self._encoder, self._unescape = TextEncoder(tokenizer, template), template.controls.unescape
-        self._batch_size, self._base, self._use_graphs = batch_size, base, use_graphs
+        self._batch_size, self._base, self._use_graphs = batch_size, plan.base, use_graphs
+        eos_ids = _collect_eos_ids(tokenizer, template.end_token, decoding.stop_sequences)
         self._config = build_generation_config(decoding, eos_ids, max_new_tokens)
         if ignore_eos:
             self._config.min_new_tokens = max_new_tokens
