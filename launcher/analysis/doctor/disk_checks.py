@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from launcher.analysis.doctor.findings import Finding, Reporter, Status
+from launcher.analysis.doctor.findings import Finding, Reporter
 from launcher.base_models.catalogue import get_hub_cache
 from launcher.core.units import GIB, MIB, format_gib
 from launcher.core.worker import call_with_timeout
@@ -26,82 +27,69 @@ _LOW_FREE = 10 * GIB
 _SLOW_MB = 20.0  # MB/s of a USB stick; a hard disk writes about 150
 _MODEST_MB = 80.0
 _NO_HARD_DISK_MB = 300.0  # virtual disks report that they rotate, whatever is below them
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DiskUse:
-    """A folder that training uses."""
-
-    name: str  # runs, data, HF cache
-    folder: Path
-    is_written: bool  # by every run, so that space and speed matter
+_RUNS, _DATA, _CACHE = "runs", "prepared data", "HF cache"
+_OTHER_DISK = {
+    _RUNS: "choose a folder on another disk with --runs-dir",
+    _DATA: "launcher data --move-to DIR, and export LAUNCHER_DATA_DIR=DIR",
+    _CACHE: "export HF_HOME=DIR with a folder on another disk",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiskFacts:
-    """Measured state of a folder's disk."""
+    """A folder that training uses, and the measured state of its disk."""
 
-    place: DiskUse
-    storage: Storage | None = None
+    name: str  # a key of _OTHER_DISK
+    folder: Path
+    storage: Storage | None = None  # None: it could not be probed
     has_inodes: bool = True
     is_writable: bool = True
     write_mb_per_second: float | None = None  # None: not measured
     error: str = ""  # why it could not be probed
     is_dead: bool = False  # timed out
 
-    @property
-    def is_slow(self) -> bool:
-        """Whether it is network storage or a hard disk."""
-        if self.storage is None or not self.storage.is_slow:
-            return False
-        is_fast = self.write_mb_per_second is not None and self.write_mb_per_second > _NO_HARD_DISK_MB
-        return self.storage.kind == "network" or not is_fast
 
-
-def list_disk_uses(runs_dir: Path) -> tuple[DiskUse, ...]:
-    """List the folders that training uses."""
-    uses = [DiskUse(name="runs", folder=runs_dir, is_written=True)]
+def list_folders(runs_dir: Path) -> dict[str, Path]:
+    """Return the folders that training uses, by name."""
+    folders = {_RUNS: runs_dir}
     try:
         from launcher.corpus.spec import get_stores_dir
 
-        uses.append(DiskUse(name="prepared data", folder=get_stores_dir(), is_written=True))
+        folders[_DATA] = get_stores_dir()
     except ImportError:  # without the data extra nothing is prepared here
         pass
-    return (*uses, DiskUse(name="HF cache", folder=get_hub_cache(), is_written=False))
+    return {**folders, _CACHE: get_hub_cache()}
 
 
-def probe_disks(places: Sequence[DiskUse], *, measures_speed: bool = True) -> tuple[DiskFacts, ...]:
+def probe_disks(folders: Mapping[str, Path], *, measures_speed: bool = True) -> list[DiskFacts]:
     """Probe all folders in parallel, and measure the write speed of each disk once."""
-    with ThreadPoolExecutor(max_workers=len(places) or 1) as pool:
-        found = tuple(pool.map(_probe, places))
-        if not measures_speed:
-            return found
-        first = {facts.storage.mount: facts for facts in reversed(found) if facts.storage is not None}
-        speeds = dict(zip(first, pool.map(_measure, first.values()), strict=True))
-    return tuple(
-        replace(facts, write_mb_per_second=speeds[facts.storage.mount]) if facts.storage is not None else facts
+    with ThreadPoolExecutor(max_workers=len(folders)) as pool:
+        found = list(pool.map(_probe, folders, folders.values()))
+        disks = {facts.storage.mount: facts for facts in reversed(found) if facts.storage and measures_speed}
+        speeds = dict(zip(disks, pool.map(_measure, disks.values()), strict=True))
+    return [
+        replace(facts, write_mb_per_second=speeds.get(facts.storage.mount)) if facts.storage else facts
         for facts in found
-    )
+    ]
 
 
-def _probe(place: DiskUse) -> DiskFacts:
+def _probe(name: str, folder: Path) -> DiskFacts:
+    def probe() -> DiskFacts:
+        storage, existing = probe_storage(folder), _get_existing_parent(folder)
+        usage = os.statvfs(existing)
+        return DiskFacts(
+            name=name,
+            folder=folder,
+            storage=storage,
+            has_inodes=not usage.f_files or usage.f_favail > 0,
+            is_writable=os.access(existing, os.W_OK) and not usage.f_flag & os.ST_RDONLY,
+        )
+
     try:
-        return call_with_timeout(lambda: _probe_use(place), _SECONDS)
-    except TimeoutError as error:
-        return DiskFacts(place=place, error=str(error), is_dead=True)
+        return call_with_timeout(probe, _SECONDS)
     except OSError as error:
-        return DiskFacts(place=place, error=error.strerror or str(error))
-
-
-def _probe_use(place: DiskUse) -> DiskFacts:
-    storage, existing = probe_storage(place.folder), _get_existing_parent(place.folder)
-    usage = os.statvfs(existing)
-    return DiskFacts(
-        place=place,
-        storage=storage,
-        has_inodes=not usage.f_files or usage.f_favail > 0,
-        is_writable=os.access(existing, os.W_OK) and not usage.f_flag & os.ST_RDONLY,
-    )
+        is_dead = isinstance(error, TimeoutError)
+        return DiskFacts(name=name, folder=folder, error=error.strerror or str(error), is_dead=is_dead)
 
 
 def _get_existing_parent(folder: Path) -> Path:
@@ -114,9 +102,7 @@ def _measure(facts: DiskFacts) -> float | None:
     if not (has_space and facts.is_writable and facts.has_inodes):
         return None
     try:
-        return call_with_timeout(
-            lambda: measure_write_speed(_get_existing_parent(facts.place.folder)), _MEASURE_SECONDS
-        )
+        return call_with_timeout(lambda: measure_write_speed(_get_existing_parent(facts.folder)), _MEASURE_SECONDS)
     except OSError:  # or TimeoutError
         return None
 
@@ -139,64 +125,40 @@ def check_disks(disks: Sequence[DiskFacts]) -> Iterator[Finding]:
         yield _check(facts)
 
 
-def _make(facts: DiskFacts, status: Status, found: str, matters: str = "", next_step: str = "") -> Finding:
-    return Reporter("disks")(facts.place.name, status, f"{facts.place.folder}: {found}", matters, next_step)
-
-
-_OTHER_DISK = {
-    "runs": "choose a folder on another disk with --runs-dir",
-    "prepared data": "launcher data --move-to DIR, and export LAUNCHER_DATA_DIR=DIR",
-    "HF cache": "export HF_HOME=DIR with a folder on another disk",
-}
-
-
 def _check(facts: DiskFacts) -> Finding:
-    elsewhere = _OTHER_DISK[facts.place.name]
+    storage, name, speed = facts.storage, facts.name, facts.write_mb_per_second
+    report = partial(Reporter("disks"), name)
+    where, elsewhere = f"{facts.folder}: ", _OTHER_DISK[name]
     if facts.is_dead:
         why = "reads and writes there hang: the server of the network disk may be down"
-        return _make(facts, "problem", facts.error, why, f"mount it again; {elsewhere}")
-    if facts.storage is None:
-        return _make(facts, "note", f"not checked: {facts.error}")
-    speed = "" if facts.write_mb_per_second is None else f", writes {facts.write_mb_per_second:,.0f} MB/s"
-    storage = facts.storage
-    shows_kind = storage.kind != "unknown" and (facts.is_slow or not storage.is_slow)
+        return report("problem", where + facts.error, why, f"mount it again; {elsewhere}")
+    if storage is None:
+        return report("note", f"{where}not checked: {facts.error}")
+    is_written = name != _CACHE  # by every run, so that space and speed matter
+    is_slow = storage.is_slow and (storage.kind == "network" or speed is None or speed <= _NO_HARD_DISK_MB)
+    shows_kind = storage.kind != "unknown" and is_slow == storage.is_slow
     kind = f"{storage.kind}, {storage.filesystem}" if shows_kind else storage.filesystem
-    found = f"{format_gib(storage.free_bytes)} free on {storage.mount} ({kind}){speed}"
-    return _check_space(facts, found, elsewhere) or _check_speed(facts, found, elsewhere) or _make(facts, "ok", found)
-
-
-def _check_space(facts: DiskFacts, found: str, elsewhere: str) -> Finding | None:
-    assert facts.storage is not None
-    free, name = facts.storage.free_bytes, facts.place.name
+    writes = "" if speed is None else f", writes {speed:,.0f} MB/s"
+    found = f"{format_gib(storage.free_bytes)} free on {storage.mount} ({kind}){writes}"
     if not facts.is_writable:
-        status: Status = "problem" if facts.place.is_written else "note"
-        return _make(facts, status, f"{found}; it is not writable", "nothing can be saved there", elsewhere)
+        status, why = "problem" if is_written else "note", "nothing can be saved there"
+        return report(status, f"{where}{found}; it is not writable", why, elsewhere)
     if not facts.has_inodes:
-        return _make(facts, "problem", f"{found}; no inodes left", "no new file can be created there", elsewhere)
-    if free < _MIN_FREE and facts.place.is_written:
-        tidy = "launcher data --prune" if name == "prepared data" else "delete old runs or checkpoints"
+        return report("problem", f"{where}{found}; no inodes left", "no new file can be created there", elsewhere)
+    if storage.free_bytes < _MIN_FREE and is_written:
+        tidy = "launcher data --prune" if name == _DATA else "delete old runs or checkpoints"
         why = "the run fails if a checkpoint cannot be written"
-        return _make(facts, "problem", f"the disk is full: {found}", why, f"{tidy}; {elsewhere}")
-    if free < _LOW_FREE:
-        why = "a few checkpoints or one base model fill it"
-        return _make(facts, "note", found, why, elsewhere)
-    return None
-
-
-def _check_speed(facts: DiskFacts, found: str, elsewhere: str) -> Finding | None:
-    speed = facts.write_mb_per_second
-    if speed is not None and speed < _SLOW_MB and facts.place.is_written:
-        why = (
-            "the steps after a save wait for it"
-            if facts.place.name == "runs"
-            else "preparing and reading data wait for it"
-        )
-        return _make(facts, "problem", f"slow: {found}", why, elsewhere)
-    if facts.is_slow and facts.place.name == "HF cache":
-        return _make(facts, "note", f"slow storage: {found}", "every start reads the base model from it", elsewhere)
-    if facts.is_slow and facts.place.name == "prepared data":
+        return report("problem", f"{where}the disk is full: {found}", why, f"{tidy}; {elsewhere}")
+    if storage.free_bytes < _LOW_FREE:
+        return report("note", where + found, "a few checkpoints or one base model fill it", elsewhere)
+    if speed is not None and speed < _SLOW_MB and is_written:
+        why = "the steps after a save wait for it" if name == _RUNS else "preparing and reading data wait for it"
+        return report("problem", f"{where}slow: {found}", why, elsewhere)
+    if is_slow and name != _RUNS:
         why = "training reads its data from it: check the data wait of a run"
-        return _make(facts, "note", f"slow storage: {found}", why, elsewhere)
-    if speed is not None and speed < _MODEST_MB and facts.place.is_written:
-        return _make(facts, "note", found, "checkpoints of full fine-tuning take minutes at this speed", elsewhere)
-    return None
+        why = "every start reads the base model from it" if name == _CACHE else why
+        return report("note", f"{where}slow storage: {found}", why, elsewhere)
+    if speed is not None and speed < _MODEST_MB and is_written:
+        why = "checkpoints of full fine-tuning take minutes at this speed"
+        return report("note", where + found, why, elsewhere)
+    return report("ok", where + found)

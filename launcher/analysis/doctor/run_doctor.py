@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.analysis.doctor.disk_checks import check_disks, list_disk_uses, probe_disks
+from launcher.analysis.doctor.disk_checks import check_disks, list_folders, probe_disks
 from launcher.analysis.doctor.expert import check_expert, probe_expert
 from launcher.analysis.doctor.findings import Family, Finding, Report, Reporter, make_report, make_skipped
 from launcher.analysis.doctor.gpu_checks import GpuFacts, check_gpus, probe_gpus
@@ -20,7 +20,7 @@ from launcher.analysis.doctor.run_status import RunState, check_status, probe_ru
 from launcher.analysis.doctor.series import compute_median, select_warm_steps
 from launcher.analysis.doctor.speed_checks import check_speed
 from launcher.analysis.doctor.text import report_run
-from launcher.analysis.doctor.wandb_checks import check_login, probe_login
+from launcher.analysis.doctor.wandb_checks import check_login
 from launcher.core import metrics
 from launcher.core.errors import DoesNotFitError, InputError, LauncherError, ManifestError
 from launcher.core.metrics import find_values
@@ -49,8 +49,7 @@ def run_doctor(request: DoctorRequest, say: Callable[[str], None]) -> Report:
     with ThreadPoolExecutor(max_workers=4) as pool:
         gpus = pool.submit(probe_gpus)
         host = pool.submit(probe_host)
-        places = pool.submit(lambda: probe_disks(list_disk_uses(request.runs_dir), measures_speed=not request.is_quick))
-        login = pool.submit(probe_login, os.environ)
+        places = pool.submit(lambda: probe_disks(list_folders(request.runs_dir), measures_speed=not request.is_quick))
     failure = gpus.exception()
     gpu_facts = gpus.result() if failure is None else GpuFacts(error=f"the probe failed: {failure}")
     planned, refusal = _make_plan(request.request, gpu_facts)
@@ -68,7 +67,7 @@ def run_doctor(request: DoctorRequest, say: Callable[[str], None]) -> Report:
     findings += _check_hardware_overrides()
     findings += _run_check("machine", "judges", check_judges)
     findings += _run_check("disks", "disks", lambda: check_disks(places.result()))
-    findings += _run_check("W&B", "login", lambda: [check_login(login.result(), plan.wandb.mode if plan else None)])
+    findings += _run_check("W&B", "login", lambda: [check_login(os.environ, plan.wandb.mode if plan else None)])
     findings += _check_packages(request, run, gpu_facts, plan, say)
     return make_report(findings)
 

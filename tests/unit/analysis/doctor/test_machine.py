@@ -13,9 +13,8 @@ import pytest
 
 from launcher.analysis.doctor.disk_checks import (
     DiskFacts,
-    DiskUse,
     check_disks,
-    list_disk_uses,
+    list_folders,
     measure_write_speed,
     probe_disks,
 )
@@ -125,15 +124,13 @@ def _soft_limit(number: int) -> int | None:
     return soft if soft != resource.RLIM_INFINITY else None
 
 
-RUNS = DiskUse(name="runs", folder=Path("runs"), is_written=True)
-DATA = DiskUse(name="prepared data", folder=Path("data"), is_written=True)
-CACHE = DiskUse(name="HF cache", folder=Path("cache"), is_written=False)
+RUNS, DATA, CACHE = "runs", "prepared data", "HF cache"
 NVME = Storage(mount="/", filesystem="ext4", kind="nvme", free_bytes=500 * GIB)
 
 
-def make_disk(use: DiskUse = RUNS, storage: Storage = NVME, **facts: object) -> DiskFacts:
+def make_disk(name: str = RUNS, storage: Storage = NVME, **facts: object) -> DiskFacts:
     values: dict[str, object] = {"write_mb_per_second": 900.0, **facts}
-    return DiskFacts(place=use, storage=storage, **values)  # type: ignore[arg-type]
+    return DiskFacts(name=name, folder=Path(name), storage=storage, **values)  # type: ignore[arg-type]
 
 
 def test_healthy_disks_have_no_issues() -> None:
@@ -166,12 +163,17 @@ SPINNING = replace(NVME, kind="hard disk")
             "launcher data --move-to DIR",
         ),
         (
-            DiskFacts(place=RUNS, error="no answer within 3 s", is_dead=True),
+            DiskFacts(name=RUNS, folder=Path(RUNS), error="no answer within 3 s", is_dead=True),
             "problem",
             "runs: no answer within 3 s",
             "mount it again",
         ),
-        (DiskFacts(place=RUNS, error="Permission denied"), "note", "not checked: Permission denied", ""),
+        (
+            DiskFacts(name=RUNS, folder=Path(RUNS), error="Permission denied"),
+            "note",
+            "not checked: Permission denied",
+            "",
+        ),
     ],
 )
 def test_disk_fault_is_reported(facts: DiskFacts, status: str, found: str, next_step: str) -> None:
@@ -186,9 +188,8 @@ def test_fast_virtual_hard_disk_is_fine() -> None:
 
 
 def test_disk_probe_leaves_no_files(tmp_path: Path) -> None:
-    places = [replace(one, folder=tmp_path / "not/yet" / one.name) for one in list_disk_uses(tmp_path)]
-    found = probe_disks(places)
-    assert [facts.place.name for facts in found] == ["runs", "prepared data", "HF cache"]
+    found = probe_disks({name: tmp_path / "not/yet" / name for name in list_folders(tmp_path)})
+    assert [facts.name for facts in found] == ["runs", "prepared data", "HF cache"]
     assert all(facts.storage is not None and facts.storage.free_bytes > 0 for facts in found)
     assert len({facts.write_mb_per_second for facts in found}) == 1, "one disk is measured once"
     assert list(tmp_path.iterdir()) == []
@@ -213,7 +214,7 @@ def test_disk_that_does_not_respond_is_a_problem(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr("launcher.analysis.doctor.disk_checks.probe_storage", hang)
     monkeypatch.setattr("launcher.analysis.doctor.disk_checks._SECONDS", 0.1)
-    finding = only(check_disks(probe_disks([replace(RUNS, folder=tmp_path)])))
+    finding = only(check_disks(probe_disks({RUNS: tmp_path})))
     assert (finding.status, finding.found) == ("problem", f"{tmp_path}: timed out after 0.1 s")
 
 
