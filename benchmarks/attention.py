@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from resumable_cases import add_row, iterate_unmeasured, read_rows, run_subcommands  # type: ignore[import-not-found]  # in this folder
 
-from launcher.bench.messages import AttentionSpec
+from launcher.bench.attention import AttentionSpec
 from launcher.bench.workers.attention import REPEATS, capture, make_inputs, measure_backend, time_call
 from launcher.core.choices import AttentionBackend
 from launcher.plan.calibration import AttentionShape

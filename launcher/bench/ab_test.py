@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import ceil, lcm
 from pathlib import Path
 
-from launcher.bench.messages import Block, Ready, Reply, Timing, VariantSpec
 from launcher.bench.variants import Variant
-from launcher.bench.worker import MeasurementProcess, closing_process
+from launcher.bench.worker import MeasurementProcess, Timing
+from launcher.core.frozen_model import Frozen
+from launcher.plan.model import Plan
 
 _MODULE = "launcher.bench.workers.vary"
 _MAX_UNIT = 8  # in largest global batches: a block with complete steps of every variant must stay short
-TimeBlock = Callable[[int, int], Timing]  # of a round and a variant
+
+
+class VariantSpec(Frozen):
+    """Specification for the process of a variant: a plan as a training would run it, and the length of a block."""
+
+    plan: Plan
+    store: str  # folder of the prepared data
+    warmup_steps: int
+    timed_steps: int
+
+
+class Ready(Frozen):
+    """First message of the process, sent once its model is built: what is active in the live process."""
+
+    seconds: float  # taken to build
+    attention: str
+    compiled: str  # description; empty: nothing is compiled
+
+
+class Block(Frozen):
+    """A timing with its position in an A/B test."""
+
+    round: int
+    variant: int
+    timing: Timing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,15 +74,6 @@ def interleave(num_variants: int, repeats: int) -> tuple[tuple[int, ...], ...]:
     return tuple(forward if number % 2 == 0 else forward[::-1] for number in range(repeats))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Effort:
-    """How much is measured."""
-
-    repeats: int
-    block_size: BlockSize
-    limit_seconds: float  # for building a model, and for a block
-
-
 @dataclass(kw_only=True)
 class Measurements:
     """Everything that an A/B test measured."""
@@ -76,66 +92,40 @@ def fit_together(variants: Sequence[Variant]) -> bool:
 def measure_variants(
     variants: Sequence[Variant],
     stores: Sequence[Path],
-    effort: Effort,
+    block_size: BlockSize,
     folder: Path,
     *,
+    repeats: int,
+    limit_seconds: float,
     reuse_processes: bool,
     report: Callable[[str], None],
 ) -> Measurements:
-    """Measure all blocks, with one process per variant that sleeps while another is timed, or one per block."""
-    specs = [_make_spec(variant, store, effort.block_size) for variant, store in zip(variants, stores, strict=True)]
+    """Measure all blocks, with one process per variant that sleeps while another is timed, or one per block.
+
+    `limit_seconds` is the time limit for building a model, and for a block.
+    """
     measurements = Measurements(reuses_processes=reuse_processes)
-    open_processes = _reused_processes if reuse_processes else _fresh_processes
-    with open_processes(specs, folder, effort, measurements) as time_block:
-        for number, order in enumerate(interleave(len(variants), effort.repeats), 1):
+
+    def start(index: int, name: str) -> MeasurementProcess:
+        plan = variants[index].plan
+        warmup, timed = block_size.count_steps(plan.batch.global_batch_size)
+        spec = VariantSpec(plan=plan, store=str(stores[index].resolve()), warmup_steps=warmup, timed_steps=timed)
+        process = stack.enter_context(MeasurementProcess(_MODULE, spec, folder, name))
+        measurements.ready[index] = Ready.model_validate_json(process.read(limit_seconds))
+        return process
+
+    with ExitStack() as stack:
+        processes: list[MeasurementProcess] = []
+        if reuse_processes:  # started sequentially: two that build at once would slow each other down
+            processes = [start(index, f"variant-{index + 1}") for index in range(len(variants))]
+        for number, order in enumerate(interleave(len(variants), repeats), 1):
             for index in order:
-                timing = time_block(number, index)
+                process = processes[index] if processes else start(index, f"variant-{index + 1}-round-{number}")
+                process.send("block")
+                timing = Timing.model_validate_json(process.read(limit_seconds))
+                if not processes:
+                    stack.close()  # its memory is free for the next one
                 measurements.blocks.append(Block(round=number, variant=index, timing=timing))
                 speed = f"{timing.tokens_per_second:,.0f} tokens/s"
-                report(f"round {number} of {effort.repeats}, {variants[index].label}: {speed}")
+                report(f"round {number} of {repeats}, {variants[index].label}: {speed}")
     return measurements
-
-
-@contextmanager
-def _reused_processes(
-    specs: Sequence[VariantSpec], folder: Path, effort: Effort, measurements: Measurements
-) -> Iterator[TimeBlock]:
-    with ExitStack() as stack:
-        processes = []
-        for index, spec in enumerate(specs):  # sequentially: two that build at once would slow each other down
-            process = MeasurementProcess(_MODULE, spec, folder, f"variant-{index + 1}")
-            stack.enter_context(closing_process(process))
-            measurements.ready[index] = _read_ready(process, effort)
-            processes.append(process)
-        yield lambda _number, index: _request_block(processes[index], effort)
-
-
-@contextmanager
-def _fresh_processes(
-    specs: Sequence[VariantSpec], folder: Path, effort: Effort, measurements: Measurements
-) -> Iterator[TimeBlock]:
-    def time_block(number: int, index: int) -> Timing:
-        name = f"variant-{index + 1}-round-{number}"
-        with closing_process(MeasurementProcess(_MODULE, specs[index], folder, name)) as process:
-            measurements.ready[index] = _read_ready(process, effort)
-            return _request_block(process, effort)
-
-    yield time_block
-
-
-def _read_ready(process: MeasurementProcess, effort: Effort) -> Ready:
-    ready = Reply.model_validate_json(process.read(effort.limit_seconds)).ready
-    assert ready is not None
-    return ready
-
-
-def _request_block(process: MeasurementProcess, effort: Effort) -> Timing:
-    process.send("block")
-    timing = Reply.model_validate_json(process.read(effort.limit_seconds)).timing
-    assert timing is not None
-    return timing
-
-
-def _make_spec(variant: Variant, store: Path, block_size: BlockSize) -> VariantSpec:
-    warmup, timed = block_size.count_steps(variant.plan.batch.global_batch_size)
-    return VariantSpec(plan=variant.plan, store=str(store.resolve()), warmup_steps=warmup, timed_steps=timed)

@@ -11,12 +11,11 @@ from pydantic import ValidationError
 
 import launcher
 from launcher.bench.ablation_stages import LoopConfig, Measurement, Mode
-from launcher.bench.messages import Reply, Timing
 from launcher.bench.worker import (
     MeasurementFailedError,
     MeasurementProcess,
     MeasurementTimeoutError,
-    closing_process,
+    Timing,
 )
 from launcher.core.errors import ExitCode
 from launcher.core.frozen_model import Frozen
@@ -163,8 +162,8 @@ def _measure(
 ) -> StageRecord:
     status: Status
     try:
-        with closing_process(process):
-            timing = Reply.model_validate_json(process.read(effort.limit_seconds)).timing
+        with process:
+            timing = Timing.model_validate_json(process.read(effort.limit_seconds))
     except MeasurementTimeoutError:
         return _make_record(measurement, "timeout", f"not finished after {effort.limit_seconds:.0f} s", fingerprint)
     except MeasurementFailedError as error:

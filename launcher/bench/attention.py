@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from launcher.base_models.families import FAMILIES
-from launcher.bench.messages import AttentionSpec, AttentionTiming
-from launcher.bench.worker import MeasurementFailedError, MeasurementProcess, closing_process
+from launcher.bench.worker import MeasurementFailedError, MeasurementProcess
 from launcher.core.choices import AttentionBackend
 from launcher.core.errors import InputError
+from launcher.core.frozen_model import Frozen
 from launcher.plan.attention import has_own_heads, list_package_backends
 from launcher.plan.calibration import AttentionShape, MeasuredAttention
 from launcher.plan.model import Plan
@@ -19,6 +19,30 @@ from launcher.plan.model import Plan
 _MODULE = "launcher.bench.workers.attention"
 # Relative difference to FP32 attention; in BF16 the backends measured so far differ by less than 0.01.
 _MAX_DIFFERENCE = 0.03
+
+
+class AttentionSpec(Frozen):
+    """Specification for the process: one attention backend, and a micro-batch of packed documents."""
+
+    backend: AttentionBackend
+    shape: AttentionShape
+    num_sequences: int
+    sequence_length: int
+    mean_tokens: int  # per document
+
+
+class AttentionTiming(Frozen):
+    """Milliseconds of one layer's attention, and how it differs from FP32."""
+
+    forward_ms: float
+    backward_ms: float
+    difference: float  # relative, the largest of output and gradients
+    is_deterministic: bool
+
+    @property
+    def milliseconds(self) -> float:
+        """Forward and backward."""
+        return self.forward_ms + self.backward_ms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +109,7 @@ def measure_attention(
             mean_tokens=max(1, round(plan.data.mean_tokens)),
         )
         try:
-            with closing_process(MeasurementProcess(_MODULE, spec, folder, backend)) as process:
+            with MeasurementProcess(_MODULE, spec, folder, backend) as process:
                 timing = AttentionTiming.model_validate_json(process.read(limit_seconds))
         except MeasurementFailedError as error:
             result.problems[backend] = error.reason

@@ -25,6 +25,7 @@ from types import FrameType
 from launcher.bench.worker import ChildFailedError
 from launcher.core import metrics
 from launcher.core.errors import ExitCode, InputError, Problem
+from launcher.core.metrics import find_values
 from launcher.core.processes import make_child_environment
 from launcher.core.run_paths import RunPaths
 from launcher.core.worker import start_process
@@ -260,17 +261,13 @@ def make_verdict(
     ]
     if old and new and abs(new / old - 1) > _MAX_ROW_DIFFERENCE:
         notes.append(f"the old run trained {old:,.0f} rows, the new one {new:,.0f}: their quality is not comparable")
-    rates = [_list_values(record, metrics.SAMPLES_PER_SECOND) for record in records]
+    rates = [find_values(record.steps, metrics.SAMPLES_PER_SECOND) for record in records]
     return Verdict(
         rows=(old, new),
         speedup=statistics.median(rates[1]) / statistics.median(rates[0]) if all(rates) else None,
         gate=check_change(change, max_regression),
         notes=(*notes, *warnings),
     )
-
-
-def _list_values(record: RunRecord, name: str) -> list[float]:
-    return [value for row in record.steps if (value := row.get(name)) is not None and math.isfinite(value)]
 
 
 def _count_rows(record: RunRecord) -> float:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Literal
 
-from launcher.bench.ab_test import BlockSize, Effort, Measurements
+from launcher.bench.ab_test import Block, BlockSize, Measurements
 from launcher.bench.bootstrap import estimate_ratio, format_verdict
-from launcher.bench.messages import Block, Timing
-from launcher.bench.variants import Variant, list_changes
-from launcher.bench.vary_flag import Variation
+from launcher.bench.variants import ChangedDecision, Variant, Variation, list_changes
+from launcher.bench.worker import Timing
 from launcher.core.frozen_model import Frozen
 from launcher.core.markdown import inline, table
 from launcher.core.units import format_percent
@@ -45,14 +45,6 @@ class Comparison(Frozen):
     text: str
 
 
-class ChangedDecision(Frozen):
-    """A plan decision that differs between the variants."""
-
-    name: str
-    values: tuple[str | None, ...]
-    reasons: tuple[str | None, ...]
-
-
 class BenchResult(Frozen):
     """result.json of an A/B test."""
 
@@ -74,7 +66,6 @@ def make_result(
     variation: Variation,
     variants: Sequence[Variant],
     measurements: Measurements,
-    effort: Effort,
     notes: Sequence[str],
 ) -> BenchResult:
     """Evaluate the measured blocks."""
@@ -86,16 +77,13 @@ def make_result(
         key=variation.key,
         hardware=format_hardware(plan.hardware),
         on_gpu=plan.hardware.gpu is not None,
-        repeats=effort.repeats,
+        repeats=max(block.round for block in blocks),
         reuses_processes=measurements.reuses_processes,
         variants=tuple(
             _summarize(variant, timings[index], measurements, index) for index, variant in enumerate(variants)
         ),
         verdicts=tuple(make_verdicts([variant.label for variant in variants], timings)),
-        changes=tuple(
-            ChangedDecision(name=change.name, values=change.values, reasons=change.reasons)
-            for change in list_changes(tuple(variants))
-        ),
+        changes=list_changes(variants),
         notes=(*notes, *_list_anomalies(variants, measurements, timings)),
         blocks=tuple(measurements.blocks),
     )
@@ -108,11 +96,7 @@ def make_verdicts(labels: Sequence[str], timings: Sequence[Sequence[Timing]]) ->
     for other, other_speeds in zip(labels[1:], speeds[1:], strict=True):
         interval = estimate_ratio(speeds[0], other_speeds)
         text = format_verdict(labels[0], other, interval)
-        verdicts.append(
-            Comparison(
-                label=labels[0], other=other, ratio=interval.ratio, low=interval.low, high=interval.high, text=text
-            )
-        )
+        verdicts.append(Comparison(label=labels[0], other=other, text=text, **asdict(interval)))
     return verdicts
 
 
@@ -121,7 +105,7 @@ def _summarize(variant: Variant, timings: Sequence[Timing], measurements: Measur
     return VariantMetrics(
         label=variant.label,
         tokens_per_second=median(timing.tokens_per_second for timing in timings),
-        step_seconds=median(timing.step_seconds for timing in timings),
+        step_seconds=median(median(timing.seconds) for timing in timings),
         steps=len(timings[0].seconds),
         sequences_per_step=variant.plan.batch.global_batch_size,
         mfu=_median_or_none([timing.mfu for timing in timings]),

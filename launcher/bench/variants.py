@@ -1,13 +1,25 @@
-"""The variants of an A/B test: a plan for each value of the varied key, and the decisions that follow from it."""
+"""The variants of an A/B test: the values of `--vary KEY=A,B`, a plan for each, and the decisions that differ."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from launcher.bench.vary_flag import Variation
 from launcher.core.errors import InputError, LauncherError, Problem
+from launcher.core.frozen_model import Frozen
+from launcher.manifest.config import TrainingConfig
+from launcher.manifest.model import Manifest
+from launcher.manifest.overrides import parse_value
+from launcher.manifest.parse_json import shorten
+from launcher.manifest.suggest import find_closest
+from launcher.manifest.problems import SYNONYMS
 from launcher.plan.model import Plan
 from launcher.request.request import PlannedRun, Request, plan_request
+
+_PREFIX = "training.config."
+_EXAMPLE = "--vary torch_compile=true,false"
+_MAX_VALUES = 6  # more variants take too long to measure
 
 # Parts of a plan that do not affect a training step.
 _NOT_EXECUTED = {
@@ -25,6 +37,15 @@ _NOT_EXECUTED = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Variation:
+    """A key and its values, one per variant; the others are compared with the first."""
+
+    key: str  # as given
+    path: str  # as --set takes it
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
     """One value of the varied key, planned."""
 
@@ -37,8 +58,7 @@ class Variant:
         return self.planned.plan
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DecisionChange:
+class ChangedDecision(Frozen):
     """A decision that differs between variants: the varied key itself, or a consequence of it."""
 
     name: str
@@ -46,23 +66,82 @@ class DecisionChange:
     reasons: tuple[str | None, ...]
 
 
+def parse_vary(text: str) -> Variation:
+    """Parse the value of `--vary`; raises InputError."""
+    key, equals, rest = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise InputError(f"--vary {shorten(text)}: not KEY=A,B", hint=_EXAMPLE)
+    values = tuple(value.strip() for value in _split(rest))
+    _check_values(text, key, values)
+    return Variation(key=key, path=_resolve_path(key), values=values)
+
+
+def _check_values(text: str, key: str, values: tuple[str, ...]) -> None:
+    if not all(values):
+        raise InputError(f"--vary {shorten(text)}: a value is empty", hint=_EXAMPLE)
+    if len(values) < 2:
+        raise InputError(
+            f"--vary {shorten(text)}: only one value", hint=f"give two or more: --vary {key}={values[0]},OTHER"
+        )
+    if len(values) > _MAX_VALUES:
+        raise InputError(f"--vary {shorten(text)}: {len(values)} values, at most {_MAX_VALUES} are allowed")
+    by_meaning: dict[str, str] = {}
+    for value in values:
+        meaning = json.dumps(parse_value(value), sort_keys=True)
+        if meaning in by_meaning:
+            raise InputError(
+                f"--vary {shorten(text)}: {by_meaning[meaning]} and {value} are the same value",
+                hint="a comparison needs values that differ",
+            )
+        by_meaning[meaning] = value
+
+
+def _split(text: str) -> Iterator[str]:
+    """Split at commas outside lists, objects and quotes: target_modules=["q_proj","v_proj"],["q_proj"]."""
+    depth, is_quoted, begin = 0, False, 0
+    for index, char in enumerate(text):
+        if char == '"' and text[index - 1 : index] != "\\":
+            is_quoted = not is_quoted
+        elif not is_quoted and char in "[{":
+            depth += 1
+        elif not is_quoted and char in "]}":
+            depth -= 1
+        elif char == "," and depth == 0 and not is_quoted:
+            yield text[begin:index]
+            begin = index + 1
+    yield text[begin:]
+
+
+def _resolve_path(key: str) -> str:
+    """Expand the short name of a key of training.config; paths stay as they are and are checked with the manifest."""
+    fields = TrainingConfig.model_fields
+    if key in fields:
+        return f"{_PREFIX}{key}"
+    if "." in key or "[" in key or key in Manifest.model_fields:
+        return key
+    suggestion = SYNONYMS.get(key) or find_closest(key, fields)
+    raise InputError(
+        f"--vary {shorten(key)}: no key of training.config",
+        hint=f"did you mean {suggestion}?" if suggestion else "use a path for other keys: base_models.0.quantization",
+    )
+
+
 def plan_variants(request: Request, variation: Variation) -> tuple[Variant, ...]:
     """Plan all variants before anything is measured, so that one that cannot run is reported at once."""
-    variants = tuple(
-        Variant(label=label, planned=_plan(replace(request, overrides=(*request.overrides, override)), label))
-        for label, override in zip(variation.labels, variation.overrides, strict=True)
-    )
+    variants = []
+    for value in variation.values:
+        label = f"{variation.key}={value}"
+        try:
+            overrides = (*request.overrides, f"{variation.path}={value}")
+            planned = plan_request(replace(request, overrides=overrides))
+        except LauncherError as error:
+            raise InputError(f"{label} cannot be planned here: {error.title}", error.problems, error.hint) from None
+        variants.append(Variant(label=label, planned=planned))
     for variant in variants:
         check_one_process(variant.plan, variant.label)
     _check_plans_differ(variants, variation)
-    return variants
-
-
-def _plan(request: Request, label: str) -> PlannedRun:
-    try:
-        return plan_request(request)
-    except LauncherError as error:
-        raise InputError(f"{label} cannot be planned here: {error.title}", error.problems, error.hint) from None
+    return tuple(variants)
 
 
 def check_one_process(plan: Plan, label: str) -> None:
@@ -74,20 +153,17 @@ def check_one_process(plan: Plan, label: str) -> None:
         )
 
 
-def _check_plans_differ(variants: tuple[Variant, ...], variation: Variation) -> None:
+def _check_plans_differ(variants: Sequence[Variant], variation: Variation) -> None:
     """Two variants with the same plan would only measure noise."""
     for index, variant in enumerate(variants):
         for other in variants[:index]:
-            if _dump_executed(variant.plan) == _dump_executed(other.plan):
+            plans = [one.plan.model_dump(mode="json", exclude=_NOT_EXECUTED) for one in (variant, other)]
+            if plans[0] == plans[1]:
                 raise InputError(
                     f"{other.label} and {variant.label} run the same here: their plans do not differ",
                     tuple(_list_reasons(variant.plan, variation)),
                     "`launcher plan` shows what is decided on this machine, and why",
                 )
-
-
-def _dump_executed(plan: Plan) -> dict[str, object]:
-    return plan.model_dump(mode="json", exclude=_NOT_EXECUTED)
 
 
 def _list_reasons(plan: Plan, variation: Variation) -> list[Problem]:
@@ -100,7 +176,7 @@ def _list_reasons(plan: Plan, variation: Variation) -> list[Problem]:
     ]
 
 
-def list_changes(variants: tuple[Variant, ...]) -> tuple[DecisionChange, ...]:
+def list_changes(variants: Sequence[Variant]) -> tuple[ChangedDecision, ...]:
     """Return the decisions that differ, in the order of the plan."""
     by_variant = [{decision.name: decision for decision in variant.plan.decisions} for variant in variants]
     changes = []
@@ -108,5 +184,5 @@ def list_changes(variants: tuple[Variant, ...]) -> tuple[DecisionChange, ...]:
         values = tuple(decisions[name].value if name in decisions else None for decisions in by_variant)
         if len(set(values)) > 1:
             reasons = tuple(decisions[name].reason if name in decisions else None for decisions in by_variant)
-            changes.append(DecisionChange(name=name, values=values, reasons=reasons))
+            changes.append(ChangedDecision(name=name, values=values, reasons=reasons))
     return tuple(changes)

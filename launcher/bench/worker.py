@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
+from statistics import median
+from types import TracebackType
 
 from launcher.core.errors import ExitCode, LauncherError, Problem
 from launcher.core.frozen_model import Frozen
@@ -16,6 +17,25 @@ from launcher.core.worker import Worker, WorkerError, WorkerFailure
 _SECONDS_TO_EXIT = 20.0
 _SECONDS_TO_SEND = 20.0
 _TAIL_LINES = 12
+
+
+class Timing(Frozen):
+    """Timed steps, as a process reports them, and the GPU's state meanwhile."""
+
+    seconds: tuple[float, ...]
+    tokens: tuple[int, ...]  # per step, without padding
+    num_skipped: int = 0  # steps with non-finite loss or gradients
+    data_wait_share: float | None = None
+    mfu: float | None = None  # None: no GPU, or its peak is unknown
+    peak_gib: float | None = None  # allocated by torch on the GPU; without a GPU, the process's peak RSS
+    utilization: float | None = None  # GPU utilization reported by the driver, 0 to 1
+    watts: float | None = None
+    note: str = ""  # how the measurement deviates from the requested one
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Median over the steps, so that one stall does not hide the speed."""
+        return median(tokens / seconds for tokens, seconds in zip(self.tokens, self.seconds, strict=True))
 
 
 class ChildFailedError(LauncherError):
@@ -61,6 +81,17 @@ class MeasurementProcess:
             command = [sys.executable, "-P", "-m", module, str(file)]
             self._worker = Worker(command, environment=make_dependent_environment(), stderr=log)
 
+    def __enter__(self) -> MeasurementProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the process, and kill it first after an error."""
+        if kind is not None:
+            self.kill()
+        self.close()
+
     @property
     def pid(self) -> int:
         """Process id."""
@@ -90,18 +121,6 @@ class MeasurementProcess:
     def kill(self) -> None:
         """Kill the process and its children."""
         self._worker.kill()
-
-
-@contextmanager
-def closing_process(process: MeasurementProcess) -> Iterator[MeasurementProcess]:
-    """Close the process at the end, and kill it after an error."""
-    try:
-        yield process
-    except BaseException:
-        process.kill()
-        raise
-    finally:
-        process.close()
 
 
 def _read_tail(log: Path) -> list[str]:

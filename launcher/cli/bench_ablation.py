@@ -94,8 +94,7 @@ def _select_stages(stages: tuple[Stage, ...], flag: str | None) -> tuple[Stage, 
 
 def _write(ablation: Ablation, folder: Path) -> list[str]:
     """Write all files and return their names; without matplotlib there is no plot."""
-    from launcher.bench.ablation_plot import INSTALL_HINT, can_plot, render_png
-    from launcher.bench.ablation_report import render_markdown
+    from launcher.bench.ablation_report import INSTALL_HINT, can_plot, render_markdown, render_png
     from launcher.core.run_paths import write_text_atomically
 
     png = render_png(ablation) if can_plot() else None

@@ -61,11 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure all variants in turn and print the verdict."""
-    from launcher.bench.ab_test import Effort, fit_together, make_block_size, measure_variants
+    from launcher.bench.ab_test import fit_together, make_block_size, measure_variants
     from launcher.bench.bootstrap import MIN_ROUNDS
     from launcher.bench.result import list_caveats, make_result
-    from launcher.bench.variants import plan_variants
-    from launcher.bench.vary_flag import parse_vary
+    from launcher.bench.variants import parse_vary, plan_variants
 
     if arguments.repeats < MIN_ROUNDS:
         raise InputError(
@@ -85,12 +84,18 @@ def run(arguments: argparse.Namespace) -> int:
     reuse_processes = not arguments.fresh and fit_together(variants)
     if not arguments.json:
         _print_start(variants, block_size, arguments.repeats, reuse_processes)
-    effort = Effort(repeats=arguments.repeats, block_size=block_size, limit_seconds=arguments.limit)
     with open_work_folder(arguments.out) as folder:
         measurements = measure_variants(
-            variants, stores, effort, folder / "logs", reuse_processes=reuse_processes, report=report_progress
+            variants,
+            stores,
+            block_size,
+            folder / "logs",
+            repeats=arguments.repeats,
+            limit_seconds=arguments.limit,
+            reuse_processes=reuse_processes,
+            report=report_progress,
         )
-        result = make_result(variation, variants, measurements, effort, notes)
+        result = make_result(variation, variants, measurements, notes)
         if arguments.out is not None:
             _write(result, folder)
     if arguments.json:

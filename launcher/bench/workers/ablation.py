@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 
 from launcher.bench.ablation import StageSpec
-from launcher.bench.messages import Reply
 from launcher.bench.workers.output import Send, run_worker
 
 
@@ -17,11 +16,11 @@ def measure_stage(spec: StageSpec, send: Send) -> None:
     from launcher.bench.workers.training_loop import build, time_block
 
     if spec.config is not None:
-        send(Reply(timing=time_stage(spec, spec.config)))
+        send(time_stage(spec, spec.config))
         return
     with tempfile.TemporaryDirectory() as folder:
-        built = build(spec.plan, Path(spec.store), Path(folder))
-        send(Reply(timing=time_block(built.run, spec.warmup_steps, spec.timed_steps)))
+        run, _ = build(spec.plan, Path(spec.store), Path(folder))
+        send(time_block(run, spec.warmup_steps, spec.timed_steps))
 
 
 if __name__ == "__main__":

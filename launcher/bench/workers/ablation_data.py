@@ -6,9 +6,10 @@ stored tokens, which are equal, so that all stages train exactly the same tokens
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,25 +48,16 @@ class RowBatch:
 
     def to(self, device: torch.device) -> RowBatch:
         """Copy to a device."""
-        return self._make([tensor.to(device, non_blocking=True) for tensor in self._tensors()])
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> RowBatch:
         """Pin the tensors; called by DataLoader."""
-        return self._make([tensor.pin_memory() for tensor in self._tensors()])
+        return self._map(Tensor.pin_memory)
 
-    def _tensors(self) -> tuple[Tensor, ...]:
-        return self.input_ids, self.position_ids, self.documents, self.trained_positions, self.targets
-
-    def _make(self, tensors: Sequence[Tensor]) -> RowBatch:
-        ids, positions, documents, trained, targets = tensors
-        return RowBatch(
-            input_ids=ids,
-            position_ids=positions,
-            documents=documents,
-            trained_positions=trained,
-            targets=targets,
-            is_packed=self.is_packed,
-        )
+    def _map(self, change: Callable[[Tensor], Tensor]) -> RowBatch:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed: Any = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, **changed)
 
 
 AnyBatch = RowBatch | PackedBatch

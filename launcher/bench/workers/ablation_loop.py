@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from launcher.bench.ablation import StageSpec
 from launcher.bench.ablation_stages import SMALL_MICRO_BATCH, LoopConfig
-from launcher.bench.messages import Timing
+from launcher.bench.worker import Timing
 from launcher.bench.workers.ablation_data import AnyBatch, StageBatches, make_batches
 from launcher.bench.workers.ablation_model import StageModel, build_stage_model, derive_stage_plan
 from launcher.bench.workers.training_loop import open_store, read_peak_gib, reset_peak

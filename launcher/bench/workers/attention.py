@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from launcher.bench.messages import AttentionSpec, AttentionTiming
+from launcher.bench.attention import AttentionSpec, AttentionTiming
 from launcher.bench.workers.documents import write_random_store
 from launcher.bench.workers.output import Send, run_worker
 from launcher.core.choices import UNRECORDABLE_ATTENTION

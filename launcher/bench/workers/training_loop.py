@@ -6,12 +6,12 @@ import gc
 import resource
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from launcher.bench.messages import Timing
+from launcher.bench.worker import Timing
 from launcher.core import metrics
 from launcher.core.errors import InputError
 from launcher.core.metrics import StepMetrics
@@ -32,25 +32,18 @@ from launcher.training.topology_check import check_accelerator
 from launcher.training.warmup_step import run_warmup_step
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BuiltRun:
-    """A training that is ready to run."""
+def build(plan: Plan, store: Path, folder: Path) -> tuple[TrainingRun, str]:
+    """Build a run like a training does, with its checks and warm-up step, and describe what is compiled.
 
-    run: TrainingRun
-    attention: str  # the active backend: the planned one or a fallback
-    compiled: str  # description
-
-
-def build(plan: Plan, store: Path, folder: Path) -> BuiltRun:
-    """Build a run like a training does, with its checks and warm-up step; nothing is saved or evaluated."""
+    Nothing is saved or evaluated.
+    """
     quiet = _without_interruptions(plan)
     accelerator = build_accelerator(quiet)
     check_accelerator(quiet, accelerator)
     folders = base_folders(Path(plan.data.folder))
     run, _ = build_run(quiet, RunPaths(folder), open_store(store), folders, accelerator)
     run = replace(run, validation=None)
-    compiled = run_warmup_step(run).description
-    return BuiltRun(run=run, attention=run.plan.attention.backend, compiled=compiled)
+    return run, run_warmup_step(run).description
 
 
 def open_store(folder: Path) -> Store:

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from launcher.bench.messages import Ready, Reply, VariantSpec
+from launcher.bench.ab_test import Ready, VariantSpec
 from launcher.bench.workers.output import Send, run_worker
 
 
@@ -21,11 +21,11 @@ def measure_blocks(spec: VariantSpec, send: Send) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        built = build(spec.plan, Path(spec.store), Path(folder))
-        ready = Ready(seconds=time.perf_counter() - began, attention=built.attention, compiled=built.compiled)
-        send(Reply(ready=ready))
+        run, compiled = build(spec.plan, Path(spec.store), Path(folder))
+        seconds = time.perf_counter() - began
+        send(Ready(seconds=seconds, attention=run.plan.attention.backend, compiled=compiled))
         for _ in sys.stdin:
-            send(Reply(timing=time_block(built.run, spec.warmup_steps, spec.timed_steps)))
+            send(time_block(run, spec.warmup_steps, spec.timed_steps))
 
 
 if __name__ == "__main__":

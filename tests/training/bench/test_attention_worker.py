@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from launcher.bench.messages import AttentionSpec
+from launcher.bench.attention import AttentionSpec
 from launcher.bench.workers.attention import measure_backend
 from launcher.core.choices import AttentionBackend
 from launcher.plan.calibration import AttentionShape

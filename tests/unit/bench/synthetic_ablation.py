@@ -5,7 +5,7 @@ from __future__ import annotations
 from launcher.bench.ablation import StageRecord
 from launcher.bench.ablation_report import Ablation, list_notes
 from launcher.bench.ablation_stages import BASELINE, LoopConfig, Mode
-from launcher.bench.messages import Timing
+from launcher.bench.worker import Timing
 
 
 def make_record(key: str, mode: Mode, speed: int, config: LoopConfig | None = BASELINE, note: str = "") -> StageRecord:

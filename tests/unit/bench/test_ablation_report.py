@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher.bench import ablation_plot
-from launcher.bench.ablation_plot import INSTALL_HINT, render_png
-from launcher.bench.ablation_report import Ablation, list_missing, render_markdown, table_rows
+from launcher.bench import ablation_report
+from launcher.bench.ablation_report import (
+    INSTALL_HINT,
+    Ablation,
+    list_missing,
+    render_markdown,
+    render_png,
+    table_rows,
+)
 from launcher.cli.bench_ablation import _write
 from tests.conftest import ROOT
 from tests.unit.bench.synthetic_ablation import make_synthetic_ablation
@@ -50,7 +56,7 @@ def test_plot_is_a_png() -> None:
 def test_without_matplotlib_all_but_the_plot_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ablation_plot, "can_plot", lambda: False)
+    monkeypatch.setattr(ablation_report, "can_plot", lambda: False)
     names = _write(make_synthetic_ablation(), tmp_path)
     assert sorted(names) == sorted(file.name for file in tmp_path.iterdir())
     assert sorted(names) == ["ablation.json", "ablation.md"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +11,13 @@ import pytest
 
 from launcher.bench.attention import (
     AttentionResult,
+    AttentionTiming,
     check_measurable,
     list_measurable,
     make_attention_shape,
     make_measurement,
     measure_attention,
 )
-from launcher.bench.messages import AttentionTiming
 from launcher.cli.main import main
 from launcher.core.choices import AttentionBackend
 from launcher.core.errors import ExitCode, InputError
@@ -104,7 +105,7 @@ def test_failing_and_wrong_backends_are_reported(tmp_path: Path, monkeypatch: py
     assert not result.timings
     assert "NVIDIA" in result.problems["sdpa"] or "CUDA" in result.problems["sdpa"]
     wrong = AttentionTiming(forward_ms=1, backward_ms=1, difference=0.5, is_deterministic=True)
-    process = SimpleNamespace(read=lambda _seconds: wrong.model_dump_json(), close=lambda: None)
+    process = nullcontext(SimpleNamespace(read=lambda _seconds: wrong.model_dump_json()))
     monkeypatch.setattr("launcher.bench.attention.MeasurementProcess", lambda *_: process)
     result = measure_attention(plan_for(), ("sdpa",), tmp_path, 120, lambda _text: None)
     assert result.problems == {"sdpa": "wrong: differs from FP32 attention by 0.500"}

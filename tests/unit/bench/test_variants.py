@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from launcher.bench.ab_test import fit_together, make_block_size
-from launcher.bench.messages import Timing
 from launcher.bench.result import list_caveats, make_verdicts
-from launcher.bench.variants import Variant, list_changes, plan_variants
-from launcher.bench.vary_flag import parse_vary
+from launcher.bench.variants import Variant, list_changes, parse_vary, plan_variants
+from launcher.bench.worker import Timing
 from launcher.core.errors import InputError
 from launcher.request.request import Request
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.bench.vary_flag import parse_vary
+from launcher.bench.variants import parse_vary
 from launcher.core.errors import InputError
 
 
 def test_short_name_is_a_key_of_training_config() -> None:
     variation = parse_vary("torch_compile=true,false")
-    assert variation.overrides == ("training.config.torch_compile=true", "training.config.torch_compile=false")
-    assert variation.labels == ("torch_compile=true", "torch_compile=false")
+    assert (variation.key, variation.path) == ("torch_compile", "training.config.torch_compile")
+    assert variation.values == ("true", "false")
 
 
 def test_path_is_taken_like_by_set() -> None:
     variation = parse_vary("base_models.0.quantization=none, int4")
-    assert variation.overrides == ("base_models.0.quantization=none", "base_models.0.quantization=int4")
+    assert (variation.path, variation.values) == ("base_models.0.quantization", ("none", "int4"))
 
 
 def test_commas_inside_lists_and_quotes_do_not_split() -> None:

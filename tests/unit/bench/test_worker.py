@@ -11,7 +11,6 @@ from launcher.bench.worker import (
     MeasurementFailedError,
     MeasurementProcess,
     MeasurementTimeoutError,
-    closing_process,
 )
 from launcher.core.errors import ExitCode
 from launcher.core.frozen_model import Frozen
@@ -32,7 +31,7 @@ def start(folder: Path) -> MeasurementProcess:
 
 
 def test_each_line_gets_a_reply_and_the_process_exits_at_the_end(tmp_path: Path) -> None:
-    with closing_process(start(tmp_path)) as process:
+    with start(tmp_path) as process:
         for word in ("a", "b"):
             process.send(word)
             assert process.read(LIMIT_SECONDS) == f'{word} {{"number":7}}'
@@ -41,7 +40,7 @@ def test_each_line_gets_a_reply_and_the_process_exits_at_the_end(tmp_path: Path)
 
 
 def test_failure_has_the_workers_message_and_exit_code(tmp_path: Path) -> None:
-    with closing_process(start(tmp_path)) as process:
+    with start(tmp_path) as process:
         process.send("fail")
         with pytest.raises(MeasurementFailedError, match="exited with code 3") as caught:
             process.read(LIMIT_SECONDS)
@@ -51,7 +50,7 @@ def test_failure_has_the_workers_message_and_exit_code(tmp_path: Path) -> None:
 
 
 def test_timeout_kills_the_process(tmp_path: Path) -> None:
-    with closing_process(start(tmp_path)) as process:
+    with start(tmp_path) as process:
         process.send("sleep")
         began = time.monotonic()
         with pytest.raises(MeasurementTimeoutError, match="timed out after 1 s"):
