@@ -144,10 +144,9 @@ def _print_status(arguments: argparse.Namespace, status: str, *, url: str = "", 
 
 
 def _write_specification(arguments: argparse.Namespace, target: ViewTarget) -> Path:
-    from launcher.analysis.wandb_dashboard.content import DASHBOARD
     from launcher.analysis.wandb_dashboard.workspace import render_specification
     from launcher.core.run_paths import write_text_atomically
 
     file = Path(arguments.output or _FILE)
-    write_text_atomically(file, render_specification(DASHBOARD, target))
+    write_text_atomically(file, render_specification(target))
     return file

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from launcher.analysis.doctor.findings import Finding, Reporter
+from launcher.analysis.doctor.findings import Finding, Reporter, Status
 from launcher.base_models.catalogue import get_hub_cache
 from launcher.core.units import GIB, MIB, format_gib
 from launcher.core.worker import call_with_timeout
@@ -141,8 +141,8 @@ def _check(facts: DiskFacts) -> Finding:
     writes = "" if speed is None else f", writes {speed:,.0f} MB/s"
     found = f"{format_gib(storage.free_bytes)} free on {storage.mount} ({kind}){writes}"
     if not facts.is_writable:
-        status, why = "problem" if is_written else "note", "nothing can be saved there"
-        return report(status, f"{where}{found}; it is not writable", why, elsewhere)
+        status: Status = "problem" if is_written else "note"
+        return report(status, f"{where}{found}; it is not writable", "nothing can be saved there", elsewhere)
     if not facts.has_inodes:
         return report("problem", f"{where}{found}; no inodes left", "no new file can be created there", elsewhere)
     if storage.free_bytes < _MIN_FREE and is_written:

@@ -1,7 +1,7 @@
 """Save the dashboard to W&B in a separate process: `python -m launcher.analysis.wandb_dashboard.save`.
 
 Without a network wandb blocks for a long time and has no timeout argument; the parent can kill this process instead.
-Reads the request as one line of JSON from stdin and prints the result as one line of JSON.
+Reads the view as one line of JSON from stdin and prints the result as one line of JSON.
 """
 
 from __future__ import annotations
@@ -15,22 +15,12 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from launcher.analysis.wandb_dashboard.content import DASHBOARD
 from launcher.analysis.wandb_dashboard.workspace import ViewTarget, build_workspace, derive_view_name
 from launcher.core.frozen_model import Frozen
 from launcher.core.processes import make_child_environment
 from launcher.core.redaction import redact_text
 
 _REACH_SECONDS = 5.0
-
-
-class SaveRequest(Frozen):
-    """Input of the process."""
-
-    entity: str
-    project: str
-    name: str
-    view: str | None
 
 
 class SaveResult(Frozen):
@@ -43,7 +33,6 @@ class SaveResult(Frozen):
 
 def save_with_timeout(target: ViewTarget, seconds: float) -> SaveResult:
     """Save the view in a separate process; no response within the timeout counts as no network."""
-    request = SaveRequest(entity=target.entity, project=target.project, name=target.name, view=target.view)
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "launcher.analysis.wandb_dashboard.save"],
         env={**make_child_environment(), "WANDB_SILENT": "true"},
@@ -52,7 +41,7 @@ def save_with_timeout(target: ViewTarget, seconds: float) -> SaveResult:
         stderr=subprocess.PIPE,
     )
     try:
-        output, errors = process.communicate(request.model_dump_json().encode(), timeout=seconds)
+        output, errors = process.communicate(target.model_dump_json().encode(), timeout=seconds)
     except subprocess.TimeoutExpired:
         return SaveResult(status="unreachable", message=f"no response within {seconds:g} s")
     finally:
@@ -77,8 +66,8 @@ def save(target: ViewTarget) -> SaveResult:
         entity = target.entity or wandb.Api().default_entity
         if not entity:
             return SaveResult(status="refused", message="this API key has no default entity: pass --entity")
-        resolved = ViewTarget(entity=entity, project=target.project, name=target.name, view=target.view)
-        workspace = build_workspace(DASHBOARD, resolved)
+        resolved = target.model_copy(update={"entity": entity})
+        workspace = build_workspace(resolved)
         view_id = _find_view(resolved)
         if view_id is None and target.view is not None:
             return SaveResult(status="refused", message=f"{entity}/{target.project} has no saved view {target.view}")
@@ -120,8 +109,7 @@ def _shorten(error: Exception) -> str:
 
 def main() -> int:
     """Serve one request from stdin."""
-    request = SaveRequest.model_validate_json(sys.stdin.readline())
-    target = ViewTarget(entity=request.entity, project=request.project, name=request.name, view=request.view)
+    target = ViewTarget.model_validate_json(sys.stdin.readline())
     print(save(target).model_dump_json(), flush=True)
     return 0
 

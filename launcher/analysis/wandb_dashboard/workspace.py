@@ -7,27 +7,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from importlib import metadata, util
 from typing import TYPE_CHECKING
 
-from launcher.analysis.wandb_dashboard.content import Dashboard, Panel, Section
+from launcher.analysis.wandb_dashboard.content import GROUP_BY, RESULTS, SECTIONS, SETTINGS
 from launcher.core.errors import InputError
+from launcher.core.frozen_model import Frozen
 from launcher.runs.wandb_settings import STEP_AXIS
 
 if TYPE_CHECKING:
     from wandb_workspaces import workspaces
-    from wandb_workspaces.reports.v2.interface import BarPlot, LinePlot, PanelTypes, RunComparer, ScalarChart
     from wandb_workspaces.workspaces import internal
+
+    from launcher.analysis.wandb_dashboard.content import Panel
 
 WANDB_WORKSPACES = "0.4.13"
 INSTALL_COMMAND = f"pip install wandb-workspaces=={WANDB_WORKSPACES}"
 _ID_LENGTH = 11
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+# Names of panel types in ids; other names would change the ids of existing views.
+_KINDS = {"LinePlot": "Lines", "BarPlot": "Bars", "ScalarChart": "Number", "RunComparer": "Comparer"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ViewTarget:
+class ViewTarget(Frozen):
     """Entity, project and name of a saved view."""
 
     entity: str  # "": the default entity of the API key, known to the server only
@@ -47,9 +49,9 @@ def derive_view_name(target: ViewTarget) -> str:
     return target.view or _make_id(target.entity, target.project, target.name)
 
 
-def render_specification(dashboard: Dashboard, target: ViewTarget) -> str:
+def render_specification(target: ViewTarget) -> str:
     """Return the view as JSON, deterministically; `save()` sends the part under "spec"."""
-    return dump_view(build_workspace(dashboard, target)._to_model())
+    return dump_view(build_workspace(target)._to_model())
 
 
 def dump_view(view: internal.View) -> str:
@@ -58,11 +60,11 @@ def dump_view(view: internal.View) -> str:
     return json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
 
 
-def build_workspace(dashboard: Dashboard, target: ViewTarget) -> workspaces.Workspace:
+def build_workspace(target: ViewTarget) -> workspaces.Workspace:
     """Build the workspace; raise InputError if another version of wandb-workspaces cannot."""
     check_installed()
     try:
-        return _build(dashboard, target)
+        return _build(target)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         version = metadata.version("wandb-workspaces")
         if version == WANDB_WORKSPACES:
@@ -72,7 +74,7 @@ def build_workspace(dashboard: Dashboard, target: ViewTarget) -> workspaces.Work
         ) from error
 
 
-def _build(dashboard: Dashboard, target: ViewTarget) -> workspaces.Workspace:
+def _build(target: ViewTarget) -> workspaces.Workspace:
     from wandb_workspaces import expr, workspaces
     from wandb_workspaces.workspaces import internal
 
@@ -80,16 +82,16 @@ def _build(dashboard: Dashboard, target: ViewTarget) -> workspaces.Workspace:
         entity=target.entity,
         project=target.project,
         name=target.name,
-        sections=[_build_section(section) for section in dashboard.sections],
+        sections=[_build_section(title, make(), columns, rows) for title, make, columns, rows in SECTIONS],
         settings=workspaces.WorkspaceSettings(x_axis=STEP_AXIS, max_runs=20),
         runset_settings=workspaces.RunsetSettings(
-            groupby=[expr.Config(key) for key in dashboard.group_by],
+            groupby=[expr.Config(key) for key in GROUP_BY],
             order=[expr.Ordering(expr.Metric("CreatedTimestamp"), ascending=False)],
             pinned_columns=[
                 "run:displayName",
-                *(f"config:{key}.value" for key in dashboard.group_by),
-                *(f"summary:{key}" for key in dashboard.results),
-                *(f"config:{key}.value" for key in dashboard.settings),
+                *(f"config:{key}.value" for key in GROUP_BY),
+                *(f"summary:{key}" for key in RESULTS),
+                *(f"config:{key}.value" for key in SETTINGS),
             ],
         ),
     )
@@ -97,43 +99,17 @@ def _build(dashboard: Dashboard, target: ViewTarget) -> workspaces.Workspace:
     return workspace
 
 
-def _build_section(section: Section) -> workspaces.Section:
+def _build_section(title: str, panels: list[Panel], columns: int, rows: int) -> workspaces.Section:
     from wandb_workspaces import workspaces
 
-    panels: list[PanelTypes] = []
-    for panel in section.panels:
-        built = _build_panel(panel)
-        built._id = _make_id(section.title, panel.kind, panel.title)
-        panels.append(built)
+    for panel in panels:
+        panel._id = _make_id(title, _KINDS[type(panel).__name__], getattr(panel, "title", "differences"))
     return workspaces.Section(
-        name=section.title,
-        panels=panels,
+        name=title,
+        panels=[*panels],
         is_open=True,
-        layout_settings=workspaces.SectionLayoutSettings(columns=section.columns, rows=section.rows),
+        layout_settings=workspaces.SectionLayoutSettings(columns=columns, rows=rows),
         panel_settings=workspaces.SectionPanelSettings(x_axis=STEP_AXIS),
-    )
-
-
-def _build_panel(panel: Panel) -> LinePlot | BarPlot | ScalarChart | RunComparer:
-    from wandb_workspaces.reports.v2 import interface
-
-    if panel.kind == "Bars":
-        return interface.BarPlot(title=panel.title, metrics=list(panel.metrics), title_x=panel.unit or None)
-    if panel.kind == "Number":
-        return interface.ScalarChart(title=panel.title, metric=panel.metrics[0], groupby_aggfunc="mean")
-    if panel.kind == "Comparer":
-        return interface.RunComparer(diff_only=True)
-    return interface.LinePlot(
-        title=panel.title,
-        x=panel.x,
-        y=list(panel.metrics),
-        metric_regex=panel.pattern,
-        title_y=panel.unit or None,
-        log_y=True if panel.has_log_scale else None,
-        plot_type="stacked-area" if panel.is_stacked else None,
-        smoothing_type="exponential" if panel.smoothing else None,
-        smoothing_factor=panel.smoothing or None,
-        smoothing_show_original=True if panel.smoothing else None,
     )
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from launcher.analysis.wandb_dashboard.content import DASHBOARD
 from launcher.analysis.wandb_dashboard.workspace import INSTALL_COMMAND, ViewTarget, render_specification
 from tests.conftest import python_path
 from tests.forked_python import run_python
@@ -115,7 +114,7 @@ def test_sent_specification_equals_the_file(tmp_path: Path, server: Server) -> N
     assert json.loads(server.upserts[0]["spec"]) == json.loads(text)["spec"]
     assert server.upserts[0]["name"] == json.loads(text)["name"]
     assert server.upserts[0]["displayName"] == "mine"
-    assert text == render_specification(DASHBOARD, ViewTarget(entity="team", project="expert-launcher", name="mine"))
+    assert text == render_specification(ViewTarget(entity="team", project="expert-launcher", name="mine"))
 
 
 def test_saved_view_is_updated_by_its_url(tmp_path: Path, server: Server) -> None:
@@ -161,7 +160,7 @@ def test_specification_is_written_without_a_network(tmp_path: Path) -> None:
         "run the same command with an API key (`wandb login`) and a network to create or update the workspace",
     ]
     target = ViewTarget(entity="", project="expert-launcher", name="expert launcher")
-    assert (tmp_path / "dashboard.json").read_text() == render_specification(DASHBOARD, target)
+    assert (tmp_path / "dashboard.json").read_text() == render_specification(target)
 
 
 def test_specification_is_written_without_a_key(tmp_path: Path) -> None:

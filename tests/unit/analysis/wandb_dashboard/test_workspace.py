@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 
 from launcher.analysis.wandb_dashboard import workspace
-from launcher.analysis.wandb_dashboard.content import DASHBOARD, MAIN_CHECKS, TASK_METRICS
+from launcher.analysis.wandb_dashboard.content import (
+    GROUP_BY,
+    MAIN_CHECKS,
+    RESULTS,
+    SECTIONS,
+    SETTINGS,
+    TASK_METRICS,
+)
 from launcher.analysis.wandb_dashboard.workspace import (
     INSTALL_COMMAND,
     WANDB_WORKSPACES,
@@ -36,6 +43,8 @@ from tests.conftest import ROOT
 
 pytest.importorskip("wandb_workspaces", reason=f"the dashboard needs wandb-workspaces: {INSTALL_COMMAND}")
 
+from wandb_workspaces.reports.v2.interface import BarPlot, LinePlot, RunComparer, ScalarChart
+
 GOLDEN = ROOT / "tests/golden/dashboard.json"
 TARGET = ViewTarget(entity="team", project="expert-launcher", name="expert launcher")
 
@@ -55,8 +64,21 @@ def sections(text: str) -> dict[str, list[dict[str, Any]]]:
     return {section["name"]: section["panels"] for section in bank["sections"]}
 
 
+def list_panels(title: str) -> list[Any]:
+    return next([*make()] for name, make, _, _ in SECTIONS if name == title)
+
+
+def list_metrics(panel: Any) -> list[Any]:
+    """Return the metrics that a panel shows."""
+    if isinstance(panel, LinePlot):
+        return list(panel.y)
+    if isinstance(panel, BarPlot):
+        return list(panel.metrics)
+    return [panel.metric] if isinstance(panel, ScalarChart) else []
+
+
 def test_specification_equals_golden_file() -> None:
-    text = render_specification(DASHBOARD, TARGET)
+    text = render_specification(TARGET)
     if os.environ.get("UPDATE_GOLDEN"):
         GOLDEN.write_text(text, encoding="utf-8")
     assert text == GOLDEN.read_text(encoding="utf-8")
@@ -69,7 +91,7 @@ def test_installed_version_is_the_pinned_one() -> None:
 def test_specification_round_trips_through_wandb_workspaces() -> None:
     from wandb_workspaces.workspaces import Workspace, internal
 
-    text = render_specification(DASHBOARD, TARGET)
+    text = render_specification(TARGET)
     view = internal.View.model_validate_json(text)
     assert dump_view(view) == text
     assert dump_view(Workspace._from_model(view)._to_model()) == text
@@ -82,15 +104,17 @@ def test_every_panel_type_is_recognized() -> None:
     from wandb_workspaces.reports.v2.interface import UnknownPanel
     from wandb_workspaces.workspaces import Workspace, internal
 
-    view = internal.View.model_validate_json(render_specification(DASHBOARD, TARGET))
+    view = internal.View.model_validate_json(render_specification(TARGET))
     built = Workspace._from_model(view)
     panels = [panel for section in built.sections for panel in section.panels]
-    assert len(panels) == sum(len(section.panels) for section in DASHBOARD.sections)
+    assert len(panels) == sum(len(list_panels(title)) for title, *_ in SECTIONS)
     assert not any(isinstance(panel, UnknownPanel) for panel in panels)
 
 
 def test_all_metrics_but_three_are_shown() -> None:
-    shown = DASHBOARD.metrics
+    panels = [panel for title, *_ in SECTIONS for panel in list_panels(title)]
+    axes = {panel.x for panel in panels if isinstance(panel, LinePlot)}
+    shown = {*RESULTS, *axes, *(name for panel in panels for name in list_metrics(panel))}
     others = {metrics.SAMPLES_PER_SECOND, metrics.STEPS_PER_SECOND, metrics.HOST_LOAD}  # W&B has the load itself
     assert set(METRICS_BY_NAME) - shown == others
     medians = {name_median(name) for name in MEDIANS}
@@ -98,24 +122,24 @@ def test_all_metrics_but_three_are_shown() -> None:
 
 
 def test_sections_show_their_main_metrics() -> None:
-    by_title = {section.title: section for section in DASHBOARD.sections}
-    assert list(by_title) == ["speed", "memory", "learning", "stability", "goodput", "run comparison"]
-    lines = {title: [panel for panel in by_title[title].panels if panel.kind == "Lines"] for title in by_title}
-    speed = {name for panel in lines["speed"] for name in panel.metrics}
+    titles = [title for title, *_ in SECTIONS]
+    assert titles == ["speed", "memory", "learning", "stability", "goodput", "run comparison"]
+    lines = {title: [panel for panel in list_panels(title) if isinstance(panel, LinePlot)] for title in titles}
+    speed = {name for panel in lines["speed"] for name in panel.y}
     expected = {metrics.TOKENS_PER_SECOND, metrics.DEVICE_MFU, metrics.GPU_UTILIZATION, metrics.DATA_WAIT_SHARE}
     assert expected <= speed
-    assert any({metrics.PEAK_ALLOCATED_GIB, metrics.PREDICTED_GIB} <= set(panel.metrics) for panel in lines["memory"])
-    axes = {panel.x for panel in lines["learning"] if panel.metrics == (metrics.TRAIN_LOSS,)}
+    assert any({metrics.PEAK_ALLOCATED_GIB, metrics.PREDICTED_GIB} <= set(panel.y) for panel in lines["memory"])
+    axes = {panel.x for panel in lines["learning"] if panel.y == [metrics.TRAIN_LOSS]}
     assert axes == {STEP_AXIS, metrics.TOKENS_SEEN, metrics.TOTAL_SECONDS}
-    stability = {name for panel in lines["stability"] for name in panel.metrics}
+    stability = {name for panel in lines["stability"] for name in panel.y}
     assert stability == {metrics.GRAD_NORM, metrics.SKIPPED}
-    assert any(metrics.GOODPUT in panel.metrics for panel in lines["goodput"])
-    assert any(panel.kind == "Bars" for panel in by_title["memory"].panels)
-    assert [panel.kind for panel in by_title["run comparison"].panels] == ["Comparer"]
+    assert any(metrics.GOODPUT in panel.y for panel in lines["goodput"])
+    assert any(isinstance(panel, BarPlot) for panel in list_panels("memory"))
+    assert [type(panel) for panel in list_panels("run comparison")] == [RunComparer]
 
 
 def test_runs_are_grouped_by_expert_and_hardware() -> None:
-    run_set = json.loads(render_specification(DASHBOARD, TARGET))["spec"]["section"]["runSets"][0]
+    run_set = json.loads(render_specification(TARGET))["spec"]["section"]["runSets"][0]
     assert [key["name"] for key in run_set["grouping"]] == ["expert.value", "hardware.value"]
     assert run_set["runFeed"]["columnOrder"][:3] == ["run:displayName", "config:expert.value", "config:hardware.value"]
     assert "summary:median/throughput/tokens_per_sec" in run_set["runFeed"]["columnPinned"]
@@ -124,17 +148,16 @@ def test_runs_are_grouped_by_expert_and_hardware() -> None:
 def test_table_settings_are_logged_to_wandb() -> None:
     plan = plan_request(Request(expert="neo4j", profile="smoke")).plan
     config = make_config(plan, {})
-    assert {*DASHBOARD.group_by, *DASHBOARD.settings} <= set(config)
+    assert {*GROUP_BY, *SETTINGS} <= set(config)
 
 
 def test_correct_answers_are_shown_by_the_judges_main_checks() -> None:
     # JSON: equal. TypeScript: behaves, or equal without Node.
     mains = {SqlJudge.main_check, CypherJudge.main_check, CORRECT_CHECK, "equal", "behaves"}
     assert {f"eval/{name}" for name in mains} == set(MAIN_CHECKS)
-    learning = next(section for section in DASHBOARD.sections if section.title == "learning")
-    shown = [panel for panel in learning.panels if panel.metrics == MAIN_CHECKS]
-    assert [panel.kind for panel in shown] == ["Lines", "Bars"]
-    assert set(MAIN_CHECKS) <= set(DASHBOARD.results)
+    shown = [panel for panel in list_panels("learning") if list_metrics(panel) == [*MAIN_CHECKS]]
+    assert [type(panel) for panel in shown] == [LinePlot, BarPlot]
+    assert set(MAIN_CHECKS) <= set(RESULTS)
 
 
 def test_task_metric_pattern_excludes_the_loss() -> None:
@@ -144,10 +167,10 @@ def test_task_metric_pattern_excludes_the_loss() -> None:
 
 
 def test_ids_are_unique_and_reproducible() -> None:
-    panels = [panel for group in sections(render_specification(DASHBOARD, TARGET)).values() for panel in group]
+    panels = [panel for group in sections(render_specification(TARGET)).values() for panel in group]
     ids = [panel["__id__"] for panel in panels]
     assert len(set(ids)) == len(ids)
-    again = [panel for group in sections(render_specification(DASHBOARD, TARGET)).values() for panel in group]
+    again = [panel for group in sections(render_specification(TARGET)).values() for panel in group]
     assert [panel["__id__"] for panel in again] == ids
 
 
@@ -167,7 +190,7 @@ def test_view_name_depends_on_entity_project_and_name() -> None:
 def test_missing_package_comes_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(util, "find_spec", lambda _name: None)
     with pytest.raises(InputError, match="wandb-workspaces is not installed") as raised:
-        render_specification(DASHBOARD, TARGET)
+        render_specification(TARGET)
     assert raised.value.hint == f"pip install wandb-workspaces=={WANDB_WORKSPACES}"
 
 
@@ -177,7 +200,7 @@ def test_incompatible_version_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(workspace, "_build", fail)
     with pytest.raises(AttributeError):  # a bug of ours, with the pinned version
-        render_specification(DASHBOARD, TARGET)
+        render_specification(TARGET)
     monkeypatch.setattr(metadata, "version", lambda _name: "0.5.0")
     with pytest.raises(InputError, match=r"wandb-workspaces 0\.5\.0 cannot build this dashboard"):
-        render_specification(DASHBOARD, TARGET)
+        render_specification(TARGET)
