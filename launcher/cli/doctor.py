@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """Run the checks and print the report, or free GPU memory."""
     if arguments.free:
         return _free_memory(ask=not arguments.yes)
-    from launcher.analysis.doctor.run_doctor import DoctorRequest, run_doctor
+    from launcher.analysis.doctor.run_doctor import run_doctor
     from launcher.core.processes import make_dependent_environment
     from launcher.request.request import Request
 
@@ -44,14 +44,12 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         request = Request(expert=arguments.expert, overrides=tuple(arguments.overrides), profile=arguments.profile)
     paths = find_run(arguments.run, Path(arguments.runs_dir)) if arguments.run is not None else None
     report = run_doctor(
-        DoctorRequest(
-            request=request,
-            run=paths,
-            runs_dir=Path(arguments.runs_dir) if paths is None else paths.root.parent,
-            is_quick=arguments.quick,
-            environment=make_dependent_environment(),
-        ),
-        _log_progress,
+        request,
+        paths,
+        Path(arguments.runs_dir) if paths is None else paths.root.parent,
+        make_dependent_environment(),
+        is_quick=arguments.quick,
+        say=_log_progress,
     )
     if arguments.json:
         print_json(report)
@@ -69,21 +67,21 @@ def _free_memory(*, ask: bool) -> ExitCode:
     facts = probe_gpus()
     if facts.error:
         raise InputError(f"GPU memory cannot be freed: {facts.error}")
-    holders = find_holders(facts)
-    for text in holders.left:
+    holders, others = find_holders(facts)
+    for text in others:
         print(f"left alone: {escape(text)}")
-    if not holders.chosen:
+    if not holders:
         print("No process of yours holds GPU memory.")
         return ExitCode.DONE
     print("Processes that hold GPU memory:")
-    for holder in holders.chosen:
-        print(f"  {escape(holder.description)}")
+    for text in holders.values():
+        print(f"  {escape(text)}")
     if not confirm("Ask them to end (SIGTERM)?", ask):
         return ExitCode.DONE
-    alive = end_processes(holders.chosen)
-    print(f"{len(holders.chosen) - len(alive)} of {len(holders.chosen)} ended.")
-    for holder in alive:
-        print(f"still running: {escape(holder.description)}; end it with kill -9 {holder.process.pid} if it must go")
+    alive = end_processes(holders)
+    print(f"{len(holders) - len(alive)} of {len(holders)} ended.")
+    for process in alive:
+        print(f"still running: {escape(holders[process])}; end it with kill -9 {process.pid} if it must go")
     return ExitCode.DOCTOR_FOUND_SOMETHING if alive else ExitCode.DONE
 
 

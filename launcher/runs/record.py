@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from launcher.core.errors import ExitCode, InputError, LauncherError
 from launcher.core.frozen_model import Frozen
-from launcher.core.metrics import EVAL_LOSS, TRAIN_LOSS, StepMetrics, load_metrics
+from launcher.core.metrics import EVAL_LOSS, TRAIN_LOSS, StepMetrics, find_values, load_metrics
 from launcher.core.run_files import load_model
 from launcher.core.run_paths import RunPaths, write_text_atomically
 from launcher.manifest import load_manifest
@@ -143,6 +145,12 @@ def load_record(paths: RunPaths) -> RunRecord:
         outcome=load_outcome(paths.outcome),
         rows=tuple(load_metrics(paths.metrics)) if paths.metrics.is_file() else (),
     )
+
+
+def compute_median(rows: Iterable[StepMetrics], name: str) -> float | None:
+    """Return the median of a metric's finite values; None if there are none."""
+    values = find_values(rows, name)
+    return median(values) if values else None
 
 
 def get_global_batch(plan: Plan, outcome: Outcome | None) -> int:

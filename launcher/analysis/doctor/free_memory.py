@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 
 import psutil
 
@@ -14,30 +13,19 @@ from launcher.analysis.doctor.gpu_checks import GpuFacts, GpuProcess, format_pro
 _WAIT_SECONDS = 60.0  # a training run saves a checkpoint first
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Holder:
-    """A process of this machine that holds GPU memory."""
+def find_holders(facts: GpuFacts) -> tuple[dict[psutil.Process, str], list[str]]:
+    """Find the processes that hold memory of visible GPUs.
 
-    process: psutil.Process  # knows when it was started: a later process with the same number is never signalled
-    description: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Holders:
-    """Processes that may be asked to end, and why the others may not."""
-
-    chosen: tuple[Holder, ...]
-    left: tuple[str, ...]
-
-
-def find_holders(facts: GpuFacts) -> Holders:
-    """Find the processes that hold memory of visible GPUs."""
+    Return those that may be asked to end with a description, and why the others may not. A psutil.Process knows when it
+    was started: a later process with the same number is never signalled.
+    """
     processes: dict[int, GpuProcess] = {}
     for state in facts.states:
         for one in state.holders:
             known = processes.get(one.pid)
             processes[one.pid] = one if known is None or one.is_graphics else known
-    chosen, left = [], []
+    chosen: dict[psutil.Process, str] = {}
+    left: list[str] = []
     ancestors = {process.pid for process in psutil.Process().parents()} | {os.getpid()}
     for one in processes.values():
         text = format_process(one)
@@ -55,15 +43,15 @@ def find_holders(facts: GpuFacts) -> Holders:
             left.append(f"{text}: belongs to {owner}")
         else:
             run = "; a training run, which saves a checkpoint and can be resumed" if one.is_ours else ""
-            chosen.append(Holder(process=process, description=f"{text}, user {owner}{run}"))
-    return Holders(chosen=tuple(chosen), left=tuple(left))
+            chosen[process] = f"{text}, user {owner}{run}"
+    return chosen, left
 
 
-def end_processes(holders: Iterable[Holder], seconds: float = _WAIT_SECONDS) -> Sequence[Holder]:
+def end_processes(processes: Iterable[psutil.Process], seconds: float = _WAIT_SECONDS) -> list[psutil.Process]:
     """Send SIGTERM and wait; return those that are still alive."""
-    asked = list(holders)
-    for holder in asked:
+    asked = list(processes)
+    for process in asked:
         with suppress(psutil.Error):
-            holder.process.terminate()
-    _, alive = psutil.wait_procs([holder.process for holder in asked], timeout=seconds)
-    return [holder for holder in asked if holder.process in alive]
+            process.terminate()
+    _, alive = psutil.wait_procs(asked, timeout=seconds)
+    return list(alive)

@@ -30,16 +30,6 @@ _report = Reporter("machine")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """Resource limits of this process; None: unlimited."""
-
-    open_files: int | None
-    locked_bytes: int | None
-    file_bytes: int | None
-    address_bytes: int | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class HostFacts:
     """Measured state of the host."""
 
@@ -51,7 +41,10 @@ class HostFacts:
     swap_used_bytes: int
     shm_bytes: int | None  # None: no /dev/shm
     shm_free_bytes: int
-    limits: Limits
+    open_files: int | None  # limits of this process; None: unlimited
+    locked_bytes: int | None
+    file_bytes: int | None
+    address_bytes: int | None
     has_infiniband: bool
     is_wsl: bool
 
@@ -74,12 +67,10 @@ def probe_host(root: Path = Path("/"), shm: Path = SHM_FOLDER) -> HostFacts:
         swap_used_bytes=swap.used,
         shm_bytes=size,
         shm_free_bytes=free,
-        limits=Limits(
-            open_files=_get_limit(resource.RLIMIT_NOFILE),
-            locked_bytes=_get_limit(resource.RLIMIT_MEMLOCK),
-            file_bytes=_get_limit(resource.RLIMIT_FSIZE),
-            address_bytes=_get_limit(resource.RLIMIT_AS),
-        ),
+        open_files=_get_limit(resource.RLIMIT_NOFILE),
+        locked_bytes=_get_limit(resource.RLIMIT_MEMLOCK),
+        file_bytes=_get_limit(resource.RLIMIT_FSIZE),
+        address_bytes=_get_limit(resource.RLIMIT_AS),
         has_infiniband=any((root / "sys/class/infiniband").glob("*")),
         is_wsl="microsoft" in platform.release().lower() or (root / "usr/lib/wsl").is_dir(),
     )
@@ -182,29 +173,28 @@ def _format_bytes(num_bytes: int) -> str:
 
 
 def _check_limits(facts: HostFacts) -> Iterator[Finding]:
-    limits = facts.limits
     problems = [
         (
-            limits.open_files is not None and limits.open_files < _MIN_OPEN_FILES,
-            f"{limits.open_files} open files",
+            facts.open_files is not None and facts.open_files < _MIN_OPEN_FILES,
+            f"{facts.open_files} open files",
             "every batch that a worker passes on is an open file",
             "ulimit -n 65536 (docker run --ulimit nofile=65536:65536)",
         ),
         (
-            facts.has_infiniband and limits.locked_bytes is not None,
-            f"{format_gib(limits.locked_bytes or 0)} of locked memory",
+            facts.has_infiniband and facts.locked_bytes is not None,
+            f"{format_gib(facts.locked_bytes or 0)} of locked memory",
             "InfiniBand locks its buffers: NCCL fails or falls back to TCP sockets",
             "ulimit -l unlimited (docker run --ulimit memlock=-1)",
         ),
         (
-            limits.file_bytes is not None and limits.file_bytes < _MIN_FILE_LIMIT,
-            f"files of at most {format_gib(limits.file_bytes or 0)}",
+            facts.file_bytes is not None and facts.file_bytes < _MIN_FILE_LIMIT,
+            f"files of at most {format_gib(facts.file_bytes or 0)}",
             "a checkpoint or a merged model is larger, and writing it would fail",
             "ulimit -f unlimited",
         ),
         (
-            limits.address_bytes is not None,
-            f"{format_gib(limits.address_bytes or 0)} of address space",
+            facts.address_bytes is not None,
+            f"{format_gib(facts.address_bytes or 0)} of address space",
             "CUDA maps far more than it uses, and fails to start with such a limit",
             "ulimit -v unlimited",
         ),
@@ -214,5 +204,5 @@ def _check_limits(facts: HostFacts) -> Iterator[Finding]:
         for applies, found, matters, next_step in problems
         if applies
     ]
-    files = "any number of" if limits.open_files is None else f"{limits.open_files:,}"
+    files = "any number of" if facts.open_files is None else f"{facts.open_files:,}"
     yield from wrong or [_report.ok("limits", f"{files} open files, no other limit that affects training")]

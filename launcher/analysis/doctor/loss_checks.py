@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from launcher.analysis.doctor.findings import Finding, Status
-from launcher.analysis.doctor.series import split_evenly
-from launcher.analysis.doctor.text import report_run, train_command
+from launcher.analysis.doctor.run_helpers import compute_thirds, format_steps, report_run, train_command
 from launcher.core import metrics
 from launcher.core.metrics import StepMetrics, find_values
 from launcher.plan.model import Plan
@@ -49,32 +48,27 @@ def _stabilize(plan: Plan) -> tuple[str, ...]:
 def _check_nonfinite(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Finding]:
     # Loss scaling finds its scale by overflowing steps: only a non-finite loss is bad there.
     counts_skipped = not record.plan.precision.loss_scaling
-    numbers = [
-        step.step
+    broken = [
+        step
         for step in steps
         if not math.isfinite(step.values[metrics.TRAIN_LOSS])
         or (counts_skipped and (step.get(metrics.SKIPPED) or 0.0) > 0)
     ]
-    if not numbers:
+    if not broken:
         return
-    status: Status = "problem" if len(numbers) > max(1, _MAX_SKIPPED_SHARE * len(steps)) else "note"
+    status: Status = "problem" if len(broken) > max(1, _MAX_SKIPPED_SHARE * len(steps)) else "note"
     yield report_run(
         "unstable loss",
         status,
-        f"{len(numbers)} of {len(steps)} steps were skipped ({_format_steps(numbers)}): non-finite loss or gradients",
+        f"{len(broken)} of {len(steps)} steps were skipped ({format_steps(broken)}): non-finite loss or gradients",
         "training is about to diverge, or rows are broken",
         f"{train_command(record, *_stabilize(record.plan))}; the console names the rows",
     )
 
 
-def _format_steps(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:4]))
-    return f"step{'s' if len(numbers) > 1 else ''} {shown}{', …' if len(numbers) > 4 else ''}"
-
-
-def find_loss_spikes(steps: Sequence[StepMetrics]) -> list[int]:
-    """Return the numbers of steps whose loss is far above the recent median."""
-    spikes: list[int] = []
+def _find_spikes(steps: Sequence[StepMetrics]) -> list[StepMetrics]:
+    """Return the steps whose loss is far above the recent median."""
+    spikes: list[StepMetrics] = []
     recent: list[float] = []
     for step in steps[-_MAX_STEPS:]:
         loss = step.get(metrics.TRAIN_LOSS)
@@ -84,21 +78,21 @@ def find_loss_spikes(steps: Sequence[StepMetrics]) -> list[int]:
             usual = median(recent)
             spread = median(abs(other - usual) for other in recent)
             if loss > usual + max(_SPIKE_DEVIATIONS * spread, _SPIKE_SHARE * usual):
-                spikes.append(step.step)
+                spikes.append(step)
         recent = [*recent, loss][-_WINDOW:]
     return spikes
 
 
 def _check_spikes(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Finding]:
-    spikes = find_loss_spikes(steps)
+    spikes = _find_spikes(steps)
     if not spikes:
         return
     yield report_run(
         "unstable loss",
         "problem" if len(spikes) > max(1, _MAX_SPIKE_SHARE * len(steps)) else "note",
-        f"the loss spiked {len(spikes)} times ({_format_steps(spikes)})"
+        f"the loss spiked {len(spikes)} times ({format_steps(spikes)})"
         if len(spikes) > 1
-        else f"the loss spiked at step {spikes[0]}",
+        else f"the loss spiked at {format_steps(spikes)}",
         "the learning rate is too high, or some rows are unlike the others",
         f"{train_command(record, *_stabilize(record.plan))}; the console names the rows",
     )
@@ -108,7 +102,7 @@ def _check_trend(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Fi
     losses = find_values(steps, metrics.TRAIN_LOSS)
     if len(losses) < _SHORT_STEPS:
         return
-    parts = [median(part) for part in split_evenly(losses, 3)]
+    parts = compute_thirds(losses)
     if len(losses) < _MIN_TREND_STEPS:
         if parts[-1] > _RISES * parts[0]:
             yield report_run.note(

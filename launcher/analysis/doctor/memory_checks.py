@@ -6,8 +6,13 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from launcher.analysis.doctor.findings import Finding
-from launcher.analysis.doctor.series import ENOUGH_STEPS, compare_ends, select_warm_steps
-from launcher.analysis.doctor.text import report_run, rerun_command
+from launcher.analysis.doctor.run_helpers import (
+    ENOUGH_STEPS,
+    compute_thirds,
+    report_run,
+    rerun_command,
+    select_warm_steps,
+)
 from launcher.core import metrics
 from launcher.core.metrics import StepMetrics, find_values
 from launcher.core.units import bytes_to_gib, format_gib, format_percent
@@ -38,7 +43,10 @@ def _is_spilling(steps: Sequence[StepMetrics], reserved: float, card: float) -> 
     if reserved > card:
         return True
     rates = find_values(steps, metrics.TOKENS_PER_SECOND)
-    return reserved > _NEARLY_FULL * card and len(rates) >= 3 * ENOUGH_STEPS and compare_ends(rates, 3) < _COLLAPSED
+    if reserved <= _NEARLY_FULL * card or len(rates) < 3 * ENOUGH_STEPS:
+        return False
+    first, _, last = compute_thirds(rates)
+    return last < _COLLAPSED * first
 
 
 def _report_spill(reserved: float, card: float) -> Finding:

@@ -1,18 +1,23 @@
-"""Check torch and its packages by running micro-tests in a separate process."""
+"""Check torch, its GPU and its packages by micro-tests in a separate process, which reports lines of JSON.
+
+Each check is announced before it begins: if a library crashes or hangs, the last announcement names it.
+"""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import Literal
 
-from launcher.analysis.doctor.examination import Check, parse_checks
+from pydantic import Field, ValidationError
+
 from launcher.analysis.doctor.findings import Finding, Reporter, Status, make_skipped
 from launcher.analysis.doctor.gpu_checks import GpuFacts
 from launcher.core.choices import EIGHT_BIT_OPTIMIZERS
+from launcher.core.frozen_model import Frozen
 from launcher.core.worker import WorkerError, kill_process_group, start_process
 from launcher.hardware.model import Gpu
 from launcher.plan.model import Plan
@@ -38,21 +43,43 @@ _OPTIONAL = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackageReport:
-    """Checks of the separate process."""
-
-    checks: tuple[Check, ...]
-    error: str = ""  # why the process did not finish
+# not needed: has no use on this machine. not tried: not possible at the moment.
+CheckStatus = Literal["begun", "works", "fails", "missing", "not needed", "not tried"]
 
 
-def probe_packages(environment: Mapping[str, str], seconds: float = LIMIT_SECONDS) -> PackageReport:
-    """Run the checks in a separate process group, so that compilers are killed with it on a timeout."""
+class Check(Frozen):
+    """One line of the process."""
+
+    schema_version: Literal[1] = 1
+    name: str
+    status: CheckStatus
+    detail: str = ""
+    seconds: float = 0.0
+    figures: dict[str, float] = Field(default_factory=dict)
+
+
+def parse_checks(lines: Iterable[str]) -> tuple[Check, ...]:
+    """Return the last state of each check. Other lines, which libraries may print, are skipped."""
+    checks: dict[str, Check] = {}
+    for line in lines:
+        try:
+            check = Check.model_validate_json(line)
+        except (ValidationError, ValueError):
+            continue
+        checks[check.name] = check
+    return tuple(checks.values())
+
+
+def probe_packages(environment: Mapping[str, str], seconds: float = LIMIT_SECONDS) -> tuple[tuple[Check, ...], str]:
+    """Return the checks of a separate process, and why it did not finish.
+
+    It has a process group of its own, so that compilers are killed with it on a timeout.
+    """
     command = [sys.executable, "-P", "-m", EXAMINATION]
     try:
         process = start_process(command, environment=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except WorkerError as failure:
-        return PackageReport(checks=(), error=f"python {failure}")
+        return (), f"python {failure}"
     error = ""
     try:
         stdout, stderr = process.communicate(timeout=seconds)
@@ -65,7 +92,7 @@ def probe_packages(environment: Mapping[str, str], seconds: float = LIMIT_SECOND
         raise
     if process.returncode and not error:
         error = _describe_exit(process.returncode, stderr.decode("utf-8", "replace"))
-    return PackageReport(checks=parse_checks(stdout.decode("utf-8", "replace").splitlines()), error=error)
+    return parse_checks(stdout.decode("utf-8", "replace").splitlines()), error
 
 
 def _describe_exit(code: int, stderr: str) -> str:
@@ -76,13 +103,12 @@ def _describe_exit(code: int, stderr: str) -> str:
     return f"the process exited with code {code}: {lines[-1].strip()[:_MAX_LINE] if lines else 'no output'}"
 
 
-def check_packages(report: PackageReport, gpus: GpuFacts, plan: Plan | None = None) -> Iterator[Finding]:
-    """Check the report of the separate process against GPUs and plan."""
-    if not report.checks:
-        yield make_skipped("packages", "torch", report.error or "no output")
-        return
-    for check in report.checks:
-        yield from _check(check, report.error, gpus, plan)
+def check_packages(checks: Sequence[Check], error: str, gpus: GpuFacts, plan: Plan | None = None) -> Iterator[Finding]:
+    """Check the results of the separate process against GPUs and plan."""
+    if not checks:
+        yield make_skipped("packages", "torch", error or "no output")
+    for check in checks:
+        yield from _check(check, error, gpus, plan)
 
 
 def _make(check: Check, status: Status, found: str, matters: str = "", next_step: str = "") -> Finding:
@@ -93,7 +119,7 @@ def _check(check: Check, error: str, gpus: GpuFacts, plan: Plan | None) -> Itera
     if check.status == "begun":
         why = error or "the process ended during this check"
         matters = "a run that uses it would fail the same way"
-        yield _make(check, "problem", f"{why}", matters, _suggest_fix(check))
+        yield _make(check, "problem", why, matters, _suggest_fix(check))
     elif check.status == "not needed":
         return
     elif check.status == "not tried":

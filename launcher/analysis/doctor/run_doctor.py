@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.analysis.doctor.disk_checks import check_disks, list_folders, probe_disks
@@ -16,10 +15,9 @@ from launcher.analysis.doctor.host import check_host, check_judges, probe_host
 from launcher.analysis.doctor.loss_checks import check_loss
 from launcher.analysis.doctor.memory_checks import check_memory
 from launcher.analysis.doctor.packages import check_packages, probe_packages
+from launcher.analysis.doctor.run_helpers import report_run, select_warm_steps
 from launcher.analysis.doctor.run_status import RunState, check_status, probe_run
-from launcher.analysis.doctor.series import compute_median, select_warm_steps
 from launcher.analysis.doctor.speed_checks import check_speed
-from launcher.analysis.doctor.text import report_run
 from launcher.analysis.doctor.wandb_checks import check_login
 from launcher.core import metrics
 from launcher.core.errors import DoesNotFitError, InputError, LauncherError, ManifestError
@@ -27,39 +25,39 @@ from launcher.core.metrics import find_values
 from launcher.core.run_paths import RunPaths
 from launcher.hardware.user_overrides import load_hardware_overrides
 from launcher.manifest.trust import list_code
-from launcher.plan import Plan
 from launcher.request.request import PlannedRun, Request, plan_request
-from launcher.runs.record import list_run_code
+from launcher.runs.record import compute_median, list_run_code
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DoctorRequest:
-    """What to check."""
+def run_doctor(
+    request: Request | None,
+    run_paths: RunPaths | None,
+    runs_dir: Path,
+    environment: Mapping[str, str],
+    *,
+    is_quick: bool,
+    say: Callable[[str], None],
+) -> Report:
+    """Check this machine, the plan of an expert on it (`request`) and a run (`run_paths`).
 
-    request: Request | None  # an expert to plan for this machine
-    run: RunPaths | None
-    runs_dir: Path
-    is_quick: bool  # without micro-benchmarks: torch, packages, write speed
-    environment: Mapping[str, str]  # for the process that imports torch
-
-
-def run_doctor(request: DoctorRequest, say: Callable[[str], None]) -> Report:
-    """Run all checks. Wrong input (unknown expert, unreadable run) raises before any slow check."""
-    run = probe_run(request.run) if request.run is not None else None
+    A quick check has no micro-benchmarks: torch, packages, write speed. `environment` is for the process that imports
+    torch. Wrong input (unknown expert, unreadable run) raises before any slow check.
+    """
+    run = probe_run(run_paths) if run_paths is not None else None
     with ThreadPoolExecutor(max_workers=4) as pool:
         gpus = pool.submit(probe_gpus)
         host = pool.submit(probe_host)
-        places = pool.submit(lambda: probe_disks(list_folders(request.runs_dir), measures_speed=not request.is_quick))
+        places = pool.submit(lambda: probe_disks(list_folders(runs_dir), measures_speed=not is_quick))
     failure = gpus.exception()
     gpu_facts = gpus.result() if failure is None else GpuFacts(error=f"the probe failed: {failure}")
-    planned, refusal = _make_plan(request.request, gpu_facts)
+    planned, refusal = _make_plan(request, gpu_facts)
     plan = planned.plan if planned is not None else run.record.plan if run is not None else None
     findings: list[Finding] = [] if refusal is None else [refusal]
     if run is not None:
         findings += check_run(run)
     if planned is not None:
         expert = planned
-        findings += _run_check("expert", "plan", lambda: check_expert(probe_expert(expert, request.runs_dir)))
+        findings += _run_check("expert", "plan", lambda: check_expert(probe_expert(expert, runs_dir)))
         findings += _report_code("expert", list_code(expert.loaded.manifest))
     is_wsl = host.exception() is None and host.result().is_wsl
     findings += _run_check("GPU", "GPU", lambda: check_gpus(gpu_facts, is_wsl=is_wsl))
@@ -68,8 +66,15 @@ def run_doctor(request: DoctorRequest, say: Callable[[str], None]) -> Report:
     findings += _run_check("machine", "judges", check_judges)
     findings += _run_check("disks", "disks", lambda: check_disks(places.result()))
     findings += _run_check("W&B", "login", lambda: [check_login(os.environ, plan.wandb.mode if plan else None)])
-    findings += _check_packages(request, run, gpu_facts, plan, say)
-    return make_report(findings)
+    if is_quick:
+        return make_report(findings)
+    outcome = run.record.outcome if run is not None and run.is_trained else None
+    if outcome is not None and not outcome.is_final:
+        why = "this run is training, and a micro-test would slow it down"
+        return make_report([*findings, make_skipped("packages", "micro-test", why)])
+    say("testing torch, the GPU and installed packages (--quick skips this) ...")
+    packages = _run_check("packages", "torch", lambda: check_packages(*probe_packages(environment), gpu_facts, plan))
+    return make_report([*findings, *packages])
 
 
 def _check_hardware_overrides() -> Iterator[Finding]:
@@ -135,15 +140,3 @@ def _summarize_run(facts: RunState) -> str:
         *([f"validation loss {min(held_out):.3f}"] if held_out else []),
     ]
     return ", ".join(parts)
-
-
-def _check_packages(
-    request: DoctorRequest, run: RunState | None, gpus: GpuFacts, plan: Plan | None, say: Callable[[str], None]
-) -> list[Finding]:
-    if request.is_quick:
-        return []
-    if run is not None and run.is_trained and run.record.outcome is not None and not run.record.outcome.is_final:
-        why = "this run is training, and a micro-test would slow it down"
-        return [make_skipped("packages", "micro-test", why)]
-    say("testing torch, the GPU and installed packages (--quick skips this) ...")
-    return _run_check("packages", "torch", lambda: check_packages(probe_packages(request.environment), gpus, plan))

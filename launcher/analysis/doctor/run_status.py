@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from itertools import pairwise
 
 from launcher.analysis.doctor.findings import Finding
-from launcher.analysis.doctor.series import compute_median, select_warm_steps
-from launcher.analysis.doctor.text import (
+from launcher.analysis.doctor.run_helpers import (
     report_run,
     rerun_command,
     resume_command,
+    select_warm_steps,
     set_eval_interval,
     set_save_interval,
 )
@@ -22,7 +22,7 @@ from launcher.core.file_lock import is_locked
 from launcher.core.metrics import LOST_SECONDS, METRICS_BY_NAME, find_values
 from launcher.core.run_paths import RunPaths
 from launcher.core.units import format_duration, format_percent
-from launcher.runs.record import Outcome, RunRecord, load_record
+from launcher.runs.record import Outcome, RunRecord, compute_median, load_record
 
 # A run hangs if it makes no step for this many usual steps and this many seconds.
 _STUCK_STEPS, _STUCK_SECONDS = 20, 120.0

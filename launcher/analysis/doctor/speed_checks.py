@@ -9,22 +9,24 @@ from statistics import mean
 from typing import Literal
 
 from launcher.analysis.doctor.findings import Finding
-from launcher.analysis.doctor.series import (
+from launcher.analysis.doctor.run_helpers import (
     ENOUGH_STEPS,
-    compare_ends,
     compute_lost_share,
-    compute_median,
+    compute_thirds,
     find_period,
     find_slow_steps,
+    format_steps,
+    report_run,
+    rerun_command,
     select_recent_steps,
+    suggest_longer_interval,
 )
-from launcher.analysis.doctor.text import report_run, rerun_command, suggest_longer_interval
 from launcher.core import metrics
 from launcher.core.choices import SHARDED_STRATEGIES, UNPACKED_SIZES
 from launcher.core.metrics import StepMetrics, find_values
 from launcher.core.units import format_count, format_percent
 from launcher.plan.model import Plan
-from launcher.runs.record import RunRecord
+from launcher.runs.record import RunRecord, compute_median
 
 Grade = Literal["excellent", "good", "acceptable", "problem"]
 
@@ -288,7 +290,7 @@ def _check_slow_steps(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterat
             yield report_run(
                 "slow steps",
                 "problem" if lost > _LOST_PROBLEM else "note",
-                f"every {period} steps, one is slow ({_format_steps(slow)}): {format_percent(lost)} of the time",
+                f"every {period} steps, one is slow ({format_steps(slow)}): {format_percent(lost)} of the time",
                 cause,
                 remedy,
             )
@@ -302,7 +304,7 @@ def _check_slow_steps(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterat
     yield report_run(
         "slow steps",
         "problem" if on_gpu else "note",
-        f"{len(spikes)} steps took more than {_SPIKE:.0f} times as long as usual ({_format_steps(spikes)}): "
+        f"{len(spikes)} steps took more than {_SPIKE:.0f} times as long as usual ({format_steps(spikes)}): "
         f"{format_percent(lost)} of the time",
         "recompilation, or other programs on this machine"
         if compiles
@@ -311,11 +313,6 @@ def _check_slow_steps(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterat
         if compiles
         else "launcher doctor shows load and disks",
     )
-
-
-def _format_steps(steps: Sequence[StepMetrics]) -> str:
-    shown = ", ".join(str(step.step) for step in steps[:4])
-    return f"steps {shown}{', …' if len(steps) > 4 else ''}"
 
 
 def _explain_period(record: RunRecord, period: int) -> tuple[str, str]:
@@ -340,12 +337,12 @@ def _check_trend(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Fi
     rates = find_values(steps, metrics.TOKENS_PER_SECOND)
     if record.plan.hardware.gpu is None or len(rates) < _TREND_STEPS:
         return
-    ratio = compare_ends(rates, 3)
-    if ratio >= _SLOWS_DOWN:
+    first, _, last = compute_thirds(rates)
+    if last >= _SLOWS_DOWN * first:
         return
     heat = find_values(steps, metrics.GPU_TEMPERATURE)
     hottest = max(heat[-max(1, len(heat) // 3) :], default=0.0)
-    found = f"the last third of the run is {format_percent(1 - ratio)} slower than the first"
+    found = f"the last third of the run is {format_percent(1 - last / first)} slower than the first"
     if hottest >= _HOT:
         hot = f"{found}, at {hottest:.0f} °C"
         yield report_run.problem("throttling", hot, "the GPU throttles", "airflow, fans, or nvidia-smi -pl WATTS")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from launcher.analysis.doctor.examination import Check, CheckStatus
+from launcher.analysis.doctor.packages import Check, CheckStatus
 from launcher.core.versions import find_version
 
 _MAX_CHARS = 200

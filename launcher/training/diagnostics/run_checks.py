@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import TextIO
 
-from launcher.analysis.doctor.examination import Check
+from launcher.analysis.doctor.packages import Check
 from launcher.training.diagnostics.check import CheckFunction, Passed, run_check
 from launcher.training.runtime.parent_watch import exit_with_parent
 from launcher.training.runtime.process_output import redirect_stdout, silence_libraries

@@ -47,15 +47,15 @@ def test_only_compute_processes_are_asked(child: subprocess.Popen[str], monkeypa
         held: dict[int, int | None] = {child.pid: 4 * GIB, desktop.pid: GIB, 999999991: None, os.getppid(): GIB}
         gpu = FakeGpu(used_mib=9000, processes=held, graphics={desktop.pid: GIB})
         install_nvml(monkeypatch, gpu, gpu)
-        holders = find_holders(probe_gpus())
-        assert [holder.process.pid for holder in holders.chosen] == [child.pid]
-        reasons = {text.rpartition(": ")[2] for text in holders.left}
+        holders, others = find_holders(probe_gpus())
+        assert [process.pid for process in holders] == [child.pid]
+        reasons = {text.rpartition(": ")[2] for text in others}
         assert reasons == {
             "draws the desktop",
             "started this command",
             "not visible here; look on the host, outside the container",
         }
-        assert list(end_processes(holders.chosen)) == []
+        assert end_processes(holders) == []
         assert not psutil.pid_exists(child.pid)
         assert desktop.poll() is None
     finally:
@@ -66,9 +66,9 @@ def test_only_compute_processes_are_asked(child: subprocess.Popen[str], monkeypa
 def test_processes_of_others_are_left_alone(child: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch) -> None:
     install_nvml(monkeypatch, FakeGpu(used_mib=9000, processes={child.pid: GIB}))
     monkeypatch.setattr("os.geteuid", lambda: psutil.Process().uids().real + 1)
-    holders = find_holders(probe_gpus())
-    assert holders.chosen == ()
-    assert ": belongs to " in holders.left[0]
+    holders, others = find_holders(probe_gpus())
+    assert holders == {}
+    assert ": belongs to " in others[0]
 
 
 def test_command_reports_processes_that_stay(

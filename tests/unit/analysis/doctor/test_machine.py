@@ -19,7 +19,7 @@ from launcher.analysis.doctor.disk_checks import (
     probe_disks,
 )
 from launcher.analysis.doctor.findings import Finding, make_report, make_skipped
-from launcher.analysis.doctor.host import HostFacts, Limits, check_host, check_judges, probe_host
+from launcher.analysis.doctor.host import HostFacts, check_host, check_judges, probe_host
 from launcher.core.units import GIB, MIB
 from launcher.core.worker import call_with_timeout
 from launcher.corpus.storage_kind import Storage
@@ -34,7 +34,10 @@ HEALTHY = HostFacts(
     swap_used_bytes=0,
     shm_bytes=64 * GIB,
     shm_free_bytes=64 * GIB,
-    limits=Limits(open_files=65536, locked_bytes=8 * MIB, file_bytes=None, address_bytes=None),
+    open_files=65536,
+    locked_bytes=8 * MIB,
+    file_bytes=None,
+    address_bytes=None,
     has_infiniband=False,
     is_wsl=False,
 )
@@ -43,10 +46,6 @@ HEALTHY = HostFacts(
 def test_healthy_machine_has_no_findings() -> None:
     assert list_issues(check_host(HEALTHY, 8)) == []
     assert list_issues(check_host(replace(HEALTHY, cores=2, machine_cores=2), 0)) == []
-
-
-def with_limits(**changes: int | None) -> HostFacts:
-    return replace(HEALTHY, limits=replace(HEALTHY.limits, **changes))
 
 
 def with_shm(num_bytes: int | None, free_bytes: int) -> HostFacts:
@@ -66,9 +65,9 @@ FEW_CORES = "3 cores of 16 (affinity or control group) for 2 GPUs"
         (with_shm(None, 0), 1, "shared memory", "there is no /dev/shm", "dataloader_num_workers=0"),
         (replace(HEALTHY, cores=3), 2, "CPU cores", FEW_CORES, "at least 4 cores"),
         (replace(HEALTHY, ram_bytes=GIB), 1, "CPU memory", "1.0 GiB available", "memory limit"),
-        (with_limits(open_files=256), 1, "limits", "256 open files", "ulimit -n 65536"),
-        (with_limits(file_bytes=GIB), 1, "limits", "files of at most 1.0 GiB", "ulimit -f unlimited"),
-        (with_limits(address_bytes=8 * GIB), 1, "limits", "8.0 GiB of address space", "ulimit -v unlimited"),
+        (replace(HEALTHY, open_files=256), 1, "limits", "256 open files", "ulimit -n 65536"),
+        (replace(HEALTHY, file_bytes=GIB), 1, "limits", "files of at most 1.0 GiB", "ulimit -f unlimited"),
+        (replace(HEALTHY, address_bytes=8 * GIB), 1, "limits", "8.0 GiB of address space", "ulimit -v unlimited"),
         (replace(HEALTHY, has_infiniband=True), 1, "limits", "8 MiB of locked memory", "ulimit -l unlimited"),
     ],
 )
@@ -113,8 +112,8 @@ def test_host_is_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_real_host_can_be_probed() -> None:
     facts = probe_host()
-    assert facts.limits.open_files == _soft_limit(resource.RLIMIT_NOFILE)
-    assert facts.limits.address_bytes == _soft_limit(resource.RLIMIT_AS)
+    assert facts.open_files == _soft_limit(resource.RLIMIT_NOFILE)
+    assert facts.address_bytes == _soft_limit(resource.RLIMIT_AS)
     assert facts.shm_bytes is None or facts.shm_bytes >= facts.shm_free_bytes
     assert {finding.subject for finding in check_host(facts, 0)} >= {"CPU cores", "CPU memory", "shared memory"}
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.analysis.doctor.examination import Check, parse_checks
 from launcher.analysis.doctor.findings import Finding
 from launcher.analysis.doctor.gpu_checks import GpuFacts, GpuProcess, GpuState
-from launcher.analysis.doctor.packages import PackageReport, check_packages, probe_packages
+from launcher.analysis.doctor.packages import Check, check_packages, parse_checks, probe_packages
 from launcher.hardware.gpu_catalogue import lookup_gpu
 from launcher.plan import Plan
 from tests.conftest import python_path
@@ -22,7 +21,7 @@ NO_GPU = GpuFacts(error="NVML Shared Library Not Found")
 
 
 def judge(*checks: Check, gpus: GpuFacts = H200, plan: Plan | None = None, error: str = "") -> list[Finding]:
-    return list(check_packages(PackageReport(checks=checks, error=error), gpus, plan))
+    return list(check_packages(checks, error, gpus, plan))
 
 
 def works(name: str, **figures: float) -> Check:
@@ -175,14 +174,14 @@ def environment(folder: Path, **modules: str) -> dict[str, str]:
 def test_missing_torch_is_a_note(tmp_path: Path) -> None:
     missing = "raise ModuleNotFoundError('No module named torch', name='torch')"
     examined = probe_packages(environment(tmp_path, torch=missing))
-    assert examined.error == ""
-    finding = only(check_packages(examined, NO_GPU))
+    assert examined[1] == ""
+    finding = only(check_packages(*examined, NO_GPU))
     assert (finding.subject, finding.status, finding.found) == ("torch", "note", "torch is not installed")
 
 
 def test_crash_is_reported_for_the_running_check(tmp_path: Path) -> None:
     examined = probe_packages(environment(tmp_path, torch="import os; os.abort()"))
-    finding = only(check_packages(examined, NO_GPU))
+    finding = only(check_packages(*examined, NO_GPU))
     assert (finding.subject, finding.status) == ("torch", "problem")
     assert finding.found == "the process was killed by SIGABRT"
 
@@ -196,7 +195,7 @@ def test_timeout_kills_the_process_group(tmp_path: Path) -> None:
         "time.sleep(300)\n"
     )
     examined = probe_packages(environment(tmp_path / "p", torch=hanging), seconds=4.0)
-    finding = only(check_packages(examined, NO_GPU))
+    finding = only(check_packages(*examined, NO_GPU))
     assert finding.found == "timed out after 4 s"
     status = Path(f"/proc/{mark.read_text()}/status")
     assert not status.exists() or "Z (zombie)" in status.read_text()

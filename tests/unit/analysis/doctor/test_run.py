@@ -13,7 +13,7 @@ import pytest
 
 from launcher.analysis.doctor.findings import Finding
 from launcher.analysis.doctor.run_doctor import check_run
-from launcher.analysis.doctor.series import find_period, select_warm_steps
+from launcher.analysis.doctor.run_helpers import find_period, select_warm_steps
 from launcher.analysis.doctor.speed_checks import Speed, check_speed, compare_speed
 from launcher.analysis.doctor.text import suggest_longer_interval
 from launcher.core import metrics
