@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 
-from launcher.analysis.report.run_metrics import collect_last_task_metrics, draw_sparkline
+from launcher.analysis.report.results import draw_sparkline
 from launcher.core.errors import escape
 from launcher.core.markdown import code, fenced, inline, one_line, table
-from launcher.core.metrics import EVAL_PREFIX, find_values
+from launcher.core.metrics import EVAL_PREFIX, find_values, is_task_metric
 from launcher.core.units import format_percent
 from launcher.corpus.row_text import list_columns, parse_row_text
 from launcher.judges.results import AnswerResult, EvalResult
@@ -54,7 +55,12 @@ def _list_columns(evaluations: RunEvaluations) -> Iterator[tuple[str, Evaluation
 
 def _render_rates(record: RunRecord) -> Iterator[str]:
     """Show the logged rates if the answers were not saved."""
-    rates = collect_last_task_metrics(record.rows)
+    rates = {
+        name: (value, row.step)
+        for row in record.rows
+        for name, value in row.values.items()
+        if is_task_metric(name) and math.isfinite(value)
+    }
     if not rates:
         yield "No answers were judged: only losses show the quality of this run."
         return

@@ -63,14 +63,6 @@ _FILES = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunFile:
-    """A file of the run directory."""
-
-    name: str
-    description: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ReportFacts:
     """Everything that a report shows."""
 
@@ -78,7 +70,7 @@ class ReportFacts:
     evaluations: RunEvaluations
     request: Request | None  # None: missing, or written by another version
     command: str | None  # None: `accelerate launch` was called directly
-    files: tuple[RunFile, ...]  # existing ones only
+    files: tuple[tuple[str, str], ...]  # existing ones only: name and description
     saved_step: int | None  # step of the newest checkpoint
     code: tuple[str, ...] = ()  # that the run directory names
     is_trained: bool | None = None  # a process of this machine trains it now; None: unknown
@@ -97,7 +89,7 @@ def load_facts(paths: RunPaths) -> ReportFacts:
         evaluations=load_evaluations(record),
         request=_load_or_none(load_request, paths.request),
         command=_load_or_none(read_text, paths.command),
-        files=tuple(_list_files(paths)),
+        files=_list_files(paths),
         saved_step=step_of(checkpoints[0]) if checkpoints else None,
         code=list_run_code(record),
         is_trained=is_locked(paths.lock),
@@ -111,13 +103,9 @@ def _load_or_none(load: Callable[[Path], _Value], file: Path) -> _Value | None:
         return None
 
 
-def _list_files(paths: RunPaths) -> list[RunFile]:
+def _list_files(paths: RunPaths) -> tuple[tuple[str, str], ...]:
     files = [(getattr(paths, attribute), description) for attribute, description in _FILES]
-    return [
-        RunFile(name=path.name + "/" * path.is_dir(), description=description)
-        for path, description in files
-        if path.exists()
-    ]
+    return tuple((path.name + "/" * path.is_dir(), description) for path, description in files if path.exists())
 
 
 def make_report(paths: RunPaths) -> str:
@@ -300,7 +288,7 @@ def _list_reproduction(facts: ReportFacts) -> Iterator[str]:
 
 
 def _render_files(facts: ReportFacts) -> str:
-    rows = [(f"`{code(file.name)}`", file.description) for file in facts.files]
+    rows = [(f"`{code(name)}`", description) for name, description in facts.files]
     return f"## Files\n\n{table(('', ''), rows)}" if rows else ""
 
 

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 
 from launcher.analysis.compare.curves import make_shares
 from launcher.analysis.compare.load_run import RunFacts
 from launcher.analysis.compare.summary_metrics import compute_cost, compute_data_wait, compute_wall_clock
-from launcher.analysis.report.run_metrics import (
-    LossCurve,
-    collect_loss_curve,
-    compute_energy_wh,
-    compute_max,
-    compute_median,
-    draw_sparkline,
-    format_metric,
-    get_last,
-)
 from launcher.core import metrics
 from launcher.core.markdown import code, inline, table
 from launcher.core.metrics import METRICS_BY_NAME, StepMetrics, find_values
@@ -30,9 +22,13 @@ from launcher.core.units import (
     format_gib,
     format_percent,
     format_seconds,
+    format_value,
 )
-from launcher.runs.record import Outcome, RunRecord
+from launcher.runs.record import Outcome, RunRecord, compute_median
 
+_SPARKS = "▁▂▃▄▅▆▇█"
+_SPARK_WIDTH = 48
+_JOULES_PER_WH = 3600.0
 _NOTHING = "Nothing was measured: no step finished."
 
 
@@ -85,8 +81,8 @@ def _measured_speed(record: RunRecord, facts: RunFacts) -> Iterator[tuple[str, s
     for name in names:
         if (median := compute_median(steps, name)) is not None:
             yield METRICS_BY_NAME[name].title, format_metric(name, median)
-    if (temperature := compute_max(steps, metrics.GPU_TEMPERATURE)) is not None:
-        yield "GPU temperature, maximum", format_metric(metrics.GPU_TEMPERATURE, temperature)
+    if temperatures := find_values(steps, metrics.GPU_TEMPERATURE):
+        yield "GPU temperature, maximum", format_metric(metrics.GPU_TEMPERATURE, max(temperatures))
     if (wait := compute_data_wait(facts)) is not None:
         yield "data wait", f"{format_percent(wait)} of the time of all steps"
     if (energy := compute_energy_wh(steps)) is not None:
@@ -111,49 +107,46 @@ def render_time(facts: RunFacts) -> str:
 def render_memory(record: RunRecord) -> str:
     """Render predicted and measured peak memory."""
     plan, on_gpu = record.plan, record.plan.hardware.gpu is not None
-    peak = compute_max(record.steps, metrics.PEAK_ALLOCATED_GIB)
-    predicted = get_last(record.steps, metrics.PREDICTED_GIB)
-    predicted = bytes_to_gib(plan.memory.allocated_bytes) if predicted is None else predicted
+    peaks = find_values(record.steps, metrics.PEAK_ALLOCATED_GIB)
+    predictions = find_values(record.steps, metrics.PREDICTED_GIB)
+    predicted = predictions[-1] if predictions else bytes_to_gib(plan.memory.allocated_bytes)
     rows = [("predicted, per rank", format_gib(predicted * GIB))]
-    if peak is not None:
-        rows.append(("measured, maximum", format_gib(peak * GIB)))
-        rows.append(("prediction error", f"{100 * (predicted / peak - 1):+.1f} %"))
-    if (reserved := compute_max(record.steps, metrics.PEAK_RESERVED_GIB)) is not None:
-        rows.append(("reserved by the allocator, maximum", format_gib(reserved * GIB)))
-    if (retries := compute_max(record.steps, metrics.ALLOC_RETRIES)) is not None:
-        rows.append(("allocation retries", f"{retries:,.0f}"))
+    if peaks:
+        rows.append(("measured, maximum", format_gib(max(peaks) * GIB)))
+        rows.append(("prediction error", f"{100 * (predicted / max(peaks) - 1):+.1f} %"))
+    if reserved := find_values(record.steps, metrics.PEAK_RESERVED_GIB):
+        rows.append(("reserved by the allocator, maximum", format_gib(max(reserved) * GIB)))
+    if retries := find_values(record.steps, metrics.ALLOC_RETRIES):
+        rows.append(("allocation retries", f"{max(retries):,.0f}"))
     title = "GPU memory" if on_gpu else "RAM"
     rows.append((title, f"{format_gib(plan.memory.device_bytes)}, {format_gib(plan.memory.headroom_bytes)} headroom"))
     reason = "no step finished" if not record.steps else "peaks are measured on GPUs only"
-    missing = "" if peak is not None else f"\n\nNot measured: {reason}."
+    missing = "" if peaks else f"\n\nNot measured: {reason}."
     return f"## Memory\n\n{table(('', ''), rows)}{missing}"
 
 
 def render_learning(record: RunRecord) -> str:
     """Render training and validation loss."""
-    trained = collect_loss_curve(record.rows, metrics.TRAIN_LOSS)
-    held_out = collect_loss_curve(record.rows, metrics.EVAL_LOSS)
-    if trained is None and held_out is None:
+    rows = [row for name in (metrics.TRAIN_LOSS, metrics.EVAL_LOSS) for row in _format_curve(record, name)]
+    if not rows:
         return f"## Learning\n\n{_NOTHING}"
-    rows = [
-        _format_curve(METRICS_BY_NAME[name].title, curve)
-        for name, curve in ((metrics.TRAIN_LOSS, trained), (metrics.EVAL_LOSS, held_out))
-        if curve is not None
-    ]
     losses = table(("", "first", "last", "best", "best step", "curve"), rows)
-    lines = ["" if held_out is not None else "No validation loss was measured."]
+    lines = [] if find_values(record.rows, metrics.EVAL_LOSS) else ["No validation loss was measured."]
     if record.outcome is not None and record.outcome.ended_because:
         lines.append(f"Ended before the last step: {inline(record.outcome.ended_because)}.")
-    tokens = get_last(record.rows, metrics.TOKENS_SEEN)
-    if tokens is not None and record.rows:
-        lines.append(f"{tokens:,.0f} tokens seen, {record.rows[-1].epoch:.2f} epochs.")
-    return "\n\n".join(("## Learning", losses, *filter(None, lines)))
+    if tokens := find_values(record.rows, metrics.TOKENS_SEEN):
+        lines.append(f"{tokens[-1]:,.0f} tokens seen, {record.rows[-1].epoch:.2f} epochs.")
+    return "\n\n".join(("## Learning", losses, *lines))
 
 
-def _format_curve(title: str, curve: LossCurve) -> tuple[str, ...]:
-    numbers = (f"{value:.4f}" for value in (curve.first, curve.last, curve.best))
-    sparkline = draw_sparkline(curve.values) if len(curve.values) > 1 else ""
-    return (title, *numbers, f"{curve.best_step:,}", sparkline)
+def _format_curve(record: RunRecord, name: str) -> Iterator[tuple[str, ...]]:
+    """Yield one row with the finite values of a loss; none if it was not measured."""
+    points = [(value, row.step) for row in record.rows if math.isfinite(value := row.values.get(name, math.nan))]
+    if points:
+        values = [value for value, _ in points]
+        best, best_step = min(points)
+        numbers = (f"{value:.4f}" for value in (values[0], values[-1], best))
+        yield METRICS_BY_NAME[name].title, *numbers, f"{best_step:,}", draw_sparkline(values) if values[1:] else ""
 
 
 def render_stability(record: RunRecord) -> str:
@@ -204,3 +197,31 @@ def _render_attempts(outcome: Outcome) -> str:
         for number, attempt in enumerate(outcome.attempts, start=1)
     ]
     return table(("attempt", "started", "ended", "from step", "to step"), rows)
+
+
+def compute_energy_wh(rows: Iterable[StepMetrics]) -> float | None:
+    """Return the energy of all steps that measured it, in watt-hours."""
+    names = (metrics.JOULES_PER_TOKEN, metrics.TOKENS_PER_SECOND, metrics.STEP_SECONDS)
+    factors = [[row.values.get(name, math.nan) for name in names] for row in rows]
+    joules = [math.prod(values) for values in factors if all(map(math.isfinite, values))]
+    return sum(joules) / _JOULES_PER_WH if joules else None
+
+
+def draw_sparkline(values: Sequence[float]) -> str:
+    """Draw values as block characters, averaged over equal parts if there are many."""
+    width = min(len(values), _SPARK_WIDTH)
+    bounds = [round(part * len(values) / width) for part in range(width + 1)] if width else []
+    means = [statistics.fmean(values[start:end]) for start, end in pairwise(bounds)]
+    if not means:
+        return ""
+    low, high = min(means), max(means)
+    scale = (len(_SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_SPARKS[round((mean - low) * scale)] for mean in means)
+
+
+def format_metric(name: str, value: float) -> str:
+    """Format a value in the metric's unit; unlike in tables of several runs, rates are not abbreviated."""
+    unit = METRICS_BY_NAME[name].unit
+    if unit in ("", "share", "s", "GiB", "J"):
+        return format_value(value, unit)
+    return f"{value:,.0f} {unit}" if abs(value) >= 100 else f"{value:.3g} {unit}"

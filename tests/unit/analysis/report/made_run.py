@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from launcher.analysis.report import ReportFacts
-from launcher.analysis.report.render import RunFile
 from launcher.core import metrics
 from launcher.core.metrics import StepMetrics
 from launcher.core.run_paths import RunPaths
@@ -191,7 +190,7 @@ def make_facts(
         evaluations=make_evaluations(),
         request=REQUEST,
         command="# In the project root:\naccelerate launch launcher/train.py --plan runs/made/plan.json\n",
-        files=(RunFile(name="plan.json", description="all decisions of the plan"),),
+        files=(("plan.json", "all decisions of the plan"),),
         saved_step=2,
     )
     return replace(facts, **changes)

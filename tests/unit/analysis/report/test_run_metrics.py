@@ -6,16 +6,10 @@ import math
 
 import pytest
 
-from launcher.analysis.report.run_metrics import (
-    collect_last_task_metrics,
-    collect_loss_curve,
-    compute_energy_wh,
-    compute_median,
-    draw_sparkline,
-    format_metric,
-)
+from launcher.analysis.report.results import compute_energy_wh, draw_sparkline, format_metric
 from launcher.core import metrics
 from launcher.core.metrics import StepMetrics
+from launcher.runs.record import compute_median
 
 
 def rows(name: str, *values: float) -> list[StepMetrics]:
@@ -26,13 +20,6 @@ def test_median_ignores_non_finite_values() -> None:
     assert compute_median(rows("x", 1.0, math.nan, 3.0, math.inf, 2.0), "x") == 2.0
     assert compute_median(rows("x", math.nan), "x") is None
     assert compute_median([], "x") is None
-
-
-def test_loss_curve_has_best_step() -> None:
-    curve = collect_loss_curve(rows("x", 3.0, 1.0, math.nan, 2.0), "x")
-    assert curve is not None
-    assert (curve.first, curve.last, curve.best, curve.best_step) == (3.0, 2.0, 1.0, 2)
-    assert collect_loss_curve(rows("x", math.nan), "x") is None
 
 
 @pytest.mark.parametrize(
@@ -54,11 +41,6 @@ def test_energy_ignores_steps_with_missing_values() -> None:
     logged = [StepMetrics(step=1, epoch=0.0, values=complete), *rows(metrics.STEP_SECONDS, 5.0)]
     assert compute_energy_wh(logged) == 1.0
     assert compute_energy_wh(rows(metrics.STEP_SECONDS, 5.0)) is None
-
-
-def test_last_value_of_each_task_metric_is_collected() -> None:
-    logged = [*rows("eval/exact_match", 0.1, 0.4), *rows(metrics.EVAL_LOSS, 1.0), *rows("train/other", 1.0)]
-    assert collect_last_task_metrics(logged) == {"eval/exact_match": (0.4, 2)}
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_facts_are_loaded_from_the_directory(arena: Arena) -> None:
     assert format_command(facts.request) == "launcher train neo4j --profile smoke"
     assert facts.command is not None
     assert "accelerate launch" in facts.command
-    names = [file.name for file in facts.files]
+    names = [name for name, _ in facts.files]
     assert {"plan.json", "metrics.jsonl", "checkpoints/", "logs/"} <= set(names)
     assert "deepspeed.json" not in names
     arena.paths.request.unlink()
