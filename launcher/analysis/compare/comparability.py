@@ -149,10 +149,6 @@ def _unfinished(run: RunFacts) -> str | None:
     return "not started" if run.status == "not started" else f"{run.status}, step {run.steps_done:,}{total}"
 
 
-def _planned_steps(run: RunFacts) -> str | None:
-    return None if run.num_steps is None else f"{run.num_steps:,} steps"
-
-
 def _unrecorded_clock(run: RunFacts) -> str | None:
     is_estimated = not run.column(TOTAL_SECONDS).has_values and run.column(STEP_SECONDS).has_values
     return "" if is_estimated else None
@@ -162,9 +158,8 @@ def _changed_speed(run: RunFacts) -> str | None:
     change = find_speed_change(run)
     if change is None:
         return None
-    return (
-        f"{format_count(change.before)} to {format_count(change.after)} tokens per second at about step {change.step:,}"
-    )
+    before, after, step = change
+    return f"{format_count(before)} to {format_count(after)} tokens per second at about step {step:,}"
 
 
 _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
@@ -218,7 +213,7 @@ _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
     ),
     _flag(
         "The number of planned steps differs",
-        _planned_steps,
+        lambda run: None if run.num_steps is None else f"{run.num_steps:,} steps",
         ("loss by step", "time"),
         "Learning rates differ at the same step: compare final losses only.",
     ),

@@ -57,6 +57,11 @@ class Column:
         return [value for value in self.values if math.isfinite(value)]
 
     @property
+    def by_step(self) -> dict[int, float]:
+        """Finite values by step."""
+        return {step: value for step, value in zip(self.steps, self.values, strict=True) if math.isfinite(value)}
+
+    @property
     def has_values(self) -> bool:
         """Whether any value is finite."""
         return any(map(math.isfinite, self.values))

@@ -12,7 +12,7 @@ from launcher.analysis.compare.config_diff import clean_text, diff_settings
 from launcher.analysis.compare.curves import compute_max_points, make_axis, make_series, make_shares
 from launcher.analysis.compare.load_run import Judged, RunFacts
 from launcher.analysis.compare.model import Chart, ComparedRun, Comparison, Figure, Series, Skipped
-from launcher.analysis.compare.summary_metrics import make_figures
+from launcher.analysis.compare.summary_metrics import make_figures, round_finite
 from launcher.analysis.compare.tasks import choose_evaluations, make_task_charts, make_task_specs
 from launcher.analysis.compare.verdict import make_verdicts
 from launcher.core import metrics
@@ -43,6 +43,7 @@ _BEST_TASKS = (
     " Task metrics are comparable on the same rows with the same judge; runs that are not significantly worse "
     "(McNemar's test, 5 %) are marked too; tie: no comparable run is."
 )
+_LEFT_OUT = "No run recorded: {}. MFU, VRAM and GPU utilisation are measured on GPUs only."
 _INTERVALS = " In parentheses: 95 % confidence intervals of task metrics."
 
 
@@ -71,14 +72,14 @@ def make_comparison(
     return Comparison(
         launcher_version=__version__,
         made_at=made_at,
-        title=title or _count(len(runs)),
+        title=title or ("1 run" if len(runs) == 1 else f"{len(runs)} runs compared"),
         runs=tuple(compared),
         verdicts=verdicts,
         about_verdicts=about_verdicts,
         cautions=collect_cautions(runs),
         charts=tuple(chart for chart in known if chart.metric in charted),
         left_out=left_out,
-        about_left_out=_explain_left_out(left_out),
+        about_left_out=_LEFT_OUT.format(", ".join(left_out)) if left_out else "",
         figures=figures,
         about_best=_explain_best(figures),
         settings=settings,
@@ -131,8 +132,8 @@ def _compare_run(
         data_key=traits.data_key,
         data_group=group,
         card=traits.card,
-        card_gib=None if traits.card_gib is None else float(f"{traits.card_gib:.6g}"),
-        predicted_gib=None if traits.predicted_gib is None else float(f"{traits.predicted_gib:.6g}"),
+        card_gib=round_finite(traits.card_gib),
+        predicted_gib=round_finite(traits.predicted_gib),
         axis=make_axis(run, max_points),
         series=series,
         shares=shares,
@@ -155,12 +156,6 @@ def _make_names_unique(runs: Sequence[RunFacts]) -> list[RunFacts]:
     return renamed
 
 
-def _explain_left_out(left_out: Sequence[str]) -> str:
-    if not left_out:
-        return ""
-    return f"No run recorded: {', '.join(left_out)}. MFU, VRAM and GPU utilisation are measured on GPUs only."
-
-
 def _explain_best(figures: Sequence[Figure]) -> str:
     has_tasks = any(figure.intervals for figure in figures)
     if any(figure.best or figure.ties for figure in figures):
@@ -168,7 +163,3 @@ def _explain_best(figures: Sequence[Figure]) -> str:
     else:
         text = "No run is marked as best: the values are not comparable, or equal."
     return text + (_INTERVALS if any(any(figure.intervals) for figure in figures) else "")
-
-
-def _count(number: int) -> str:
-    return "1 run" if number == 1 else f"{number} runs compared"

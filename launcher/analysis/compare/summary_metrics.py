@@ -41,22 +41,13 @@ class MetricSpec:
     needs_equal_speed: bool = False  # a share of the time says nothing if the time of a step differs
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpeedChange:
-    """Tokens per second before and after the speed of a run changed."""
-
-    before: float
-    after: float
-    step: int  # the first at the other speed, approximately
-
-
 def make_figures(runs: Sequence[RunFacts], task_specs: Sequence[MetricSpec] = ()) -> tuple[Figure, ...]:
     """Return all results that some run has, task metrics first."""
     return tuple(figure for spec in (*task_specs, *_SPECS) if (figure := _make_figure(spec, runs)) is not None)
 
 
 def _make_figure(spec: MetricSpec, runs: Sequence[RunFacts]) -> Figure | None:
-    values = tuple(_round_finite(spec.compute(run)) for run in runs)
+    values = tuple(round_finite(spec.compute(run)) for run in runs)
     if all(value is None for value in values):
         return None
     best, ties = _find_best(spec, runs, values)
@@ -118,8 +109,14 @@ def _have_equal_speed(runs: Sequence[RunFacts]) -> bool:
     return len(known) == len(runs) and is_alike(TOKENS_PER_SECOND, min(known), max(known))
 
 
-def _round_finite(value: float | None) -> float | None:
-    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
+def round_digits(value: float) -> float:
+    """Round to six digits, which halves the size of the page."""
+    return float(f"{value:.6g}")
+
+
+def round_finite(value: float | None) -> float | None:
+    """Round to six digits; None if the value is missing or not finite."""
+    return round_digits(value) if value is not None and math.isfinite(value) else None
 
 
 def compute_wall_clock(run: RunFacts) -> float | None:
@@ -180,13 +177,13 @@ def _same_machine(run: RunFacts) -> Hashable:
     return (model, run.traits.hardware) if is_known and find_speed_change(run) is None else None
 
 
-def find_speed_change(run: RunFacts) -> SpeedChange | None:
-    """Return the highest and the lowest speed within a run if they differ by a factor of about two.
+def find_speed_change(run: RunFacts) -> tuple[float, float, int] | None:
+    """Return the highest and the lowest speed within a run, in order, if they differ by a factor of about two.
 
-    Both are medians of several consecutive steps, so single slow steps and the first one do not count.
+    Both are medians of several consecutive steps, so single slow steps and the first one do not count. The third value
+    is the first step at the other speed, approximately.
     """
-    column = run.column(metrics.TOKENS_PER_SECOND)
-    points = [(step, v) for step, v in zip(column.steps, column.values, strict=True) if math.isfinite(v)][1:]
+    points = [*run.column(metrics.TOKENS_PER_SECOND).by_step.items()][1:]
     size = max(_MIN_STEPS, math.ceil(len(points) / _MAX_PARTS))
     parts = [points[at : at + size] for at in range(0, len(points) - size + 1, size)]
     medians = [statistics.median(value for _, value in part) for part in parts]
@@ -195,7 +192,7 @@ def find_speed_change(run: RunFacts) -> SpeedChange | None:
     high, low = medians.index(max(medians)), medians.index(min(medians))
     edge = math.sqrt(max(medians) * min(medians))
     later = next(at for at in range(min(high, low), len(parts)) if (medians[at] < edge) == (low > high))
-    return SpeedChange(before=medians[min(high, low)], after=medians[max(high, low)], step=parts[later][0][0])
+    return medians[min(high, low)], medians[max(high, low)], parts[later][0][0]
 
 
 def _same_job(run: RunFacts) -> Hashable:
@@ -209,15 +206,10 @@ def _same_job(run: RunFacts) -> Hashable:
 def compute_waited_seconds(run: RunFacts) -> float:
     """Return the data wait of the device if measured, else of the host, which is the same on a CPU."""
     steps, shares, hosts = (
-        _by_step(run, name) for name in (metrics.STEP_SECONDS, metrics.DATA_WAIT_SHARE, metrics.DATA_WAIT_SECONDS)
+        run.column(name).by_step for name in (metrics.STEP_SECONDS, metrics.DATA_WAIT_SHARE, metrics.DATA_WAIT_SECONDS)
     )
     waits = ((seconds, shares[at] * seconds if at in shares else hosts.get(at, 0.0)) for at, seconds in steps.items())
     return math.fsum(min(seconds, wait) for seconds, wait in waits)
-
-
-def _by_step(run: RunFacts, metric: str) -> dict[int, float]:
-    column = run.column(metric)
-    return {step: value for step, value in zip(column.steps, column.values, strict=True) if math.isfinite(value)}
 
 
 def compute_data_wait(run: RunFacts) -> float | None:

@@ -133,7 +133,7 @@ def test_speed_that_halves_is_a_caveat(speeds: list[float], step: int | None) ->
     cautions = [caution for caution in collect_cautions([run]) if caution.title == "The speed changed during the run"]
     assert (change is not None, len(cautions)) == (step is not None, int(step is not None))
     if change is not None and step is not None:
-        assert abs(change.step - step) <= 3
+        assert abs(change[2] - step) <= 3
         assert f"a ({'1.8k to 800' if speeds[1] > 1000 else '800 to 1.8k'} tokens per second" in cautions[0].detail
 
 

@@ -150,3 +150,9 @@ def test_evaluations_of_a_run_directory_are_loaded(tmp_path: Path) -> None:
     assert "`evaluations/step-000000.json` cannot be read" in report
     assert "| `evaluations/` | judged answers to held-out rows during training" in report
     assert "| `eval.json` | judged answers of `launcher eval`" in report
+
+
+def test_logged_rates_are_shown_if_the_answers_were_not_saved() -> None:
+    report = render_report(make_facts(outcome=make_outcome(), evaluations=RunEvaluations()))
+    assert "| `eval/matches` | 0.5 | 4 |" in report
+    assert "The answers were not saved" in report
