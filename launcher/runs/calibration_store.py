@@ -238,8 +238,8 @@ def _add(file: Path, entry: Entry) -> None:
         known = _read_or_move_aside(file)
         others = [one for one in known.entries if (one.machine, one.seen.run) != (entry.machine, entry.seen.run)]
         alike = [one for one in others if (one.machine, one.seen.family) == (entry.machine, entry.seen.family)]
-        too_old = {id(one) for one in alike[: max(0, len(alike) + 1 - LAST_RUNS)]}
-        kept = [one for one in others if id(one) not in too_old][-(_MAX_RUNS - 1) :]
+        too_old = alike[: max(0, len(alike) + 1 - LAST_RUNS)]
+        kept = [one for one in others if one not in too_old][-(_MAX_RUNS - 1) :]
         _write(file, known.model_copy(update={"entries": (*kept, entry)}))
 
 

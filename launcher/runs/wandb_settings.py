@@ -8,8 +8,6 @@ import os
 import re
 import secrets
 import socket
-import statistics
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,11 +20,12 @@ from launcher.core.errors import InputError
 from launcher.core.redaction import redact_tree
 from launcher.core.run_files import load_model
 from launcher.core.run_paths import RunPaths, write_text_atomically
+from launcher.core.worker import call_with_timeout
 from launcher.hardware.model import Hardware, format_gpus
 from launcher.plan import Plan
 from launcher.plan.model import WandbPlan
 from launcher.plan.passthrough import DEFAULT_WANDB_PROJECT
-from launcher.runs.record import Outcome, WandbTrace, get_global_batch
+from launcher.runs.record import Outcome, WandbTrace, compute_median, get_global_batch
 
 Mode = Literal["online", "offline", "disabled"]
 STEP_AXIS, EPOCH_AXIS = "train/step", "train/epoch"
@@ -70,13 +69,13 @@ def decide_tracking(planned: Mode | None, environment: Mapping[str, str], *, is_
         return Tracking(mode=names.get(mode, "online"), reason=f"WANDB_MODE={mode}")
     if planned is not None:
         return Tracking(mode=planned, reason="as planned")
-    login = find_login(environment)
-    if login is None:
+    key = find_key(environment)
+    if key is None:
         missing = "no key: neither WANDB_API_KEY nor a login in ~/.netrc"
         if is_requested or any(environment.get(name, "").strip() for name in ("WANDB_PROJECT", "WANDB_ENTITY")):
             return Tracking(mode="offline", reason=missing)
         return Tracking(mode="disabled", reason=f"not requested, and {missing}")
-    return Tracking(mode="online", reason=f"key from {login}")
+    return Tracking(mode="online", reason=f"key from {key.where}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,12 +105,6 @@ def find_base_url(environment: Mapping[str, str]) -> str | None:
         return parser.get("default", "base_url", fallback="").strip() or None
     except (OSError, UnicodeDecodeError, configparser.Error):
         return None
-
-
-def find_login(environment: Mapping[str, str]) -> str | None:
-    """Return where the API key is stored, never the key itself."""
-    key = find_key(environment)
-    return None if key is None else key.where
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,20 +142,11 @@ def check_server(environment: Mapping[str, str]) -> str | None:
         return None
     parts = urlsplit(find_base_url(environment) or f"https://{_HOSTS[0]}")
     host, port = parts.hostname or _HOSTS[0], parts.port or (80 if parts.scheme == "http" else 443)
-    errors: list[str] = []
-
-    def connect() -> None:
-        try:
-            socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
-            errors.append("")
-        except OSError as error:
-            errors.append(error.strerror or str(error) or type(error).__name__)
-
-    thread = threading.Thread(target=connect, daemon=True)  # a DNS lookup has no timeout
-    thread.start()
-    thread.join(_CONNECT_SECONDS)
-    error = errors[0] if errors else f"no answer within {_CONNECT_SECONDS:.0f} s"
-    return f"{host} cannot be reached: {error}" if error else None
+    try:  # under a timeout of its own, because a DNS lookup has none
+        call_with_timeout(lambda: socket.create_connection((host, port), _CONNECT_SECONDS).close(), _CONNECT_SECONDS)
+    except OSError as error:
+        return f"{host} cannot be reached: {error.strerror or str(error) or type(error).__name__}"
+    return None
 
 
 def name_median(metric: str) -> str:
@@ -185,10 +169,8 @@ def make_summary(paths: RunPaths, outcome: Outcome) -> dict[str, object]:
         **outcome.goodput,
     }
     rows = metrics.load_metrics(paths.metrics) if paths.metrics.is_file() else []
-    for name in MEDIANS:
-        values = [row.values[name] for row in rows if name in row.values]
-        if values:
-            summary[name_median(name)] = statistics.median(values)
+    medians = {name_median(name): compute_median(rows, name) for name in MEDIANS}
+    summary.update({name: value for name, value in medians.items() if value is not None})
     return {name: value for name, value in summary.items() if value not in (None, "")}
 
 

@@ -68,12 +68,6 @@ def _find_check(judged: Judged | None, name: str) -> CheckResult | None:
 
 
 def _make_rate_spec(name: str, runs: Sequence[RunFacts], pick: Pick, *, is_main: bool) -> MetricSpec:
-    metric = f"{EVAL_PREFIX}{name}"
-
-    def compute(run: RunFacts) -> float | None:
-        check = _find_check(pick(run), name)
-        return None if check is None else check.rate
-
     def peers(run: RunFacts) -> Hashable:
         # Comparable: same rows, judge and decoding.
         judged = pick(run)
@@ -94,8 +88,8 @@ def _make_rate_spec(name: str, runs: Sequence[RunFacts], pick: Pick, *, is_main:
     notes += [f"judged by {next(iter(checkers))}"] if len(checkers) == 1 else []
     return MetricSpec(
         key=clean_text(f"task_{name}"),
-        title=clean_text(metric),
-        compute=compute,
+        title=clean_text(f"{EVAL_PREFIX}{name}"),
+        compute=lambda run: _get_rate(pick(run), name),
         peers=peers,
         unit="share",
         better="higher",
@@ -106,12 +100,6 @@ def _make_rate_spec(name: str, runs: Sequence[RunFacts], pick: Pick, *, is_main:
 
 
 def _make_base_specs(name: str) -> Iterator[MetricSpec]:
-    metric = f"{EVAL_PREFIX}{name}"
-
-    def compute_base(run: RunFacts) -> float | None:
-        check = _find_check(run.judged.base, name)
-        return None if check is None else check.rate
-
     def gain(run: RunFacts) -> PairedChange | None:
         base, trained = run.judged.base, run.judged.trained
         if base is None or trained is None or _find_check(base, name) is None or _find_check(trained, name) is None:
@@ -119,18 +107,14 @@ def _make_base_specs(name: str) -> Iterator[MetricSpec]:
         change = compare_answers(base, trained, name)
         return change if change.num_rows else None
 
-    def compute_gain(run: RunFacts) -> float | None:
-        change = gain(run)
-        return None if change is None else change.difference
-
     def compute_gain_interval(run: RunFacts) -> Interval | None:
         change = gain(run)
         return None if change is None else Interval(low=change.low, high=change.high, num_rows=change.num_rows)
 
     yield MetricSpec(
         key=clean_text(f"task_base_{name}"),
-        title=clean_text(f"{metric}, base"),
-        compute=compute_base,
+        title=clean_text(f"{EVAL_PREFIX}{name}, base"),
+        compute=lambda run: _get_rate(run.judged.base, name),
         peers=lambda _run: None,
         unit="share",
         note="before the first step, on the rows evaluated during training",
@@ -138,14 +122,19 @@ def _make_base_specs(name: str) -> Iterator[MetricSpec]:
     )
     yield MetricSpec(
         key=clean_text(f"task_gain_{name}"),
-        title=clean_text(f"{metric}, gain"),
-        compute=compute_gain,
+        title=clean_text(f"{EVAL_PREFIX}{name}, gain"),
+        compute=lambda run: None if (change := gain(run)) is None else change.difference,
         peers=lambda _run: None,
         unit="points",
         better="higher",
         note="over the base model, on the rows evaluated during training",
         interval=compute_gain_interval,
     )
+
+
+def _get_rate(judged: Judged | None, name: str) -> float | None:
+    check = _find_check(judged, name)
+    return None if check is None else check.rate
 
 
 def _get_interval(judged: Judged | None, name: str) -> Interval | None:

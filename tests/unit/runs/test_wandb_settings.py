@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from launcher.runs.wandb_settings import (
     WandbProject,
     decide_tracking,
     find_base_url,
-    find_login,
+    find_key,
     get_project,
     load_trace,
     make_config,
@@ -58,21 +59,27 @@ def test_any_setting_of_the_manifest_requests_offline_files(tmp_path: Path) -> N
     assert (tracking.mode, tracking.reason[:6]) == ("offline", "no key")
 
 
+def where_is_key(environment: Mapping[str, str]) -> str:
+    key = find_key(environment)
+    assert key is not None
+    return key.where
+
+
 def test_login_is_read_from_netrc(tmp_path: Path) -> None:
     file = tmp_path / ".netrc"
     environment = {"HOME": str(tmp_path)}
     file.write_text("machine example.org login user password x\n")
-    assert find_login(environment) is None, "of somebody else"
+    assert find_key(environment) is None, "of somebody else"
     file.write_text(f"machine api.wandb.ai login user password {KEY}\n")
-    assert find_login(environment) == str(file)
-    assert find_login({**environment, "WANDB_BASE_URL": "https://wandb.example.org"}) is None, "of another server"
+    assert where_is_key(environment) == str(file)
+    assert find_key({**environment, "WANDB_BASE_URL": "https://wandb.example.org"}) is None, "of another server"
     file.write_text("machine wandb.example.org login user password x\n")
-    assert find_login({**environment, "WANDB_BASE_URL": "https://wandb.example.org:8080"}) == str(file)
+    assert where_is_key({**environment, "WANDB_BASE_URL": "https://wandb.example.org:8080"}) == str(file)
     file.write_text("machine\n")
-    assert find_login(environment) is None, "not one that can be read"
+    assert find_key(environment) is None, "not one that can be read"
     other = tmp_path / "elsewhere"
     other.write_text(f"machine api.wandb.ai login user password {KEY}\n")
-    assert find_login({**environment, "NETRC": str(other)}) == str(other)
+    assert where_is_key({**environment, "NETRC": str(other)}) == str(other)
 
 
 def test_self_hosted_server_is_read_from_the_login(tmp_path: Path) -> None:
@@ -83,7 +90,7 @@ def test_self_hosted_server_is_read_from_the_login(tmp_path: Path) -> None:
     settings.write_text("[default]\nbase_url = https://wandb.example.org\n")
     (tmp_path / ".netrc").write_text("machine wandb.example.org login user password x\n")
     assert find_base_url(environment) == "https://wandb.example.org"
-    assert find_login(environment) == str(tmp_path / ".netrc")
+    assert where_is_key(environment) == str(tmp_path / ".netrc")
     assert find_base_url({**environment, "WANDB_BASE_URL": "http://other"}) == "http://other"
     settings.write_text("no settings")
     assert find_base_url(environment) is None
