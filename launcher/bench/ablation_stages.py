@@ -6,6 +6,7 @@ hardware leaves no choice, the stage is unavailable, with the plan's own reason.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,89 +53,62 @@ class Stage:
 
 def list_stages(plan: Plan) -> tuple[Stage, ...]:
     """Return the stages in the order in which they accumulate."""
-    batch, compute_dtype = plan.batch, plan.precision.compute_dtype
-    micro_batch, num_workers = batch.micro_batch_size, plan.loader.num_workers
-    packing = "" if batch.packed else _explain(plan, "global batch", "the manifest disables packing")
+    micro_batch, num_workers = plan.batch.micro_batch_size, plan.loader.num_workers
+    loss, optimizer, checkpointing = plan.loss_kernel, plan.optimizer.name, plan.checkpointing
+
+    def make(key: str, title: str, change: Change, decision: str, *, is_unavailable: bool) -> Stage:
+        """Make a stage; one that the plan does not have names the plan's own decision and its reason."""
+        if not is_unavailable:
+            return Stage(key=key, title=title, change=change)
+        made = next(item for item in plan.decisions if item.name == decision)
+        return Stage(key=key, title=title, change=change, unavailable=f"the plan has {made.value}: {made.reason}")
+
+    packed: Change = {"rows": "packed"}
     is_small = micro_batch <= SMALL_MICRO_BATCH
+    batch_title = f"micro-batch {SMALL_MICRO_BATCH} -> {'largest' if is_small else micro_batch}"
+    fused = "fused AdamW" if optimizer in ("adamw_torch_fused", BASELINE.optimizer) else optimizer
+    kept = f"gradient checkpointing {'off' if checkpointing in ('none', 'full') else checkpointing}"
+    workers = f"loader workers 0 -> {num_workers or 'N'}"
     return (
         Stage(key="tokenization", title="tokenized before the run", change={"tokenization": "before"}),
-        Stage(key="packing", title="rows packed, not padded", change={"rows": "packed"}, unavailable=packing),
-        *_list_precision_stages(plan, compute_dtype),
-        *_list_attention_stages(plan),
-        _make_optimizer_stage(plan),
-        Stage(
-            key="loss",
-            title=f"full logits -> {plan.loss_kernel} loss",
-            change={"loss": plan.loss_kernel},
-            unavailable=_explain(plan, "loss", "the plan keeps full logits")
-            if plan.loss_kernel == BASELINE.loss
-            else "",
+        make("packing", "rows packed, not padded", packed, "global batch", is_unavailable=not plan.batch.packed),
+        *_list_precision_stages(plan, make),
+        *_list_attention_stages(plan, make),
+        make("optimizer", fused, {"optimizer": optimizer}, "optimizer", is_unavailable=optimizer == BASELINE.optimizer),
+        make("loss", f"full logits -> {loss} loss", {"loss": loss}, "loss", is_unavailable=loss == BASELINE.loss),
+        make(
+            "checkpointing",
+            kept,
+            {"checkpointing": checkpointing},
+            "gradient checkpointing",
+            is_unavailable=checkpointing == "full",
         ),
-        _make_checkpointing_stage(plan),
-        Stage(
-            key="batch",
-            title=f"micro-batch {SMALL_MICRO_BATCH} -> {'largest' if is_small else micro_batch}",
-            change={"micro_batch_size": micro_batch},
-            unavailable=_explain(plan, "batch split", f"the plan has micro-batch {micro_batch}") if is_small else "",
-        ),
-        Stage(
-            key="compile",
-            title="torch.compile",
-            change={"is_compiled": True},
-            unavailable=_explain(plan, "torch.compile", "the plan does not compile") if plan.compile is None else "",
-        ),
-        Stage(
-            key="workers",
-            title=f"loader workers 0 -> {num_workers or 'N'}",
-            change={"num_workers": num_workers},
-            unavailable="" if num_workers else _explain(plan, "dataloader workers", "the plan has none"),
-        ),
+        make("batch", batch_title, {"micro_batch_size": micro_batch}, "batch split", is_unavailable=is_small),
+        make("compile", "torch.compile", {"is_compiled": True}, "torch.compile", is_unavailable=plan.compile is None),
+        make("workers", workers, {"num_workers": num_workers}, "dataloader workers", is_unavailable=not num_workers),
     )
 
 
-def _explain(plan: Plan, decision_name: str, default: str) -> str:
-    """Return the plan's own decision and reason."""
-    decision = next((decision for decision in plan.decisions if decision.name == decision_name), None)
-    return default if decision is None else f"the plan has {decision.value}: {decision.reason}"
-
-
-def _list_precision_stages(plan: Plan, dtype: str) -> tuple[Stage, Stage]:
-    gpu = plan.hardware.gpu
+def _list_precision_stages(plan: Plan, make: Callable[..., Stage]) -> tuple[Stage, Stage]:
+    gpu, dtype = plan.hardware.gpu, plan.precision.compute_dtype
     no_tf32 = "no GPU" if gpu is None else "" if gpu.has_tf32 else f"{gpu.title} has no TF32"
-    no_half = _explain(plan, "precision", "the plan computes in FP32") if dtype == "fp32" else ""
     name = "BF16" if dtype == "fp32" else dtype.upper()
     title = name if no_tf32 else f"TF32 -> {name}"
     return (
         Stage(key="tf32", title="FP32 -> TF32", change={"precision": "tf32"}, unavailable=no_tf32),
-        Stage(key="half", title=title, change={"precision": "planned"}, unavailable=no_half),
+        make("half", title, {"precision": "planned"}, "precision", is_unavailable=dtype == "fp32"),
     )
 
 
-def _list_attention_stages(plan: Plan) -> tuple[Stage, Stage]:
+def _list_attention_stages(plan: Plan, make: Callable[..., Stage]) -> tuple[Stage, Stage]:
     planned = plan.attention.backend
     only_eager = {planned, *plan.attention.fallbacks} == {"eager"}
-    no_sdpa = _explain(plan, "attention", "this base model supports eager attention only") if only_eager else ""
     is_varlen = planned not in _NO_VARLEN
-    no_varlen = "" if is_varlen else _explain(plan, "attention", "no variable-length kernel here")
     name = planned.replace("_", " ") if is_varlen else "variable-length flash"
     return (
-        Stage(key="sdpa", title="eager attention -> SDPA", change={"attention": "sdpa"}, unavailable=no_sdpa),
-        Stage(key="varlen", title=f"SDPA -> {name}", change={"attention": "planned"}, unavailable=no_varlen),
+        make("sdpa", "eager attention -> SDPA", {"attention": "sdpa"}, "attention", is_unavailable=only_eager),
+        make("varlen", f"SDPA -> {name}", {"attention": "planned"}, "attention", is_unavailable=not is_varlen),
     )
-
-
-def _make_optimizer_stage(plan: Plan) -> Stage:
-    name = plan.optimizer.name
-    unavailable = _explain(plan, "optimizer", f"the plan has {name}") if name == BASELINE.optimizer else ""
-    title = "fused AdamW" if name in ("adamw_torch_fused", BASELINE.optimizer) else name
-    return Stage(key="optimizer", title=title, change={"optimizer": name}, unavailable=unavailable)
-
-
-def _make_checkpointing_stage(plan: Plan) -> Stage:
-    level = plan.checkpointing
-    unavailable = _explain(plan, "gradient checkpointing", "the plan recomputes all") if level == "full" else ""
-    title = f"gradient checkpointing {'off' if level in ('none', 'full') else level}"
-    return Stage(key="checkpointing", title=title, change={"checkpointing": level}, unavailable=unavailable)
 
 
 Mode = Literal["cumulative", "alone"]

@@ -89,6 +89,8 @@ class PlainLoop:
         self._max_norm = plan.optimizer.max_grad_norm
         self._num_trained = batches.count_trained(0)
         self._scaler = torch.amp.GradScaler(device.type, enabled=plan.precision.loss_scaling)
+        self._num_read = 0  # micro-batches of this run
+        self._stream: Iterator[AnyBatch] = iter(())
         self._loader: DataLoader[AnyBatch] = DataLoader(
             batches,
             batch_size=None,
@@ -105,54 +107,60 @@ class PlainLoop:
         """
         counters, clock = NvmlSampler(self._device), StepTimer(self._device)
         counters.start()
-        reader = _MicroBatchReader(self._batches, iter(self._loader))
+        self._stream, self._num_read = iter(self._loader), 0
         complete = max(map(self._batches.count_micro_batches, range(len(self._batches.steps))))
         try:
-            size = self._choose_step_size(reader, clock, complete, seconds)
-            reader.skip_to_next_step()
-            self._run_steps(reader, clock, size, (1, warmup_steps), seconds)
+            size = self._choose_step_size(clock, complete, seconds)
+            while 0 < self._num_read < len(self._batches) and not self._batches.is_last_of_step(self._num_read - 1):
+                self._read()  # the next step begins at its first micro-batch
+            self._run_steps(clock, size, (1, warmup_steps), seconds)
             reset_peak()
             counters.read()
             limits = (MIN_TIMED_STEPS, max(MIN_TIMED_STEPS, timed_steps))
-            laps = self._run_steps(reader, clock, size, limits, seconds)
+            laps = self._run_steps(clock, size, limits, seconds)
             note = "" if size == complete else f"timed {size} of {complete} micro-batches per step, with the update"
             return self._make_timing(laps, counters).model_copy(update={"note": note})
         finally:
             counters.stop()
 
-    def _choose_step_size(self, reader: _MicroBatchReader, clock: StepTimer, complete: int, seconds: float) -> int:
+    def _read(self) -> tuple[AnyBatch, int]:
+        """Return the next micro-batch and its number."""
+        self._num_read += 1
+        return next(self._stream), self._num_read - 1
+
+    def _choose_step_size(self, clock: StepTimer, complete: int, seconds: float) -> int:
         """Return the micro-batches per step. The first few compile and allocate; the next few are timed."""
         if complete <= 2 * PROBED_MICRO_BATCHES:
             return complete
-        self._train_step(reader, clock, PROBED_MICRO_BATCHES)[1].seconds()
-        num_before = reader.num_read
-        lap = self._train_step(reader, clock, PROBED_MICRO_BATCHES)[1]
-        each = lap.seconds() / (reader.num_read - num_before)
+        self._train_step(clock, PROBED_MICRO_BATCHES)[1].seconds()
+        num_before = self._num_read
+        lap = self._train_step(clock, PROBED_MICRO_BATCHES)[1]
+        each = lap.seconds() / (self._num_read - num_before)
         return min(complete, max(PROBED_MICRO_BATCHES, int(seconds / MIN_TIMED_STEPS / each)))
 
     def _run_steps(
-        self, reader: _MicroBatchReader, clock: StepTimer, size: int, limits: tuple[int, int], seconds: float
+        self, clock: StepTimer, size: int, limits: tuple[int, int], seconds: float
     ) -> list[tuple[int, StepTiming]]:
         """Run between `limits` steps, within the seconds."""
         laps, began = list[tuple[int, StepTiming]](), time.perf_counter()
         least, most = limits
-        while len(laps) < most and reader.has_more:
-            laps.append(self._train_step(reader, clock, size))
+        while len(laps) < most and self._num_read < len(self._batches):
+            laps.append(self._train_step(clock, size))
             laps[max(0, len(laps) - 2)][1].seconds()  # sync with the previous step: the host is at most one ahead
             if len(laps) >= least and time.perf_counter() - began > seconds:
                 break
         return laps
 
-    def _train_step(self, reader: _MicroBatchReader, clock: StepTimer, size: int) -> tuple[int, StepTiming]:
+    def _train_step(self, clock: StepTimer, size: int) -> tuple[int, StepTiming]:
         """Train up to `size` micro-batches of one step and update; return their tokens and their time."""
         num_tokens = 0
         for _ in range(size):
             with clock.waiting_for_data():
-                batch, count, is_last = reader.read()
-            num_tokens += count
+                batch, index = self._read()
+            num_tokens += self._batches.count_micro_batch_tokens(index)
             loss = self._model(batch.to(self._device)) / self._num_trained
             self._scaler.scale(loss).backward()
-            if is_last:
+            if self._batches.is_last_of_step(index):
                 break
         self._scaler.unscale_(self._optimizer)
         if self._max_norm is not None:
@@ -173,28 +181,6 @@ class PlainLoop:
             utilization=None if sample is None else sample.utilization,
             watts=None if sample is None else sample.watts,
         )
-
-
-class _MicroBatchReader:
-    """Reads micro-batches in order and counts them."""
-
-    def __init__(self, batches: StageBatches, micro_batches: Iterator[AnyBatch]) -> None:
-        self._batches, self._micro_batches, self.num_read = batches, micro_batches, 0
-
-    @property
-    def has_more(self) -> bool:
-        return self.num_read < len(self._batches)
-
-    def skip_to_next_step(self) -> None:
-        while self.has_more and self.num_read and not self._batches.is_last_of_step(self.num_read - 1):
-            self.read()
-
-    def read(self) -> tuple[AnyBatch, int, bool]:
-        """Return the next micro-batch, its tokens, and whether its step ends with it."""
-        batch, num_tokens = next(self._micro_batches), self._batches.count_micro_batch_tokens(self.num_read)
-        is_last = self._batches.is_last_of_step(self.num_read)
-        self.num_read += 1
-        return batch, num_tokens, is_last
 
 
 def _compute_mfu(plan: Plan, file: PackFile, steps: list[tuple[int, ...]], timing: Timing) -> float | None:

@@ -20,6 +20,7 @@ from launcher.core.units import bytes_to_gib
 from launcher.corpus.store import Store, load_store_manifest
 from launcher.plan.model import Plan
 from launcher.request.request import base_folders
+from launcher.runs.record import compute_median
 from launcher.training.build import build_run
 from launcher.training.engine.accelerator import build_accelerator
 from launcher.training.engine.engine import Engine
@@ -95,16 +96,11 @@ def _make_timing(run: TrainingRun, rows: Sequence[StepMetrics]) -> Timing:
         tokens=tuple(int(run.train.num_tokens[list(row.packs)].sum()) for row in rows),
         num_skipped=sum(int(row.values[metrics.SKIPPED]) for row in rows),
         data_wait_share=statistics.fmean(row.values[metrics.DATA_WAIT_SHARE] for row in rows),
-        mfu=_median(rows, metrics.DEVICE_MFU),
+        mfu=compute_median(rows, metrics.DEVICE_MFU),
         peak_gib=read_peak_gib(run.engine),
         utilization=_mean_over_time(rows, metrics.GPU_UTILIZATION),
         watts=_mean_over_time(rows, metrics.GPU_POWER_WATTS),
     )
-
-
-def _median(rows: Sequence[StepMetrics], name: str) -> float | None:
-    values = [row.values[name] for row in rows if name in row.values]
-    return statistics.median(values) if values else None
 
 
 def _mean_over_time(rows: Sequence[StepMetrics], name: str) -> float | None:
