@@ -87,8 +87,10 @@ def run_ablation(
     known, software = _load_records(file), _hash_software()
     records: list[StageRecord] = []
     for number, measurement in enumerate(measurements, 1):
+        identity = {"key": measurement.key, "title": measurement.title, "mode": measurement.mode}
         if measurement.unavailable:
-            records.append(_make_record(measurement, "unavailable", measurement.unavailable))
+            unavailable = {"status": "unavailable", "reason": measurement.unavailable}
+            records.append(StageRecord.model_validate({**identity, **unavailable}))
             continue
         precision = plan.precision.model_copy(update={"fp8_base": measurement.fp8_base})
         spec = StageSpec(
@@ -100,20 +102,17 @@ def run_ablation(
             seconds=effort.seconds,
         )
         fingerprint = _fingerprint(spec, measurement, software)
+        record, suffix = known.get(fingerprint), " (already measured)"
+        if record is None:
+            name = f"{measurement.mode}-{measurement.key}"
+            outcome = _measure(MeasurementProcess(_MODULE, spec, folder / "logs", name), effort.limit_seconds)
+            stage = {**identity, "config": measurement.config, "fingerprint": fingerprint}
+            record, suffix = StageRecord.model_validate({**stage, **outcome}), ""
+            _append(file, record)
+            known[fingerprint] = record
         progress = f"{number} of {len(measurements)}, {measurement.mode}: {measurement.title}"
-        if fingerprint in known:
-            record = known[fingerprint]
-            report(f"{progress}: {record.format_outcome()} (already measured)")
-            identity = {"key": measurement.key, "title": measurement.title, "mode": measurement.mode}
-            records.append(record.model_copy(update=identity))
-            continue
-        name = f"{measurement.mode}-{measurement.key}"
-        process = MeasurementProcess(_MODULE, spec, folder / "logs", name)
-        record = _measure(measurement, process, effort, fingerprint)
-        _append(file, record)
-        report(f"{progress}: {record.format_outcome()}")
-        known[fingerprint] = record
-        records.append(record)
+        report(f"{progress}: {record.format_outcome()}{suffix}")
+        records.append(record.model_copy(update=identity))
     return tuple(records)
 
 
@@ -157,28 +156,14 @@ def _load_records(file: Path) -> dict[str, StageRecord]:
     return known
 
 
-def _measure(
-    measurement: Measurement, process: MeasurementProcess, effort: AblationEffort, fingerprint: str
-) -> StageRecord:
-    status: Status
+def _measure(process: MeasurementProcess, limit_seconds: float) -> dict[str, object]:
+    """Return status, reason and timing of a record."""
     try:
         with process:
-            timing = Timing.model_validate_json(process.read(effort.limit_seconds))
+            timing = Timing.model_validate_json(process.read(limit_seconds))
     except MeasurementTimeoutError:
-        return _make_record(measurement, "timeout", f"not finished after {effort.limit_seconds:.0f} s", fingerprint)
+        return {"status": "timeout", "reason": f"not finished after {limit_seconds:.0f} s"}
     except MeasurementFailedError as error:
-        status = "out of memory" if error.exit_code == ExitCode.DOES_NOT_FIT else "failed"
-        return _make_record(measurement, status, error.reason, fingerprint)
-    return _make_record(measurement, "measured", "", fingerprint).model_copy(update={"timing": timing})
-
-
-def _make_record(measurement: Measurement, status: Status, reason: str, fingerprint: str = "") -> StageRecord:
-    return StageRecord(
-        key=measurement.key,
-        title=measurement.title,
-        mode=measurement.mode,
-        status=status,
-        reason=reason,
-        config=None if measurement.unavailable else measurement.config,
-        fingerprint=fingerprint,
-    )
+        is_too_large = error.exit_code == ExitCode.DOES_NOT_FIT
+        return {"status": "out of memory" if is_too_large else "failed", "reason": error.reason}
+    return {"status": "measured", "timing": timing}

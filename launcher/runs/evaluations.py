@@ -6,14 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from launcher.core.errors import InputError
 from launcher.core.run_paths import RunPaths
 from launcher.judges.results import EvalResult, compare_results, load_result
 from launcher.judges.statistics import PairedChange
-from launcher.runs.record import RunRecord
+from launcher.runs.record import RunRecord, seconds_between
 
 _FILE = re.compile(r"step-(\d{1,12})\.json")
 
@@ -120,7 +119,5 @@ def list_evaluations(paths: RunPaths) -> list[tuple[int, Path]]:
 def _is_outdated(record: RunRecord, result: EvalResult) -> bool:
     """Whether an evaluation is older than the end of the run: its weights no longer exist."""
     ended = None if record.outcome is None else record.outcome.ended_at
-    try:
-        return ended is not None and datetime.fromisoformat(result.made_at) < datetime.fromisoformat(ended)
-    except (ValueError, TypeError):
-        return False
+    seconds = None if ended is None else seconds_between(ended, result.made_at)
+    return seconds is not None and seconds < 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -145,6 +146,14 @@ def load_record(paths: RunPaths) -> RunRecord:
         outcome=load_outcome(paths.outcome),
         rows=tuple(load_metrics(paths.metrics)) if paths.metrics.is_file() else (),
     )
+
+
+def seconds_between(begin: str, end: str) -> float | None:
+    """Return the seconds from one recorded time to another; None if one cannot be read."""
+    try:
+        return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
+    except (ValueError, TypeError):
+        return None
 
 
 def compute_median(rows: Iterable[StepMetrics], name: str) -> float | None:

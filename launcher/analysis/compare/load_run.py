@@ -7,7 +7,6 @@ import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 
 from launcher.analysis.compare.config_diff import clean_text, collect_plan_settings
 from launcher.analysis.compare.model import RunStatus, Section
@@ -19,7 +18,7 @@ from launcher.core.units import bytes_to_gib
 from launcher.judges.results import CheckResult, EvalResult
 from launcher.plan.model import Plan
 from launcher.runs.evaluations import Evaluation, RunEvaluations, load_evaluations
-from launcher.runs.record import Outcome, RunRecord, get_global_batch, list_run_code, load_record
+from launcher.runs.record import Outcome, RunRecord, get_global_batch, list_run_code, load_record, seconds_between
 from launcher.runs.wandb_settings import format_machine
 
 
@@ -207,15 +206,9 @@ def _collect_traits(plan: Plan, outcome: Outcome | None, columns: Mapping[str, C
 def _sum_attempts(outcome: Outcome) -> float | None:
     """Return the seconds of all attempts, without pauses between them; for an old record, its end minus its start."""
     spans = [(item.started_at, item.ended_at) for item in outcome.attempts] or [(outcome.started_at, outcome.ended_at)]
-    seconds = [span for begin, end in spans if end is not None and (span := _seconds_between(begin, end)) is not None]
-    return sum(seconds) if seconds else None
-
-
-def _seconds_between(begin: str, end: str) -> float | None:
-    try:
-        return max(0.0, (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds())
-    except (ValueError, TypeError):
-        return None
+    seconds = [seconds_between(begin, end) for begin, end in spans if end is not None]
+    known = [max(0.0, span) for span in seconds if span is not None]
+    return sum(known) if known else None
 
 
 def drop_answer_texts(evaluations: RunEvaluations) -> JudgedRun:

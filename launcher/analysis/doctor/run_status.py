@@ -22,7 +22,7 @@ from launcher.core.file_lock import is_locked
 from launcher.core.metrics import LOST_SECONDS, METRICS_BY_NAME, find_values
 from launcher.core.run_paths import RunPaths
 from launcher.core.units import format_duration, format_percent
-from launcher.runs.record import Outcome, RunRecord, compute_median, load_record
+from launcher.runs.record import Outcome, RunRecord, compute_median, load_record, seconds_between
 
 # A run hangs if it makes no step for this many usual steps and this many seconds.
 _STUCK_STEPS, _STUCK_SECONDS = 20, 120.0
@@ -50,19 +50,11 @@ def probe_run(paths: RunPaths) -> RunState:
         idle: float | None = max(0.0, time.time() - paths.metrics.stat().st_mtime)
     except OSError:
         idle = None
-    return RunState(
-        record=record, is_trained=is_locked(paths.lock), idle_seconds=idle, age_seconds=_get_age(record.outcome)
-    )
-
-
-def _get_age(outcome: Outcome | None) -> float | None:
-    if outcome is None:
-        return None
-    began = outcome.attempts[-1].started_at if outcome.attempts else outcome.started_at
-    try:
-        return (datetime.now(UTC) - datetime.fromisoformat(began)).total_seconds()
-    except (ValueError, TypeError):
-        return None
+    age, outcome = None, record.outcome
+    if outcome is not None:
+        began = outcome.attempts[-1].started_at if outcome.attempts else outcome.started_at
+        age = seconds_between(began, datetime.now(UTC).isoformat())
+    return RunState(record=record, is_trained=is_locked(paths.lock), idle_seconds=idle, age_seconds=age)
 
 
 def check_status(facts: RunState) -> Iterator[Finding]:

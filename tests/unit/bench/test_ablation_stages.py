@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.bench import ablation
-from launcher.bench.ablation import AblationEffort, StageRecord, StageSpec, run_ablation
-from launcher.bench.ablation_stages import BASELINE, LoopConfig, Measurement, list_measurements, list_stages
+from launcher.bench.ablation import AblationEffort, StageSpec, run_ablation
+from launcher.bench.ablation_stages import BASELINE, LoopConfig, list_measurements, list_stages
 from launcher.cli.bench import complete
 from launcher.core.versions import PACKAGES
 from launcher.plan.model import Plan
@@ -51,12 +51,13 @@ def test_only_the_last_stage_has_a_base_in_fp8(precision: str, monkeypatch: pyte
     assert [title for title, is_fp8 in in_fp8.items() if is_fp8] == expected
     plans: dict[str, bool] = {}
 
-    def note_plan(measurement: Measurement, spec: StageSpec, *_more: object) -> StageRecord:
-        plans[measurement.title] = spec.plan.precision.fp8_base
-        return StageRecord(key=measurement.key, title=measurement.title, mode=measurement.mode, status="failed")
+    def note_plan(_module: str, spec: StageSpec, _folder: Path, name: str) -> None:
+        mode, _, key = name.partition("-")
+        title = next(each.title for each in measurements if (each.mode, each.key) == (mode, key))
+        plans[title] = spec.plan.precision.fp8_base
 
-    monkeypatch.setattr(ablation, "MeasurementProcess", lambda _module, spec, *_more: spec)
-    monkeypatch.setattr(ablation, "_measure", note_plan)
+    monkeypatch.setattr(ablation, "MeasurementProcess", note_plan)
+    monkeypatch.setattr(ablation, "_measure", lambda *_: {"status": "failed"})
     effort = AblationEffort(warmup_steps=1, timed_steps=1, seconds=1, limit_seconds=1)
     run_ablation(plan, tmp_path, measurements, effort, tmp_path, lambda _line: None)
     assert plans == in_fp8
