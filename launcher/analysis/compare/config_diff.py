@@ -77,7 +77,7 @@ def _add(settings: dict[tuple[Section, str], str], section: Section, values: Map
 
 def format_setting(value: object) -> str:
     """Format a setting for people."""
-    if value is None:
+    if value is None or value == {}:
         return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -85,8 +85,6 @@ def format_setting(value: object) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.6g}"
-    if isinstance(value, dict):
-        return "none" if not value else _shorten(str(value))
     if isinstance(value, list | tuple):
         return _shorten(", ".join(map(format_setting, value))) or "none"
     return _shorten(str(value))

@@ -144,16 +144,10 @@ def _compare_run(
 
 
 def _make_names_unique(runs: Sequence[RunFacts]) -> list[RunFacts]:
-    """Distinguish runs of the same name by their path, then by a number."""
+    """Distinguish runs of the same name by their path."""
     runs = [replace(run, name=clean_text(run.name), place=clean_text(run.place)) for run in runs]
     counts = Counter(run.name for run in runs)
-    runs = [run if counts[run.name] == 1 else replace(run, name=f"{run.name} ({run.place})") for run in runs]
-    numbers: Counter[str] = Counter()
-    renamed = []
-    for run in runs:
-        numbers[run.name] += 1
-        renamed.append(run if numbers[run.name] == 1 else replace(run, name=f"{run.name} #{numbers[run.name]}"))
-    return renamed
+    return [run if counts[run.name] == 1 else replace(run, name=f"{run.name} ({run.place})") for run in runs]
 
 
 def _explain_best(figures: Sequence[Figure]) -> str:

@@ -93,9 +93,6 @@ def _describe_next_fallback(record: RunRecord) -> str:
 
 def _check_prediction(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Finding]:
     errors = find_values(steps, metrics.PREDICTION_ERROR)
-    if not errors:
-        pairs = ((step.get(metrics.PREDICTED_GIB), step.get(metrics.PEAK_ALLOCATED_GIB)) for step in steps)
-        errors = [predicted / peak - 1 for predicted, peak in pairs if predicted is not None and peak]
     if not errors or abs(errors[-1]) <= _PREDICTION_TOLERANCE:
         return
     error = errors[-1]

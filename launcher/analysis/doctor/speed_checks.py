@@ -51,46 +51,34 @@ _LOW_MFU = 0.75  # of the planned MFU
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """Measured and planned speed."""
+    """Measured speed compared with the planned one."""
 
-    tokens_per_second: float
-    expected: float
+    expected: float  # tokens/s
+    ratio: float  # measured over expected
     error: float  # relative error of the estimate, as the plan states it
-
-    @property
-    def ratio(self) -> float:
-        """Measured over expected tokens/s."""
-        return self.tokens_per_second / self.expected
-
-    @property
-    def grade(self) -> Grade:
-        """Grade of the speed; a problem if the error of the estimate does not explain it."""
-        if self.ratio >= 1 + self.error / 4:
-            return "excellent"
-        if self.ratio >= 1 - self.error / 2:
-            return "good"
-        return "acceptable" if self.ratio >= 1 - self.error else "problem"
+    grade: Grade  # a problem if the error of the estimate does not explain it
 
 
-def compare_speed(record: RunRecord) -> Speed | None:
-    """Return measured and expected speed; None without an estimate (CPU, unknown GPU) or with too few steps.
+def compare_speed(record: RunRecord, steps: Sequence[StepMetrics]) -> Speed | None:
+    """Compare measured and expected speed; None without an estimate (CPU, unknown GPU).
 
     What earlier runs reached on a CPU is no estimate: it depends on the other programs of the machine.
     """
-    has_gpu = record.plan.hardware.gpu is not None
-    steps, expected = select_recent_steps(record), record.plan.speed.tokens_per_second if has_gpu else None
-    measured = compute_median(steps, metrics.TOKENS_PER_SECOND)
-    if expected is None or measured is None or len(steps) < ENOUGH_STEPS:
-        return None
-    return Speed(tokens_per_second=measured, expected=expected, error=_get_error(record))
-
-
-def _get_error(record: RunRecord) -> float:
     plan = record.plan
-    error = _ROUGH_ERROR if plan.speed.error is None else plan.speed.error
+    expected, measured = plan.speed.tokens_per_second, compute_median(steps, metrics.TOKENS_PER_SECOND)
+    if plan.hardware.gpu is None or expected is None or measured is None:
+        return None
+    error, ratio = _ROUGH_ERROR if plan.speed.error is None else plan.speed.error, measured / expected
     is_length_assumed = not plan.batch.packed and plan.data.is_length_assumed
-    used_fallback = record.outcome is not None and bool(record.outcome.oom_fallbacks)
-    return max(error, _ROUGH_ERROR) if is_length_assumed or used_fallback else error
+    if is_length_assumed or (record.outcome is not None and record.outcome.oom_fallbacks):
+        error = max(error, _ROUGH_ERROR)
+    limits: tuple[tuple[Grade, float], ...] = (
+        ("excellent", 1 + error / 4),
+        ("good", 1 - error / 2),
+        ("acceptable", 1 - error),
+    )
+    grade: Grade = next((grade for grade, limit in limits if ratio >= limit), "problem")
+    return Speed(expected=expected, ratio=ratio, error=error, grade=grade)
 
 
 def check_speed(record: RunRecord) -> Iterator[Finding]:
@@ -99,19 +87,20 @@ def check_speed(record: RunRecord) -> Iterator[Finding]:
     if len(steps) < ENOUGH_STEPS:
         yield report_run.ok("speed", f"{len(record.steps)} steps are too few to check it")
         return
-    bottlenecks = [*_find_bottlenecks(record, steps)]
-    yield _describe_speed(record, steps, bottlenecks)
+    speed = compare_speed(record, steps)
+    bottlenecks = [*_find_bottlenecks(record, steps, None if speed is None else speed.grade)]
+    yield _describe_speed(record, steps, speed, bottlenecks)
     yield from bottlenecks
 
 
-def _find_bottlenecks(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Finding]:
+def _find_bottlenecks(record: RunRecord, steps: Sequence[StepMetrics], grade: Grade | None) -> Iterator[Finding]:
     data = [*_check_data_wait(record, steps)]
     yield from data
     yield from _check_recompilation(record)
-    links = [*_check_communication(record, steps)]
+    links = [*_check_communication(record, steps, grade)]
     yield from links
     if not data and not links:
-        yield from _check_idle_gpu(record, steps)
+        yield from _check_idle_gpu(record, steps, grade)
     if not data:  # waiting for data makes slow steps itself
         yield from _check_slow_steps(record, steps)
     yield from _check_trend(record, steps)
@@ -135,11 +124,12 @@ def _check_host_load(record: RunRecord) -> Iterator[Finding]:
     )
 
 
-def _describe_speed(record: RunRecord, steps: Sequence[StepMetrics], bottlenecks: Sequence[Finding]) -> Finding:
+def _describe_speed(
+    record: RunRecord, steps: Sequence[StepMetrics], speed: Speed | None, bottlenecks: Sequence[Finding]
+) -> Finding:
     rate = compute_median(steps, metrics.TOKENS_PER_SECOND) or 0.0
     mfu = compute_median(steps, metrics.DEVICE_MFU)
     reached = f"{format_count(rate)} tokens/s" + (f", {format_percent(mfu)} MFU" if mfu is not None else "")
-    speed = compare_speed(record)
     if len(steps) < len(record.steps):  # the report has medians of all steps
         reached += f" (median of {len(steps):,} steps, without warm-up)"
     if record.plan.hardware.gpu is None:
@@ -214,14 +204,13 @@ def _check_recompilation(record: RunRecord) -> Iterator[Finding]:
         )
 
 
-def _check_communication(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Finding]:
+def _check_communication(record: RunRecord, steps: Sequence[StepMetrics], grade: Grade | None) -> Iterator[Finding]:
     plan = record.plan
     if plan.hardware.num_ranks < 2:
         return
     slow_links = record.outcome.slow_links if record.outcome is not None else ""
     busy, mfu = compute_median(steps, metrics.GPU_UTILIZATION), compute_median(steps, metrics.DEVICE_MFU)
-    speed = compare_speed(record)
-    is_slow = speed is not None and speed.grade == "problem"
+    is_slow = grade == "problem"
     if slow_links:
         found = slow_links
     elif is_slow and plan.speed.communication_fraction > _COMMUNICATION_SHARE:
@@ -249,14 +238,12 @@ def _suggest_less_communication(record: RunRecord) -> str:
     return f"fewer nodes (--nodes {max(1, plan.hardware.nodes - 1)}); {look}" if plan.hardware.nodes > 1 else look
 
 
-def _check_idle_gpu(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Finding]:
+def _check_idle_gpu(record: RunRecord, steps: Sequence[StepMetrics], grade: Grade | None) -> Iterator[Finding]:
     busy, plan = compute_median(steps, metrics.GPU_UTILIZATION), record.plan
     if busy is None or busy >= _IDLE:
         return
-    speed = compare_speed(record)
-    is_expected = speed is not None and speed.grade in ("excellent", "good")
     tokens = plan.batch.micro_batch_size * plan.batch.sequence_length
-    status: Literal["note", "problem"] = "note" if is_expected else "problem"
+    status: Literal["note", "problem"] = "note" if grade in ("excellent", "good") else "problem"
     if tokens > _SMALL_TOKENS:
         yield report_run(
             "idle GPU",

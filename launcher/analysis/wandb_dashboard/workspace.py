@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from importlib import metadata, util
+from importlib import util
 from typing import TYPE_CHECKING
 
 from launcher.analysis.wandb_dashboard.content import GROUP_BY, RESULTS, SECTIONS, SETTINGS
@@ -61,20 +61,8 @@ def dump_view(view: internal.View) -> str:
 
 
 def build_workspace(target: ViewTarget) -> workspaces.Workspace:
-    """Build the workspace; raise InputError if another version of wandb-workspaces cannot."""
+    """Build the workspace; raise InputError if wandb-workspaces is missing."""
     check_installed()
-    try:
-        return _build(target)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        version = metadata.version("wandb-workspaces")
-        if version == WANDB_WORKSPACES:
-            raise
-        raise InputError(
-            f"wandb-workspaces {version} cannot build this dashboard: {type(error).__name__}", hint=INSTALL_COMMAND
-        ) from error
-
-
-def _build(target: ViewTarget) -> workspaces.Workspace:
     from wandb_workspaces import expr, workspaces
     from wandb_workspaces.workspaces import internal
 

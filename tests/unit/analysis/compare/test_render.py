@@ -118,7 +118,6 @@ def test_runs_without_metrics_are_listed() -> None:
 def test_runs_of_the_same_name_are_distinguished() -> None:
     one, two = make_facts("a"), replace(make_facts("a"), place="elsewhere/a")
     assert [run.name for run in compare(one, two).runs] == ["a (runs/a)", "a (elsewhere/a)"]
-    assert [run.name for run in compare(one, one).runs] == ["a (runs/a)", "a (runs/a) #2"]
 
 
 def test_host_data_wait_is_shown_only_without_device_data_wait() -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from launcher.analysis.wandb_dashboard import workspace
 from launcher.analysis.wandb_dashboard.content import (
     GROUP_BY,
     MAIN_CHECKS,
@@ -192,15 +191,3 @@ def test_missing_package_comes_with_the_install_command(monkeypatch: pytest.Monk
     with pytest.raises(InputError, match="wandb-workspaces is not installed") as raised:
         render_specification(TARGET)
     assert raised.value.hint == f"pip install wandb-workspaces=={WANDB_WORKSPACES}"
-
-
-def test_incompatible_version_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise AttributeError("_to_model")
-
-    monkeypatch.setattr(workspace, "_build", fail)
-    with pytest.raises(AttributeError):  # a bug of ours, with the pinned version
-        render_specification(TARGET)
-    monkeypatch.setattr(metadata, "version", lambda _name: "0.5.0")
-    with pytest.raises(InputError, match=r"wandb-workspaces 0\.5\.0 cannot build this dashboard"):
-        render_specification(TARGET)
