@@ -12,8 +12,8 @@ from launcher.manifest.config import TrainingConfig
 from launcher.manifest.model import Manifest
 from launcher.manifest.overrides import parse_value
 from launcher.manifest.parse_json import shorten
-from launcher.manifest.suggest import find_closest
 from launcher.manifest.problems import SYNONYMS
+from launcher.manifest.suggest import find_closest
 from launcher.plan.model import Plan
 from launcher.request.request import PlannedRun, Request, plan_request
 

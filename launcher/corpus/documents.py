@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from launcher.core.errors import InputError
 from launcher.corpus.chat_template import TokenizerTemplate, make_tokenizer_template
 from launcher.corpus.control_tokens import find_control_tokens, has_escape
-from launcher.corpus.conversations import Content, Conversation, RowReader, TemplatedText
+from launcher.corpus.conversations import Content, Conversation, RowReader
 from launcher.corpus.dialects import cut_segments, find_dialect, find_system
 from launcher.corpus.end_token import check_end_token
 from launcher.corpus.rows import BadRow, Row
@@ -96,8 +96,8 @@ class DocumentBuilder:
 
 
 def _find_system(content: Content) -> str:
-    if isinstance(content, TemplatedText):
-        return find_system(content.text)
+    if isinstance(content, str):
+        return find_system(content)
     return next((message.content for message in content.messages if message.role == "system"), "")
 
 

@@ -13,9 +13,8 @@ import pytest
 
 from launcher.analysis.doctor.findings import Finding
 from launcher.analysis.doctor.run_doctor import check_run
-from launcher.analysis.doctor.run_helpers import find_period, select_warm_steps
+from launcher.analysis.doctor.run_helpers import find_period, select_warm_steps, suggest_longer_interval
 from launcher.analysis.doctor.speed_checks import Speed, check_speed, compare_speed
-from launcher.analysis.doctor.run_helpers import suggest_longer_interval
 from launcher.core import metrics
 from launcher.plan import Plan
 from launcher.request.request import Request, plan_request
