@@ -190,8 +190,7 @@ def _load(request: Request) -> LoadedManifest:
     _check_no_secret(loaded)
     if request.base is None:
         return loaded
-    manifest = _with_base(loaded.manifest, request.base)
-    return replace(loaded, manifest=manifest)
+    return replace(loaded, manifest=_with_base(loaded.manifest, request.base))
 
 
 def _check_no_secret(loaded: LoadedManifest) -> None:
@@ -217,12 +216,11 @@ def _check_no_secret(loaded: LoadedManifest) -> None:
 def _with_base(manifest: Manifest, name: str) -> Manifest:
     """Put a base model first: one of the manifest's, by full or short name, or any other in place of the first."""
     is_short = get_last_component(name) == name
-    listed = (get_last_component(entry.name) if is_short else entry.name for entry in manifest.base_models)
-    index = next((index for index, known in enumerate(listed) if known.lower() == name.lower()), None)
-    if index is None:
-        index, first = 0, manifest.base.model_copy(update={"name": name, "revision": None})
-    else:
-        first = manifest.base_models[index]
+    listed = [(get_last_component(entry.name) if is_short else entry.name).lower() for entry in manifest.base_models]
+    is_listed = name.lower() in listed
+    index = listed.index(name.lower()) if is_listed else 0
+    entry = manifest.base_models[index]
+    first = entry if is_listed else entry.model_copy(update={"name": name, "revision": None})
     others = manifest.base_models[:index] + manifest.base_models[index + 1 :]
     return manifest.model_copy(update={"base_models": (first, *others)})
 
