@@ -9,22 +9,35 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.core.choices import Dtype
 from launcher.core.errors import InputError
 from launcher.core.log import get_logger
 from launcher.core.processes import is_alive
-from launcher.training.export.gguf import QUANTIZATIONS, check_tools
+from launcher.core.run_paths import write_text_atomically
+from launcher.corpus.documents import make_planned_template
+from launcher.corpus.end_token import collect_end_ids
+from launcher.corpus.tokenizer import load_planned_tokenizer
+from launcher.request.request import base_folders
+from launcher.training.export.gguf import (
+    INSTALL_LLAMA,
+    QUANTIZATIONS,
+    check_tools,
+    find_window,
+    has_llama_cpp,
+    write_files,
+)
 from launcher.training.export.model_card import CARD_FILE
 from launcher.training.export.push import check_access, check_repo
+from launcher.training.export.serving import describe_window, render_modelfile
 from launcher.training.inference.trained_run import TrainedRun, load_trained_run
 from launcher.training.runtime.parent_watch import exit_with_parent
 from launcher.training.runtime.subcommand import run_subcommand
 
 if TYPE_CHECKING:
-    from launcher.training.export.logits_check import Agreement
+    from launcher.training.export.gguf_check import ModelCheck
 
 log = get_logger(__name__)
 
@@ -63,7 +76,8 @@ def _export(arguments: argparse.Namespace) -> str:
     if _can_reuse(run, target, arguments):
         log.info(f"{target} was exported before")
     else:
-        check_target(target)
+        if os.path.lexists(target):
+            raise InputError(f"{target} already exists", hint="choose another folder with --out, or delete it first")
         if run.ended_early and run.outcome is not None:
             log.info(f"note: status {run.outcome.status}, not done: {run.outcome.steps_done:,} steps were trained")
         export = {"merged": _export_merged, "gguf": _export_gguf, "adapter": _export_adapter}[arguments.format]
@@ -121,8 +135,10 @@ def _check_options(arguments: argparse.Namespace) -> None:
 
 def _export_merged(run: TrainedRun, target: Path, arguments: argparse.Namespace) -> dict[str, object]:
     from launcher.training.export.logits_check import format_agreement
+    from launcher.training.export.merge import merge_into
 
-    dtype, agreement = export_run(run, target, arguments.dtype)
+    with _writing(target) as scratch:
+        dtype, agreement = merge_into(scratch, run, arguments.dtype, log.info)
     log.info(f"checked: {format_agreement(agreement)}")
     log.info(f"written in {dtype}; AutoModelForCausalLM.from_pretrained loads it")
     return {"dtype": dtype, "agreement": format_agreement(agreement)}
@@ -131,18 +147,9 @@ def _export_merged(run: TrainedRun, target: Path, arguments: argparse.Namespace)
 def _export_gguf(run: TrainedRun, target: Path, arguments: argparse.Namespace) -> dict[str, object]:
     """Merge into a temporary folder, convert, run the files on held-out rows, then rename."""
     from launcher.training.export.gguf_check import render_checks
-    from launcher.training.export.gguf_export import write_gguf
 
-    num_rows = _CHECKED_ROWS if arguments.check_rows is None else arguments.check_rows
     with _writing(target) as scratch:
-        checks, window = write_gguf(
-            scratch,
-            run,
-            arguments.quantization or ("f16",),
-            llama_cpp=arguments.llama_cpp,
-            num_rows=num_rows,
-            report=log.info,
-        )
+        checks, window = _write_gguf(scratch, run, arguments)
     for line in render_checks(checks) if checks else ():
         log.info(line)
     return {
@@ -162,6 +169,54 @@ def _export_gguf(run: TrainedRun, target: Path, arguments: argparse.Namespace) -
     }
 
 
+def _write_gguf(folder: Path, run: TrainedRun, arguments: argparse.Namespace) -> tuple[list[ModelCheck], int | None]:
+    """Write GGUF files, Modelfile and model card.
+
+    Returns how the files answered, empty if they were not run, and a limit of their context.
+    """
+    from transformers import AutoConfig
+
+    from launcher.training.export.gguf_check import check_files, render_checks
+    from launcher.training.export.merge import merge_into, render_export_card
+
+    merged, llama_cpp, expert = folder / "merged", arguments.llama_cpp, run.plan.expert
+    merged.mkdir()
+    dtype, _ = merge_into(merged, run, None, log.info)
+    tokenizer = load_planned_tokenizer(run.plan, base_folders(Path(run.plan.data.folder)))
+    ends = collect_end_ids(tokenizer, make_planned_template(run.plan.data, tokenizer).end_token)
+    window = find_window(AutoConfig.from_pretrained(str(merged), trust_remote_code=run.trusts_code))
+    if window is not None:
+        log.info(f"note: {describe_window(window)}")
+    write = partial(write_files, merged=merged, expert=expert, ends=ends, llama_cpp=llama_cpp)
+    ordered = sorted(arguments.quantization or ("f16",), key=QUANTIZATIONS.index)
+    files = write(folder, quantizations=ordered, report=log.info)
+    num_rows = _CHECKED_ROWS if arguments.check_rows is None else arguments.check_rows
+    checks: list[ModelCheck] = []
+    if num_rows and has_llama_cpp():
+        checks = check_files(
+            files,
+            merged,
+            run,
+            tokenizer=tokenizer,
+            dtype=dtype,
+            ends=ends,
+            num_rows=num_rows,
+            window=window,
+            write_exact=lambda: write(merged, quantizations=["f32"])["f32"],
+            report=log.info,
+        )
+    elif num_rows:
+        log.info(f"note: the files were not run, because llama-cpp-python is not installed; {INSTALL_LLAMA}")
+    shutil.rmtree(merged)
+    names = [file.name for file in files.values()]
+    table = render_checks(checks) if checks else ()
+    card = render_export_card("gguf", run, dtype, files=names, checks=table, window=window)
+    write_text_atomically(folder / CARD_FILE, card)
+    modelfile = render_modelfile(run.plan, run.manifest, tokenizer, names[-1], ends, window)
+    write_text_atomically(folder / "Modelfile", modelfile)
+    return checks, window
+
+
 def _export_adapter(run: TrainedRun, target: Path, arguments: argparse.Namespace) -> dict[str, object]:  # noqa: ARG001
     """Copy the adapter with the tokenizer and chat template of the training."""
     if run.is_full:
@@ -173,37 +228,12 @@ def _export_adapter(run: TrainedRun, target: Path, arguments: argparse.Namespace
     return {}
 
 
-def export_run(run: TrainedRun, target: Path, dtype: Dtype | None) -> tuple[Dtype, Agreement]:
-    """Write to a temporary folder, verify, then rename: an existing target is always complete and correct."""
-    from launcher.training.export.merge import merge_into
-
-    with _writing(target) as scratch:
-        return merge_into(scratch, run, dtype, log.info)
-
-
 @contextmanager
 def _writing(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder that becomes the target if nothing is raised."""
-    check_target(target)
-    with _temporary_folder(target) as scratch:
-        yield scratch
-        try:
-            scratch.rename(target)
-        except OSError as error:
-            raise InputError(
-                f"cannot create {target}: {error.strerror}", hint="choose another folder with --out"
-            ) from None
+    """Yield a temporary folder next to the target, which it becomes if nothing is raised.
 
-
-def check_target(target: Path) -> None:
-    """Raise InputError if the target exists."""
-    if os.path.lexists(target):
-        raise InputError(f"{target} already exists", hint="choose another folder with --out, or delete it first")
-
-
-@contextmanager
-def _temporary_folder(target: Path) -> Iterator[Path]:
-    """Yield a folder next to the target, removed at the end; those of killed processes are removed, too."""
+    An existing target is always complete and correct. Folders that killed processes left are removed.
+    """
     folder = target.with_name(f".{target.name}.making-{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -216,6 +246,12 @@ def _temporary_folder(target: Path) -> Iterator[Path]:
         raise InputError(f"cannot create {folder}: {error.strerror}", hint="choose another folder with --out") from None
     try:
         yield folder
+        try:
+            folder.rename(target)
+        except OSError as error:
+            raise InputError(
+                f"cannot create {target}: {error.strerror}", hint="choose another folder with --out"
+            ) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

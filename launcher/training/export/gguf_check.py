@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import torch
 
 from launcher.core.choices import Dtype
 from launcher.core.errors import InputError, LauncherError, RunFailedError, escape
-from launcher.core.processes import make_dependent_environment
 from launcher.corpus.documents import make_planned_template
 from launcher.corpus.heldout import HeldOutRows, load_held_out_rows
 from launcher.corpus.spec import make_preparation_spec
@@ -27,6 +25,7 @@ from launcher.judges.registry import open_judge
 from launcher.judges.results import CheckResult, summarize_checks
 from launcher.manifest.model import Decoding
 from launcher.manifest.trust import check_trust, list_judge_code
+from launcher.training.export.gguf import LLAMA_WORKER, run_tool
 from launcher.training.export.logits_check import compute_logits, computing_in_fp32
 from launcher.training.inference.generate import Generator
 from launcher.training.inference.grade import make_reference_rows
@@ -144,16 +143,16 @@ def load_questions(
     template = make_planned_template(run.plan.data, tokenizer)
     encoder, unescape = TextEncoder(tokenizer, template), template.controls.unescape
     rows: HeldOutRows | None = None
-    prompts = [render_prompt(template, _EXAMPLE, system=run.plan.data.system_prompt or "")]
+    prompts: list[str] = []
     try:
         rows = load_held_out_rows(make_preparation_spec(run.plan, Path(run.plan.data.folder), tokenizer), num_rows)
         # A row that contains a control token as text has other tokens in a program that does not escape it.
-        kept = tuple(row for row in rows.rows if unescape(row.prompt) == row.prompt)
-        rows = HeldOutRows(split=rows.split, source=rows.source, rows=kept, num_rows=rows.num_rows)
+        rows = replace(rows, rows=tuple(row for row in rows.rows if unescape(row.prompt) == row.prompt))
+        prompts = [row.prompt for row in rows.rows]
     except LauncherError as error:
         report(f"note: compared on one example prompt, because there are no held-out rows: {error.title}")
-    if rows is not None and rows.rows:
-        prompts = [row.prompt for row in rows.rows]
+    if not prompts:
+        rows, prompts = None, [render_prompt(template, _EXAMPLE, system=run.plan.data.system_prompt or "")]
     context = min(run.plan.base.max_positions, window or run.plan.base.max_positions)
     max_new_tokens = min(MAX_NEW_TOKENS, context // 2)
     ids = [encoder.encode_prompt(prompt) for prompt in prompts]
@@ -163,15 +162,14 @@ def load_questions(
             f"every prompt is too long to be checked: none leaves {max_new_tokens} of {context:,} tokens for an answer",
             hint="serve the merged model with vLLM, or write the file without this check (--check-rows 0)",
         )
-    if rows is not None and rows.rows:
-        kept = tuple(rows.rows[index] for index in short)
-        rows = HeldOutRows(split=rows.split, source=rows.source, rows=kept, num_rows=rows.num_rows)
+    if rows is not None:
+        rows = replace(rows, rows=tuple(rows.rows[index] for index in short))
     prompts = [prompts[index] for index in short]
     return Questions(
         prompts=prompts,
         ids=[ids[index] for index in short],
         requests=[(unescape(prompt), encoder.adds_bos(prompt)) for prompt in prompts],
-        rows=rows if rows is not None and rows.rows else None,
+        rows=rows,
         max_new_tokens=max_new_tokens,
     )
 
@@ -185,19 +183,10 @@ def generate_answers(file: Path, questions: Questions, ends: Sequence[int], *, e
         "context": max(map(len, questions.ids)) + questions.max_new_tokens + 8,
         "exact": exact,
     }
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "launcher.training.export.llama_worker", "generate", str(file)],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        env=make_dependent_environment(),
-        check=False,
-    )
-    if done.returncode != 0:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        reason = escape(lines[-1][:300]) if lines else f"exit code {done.returncode}"
-        raise RunFailedError(f"llama.cpp cannot run {file.name}: {reason}", hint="nothing was written")
-    answers: dict[str, Any] = json.loads(done.stdout)
+    command = [sys.executable, "-P", "-m", LLAMA_WORKER, "generate", str(file)]
+    failure = f"llama.cpp cannot run {file.name}"
+    output = run_tool(command, failure, hint="nothing was written", input_text=json.dumps(request))
+    answers: dict[str, Any] = json.loads(output)
     return answers
 
 

@@ -25,7 +25,7 @@ from launcher.corpus.end_token import collect_end_ids
 from launcher.corpus.text_encoder import TextEncoder
 from launcher.judges.base import ReferenceRow
 from launcher.judges.registry import open_judge_by_name
-from launcher.training.export.gguf import write_exact, write_files
+from launcher.training.export.gguf import write_files
 from launcher.training.export.gguf_check import Questions, check_answers, generate_answers
 from launcher.training.inference.prompt import render_prompt
 from tests.unit.corpus.families import FAMILIES, write_family
@@ -176,18 +176,18 @@ class SmallModel:
         """Write GGUF files."""
         return write_files(
             self.folder,
-            self.merged,
-            quantizations,
+            merged=self.merged,
+            quantizations=quantizations,
             expert=self.model_type,
             ends=self.ends,
             llama_cpp=None,
-            report=lambda _: None,
         )
 
     def answer_exactly(self) -> list[Any]:
         """Return the answers of llama.cpp with FP32 weights, keys and values."""
-        file = write_exact(self.folder, self.merged, self.model_type, self.ends, None)
-        answers: list[Any] = generate_answers(file, self.questions, self.ends, exact=True)["answers"]
+        answers: list[Any] = generate_answers(self.write(("f32",))["f32"], self.questions, self.ends, exact=True)[
+            "answers"
+        ]
         return answers
 
     def compare(self, name: str, answers: Sequence[Any], expected: Sequence[Any]) -> Result:
