@@ -35,7 +35,6 @@ class Node:
 class NodePackage:
     """An installed npm package."""
 
-    name: str
     version: str
     folder: Path
 
@@ -70,7 +69,7 @@ def find_package(name: str) -> NodePackage | None:
         version = json.loads((folder / "package.json").read_text(encoding="utf-8"))["version"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return NodePackage(name=name, version=str(version), folder=folder.resolve())
+    return NodePackage(version=str(version), folder=folder.resolve())
 
 
 def make_node_command(node: Node, script: Path, *, readable: Sequence[Path], heap_mib: int) -> list[str]:

@@ -47,18 +47,10 @@ _TITLES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Boundary:
-    """What is kept from a judge's process on this machine."""
+    """What confines a judge's process on this machine."""
 
-    network: bool
-    signals: bool
-    files: bool
-    processes: bool  # their memory and environment
+    gaps: tuple[str, ...]  # what it can still do, in words
     namespaces: bool  # whether it can start in namespaces of its own
-
-    @property
-    def gaps(self) -> tuple[str, ...]:
-        """What a judge's process can still do, in words."""
-        return tuple(title for name, title in _TITLES.items() if not getattr(self, name))
 
 
 def make_sandboxed_command(command: Sequence[str], *, memory_mib: int = 0) -> list[str]:
@@ -79,8 +71,8 @@ def probe_boundary() -> Boundary:
         allowed = _probe(namespaces=namespaces)
         if allowed is not None:
             break
-    allowed = set(_TITLES) if allowed is None else allowed
-    return Boundary(**{name: name not in allowed for name in _TITLES}, namespaces=namespaces)
+    gaps = tuple(title for name, title in _TITLES.items() if allowed is None or name in allowed)
+    return Boundary(gaps=gaps, namespaces=namespaces)
 
 
 def _probe(*, namespaces: bool) -> set[str] | None:

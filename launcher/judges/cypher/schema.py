@@ -98,12 +98,10 @@ def _read_bullets(text: str) -> _Described:
 def _read_objects(text: str) -> _Described:
     """Parse `{'properties': [{'property': 'title', 'type': 'STRING'}], 'labels': 'Movie'}`."""
     return [
-        (match[3], match.start(), {one[0] or one[3]: (one[1] or one[2]).upper() for one in _properties(match[1])})
+        (
+            match[3],
+            match.start(),
+            {one[0] or one[3]: (one[1] or one[2]).upper() for one in _OBJECT_PROPERTY.findall(match[1])},
+        )
         for match in _OBJECT.finditer(text)
-    ]
-
-
-def _properties(text: str) -> list[tuple[str, str, str, str]]:
-    return [
-        (match[1] or "", match[2] or "", match[3] or "", match[4] or "") for match in _OBJECT_PROPERTY.finditer(text)
     ]

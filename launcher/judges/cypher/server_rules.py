@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from launcher.judges.cypher.lexer import Kind, Token, match_brackets, token_at, words
 
@@ -83,7 +83,8 @@ def _misplaced_aggregates(tokens: Sequence[Token]) -> Iterator[str]:
             part = ""
         if part == "items":
             projected.append(token)
-        if part == "order" and _is_aggregate(tokens, index) and not any(_aggregates_in(projected)):
+        counted = (_is_aggregate(projected, at) for at in range(len(projected)))
+        if part == "order" and _is_aggregate(tokens, index) and not any(counted):
             yield f"invalid use of aggregating function {token.text}(...) in ORDER BY"
         if token.is_mark("{") and index in pairs:  # a subquery has its own clause order
             index = pairs[index]
@@ -95,10 +96,6 @@ def _is_aggregate(tokens: Sequence[Token], index: int) -> bool:
     return (
         name.kind is Kind.NAME and name.text.lower() in AGGREGATES and token_at(tokens, index + 1).is_mark("(")
     ) and not token_at(tokens, index - 1).is_mark(".")
-
-
-def _aggregates_in(tokens: Sequence[Token]) -> Iterable[bool]:
-    return (_is_aggregate(tokens, index) for index in range(len(tokens)))
 
 
 _ACTS = words(

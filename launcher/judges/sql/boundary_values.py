@@ -35,7 +35,7 @@ def make_boundary_values(condition: Condition, column: Column) -> list[Value]:
     if condition.operator == "between" and len(condition.values) == 2:
         values.insert(0, _between(condition.values[0], condition.values[1]))
     if condition.operator == "null":
-        values += [None, _plain(column.kind)]
+        values += [None, make_plain_value(column.kind, 0, 0)]
     if condition.operator == "other":
         values = [*(edge for value in condition.values for edge in _inside_dates(value, column.kind)), *values]
     if column.nullable:
@@ -183,10 +183,6 @@ def _between(low: Value, high: Value) -> Value:
     except ValueError:
         return low
     return str(first + (last - first) / 2)
-
-
-def _plain(kind: ColumnKind) -> Value:
-    return make_plain_value(kind, 0, 0)
 
 
 def make_plain_value(kind: ColumnKind, column: int, number: int) -> Value:

@@ -17,7 +17,6 @@ from launcher.judges.sql.parse import (
     SqlParseError,
     find_rowid,
     find_volatile,
-    is_query,
     parse_statements,
     split_statements,
 )
@@ -131,7 +130,7 @@ class QueryFixture:
             self.reference_is_readable = False
             return
         self.num_references = len(statements)
-        if not statements or not all(map(is_query, statements)):
+        if not statements or not all(isinstance(statement, exp.Query) for statement in statements):
             self.reference_is_query = not statements
             self.why_not_compared = "the reference is not a query"
             return

@@ -9,12 +9,20 @@ import sqlglot
 from sqlglot import TokenType, exp, tokenize
 from sqlglot.errors import SqlglotError
 
+from launcher.core.errors import first_line
+
 DIALECT = "sqlite"
 _VOLATILE = re.compile(
     r"\brandom(?:blob)?\s*\(|\bcurrent_(?:date|time|timestamp)\b|'now'|\bnow\s*\("
     r"|\b(?:date|time|datetime|julianday|unixepoch)\s*\(\s*\)|\bstrftime\s*\(\s*'[^']*'\s*\)",
     re.IGNORECASE,
 )
+_COLOR = re.compile(r"\x1b\[\d+m")
+# The kinds that count as SQL: sqlglot parses `no idea` as a column with an alias.
+_STATEMENT_KINDS = (
+    exp.Query, exp.Values, exp.Insert, exp.Update, exp.Delete, exp.Merge, exp.Create, exp.Drop, exp.Alter,
+    exp.TruncateTable, exp.Pragma, exp.Attach, exp.Detach, exp.Transaction, exp.Commit, exp.Rollback, exp.Analyze,
+)  # fmt: skip
 _ROWID = re.compile(r"\b(?:rowid|oid|_rowid_)\b", re.IGNORECASE)
 
 
@@ -37,7 +45,7 @@ def _read(sql: str) -> list[exp.Expr]:
     try:
         parsed = sqlglot.parse(sql, dialect=DIALECT)
     except SqlglotError as error:
-        raise SqlParseError(_first_line(str(error))) from None
+        raise SqlParseError(_COLOR.sub("", first_line(error))) from None
     except RecursionError:
         raise SqlParseError("it is nested too deeply") from None
     statements = [
@@ -46,7 +54,7 @@ def _read(sql: str) -> list[exp.Expr]:
     for statement in statements:
         if isinstance(statement, exp.Select) and not statement.expressions:
             raise SqlParseError("SELECT without columns")
-        if isinstance(statement, exp.Command) or not isinstance(statement, _statement_kinds()):
+        if isinstance(statement, exp.Command) or not isinstance(statement, _STATEMENT_KINDS):
             raise SqlParseError("it is not an SQL statement")
     return statements
 
@@ -57,18 +65,6 @@ def split_statements(sql: str) -> list[str]:
     starts = [0, *(end + 1 for end in ends)]
     pieces = [sql[start:end] for start, end in zip(starts, [*ends, len(sql)], strict=True)]
     return [piece for piece in pieces if tokenize(piece, dialect=DIALECT)]
-
-
-def _statement_kinds() -> tuple[type[exp.Expr], ...]:
-    """Return the kinds that count as SQL: sqlglot parses `no idea` as a column with an alias."""
-    return (
-        exp.Query, exp.Values, exp.Insert, exp.Update, exp.Delete, exp.Merge, exp.Create, exp.Drop, exp.Alter,
-        exp.TruncateTable, exp.Pragma, exp.Attach, exp.Detach, exp.Transaction, exp.Commit, exp.Rollback, exp.Analyze,
-    )  # fmt: skip
-
-
-def _first_line(message: str) -> str:
-    return re.sub(r"\x1b\[\d+m", "", message.split("\n")[0])
 
 
 def _quote_names(sql: str, names: set[str]) -> str | None:
@@ -86,11 +82,6 @@ def _quote_names(sql: str, names: set[str]) -> str | None:
     return "".join([*pieces, sql[end:]])
 
 
-def is_query(statement: exp.Expr) -> bool:
-    """Return whether a statement only reads."""
-    return isinstance(statement, exp.Query)
-
-
 def is_same_query(one: exp.Expr | None, other: exp.Expr) -> bool:
     """Return whether two statements differ only in whitespace, comments, quoting and letter case."""
     if one is None:
@@ -104,11 +95,6 @@ def _without_quotes(statement: exp.Expr) -> exp.Expr:
         name.set("this", name.name.lower())
         name.set("quoted", False)
     return bare
-
-
-def describe_kind(statement: exp.Expr) -> str:
-    """Return the SQL keyword of a statement's kind."""
-    return statement.key.upper()
 
 
 def find_volatile(sql: str) -> str:

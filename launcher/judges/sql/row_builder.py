@@ -133,18 +133,16 @@ class RowBuilder:
 
     def make_matching_row(self, table: str) -> Row:
         """Return values that satisfy every condition on a table, except those of unique columns."""
-        columns = self.needs.schema[table].columns
-        return {
-            column: self.rng.choice(self.needs.inside[table, column])
-            for column in self.needs.list_conditioned(table)
-            if not columns[column].unique
-        }
+        return self._choose_values(table, self.needs.inside)
 
     def make_nonmatching_row(self, table: str) -> Row:
         """Return values that satisfy no condition on a table."""
+        return self._choose_values(table, self.needs.outside)
+
+    def _choose_values(self, table: str, values: Mapping[ColumnRef, list[Value]]) -> Row:
         columns = self.needs.schema[table].columns
         return {
-            column: self.rng.choice(self.needs.outside[table, column] or self.needs.inside[table, column])
+            column: self.rng.choice(values[table, column] or self.needs.inside[table, column])
             for column in self.needs.list_conditioned(table)
             if not columns[column].unique
         }

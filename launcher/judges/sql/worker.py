@@ -23,9 +23,7 @@ from launcher.judges.sql.judge import make_verdict
 from launcher.judges.sql.parse import (
     DIALECT,
     SqlParseError,
-    describe_kind,
     find_rowid,
-    is_query,
     is_same_query,
     parse_statements,
     split_statements,
@@ -191,8 +189,8 @@ def _refuse(fixture: QueryFixture, answer: ParsedAnswer) -> str:
         return f"it contains {len(answer.statements)} statements instead of one"
     if fixture.reference_is_query:
         for statement in answer.statements:
-            if not is_query(statement):
-                return f"it is not a query but {describe_kind(statement)}"
+            if not isinstance(statement, exp.Query):
+                return f"it is not a query but {statement.key.upper()}"
             rowid = (
                 "" if fixture.why_not_run or fixture.reads_rowid else find_rowid(statement, answer.sql, fixture.names)
             )

@@ -154,7 +154,8 @@ def test_the_boundary_holds_for_an_ordinary_user() -> None:
 
 def test_the_probe_finds_a_whole_boundary_here_and_names_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe_boundary() == ""
-    open_boundary = sandbox.Boundary(network=False, signals=True, files=True, processes=False, namespaces=False)
+    gaps = (sandbox._TITLES["network"], sandbox._TITLES["processes"])
+    open_boundary = sandbox.Boundary(gaps=gaps, namespaces=False)
     monkeypatch.setattr(sandbox, "probe_boundary", lambda: open_boundary)
     assert describe_boundary() == (
         "this platform does not confine judges: a hostile answer could open network connections and "
