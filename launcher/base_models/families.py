@@ -283,6 +283,10 @@ UNTRAINABLE: Mapping[str, str] = {
     "stablelm": _NO_BOUNDARIES,
     "nemotron": _NO_BOUNDARIES,
     "gpt_neox_japanese": "packed documents give other results than each alone",
+    **dict.fromkeys(
+        ("bloom", "codegen", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "mpt", "opt"),
+        "its layers are not built like Llama's, and its config has other keys",
+    ),
     "cpmant": _NO_LAYERS,
     "falcon": _NO_LAYERS,
     "hrm_text": _NO_LAYERS,

@@ -6,7 +6,7 @@ Nothing is downloaded, and torch is not needed.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -335,6 +335,22 @@ def describe_missing_tokenizer(name: str, search: Sequence[Path]) -> str:
         way_out = f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r}) makes it of {slow}"
     what = f"the base model {name!r} has no tokenizer: {folder} has no tokenizer.json"
     return f"{what}, so no row can be tokenized; {way_out}"
+
+
+def describe_old_weights(name: str, search: Sequence[Path]) -> str:
+    """Return a note if a local base model has its weights in PyTorch's old format only."""
+    config = find_config(name, search)
+    if config is None or "snapshots" in config.parts or any(config.parent.glob("*.safetensors")):
+        return ""
+    folder = str(config.parent)
+    old = next((file.name for file in sorted(config.parent.glob("pytorch_model*.bin"))), "")
+    way_out = f"AutoModelForCausalLM.from_pretrained({folder!r}).save_pretrained({folder!r}) converts them"
+    return f"the weights of {name!r} are in {old}, and training loads *.safetensors; {way_out}" if old else ""
+
+
+def note_missing_files(name: str, search: Sequence[Path]) -> Iterator[str]:
+    """Yield what a local base model lacks for a training."""
+    yield from filter(None, (describe_missing_tokenizer(name, search), describe_old_weights(name, search)))
 
 
 def _not_found(name: str, search: Sequence[Path]) -> InputError:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.base_models.shapes import describe_missing_tokenizer
+from launcher.base_models.shapes import note_missing_files
 from launcher.core.errors import DoesNotFitError, InputError
 from launcher.core.run_paths import write_text_atomically
 from launcher.corpus.chat_template_file import load_chat_template
@@ -65,8 +65,7 @@ def create_expert(
     proposal = make_proposal(profile_file(data, data_format), options, base_folders(folder))
     splits = load_splits(proposal, data_format)
     proposal = add_notes(proposal, *(note for split in splits.values() for note in split.notes))
-    if note := describe_missing_tokenizer(proposal.base.name, base_folders(folder)):
-        proposal = add_notes(proposal, note)
+    proposal = add_notes(proposal, *note_missing_files(proposal.base.name, base_folders(folder)))
     sample = make_sample(proposal, splits) if with_sample else None
     if sample is not None and sample.note:
         proposal = add_notes(proposal, sample.note)

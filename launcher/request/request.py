@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.base_models.catalogue import TINY_BASE_NAME, get_last_component
-from launcher.base_models.shapes import describe_missing_tokenizer, describe_unusable_base, load_shape
+from launcher.base_models.shapes import describe_unusable_base, load_shape, note_missing_files
 from launcher.core.choices import Profile, Strategy
 from launcher.core.errors import InputError, ManifestError, Problem
 from launcher.core.frozen_model import flatten
@@ -342,8 +342,7 @@ def _note_inputs(loaded: LoadedManifest, profile: Profile) -> Iterator[str]:
     base, folders = loaded.manifest.base.name, base_folders(loaded.folder)
     if profile == "smoke" and (note := describe_unusable_base(base, folders)):
         yield note
-    if note := describe_missing_tokenizer(base, folders):
-        yield note
+    yield from note_missing_files(base, folders)
 
 
 def describe_missing_judge(manifest: Manifest) -> str:

@@ -25,6 +25,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 
 from launcher.base_models.catalogue import TINY_BASE_FOLDER, TINY_BASE_NAME, find_config, lookup_base
 from launcher.base_models.families import FAMILIES
+from launcher.base_models.shapes import describe_old_weights
 from launcher.core.choices import Dtype
 from launcher.core.errors import InputError, Problem, first_line
 from launcher.manifest.trust import allow_remote_code
@@ -124,7 +125,8 @@ def _locate(plan: Plan, folders: tuple[Path, ...]) -> str:
             return plan.base.name
         raise InputError(
             f"{plan.base.name}: {config.parent} has a config.json, but no weights (*.safetensors)",
-            hint="download them there, or measure speed and memory without them: --random-weights",
+            hint=describe_old_weights(plan.base.name, folders)
+            or "download them there, or measure speed and memory without them: --random-weights",
         )
     return str(config.parent)
 

@@ -192,6 +192,7 @@ def test_all_problems_of_a_config_are_reported_together() -> None:
         ),
         ({"model_type": "stablelm"}, "model_type: stablelm: transformers does not pass document boundaries"),
         ({"model_type": "falcon"}, "model_type: falcon: its decoder has no `layers`"),
+        ({"model_type": "gpt2", "hidden_size": None}, "model_type: gpt2: its layers are not built like Llama's"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder: encoder-decoder models are not supported"),
         ({"vision_config": {"depth": 2}}, "vision_config: models of images or sound are not supported"),
         ({"audio_config": {"depth": 2}}, "audio_config: models of images or sound are not supported"),

@@ -479,6 +479,17 @@ def test_hub_dataset_is_answered_with_the_way_to_use_one() -> None:
     assert 'training.dataset.path "databricks/databricks-dolly-15k" and format "huggingface"' in caught.value.hint
 
 
+def test_weights_in_the_old_format_are_noted_with_the_way_to_convert_them(capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(TINY_BASE_FOLDER, "old")
+    Path("old/model.safetensors").rename("old/pytorch_model.bin")
+    write_rows(make_rows())
+    for command in (("new", "sales", "--data", "rows.jsonl", "--base", "old"), ("plan", "sales", "--gpu", "rtx4090")):
+        assert main(command) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "are in pytorch_model.bin, and training loads *.safetensors" in printed
+        assert "save_pretrained('old') converts them" in printed
+
+
 def test_base_without_a_tokenizer_is_found_by_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(TINY_BASE_FOLDER, "bare")
     Path("bare/tokenizer.json").unlink()
