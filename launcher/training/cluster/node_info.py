@@ -11,10 +11,12 @@ from typing import Literal
 
 import launcher
 from launcher.core.frozen_model import Frozen, flatten
+from launcher.core.run_paths import RunPaths
 from launcher.corpus.spec import PreparationSpec
-from launcher.corpus.store import make_key
+from launcher.corpus.storage_kind import probe_storage
+from launcher.corpus.store import get_store_dir, make_key
 from launcher.hardware.launch_env import RankInfo
-from launcher.hardware.probe import probe_driver, probe_hardware
+from launcher.hardware.probe import probe_driver, probe_hardware, probe_ram_bytes
 from launcher.plan.model import Plan
 from launcher.training.runtime.run_record import collect_versions, get_git_commit
 
@@ -32,6 +34,7 @@ _NOT_COMPARED = (
 _COMPARED_HARDWARE = ("hardware.gpus_per_node", "hardware.nodes")
 _PATHS = ("data.folder", "data.basis", "data.is_length_assumed")
 _LONGEST_VALUE = 60
+_STORED_BYTES_PER_TOKEN = 12  # written twice: 4 bytes per token, 1 of mask, and overhead
 
 
 class NodeInfo(Frozen):
@@ -50,14 +53,17 @@ class NodeInfo(Frozen):
     data_parts: dict[str, str]  # inputs of the key
     device: str
     driver: str | None
+    run_free_bytes: int
+    data_free_bytes: int
+    data_needed_bytes: int  # 0 if the data is prepared
+    ram_bytes: int
 
-    def __str__(self) -> str:
-        return f"node {self.node} ({self.host})"
 
-
-def collect_node_info(plan: Plan, place: RankInfo, data: PreparationSpec) -> NodeInfo:
+def collect_node_info(plan: Plan, paths: RunPaths, place: RankInfo, data: PreparationSpec) -> NodeInfo:
     """Return the facts of this node."""
     parts = data.key_parts()
+    key = make_key(parts)
+    is_prepared = get_store_dir(data.root, key).is_dir()
     return NodeInfo(
         node=place.node,
         host=socket.gethostname(),
@@ -67,10 +73,14 @@ def collect_node_info(plan: Plan, place: RankInfo, data: PreparationSpec) -> Nod
         versions=collect_versions() | _get_nccl_version(plan),
         manifest_sha256=plan.manifest_sha256,
         plan=flatten_plan(plan),
-        data_key=make_key(parts),
+        data_key=key,
         data_parts=parts,
         device=_get_device_name(plan),
         driver=None if plan.hardware.gpu is None else probe_driver(),
+        run_free_bytes=probe_storage(paths.root).free_bytes,
+        data_free_bytes=probe_storage(data.root).free_bytes,
+        data_needed_bytes=0 if is_prepared else estimate_data_bytes(plan),
+        ram_bytes=probe_ram_bytes(),
     )
 
 
@@ -91,6 +101,11 @@ def hash_code(package: Path) -> str:
         digest.update(f"{file.relative_to(package).as_posix()}\0".encode())
         digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def estimate_data_bytes(plan: Plan) -> int:
+    """Estimate the size of the prepared data; 0 if the number of rows is unknown."""
+    return int((plan.data.num_rows or 0) * plan.data.mean_tokens * _STORED_BYTES_PER_TOKEN)
 
 
 def _shorten(value: object) -> str:

@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 
 from pydantic import ValidationError
@@ -22,9 +23,22 @@ from launcher.corpus.spec import PreparationSpec
 from launcher.hardware.launch_env import RankInfo, find_missing_rank_variable, read_rank_info
 from launcher.plan.model import Plan
 from launcher.runs.record import exit_code_of
-from launcher.training.cluster.node_diff import find_differences, find_warnings, format_numbers, format_summary
+from launcher.training.cluster.node_diff import (
+    ComparedNode,
+    find_differences,
+    find_warnings,
+    format_numbers,
+    format_summary,
+)
 from launcher.training.cluster.node_info import NodeInfo, collect_node_info
-from launcher.training.runtime.rendezvous import Message, connect_store, fail_like_rank_0, gather, reply, send
+from launcher.training.runtime.rendezvous import (
+    Message,
+    connect_store,
+    fail_like_rank_0,
+    gather,
+    reply,
+    send,
+)
 from launcher.training.runtime.run_record import RunRecorder
 
 log = get_logger(__name__)
@@ -45,8 +59,12 @@ class NodeReport(Frozen):
     exit_code: int = 0
     error: str = ""
 
-    def __str__(self) -> str:
-        return f"node {self.node} ({self.host})"
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _OwnNode:
+    report: NodeReport
+    data: PreparationSpec | None
+    error: Exception | None
 
 
 def check_nodes(
@@ -62,38 +80,39 @@ def check_nodes(
     if place.num_nodes == 1 or find_missing_rank_variable(os.environ) is not None:
         return make_spec()
     store = connect_store(timedelta(seconds=timeout_seconds))
-    own, data, own_error = _inspect_own_node(plan, place, make_spec)
+    own = _inspect_own_node(plan, paths, place, make_spec)
     if place.rank == 0:
         messages = gather(store, place.num_ranks, timeout_seconds)
-        reports = {0: own} | {message.rank: _parse_report(message, place) for message in messages}
-        nodes = [report.facts for report in reports.values() if report.facts is not None]
+        reports = {0: own.report} | {message.rank: _parse_report(message, place) for message in messages}
+        nodes = [ComparedNode(facts=own.report.facts)] if own.report.facts is not None else []
+        for message in messages:
+            if (facts := reports[message.rank].facts) is not None:
+                nodes.append(ComparedNode(facts, message.clock_offset, message.clock_error))
         problems = (*_find_missing(place, reports, timeout_seconds), *_find_failures(reports))
-        problems += tuple(find_differences(nodes, plan))
-        error = _choose_error(place, own_error, reports, problems)
+        problems += find_differences(nodes, plan)
+        error = _choose_error(place, own, reports, problems)
         _write_facts(paths, nodes)
-        reply(store, messages, json.dumps(_make_verdict(error, own)))
+        reply(store, messages, json.dumps(_make_verdict(error, own.report)))
         if error is not None:
             raise error
         _report_agreement(recorder, nodes, plan)
     else:
-        verdict = send(store, place.rank, own.model_dump_json(), timeout_seconds)
-        _follow_verdict(verdict, own, own_error, is_first=place.is_first)
-    assert data is not None
-    return data
+        _follow_verdict(send(store, place.rank, own.report.model_dump_json(), timeout_seconds), place, own)
+    assert own.data is not None
+    return own.data
 
 
-def _inspect_own_node(
-    plan: Plan, place: RankInfo, make_spec: MakeSpec
-) -> tuple[NodeReport, PreparationSpec | None, Exception | None]:
-    """Return the report of this rank with its data, or with an error, because the other ranks wait for either."""
+def _inspect_own_node(plan: Plan, paths: RunPaths, place: RankInfo, make_spec: MakeSpec) -> _OwnNode:
+    """Collect the facts of this node, or the error, because the other ranks wait for either."""
     report = NodeReport(node=place.node, host=socket.gethostname())
     try:
         data = make_spec()
-        facts = collect_node_info(plan, place, data) if place.is_first else None
+        facts = collect_node_info(plan, paths, place, data) if place.is_first else None
     except Exception as error:
         text = str(error) if isinstance(error, LauncherError) else f"{type(error).__name__}: {error}"
-        return report.model_copy(update={"exit_code": exit_code_of(error), "error": text}), None, error
-    return report.model_copy(update={"facts": facts}), data, None
+        failed = report.model_copy(update={"exit_code": exit_code_of(error), "error": text})
+        return _OwnNode(report=failed, data=None, error=error)
+    return _OwnNode(report=report.model_copy(update={"facts": facts}), data=data, error=None)
 
 
 def _parse_report(message: Message, place: RankInfo) -> NodeReport:
@@ -122,18 +141,20 @@ def _find_missing(place: RankInfo, reports: dict[int, NodeReport], timeout_secon
 def _find_failures(reports: dict[int, NodeReport]) -> Iterator[Problem]:
     """Yield the errors of failed ranks; equal ones of a node once."""
     failed = [report for report in reports.values() if report.exit_code]
-    lines = dict.fromkeys((str(report), line) for report in failed for line in report.error.splitlines())
+    lines = dict.fromkeys(
+        (f"node {report.node} ({report.host})", line) for report in failed for line in report.error.splitlines()
+    )
     for where, line in lines:
         yield Problem(where=where, what=line.strip())
 
 
 def _choose_error(
-    place: RankInfo, own: Exception | None, reports: dict[int, NodeReport], problems: tuple[Problem, ...]
+    place: RankInfo, own: _OwnNode, reports: dict[int, NodeReport], problems: tuple[Problem, ...]
 ) -> Exception | None:
     failed = [report for report in reports.values() if report.exit_code]
     is_same_everywhere = len(failed) == place.num_ranks and len({report.error for report in failed}) == 1
-    if own is not None and (is_same_everywhere or not isinstance(own, LauncherError)):
-        return own  # the same on all nodes, or a bug, whose traceback must be visible
+    if own.error is not None and (is_same_everywhere or not isinstance(own.error, LauncherError)):
+        return own.error  # the same on all nodes, or a bug, whose traceback must be visible
     if not problems:
         return None
     error = TopologyError(_TITLE, problems, "make the nodes equal, or leave out the odd one; see logs/nodes.json")
@@ -151,26 +172,26 @@ def _make_verdict(error: Exception | None, first: NodeReport) -> dict[str, int |
     problems = error.problems if isinstance(error, LauncherError) else ()
     names = ", ".join(dict.fromkeys(problem.where for problem in problems if problem.where))
     what = f"{_TITLE} ({names})" if names else (str(error).splitlines() or [type(error).__name__])[0]
-    line = f"ended before anything was loaded: {what}; see the console of {first}"
-    return {"exit_code": exit_code_of(error), "line": line}
+    where = f"see the console of node {first.node} ({first.host})"
+    return {"exit_code": exit_code_of(error), "line": f"ended before anything was loaded: {what}; {where}"}
 
 
-def _write_facts(paths: RunPaths, nodes: Sequence[NodeInfo]) -> None:
-    trees = [node.model_dump(mode="json") for node in nodes]
+def _write_facts(paths: RunPaths, nodes: Sequence[ComparedNode]) -> None:
+    trees = [node.facts.model_dump(mode="json") for node in nodes]
     try:
         write_text_atomically(paths.node_facts, json.dumps(trees, indent=2, sort_keys=True) + "\n")
     except LauncherError as error:
         log.warning(error)
 
 
-def _report_agreement(recorder: RunRecorder, nodes: Sequence[NodeInfo], plan: Plan) -> None:
-    summary, warnings = format_summary(nodes), list(find_warnings(nodes, plan))
+def _report_agreement(recorder: RunRecorder, nodes: Sequence[ComparedNode], plan: Plan) -> None:
+    summary, warnings = format_summary(nodes), find_warnings(nodes, plan)
     for line in (f"nodes: {summary}", *(f"warning: {warning}" for warning in warnings)):
         log.info(line)
     recorder.update(observed={"nodes": "; ".join((summary, *warnings))})
 
 
-def _follow_verdict(text: str | None, own: NodeReport, own_error: Exception | None, *, is_first: bool) -> None:
+def _follow_verdict(text: str | None, place: RankInfo, own: _OwnNode) -> None:
     """Raise if rank 0 refused, and print its line once per node."""
     code, line = int(ExitCode.RUN_FAILED), "rank 0, which compares the nodes, did not respond"
     if text is not None:
@@ -178,8 +199,8 @@ def _follow_verdict(text: str | None, own: NodeReport, own_error: Exception | No
         code, line = int(verdict["exit_code"]), str(verdict["line"])
     if not code:
         return
-    if is_first:
-        log.info(f"{own}: {line}")
-    if own_error is not None and not isinstance(own_error, LauncherError):
-        raise own_error
+    if place.is_first:
+        log.info(f"node {own.report.node} ({own.report.host}): {line}")
+    if own.error is not None and not isinstance(own.error, LauncherError):
+        raise own.error
     fail_like_rank_0(code)

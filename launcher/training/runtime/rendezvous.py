@@ -29,6 +29,7 @@ _PREFIX = "launcher/rendezvous"
 _CALL = f"{_PREFIX}/call"
 # Polled: torch prints three lines to the console for every wait that times out.
 _POLL_SECONDS = 0.1
+_CLOCK_SECONDS = 10.0  # for a rank that has just answered and polls for the request
 _ACK_SECONDS = 5.0
 _EXTRA_SECONDS = 15.0  # rank 0 times out first, because it can name the missing ranks
 _PLAN_SECONDS = 600
@@ -44,6 +45,8 @@ class Message:
     rank: int
     nonce: str
     text: str
+    clock_offset: float = 0.0  # seconds that its clock is ahead of rank 0's
+    clock_error: float = 0.0  # half of the round trip
 
 
 class ReportedElsewhereError(LauncherError):
@@ -96,7 +99,7 @@ def send(store: Store, rank: int, text: str, timeout_seconds: float) -> str | No
     answered_call = None
     timeout = timeout_seconds + _EXTRA_SECONDS
     deadline = time.monotonic() + timeout
-    while (answer := _read(store, _key(nonce, "reply"))) is None:
+    while not store.check([_key(nonce, "clock-request")]):
         if time.monotonic() > deadline:
             return None
         call = _read(store, _CALL)
@@ -105,6 +108,8 @@ def send(store: Store, rank: int, text: str, timeout_seconds: float) -> str | No
             answered_call = call
             deadline = time.monotonic() + timeout
         time.sleep(_POLL_SECONDS)
+    store.set(_key(nonce, "clock"), repr(time.time()))
+    answer = _poll(store, _key(nonce, "reply"), time.monotonic() + timeout)
     store.set(_key(nonce, "ack"), "")
     return answer
 
@@ -138,7 +143,15 @@ def _receive(store: Store, call: str, rank: int, deadline: float) -> Message | N
     if sent is None:
         return None
     values = json.loads(sent)
-    return Message(rank=rank, nonce=str(values["nonce"]), text=str(values["text"]))
+    nonce, text = str(values["nonce"]), str(values["text"])
+    requested_at = time.time()
+    store.set(_key(nonce, "clock-request"), "")
+    clock = _poll(store, _key(nonce, "clock"), time.monotonic() + _CLOCK_SECONDS)
+    if clock is None:
+        return None
+    half = (time.time() - requested_at) / 2
+    offset = float(clock) - requested_at - half
+    return Message(rank=rank, nonce=nonce, text=text, clock_offset=offset, clock_error=half)
 
 
 def _poll(store: Store, key: str, deadline: float) -> str | None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.core.units import GIB
 from launcher.hardware.gpu_catalogue import lookup_gpu
 from launcher.plan.model import Plan
 from launcher.training.cluster.node_diff import (
+    ComparedNode,
+    estimate_checkpoint_bytes,
     find_differences,
     find_warnings,
     format_numbers,
@@ -32,7 +36,8 @@ VERSIONS = {
 }
 
 
-def make_node(node: int, **changes: Any) -> NodeInfo:
+def make_node(node: int, **changes: Any) -> ComparedNode:
+    clock = {name: changes.pop(name) for name in ("clock_offset", "clock_error") if name in changes}
     facts: dict[str, Any] = {
         "node": node,
         "host": f"host{node}",
@@ -46,12 +51,16 @@ def make_node(node: int, **changes: Any) -> NodeInfo:
         "data_parts": {"tokenizer": "a", "data (train)": "b"},
         "device": "H100 SXM",
         "driver": "570.86",
+        "run_free_bytes": 900 * GIB,
+        "data_free_bytes": 900 * GIB,
+        "data_needed_bytes": 0,
+        "ram_bytes": 900 * GIB,
         **changes,
     }
-    return NodeInfo(**facts)
+    return ComparedNode(facts=NodeInfo(**facts), **clock)
 
 
-def say(nodes: list[NodeInfo], plan: Plan) -> list[str]:
+def say(nodes: list[ComparedNode], plan: Plan) -> list[str]:
     return [str(problem) for problem in find_differences(nodes, plan)]
 
 
@@ -105,7 +114,7 @@ def read_nodes(text: str) -> list[int]:
 def test_equal_nodes_have_no_problems(plan: Plan, num_nodes: int) -> None:
     nodes = [make_node(node) for node in range(num_nodes)]
     assert say(nodes, plan) == []
-    assert list(find_warnings(nodes, plan)) == []
+    assert find_warnings(nodes, plan) == ()
 
 
 def test_two_commits_are_shown_shortened(plan: Plan) -> None:
@@ -144,7 +153,7 @@ def test_only_used_packages_must_be_equal(plan: Plan) -> None:
     assert "deepspeed differs, but is not used by this run: 0.19.8 on node 0 (host0); 0.18.0 on" in warning
     zero = vary(plan, {"strategy": "zero2"})
     assert say(nodes, zero) == ["deepspeed: 0.19.8 on node 0 (host0); 0.18.0 on node 1 (host1)"]
-    assert list(find_warnings(nodes, zero)) == []
+    assert find_warnings(nodes, zero) == ()
     missing = make_node(1, versions={name: version for name, version in VERSIONS.items() if name != "deepspeed"})
     assert say([make_node(0), missing], zero) == ["deepspeed: 0.19.8 on node 0 (host0); none on node 1 (host1)"]
 
@@ -167,15 +176,62 @@ def test_many_differences_of_the_plan_are_truncated(plan: Plan) -> None:
     assert said[-1] == "plan: and 8 more"
 
 
-def test_drivers_may_differ(plan: Plan) -> None:
-    nodes = [make_node(0), make_node(1, driver="550.1")]
-    assert list(find_warnings(nodes, plan)) == ["GPU drivers differ: 570.86 on node 0 (host0); 550.1 on node 1 (host1)"]
+@pytest.mark.parametrize(
+    ("ahead", "within", "said"),
+    [
+        (1.9, 0.1, None),
+        (-1.9, 0.1, None),
+        (5.0, 4.0, None),  # within the measurement error
+        (5.0, 0.1, "node 1 (host1): its clock differs from node 0's by +5.0 s"),
+        (-60.0, 0.1, "node 1 (host1): its clock differs from node 0's by -60.0 s"),
+    ],
+)
+def test_clock_offsets_beyond_the_error_are_warned_about(
+    plan: Plan, ahead: float, within: float, said: str | None
+) -> None:
+    nodes = [make_node(0), make_node(1, clock_offset=ahead, clock_error=within)]
+    assert find_warnings(nodes, plan) == (() if said is None else (said,))
     assert say(nodes, plan) == []
 
 
+def test_drivers_may_differ(plan: Plan) -> None:
+    nodes = [make_node(0), make_node(1, driver="550.1")]
+    assert find_warnings(nodes, plan) == ("GPU drivers differ: 570.86 on node 0 (host0); 550.1 on node 1 (host1)",)
+    assert say(nodes, plan) == []
+
+
+def test_low_disk_space_and_memory_are_warned_about(plan: Plan) -> None:
+    saving = vary(plan, {"schedule.save_every_steps": 5, "schedule.num_steps": 20, "memory.host_bytes": 10 * GIB})
+    parameters = saving.adapter.trainable_parameters
+    short = {"run_free_bytes": 12 * parameters, "data_free_bytes": GIB, "data_needed_bytes": 2 * GIB}
+    warnings = find_warnings([make_node(node, **short, ram_bytes=79 * GIB) for node in (0, 1)], saving)
+    assert [warning.partition(":")[0] for warning in warnings] == ["node 0 (host0)"] * 3 + ["node 1 (host1)"] * 2
+    assert any("1.0 GiB free for the data, preparing it may take about 2.0 GiB" in warning for warning in warnings)
+    assert any("79.0 GiB of memory available, the offloaded state takes about 80.0 GiB" in one for one in warnings)
+    assert "free for the run, its checkpoints take about" in warnings[2], "the first rank writes them, on node 0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({}, 0),
+        ({"save_every_steps": 5, "num_steps": 20}, 4),
+        ({"save_every_steps": 5, "num_steps": 20, "save_total_limit": 2}, 3),
+        ({"save_every_epochs": 0.5, "epochs": 2.0}, 4),
+        ({"save_every_steps": 5, "num_steps": None}, 1),
+    ],
+)
+def test_disk_space_of_checkpoints(plan: Plan, changes: dict[str, Any], kept: int) -> None:
+    never: dict[str, Any] = {"save_every_steps": None, "save_every_epochs": None, "save_total_limit": None}
+    changed = vary(plan, {f"schedule.{key}": value for key, value in (never | changes).items()})
+    assert estimate_checkpoint_bytes(changed) == changed.adapter.trainable_parameters * (12 * kept + 4)
+
+
 def test_summary_of_equal_nodes() -> None:
-    assert format_summary([make_node(0), make_node(1)]) == (
-        "2 equal (node 0 (host0), node 1 (host1)): commit abcabcabcabc, torch 2.13.0, data 333333333333, H100 SXM"
+    line = format_summary([make_node(0), make_node(1, clock_offset=-0.4, clock_error=0.1)])
+    assert line == (
+        "2 equal (node 0 (host0), node 1 (host1)): commit abcabcabcabc, torch 2.13.0, data 333333333333, H100 SXM; "
+        "clocks within 0.5 s"
     )
 
 

@@ -274,7 +274,9 @@ def test_node_facts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts is not None
     assert (facts.node, facts.num_ranks, facts.host) == (1, 1, socket.gethostname())
     assert facts.device.endswith("CPU")
+    assert facts.data_needed_bytes > 0, "nothing is prepared in this folder"
     assert {"torch", "python", "launcher"} <= facts.versions.keys()
+    assert min(facts.run_free_bytes, facts.data_free_bytes, facts.ram_bytes) > 0
 
 
 def test_the_gpu_is_read_from_nvml(

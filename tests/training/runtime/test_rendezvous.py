@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -82,6 +83,36 @@ def test_send_times_out_without_rank_0(connect: Connect, monkeypatch: pytest.Mon
     began = time.monotonic()
     assert send(connect(), 1, "here", 0.5) is None
     assert time.monotonic() - began < 60
+
+
+class Clock:
+    """A clock that is five seconds ahead in the threads of other ranks."""
+
+    monotonic = staticmethod(time.monotonic)
+    sleep = staticmethod(time.sleep)
+
+    @staticmethod
+    def time() -> float:
+        return time.time() + (5.0 if threading.current_thread().name.startswith("ahead") else 0.0)
+
+
+def test_clock_offset_is_measured(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "time", Clock)
+    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
+        other = start_send(pool, connect, 1, "here")
+        (heard,) = exchange(connect, 2, "go")
+        other.result(120)
+    assert abs(heard.clock_offset - 5.0) <= heard.clock_error + 1e-3
+
+
+def test_equal_clocks_are_within_the_error(connect: Connect) -> None:
+
+    with ThreadPoolExecutor(1) as pool:
+        other = start_send(pool, connect, 1, "here")
+        (heard,) = exchange(connect, 2, "go")
+        other.result(120)
+    assert abs(heard.clock_offset) <= heard.clock_error + 1e-3
+    assert heard.clock_error < 5
 
 
 def test_other_ranks_exit_after_rank_0_had_time_to_print(monkeypatch: pytest.MonkeyPatch) -> None:
