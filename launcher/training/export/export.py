@@ -155,17 +155,7 @@ def _export_gguf(run: TrainedRun, target: Path, arguments: argparse.Namespace) -
     return {
         "files": sorted(file.name for file in target.glob("*.gguf")),
         "max_context": window,
-        "checks": [
-            {
-                "model": check.name,
-                "rows": check.num_rows,
-                "same_answers": check.num_same,
-                "near_ties": check.num_near_ties,
-                "other_by_rounding": check.num_rounded,
-                "judged": None if check.judged is None else check.judged.model_dump(),
-            }
-            for check in checks
-        ],
+        "checks": [check.model_dump() for check in checks],
     }
 
 

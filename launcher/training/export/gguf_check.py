@@ -15,6 +15,7 @@ import torch
 
 from launcher.core.choices import Dtype
 from launcher.core.errors import InputError, LauncherError, RunFailedError, escape
+from launcher.core.frozen_model import Frozen
 from launcher.corpus.documents import make_planned_template
 from launcher.corpus.heldout import HeldOutRows, load_held_out_rows
 from launcher.corpus.spec import make_preparation_spec
@@ -43,15 +44,14 @@ _MAX_ROUNDING = 1.0
 _ROUNDED = ("f16", "bf16")  # only rounding distinguishes them from the merged model
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelCheck:
-    """How one model answered the rows; the merged model is compared with itself."""
+class ModelCheck(Frozen):
+    """How one model answered the rows, as in `export --json`; the merged model is compared with itself."""
 
-    name: str  # `merged (bf16)`, `Q4_K_M`
-    num_rows: int
-    num_same: int  # answers like those of the merged model
-    num_near_ties: int = 0  # other answers, after a token whose logit was close to the highest
-    num_rounded: int = 0  # other answers, which the same weights in FP32 do not give
+    model: str  # `merged (bf16)`, `Q4_K_M`
+    rows: int
+    same_answers: int  # answers like those of the merged model
+    near_ties: int = 0  # other answers, after a token whose logit was close to the highest
+    other_by_rounding: int = 0  # other answers, which the same weights in FP32 do not give
     judged: CheckResult | None
 
 
@@ -99,7 +99,7 @@ def check_files(
     with closing(judge) if judge is not None else nullcontext():
         judged = _judge(judge, questions, expected)
         num = len(expected)
-        checks.append(ModelCheck(name=f"merged ({dtype})", num_rows=num, num_same=num, judged=judged))
+        checks.append(ModelCheck(model=f"merged ({dtype})", rows=num, same_answers=num, judged=judged))
         if not any(name in _ROUNDED for name in files):
             exact = answer_exactly()
             other = _list_others(tokenizer, exact, ends, expected)
@@ -116,11 +116,11 @@ def check_files(
                 ties, rounded = check_answers(name, model, device, questions, answers["answers"], other, answer_exactly)
             checks.append(
                 ModelCheck(
-                    name=name.upper(),
-                    num_rows=num,
-                    num_same=num - len(other),
-                    num_near_ties=ties,
-                    num_rounded=rounded,
+                    model=name.upper(),
+                    rows=num,
+                    same_answers=num - len(other),
+                    near_ties=ties,
+                    other_by_rounding=rounded,
                     judged=_judge(judge, questions, texts),
                 )
             )
@@ -283,8 +283,8 @@ def _judge(judge: Judge | None, questions: Questions, texts: list[str]) -> Check
 
 
 def _describe_others(check: ModelCheck) -> str:
-    ties = f"{check.num_near_ties} near tie{'s' * (check.num_near_ties > 1)}" if check.num_near_ties else ""
-    rounded = f"{check.num_rounded} by rounding" if check.num_rounded else ""
+    ties = f"{check.near_ties} near tie{'s' * (check.near_ties > 1)}" if check.near_ties else ""
+    rounded = f"{check.other_by_rounding} by rounding" if check.other_by_rounding else ""
     return f" ({', '.join(filter(None, (ties, rounded)))})" if ties or rounded else ""
 
 
@@ -296,7 +296,7 @@ def render_checks(checks: Sequence[ModelCheck]) -> list[str]:
         f"|---|---|{'---|' if judged else ''}",
     ]
     for check in checks:
-        cells = [check.name, f"{check.num_same} of {check.num_rows}{_describe_others(check)}"]
+        cells = [check.model, f"{check.same_answers} of {check.rows}{_describe_others(check)}"]
         if judged:
             result = check.judged
             cells.append("" if result is None else f"{result.num_passed} of {result.num_judged}")

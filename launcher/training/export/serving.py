@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from launcher.core.errors import InputError
 from launcher.corpus.conversations import Conversation, Message
@@ -70,29 +70,22 @@ def render_modelfile(
     window: int | None = None,
 ) -> str:
     """Return Ollama's Modelfile: the file, the template of the training in Go, stop tokens, sampling and context."""
-    lines = list(_modelfile_lines(plan, manifest, tokenizer, file, ends))
-    context = min(plan.base.max_positions, max(_MIN_CONTEXT, plan.batch.sequence_length), window or _UNLIMITED)
-    return "\n".join([*lines, f"PARAMETER num_ctx {context}"]) + "\n"
-
-
-def _modelfile_lines(
-    plan: Plan, manifest: Manifest, tokenizer: BaseTokenizer, file: str, ends: Sequence[int]
-) -> Iterator[str]:
-    yield f"FROM ./{file}"
     texts = (
         ("TEMPLATE", render_go_template(plan, tokenizer)),
         ("SYSTEM", plan.data.system_prompt),
         ("LICENSE", manifest.license),
     )
-    for keyword, text in texts:
-        if text and is_quotable(text):
-            yield f'{keyword} """{text}"""'
-    for end in ends:
-        token = tokenizer.backend.id_to_token(end)
-        if token and token.isprintable() and '"' not in token:
-            yield f'PARAMETER stop "{token}"'
+    stops = map(tokenizer.backend.id_to_token, ends)
     decoding = manifest.training.decoding or Decoding()
-    yield f"PARAMETER temperature {decoding.temperature or 0:g}"
+    context = min(plan.base.max_positions, max(_MIN_CONTEXT, plan.batch.sequence_length), window or _UNLIMITED)
+    lines = [
+        f"FROM ./{file}",
+        *(f'{keyword} """{text}"""' for keyword, text in texts if text and is_quotable(text)),
+        *(f'PARAMETER stop "{stop}"' for stop in stops if stop and stop.isprintable() and '"' not in stop),
+        f"PARAMETER temperature {decoding.temperature or 0:g}",
+        f"PARAMETER num_ctx {context}",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def is_quotable(text: str) -> bool:

@@ -76,7 +76,9 @@ class TrainedRun:
 def load_trained_run(root: Path) -> TrainedRun:
     """Load a run's metadata; raise InputError if it has no usable weights."""
     paths = RunPaths(root.resolve())
-    plan = _load_plan(paths)
+    if not paths.plan.is_file():
+        raise InputError(f"{paths.root} is not a run directory: it has no {paths.plan.name}")
+    plan = load_plan(paths.plan)
     if plan.random_weights:
         raise InputError(
             f"{root}: this run trained on random weights in the shape of {plan.base.name} (--random-weights)",
@@ -86,12 +88,6 @@ def load_trained_run(root: Path) -> TrainedRun:
     outcome = load_outcome(paths.outcome)
     _check_weights(paths, plan, outcome)
     return TrainedRun(paths=paths, plan=plan, manifest=load_manifest(paths.manifest).manifest, outcome=outcome)
-
-
-def _load_plan(paths: RunPaths) -> Plan:
-    if not paths.plan.is_file():
-        raise InputError(f"{paths.root} is not a run directory: it has no {paths.plan.name}")
-    return load_plan(paths.plan)
 
 
 def _check_weights(paths: RunPaths, plan: Plan, outcome: Outcome | None) -> None:
