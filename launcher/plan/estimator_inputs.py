@@ -55,7 +55,7 @@ def recipe_from_plan(plan: Plan) -> Recipe:
         graphed=plan.cuda_graph,
         strategy=plan.strategy,
         offload=plan.offload,
-        num_ranks=plan.batch.num_ranks,
+        num_ranks=plan.hardware.gpus_per_node if plan.strategy == "hsdp" else plan.batch.num_ranks,
     )
 
 

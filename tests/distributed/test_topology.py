@@ -114,7 +114,7 @@ def test_separate_copies_are_refused(harness: Harness, strategy: Any) -> None:
     environment = {**make_command(planned, paths).environment, "WORLD_SIZE": "2"}
     ended = harness.launch(Command(argv=argv, environment=environment))
     assert ended.returncode == ExitCode.WRONG_TOPOLOGY, ended.console
-    check_refused(ended, TrainedRun(paths), "separate copies")
+    check_refused(ended, TrainedRun(paths), "separate copy")
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import pytest
 from launcher.core.errors import InputError, ManifestError
 from launcher.core.units import GIB
 from launcher.plan import Plan
+from launcher.plan.estimator_inputs import estimate_plan_memory
 from launcher.plan.oom_fallbacks import apply_next_fallback
 from tests.unit.plan.conftest import FULL_FINE_TUNING, decision, plan_for
 
@@ -56,6 +57,11 @@ def test_hsdp_needs_several_nodes_of_several_gpus() -> None:
     assert "each node has one; use ddp" in str(caught.value)
     with pytest.raises(InputError, match="HSDP does not support NF4 weights"):
         plan_for(gpu="h100", gpus=8, nodes=2, strategy="hsdp", overrides=INT4)
+
+
+def test_memory_of_a_finished_hsdp_plan_is_that_of_one_node() -> None:
+    plan = plan_for(gpu="h100", gpus=8, nodes=2, strategy="hsdp", base="Qwen/Qwen3-8B", config={"adapter_type": "full"})
+    assert estimate_plan_memory(plan).terms == plan.memory.terms
 
 
 def test_a_quantised_model_is_sharded_by_zero3_alone() -> None:
