@@ -71,10 +71,8 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
     num_micro_steps = count_accumulation_steps(inputs, layout)
     if inputs.recipe.trainable_dtype == "bf16" and num_micro_steps > 1:
         yield f"gradients of {num_micro_steps} micro-steps are added up in BF16, like the weights"
-    if inputs.recipe.fp8_base:
-        yield "FP8 is experimental: compare the result with a training in BF16 before you rely on it"
-    elif context.config.precision == "fp8":
-        yield "precision fp8 is not used: the smoke profile trains a tiny base; --profile full uses it, on a GPU"
+    if context.config.precision == "fp8":
+        yield _describe_fp8(inputs.recipe.fp8_base)
     if layout.offload != "none" and (leaner := find_leaner_full(inputs)):
         yield f"with {leaner} it would fit without offloading, and train many times faster"
     if layout.offload != "none" and fits_with_int4(inputs):
@@ -110,6 +108,12 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
     if len(context.manifest.base_models) > 1:
         others = ", ".join(entry.name for entry in context.manifest.base_models[1:])
         yield f"the manifest lists more base models ({others}); --base selects one"
+
+
+def _describe_fp8(is_used: bool) -> str:
+    if is_used:
+        return "FP8 is experimental: compare the result with a training in BF16 before you rely on it"
+    return "precision fp8 is not used: the smoke profile trains a tiny base; --profile full uses it, on a GPU"
 
 
 def _describe_small_epoch(context: PlanContext) -> Iterator[str]:

@@ -11,7 +11,7 @@ from launcher.base_models.catalogue import BASES
 from launcher.base_models.families import FAMILIES, UNTRAINABLE
 from launcher.base_models.shapes import ModelShape, make_shape
 from launcher.core.units import bytes_to_gib
-from launcher.plan.estimate.memory import count_allocated, estimate_memory
+from launcher.plan.estimate.memory import estimate_memory
 from launcher.plan.estimate.memory.recipe import Recipe, explain_layer_path
 
 _SIZES = {
@@ -138,7 +138,7 @@ def _read_measured() -> dict[str, str]:
     for row in read_results():
         if "tokens_per_second" not in row:  # measured next to another program
             continue
-        predicted = bytes_to_gib(count_allocated(estimate_memory(*describe_result(row)).terms))
+        predicted = bytes_to_gib(estimate_memory(*describe_result(row)).allocated_bytes)
         measured.setdefault(row["config"]["model_type"], []).append(
             f"{row['case']}: {row['tokens_per_second']:,} tokens/s, {row['mfu'] * 100:.1f} % MFU, "
             f"{row['peak_gib']:.1f} GiB (predicted {predicted:.1f})"

@@ -52,6 +52,10 @@ def test_folder_without_weights_is_refused(plan: Plan, tmp_path: Path) -> None:
         load_base(with_base(plan, base), (), "eager", CPU)
     assert str(base) in str(error.value)
     assert "--random-weights" in error.value.hint
+    (base / "pytorch_model.bin").touch()
+    with pytest.raises(InputError) as error:
+        load_base(with_base(plan, base), (), "eager", CPU)
+    assert "are in pytorch_model.bin, and training loads *.safetensors" in error.value.hint
 
 
 def test_damaged_weights_are_refused(plan: Plan, tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ def test_types_are_not_judged_if_the_reference_has_type_errors(judge: Typescript
     assert dict(verdict.checks) == {"parses": True, "types": None, "behaves": None, "equal": False}
 
 
+@needs_compiler
 @pytest.mark.parametrize(
     "answer",
     ["", " \n", "// nothing", "function (", "Here it is:\n```ts\nlet a = 1\n```", "x" * 200_000, "let a = '\ud800'"],
