@@ -49,6 +49,7 @@ from launcher.training.runtime.process_output import (  # noqa: E402
     redact_output,
     silence_libraries,
 )
+from launcher.training.runtime.startup_timer import startup  # noqa: E402
 from launcher.training.runtime.unused_packages import hide_unused_packages  # noqa: E402
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         gc.freeze()  # what was imported stays: later collections do not scan it
         gc.enable()
+        startup.end_phase("imports")
         if _is_main():
             lock_run(paths)
         recorder = RunRecorder(paths, is_main=_is_main())
@@ -200,6 +202,7 @@ def train_planned(plan: Plan, paths: RunPaths, recorder: RunRecorder, options: R
         preparation=preparation,
         shared_system=prepared.store.audit.splits["train"].shared_system,
     )
+    startup.end_phase("data")
     result = run_training(inputs, recorder)
     if result.was_interrupted:
         checkpoint = paths.checkpoint(result.steps_done)

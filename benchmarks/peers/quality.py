@@ -23,6 +23,7 @@ import datetime
 import hashlib
 import importlib.util
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -210,6 +211,9 @@ class Comparison:
         command = ("-m", "benchmarks.peers.quality", "loss", self._args.base, prepare(self._args, expert).folder)
         with self._judge_slots:
             loss = float(run_python(folder, *command, *([] if adapter is None else [adapter])).splitlines()[-1])
+            if not math.isfinite(loss):
+                print(f"{expert}, {tool}, seed {seed}: the held-out loss is {loss}; not recorded", flush=True)
+                return
             if not evaluation.exists():
                 model = ("--base",) if adapter is None else ("--adapter", adapter)
                 size = self._args.eval_batch_size

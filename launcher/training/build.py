@@ -16,6 +16,7 @@ from launcher.core.run_paths import RunPaths
 from launcher.corpus.store import Store
 from launcher.plan.model import Plan
 from launcher.training.engine.run import TrainingRun, assemble_run, build_model
+from launcher.training.runtime.startup_timer import startup
 from launcher.training.topology_check import check_engine
 from launcher.training.verify.attention_grads import check_attention_grads, collect_variants
 from launcher.training.verify.lora_grads import check_lora_grads
@@ -70,8 +71,10 @@ def _build_and_check(
     vocab_size: int | None,
 ) -> tuple[TrainingRun, PackingCheck]:
     module = build_model(plan, folders, accelerator.device)
+    startup.end_phase("model")
     run = assemble_run(plan, paths, store, module, accelerator)
     check_engine(plan, run.engine)
+    startup.end_phase("engine")
     if vocab_size is not None:
         _check_vocabulary(run, vocab_size)
     splits = (run.train, run.validation)
@@ -80,6 +83,7 @@ def _build_and_check(
     lora_grads = check_lora_grads(plan, module, run.train.file, accelerator.device)
     check = check_packing(plan, module, run.engine.model, run.train.file, accelerator.device)
     check_attention_grads(plan, module.backend, accelerator.device, collect_variants(module))
+    startup.end_phase("checks")
     return run, replace(check, lora_grads=lora_grads)
 
 

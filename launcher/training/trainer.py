@@ -44,6 +44,7 @@ from launcher.training.observers.replay_check import ReplayCheck
 from launcher.training.observers.stop_on_signal import StopOnSignal
 from launcher.training.oom import fall_back, free_for_checkpoint, free_memory
 from launcher.training.runtime.run_record import RunRecorder
+from launcher.training.runtime.startup_timer import startup
 from launcher.training.runtime.watchdog import Watchdog
 from launcher.training.topology_check import check_accelerator
 from launcher.training.tracking.tracker_process import start_trackers
@@ -85,6 +86,7 @@ def run_training(inputs: TrainerInputs, recorder: RunRecorder) -> TrainResult:
     # Status "running" replaces that of an earlier attempt.
     recorder.update(shared_system=inputs.shared_system)
     recorder.attach_trackers(start_trackers(inputs.plan, inputs.paths, accelerator))
+    startup.end_phase("accelerate and trackers")
     while True:
         try:
             return _train_once(inputs, recorder, accelerator, stop, goodput)
@@ -105,6 +107,7 @@ def _train_once(
 ) -> TrainResult:
     run, proof = build_run(inputs.plan, inputs.paths, inputs.store, inputs.folders, accelerator, inputs.vocab_size)
     compiled = run_warmup_step(run)
+    startup.end_phase("warm-up step")
     report = _report_runtime(run, proof, compiled, recorder)
     spent = recorder.add_spent_seconds(get_total_seconds(_load_rows(run)))  # before rows are dropped
     resume_point = resume_run(run, inputs.options)
@@ -207,6 +210,8 @@ def _report_runtime(
     document = select_documents(run.train.file, run.plan.batch.sequence_length)[:1]
     ops = record_forward_ops(run.engine.model, collate_documents(document, run.plan).to(run.engine.device))
     report = describe_runtime(run, proof, ops, compiled.description)
+    startup.end_phase("report")
+    report["start-up"] = startup.describe()
     width = max(map(len, report))
     for name, description in report.items():
         run.log(f"  {name:<{width}}  {description}")

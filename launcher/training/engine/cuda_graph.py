@@ -126,6 +126,8 @@ class GraphedMicroSteps:
         device = batch.input_ids.device
         buffers = batch.map(torch.clone)
         count = torch.full((), float(num_trained), device=device)
+        # Blocks cached for the current stream cannot be used by the other. torch would count freeing them as a retry.
+        torch.cuda.empty_cache()
         stream, outer = torch.cuda.Stream(device), torch.cuda.current_stream(device)
         stream.wait_stream(outer)
         try:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
-import psutil
-
 from launcher.core import metrics
 from launcher.core.metrics import LOST_SECONDS, CutMetrics, StepMetrics
+from launcher.training.runtime.startup_timer import read_process_start
 from launcher.training.runtime.watchdog import Activity, Heartbeat
 
 _METRIC_BY_ACTIVITY: Mapping[Activity, str] = {
@@ -77,8 +76,3 @@ class GoodputTracker:
 def get_total_seconds(rows: Iterable[StepMetrics]) -> float:
     """Return the largest total time in these rows."""
     return max((row.values.get(metrics.TOTAL_SECONDS, 0.0) for row in rows), default=0.0)
-
-
-def read_process_start() -> float:
-    """Return when this process started, on the monotonic clock, so that imports count as start-up time."""
-    return time.monotonic() - max(0.0, time.time() - psutil.Process().create_time())

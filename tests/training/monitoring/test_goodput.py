@@ -8,7 +8,8 @@ import pytest
 
 from launcher.core import metrics
 from launcher.core.metrics import LOST_SECONDS, CutMetrics, StepMetrics
-from launcher.training.monitoring.goodput import GoodputTracker, get_total_seconds, read_process_start
+from launcher.training.monitoring.goodput import GoodputTracker, get_total_seconds
+from launcher.training.runtime.startup_timer import read_process_start
 from launcher.training.runtime.watchdog import Activity, Heartbeat
 
 
