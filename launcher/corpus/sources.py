@@ -54,7 +54,7 @@ class FileSource:
 
     @property
     def name(self) -> str:
-        """Name for messages."""
+        """Name of the data source in messages."""
         return self.path.name
 
     @property
@@ -88,7 +88,7 @@ class HubSource:
 
     @property
     def name(self) -> str:
-        """Name for messages."""
+        """Name of the data source in messages."""
         return f"{self.dataset}:{self.split}"
 
     @property

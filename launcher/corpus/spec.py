@@ -40,7 +40,7 @@ class WeightedSource:
 
     @property
     def fingerprint_suffix(self) -> str:
-        """What identifies the selection of rows."""
+        """Weight and row limit, as part of the fingerprint of the prepared data."""
         return f"*{self.weight:g}" + (f"[:{self.max_rows}]" if self.max_rows is not None else "")
 
     def read(self) -> Iterator[Row | BadRow]:
@@ -50,7 +50,7 @@ class WeightedSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparationSpec:
-    """Everything that the packs depend on."""
+    """Rows, tokenizer, template and settings from which packs are made."""
 
     expert: str
     root: Path

@@ -25,7 +25,7 @@ _OLDEST_NODE = 20  # the first with a permission model
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """The Node.js of this machine."""
+    """Node.js executable and version found on this machine."""
 
     executable: Path
     version: tuple[int, int, int]

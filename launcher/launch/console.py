@@ -156,7 +156,7 @@ class Relay:
 
     @property
     def tail(self) -> str:
-        """The end of the child's stderr, shown or held."""
+        """The last lines of the child's stderr, whether printed or still held back."""
         with self._gate_lock:
             return self._tail.decode("utf-8", "replace")
 

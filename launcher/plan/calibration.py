@@ -74,7 +74,7 @@ class MeasuredRun(Frozen):
 
     @property
     def memory_ratio(self) -> float | None:
-        """Return measured / estimated memory."""
+        """Return measured divided by estimated memory; None without a GPU."""
         return None if self.measured_bytes is None else self.measured_bytes / max(1, self.estimated_bytes)
 
     @property

@@ -63,7 +63,7 @@ def make_plan(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Choice:
-    """The choices that everything else follows from."""
+    """Model settings and the layout found for them, from which the plan is assembled."""
 
     settings: ModelSettings
     inputs: SearchInputs

@@ -89,6 +89,7 @@ def test_a_bare_launch_plans_and_trains(tmp_path: Path) -> None:
     assert outcome.ended_because == ""
     assert "packed documents equal unpacked ones" in outcome.observed["attention"]
     assert "fused" in outcome.observed["optimizer"]
+    assert "imports" in outcome.observed["start-up"]
 
 
 def test_a_lost_rank_is_distinguished_from_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ class ReportFacts:
 
     @property
     def measured(self) -> RunFacts:
-        """The run as comparisons see it."""
+        """Facts and measurements of the run, as `launcher compare` uses them."""
         return make_facts(self.record, self.evaluations)
 
 

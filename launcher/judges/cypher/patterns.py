@@ -47,12 +47,12 @@ class Chain:
 
     @property
     def start(self) -> int:
-        """Index of the first token."""
+        """Index of the first token of the pattern."""
         return self.nodes[0].start
 
     @property
     def end(self) -> int:
-        """Index after the last token."""
+        """Index after the last token of the pattern."""
         return self.nodes[-1].end
 
 

@@ -120,7 +120,7 @@ _FIRST_NUMBER = 20  # strings of unique columns are numbered from here; below, w
 
 @dataclass(slots=True)
 class RowBuilder:
-    """Completes rows: given values are used, all others are filled in."""
+    """Builds rows of test databases: given values are used, all other columns are filled in."""
 
     needs: RowRequirements
     rng: random.Random
