@@ -72,8 +72,8 @@ class Console(Observer):
         validation = "" if run.validation is None else f", {len(run.validation.file):,} in the validation split"
         self._print(
             run,
-            f"training {run.plan.expert}: {run.num_steps:,} steps of {sequences:,} sequences of "
-            f"{batch.sequence_length:,} tokens ({len(run.train.file):,} sequences{validation})"
+            f"training {run.plan.expert}: {run.num_steps:,} step{'s' if run.num_steps > 1 else ''} of "
+            f"{sequences:,} sequence{'s' if sequences > 1 else ''} of {batch.sequence_length:,} tokens ({len(run.train.file):,} sequences{validation})"
             + (f", from step {step + 1:,}" if step else ""),
         )
         self._first = step
