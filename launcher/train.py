@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(argv)
     recorder: RunRecorder | None = None
     try:
-        exit_with_parent()  # first, so that a parent that dies during start-up is noticed
+        exit_with_parent(outlives_agent=True)  # first, so that a parent that dies during start-up is noticed
         if arguments.trust:
             grant_trust()
         plan, paths = _read_plan(arguments.plan) if arguments.plan else _plan_bare_launch(arguments)
@@ -93,8 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return train_planned(plan, paths, recorder, options)
     except LauncherError as error:
         return _fail(recorder, int(error.exit_code), str(error))
-    except KeyboardInterrupt:
-        message = "stopped immediately, within a step"
+    except KeyboardInterrupt as error:
+        message = str(error) or "stopped immediately: steps since the last checkpoint are not saved"
         return _fail(recorder, int(ExitCode.PREEMPTED), message, status="stopped")
     except Exception as error:
         if is_out_of_memory(error):

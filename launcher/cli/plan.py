@@ -115,6 +115,7 @@ def _describe_disk(plan: Plan) -> str:
 def _format_cost(plan: Plan) -> str:
     speed = plan.speed
     if speed.cost is None:
-        return "" if speed.price_per_gpu_hour is not None else "; --price 0.40 (per GPU-hour) adds the cost"
+        has_price = speed.price_per_gpu_hour is not None or plan.hardware.gpu is None
+        return "" if has_price else "; --price 0.40 (per GPU-hour) adds the cost"
     cost = format_cost(speed.cost, speed.currency)
     return f", cost {'' if cost.startswith('under') else 'about '}{cost} at {speed.format_price()}"

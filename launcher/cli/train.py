@@ -217,6 +217,11 @@ def _resume(arguments: argparse.Namespace, node: Node | None, job: JobOptions | 
     resumed = plan_resumed(Path(arguments.runs_dir), name, make_request(arguments))
     if not arguments.dry_run:
         check_trust(resumed.list_code(arguments.expert), resumed.paths.root)
+    if resumed.is_done and arguments.verify:
+        raise InputError(
+            f"--verify trains recorded steps again before a run continues, and {resumed.paths.root} is done",
+            hint="`launcher regression` compares a new training with recorded ones",
+        )
     if resumed.is_done and not arguments.allow_changed_inputs:
         print(f"{resumed.paths.root}: this run is done; its adapter: {resumed.paths.adapter}")
         return ExitCode.DONE

@@ -68,11 +68,11 @@ def send_signal(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def exit_after_parent(parent: int, other: int | None = None) -> None:
-    """Start a thread that ends this process within seconds after its parent, or after another one."""
+def exit_after_parent(parent: int | None, other: int | None = None) -> None:
+    """Start a thread that ends this process within seconds after its parent (None: not watched), or after another."""
 
     def watch() -> None:
-        while os.getppid() == parent and (other is None or is_alive(other)):
+        while parent in (None, os.getppid()) and (other is None or is_alive(other)):
             time.sleep(_POLL_SECONDS)
         os._exit(1)
 

@@ -157,7 +157,8 @@ def make_notes(splits: Mapping[str, SplitAudit]) -> tuple[str, ...]:
         if split.num_cut:
             notes.append(f"{name}: {split.num_cut:,} documents are longer than max_seq_length and were truncated")
         if split.num_duplicates:
-            notes.append(f"{name}: {split.num_duplicates:,} documents are exact duplicates")
+            are = "document is an exact duplicate" if split.num_duplicates == 1 else "documents are exact duplicates"
+            notes.append(f"{name}: {split.num_duplicates:,} {are}")
         if split.num_known:
             known = f"{split.num_known:,} of {split.num_documents:,} documents"
             useless = "; its loss does not measure generalization" if 2 * split.num_known > split.num_documents else ""

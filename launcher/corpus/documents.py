@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from launcher.core.errors import InputError
 from launcher.corpus.chat_template import TokenizerTemplate, make_tokenizer_template
@@ -31,7 +32,7 @@ class Document:
 
     row: int
     segments: tuple[Segment, ...]
-    prompt_hash: int  # of the text before the first answer: rows with one prompt belong to one split
+    prompt_hash: int  # of the messages before the first answer: rows with one prompt belong to one split
     has_controls: bool = False  # a field contains the text of a control token
     num_untrained_answers: int = 0  # answers whose place in the rendered text was not found
     system: str = ""  # content of the system message
@@ -63,7 +64,7 @@ class DocumentBuilder:
         return Document(
             row.number,
             self._train_all(content, segments) if self.trains_all else segments,
-            _hash_prompt(plain),
+            _hash_prompt(content, plain, self.reader.system_prompt),
             has_controls,
             0 if self.trains_all else _count_untrained(content, segments),
             _find_system(content),
@@ -108,10 +109,22 @@ def _count_untrained(content: Content, segments: tuple[Segment, ...]) -> int:
     return max(0, wanted - sum(segment.is_trained for segment in segments))
 
 
-def _hash_prompt(segments: tuple[Segment, ...]) -> int:
-    """Return the hash of the prompt, or of the full text if there is none; it does not depend on loss_on."""
-    first = segments[0]
-    prompt = "".join(segment.text for segment in segments) if first.is_trained else first.text
+def _hash_prompt(content: Content, segments: tuple[Segment, ...], system_prompt: str) -> int:
+    """Return the hash of what a row asks, or of its text if it asks nothing.
+
+    It does not depend on the template, the dataset's system prompt, or what is trained: the same rows are held out.
+    """
+    if isinstance(content, Conversation):
+        asked = tuple(takewhile(lambda message: message.role != "assistant", content.messages)) or content.messages
+        parts = [
+            part.strip()
+            for message in asked
+            if (message.role, message.content) != ("system", system_prompt)
+            for part in (message.role, message.content, message.context)
+        ]
+        prompt = "\0".join(parts)
+    else:
+        prompt = "".join(segment.text for segment in segments) if segments[0].is_trained else segments[0].text
     return int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=8).digest(), "little")
 
 

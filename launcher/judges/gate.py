@@ -33,6 +33,6 @@ def check_change(change: PairedChange, max_regression: float) -> GateVerdict:
     if -change.low > max_regression:
         return GateVerdict(
             is_open=True,
-            message=f"no drop of more than {allowed} is shown, and none is excluded: {summary}; evaluate more rows",
+            message=f"inconclusive: too few rows to rule out a drop of more than {allowed}: {summary}",
         )
     return GateVerdict(is_open=True, message=f"not worse by more than {allowed}: {summary}")

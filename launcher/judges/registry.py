@@ -10,6 +10,7 @@ from types import MappingProxyType
 from launcher.core.errors import InputError
 from launcher.judges.base import CORRECT_CHECK, Judge
 from launcher.manifest import Manifest
+from launcher.manifest.suggest import find_closest
 from launcher.manifest.trust import check_trust, list_judge_code
 
 # Language -> class of its judge. Imported on demand, because each needs optional packages.
@@ -39,6 +40,7 @@ JUDGED_NAMES = frozenset({*_BUILT_IN, *_LANGUAGE_OF_EXPERT})  # experts with the
 def resolve_judge_name(manifest: Manifest) -> str | None:
     """Return the judge by the manifest's setting, its decoding grammar or the expert's name; None if there is none."""
     if manifest.evaluation is not None and manifest.evaluation.judge is not None:
+        _check_name(manifest.evaluation.judge)
         return manifest.evaluation.judge
     decoding = manifest.training.decoding
     grammar = (decoding.grammar_type if decoding is not None else None) or ""
@@ -47,6 +49,15 @@ def resolve_judge_name(manifest: Manifest) -> str | None:
         if language in _BUILT_IN:
             return language
     return None
+
+
+def _check_name(name: str) -> None:
+    if name not in _BUILT_IN and ":" not in name:
+        closest = find_closest(name, (*_BUILT_IN, *_LANGUAGE_OF_EXPERT))
+        raise InputError(
+            f"evaluation.judge: {name!r} is neither one of {', '.join(_BUILT_IN)} nor package.module:Class",
+            hint=f"did you mean {_LANGUAGE_OF_EXPERT.get(closest, closest)}?" if closest else "",
+        )
 
 
 def list_check_names(manifest: Manifest) -> tuple[str, ...] | None:
@@ -80,10 +91,7 @@ def open_judge_by_name(name: str) -> Judge:
         module, _, class_name = _BUILT_IN[name].partition(":")
         judge: Judge = getattr(importlib.import_module(module), class_name)()
         return judge
-    if ":" not in name:
-        raise InputError(
-            f"evaluation.judge: {name!r} is neither one of {', '.join(_BUILT_IN)} nor package.module:Class"
-        )
+    _check_name(name)
     from launcher.judges.module_judge import ModuleJudge
 
     check_trust((f"evaluation.judge: {name}",))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
+from contextlib import suppress
 from datetime import UTC, datetime
 
-from launcher.core.errors import ExitCode, RunFailedError
+from launcher.core import metrics
+from launcher.core.errors import ExitCode, LauncherError, RunFailedError
+from launcher.core.metrics import load_metrics
 from launcher.core.run_paths import RunPaths
 from launcher.launch.nodes import Node
 from launcher.launch.supervise import ChildExit
 from launcher.runs.record import Outcome, Status
 
-# Messages of accelerate about its single process, and of torch's agent, whose root cause comes last.
+# Messages of single_process.py and accelerate, and of torch's agent, whose root cause comes last.
 _SIGNAL = re.compile(r"died with <Signals\.(SIG\w+): \d+>|exitcode +: -\d+ \(pid: \d+\) +\((SIG\w+)\)")
 # Errors of torch when the agents of several nodes do not meet.
 _NO_RENDEZVOUS = re.compile(r"RendezvousTimeoutError|RendezvousConnectionError|DistStoreError|DistNetworkError")
@@ -33,8 +37,23 @@ def make_outcome(paths: RunPaths, child: ChildExit, running: Outcome | None, sta
     status, code, error = _explain(paths, child)
     ended_at = datetime.now(UTC).isoformat(timespec="seconds")
     return known.model_copy(
-        update={"status": status, "exit_code": int(code), "error": str(error), "ended_at": ended_at}
+        update={
+            "status": status,
+            "exit_code": int(code),
+            "error": str(error),
+            "ended_at": ended_at,
+            **_read_progress(paths),
+        }
     )
+
+
+def _read_progress(paths: RunPaths) -> dict[str, object]:
+    """Return the trained steps and the last loss, which a killed training has not recorded."""
+    with suppress(LauncherError, OSError):
+        steps = [row for row in load_metrics(paths.metrics) if metrics.TRAIN_LOSS in row.values]
+        if steps:
+            return {"steps_done": steps[-1].step, "final_loss": steps[-1].values[metrics.TRAIN_LOSS]}
+    return {}
 
 
 def make_node_outcome(
@@ -76,6 +95,8 @@ def explain_missing_nodes(paths: RunPaths, child: ChildExit, node: Node, num_nod
 
 def _explain(paths: RunPaths, child: ChildExit) -> tuple[Status, ExitCode, RunFailedError]:
     log = f"its log is {paths.console_log}"
+    folder = () if str(paths.root.parent) == "runs" else ("--runs-dir", shlex.quote(str(paths.root.parent)))
+    resume = f"`{' '.join(('launcher train --resume', shlex.quote(paths.run_id), *folder))}` continues the run"
     if child.stop_requested and child.was_forced:
         error = RunFailedError("the training was stopped at once: progress since its last checkpoint is lost")
         return "stopped", ExitCode.PREEMPTED, error
@@ -83,10 +104,10 @@ def _explain(paths: RunPaths, child: ChildExit) -> tuple[Status, ExitCode, RunFa
         return "failed", ExitCode.DOES_NOT_FIT, RunFailedError("a rank ran out of memory", hint=log)
     name = _find_signal(child)
     if name == "SIGKILL" and not child.was_forced:
-        hint = f"usually the kernel's OOM killer, when the machine's memory is full: see dmesg; {log}"
+        hint = f"usually the kernel's OOM killer, when the machine's memory is full: see dmesg; {log}; {resume}"
         error = RunFailedError("the training was killed (SIGKILL)", hint=hint)
     elif name is not None:
-        error = RunFailedError(f"the training died of {name}", hint=log)
+        error = RunFailedError(f"the training died of {name}", hint=f"{log}; {resume}")
     elif (code := find_exit_code(child)) in _CODES_WITH_MESSAGE:
         error = RunFailedError("the training ended before its first step: see its message above", hint=log)
         return "failed", ExitCode(code), error

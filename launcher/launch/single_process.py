@@ -6,19 +6,20 @@ accelerate would set.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
 
 def main() -> None:
-    """Run the training script, exit with its code, and raise CalledProcessError if it died of a signal."""
+    """Run the training script and exit with its code; after a signal, with the code of a shell and one line."""
     command = [sys.executable, *sys.argv[sys.argv.index("--config_file") + 2 :]]
     with subprocess.Popen(command) as process:
         returncode = process.wait()
-    if returncode > 0:  # the training has reported the reason; a traceback of this script would follow in the log
-        sys.exit(returncode)
-    if returncode:
-        raise subprocess.CalledProcessError(returncode, command)
+    if returncode < 0:
+        print(f"the training process died with {signal.Signals(-returncode)!r}", file=sys.stderr)
+        sys.exit(128 - returncode)
+    sys.exit(returncode)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,13 @@ def shorten(text: str, width: int = 60) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
+def _find_missing_comma(text: str, error: json.JSONDecodeError) -> str:
+    """Return the line that probably lacks a comma: Python reports the place where the next value begins."""
+    line = text.count("\n", 0, len(text[: error.pos].rstrip())) + 1
+    is_earlier = error.msg.startswith("Expecting ',' delimiter") and line < error.lineno
+    return f"a comma is probably missing at the end of line {line}" if is_earlier else ""
+
+
 def _parse(text: str, path: Path) -> Json:
     if not text.strip():
         raise ManifestError(f"{path} is empty", hint="start with a copy of experts/neo4j/manifest.json")
@@ -93,6 +100,7 @@ def _parse(text: str, path: Path) -> Json:
         raise ManifestError(
             f"{path}, line {error.lineno}, column {error.colno}: broken JSON: {error.msg}",
             (Problem(where="", what=snippet),) if snippet else (),
+            hint=_find_missing_comma(text, error),
         ) from None
     except RecursionError:
         raise _make_depth_error(path) from None

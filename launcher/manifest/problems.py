@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -224,7 +225,9 @@ def _make_complaint(error: ErrorDetails) -> _Complaint:
         return _Complaint("must not be empty")
     else:
         return _Complaint(f"{error['msg']} (got {value})")
-    return _Complaint(f"must be {expected}, not {value}", expected, value)
+    closest = find_closest(str(error["input"]), re.findall("'([^']*)'", expected)) if kind == "literal_error" else None
+    guess = f"; did you mean {closest}?" if closest else ""
+    return _Complaint(f"must be {expected}, not {value}{guess}", expected, value)
 
 
 def _join_complaints(complaints: list[_Complaint]) -> str:

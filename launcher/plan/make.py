@@ -214,7 +214,8 @@ def _check_positions(context: PlanContext) -> None:
     if length > limit:
         raise ManifestError(
             f"training.config.max_seq_length: {length} exceeds the {limit} positions of {context.base.name}",
-            hint=f"use at most {limit}, or another base",
+            hint=f"use at most {limit}, or "
+            + ("--gpu NAME or --profile full for the manifest's base" if context.is_smoke else "another base"),
         )
 
 

@@ -279,6 +279,8 @@ def _check_enough(request: Request, here: Hardware) -> None:
         raise InputError("--gpus and --nodes count from 1")
     if here.gpu is None and (request.nodes > 1 or request.gpus_per_node is not None):
         raise InputError("--gpus and --nodes have no effect: this machine has no GPU", hint=hint)
+    if here.gpu is None and request.strategy is not None:
+        raise InputError(f"--strategy {request.strategy} has no effect: this machine has no GPU", hint=hint)
     if request.gpus_per_node is not None and request.gpus_per_node > here.gpus_per_node:
         raise InputError(f"--gpus {request.gpus_per_node}: this machine has {here.gpus_per_node}", hint=hint)
 
@@ -286,9 +288,15 @@ def _check_enough(request: Request, here: Hardware) -> None:
 def _make_options(request: Request, hardware: Hardware, loaded: LoadedManifest) -> PlanOptions:
     if request.profile == "auto":
         profile: Literal["full", "smoke"] = "full" if hardware.gpu is not None else "smoke"
-        reason = "there is a GPU" if profile == "full" else "no GPU here: a tiny base on sample data, same code path"
+        gpu_reason = "there is a GPU" if request.gpu is None else "planned for --gpu"
+        reason = gpu_reason if profile == "full" else "no GPU here: a tiny base on sample data, same code path"
     else:
         profile, reason = request.profile, "requested by --profile"
+    if profile == "smoke" and request.base is not None:
+        raise InputError(
+            f"--base {request.base} has no effect: the smoke profile uses a tiny base ({reason})",
+            hint="--profile full uses it on this machine; --gpu NAME plans for a GPU of the catalogue",
+        )
     steps = request.profile_steps
     is_priced = request.price_per_gpu_hour is not None or request.price_per_node_hour is not None
     return PlanOptions(
@@ -329,6 +337,7 @@ def _add_chat_template(options: PlanOptions, loaded: LoadedManifest, name: str) 
 
 def check_inputs(loaded: LoadedManifest) -> tuple[str, ...]:
     """Read the first rows, raising InputError if they do not match the manifest; return notes on what is missing."""
+    resolve_judge_name(loaded.manifest)  # refuses unknown names
     if loaded.manifest.base.chat_template is not None:
         load_chat_template(loaded.folder, loaded.manifest.base.chat_template)
     return (*check_first_rows(loaded.manifest.training.dataset, loaded.folder), *_note_inputs(loaded, "smoke"))

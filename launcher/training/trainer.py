@@ -106,10 +106,12 @@ def _train_once(
     goodput: GoodputTracker,
 ) -> TrainResult:
     run, proof = build_run(inputs.plan, inputs.paths, inputs.store, inputs.folders, accelerator, inputs.vocab_size)
+    _stop_before_training(stop, accelerator)
     compiled = run_warmup_step(run)
     startup.end_phase("warm-up step")
     report = _report_runtime(run, proof, compiled, recorder)
     spent = recorder.add_spent_seconds(get_total_seconds(_load_rows(run)))  # before rows are dropped
+    _stop_before_training(stop, accelerator)
     resume_point = resume_run(run, inputs.options)
     observers = _build_observers(run, resume_point, inputs.options, stop)
     writer = observers.metrics_writer
@@ -148,6 +150,12 @@ def _train_once(
     # Not by `stop`: the signal may have reached another rank only.
     is_unfinished = steps_done < run.num_steps or resume_point.progress.owes_evaluation
     return TrainResult(steps_done=steps_done, was_interrupted=is_unfinished and not best.stop_reason)
+
+
+def _stop_before_training(stop: StopOnSignal, accelerator: Accelerator) -> None:
+    """End a process that received a signal before its first step: nothing is lost. Several ranks stop after a step."""
+    if stop.stop_requested() and accelerator.num_processes == 1:
+        raise KeyboardInterrupt("stopped before the first step of this start")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -73,8 +73,8 @@ class Console(Observer):
         self._print(
             run,
             f"training {run.plan.expert}: {run.num_steps:,} step{'s' if run.num_steps > 1 else ''} of "
-            f"{sequences:,} sequence{'s' if sequences > 1 else ''} of {batch.sequence_length:,} tokens ({len(run.train.file):,} sequences{validation})"
-            + (f", from step {step + 1:,}" if step else ""),
+            f"{sequences:,} sequence{'s' if sequences > 1 else ''} of {batch.sequence_length:,} tokens "
+            f"({len(run.train.file):,} sequences{validation})" + (f", from step {step + 1:,}" if step else ""),
         )
         self._first = step
         self._epoch = _load_epoch(run, step) if run.engine.is_main else _Epoch()

@@ -55,7 +55,7 @@ def test_notes(tmp_path: Path) -> None:
     assert make_notes({"train": audit_of(tmp_path)}) == (
         "train: 1 documents never train the end token (truncated, or without the end of an answer)",
         "train: 1 documents are longer than max_seq_length and were truncated",
-        "train: 1 documents are exact duplicates",
+        "train: 1 document is an exact duplicate",
     )
 
 

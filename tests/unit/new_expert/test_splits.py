@@ -133,7 +133,7 @@ def test_sample_uses_the_given_files() -> None:
 
 
 def test_rare_field_is_in_every_split_of_the_sample() -> None:
-    rows = [{"question": f"q{n}", "answer": f"a{n}", **({"context": "c"} if n == 7 else {})} for n in range(60)]
+    rows = [{"question": f"q{n}", "answer": f"a{n}", **({"context": "c"} if n == 7 else {})} for n in range(120)]
     make(write_rows(rows))
     planned = plan_request(Request(expert="sales", profile="smoke"))
     wanted = make_preparation_spec(planned.plan, planned.loaded.folder, load_tokenizer("launcher/tiny", ()))
@@ -142,7 +142,7 @@ def test_rare_field_is_in_every_split_of_the_sample() -> None:
 
 
 def test_sample_is_truncated_if_all_rows_are_too_long() -> None:
-    rows = [{"question": f"q{n}", "answer": f"word {n} " * 4000} for n in range(5)]
+    rows = [{"question": f"row {n}", "answer": f"word {n} " * 4000} for n in range(5)]
     made = make(write_rows(rows))
     assert len(read_sample("train")) == 5
     long = "all rows are longer than the 4,096 tokens of the smoke profile: its sample is truncated"
@@ -152,7 +152,7 @@ def test_sample_is_truncated_if_all_rows_are_too_long() -> None:
 def test_lone_surrogates_are_escaped_or_refused() -> None:
     """They occur in an unused part of a message, and in the name of an unused field."""
     turns = '[{"role": "user", "content": "q%d"}, {"role": "assistant", "content": "ä%d", "note": "\\ud800"}]'
-    lines = [f'{{"messages": {turns % (n, n)}, "me\\ud800ta": "\\udfff"}}' for n in range(40)]
+    lines = [f'{{"messages": {turns % (n, n)}, "me\\ud800ta": "\\udfff"}}' for n in range(80)]
     Path("rows.jsonl").write_text("\n".join(lines))
     made = make(Path("rows.jsonl"))
     assert made.proposal.notes == (r"ignored: 'me\ud800ta', because the name contains a lone surrogate",)

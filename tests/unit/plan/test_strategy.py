@@ -112,9 +112,8 @@ def test_requested_strategy_is_used_on_one_rank(strategy: str) -> None:
 
 
 def test_without_a_gpu_there_is_one_process_unless_ranks_are_requested() -> None:
-    asked = plan_for(gpu=None, strategy="fsdp2")
-    assert asked.strategy == "single"
-    assert "no GPU: one CPU process" in decision(asked, "strategy")
+    with pytest.raises(InputError, match="--strategy fsdp2 has no effect: this machine has no GPU"):
+        plan_for(gpu=None, strategy="fsdp2")
     ranks = plan_for(gpu=None, cpu_ranks_per_node=1)
     assert ranks.strategy == "single"
     assert "no GPU: one CPU process" in decision(ranks, "strategy")

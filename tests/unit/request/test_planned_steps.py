@@ -83,7 +83,7 @@ def test_truncated_and_unusable_rows_are_counted(tmp_path: Path) -> None:
 
 def test_steps_of_many_rows_are_close(tmp_path: Path) -> None:
     planned = plan_request(Request(expert=str(write_expert(tmp_path, 3000, packing=True)), gpu="rtx4090"))
-    assert planned.plan.schedule.num_steps == pytest.approx(count_trained_steps(planned), rel=0.03)
+    assert planned.plan.schedule.num_steps == pytest.approx(count_trained_steps(planned), rel=0.05)
 
 
 def test_template_and_system_prompt_are_counted_without_the_tokenizer(tmp_path: Path) -> None:
