@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,12 +36,20 @@ os.environ["LAUNCHER_CALIBRATION"] = "off"
 # and its hardware.json.
 os.environ["LAUNCHER_HARDWARE"] = "off"
 
+# Compiled modules are kept, also where the environment forbids it: each process would compile the package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Test processes run in parallel: more threads in each would compete for the same cores. Read when torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 configure()  # tests read log lines from stderr, as users do
 
 ALL_VARIABLE, TORTURE_VARIABLE = "LAUNCHER_TEST_ALL", "LAUNCHER_TORTURE"
+
+# Each group runs in one test process, because its tests share what takes long to make: a server process with torch, runs.
+_TRAINED = tuple(f"tests/training/{name}/" for name in ("evaluation", "export", "inference"))
+_TOGETHER = (("tests/distributed/", "tests/faults/"), (*_TRAINED, "tests/unit/test_train_script.py"))
 
 Tree = dict[str, Any]
 WriteManifest = Callable[..., Path]
@@ -52,6 +61,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason=f"slow; `make test-all`, or {ALL_VARIABLE}=1"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each test process whole files, and the files of `_TOGETHER` to one."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class GroupedFiles(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((group[0] for group in _TOGETHER if nodeid.startswith(group)), super()._split_scope(nodeid))
+
+    return GroupedFiles(config, log)
 
 
 def python_path() -> str:

@@ -32,9 +32,9 @@ from launcher.training.kernels.seeded_dropout import DropoutSeed
 def check_all(device: str) -> None:
     torch.manual_seed(0)
     check_stochastic_rounding(device)
-    for heads, kv_heads, head_dim in ((9, 3, 64), (4, 4, 80), (20, 1, 128), (8, 4, 256)):
-        if device == "cuda" or head_dim < 128:  # the interpreter is slow
-            check_decode_attention(device, heads, kv_heads, head_dim)
+    on_gpu = ((9, 3, 64), (4, 4, 80), (20, 1, 128), (8, 4, 256))
+    for heads, kv_heads, head_dim in on_gpu if device == "cuda" else ((6, 2, 64), (2, 2, 80)):  # slow there
+        check_decode_attention(device, heads, kv_heads, head_dim)
     check_rms_norm(device)
     check_lora_copy(device)
     for out_features, ranks in (([40, 24, 16], 16), ([700, 700], 16), ([130], 8)):

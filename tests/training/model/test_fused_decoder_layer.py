@@ -17,7 +17,6 @@ from launcher.training.model.compile_checkpoint import prepare_layers
 from launcher.training.model.fused_lora.decoder_layer import describe_path, fuse_decoder_layers, list_fusable_blocks
 from launcher.training.model.fused_lora.linear import FusedLoraModel, unfuse
 from launcher.training.model.fused_lora.reference import use_reference_forward
-from tests.training.kernels.triton_path import needs_triton, run_with_triton
 from tests.training.model.test_fused_lora_linear import (
     FAMILY_KEYS,
     SIZES,
@@ -30,7 +29,6 @@ from tests.training.model.test_fused_lora_linear import (
 )
 
 PARTIAL_TARGETS = [["q_proj", "v_proj", "up_proj", "down_proj"], ["k_proj", "gate_proj", "down_proj"]]
-TRITON_CASES = "tests/training/kernels/triton_cases.py"
 
 
 def fuse_blocks(model: Any, num_blocks: int) -> FusedLoraModel:
@@ -294,13 +292,6 @@ def test_swiglu_backward_equals_finite_differences(is_gelu: bool) -> None:
     elementwise.swiglu_backward(grad, gate_up, None, gate_up_grad, is_gelu=is_gelu)
     assert float((gate_up_grad[:, :12] * step).sum()) == pytest.approx(expected, rel=2e-2)
     assert torch.allclose(grad, output)
-
-
-@needs_triton
-@pytest.mark.skipif(torch.cuda.is_available(), reason="test_triton_kernels_on_a_gpu runs instead")
-def test_triton_kernels_in_the_interpreter() -> None:
-    """Triton's interpreter runs the kernels on a CPU."""
-    run_with_triton(TRITON_CASES, "cpu", TRITON_INTERPRET="1")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

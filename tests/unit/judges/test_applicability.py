@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -98,6 +99,11 @@ def load_rows(expert: str) -> Iterator[ReferenceRow]:
         yield ReferenceRow(instruction=instruction, context=context, reference=reference)
 
 
+def make_typescript_judge() -> TypescriptJudge:
+    """Endless answers take all the time that they get."""
+    return TypescriptJudge(seconds=4.0)
+
+
 def find_applicable(verdict: Verdict) -> set[str]:
     return {name for name, passed in verdict.checks.items() if passed is not None}
 
@@ -116,11 +122,11 @@ def check_rows(expert: str, judge: Judge, every: int) -> None:
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("expert", "kind"),
-    [("neo4j", CypherJudge), ("json", JsonJudge), ("sql", SqlJudge), ("typescript", TypescriptJudge)],
+    ("expert", "make_judge"),
+    [("neo4j", CypherJudge), ("json", JsonJudge), ("sql", SqlJudge), ("typescript", make_typescript_judge)],
 )
-def test_applicable_checks_depend_on_the_row_only(expert: str, kind: type, every: int) -> None:
-    with kind() as judge:
+def test_applicable_checks_depend_on_the_row_only(expert: str, make_judge: Callable[[], Any], every: int) -> None:
+    with make_judge() as judge:
         check_rows(expert, judge, every)
 
 

@@ -22,6 +22,7 @@ GOLD = "SELECT name FROM t WHERE x > 5"
 QUESTION = ReferenceRow(instruction="", context=TABLES, reference=GOLD)
 PEAK_BYTES = 300 * 2**20
 SECONDS = 4 * ANSWER_SECONDS + 60  # mostly far less: three seconds of work at most
+SHORT_SECONDS = 2.0  # for what takes all the time that it gets
 
 WITHOUT_END = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r)"
 HOSTILE = {
@@ -89,7 +90,11 @@ def judge() -> Iterator[SqlJudge]:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_answer_is_wrong_and_harmless(judge: SqlJudge, tmp_path: Path, name: str) -> None:
+def test_a_hostile_answer_is_wrong_and_harmless(
+    judge: SqlJudge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    if name == "one slow step":
+        monkeypatch.setattr(judge._worker, "seconds", SHORT_SECONDS)
     assert passes_all(judge.judge([QUESTION], [GOLD])[0])
     outside = tmp_path / "outside"
     begun = time.monotonic()
@@ -125,19 +130,24 @@ def _peak_bytes(judge: SqlJudge) -> int:
     return int(peak) * 1024
 
 
-def test_worker_is_killed_only_if_the_query_cannot_be_interrupted(judge: SqlJudge) -> None:
+def test_worker_is_killed_only_if_the_query_cannot_be_interrupted(
+    judge: SqlJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
     judge.judge([QUESTION], [GOLD])
     before = judge._worker._worker
     judge.judge([QUESTION], [HOSTILE["rows without end"]])
     judge.judge([QUESTION], [HOSTILE["brackets"]])
     assert judge._worker._worker is before
+    assert judge._worker.seconds == ANSWER_SECONDS
+    monkeypatch.setattr(judge._worker, "seconds", SHORT_SECONDS)
     verdict = judge.judge([QUESTION], [HOSTILE["one slow step"]])[0]
     assert judge._worker._worker is not before
     assert dict(verdict.checks) == {"parses": True, "executes": False, "result": False}
-    assert verdict.reason == f"it cannot be judged: the worker timed out after {ANSWER_SECONDS:g} s"
+    assert verdict.reason == f"it cannot be judged: the worker timed out after {SHORT_SECONDS:g} s"
 
 
-def test_hostile_reference_is_not_judged(judge: SqlJudge) -> None:
+def test_hostile_reference_is_not_judged(judge: SqlJudge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge._worker, "seconds", SHORT_SECONDS)
     for sql in (HOSTILE["one slow step"], HOSTILE["counting without end"]):
         verdict = judge.judge([ReferenceRow(instruction="", context=TABLES, reference=sql)], [GOLD])[0]
         assert verdict.checks["result"] is None
