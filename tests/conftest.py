@@ -47,7 +47,7 @@ configure()  # tests read log lines from stderr, as users do
 
 ALL_VARIABLE, TORTURE_VARIABLE = "LAUNCHER_TEST_ALL", "LAUNCHER_TORTURE"
 
-# Each group runs in one test process, because its tests share what takes long to make: a server process with torch, runs.
+# Each group runs in one test process: its tests share what takes long to make, such as a server process with torch.
 _TRAINED = tuple(f"tests/training/{name}/" for name in ("evaluation", "export", "inference"))
 _TOGETHER = (("tests/distributed/", "tests/faults/"), (*_TRAINED, "tests/unit/test_train_script.py"))
 

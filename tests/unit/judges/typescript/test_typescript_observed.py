@@ -324,10 +324,23 @@ def ask(judge: TypescriptJudge, reference: str, answers: list[str]) -> list[Verd
     return judge.judge([row] * len(answers), answers)
 
 
+@pytest.fixture(scope="module")
+def compared(judge: TypescriptJudge) -> dict[str, list[Verdict]]:
+    """Verdicts on all answers of `COMPARED`, in few batches: the compiler loads its library once per batch."""
+    answers = {name: [reference, right, *wrong] for name, (reference, right, wrong) in COMPARED.items()}
+    rows = [
+        ReferenceRow(instruction="Write it.", context="", reference=COMPARED[name][0])
+        for name, given in answers.items()
+        for _ in given
+    ]
+    verdicts = iter(judge.judge(rows, [answer for given in answers.values() for answer in given]))
+    return {name: [next(verdicts) for _ in given] for name, given in answers.items()}
+
+
 @pytest.mark.parametrize("name", COMPARED)
-def test_what_is_observed(judge: TypescriptJudge, name: str) -> None:
-    reference, right, wrong = COMPARED[name]
-    first, second, *others = ask(judge, reference, [reference, right, *wrong])
+def test_what_is_observed(compared: dict[str, list[Verdict]], name: str) -> None:
+    wrong = COMPARED[name][2]
+    first, second, *others = compared[name]
     assert (first.checks["behaves"], second.checks["behaves"]) == (True, True), (first.reason, second.reason)
     passed = [answer for answer, one in zip(wrong, others, strict=True) if one.checks["behaves"] is not False]
     assert passed == []
