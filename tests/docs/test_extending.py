@@ -57,7 +57,7 @@ def test_an_observer_receives_every_step(tmp_path: Path) -> None:
     from tests.training.builders import build, make_plan, make_uneven_packs, write_base, write_store
 
     plan = make_plan(write_base(tmp_path / "base"), {"batch.micro_batch_size": 4, "schedule.max_steps": 2})
-    run = build(plan, write_store(tmp_path / "store", make_uneven_packs()), tmp_path / "run")
+    run = build(plan, write_store(tmp_path / "store", make_uneven_packs()), tmp_path / "run", is_checked=True)
     train(run, run_example("CsvTracker")["CsvTracker"](tmp_path / "loss.csv"))
     rows = list(csv.reader((tmp_path / "loss.csv").open()))
     assert [row[0] for row in rows] == ["1", "2"]

@@ -236,8 +236,8 @@ def reset_accelerate() -> None:
     GradientState._reset_state()
 
 
-def build(plan: Plan, store: Store, root: Path, *, is_checked: bool = True) -> TrainingRun:
-    """Build a run with all checks, as the trainer does, or without the numerical ones, which take half of the time."""
+def build(plan: Plan, store: Store, root: Path, *, is_checked: bool = False) -> TrainingRun:
+    """Build a run, with all checks, as the trainer does, or without the numerical ones, which take half of the time."""
     reset_accelerate()
     root.mkdir(parents=True, exist_ok=True)
     accelerator = build_accelerator(plan)

@@ -23,7 +23,7 @@ Trace = tuple[list[str], list[str], list[tuple[int, ...]], dict[str, bytes]]
 
 def trace(plan: Plan, store: Store, root: Path) -> Trace:
     """Losses and norms bit for bit, the packs, the files of the adapter."""
-    run = build(plan, store, root)
+    run = build(plan, store, root, is_checked=True)
     recorder = Recorder()
     train(run, Observers([recorder, Checkpointer(BestCheckpoint(plan.schedule))]))
     files = {file.name: file.read_bytes() for file in run.paths.adapter.iterdir() if file.suffix != ".md"}
@@ -62,7 +62,7 @@ def test_what_training_draws_does_not_depend_on_what_building_drew(
     plan: Plan, store: Store, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """Dropout is the same whatever the adapter, the backend and the proof used up before."""
-    build(vary(plan, changes), store, tmp_path)
+    build(vary(plan, changes), store, tmp_path, is_checked=True)
     begin = torch.get_rng_state()
     torch.manual_seed(plan.schedule.seed)
     assert torch.equal(begin, torch.get_rng_state())

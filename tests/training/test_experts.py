@@ -60,7 +60,7 @@ def compute_plain_loss(model: Any, batch: PackedBatch) -> torch.Tensor:
 def test_gradients_are_those_of_plain_peft(store: Store, tmp_path: Path, model_type: str, adapts_experts: bool) -> None:
     base = write_base(tmp_path / "base", make_family_config(model_type))
     plan = plan_family(base, target_parameters=list_stacks(model_type) if adapts_experts else [])
-    run = build(plan, store, tmp_path / "run")
+    run = build(plan, store, tmp_path / "run", is_checked=True)
     wake_adapter(run)
     trained = trained_weights(run)
     assert sum(weight.numel() for weight in trained.values()) == plan.adapter.trainable_parameters
@@ -100,7 +100,7 @@ def test_leakage_in_a_mixture_of_experts_is_detected(
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss"])
 def test_adapters_on_experts_are_saved_loaded_and_merged(store: Store, tmp_path: Path, model_type: str) -> None:
     base = write_base(tmp_path / "base", make_family_config(model_type))
-    run = build(plan_family(base, target_parameters=list_stacks(model_type)), store, tmp_path / "run")
+    run = build(plan_family(base, target_parameters=list_stacks(model_type)), store, tmp_path / "run", is_checked=True)
     train_recorded(run)
     folder = tmp_path / "checkpoint"
     folder.mkdir()
@@ -166,7 +166,7 @@ def test_mxfp4_weights_of_gpt_oss_are_dequantized(store: Store, tmp_path: Path) 
     plain = write_base(tmp_path / "plain", make_family_config("gpt_oss"))
     values = write_mxfp4(plain, tmp_path / "base")
     plan = plan_family(tmp_path / "base", target_parameters=list_stacks("gpt_oss"))
-    run = build(plan, store, tmp_path / "run")
+    run = build(plan, store, tmp_path / "run", is_checked=True)
     weights = {name.replace(".base_layer", ""): p for name, p in run.engine.module.base.named_parameters()}
     assert values
     for name, value in values.items():

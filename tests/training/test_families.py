@@ -84,7 +84,7 @@ def plan_family(base: Path, kind: str = "lora", **config: Any) -> Plan:
 )
 def test_planned_families_are_trained_as_planned(store: Store, tmp_path: Path, model_type: str, kind: str) -> None:
     plan = plan_family(write_base(tmp_path / "base", make_family_config(model_type)), kind)
-    run = build(plan, store, tmp_path / "run")
+    run = build(plan, store, tmp_path / "run", is_checked=True)
     before = trained_weights(run)
     assert len(train_recorded(run).losses) == 2
     assert sum(weight.numel() for weight in before.values()) == plan.adapter.trainable_parameters
@@ -98,7 +98,7 @@ def test_blocks_of_every_fused_family_run_on_a_gpu(store: Store, tmp_path: Path,
     """The build compares the gradients with PEFT's and an FP32 reference, and unfuses blocks that are too far off."""
     sizes = {**SIZES, "hidden_size": 128, "head_dim": 256 if "gemma" in model_type else 64, "sliding_window": 24}
     base = write_base(tmp_path / "base", AutoConfig.for_model(model_type, **sizes))
-    run = build(plan_family(base), store, tmp_path / "run")
+    run = build(plan_family(base), store, tmp_path / "run", is_checked=True)
     assert describe_path(run.engine.module.layers) == ("MLP" if model_type == "phi3" else "blocks")
     assert all(math.isfinite(loss) for loss in train_recorded(run).losses)
 
@@ -110,7 +110,7 @@ def test_adapters_stay_out_of_a_vision_tower(store: Store, tmp_path: Path, kind:
     if kind == "ia3":
         config |= {"rank": None, "alpha": None, "dropout": None, "feedforward_modules": ["down_proj"]}
     plan = plan_family(base, kind, **config)
-    run = build(plan, store, tmp_path / "run")
+    run = build(plan, store, tmp_path / "run", is_checked=True)
     names = list(trained_weights(run))
     assert names
     assert not any("vision" in name for name in names)
@@ -126,7 +126,7 @@ def test_adapters_stay_out_of_a_vision_tower(store: Store, tmp_path: Path, kind:
 def test_full_fine_tuning_freezes_and_saves_a_vision_tower(store: Store, tmp_path: Path) -> None:
     base = write_base(tmp_path / "base", make_vision_config())
     plan = plan_family(base, "full")
-    run = build(plan, store, tmp_path / "run")
+    run = build(plan, store, tmp_path / "run", is_checked=True)
     trained = trained_weights(run)
     assert not any("vision" in name or "multi_modal" in name for name in trained)
     assert sum(weight.numel() for weight in trained.values()) == plan.adapter.trainable_parameters
@@ -144,7 +144,7 @@ def test_full_fine_tuning_freezes_and_saves_a_vision_tower(store: Store, tmp_pat
 @pytest.mark.parametrize("model_type", ["phi3", "gpt_neox", "starcoder2"])
 def test_adapters_on_fused_projections_load_in_plain_peft(store: Store, tmp_path: Path, model_type: str) -> None:
     base = write_base(tmp_path / "base", make_family_config(model_type))
-    run = build(plan_family(base), store, tmp_path / "run")
+    run = build(plan_family(base), store, tmp_path / "run", is_checked=True)
     train_recorded(run)
     save_weights(run, tmp_path / "adapter")
     plain: Any = AutoModelForCausalLM.from_pretrained(str(base), dtype=torch.float32)
@@ -176,4 +176,4 @@ def test_other_model_types_are_refused_or_trained(store: Store, tmp_path: Path, 
         plan = plan_family(base)
     except LauncherError:
         return
-    assert len(train_recorded(build(plan, store, tmp_path / "run")).losses) == 2
+    assert len(train_recorded(build(plan, store, tmp_path / "run", is_checked=True)).losses) == 2

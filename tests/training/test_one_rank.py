@@ -57,7 +57,7 @@ def test_ddp_leaves_a_layer_in_one_piece() -> None:
 def test_compiling_ahead_leaves_no_whole_gradients_under_fsdp2(
     monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path
 ) -> None:
-    run = build(vary(plan, {**adapt("full"), "compile": COMPILE}), store, tmp_path / "run")
+    run = build(vary(plan, {**adapt("full"), "compile": COMPILE}), store, tmp_path / "run", is_checked=True)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     mesh = init_device_mesh("cpu", (1,))
     for module in (*run.engine.module.layers, run.engine.module):

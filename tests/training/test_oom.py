@@ -45,7 +45,7 @@ def fallback(micro_batch_size: int, accumulation: int, checkpointing: str = "non
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def plan_with_fallbacks(plan: Plan) -> Plan:
     varied = vary(plan, {**split(4, 1), "schedule.max_steps": 6, "schedule.save_every_steps": 4})
     return varied.model_copy(update={"oom_fallbacks": (fallback(2, 2), fallback(1, 4), fallback(1, 4, "full"))})
@@ -87,17 +87,23 @@ def losses(paths: RunPaths) -> list[float]:
     return [row.values[metrics.TRAIN_LOSS] for row in load_steps(paths)]
 
 
+@pytest.fixture(scope="module")
+def whole(plan_with_fallbacks: Plan, store: Store, tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
+    """A run with enough memory."""
+    return run_whole(plan_with_fallbacks, store, tmp_path_factory.mktemp("whole"))
+
+
 @pytest.mark.parametrize("first", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4)), 6])
 def test_out_of_memory_retries_with_a_fallback(
     plan_with_fallbacks: Plan,
     store: Store,
+    whole: RunPaths,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     first: int,
 ) -> None:
     """Large micro-batches fail from micro-step `first`."""
-    whole = run_whole(plan_with_fallbacks, store, tmp_path / "whole")
     limit = plan_with_fallbacks.batch.sequence_length * 2
     fail_where(monkeypatch, lambda batch, count: count >= first and batch.input_ids.numel() > limit)
     lower = run_whole(plan_with_fallbacks, store, tmp_path / "lower")

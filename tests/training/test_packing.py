@@ -47,7 +47,7 @@ def build_awake(plan: Plan, packs: Packs, root: Path, kind: str, *, is_packed: b
     store: Store = write_store(root / "store", packs)
     changes = {**adapt(kind), **split(4, -(-len(packs) // 4)), "batch.packed": is_packed}
     changes["batch.global_batch_size"] = len(packs)
-    run = build(vary(plan, changes), store, root / "run")
+    run = build(vary(plan, changes), store, root / "run", is_checked=True)
     wake_adapter(run)
     return run
 

@@ -62,7 +62,7 @@ def train_plainly(run: TrainingRun, model: Any) -> tuple[list[float], list[float
 @pytest.mark.parametrize("kernel", ["chunked", "full_logits"])
 def test_full_fine_tuning_is_plain_pytorch(base: Path, plan: Plan, store: Store, tmp_path: Path, kernel: str) -> None:
     changes = {**adapt("full"), "schedule.max_steps": NUM_STEPS, "loss_kernel": kernel}
-    run = build(vary(plan, changes), store, tmp_path)
+    run = build(vary(plan, changes), store, tmp_path, is_checked=True)
     begin = trained_weights(run)
     recorder = train_recorded(run)
     model = AutoModelForCausalLM.from_pretrained(str(base), attn_implementation="eager", dtype=torch.float32)
@@ -77,7 +77,7 @@ def test_full_fine_tuning_is_plain_pytorch(base: Path, plan: Plan, store: Store,
 
 def test_grad_norm_is_reported_without_clipping(plan: Plan, store: Store, tmp_path: Path) -> None:
     changes = {**adapt("full"), "schedule.max_steps": 1, "optimizer.max_grad_norm": None, "optimizer.name": "sgd"}
-    run = build(vary(plan, {**changes, "schedule.warmup_ratio": 0.0}), store, tmp_path)
+    run = build(vary(plan, {**changes, "schedule.warmup_ratio": 0.0}), store, tmp_path, is_checked=True)
     begin = trained_weights(run)
     recorder = train_recorded(run)
     moved = torch.cat([(w - begin[name]).flatten() for name, w in trained_weights(run).items()])

@@ -98,7 +98,7 @@ def test_base_is_found_by_name_in_the_folders(plan: Plan, tmp_path: Path) -> Non
 def test_sequence_longer_than_positions_is_refused(plan: Plan, store: Store, tmp_path: Path) -> None:
     base = write_base(tmp_path / "base", make_config(max_position_embeddings=48))
     with pytest.raises(InputError, match="the model has 48 positions, fewer than the sequence length 64") as error:
-        build(with_base(plan, base), store, tmp_path)
+        build(with_base(plan, base), store, tmp_path, is_checked=True)
     assert error.value.hint == "--set training.config.max_seq_length=48"
 
 
@@ -130,8 +130,8 @@ def test_random_weights_need_only_a_config(plan: Plan, store: Store, tmp_path: P
     base = write_base(tmp_path / "base")
     (base / "model.safetensors").unlink()
     drawn = vary(with_base(plan, base), {"random_weights": True, "schedule.max_steps": 2})
-    first = train_recorded(build(drawn, store, tmp_path / "first")).losses
-    assert train_recorded(build(drawn, store, tmp_path / "second")).losses == first
+    first = train_recorded(build(drawn, store, tmp_path / "first", is_checked=True)).losses
+    assert train_recorded(build(drawn, store, tmp_path / "second", is_checked=True)).losses == first
 
 
 def test_bundled_base_does_not_depend_on_the_rng(plan: Plan) -> None:

@@ -40,7 +40,7 @@ KINDS = ("lora", "dora", "ia3", "full")
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_step_changes_the_adapter(plan: Plan, store: Store, tmp_path: Path, kind: str) -> None:
     changes = {**adapt(kind), "schedule.max_steps": 1, "schedule.warmup_ratio": 0.0}
-    run = build(vary(plan, changes), store, tmp_path)
+    run = build(vary(plan, changes), store, tmp_path, is_checked=True)
     before = trained_weights(run)
     (loss,) = train_recorded(run).losses
     assert 4.0 < loss < 6.0  # a guess among 128 tokens: ln 128 = 4.85
@@ -55,8 +55,12 @@ def test_one_step_changes_the_adapter(plan: Plan, store: Store, tmp_path: Path, 
 @pytest.mark.parametrize("kind", ["lora", "dora", "ia3"])
 def test_new_adapter_does_not_change_the_loss(plan: Plan, store: Store, tmp_path: Path, kind: str) -> None:
     """DoRA decomposes and recombines the weights in fp32: 1e-6."""
-    plain = train_recorded(build(vary(plan, {**adapt("full"), "schedule.max_steps": 1}), store, tmp_path)).losses
-    adapted = train_recorded(build(vary(plan, {**adapt(kind), "schedule.max_steps": 1}), store, tmp_path)).losses
+    plain = train_recorded(
+        build(vary(plan, {**adapt("full"), "schedule.max_steps": 1}), store, tmp_path, is_checked=True)
+    ).losses
+    adapted = train_recorded(
+        build(vary(plan, {**adapt(kind), "schedule.max_steps": 1}), store, tmp_path, is_checked=True)
+    ).losses
     assert adapted == pytest.approx(plain, rel=1e-6)
 
 
@@ -77,7 +81,7 @@ def test_dtypes_follow_the_plan(
     compute = "bf16" if base_dtype == "bf16" else "fp32"
     precision = {"compute_dtype": compute, "base_dtype": base_dtype, "trainable_dtype": trainable_dtype}
     changes = {f"precision.{key}": value for key, value in precision.items()}
-    run = build(vary(plan, {**adapt(kind), **changes, "schedule.max_steps": 1}), store, tmp_path)
+    run = build(vary(plan, {**adapt(kind), **changes, "schedule.max_steps": 1}), store, tmp_path, is_checked=True)
     train_recorded(run)
     for parameter in run.engine.module.parameters():
         assert parameter.dtype == names[trainable_dtype if parameter.requires_grad else base_dtype]
@@ -92,7 +96,12 @@ def test_zero3_adapters_have_the_compute_dtype(plan: Plan, strategy: str, dtype:
 
 
 def test_ranks_and_targets_follow_the_plan(plan: Plan, store: Store, tmp_path: Path) -> None:
-    run = build(vary(plan, adapt("lora", rank=3, alpha=9, target_modules=("q_proj", "up_proj"))), store, tmp_path)
+    run = build(
+        vary(plan, adapt("lora", rank=3, alpha=9, target_modules=("q_proj", "up_proj"))),
+        store,
+        tmp_path,
+        is_checked=True,
+    )
     shapes = {name: tuple(weight.shape) for name, weight in trained_weights(run).items()}
     assert {name.split(".")[-4] for name in shapes} == {"q_proj", "up_proj"}
     assert all(3 in shape for shape in shapes.values())
@@ -104,7 +113,7 @@ def test_ranks_and_targets_follow_the_plan(plan: Plan, store: Store, tmp_path: P
 def test_missing_target_modules_are_listed(plan: Plan, store: Store, tmp_path: Path) -> None:
     wanted = adapt("lora", target_modules=("q_proj", "query_key_value", "wo"))
     with pytest.raises(InputError) as error:
-        build(vary(plan, wanted), store, tmp_path)
+        build(vary(plan, wanted), store, tmp_path, is_checked=True)
     message = str(error.value)
     assert "query_key_value is not a linear layer" in message
     assert "wo is not a linear layer" in message
@@ -116,7 +125,9 @@ def test_missing_target_modules_are_listed(plan: Plan, store: Store, tmp_path: P
 def test_rslora_and_loraplus_train_as_plain_peft(plan: Plan, store: Store, tmp_path: Path, kind: str) -> None:
     """Three steps of our run and of PEFT's own model and optimizer, on the same batches."""
     options = {**adapt(kind, use_rslora=True), "optimizer.loraplus_lr_ratio": 16.0, "optimizer.max_grad_norm": None}
-    run = build(vary(plan, {**options, "schedule.max_steps": 3, "schedule.warmup_ratio": 0.0}), store, tmp_path)
+    run = build(
+        vary(plan, {**options, "schedule.max_steps": 3, "schedule.warmup_ratio": 0.0}), store, tmp_path, is_checked=True
+    )
     optimizer_plan, adapter = run.plan.optimizer, run.plan.adapter
     base: Any = AutoModelForCausalLM.from_pretrained(run.plan.base.name, dtype=torch.float32)
     config = LoraConfig(
@@ -146,7 +157,7 @@ def test_modules_to_save_train_and_load_as_plain_peft(
     base = write_base(tmp_path / "base", make_config(tie_word_embeddings=tied))
     options = {**adapt("lora", modules_to_save=names), "optimizer.max_grad_norm": None}
     schedule = {"schedule.max_steps": 3, "schedule.warmup_ratio": 0.0, "batch.micro_batch_size": 4}
-    run = build(vary(make_plan(base), {**options, **schedule}), store, tmp_path / "run")
+    run = build(vary(make_plan(base), {**options, **schedule}), store, tmp_path / "run", is_checked=True)
     config = LoraConfig(
         r=4,
         lora_alpha=8,
@@ -185,7 +196,9 @@ def test_pissa_trains_as_plain_peft_and_loads_on_the_base(
     plan: Plan, store: Store, tmp_path: Path, kind: Any, use_rslora: bool
 ) -> None:
     options = {**adapt("lora", init_lora_weights=kind, use_rslora=use_rslora), "optimizer.max_grad_norm": None}
-    run = build(vary(plan, {**options, "schedule.max_steps": 3, "schedule.warmup_ratio": 0.0}), store, tmp_path)
+    run = build(
+        vary(plan, {**options, "schedule.max_steps": 3, "schedule.warmup_ratio": 0.0}), store, tmp_path, is_checked=True
+    )
     base: Any = AutoModelForCausalLM.from_pretrained(run.plan.base.name, dtype=torch.float32)
     before = {name: weight.clone() for name, weight in base.state_dict().items()}
     targets = list(run.plan.adapter.target_modules)
@@ -241,7 +254,7 @@ def test_new_tokens_train_and_load_as_plain_peft(
     Tokenizer(WordLevel(words, unk_token="w0")).save(str(base / "tokenizer.json"))
     options = {**adapt("lora", modules_to_save=saved), "optimizer.max_grad_norm": None, "data.new_tokens": NEW_TOKENS}
     schedule = {"schedule.max_steps": 3, "schedule.warmup_ratio": 0.0, "batch.micro_batch_size": 4}
-    run = build(vary(make_plan(base), {**options, **schedule}), store, tmp_path / "run")
+    run = build(vary(make_plan(base), {**options, **schedule}), store, tmp_path / "run", is_checked=True)
     plain = _make_plain_with_rows(base, run, ids, tied=tied)
     names = [
         name
@@ -294,7 +307,9 @@ def _make_plain_with_rows(base: Path, run: TrainingRun, ids: list[int], *, tied:
 
 def test_trained_embeddings_feed_the_base_in_its_dtype(plan: Plan, store: Store, tmp_path: Path) -> None:
     dtypes = {"precision.compute_dtype": "bf16", "precision.base_dtype": "bf16", "schedule.max_steps": 1}
-    run = build(vary(plan, {**adapt("lora", modules_to_save=("embed_tokens",)), **dtypes}), store, tmp_path)
+    run = build(
+        vary(plan, {**adapt("lora", modules_to_save=("embed_tokens",)), **dtypes}), store, tmp_path, is_checked=True
+    )
     seen: list[torch.dtype] = []
     run.engine.module.layers[0].register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].dtype))
     train_recorded(run)

@@ -68,9 +68,7 @@ def train_scripted(
     plan: Plan, store: Store, root: Path, values: dict[int, float], **changes: Any
 ) -> tuple[TrainingRun, BestCheckpoint, Recorder, int]:
     schedule = {"max_steps": 6, "evaluate_every_steps": 1, "load_best_model_at_end": True, **changes}
-    run = build(
-        vary(plan, {f"schedule.{key}": value for key, value in schedule.items()}), store, root, is_checked=False
-    )
+    run = build(vary(plan, {f"schedule.{key}": value for key, value in schedule.items()}), store, root)
     best, recorder = BestCheckpoint(run.plan.schedule), Recorder()
     steps = train(run, Observers([Scripted(values), recorder, best, Checkpointer(best)]))
     return run, best, recorder, steps
@@ -228,7 +226,7 @@ def test_an_interrupted_evaluation_is_repeated_after_a_resume(
     varied = vary(plan, {f"schedule.{key}": value for key, value in schedule.items()})
 
     def go(root: Path, tasks: Interrupted) -> tuple[TrainingRun, BestCheckpoint, TrainProgress]:
-        run = build(varied, held_out, root, is_checked=False)
+        run = build(varied, held_out, root)
         best, resume_point = BestCheckpoint(run.plan.schedule), resume_run(run, ResumeOptions())
         if resume_point.best is not None:
             best.restore(resume_point.best)

@@ -190,7 +190,7 @@ def test_registered_names_do_not_trigger_transformers_kernels() -> None:
 
 
 def test_trained_adapter_passes_and_state_is_restored(plan: Plan, shared: Store, tmp_path: Path) -> None:
-    run = build(plan, shared, tmp_path)
+    run = build(plan, shared, tmp_path, is_checked=True)
     train_recorded(run)
     wake_adapter(run)
     engine = run.engine
@@ -299,7 +299,7 @@ def test_wrong_backend_does_not_fall_back(
     monkeypatch.setitem(BACKENDS, "sdpa", WRONG["ignores boundaries"])
     assert plan.attention.fallbacks == ("eager",)
     with pytest.raises(RunFailedError, match="the attention backend sdpa lets packed documents see each other"):
-        build(plan, shared, tmp_path)
+        build(plan, shared, tmp_path, is_checked=True)
 
 
 def test_wrong_backends_are_refused_in_bf16(
@@ -377,7 +377,7 @@ def test_leakage_is_detected_with_one_document_per_pack(
 
 def test_selected_documents_fit_and_are_trained(plan: Plan, shared: Store, tmp_path: Path) -> None:
     """At most eight complete documents that fit, each with trained tokens."""
-    run = build(plan, shared, tmp_path)
+    run = build(plan, shared, tmp_path, is_checked=True)
     selected = select_documents(run.train.file, SEQUENCE_LENGTH)
     assert 2 <= len(selected) <= 8
     assert sum(len(document.input_ids) for document in selected) <= SEQUENCE_LENGTH
@@ -388,7 +388,7 @@ def test_half_of_the_selected_documents_are_the_longest(plan: Plan, tmp_path: Pa
     """Packs of many short documents come first in the file, long ones last."""
     short = [[make_document(8, 4, 10 * pack + index) for index in range(6)] for pack in range(8)]
     long = [[make_document(50 + index, 30, 500 + index)] for index in range(6)]
-    run = build(plan, write_store(tmp_path / "store", [*short, *long]), tmp_path / "run")
+    run = build(plan, write_store(tmp_path / "store", [*short, *long]), tmp_path / "run", is_checked=True)
     lengths = [len(document.input_ids) for document in select_documents(run.train.file, 16 * SEQUENCE_LENGTH)]
     assert lengths == [8] * 4 + [55, 54, 53, 52]
 
@@ -412,10 +412,10 @@ def test_longrope_is_refused_where_it_would_mix(
     targets = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
     varied = vary(plan, {"base.name": str(base), **adapt("lora", target_modules=targets)})
     if not is_refused:
-        build(varied, store, tmp_path / "run")
+        build(varied, store, tmp_path / "run", is_checked=True)
         return
     with pytest.raises(InputError, match="longrope") as error:
-        build(varied, store, tmp_path / "run")
+        build(varied, store, tmp_path / "run", is_checked=True)
     assert error.value.hint == "--set training.config.max_seq_length=32"
 
 
@@ -461,7 +461,7 @@ def test_gradients_are_checked_for_every_variant_of_the_base(plan: Plan, shared:
     """A backend that is wrong only with a sliding window is refused for a base that uses one."""
     base = write_base(tmp_path / "base", FAMILIES["gemma3"])
     varied = vary(plan, {"base.name": str(base), **adapt("full")})
-    variants = collect_variants(build(varied, shared, tmp_path / "run").engine.module)
+    variants = collect_variants(build(varied, shared, tmp_path / "run", is_checked=True).engine.module)
     assert {(scaling, window) for scaling, _, window in variants} >= {(9**-0.5, WINDOW)}
     correct = BACKENDS["sdpa"]
 
@@ -490,7 +490,7 @@ def test_windows_of_the_config_and_softcaps_are_checked(
 ) -> None:
     base = write_base(tmp_path / "base", config)
     varied = vary(plan, {"base.name": str(base), "attention.backend": "eager", **adapt("full")})
-    variants = collect_variants(build(varied, shared, tmp_path / "run").engine.module)
+    variants = collect_variants(build(varied, shared, tmp_path / "run", is_checked=True).engine.module)
     assert {(softcap, window) for _, softcap, window in variants} == expected
 
 
