@@ -70,7 +70,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     from xdist.scheduler import LoadFileScheduling
 
-    class GroupedFiles(LoadFileScheduling):
+    class GroupedFiles(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             return next((group[0] for group in _TOGETHER if nodeid.startswith(group)), super()._split_scope(nodeid))
 
