@@ -218,7 +218,7 @@ def _decide_dropout(context: PlanContext) -> tuple[float, list[Decision]]:
     elif published is not None:
         value, decide, reason = published, manifest_decision, "base_models[0].adapters, not in training.config"
     else:
-        value, decide, reason = DEFAULT_DROPOUT, plan_decision, "default of the published trainer"
+        value, decide, reason = DEFAULT_DROPOUT, plan_decision, "default of the manifest format"
     if value and config.adapter_type == "dora":
         reason += "; with dropout, DoRA needs a second matmul per adapted matrix"
     return value, [decide("adapter dropout", f"{value:g}", reason)]

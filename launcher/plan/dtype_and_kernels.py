@@ -175,7 +175,7 @@ def _decide_loss(context: PlanContext) -> tuple[LossKernel, list[Decision]]:
     if "loss_on" in config.model_fields_set:
         trained = manifest_decision("loss tokens", tokens, "loss_on in the manifest")
     else:
-        trained = plan_decision("loss tokens", tokens, "default of the published trainer")
+        trained = plan_decision("loss tokens", tokens, "default of the manifest format")
     full_logits = "the full logits are never held in memory"
     if gpu is None or gpu.compute_capability < (8, 0):
         obstacle = "no GPU" if gpu is None else f"{gpu.title} is too old for the fused Triton kernel"
@@ -203,7 +203,7 @@ def decide_optimizer(context: PlanContext) -> tuple[OptimizerPlan, list[Decision
         max_grad_norm=clipping,
     )
     is_set = "max_grad_norm" in config.model_fields_set
-    reason = "max_grad_norm in the manifest" if is_set else "default of the published trainer"
+    reason = "max_grad_norm in the manifest" if is_set else "default of the manifest format"
     decide = manifest_decision if is_set else plan_decision
     ratio = config.loraplus_lr_ratio
     loraplus = f"B matrices learn {ratio:g} times as fast" if ratio else ""

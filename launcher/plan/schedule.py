@@ -113,14 +113,14 @@ def _decide_saving(
             every = _Every(steps=max(1, int(_MAX_LOST_SECONDS / seconds_per_step)))
             reason = f"an epoch takes {format_duration(epoch_seconds)}; a crash then costs at most half an hour"
             return every, plan_decision("checkpoints", f"{_format_every(every)}; {keep}", reason)
-    return _Every(epochs=1.0), plan_decision("checkpoints", f"every epoch; {keep}", "default of the published trainer")
+    return _Every(epochs=1.0), plan_decision("checkpoints", f"every epoch; {keep}", "default of the manifest format")
 
 
 def _decide_evaluation(config: TrainingConfig) -> tuple[_Every, Decision]:
     if config.evaluation_strategy is not None or config.eval_epochs is not None:
         every = _every(config.evaluation_strategy or "epoch", config.eval_steps, config.eval_epochs)
         return every, manifest_decision("evaluation", _format_every(every), "evaluation_strategy in the manifest")
-    return _Every(epochs=1.0), plan_decision("evaluation", "every epoch", "default of the published trainer")
+    return _Every(epochs=1.0), plan_decision("evaluation", "every epoch", "default of the manifest format")
 
 
 def _format_every(every: _Every) -> str:
@@ -185,7 +185,7 @@ def _explain_logging(config: TrainingConfig) -> Decision:
     value = format_every_steps(config.logging_steps)
     if "logging_steps" in config.model_fields_set:
         return manifest_decision("logging", value, "logging_steps in the manifest")
-    return plan_decision("logging", value, "default of the published trainer")
+    return plan_decision("logging", value, "default of the manifest format")
 
 
 def _explain_length(context: PlanContext, length: RunLength) -> Decision:

@@ -20,7 +20,7 @@ WALK_THROUGH = (
     '--input "CREATE TABLE products (id INTEGER PRIMARY KEY, name TEXT NOT NULL, price REAL NOT NULL);"',
     "launcher eval shop --run first --rows 40",
     "launcher eval shop --base --rows 40 -o base.json",
-    "launcher train shop --run-id second --set training.config.rank=4",
+    "launcher train shop --run-id second --set training.config.rank=4 --set training.config.alpha=8",
     "launcher compare first second",
     "launcher compare first second --format text",
     "launcher eval shop --run second --against first --rows 40",

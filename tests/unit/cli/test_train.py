@@ -187,6 +187,9 @@ def test_resumed_run_needs_no_expert(tmp_path: Path) -> None:
         0,
         f"{tmp_path}/runs/a: this run is done; its adapter: {tmp_path}/runs/a/adapter\n",
     )
+    refused = run_python([*words, "--verify", "3"], env=environment(tmp_path))
+    assert refused.returncode == 2
+    assert f"before a run continues, and {tmp_path}/runs/a is done" in refused.stderr
 
 
 @pytest.mark.parametrize("flags", [(), ("--resume",), ("--run-id", "a")])

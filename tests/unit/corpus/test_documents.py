@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from launcher.core.errors import InputError
 from launcher.corpus.conversations import RowReader
 from launcher.corpus.documents import Document, DocumentBuilder, make_template
 from launcher.corpus.rows import BadRow, Json, Row
-from launcher.corpus.templates import CHATML, Segment
+from launcher.corpus.templates import CHATML, LLAMA3, Segment
 from launcher.corpus.tokenizer import BaseTokenizer
 from tests.conftest import SHARED
 from tests.unit.corpus.families import FAMILIES, write_family
@@ -71,6 +72,21 @@ def test_the_hash_is_of_the_prompt_whatever_is_trained(trains_all: bool) -> None
     other = made(TURNS, {"q": "Two?", "a": "1"}, trains_all=trains_all)
     assert one.prompt_hash == same.prompt_hash != other.prompt_hash
     assert one.prompt_hash == made(TURNS, {"q": "One?", "a": "1"}).prompt_hash
+
+
+def test_the_hash_depends_on_neither_template_nor_system_prompt() -> None:
+    """So that prompts and templates can be compared on the same validation rows."""
+    row = Row(number=1, fields={"q": "One?", "a": "1", "s": "Count."})
+    readers = (TURNS, replace(TURNS, system_prompt="Be brief."), replace(TURNS, system_prompt="Be exact."))
+    documents = [
+        DocumentBuilder(reader=reader, template=template, trains_all=False).make(row)
+        for reader in readers
+        for template in (CHATML, LLAMA3)
+    ]
+    assert len({document.prompt_hash for document in documents if isinstance(document, Document)}) == 1
+    assert len({document.segments for document in documents if isinstance(document, Document)}) == 6
+    own = made(replace(TURNS, system="s"), dict(row.fields))
+    assert own.prompt_hash != made(TURNS, dict(row.fields)).prompt_hash, "the row's own system message is asked, too"
 
 
 def test_a_template_that_renders_nothing_is_refused(tmp_path: Path) -> None:

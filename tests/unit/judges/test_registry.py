@@ -50,6 +50,16 @@ def test_an_unknown_judge_is_an_error(write_manifest: WriteManifest) -> None:
         open_named(write_manifest, {"evaluation": {"judge": "prolog"}})
 
 
+@pytest.mark.parametrize(("name", "closest"), [("sqll", "sql"), ("typscript", "typescript"), ("neo4", "cypher")])
+def test_a_misspelled_judge_is_refused_before_it_is_opened(
+    write_manifest: WriteManifest, name: str, closest: str
+) -> None:
+    manifest = load_manifest(write_manifest({"evaluation": {"judge": name}})).manifest
+    with pytest.raises(InputError) as raised:
+        resolve_judge_name(manifest)
+    assert raised.value.hint == f"did you mean {closest}?"
+
+
 def test_expert_without_a_judge_is_an_error(write_manifest: WriteManifest) -> None:
     with pytest.raises(InputError, match="no judge for this expert's answers") as raised:
         open_named(write_manifest, {"name": "expert-prolog", "training.decoding": None})

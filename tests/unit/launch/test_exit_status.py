@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import pytest
 
 from launcher.core.errors import ExitCode
 from launcher.core.run_paths import RunPaths
+from launcher.launch import single_process
 from launcher.launch.exit_status import describe_dead_ranks, find_exit_code, is_out_of_memory, make_outcome
 from launcher.launch.supervise import ChildExit
 
@@ -57,6 +61,31 @@ def test_single_process_ends_with_the_exit_code_of_the_training() -> None:
     child = ChildExit(pid=1, returncode=3, stop_requested=False, was_forced=False, stderr_tail="")
     assert is_out_of_memory(child)
     assert find_exit_code(child) == 3
+
+
+def test_killed_training_has_its_steps_and_the_command_that_continues_it(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "runs" / "a b")
+    paths.root.mkdir(parents=True)
+    rows = ({"step": step, "epoch": 0.1, "values": {"train/loss": 1 / step}, "packs": [0]} for step in (1, 2, 3))
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    paths.metrics.write_text(
+        text + '{"step": 3, "epoch": 0.1, "values": {"eval/loss": 9}, "packs": []}\n{"step": 4, "ep'
+    )
+    child = ChildExit(pid=1, returncode=-9, stop_requested=False, was_forced=False, stderr_tail="")
+    outcome = make_outcome(paths, child, None, datetime.now(UTC))
+    assert (outcome.status, outcome.steps_done, outcome.final_loss) == ("crashed", 3, 1 / 3)
+    assert f"`launcher train --resume 'a b' --runs-dir {tmp_path}/runs` continues the run" in outcome.error
+
+
+def test_single_process_that_is_killed_leaves_one_line(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    command = (sys.executable, "-I", "-S", single_process.__file__, "--config_file", "none", str(script))
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (137, "the training process died with <Signals.SIGKILL: 9>\n")
+    child = ChildExit(pid=1, returncode=137, stop_requested=False, was_forced=False, stderr_tail=ran.stderr)
+    outcome = make_outcome(RunPaths(tmp_path), child, None, datetime.now(UTC))
+    assert outcome.error.startswith("the training was killed (SIGKILL)")
 
 
 def test_refused_start_keeps_its_exit_code(tmp_path: Path) -> None:

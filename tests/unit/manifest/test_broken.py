@@ -246,6 +246,11 @@ UNREADABLE: list[tuple[str, WriteBroken, str]] = [
     ("empty", lambda p: p.write_text("  \n"), "is empty"),
     ("a list", lambda p: p.write_text("[1]"), "expected a JSON object {...}, but this file contains a list"),
     ("broken", lambda p: p.write_text('{\n  "name": "x",\n  "b" 5\n}'), "line 3, column 7: broken JSON"),
+    (
+        "no comma",
+        lambda p: p.write_text('{\n  "name": "x"\n\n  "b": 5\n}'),
+        "a comma is probably missing at the end of line 2",
+    ),
     ("cut off", lambda p: p.write_text('{"name": "x"'), "line 1, column 13: broken JSON"),
     (
         "duplicate",

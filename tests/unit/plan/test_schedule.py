@@ -102,7 +102,7 @@ def test_a_crash_loses_at_most_half_an_hour(write_manifest: WriteManifest) -> No
 def test_how_often_metrics_are_written(write_manifest: WriteManifest) -> None:
     assert decision(plan_for(), "logging") == "every 10 steps | logging_steps in the manifest"
     left_out = plan_for(str(write_manifest(drop=("training.config.logging_steps",))))
-    assert decision(left_out, "logging") == "every 10 steps | default of the published trainer"
+    assert decision(left_out, "logging") == "every 10 steps | default of the manifest format"
 
 
 def test_workers_never_take_the_last_core() -> None:

@@ -60,6 +60,24 @@ def test_more_than_this_machine_has_is_refused(asked: dict[str, Any], message: s
         plan(**asked)
 
 
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"gpus_per_node": 2}, "--gpus and --nodes have no effect: this machine has no GPU"),
+        ({"strategy": "fsdp2"}, "--strategy fsdp2 has no effect: this machine has no GPU"),
+        ({"base": "Qwen/Qwen3-4B"}, "--base Qwen/Qwen3-4B has no effect: the smoke profile uses a tiny base"),
+    ],
+)
+def test_what_has_no_effect_without_a_gpu_is_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        plan(**asked)
+
+
+def test_base_is_used_without_a_gpu_if_the_full_profile_is_requested() -> None:
+    asked = plan(base="Qwen/Qwen3-1.7B", profile="full", ram_gib_per_node=64.0)
+    assert asked.base.name == "Qwen/Qwen3-1.7B"
+
+
 TWO_BASES = [
     {"name": "Qwen/Qwen3-0.6B", "revision": "aaa"},
     {"name": "Qwen/Qwen3-1.7B", "revision": "bbb"},
