@@ -93,7 +93,10 @@ def check_language(name: str, questions: Sequence[ReferenceRow], reason: str) ->
     notes = []
     if num_correct < _MIN_SHARE * len(rows):
         example = next((verdict.reason for verdict in verdicts if verdict.checks.get(main) is not True), "")
-        notes.append(f"the judge can decide correctness ({main}) for {num_correct} of {len(rows)} rows: {example}")
+        other = "" if num_correct else "; --task exact_match compares answers as text instead"
+        notes.append(
+            f"the judge can decide correctness ({main}) for {num_correct} of {len(rows)} rows: {example}{other}"
+        )
     return Language(name=name, reason=f"{reason}; {num_parsed} of {len(rows)} parse ({checker})", notes=tuple(notes))
 
 

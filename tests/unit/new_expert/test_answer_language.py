@@ -72,6 +72,7 @@ def test_answers_that_the_judge_cannot_decide_are_noted() -> None:
     found = detect_language([ask("SELECT name FROM t")] * 3)
     assert found is not None
     assert "the judge can decide correctness (result) for 0 of 3 rows" in found.notes[0]
+    assert found.notes[0].endswith("; --task exact_match compares answers as text instead")
 
 
 def test_judge_that_cannot_be_loaded_is_noted() -> None:
