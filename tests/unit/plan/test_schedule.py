@@ -322,7 +322,7 @@ def test_micro_batch_is_not_larger_than_an_epoch(write_manifest: WriteManifest) 
     plan = plan_with_rows(write_manifest, 21, config={"batch_size": 4096, "max_seq_length": 512, "epochs": 5})
     sequences = int(decision(plan, "global batch").split()[0])
     assert 5 < sequences < 16
-    assert decision(plan, "batch split").startswith(f"{sequences} per micro-step x 1 micro-step x 1 rank")
+    assert decision(plan, "batch split").startswith(f"micro-batch {sequences} x 1 accumulation step x 1 rank")
     assert "0 of" in decision(plan, "batch split")
 
 
