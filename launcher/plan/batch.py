@@ -66,7 +66,8 @@ def _explain_split(batch: BatchPlan, sequences: int) -> Decision:
     """Return the decision about the split; micro-steps that are empty on every rank are left out."""
     per_step = batch.micro_batch_size * batch.num_ranks
     steps = min(batch.gradient_accumulation_steps, ceil(sequences / per_step))
-    split = f"micro-batch {batch.micro_batch_size} x {_count(steps, 'accumulation step')} x {_count(batch.num_ranks, 'rank')}"
+    accumulated, ranks = _count(steps, "accumulation step"), _count(batch.num_ranks, "rank")
+    split = f"micro-batch {batch.micro_batch_size} x {accumulated} x {ranks}"
     if sequences < batch.global_batch_size:
         empty = steps * per_step - sequences
         reason = f"as many as an epoch needs; {empty} of {steps * per_step} slots stay empty"
