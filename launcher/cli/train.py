@@ -22,6 +22,7 @@ from launcher.core.file_lock import check_unlocked
 from launcher.core.log import get_logger
 from launcher.core.progress import Progress
 from launcher.core.run_paths import RunPaths
+from launcher.judges.registry import describe_missing_judge
 from launcher.launch.console import Console
 from launcher.launch.nodes import Node, find_differences, find_run_to_join, wait_for_head
 from launcher.launch.restart import StartOptions, run_with_restarts
@@ -41,7 +42,7 @@ from launcher.request.arguments import (
     add_target_arguments,
     make_request,
 )
-from launcher.request.request import PlannedRun, describe_missing_judge, load_request, plan_request
+from launcher.request.request import PlannedRun, load_request, plan_request
 from launcher.request.run_directory import check_run_id, find_run_to_resume
 from launcher.runs.record import Outcome
 

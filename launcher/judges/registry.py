@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import shutil
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -66,6 +67,14 @@ def list_check_names(manifest: Manifest) -> tuple[str, ...] | None:
         return (CORRECT_CHECK,)
     name = resolve_judge_name(manifest)
     return () if name is None else _CHECK_NAMES.get(name)
+
+
+def describe_missing_judge(manifest: Manifest) -> str:
+    """Return a note if the program of judge_command is not on this machine; empty if it is, or there is none."""
+    command = manifest.evaluation.judge_command if manifest.evaluation is not None else ()
+    if not command or shutil.which(command[0]) is not None:
+        return ""
+    return f"evaluation.judge_command: {command[0]!r} does not exist on this machine: no answer can be judged here"
 
 
 def open_judge(manifest: Manifest) -> Judge:

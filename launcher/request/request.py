@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -30,7 +29,7 @@ from launcher.hardware.user_overrides import (
     load_hardware_overrides,
     lookup_named_gpu,
 )
-from launcher.judges.registry import resolve_judge_name
+from launcher.judges.registry import describe_missing_judge, resolve_judge_name
 from launcher.judges.sandbox import describe_boundary
 from launcher.manifest import LoadedManifest, Manifest, find_manifest, load_manifest
 from launcher.plan import Plan, PlanOptions, make_plan
@@ -262,15 +261,9 @@ def _lookup_hardware(request: Request, own: HardwareOverrides) -> Hardware:
         cpu_cores_per_node=request.cpu_cores_per_node,
         ram_gib_per_node=request.ram_gib_per_node,
     )
-    update = {
-        "gpus_per_node": request.gpus_per_node if request.gpus_per_node is not None else here.gpus_per_node,
-        "nodes": request.nodes,
-        "cpu_cores_per_node": here.cpu_cores_per_node
-        if request.cpu_cores_per_node is None
-        else request.cpu_cores_per_node,
-        "ram_gib_per_node": here.ram_gib_per_node if request.ram_gib_per_node is None else request.ram_gib_per_node,
-    }
-    return here.model_copy(update=update)
+    sizes = {name: getattr(request, name) for name in ("gpus_per_node", "cpu_cores_per_node", "ram_gib_per_node")}
+    given = {name: size for name, size in sizes.items() if size is not None}
+    return here.model_copy(update={"nodes": request.nodes, **given})
 
 
 def _check_enough(request: Request, here: Hardware) -> None:
@@ -288,8 +281,8 @@ def _check_enough(request: Request, here: Hardware) -> None:
 def _make_options(request: Request, hardware: Hardware, loaded: LoadedManifest) -> PlanOptions:
     if request.profile == "auto":
         profile: Literal["full", "smoke"] = "full" if hardware.gpu is not None else "smoke"
-        gpu_reason = "there is a GPU" if request.gpu is None else "planned for --gpu"
-        reason = gpu_reason if profile == "full" else "no GPU here: a tiny base on sample data, same code path"
+        reason = "there is a GPU" if request.gpu is None else "planned for --gpu"
+        reason = reason if profile == "full" else "no GPU here: a tiny base on sample data, same code path"
     else:
         profile, reason = request.profile, "requested by --profile"
     if profile == "smoke" and request.base is not None:
@@ -352,14 +345,6 @@ def _note_inputs(loaded: LoadedManifest, profile: Profile) -> Iterator[str]:
     if profile == "smoke" and (note := describe_unusable_base(base, folders)):
         yield note
     yield from note_missing_files(base, folders)
-
-
-def describe_missing_judge(manifest: Manifest) -> str:
-    """Return a note if the program of judge_command is not on this machine; empty if it is, or there is none."""
-    command = manifest.evaluation.judge_command if manifest.evaluation is not None else ()
-    if not command or shutil.which(command[0]) is not None:
-        return ""
-    return f"evaluation.judge_command: {command[0]!r} does not exist on this machine: no answer can be judged here"
 
 
 def _describe_judge_gaps(hardware: Hardware, loaded: LoadedManifest) -> str:
