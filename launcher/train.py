@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from launcher.core.errors import ExitCode, LauncherError, ManifestError, first_l
 from launcher.core.file_lock import lock_run  # noqa: E402
 from launcher.core.log import configure, get_logger  # noqa: E402
 from launcher.core.processes import is_lost_rank  # noqa: E402
-from launcher.core.run_paths import RunPaths, write_files  # noqa: E402
+from launcher.core.run_paths import RunPaths, format_resume_command, write_files  # noqa: E402
 from launcher.hardware.launch_env import LaunchEnv, read_launch_env  # noqa: E402
 from launcher.manifest import find_manifest, load_manifest  # noqa: E402
 from launcher.manifest.trust import (  # noqa: E402
@@ -206,7 +205,7 @@ def train_planned(plan: Plan, paths: RunPaths, recorder: RunRecorder, options: R
     result = run_training(inputs, recorder)
     if result.was_interrupted:
         checkpoint = paths.checkpoint(result.steps_done)
-        command = f"launcher train {shlex.quote(plan.expert)} --resume {shlex.quote(paths.run_id)}"
+        command = format_resume_command(paths.root, plan.expert)
         message = f"stopped by a signal after step {result.steps_done:,}; `{command}` continues from {checkpoint}"
         _log_once(message)
         recorder.finish(status="stopped", exit_code=int(ExitCode.PREEMPTED), error=message)

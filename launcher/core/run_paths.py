@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -91,6 +92,12 @@ class RunPaths:
     def evaluation_at(self, step: int) -> Path:
         """Task evaluation after a step."""
         return self.evaluations / f"step-{step:06d}.json"
+
+
+def format_resume_command(root: Path, expert: str = "") -> str:
+    """Return the command that continues the run in this directory."""
+    folder = () if str(root.parent) == "runs" else ("--runs-dir", str(root.parent))
+    return shlex.join(("launcher", "train", *filter(None, (expert,)), "--resume", root.name, *folder))
 
 
 def make_run_id(expert: str, hardware_name: str, when: datetime) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import signal
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -11,7 +10,7 @@ from datetime import UTC, datetime
 from launcher.core import metrics
 from launcher.core.errors import ExitCode, LauncherError, RunFailedError
 from launcher.core.metrics import load_metrics
-from launcher.core.run_paths import RunPaths
+from launcher.core.run_paths import RunPaths, format_resume_command
 from launcher.launch.nodes import Node
 from launcher.launch.supervise import ChildExit
 from launcher.runs.record import Outcome, Status
@@ -95,8 +94,7 @@ def explain_missing_nodes(paths: RunPaths, child: ChildExit, node: Node, num_nod
 
 def _explain(paths: RunPaths, child: ChildExit) -> tuple[Status, ExitCode, RunFailedError]:
     log = f"its log is {paths.console_log}"
-    folder = () if str(paths.root.parent) == "runs" else ("--runs-dir", shlex.quote(str(paths.root.parent)))
-    resume = f"`{' '.join(('launcher train --resume', shlex.quote(paths.run_id), *folder))}` continues the run"
+    resume = f"`{format_resume_command(paths.root)}` continues the run"
     if child.stop_requested and child.was_forced:
         error = RunFailedError("the training was stopped at once: progress since its last checkpoint is lost")
         return "stopped", ExitCode.PREEMPTED, error

@@ -95,6 +95,7 @@ def run_training(inputs: TrainerInputs, recorder: RunRecorder) -> TrainResult:
         # Outside of the handler, because the error's traceback keeps tensors alive.
         free_memory(accelerator)
         recorder.record_fallback(fallback)
+        startup.end_phase("before out of memory")
         inputs = replace(inputs, plan=fallback)
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from launcher.analysis.doctor.findings import Reporter
 from launcher.core.metrics import STEP_SECONDS, TOKENS_PER_SECOND, StepMetrics, find_values
+from launcher.core.run_paths import format_resume_command
 from launcher.plan.model import Plan
 from launcher.runs.record import RunRecord
 
@@ -113,9 +114,7 @@ def train_command(record: RunRecord, *settings: str) -> str:
 
 def resume_command(record: RunRecord) -> str:
     """Return the command that resumes the run."""
-    root = record.paths.root
-    where = () if str(root.parent) == "runs" else ("--runs-dir", shlex.quote(str(root.parent)))
-    return " ".join(("launcher train", shlex.quote(record.plan.expert), "--resume", shlex.quote(root.name), *where))
+    return format_resume_command(record.paths.root, record.plan.expert)
 
 
 def _format_overrides(settings: tuple[str, ...]) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,7 +10,7 @@ from pydantic import BaseModel, Field, StringConstraints
 
 from launcher.core.errors import InputError
 from launcher.core.run_files import check_regular_files, load_model
-from launcher.core.run_paths import RunPaths
+from launcher.core.run_paths import RunPaths, format_resume_command
 from launcher.manifest import Manifest, load_manifest
 from launcher.manifest.trust import allow_remote_code, check_trust, list_remote_code
 from launcher.plan import Plan, load_plan
@@ -116,5 +115,5 @@ def _describe_outcome(outcome: Outcome | None) -> str:
 
 def _suggest_fix(paths: RunPaths, plan: Plan) -> str:
     checkpoints = sorted(paths.checkpoints.glob("step-*")) if paths.checkpoints.is_dir() else []
-    resume = f"launcher train {shlex.quote(plan.expert)} --resume {shlex.quote(paths.root.name)}"
+    resume = format_resume_command(paths.root, plan.expert)
     return f"{resume} continues from {checkpoints[-1].name}" if checkpoints else "train it to the end"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from launcher.training.observers.stop_on_signal import StopOnSignal
+from launcher.training.trainer import _stop_before_training
 
 TERM, USR1, INT = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
 
@@ -59,3 +62,17 @@ def test_a_save_without_a_stop_request_protects_nothing(monkeypatch: pytest.Monk
     stop.on_save(unused, unused)
     with pytest.raises(KeyboardInterrupt):
         tell(stop, [(10.0, TERM), (13.0, TERM)], monkeypatch)
+
+
+@pytest.mark.parametrize(("received", "num_ranks", "stops"), [(True, 1, True), (False, 1, False), (True, 2, False)])
+def test_signal_during_start_up_stops_one_process_before_it_trains(received: bool, num_ranks: int, stops: bool) -> None:
+    """Several ranks decide together, after a step."""
+    stop, accelerator = StopOnSignal(), SimpleNamespace(num_processes=num_ranks)
+    typed: Any = accelerator
+    if received:
+        stop._handle(signal.SIGTERM, None)
+    if not stops:
+        _stop_before_training(stop, typed)
+        return
+    with pytest.raises(KeyboardInterrupt, match="stopped before the first step of this start"):
+        _stop_before_training(stop, typed)

@@ -33,6 +33,7 @@ WRONG_VALUES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     ({CONFIG + "learning_rate": "1e-4"}, (), 'training.config.learning_rate: must be a number, not "1e-4"'),
     ({CONFIG + "fp16": True}, (), "training.config.bf16: bf16 and fp16 are both true; keep one"),
     ({CONFIG + "packing": "yes"}, (), 'training.config.packing: must be true or false, not "yes"'),
+    ({CONFIG + "optim": "adamw_torch_fussed"}, (), "did you mean adamw_torch_fused?"),
     ({CONFIG + "optim": "adam"}, (), "training.config.optim: must be 'adamw_torch', 'adamw_torch_fused'"),
     (
         {CONFIG + "lr_scheduler": "linear", CONFIG + "lr_scheduler_kwargs": {"num_cycles": 2}},

@@ -203,8 +203,9 @@ def test_the_plan_names_the_manifest_as_it_was_loaded() -> None:
 def test_positions_are_checked_at_the_length_that_is_trained(write_manifest: WriteManifest) -> None:
     long = write_manifest({"training.config.max_seq_length": 32768})
     assert smoke(str(long)).batch.sequence_length == 512
-    with pytest.raises(ManifestError, match=r"8192 exceeds the 4096 positions of launcher/tiny"):
+    with pytest.raises(ManifestError, match=r"8192 exceeds the 4096 positions of launcher/tiny") as raised:
         smoke(config={"max_seq_length": 8192})
+    assert raised.value.hint == "use at most 4096, or --gpu NAME or --profile full for the manifest's base"
 
 
 @pytest.mark.parametrize(
