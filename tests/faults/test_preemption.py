@@ -47,7 +47,7 @@ def check_stopped(run: RestartableRun, step: int) -> None:
     outcome = run.trained.outcome
     assert (outcome.status, outcome.exit_code, outcome.steps_done) == ("stopped", ExitCode.PREEMPTED, step)
     assert f"stopped by a signal after step {step}; `launcher train " in outcome.error
-    assert f" --resume {run.paths.run_id}` continues from " in outcome.error
+    assert f" --resume {run.paths.run_id} --runs-dir {run.paths.root.parent}` continues from " in outcome.error
     assert get_newest_step(run.paths) == step, "the step at which it stopped is saved"
     assert [row.step for row in load_step_rows(run.paths)] == list(range(1, step + 1))
     assert find_partial_files(run.paths) == []
