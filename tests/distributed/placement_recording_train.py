@@ -15,6 +15,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 
 from launcher.core.metrics import StepMetrics
+from launcher.core.run_paths import write_text_atomically
 from launcher.train import main
 from launcher.training import trainer as session
 from launcher.training.engine.optimizer import unwrap_optimizer
@@ -31,12 +32,12 @@ class PlacementRecorder(Console):
         super().on_step(run, metrics)
         file = run.paths.logs / f"placement-{run.engine.rank}.json"
         if not file.exists():
-            file.write_text(json.dumps(describe_placement(run)))
+            write_text_atomically(file, json.dumps(describe_placement(run)))
         time.sleep(float(os.environ.get(STEP_SECONDS_VARIABLE, "0")))
 
     def on_end(self, run: TrainingRun, step: int) -> None:
         super().on_end(run, step)
-        (run.paths.logs / f"end-{run.engine.rank}.json").write_text(json.dumps(step))
+        write_text_atomically(run.paths.logs / f"end-{run.engine.rank}.json", json.dumps(step))
         if run.engine.is_main:
             time.sleep(float(os.environ.get(END_SECONDS_VARIABLE, "0")))
 
