@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from launcher import __version__
 from launcher.base_models.shapes import ModelShape
+from launcher.core.choices import SHARDED_STRATEGIES
 from launcher.core.errors import ManifestError
 from launcher.core.units import format_gib
 from launcher.hardware.model import Hardware
@@ -220,9 +221,9 @@ def _check_positions(context: PlanContext) -> None:
 
 
 def _set_storage_dtype(settings: ModelSettings, layout: Layout) -> QuantizationPlan | None:
-    """Return the quantization; ZeRO-3 can only partition 4-bit weights stored in the dtype of the other weights."""
+    """Return the quantization; 4-bit weights are only sharded if they are stored in the dtype of the other weights."""
     quantization = settings.quantization
-    if quantization is None or layout.strategy != "zero3":
+    if quantization is None or layout.strategy not in SHARDED_STRATEGIES:
         return quantization
     return quantization.model_copy(update={"storage_dtype": settings.precision.compute_dtype})
 

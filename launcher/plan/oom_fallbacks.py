@@ -8,7 +8,7 @@ from dataclasses import replace
 from launcher.core.choices import SHARDED_STRATEGIES
 from launcher.plan.estimate.memory import MemoryTerm
 from launcher.plan.memory_budget import LEVELS, SearchInputs
-from launcher.plan.model import CompilePlan, Decision, OomFallback, Plan
+from launcher.plan.model import CompilePlan, Decision, OomFallback, Plan, QuantizationPlan
 from launcher.plan.search import Layout, count_accumulation_steps, estimate_layout_memory, fits_host_memory
 from launcher.plan.strategy import TITLES, Candidate
 
@@ -83,7 +83,7 @@ def apply_next_fallback(plan: Plan) -> Plan | None:
             "batch": batch.model_copy(update=changed),
             "checkpointing": fallback.checkpointing,
             "compile": _restrict_compile(plan, fallback),
-            **(_adapt_to_zero3(plan) if fallback.strategy == "zero3" else {}),
+            "quantization": _store_for_sharding(plan) if fallback.strategy in SHARDED_STRATEGIES else plan.quantization,
             "strategy": fallback.strategy,
             "offload": fallback.offload,
             "cuda_graph": plan.cuda_graph and is_replicated and fallback.offload == "none",
@@ -96,15 +96,16 @@ def apply_next_fallback(plan: Plan) -> Plan | None:
 
 
 def _restrict_compile(plan: Plan, fallback: OomFallback) -> CompilePlan | None:
-    """Compile layer by layer if layers are checkpointed or gathered one by one."""
-    if plan.compile is None or (fallback.checkpointing == "none" and fallback.strategy not in SHARDED_STRATEGIES):
+    """Compile layer by layer if layers are checkpointed or gathered one by one, and not at all under ZeRO-3."""
+    if plan.compile is None or fallback.strategy == "zero3":
+        return None
+    if fallback.checkpointing == "none" and fallback.strategy not in SHARDED_STRATEGIES:
         return plan.compile
     return plan.compile.model_copy(update={"scope": "layer"})
 
 
-def _adapt_to_zero3(plan: Plan) -> dict[str, object]:
-    """Under ZeRO-3, 4-bit weights are stored in the dtype of the other weights, and layers are not compiled."""
-    storage = plan.quantization
-    if storage is not None and storage.kind == "int4":
-        storage = storage.model_copy(update={"storage_dtype": plan.precision.compute_dtype})
-    return {"quantization": storage, "compile": None}
+def _store_for_sharding(plan: Plan) -> QuantizationPlan | None:
+    """Return the quantization with 4-bit weights stored in the dtype of the other weights, as sharding needs it."""
+    if plan.quantization is None:
+        return None
+    return plan.quantization.model_copy(update={"storage_dtype": plan.precision.compute_dtype})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from launcher.core.choices import (
     DEEPSPEED_STRATEGIES,
     EIGHT_BIT_OPTIMIZERS,
-    FSDP_STRATEGIES,
     Offload,
     OptimizerName,
     Quantization,
@@ -85,8 +84,8 @@ def _list_automatic(context: PlanContext, shardable: bool, quantization: Quantiz
     replicated: tuple[Candidate, ...] = (("single" if is_alone else "ddp", "none"),)
     if not shardable:
         return replicated
-    sharded: tuple[Candidate, ...] = (("zero3" if quantization == "int4" else "fsdp2", "none"),)
-    if quantization != "int4" and _has_several_nodes_of_gpus(context):
+    sharded: tuple[Candidate, ...] = (("fsdp2", "none"),)
+    if _has_several_nodes_of_gpus(context):
         sharded = (("hsdp", "none"), *sharded)
     offloaded: tuple[Candidate, ...] = (("zero2", "optimizer"), ("zero3", "optimizer"))
     if quantization == "none":
@@ -119,11 +118,6 @@ def _check_combination(
         refuse("HSDP replicates between nodes, and there is one node, where it is the same as FSDP2; use fsdp2")
     elif strategy == "hsdp" and not _has_several_nodes_of_gpus(context):
         refuse("HSDP shards over the GPUs of a node, and each node has one; use ddp, or fsdp2 to shard between nodes")
-    if strategy in FSDP_STRATEGIES and quantization == "int4":
-        refuse(
-            f"{TITLES[strategy]} does not support NF4 weights (accelerate leaves them unsharded); use zero3, or "
-            "quantization none"
-        )
     config, base = context.config, context.base
     needs_whole_weights = (
         (optimizer in EIGHT_BIT_OPTIMIZERS, f"{optimizer}, which keeps its state per rank; use adamw_torch_fused"),
@@ -181,6 +175,4 @@ def explain_strategy(context: PlanContext, strategy: Strategy, offload: Offload,
         reason = "clearly faster than DDP here: sharding leaves memory for less recomputation and larger micro-batches"
     if strategy == "hsdp":
         reason += "; sharded inside each node and replicated between nodes: only gradients use the network"
-    if strategy == "zero3":
-        return plan_decision("strategy", value, f"{reason}; ZeRO-3 supports NF4 weights, FSDP2 does not")
     return plan_decision("strategy", value, reason)

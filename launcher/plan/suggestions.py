@@ -137,8 +137,7 @@ def list_candidates_without_offload(inputs: SearchInputs) -> tuple[Candidate, ..
     """Return the strategies without offloading: one process, or DDP and sharding."""
     if inputs.hardware.num_ranks == 1:
         return (("single", "none"),)
-    sharded: Candidate = ("zero3" if inputs.recipe.quantization == "int4" else "fsdp2", "none")
-    return (("ddp", "none"), sharded)
+    return (("ddp", "none"), ("fsdp2", "none"))
 
 
 def fits_with_int4(inputs: SearchInputs) -> bool:

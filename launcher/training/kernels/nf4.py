@@ -16,6 +16,8 @@ from torch import Tensor
 from launcher.training.kernels.availability import supports_triton
 from launcher.training.kernels.fp8 import Fp8Weights, dequantize_fp8
 
+GROUP_SIZE, OUTER_GROUP_SIZE = 64, 256  # weights per scale, and scales per scale of these
+
 
 class Nf4Weights(NamedTuple):
     """A fused weight [[W, s B], [A, 0]] whose W is stored in NF4, in the order of `dequantize`'s arguments."""
@@ -60,8 +62,8 @@ def dequantize(
         stored = Nf4Weights(codes, levels, absmax, absmax_levels, absmax_scale, absmax_offset, scaled_B, lora_A)
         dequantize_into(weight, stored)
         return weight
-    group_scales = absmax_levels[absmax.long()].view(len(absmax_scale), -1)
-    group_scales = group_scales * absmax_scale[:, None] + absmax_offset[:, None]
+    outer_groups = torch.arange(len(absmax), device=absmax.device) // OUTER_GROUP_SIZE
+    group_scales = absmax_levels[absmax.long()] * absmax_scale[outer_groups] + absmax_offset[outer_groups]
     indices = torch.stack((codes >> 4, codes & 15), dim=1).long()
     base = levels[indices].view(len(absmax), -1) * group_scales.view(-1, 1)
     weight[:out_features, :in_features] = base.view(out_features, in_features)

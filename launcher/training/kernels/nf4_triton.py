@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from launcher.training.kernels.nf4 import Nf4Weights
+from launcher.training.kernels.nf4 import OUTER_GROUP_SIZE, Nf4Weights
 
 _GROUPS = 32  # quantization groups per program
 
@@ -64,7 +64,7 @@ def dequantize_into(weight: Tensor, stored: Nf4Weights) -> None:
         (weight.shape[1] - ranks) // 8,
         ranks // 8,
         group=group,
-        outer_group=num_groups // stored.absmax_scale.numel(),
+        outer_group=OUTER_GROUP_SIZE,
         groups=_GROUPS,
         enable_fp_fusion=False,  # bitsandbytes rounds between the scale and the offset
     )

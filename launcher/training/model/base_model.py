@@ -26,11 +26,12 @@ from transformers.utils.quantization_config import Mxfp4Config
 from launcher.base_models.catalogue import TINY_BASE_FOLDER, TINY_BASE_NAME, find_config, lookup_base
 from launcher.base_models.families import FAMILIES
 from launcher.base_models.shapes import describe_old_weights
-from launcher.core.choices import Dtype
+from launcher.core.choices import FSDP_STRATEGIES, Dtype
 from launcher.core.errors import InputError, Problem, first_line
 from launcher.manifest.trust import allow_remote_code
 from launcher.plan.model import Plan, QuantizationPlan
 from launcher.training.model.new_tokens import add_new_rows, get_new_token_ids
+from launcher.training.model.nf4_linear import shard_nf4_weights
 
 DTYPES: Mapping[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _RANDOM_WEIGHTS_SEED = 20_261_115  # fixed, so that random weights are the same everywhere
@@ -41,9 +42,16 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 def load_base(plan: Plan, folders: tuple[Path, ...], attention: str, device: torch.device) -> PreTrainedModel:
     """Load the base in evaluation mode, with rows for new tokens. `attention` is the registered name of a backend."""
     model = _load(plan, folders, attention, device)
+    if _is_nf4_sharded(plan):
+        shard_nf4_weights(model, device, DTYPES[plan.precision.compute_dtype])
     if ids := get_new_token_ids(plan, folders):
         add_new_rows(model, ids)
     return model
+
+
+def _is_nf4_sharded(plan: Plan) -> bool:
+    """Return whether the base is loaded without quantization, to be stored in NF4 as FSDP2 can shard it."""
+    return plan.quantization is not None and plan.strategy in FSDP_STRATEGIES
 
 
 def _load(plan: Plan, folders: tuple[Path, ...], attention: str, device: torch.device) -> PreTrainedModel:
@@ -61,7 +69,7 @@ def _load(plan: Plan, folders: tuple[Path, ...], attention: str, device: torch.d
     }
     if device.type == "cuda" and plan.strategy in ("single", "ddp"):
         options["device_map"] = {"": device}
-    if plan.quantization is not None:
+    if plan.quantization is not None and not _is_nf4_sharded(plan):
         options["quantization_config"] = make_quantization_config(plan, plan.quantization)
     try:
         if plan.base.model_type == "gpt_oss" and _is_quantized(source, options):
@@ -202,7 +210,7 @@ def _build_random(plan: Plan, source: str, attention: str, device: torch.device)
     torch.manual_seed(_RANDOM_WEIGHTS_SEED)
     with torch.device(device):
         model = _from_config(config, attention, DTYPES[plan.precision.base_dtype])
-    if plan.quantization is not None:
+    if plan.quantization is not None and not _is_nf4_sharded(plan):
         _quantize_linears(model, plan, plan.quantization, device)
     return model
 

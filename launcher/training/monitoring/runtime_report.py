@@ -16,6 +16,7 @@ from launcher.training.data.collate import PackedBatch
 from launcher.training.engine.optimizer import unwrap_optimizer
 from launcher.training.engine.run import TrainingRun
 from launcher.training.model.compile_checkpoint import compile_disabled, get_checkpointing, is_compiled
+from launcher.training.model.nf4_linear import Nf4Linear
 from launcher.training.model.packed_lm import PackedCausalLM
 from launcher.training.verify.packing import PackingCheck
 
@@ -130,17 +131,22 @@ def _count(parameter: Any) -> int:
 
 
 def _precision(module: PackedCausalLM, ops: ForwardOps) -> str:
-    trained = _main_dtype(p for p in module.parameters() if p.requires_grad)
-    frozen = _main_dtype(p for p in module.parameters() if not p.requires_grad)
+    trained, frozen = (_main_dtype(module, trained=trained) for trained in (True, False))
     matmuls = f"matmuls in {', '.join(ops.matmul_dtypes)}"
     return f"{matmuls}, trained weights {trained}" + (f", frozen {frozen}" if frozen else "")
 
 
-def _main_dtype(parameters: Any) -> str:
+def _main_dtype(module: nn.Module, *, trained: bool) -> str:
+    """Return the dtype of most trained or most frozen weights."""
+    sharded_nf4 = {id(child.weight) for child in module.modules() if isinstance(child, Nf4Linear)}
     counts: Counter[str] = Counter()
-    for parameter in parameters:
-        kind, dtype = type(parameter).__name__, str(parameter.dtype).removeprefix("torch.")
-        counts[f"{dtype} ({kind})" if kind in ("Params4bit", "Int8Params") else dtype] += _count(parameter)
+    for parameter in module.parameters():
+        if parameter.requires_grad != trained:
+            continue
+        if type(parameter).__name__ == "Params4bit" or id(parameter) in sharded_nf4:
+            counts["NF4"] += 2 * parameter.element_size() * _count(parameter)  # two weights per byte
+        else:
+            counts[str(parameter.dtype).removeprefix("torch.")] += _count(parameter)
     return counts.most_common(1)[0][0] if counts else ""
 
 

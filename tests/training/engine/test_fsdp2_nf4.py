@@ -1,6 +1,6 @@
-"""Why the plan refuses FSDP2 for a 4-bit base: accelerate leaves NF4 weights unsharded, so no memory is saved.
+"""Why NF4 weights are stored as parameters of bytes for FSDP2: accelerate leaves those of bitsandbytes unsharded.
 
-If this test fails after an update of accelerate, FSDP2 may be worth supporting for NF4 (`launcher/plan/strategy.py`).
+If this test fails after an update of accelerate, `launcher/training/model/nf4_linear.py` may not be needed any more.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ Run in a separate process by test_nf4.py: PEFT looks for bitsandbytes once, and 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import bitsandbytes as bnb
@@ -14,6 +15,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from launcher.base_models.families import FAMILIES
@@ -40,6 +42,7 @@ from launcher.training.model.fused_lora.linear import (
 )
 from launcher.training.model.fused_lora.reference import use_reference_forward
 from launcher.training.model.fused_lora.weights import FusedLoraWeights
+from launcher.training.model.nf4_linear import shard_nf4_weights
 from launcher.training.verify.packing import PackingCheck
 from tests.training.builders import (
     VOCABULARY,
@@ -343,6 +346,47 @@ def build_nf4_run(plan: Plan, store: Store, root: Path) -> tuple[TrainingRun, Pa
     varied = vary(plan, {**fixed, **adapt("dora", target_modules=PUBLISHED)})
     reset_accelerate()
     return build_run(varied, RunPaths(root), store, (), build_accelerator(varied))
+
+
+@pytest.mark.parametrize("shape", [(128, 128), (192, 576), (3, 64)])  # groups of scales: one, incomplete, incomplete
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sharded_weights_are_those_of_bitsandbytes(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    linear = nn.Linear(shape[1], shape[0], dtype=dtype, device=DEVICE)
+    expected = bnb.functional.dequantize_4bit(*bnb.functional.quantize_4bit(linear.weight.data, quant_type="nf4"))
+    nested = bnb.functional.quantize_4bit(linear.weight.data, quant_type="nf4", compress_statistics=True)
+    model: Any = nn.ModuleList([linear])
+    model.get_decoder = lambda: SimpleNamespace(layers=[model])
+    shard_nf4_weights(model, torch.device(DEVICE), torch.bfloat16)
+    sharded: Any = model[0]
+    assert sharded.weight.dtype == torch.bfloat16
+    assert sharded.weight.numel() * 2 < 0.54 * linear.weight.numel() + 32
+    assert torch.equal(sharded.dequantize(), bnb.functional.dequantize_4bit(*nested))
+    assert torch.allclose(sharded.dequantize(), expected, atol=0.02)  # without double quantization
+    x = torch.randn(5, shape[1], dtype=dtype, device=DEVICE, requires_grad=True)
+    saved: list[int] = []
+
+    def record(tensor: Tensor) -> Tensor:
+        saved.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
+        y = sharded(x)
+    dense = sharded.dequantize()
+    assert torch.allclose(y, functional.linear(x, dense, linear.bias), rtol=1e-2, atol=1e-2)
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(dx, torch.ones_like(y) @ dense)
+    assert dense.numel() not in saved
+
+
+def test_rank_without_weights_only_allocates_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With RAM-efficient loading its tensors are uninitialised, and touching them would take memory."""
+    monkeypatch.setattr("launcher.training.model.nf4_linear.is_fsdp_enabled", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    model: Any = nn.ModuleList([nn.Linear(128, 128, device="meta")])
+    model.get_decoder = lambda: SimpleNamespace(layers=[model])
+    shard_nf4_weights(model, torch.device("cpu"), torch.float32)
+    assert model[0].weight.is_meta
+    assert model[0].weight.shape == ((128 * 128 // 2 + 128 * 128 // 64 + 8) // 4,)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tests.conftest import ROOT
 
 CASES = (
     "tests/training/kernels/nf4_cases.py",
+    "tests/distributed/nf4_cases.py",
     "tests/training/engine/adamw_8bit_cases.py",
     "tests/training/engine/chunked_adamw_cases.py",
 )

@@ -165,7 +165,7 @@ def test_optional_packages_that_are_missing_here_are_not_planned_with() -> None:
 
 def test_4_bit_weights_are_stored_in_a_dtype_that_the_gpu_has() -> None:
     plan = plan_for(gpu="t4", gpus=3, base="Qwen/Qwen2.5-32B", overrides=("base_models.0.quantization=int4",))
-    assert plan.strategy == "zero3"
+    assert plan.strategy == "fsdp2"
     assert plan.quantization is not None
     assert plan.quantization.storage_dtype == plan.precision.compute_dtype == "fp16"
 
