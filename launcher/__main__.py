@@ -4,7 +4,7 @@ import sys
 
 
 def run() -> int:
-    """Imports take a moment in which somebody may lose patience."""
+    """Run the command line and return its exit code; Ctrl-C during the slow imports prints no traceback."""
     try:
         from launcher.cli.main import main
 

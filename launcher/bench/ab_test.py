@@ -18,7 +18,7 @@ _MAX_UNIT = 8  # in largest global batches: a block with complete steps of every
 
 
 class VariantSpec(Frozen):
-    """Specification for the process of a variant: a plan as a training would run it, and the length of a block."""
+    """Input of a variant's worker process: the plan, the prepared data, and the number of steps per block."""
 
     plan: Plan
     store: str  # folder of the prepared data
@@ -27,7 +27,7 @@ class VariantSpec(Frozen):
 
 
 class Ready(Frozen):
-    """First message of the process, sent once its model is built: what is active in the live process."""
+    """First message of a worker process, once its model is built: build time, attention backend and compilation."""
 
     seconds: float  # taken to build
     attention: str
@@ -56,7 +56,7 @@ class BlockSize:
 
 
 def make_block_size(global_batch_sizes: Sequence[int], warmup_steps: int, timed_steps: int) -> BlockSize:
-    """Compute the size of a block; the steps are those of the variant with the largest global batch."""
+    """Compute the size of a block in sequences; its steps are counted at the largest global batch."""
     largest = max(global_batch_sizes)
     unit = lcm(*global_batch_sizes)
     is_exact = unit <= _MAX_UNIT * largest
@@ -84,7 +84,7 @@ class Measurements:
 
 
 def fit_together(variants: Sequence[Variant]) -> bool:
-    """Return whether all models fit in memory at once, by the plans' own estimates with the headroom of one."""
+    """Return whether the models of all variants fit in memory at once, by the estimates of their plans."""
     memory = [variant.plan.memory for variant in variants]
     return sum(plan.total_bytes for plan in memory) <= min(plan.usable_bytes for plan in memory)
 

@@ -133,7 +133,7 @@ def _fingerprint(spec: StageSpec, measurement: Measurement, software: str) -> st
 
 
 def _hash_software() -> str:
-    """Hash code and library versions: with others, nothing that was measured before is reused."""
+    """Hash code and library versions; measurements with another hash are not reused."""
     versions = find_package_versions()
     digest = hashlib.sha256("".join(f"{name} {version}\n" for name, version in versions.items()).encode())
     package = Path(launcher.__file__).parent

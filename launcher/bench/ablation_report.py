@@ -32,7 +32,7 @@ HEADER = (
 
 
 class Ablation(Frozen):
-    """ablation.json."""
+    """Content of ablation.json."""
 
     schema_version: Literal[2] = 2
     expert: str

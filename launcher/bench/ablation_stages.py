@@ -57,7 +57,7 @@ def list_stages(plan: Plan) -> tuple[Stage, ...]:
     loss, optimizer, checkpointing = plan.loss_kernel, plan.optimizer.name, plan.checkpointing
 
     def make(key: str, title: str, change: Change, decision: str, *, is_unavailable: bool) -> Stage:
-        """Make a stage; one that the plan does not have names the plan's own decision and its reason."""
+        """Make a stage; if the plan does not use it, the stage names the plan's own choice and its reason."""
         if not is_unavailable:
             return Stage(key=key, title=title, change=change)
         made = next(item for item in plan.decisions if item.name == decision)

@@ -41,7 +41,7 @@ class AttentionTiming(Frozen):
 
     @property
     def milliseconds(self) -> float:
-        """Forward and backward."""
+        """Milliseconds of the forward and the backward pass together."""
         return self.forward_ms + self.backward_ms
 
 
@@ -80,7 +80,7 @@ def list_measurable(plan: Plan) -> tuple[AttentionBackend, ...]:
 
 
 def make_attention_shape(plan: Plan) -> AttentionShape:
-    """Return what decides which backend is the fastest."""
+    """Return the attention shape of a plan (heads, head size, dtype), which decides the fastest backend."""
     base = plan.base
     return AttentionShape(
         num_heads=base.num_heads,
@@ -97,7 +97,7 @@ def measure_attention(
     limit_seconds: float,
     report: Callable[[str], None],
 ) -> AttentionResult:
-    """Measure each backend in a process of its own: a kernel that crashes takes its process along."""
+    """Measure each backend in a separate process, so that a crashing kernel does not affect the other backends."""
     result = AttentionResult()
     for backend in backends:
         report(f"measuring {backend}")
@@ -122,7 +122,7 @@ def measure_attention(
 
 
 def make_measurement(plan: Plan, result: AttentionResult) -> MeasuredAttention:
-    """Return what is stored for later plans."""
+    """Convert measured timings to the record that is stored for later plans."""
     return MeasuredAttention(
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         shape=make_attention_shape(plan),

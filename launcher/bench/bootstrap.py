@@ -68,5 +68,5 @@ def format_verdict(label: str, other: str, interval: Interval) -> str:
 
 
 def _format_bound(bound: float) -> str:
-    """Use three decimals close to 1, where two would show 1.00."""
+    """Format a bound of the interval, with three decimals close to 1, where two would show 1.00."""
     return f"{bound:.3f}" if 0.99 <= bound <= 1.01 else f"{bound:.2f}"

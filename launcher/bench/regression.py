@@ -95,7 +95,7 @@ _OLD_SETTINGS: tuple[_OldSetting, ...] = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettingChange:
-    """A setting in both plans; equal where the hardware leaves no choice."""
+    """One setting with its values in the old and the new plan; equal if the hardware leaves no choice."""
 
     name: str
     override: str
@@ -121,7 +121,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """Result of the comparison; pairs are the old run's and the new run's."""
+    """Result of comparing an old and a new run; in a pair, the old run's value comes first."""
 
     rows: tuple[float, float]  # trained
     speedup: float | None  # ratio of rows/s, which ignores padding
@@ -151,7 +151,7 @@ def plan_pair(request: Request, prepare: Callable[[PlannedRun], Audit]) -> Pair:
 
 
 def _choose_value(key: str, value: str, new: Plan) -> str:
-    """Base models with logit soft-capping need eager attention: SDPA does not support it. Only FP8 becomes BF16."""
+    """Return the old run's value of a setting: eager attention if SDPA is not supported; only FP8 becomes BF16."""
     if key == "precision":
         return value if new.precision.fp8_base else new.precision.compute_dtype
     backends = (new.attention.backend, *new.attention.fallbacks)
@@ -166,7 +166,7 @@ def _describe_rows(plan: Plan) -> str:
 
 
 def _use_complete_epochs(planned: PlannedRun) -> Request:
-    """Replace the smoke profile's 60 steps, which end within an epoch where both would have seen different rows.
+    """Return a request for one epoch instead of the smoke profile's 60 steps, so that both runs train the same rows.
 
     An epoch of a sample is 58 to 78 such steps: about as long, and both see every row once.
     """
@@ -184,7 +184,7 @@ def match_rows(plan: Plan, audit: Audit) -> int:
 
 
 def list_caveats(schedule: SchedulePlan) -> Iterator[str]:
-    """Packs and single rows are shuffled differently, so an incomplete epoch has different rows in the two runs."""
+    """Yield a caveat if training ends within an epoch: the runs shuffle differently, so their rows would differ."""
     consequence = "within an epoch: both runs train equally many rows, but not the same"
     if schedule.max_steps is not None:
         yield f"{schedule.max_steps:,} steps may end {consequence}"
@@ -193,7 +193,7 @@ def list_caveats(schedule: SchedulePlan) -> Iterator[str]:
 
 
 def train(request: Request, paths: RunPaths) -> float:
-    """Train and return the CPU seconds of all its processes; raises ChildFailedError."""
+    """Train a run and return the CPU seconds of its processes; raises ChildFailedError."""
     words = ["train", request.expert, "--json", f"--run-id={paths.run_id}", f"--runs-dir={paths.root.parent}"]
     words += [f"--profile={request.profile}", *(f"--set={override}" for override in request.overrides)]
     words += [] if request.base is None else [f"--base={request.base}"]
@@ -251,7 +251,7 @@ def _run(words: Sequence[str]) -> int:
 def make_verdict(
     records: tuple[RunRecord, RunRecord], results: tuple[EvalResult, EvalResult], max_regression: float
 ) -> Verdict:
-    """Compare; every pair is the old run's and the new run's."""
+    """Compare an old and a new run; in every pair, the old run comes first."""
     change, warnings = compare_results(*results)
     old, new = (_count_rows(record) for record in records)
     notes = [

@@ -154,7 +154,7 @@ def check_one_process(plan: Plan, label: str) -> None:
 
 
 def _check_plans_differ(variants: Sequence[Variant], variation: Variation) -> None:
-    """Two variants with the same plan would only measure noise."""
+    """Raise InputError if two variants have the same plan, because they would only measure noise."""
     for index, variant in enumerate(variants):
         for other in variants[:index]:
             plans = [one.plan.model_dump(mode="json", exclude=_NOT_EXECUTED) for one in (variant, other)]

@@ -20,7 +20,7 @@ _TAIL_LINES = 12
 
 
 class Timing(Frozen):
-    """Timed steps, as a process reports them, and the GPU's state meanwhile."""
+    """Timed steps of a worker process, with MFU, peak memory and the state of the GPU."""
 
     seconds: tuple[float, ...]
     tokens: tuple[int, ...]  # per step, without padding
@@ -124,7 +124,7 @@ class MeasurementProcess:
 
 
 def _read_tail(log: Path) -> list[str]:
-    """Return our last error message with what follows it, or else the last lines."""
+    """Return the last `error: ` line of a log and the lines after it, or else the last lines of the log."""
     try:
         with log.open(encoding="utf-8", errors="replace") as file:
             lines = list(deque((line.rstrip() for line in file if line.strip()), maxlen=_TAIL_LINES))

@@ -16,7 +16,7 @@ log = get_logger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the run and the question."""
+    """Add the flags of `launcher ask`."""
     add_run_arguments(parser, "; an expert's name means its newest finished run")
     parser.add_argument("question", metavar="QUESTION", nargs="?", help="value of the expert's prompt field")
     parser.add_argument("--input", metavar="TEXT", help="value of its second field: a schema, a context")
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask the question in a process with torch."""
+    """Answer the question in a separate process, which imports torch."""
     paths = _find_run(arguments.run, Path(arguments.runs_dir))
     if arguments.question is None and not arguments.field:
         raise InputError("no question given", hint="launcher ask RUN 'How many?', or --field NAME=TEXT for every field")

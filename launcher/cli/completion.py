@@ -41,7 +41,7 @@ _launcher_runs() {{ compadd -- ${{LAUNCHER_RUNS_DIR:-runs}}/*/plan.json(N:h:t); 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the shell."""
+    """Add the argument of `launcher completion`: the shell."""
     parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "tcsh"), help="bash, zsh or tcsh")
     parser.epilog = _HOW
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
 
 def _mark_values(parser: argparse.ArgumentParser) -> None:
-    """Say what completes each argument, by its metavar."""
+    """Set how the shell completes each argument, by its metavar or name."""
     import shtab
 
     from launcher.hardware.gpu_catalogue import GPUS

@@ -13,7 +13,7 @@ _SWITCHES = ("public", "dry_run", "json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the run and the output."""
+    """Add the flags of `launcher export`."""
     add_run_arguments(parser)
     parser.add_argument(
         "--out", metavar="DIR", help="output folder (default: merged/, gguf/ or peft/ in the run directory)"
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Export in a process with torch."""
+    """Export in a separate process, which imports torch."""
     paths = find_run(arguments.run, Path(arguments.runs_dir))
     values = {name: getattr(arguments, name) for name in _PASSED_ON}
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]

@@ -77,7 +77,7 @@ _ARGUMENTS = ("arguments", "commands")
 
 
 class _UsageError(SystemExit):
-    """Exit of argparse, with its message."""
+    """SystemExit of argparse, with its message as an InputError."""
 
     def __init__(self, message: str, program: str) -> None:
         super().__init__(int(ExitCode.WRONG_INPUT))
@@ -88,7 +88,7 @@ class _UsageError(SystemExit):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Raise the message alone: the usage of a verb with many flags would bury it."""
+        """Raise the error message without the usage, which is long for a verb with many flags."""
         if (word := re.match(r"argument VERB: invalid choice: '([^']*)'", message)) is not None:
             from launcher.manifest.suggest import find_closest
 
@@ -103,7 +103,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
-    """Build the parser; with the words of a command line, only the verb in them gets its arguments."""
+    """Build the parser; given the words of a command line, add the arguments of its verb only."""
     parser = _Parser(
         prog="launcher",
         description=_DESCRIPTION,
@@ -211,13 +211,13 @@ _Options = Mapping[str, argparse.Action]
 
 
 def _is_unknown(word: str, options: _Options) -> bool:
-    """Whether a word is a flag that neither a verb's flags nor their abbreviations contain."""
+    """Whether a word is a flag that is neither one of a verb's flags nor an abbreviation of one."""
     is_flag = word.startswith("--") and len(word) > 2 and " " not in word
     return is_flag and not any(option.startswith(word.partition("=")[0]) for option in options)
 
 
 def _explain_unknown(options: _Options, unknown: Sequence[str], words: Sequence[str]) -> InputError:
-    """Return the error for flags that a verb does not have: names of manifest keys are meant as --set."""
+    """Return the error for unknown flags of a verb; for the name of a manifest key, it suggests --set."""
     verb = " ".join(["launcher", *(word for word in words[:1] if word in VERBS)])
     hints, meant = [], []
     flags = [word for word in unknown if word.startswith("--") and len(word) > 2]
@@ -264,7 +264,7 @@ def _report(error: LauncherError, verb: Sequence[str], *, is_json: bool) -> int:
 
 
 def _has_stdout() -> bool:
-    """Whether stdout is open; a character that it cannot encode is replaced, not an error."""
+    """Return whether stdout is open, and make it replace characters that it cannot encode."""
     if sys.stdout is None:
         log.error("the output cannot be written: stdout is closed")
         return False

@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
 
 def _read_format(text: str | None) -> str | None:
-    r"""Return a field or a format, in which \n is a line break, as in the manifest."""
+    r"""Return a field name or a format from the command line; in a format, \n becomes a line break."""
     return text.replace("\\n", "\n") if text is not None and "{" in text else text
 
 

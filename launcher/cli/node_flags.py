@@ -108,7 +108,7 @@ def make_job_options(arguments: argparse.Namespace) -> JobOptions | None:
 
 
 def _find_container_problems(arguments: argparse.Namespace, target: Target) -> list[Problem]:
-    """List what the nodes would miss: packages, and a place that outlives them."""
+    """List what a job in containers lacks: an image with the packages, and a volume that keeps checkpoints."""
     image = "missing: the image that the nodes run; build and push the Dockerfile of this project"
     pattern, kinds = _VOLUMES[target]
     problems = [] if arguments.image else [Problem(where="--image", what=image)]

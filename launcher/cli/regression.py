@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train both, evaluate both, and print the comparison; the exit code is that of the quality gate."""
+    """Train and evaluate an old and a new run, and print the comparison; return the exit code of the quality gate."""
     from launcher.bench.regression import evaluate, plan_pair, train
     from launcher.core.run_paths import make_run_id, make_run_paths
     from launcher.request.request import Request

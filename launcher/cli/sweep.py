@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
-    """Search, or show what would be searched."""
+    """Run a sweep, or with --dry-run show what it would search."""
     from launcher.launch.start import check_packages, check_startable
     from launcher.launch.sweep.run import Sweep, check_objective, parse_objective, run_sweep
     from launcher.launch.sweep.space import parse_params

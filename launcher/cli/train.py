@@ -138,7 +138,7 @@ def _submit(arguments: argparse.Namespace, paths: RunPaths, job: JobOptions) -> 
 
 
 def _complete(job: JobOptions, planned: PlannedRun, arguments: argparse.Namespace) -> JobOptions:
-    """Add what the nodes need besides the plan: the expert's folder, and flags of this call."""
+    """Return the job options with what nodes need besides the plan: the expert's folder, and flags of this command."""
     if arguments.verify:
         raise InputError("--verify trains recorded steps again on this machine: it cannot be used with --on")
     if job.target == "slurm":

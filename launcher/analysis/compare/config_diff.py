@@ -28,7 +28,7 @@ _MAX_CHARS = 300
 
 
 def collect_plan_settings(plan: Plan, outcome: Outcome | None) -> Settings:
-    """Return learning settings first, then execution, hardware and versions."""
+    """Return all settings of a run by section: learning settings first, then execution, hardware and versions."""
     tree = plan.model_dump(mode="json")
     learnt = collect_learning_settings(plan)
     learnt |= {**_describe_adapter(plan), "batch.global_batch_size": get_global_batch(plan, outcome)}

@@ -67,7 +67,7 @@ def make_series(facts: RunFacts, metric: str, max_points: int) -> Series | None:
 
 
 def make_axis(facts: RunFacts, max_points: int) -> Axis:
-    """Return tokens and seconds at some steps; unrecorded seconds are summed from steps and evaluations."""
+    """Return steps, tokens and seconds of a run as chart axes; missing seconds are summed from steps and evals."""
     steps = sorted({step for column in facts.columns.values() for step in column.steps})
     seconds = _compute_seconds(facts, steps)
     tokens = _carry(facts, TOKENS_SEEN, steps)
@@ -112,7 +112,7 @@ def _cut(length: int, parts: int) -> list[tuple[int, int]]:
 
 
 def make_shares(run: RunFacts) -> tuple[tuple[Share, ...], bool]:
-    """Return the parts with nonzero time in a fixed order, and whether the run recorded them."""
+    """Return the time spent on each activity, in a fixed order without zeros, and whether the run recorded it."""
     recorded = {part: value for part, name in _RECORDED.items() if (value := run.last(name)) is not None}
     seconds, total = dict(recorded), compute_wall_clock(run)
     in_steps = math.fsum(run.column(STEP_SECONDS).finite)

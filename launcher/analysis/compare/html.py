@@ -28,7 +28,7 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028",
 
 
 def render_html(comparison: Comparison) -> str:
-    """Render the page. Text from outside is in its data only, and its CSP allows no script but its own."""
+    """Render a comparison as an HTML page. Untrusted text is in its data only; its CSP allows no script but its own."""
     style = "\n".join(map(_read, _STYLES))
     script = '(() => {\n"use strict";\n' + "\n".join(map(_read, _SCRIPTS)) + "\n})();\n"
     parts = {

@@ -107,7 +107,7 @@ class JudgedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
-    """Everything that is compared of one run."""
+    """Data of one run that `launcher compare` uses: metrics, settings, status and evaluations."""
 
     name: str
     place: str
@@ -145,7 +145,7 @@ def load_run_facts(paths: RunPaths) -> RunFacts:
 
 
 def _get_status(record: RunRecord) -> RunStatus:
-    """Return the status; a run that no process of this machine trains was killed, or trains on another node."""
+    """Return the status of a run; one marked as running without a process here was killed, or runs on another node."""
     if record.outcome is None:
         return "not started"
     is_killed = record.outcome.status == "running" and is_locked(record.paths.lock) is False

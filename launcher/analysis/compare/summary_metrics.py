@@ -171,7 +171,7 @@ def _same_model(run: RunFacts) -> Hashable:
 
 
 def _same_machine(run: RunFacts) -> Hashable:
-    """Group runs of the same model on the same hardware whose speed did not change on the way."""
+    """Return a key that groups runs of the same model and hardware; None if unknown, or if a run's speed changed."""
     model = _same_model(run)
     is_known = model is not None and run.traits.hardware is not None
     return (model, run.traits.hardware) if is_known and find_speed_change(run) is None else None
@@ -196,7 +196,7 @@ def find_speed_change(run: RunFacts) -> tuple[float, float, int] | None:
 
 
 def _same_job(run: RunFacts) -> Hashable:
-    """Group finished runs of the same work: a run that died early is not the fastest, nor is a disturbed one slow."""
+    """Return a key that groups runs of the same work; None if unfinished, of unknown data, or if the speed changed."""
     traits = run.traits
     if run.status != "done" or traits.data_key is None or find_speed_change(run) is not None:
         return None

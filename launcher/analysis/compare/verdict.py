@@ -32,7 +32,7 @@ def make_verdicts(runs: Sequence[RunFacts], figures: Sequence[Figure], pick: Pic
 
 
 def format_verdict(comparison: Comparison, verdict: Verdict) -> tuple[str, str]:
-    """Return the two names, and the rest of the line."""
+    """Return a verdict as two texts: the names of both runs, and the results of their comparison."""
     names = [comparison.runs[index].name for index in (verdict.run, verdict.against)]
     return " against ".join(names), f": {', '.join(part.text for part in verdict.parts)}"
 

@@ -38,7 +38,7 @@ _report = Reporter("expert")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowFacts:
-    """Number of rows found and stated."""
+    """Number of rows found in the data, and the number stated in the manifest."""
 
     file: str | None  # file or prepared store; None: downloaded from the Hub
     num_rows: int | None
@@ -48,7 +48,7 @@ class RowFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertFacts:
-    """A plan, and what this machine has for it."""
+    """Plan of an expert, and the data, weights and disk space that this machine has for it."""
 
     plan: Plan
     rows: RowFacts

@@ -48,7 +48,7 @@ def find_holders(facts: GpuFacts) -> tuple[dict[psutil.Process, str], list[str]]
 
 
 def end_processes(processes: Iterable[psutil.Process], seconds: float = _WAIT_SECONDS) -> list[psutil.Process]:
-    """Send SIGTERM and wait; return those that are still alive."""
+    """Send SIGTERM to processes, wait, and return the processes that are still alive."""
     asked = list(processes)
     for process in asked:
         with suppress(psutil.Error):

@@ -26,7 +26,7 @@ _UNSAFE = 0.10  # underestimated by this much
 
 
 def check_memory(record: RunRecord) -> Iterator[Finding]:
-    """Check a run on a GPU; host memory is not recorded."""
+    """Check the GPU memory of a run: spilling, allocator retries and the prediction. Host memory is not recorded."""
     gpu, steps = record.plan.hardware.gpu, select_warm_steps(record)
     if gpu is None or not steps:
         return

@@ -48,7 +48,7 @@ CheckStatus = Literal["begun", "works", "fails", "missing", "not needed", "not t
 
 
 class Check(Frozen):
-    """One line of the process."""
+    """Result of one check, printed as one line by the process that checks packages."""
 
     schema_version: Literal[1] = 1
     name: str
@@ -71,7 +71,7 @@ def parse_checks(lines: Iterable[str]) -> tuple[Check, ...]:
 
 
 def probe_packages(environment: Mapping[str, str], seconds: float = LIMIT_SECONDS) -> tuple[tuple[Check, ...], str]:
-    """Return the checks of a separate process, and why it did not finish.
+    """Check the packages in a separate process; return the results, and why the process did not finish.
 
     It has a process group of its own, so that compilers are killed with it on a timeout.
     """
@@ -104,7 +104,7 @@ def _describe_exit(code: int, stderr: str) -> str:
 
 
 def check_packages(checks: Sequence[Check], error: str, gpus: GpuFacts, plan: Plan | None = None) -> Iterator[Finding]:
-    """Check the results of the separate process against GPUs and plan."""
+    """Turn the results of the package checks into findings, given the GPUs and the plan."""
     if not checks:
         yield make_skipped("packages", "torch", error or "no output")
     for check in checks:

@@ -28,7 +28,7 @@ _LONGER = 4  # times an interval
 
 
 def select_warm_steps(record: RunRecord) -> tuple[StepMetrics, ...]:
-    """Return the steps without the warm-up steps of each attempt; short runs have fewer of these."""
+    """Return the steps after the warm-up of each attempt; in short runs, the warm-up has fewer steps."""
     steps = record.steps
     starts = {0, *(attempt.from_step for attempt in (record.outcome.attempts if record.outcome else ()))}
     warm_up = min(_WARM_UP, len(steps) // _WARM_UP_SHARE)
@@ -45,7 +45,7 @@ def select_recent_steps(record: RunRecord) -> tuple[StepMetrics, ...]:
 
 
 def compute_usual(steps: Sequence[StepMetrics], name: str, *, is_low_good: bool) -> float | None:
-    """Return the value at the best third: if every second step is slow, the median would be too."""
+    """Return the value that the best third of the steps reach: the median may be that of a slow step."""
     values = sorted(find_values(steps, name), reverse=not is_low_good)
     return values[len(values) // 3] if values else None
 
@@ -87,7 +87,7 @@ def find_period(numbers: Sequence[int], slow: Collection[int]) -> int | None:
 
 
 def format_steps(steps: Sequence[StepMetrics]) -> str:
-    """Format the numbers of some steps."""
+    """Format the numbers of the first few steps for a message."""
     shown = ", ".join(str(step.step) for step in steps[:4])
     return f"step{'s' if len(steps) > 1 else ''} {shown}{', …' if len(steps) > 4 else ''}"
 
@@ -99,7 +99,7 @@ def compute_thirds(values: Sequence[float]) -> list[float]:
 
 
 def rerun_command(record: RunRecord, *settings: str) -> str:
-    """Return the command that resumes the run with other settings, or trains again if it is done."""
+    """Return the command that resumes a run with other settings, or trains it again if it has finished."""
     status = None if record.outcome is None else record.outcome.status
     if status == "done":
         return train_command(record, *settings)
@@ -122,7 +122,7 @@ def _format_overrides(settings: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def suggest_longer_interval(record: RunRecord, name: Literal["save", "eval"]) -> str:
-    """Return the command that saves or evaluates a fourth as often; a run that is too short for it needs no change."""
+    """Return the command that makes a save or eval interval four times as long, or why a short run needs no change."""
     schedule = record.plan.schedule
     interval = schedule.save_every_steps if name == "save" else schedule.evaluate_every_steps
     total = schedule.num_steps if record.outcome is None else record.outcome.num_steps

@@ -24,7 +24,7 @@ _MAX_CHARS = 160  # of a question, an answer or a reason
 
 
 def render_quality(record: RunRecord, evaluations: RunEvaluations, run: str) -> str:
-    """Render the section; `run` is the run's id or path, as commands accept it."""
+    """Render the quality section of a report; `run` is the run's id or path, as commands accept it."""
     parts = (*_render_results(record, evaluations), *_render_missing(record, evaluations, run))
     return "\n\n".join(("## Quality", *parts))
 
@@ -112,7 +112,7 @@ def _render_trend(record: RunRecord, main_check: str) -> Iterator[str]:
 
 
 def _render_worst(adapter: Evaluation) -> Iterator[str]:
-    """Show those first that fail the earliest check: checks are ordered from lenient to strict."""
+    """Render some wrong answers; those that fail the earliest check come first, because later checks are stricter."""
     result = adapter.result
     names = [check.name for check in result.checks]
     failed = [answer for answer in result.answers if answer.checks.get(result.main_check) is False]
@@ -130,7 +130,7 @@ def _describe_answer(answer: AnswerResult) -> str:
 
 
 def _shorten(text: str) -> str:
-    """Escape before cutting: half a secret would not be recognized and redacted."""
+    """Return a text as one short line, escaped before it is cut: half a secret would not be recognized and redacted."""
     flat = one_line(text)
     return flat if len(flat) <= _MAX_CHARS else f"{flat[: _MAX_CHARS - 1]}…"
 
@@ -161,7 +161,7 @@ def _render_missing(record: RunRecord, evaluations: RunEvaluations, run: str) ->
 
 
 def format_question(plan: Plan) -> str:
-    """Return the arguments of a question; a prompt of several fields takes one flag for each."""
+    """Return example arguments of `launcher ask`: a question, or one --field flag for each field of the prompt."""
     mapping = plan.data.field_mapping
     texts = [parse_row_text(text, ()) for text in (mapping.instruction, mapping.input, mapping.system) if text]
     if not texts or len(list_columns(texts[0])) == 1:

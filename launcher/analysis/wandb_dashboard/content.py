@@ -72,7 +72,7 @@ def _line(name: str, *, is_smoothed: bool = False, has_log_scale: bool = False) 
 
 
 def _bars(title: str, *names: str, unit: str = "") -> BarPlot:
-    """Make bars of the last values."""
+    """Make a bar chart of the last values of metrics."""
     from wandb_workspaces.reports.v2.interface import BarPlot
 
     return BarPlot(title=title, metrics=list(names), title_x=unit or None)

@@ -24,7 +24,7 @@ _REACH_SECONDS = 5.0
 
 
 class SaveResult(Frozen):
-    """Output of the process."""
+    """Result of saving a view in a separate process."""
 
     status: Literal["created", "updated", "no key", "unreachable", "refused"]
     url: str = ""

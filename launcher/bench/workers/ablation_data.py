@@ -37,7 +37,7 @@ Row = list[Document]  # one document if padded, the documents of a sequence if p
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowBatch:
-    """Rows of one length, as transformers takes them."""
+    """Micro-batch of rows of equal length, in the format of transformers."""
 
     input_ids: Tensor  # [rows, length]
     position_ids: Tensor  # [rows, length]

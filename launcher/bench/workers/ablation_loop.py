@@ -129,7 +129,7 @@ class PlainLoop:
         return next(self._stream), self._num_read - 1
 
     def _choose_step_size(self, clock: StepTimer, complete: int, seconds: float) -> int:
-        """Return the micro-batches per step. The first few compile and allocate; the next few are timed."""
+        """Choose the micro-batches per step by timing a few of them, after a few that compile and allocate."""
         if complete <= 2 * PROBED_MICRO_BATCHES:
             return complete
         self._train_step(clock, PROBED_MICRO_BATCHES)[1].seconds()
@@ -141,7 +141,7 @@ class PlainLoop:
     def _run_steps(
         self, clock: StepTimer, size: int, limits: tuple[int, int], seconds: float
     ) -> list[tuple[int, StepTiming]]:
-        """Run between `limits` steps, within the seconds."""
+        """Run steps for `seconds`, but at least and at most the numbers in `limits`."""
         laps, began = list[tuple[int, StepTiming]](), time.perf_counter()
         least, most = limits
         while len(laps) < most and self._num_read < len(self._batches):

@@ -153,7 +153,7 @@ def measure_backend(
 
 
 def measure(spec: AttentionSpec, send: Send) -> None:
-    """Measure on the GPU."""
+    """Measure one attention backend on the GPU and send the timing."""
     send(measure_backend(spec, torch.device("cuda")))
 
 
