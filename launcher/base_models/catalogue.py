@@ -30,7 +30,7 @@ _TUNING_WORDS = frozenset({"instruct", "base", "it", "chat", "hf", "pt", "meta"}
 
 
 def _make_keys(row: Mapping[str, str]) -> BaseKeys:
-    """Return a row as the keys of a config.json; an empty cell is a missing key."""
+    """Convert a row of the catalogue to the keys of a config.json; an empty cell is a missing key."""
     numbers = {key: json.loads(cell) for key, cell in row.items() if cell and key not in ("model_type", "names")}
     return MappingProxyType({"model_type": row["model_type"], **numbers})
 
@@ -86,7 +86,7 @@ def find_config(name: str, search: Sequence[Path]) -> Path | None:
 
 
 def _is_file(path: Path) -> bool:
-    """Return whether it is a file; False also for invalid paths, such as a name of a thousand letters."""
+    """Return whether a path is a file; False also for invalid paths, such as a name of a thousand letters."""
     try:
         return path.is_file()
     except OSError:
@@ -113,7 +113,7 @@ def _candidates(name: str, search: Sequence[Path]) -> Iterator[Path]:
 
 
 def get_hub_cache() -> Path:
-    """Return the model cache of huggingface_hub, by its own rules."""
+    """Return the cache folder of huggingface_hub, determined by the same environment variables."""
     environ = os.environ
     if explicit := environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE"):
         return _expand(explicit)

@@ -43,12 +43,12 @@ class Experts(Frozen):
 
     @property
     def active_weights(self) -> int:
-        """Count the weights that one token is multiplied by, with the router's."""
+        """Count the weights that one token is multiplied by: those of its active experts and of the router."""
         return 3 * self.num_active * self.hidden_size * self.intermediate_size + self.num_experts * self.hidden_size
 
     @property
     def stacks(self) -> dict[str, Linear]:
-        """Return one expert's matrices by the names that `target_parameters` has for their stacks."""
+        """Return the matrices of one expert, by the names that `target_parameters` uses for the stacked weights."""
         hidden, inner = self.hidden_size, self.intermediate_size
         return {
             f"{self.path}.gate_up_proj": Linear(name="gate_up_proj", in_features=hidden, out_features=2 * inner),
@@ -58,7 +58,7 @@ class Experts(Frozen):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertKeys:
-    """Where a config has the sizes of its experts."""
+    """Where a model has its experts: the config key of their width, their module path, and whether they have biases."""
 
     width: str = "intermediate_size"
     has_bias: bool = False
@@ -108,7 +108,7 @@ class Family:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Return the boolean keys of the config that decide about parameters."""
+        """Return the boolean config keys that decide which biases and norms a layer has."""
         keys = (self.qkv_bias, self.output_bias, self.mlp_bias, self.qk_norm_key or False)
         return tuple(dict.fromkeys(key for key in keys if isinstance(key, str)))
 

@@ -184,7 +184,7 @@ def _apply_weights(shape: ModelShape, weights: WeightIndex) -> ModelShape:
 
 
 def _apply_names(shape: ModelShape, names: tuple[str, ...]) -> ModelShape:
-    """Return the shape with the names of an index of weights, whose sizes are unknown, if the config's differ."""
+    """Return the shape with the layer names of a weight index if they differ from the config's."""
     if not names or shape.experts is not None or set(names) == set(shape.linear_names):
         return shape
     return shape.model_copy(update={"indexed_names": names, "basis": "approximate"})

@@ -36,7 +36,7 @@ class WeightIndex:
 
 
 def load_weight_index(folder: Path) -> WeightIndex | None:
-    """Return what the weights in a folder say; None without all of them, or if they cannot be read."""
+    """Return the layers and sizes of the weights in a folder; None if they are incomplete or unreadable."""
     try:
         shapes, is_complete = _load_shapes(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -45,7 +45,7 @@ def load_weight_index(folder: Path) -> WeightIndex | None:
 
 
 def list_indexed_names(folder: Path) -> tuple[str, ...]:
-    """Return the names of matrices in decoder layers by the index of weights, of which not all are downloaded.
+    """Return the names of linear layers from a weight index, for weights that are not all downloaded.
 
     Without sizes, norms are recognized by their names.
     """
@@ -64,7 +64,7 @@ def _load_weight_map(folder: Path) -> dict[str, str]:
 
 
 def _load_shapes(folder: Path) -> tuple[dict[str, Shape], bool]:
-    """Return the shapes of tensors, and whether they are those of all decoder layers.
+    """Return the tensor shapes in a folder, and whether the shapes of all decoder layers are known.
 
     If files are not downloaded, a layer's tensors have the shapes that they have in another layer.
     """
@@ -92,7 +92,7 @@ def _load_header(file: Path) -> dict[str, Shape]:
 
 
 def make_weight_index(shapes: Mapping[str, Shape]) -> WeightIndex:
-    """Return the index of tensors by name; without decoder layers it has no linear layers either."""
+    """Return the linear layers and parameter counts derived from the shapes of tensors by name."""
     layers: dict[int, dict[str, Shape]] = {}
     others: dict[str, int] = {}
     towers = {name for name in shapes if _OTHER_TOWER.search(name)}
@@ -116,7 +116,7 @@ def make_weight_index(shapes: Mapping[str, Shape]) -> WeightIndex:
 
 
 def _find_linears(tensors: Mapping[str, Shape]) -> dict[str, Linear]:
-    """Return the matrices of a layer by path. Experts and their routers are no linear modules in transformers."""
+    """Return the linear layers of a decoder layer by path; experts and routers are not linear modules."""
     paths = {name.removesuffix(".weight"): shape for name, shape in tensors.items() if name.endswith(".weight")}
     has_experts = any(".experts." in path for path in paths)
     return {

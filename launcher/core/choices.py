@@ -57,7 +57,7 @@ ZERO_LIVE_ELEMENTS = 500_000_000
 
 
 def accumulates_in_fp32(strategy: Strategy, offload: Offload) -> bool:
-    """Whether an engine adds up 16-bit gradients of micro-steps in FP32, as DDP and FSDP2 do.
+    """Whether an engine accumulates 16-bit gradients of micro-steps in FP32, as DDP and FSDP2 do.
 
     DeepSpeed 0.19 does for ZeRO-3, and for ZeRO-2 without offload. With an offloaded optimizer, ZeRO-2 adds them up in
     the dtype of the weights. For ZeRO-1 in BF16 the setting selects another optimizer class, which is not supported.

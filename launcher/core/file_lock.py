@@ -28,7 +28,7 @@ def lock_run(paths: RunPaths) -> None:
 
 @contextmanager
 def folder_locked(paths: RunPaths, conflict: str) -> Iterator[None]:
-    """Hold the lock of a directory; `conflict` is what another process does that has locked it."""
+    """Hold the lock of a directory; `conflict` is the error message if another process holds it."""
     descriptor = _acquire(paths, conflict)
     try:
         yield

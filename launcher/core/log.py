@@ -20,7 +20,7 @@ logging.getLogger(_ROOT).addHandler(logging.NullHandler())
 
 
 class _Formatter(logging.Formatter):
-    """Plain text: "warning: " and "error: " as prefixes, the rank unless it is 0, secrets redacted."""
+    """Formatter of plain log lines: prefix "warning: " or "error: ", the rank unless it is 0, secrets redacted."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = record.getMessage()
@@ -31,7 +31,7 @@ class _Formatter(logging.Formatter):
 
 
 class _StderrHandler(logging.Handler):
-    """Write to whatever sys.stderr is at that moment. Write errors are the caller's, as with print."""
+    """Handler that writes to the current sys.stderr and, like print, raises write errors."""
 
     def emit(self, record: logging.LogRecord) -> None:
         # One write per line: torchrun prefixes whatever it reads, and print writes the newline separately.
@@ -45,7 +45,7 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def configure() -> None:
-    """Log to stderr; for processes of ours, before they do anything else."""
+    """Configure logging to stderr; every process of the launcher calls this first."""
     logger = logging.getLogger(_ROOT)
     handler = _StderrHandler()
     handler.setFormatter(_Formatter())

@@ -131,7 +131,7 @@ def find_values(rows: Iterable[StepMetrics], name: str) -> list[float]:
 
 
 def is_task_metric(name: str) -> bool:
-    """Whether a metric is a task metric: under eval/, but not one of ours."""
+    """Whether a metric is a task metric: its name is below eval/, and it is not a built-in metric."""
     return name.startswith(EVAL_PREFIX) and name != EVAL_PREFIX and name not in METRICS_BY_NAME
 
 

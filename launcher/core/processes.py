@@ -69,7 +69,7 @@ def send_signal(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def exit_after_parent(parent: int | None, other: int | None = None) -> None:
-    """Start a thread that ends this process within seconds after its parent (None: not watched), or after another."""
+    """Start a thread that ends this process within seconds after `parent` or `other` has ended; None is not watched."""
 
     def watch() -> None:
         while parent in (None, os.getppid()) and (other is None or is_alive(other)):

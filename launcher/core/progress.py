@@ -39,7 +39,7 @@ class Progress:
         log.info(message)
 
     def advance(self, count: int, detail: str = "") -> None:
-        """Count finished items, and show them if the last line is old enough. `detail` is what is under way."""
+        """Count finished items and show the progress at intervals; `detail` says what is in progress."""
         self._done += count
         now = time.monotonic()
         if now - self._shown < self._interval:

@@ -155,5 +155,5 @@ def _is_code(line: str) -> bool:
 
 
 def _is_ordinary(value: str, folder: str) -> bool:
-    """Return whether a value may be part of any file: short, a word, or part of the working directory's path."""
+    """Return whether a value is too common to be redacted: short, a word, or part of the working directory's path."""
     return len(value) < _MIN_LENGTH or _WORD.fullmatch(value) is not None or value in folder

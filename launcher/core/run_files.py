@@ -97,7 +97,7 @@ def parse_model(kind: type[T], text: str, path: Path) -> T:
 
 
 def is_plausible(number: float) -> bool:
-    """Whether a run may have this number: finite, and far from where sums overflow."""
+    """Whether a number can come from a run: finite, and small enough that sums do not overflow."""
     return abs(number) <= MAX_COUNT if isinstance(number, int) else math.isfinite(number) and abs(number) <= MAX_VALUE
 
 

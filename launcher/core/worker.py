@@ -151,7 +151,7 @@ def _communicate(process: subprocess.Popen[bytes], data: bytes, deadline: _Deadl
 
 
 class _Deadline:
-    """A point in time, and the number of seconds that lead to it."""
+    """A deadline, and the timeout in seconds that it was computed from."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._end = seconds, time.monotonic() + seconds
@@ -245,7 +245,7 @@ class Worker:
         kill_process_group(self._process)
 
     def close(self, seconds_to_exit: float = 0.0) -> None:
-        """Close its stdin, give it some time to exit, and kill it if it has not."""
+        """Close the process's stdin, give the process some time to exit, and kill it if it has not."""
         self._stdin.close()
         if seconds_to_exit:
             with suppress(subprocess.TimeoutExpired):
@@ -255,7 +255,7 @@ class Worker:
         self._stdout.close()
 
     def _describe_exit(self) -> WorkerError:
-        """Its output has ended: wait for its exit code."""
+        """Wait for the exit code of a process whose output has ended, and return the error."""
         try:
             code = self._process.wait(_SECONDS_AFTER_KILL)
         except subprocess.TimeoutExpired:

@@ -75,12 +75,12 @@ class Audit(Frozen):
 
     @property
     def num_rows(self) -> int:
-        """Rows of all splits."""
+        """Number of rows in all splits."""
         return sum(split.num_rows for split in self.splits.values())
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all splits."""
+        """Number of tokens in all splits."""
         return sum(split.num_tokens for split in self.splits.values())
 
 

@@ -30,7 +30,7 @@ class Packing:
 
 
 def pack_documents(lengths: Lengths, capacity: int, seed: int) -> Packing:
-    """Fill one pack after the other with random documents, and with some at its end that fill the rest.
+    """Pack documents in random order; the last ones of a pack are chosen to fill its remaining space.
 
     Packing in decreasing order is no tighter, but gives packs of documents of equal length. Rows of equal length are
     often alike (the same table, the same kind of question), and a step that trains few kinds of rows has noisier
@@ -85,7 +85,7 @@ class _Pool:
         return document
 
     def choose(self, room: int) -> tuple[int, ...]:
-        """Return lengths that fit into the room together; none if nothing fits.
+        """Return the lengths of documents that together fit into `room` tokens; empty if no document fits.
 
         If three of the longest documents fit, one at random. Otherwise those that leave the smallest gap: one or two
         random ones, and the longest that fits next to them.

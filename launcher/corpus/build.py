@@ -133,7 +133,7 @@ def _fill(
 
 
 def _is_large(source: Source) -> bool:
-    """Whether starting processes pays; the library of Hub datasets has threads of its own."""
+    """Whether a source is large enough for several processes; the library of Hub datasets has its own threads."""
     return isinstance(source, FileSource) and source.path.stat().st_size > _MIN_PARALLEL_BYTES
 
 
@@ -154,7 +154,7 @@ def _divide(batch: TokenBatch, main: _SplitState, held_out: _SplitState) -> None
 
 @dataclass(slots=True)
 class _Chunk:
-    """Tokenized rows that follow each other, and what was counted meanwhile."""
+    """Consecutive tokenized rows, with their rejected rows and counts."""
 
     num_rows: int = 0
     rejected: list[BadRow] = field(default_factory=list)

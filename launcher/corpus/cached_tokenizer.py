@@ -40,7 +40,7 @@ _MAX_CHARACTERS = 16_000_000
 
 
 class CachedTokenizer:
-    """Encodes each distinct piece once; with a tokenizer that is not known to be safe, each text is one piece."""
+    """Tokenizer that encodes each distinct piece of text once; texts are only split if that is known to be safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

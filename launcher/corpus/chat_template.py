@@ -204,7 +204,7 @@ class TokenizerTemplate:
         rendered: _Rendered,
         written: int,
     ) -> int:
-        """Return where a conversation begins to differ from the one with another answer, or where the text starts."""
+        """Return the first position that depends on the answer `index`; `written` if it cannot be determined."""
         full = rendered.text
         other = self._try([*turns[:index], {"role": "assistant", "content": _PROBE}, *turns[index + 1 :]], tools=tools)
         if other is None:
@@ -235,7 +235,7 @@ class TokenizerTemplate:
         return written if not others or others[0][0] in self.turn_starts else others[0].end()
 
     def _render_best(self, conversation: Conversation) -> tuple[list[dict[str, Any]], _Rendered]:
-        """Render a conversation; one with tool calls in the form in which the template leaves nothing out."""
+        """Render a conversation; tool calls are passed in the form in which the template leaves nothing out."""
         messages = conversation.messages
         if not conversation.tools and not any(m.tool_calls or m.role == "tool" for m in messages):
             return _to_turns(messages), self._render_marked(conversation, {})
@@ -253,7 +253,7 @@ class TokenizerTemplate:
         raise TemplateRejectsError(problem)
 
     def _render_marked(self, conversation: Conversation, form: dict[str, Any]) -> _Rendered:
-        """Render a conversation, and once more with marks."""
+        """Render a conversation with and without marks, which show where the text of each message is."""
         try:
             full = self._run(_to_turns(conversation.messages, **form), prompt=False, tools=conversation.tools)
         except TemplateRejectsError as error:
@@ -362,7 +362,7 @@ def _to_turns(
 def make_tokenizer_template(
     tokenizer: BaseTokenizer, end_token: str | None = None, own: str | None = None, file: str = ""
 ) -> TokenizerTemplate:
-    """Return the chat template of a tokenizer, or the own one of a manifest.
+    """Return the chat template of a tokenizer, or the manifest's own chat template.
 
     Raises InputError if there is none, or no end token.
     """

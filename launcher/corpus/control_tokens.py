@@ -28,7 +28,7 @@ class ControlTokens:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Matches any of them."""
+        """Regular expression that matches any control token."""
         return re.compile(_make_regex(self.names) if self.names else r"(?!)")
 
     @cached_property
@@ -72,7 +72,7 @@ class ControlTokens:
         return self.names[index] if index < len(self.names) else escape
 
     def rename(self, text: str, names: Mapping[str, str]) -> str:
-        """Rename the control tokens of the template and restore those of fields."""
+        """Rename the template's control tokens, and unescape the control tokens in fields."""
         return self.unescape(self.pattern.sub(lambda found: names[found[0]], text))
 
 
@@ -90,7 +90,7 @@ def find_control_tokens(tokenizer: Tokenizer, written: str) -> ControlTokens:
 
 
 def get_added_tokens(tokenizer: Tokenizer) -> dict[int, AddedToken]:
-    """Return the added tokens that are not blanks, which Gemma has among them, by id."""
+    """Return the added tokens by id, without whitespace tokens such as Gemma's."""
     added = tokenizer.get_added_tokens_decoder()
     return {number: token for number, token in added.items() if token.content.strip("\u2581 \t\r\n")}
 

@@ -42,7 +42,7 @@ class Message:
 
     @property
     def reasoning(self) -> str:
-        """The thoughts before an answer, if the row has them in a key of their own."""
+        """The reasoning before an answer, if the row has it in a separate key."""
         return self.keys.get(REASONING_KEYS[0], "")
 
 
@@ -111,7 +111,7 @@ class RowReader:
         return Conversation(self._with_system((question, answer), fields))
 
     def _with_system(self, messages: tuple[Message, ...], fields: Mapping[str, Json]) -> tuple[Message, ...]:
-        """Put the system message first: of the messages, the system field, or the dataset."""
+        """Return the messages with a system message: their own, the one of the system field, or the dataset's."""
         system = read_optional_text(fields, self.system)
         existing = next((message.content for message in messages if message.role == "system"), None)
         if existing is not None and system and existing != system:
@@ -260,7 +260,7 @@ def _read_messages(turns: Json, name: str) -> tuple[Message, ...]:
 
 
 def _is_empty_system(turn: Json) -> bool:
-    """Return whether it is an empty system message, which is ignored: much chat data has one in every row."""
+    """Return whether a message is an empty system message, which is ignored: much chat data has one in every row."""
     return (
         isinstance(turn, dict)
         and turn.get("role", turn.get("from")) == "system"

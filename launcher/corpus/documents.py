@@ -75,7 +75,7 @@ class DocumentBuilder:
         return tuple(Segment(unescape(segment.text), segment.is_trained) for segment in segments)
 
     def _train_all(self, content: Content, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
-        """Train everything but the answers that a row excludes."""
+        """Return segments that train everything except the answers that a row excludes."""
         if isinstance(content, Conversation) and not all(message.is_trained for message in content.messages):
             messages = tuple(replace(message, is_trained=not message.is_trained) for message in content.messages)
             excluded = self.template.render(replace(content, messages=messages))
@@ -110,7 +110,7 @@ def _count_untrained(content: Content, segments: tuple[Segment, ...]) -> int:
 
 
 def _hash_prompt(content: Content, segments: tuple[Segment, ...], system_prompt: str) -> int:
-    """Return the hash of what a row asks, or of its text if it asks nothing.
+    """Return the hash of a row's prompt, or of its text if it has no prompt.
 
     It does not depend on the template, the dataset's system prompt, or what is trained: the same rows are held out.
     """
@@ -131,7 +131,7 @@ def _hash_prompt(content: Content, segments: tuple[Segment, ...], system_prompt:
 def make_template(
     name: str, tokenizer: BaseTokenizer, end_token: str | None = None, own: str | None = None, file: str = ""
 ) -> Template:
-    """Return a template by name; raises InputError if the base cannot learn its end of answers.
+    """Return a template by name; raises InputError if the base cannot learn its end token.
 
     `end_token` is the manifest's choice, if the files of the base disagree about the end; `own` is the source of the
     manifest's own chat template, and `file` its file.

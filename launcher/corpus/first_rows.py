@@ -72,7 +72,7 @@ def make_source_reader(
 
 
 def check_first_rows(dataset: Dataset, folder: Path) -> tuple[str, ...]:
-    """Read the first rows of every local file; raises InputError if they do not fit, and returns what is not here."""
+    """Check the first rows of every local file and return notes; raises InputError if they do not fit the manifest."""
     missing = find_missing_files(dataset, folder)
     notes = [f"{key}: {path} does not exist, so its rows were not checked" for key, path in missing.items()]
     for key, path in _list_paths(dataset):

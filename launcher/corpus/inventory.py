@@ -52,12 +52,12 @@ class StoreEntry:
 
     @property
     def is_prunable(self) -> bool:
-        """Whether `launcher data --prune` deletes it."""
+        """Whether `launcher data --prune` deletes this store."""
         return self.state in ("stale", "damaged", "left over")
 
     @property
     def is_movable(self) -> bool:
-        """Whether `launcher data --move-to` moves it."""
+        """Whether `launcher data --move-to` moves this store."""
         return self.state in ("current", "unknown", "stale") and not self.folder.name.startswith(".")
 
 
@@ -97,7 +97,7 @@ def list_cached_datasets(caches: Iterable[Path], users: Mapping[str, Sequence[st
 
 
 def _dataset_name(folder: Path) -> str | None:
-    """`datasets--org--name` in the hub's cache, `org___name` in the cache of `datasets`."""
+    """Return the dataset of a cache folder, `datasets--org--name` (hub) or `org___name` (`datasets`); else None."""
     if not folder.is_dir():
         return None
     if folder.name.startswith("datasets--"):
@@ -177,7 +177,7 @@ def remove_entries(entries: Iterable[StoreEntry]) -> list[StoreEntry]:
 
 
 def _is_still_prunable(entry: StoreEntry) -> bool:
-    """Check an entry of a list that may be old: somebody may prepare the data at this moment."""
+    """Return whether an entry may still be pruned: a process may have begun to prepare its data meanwhile."""
     folder, scratch_key = entry.folder, find_scratch_key(entry.folder)
     if find_foreign_file(folder) is not None or is_locked(folder.parent, scratch_key or folder.name):
         return False

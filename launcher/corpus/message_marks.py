@@ -29,7 +29,7 @@ class Marker:
         return f"{text[:start]}⦅{number}<⦆{core}⦅{number}>⦆{text[end:]}"
 
     def mark_json(self, value: Json, owner: int) -> Json:
-        """Mark all texts of a JSON value; in an object of numbers, its first key."""
+        """Mark all strings in a JSON value; in an object without strings, its first key."""
         if isinstance(value, str):
             return self.mark(value, owner)
         if isinstance(value, list):

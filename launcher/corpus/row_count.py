@@ -35,7 +35,7 @@ _MARKER = re.compile(r"<[^<>\s]{1,40}>")  # such as <|im_end|>: one token
 
 
 def refine_estimate(rows: RowEstimate, plan: Plan, folder: Path, search: tuple[Path, ...]) -> RowEstimate:
-    """Return the estimate with the sequences of an epoch as prepared, or as the template and the tokenizer make them.
+    """Return the estimate with the sequences of an epoch, counted in the prepared data or in the tokenized first rows.
 
     Where the tokenizer is not on this machine, tokens are estimated by the characters of the rendered rows. Nothing is
     downloaded or written; what cannot be read is left as it is, and reported by the preparation.
@@ -92,7 +92,7 @@ def _use_store(rows: RowEstimate, store: Store) -> RowEstimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _SourceSample:
-    """Documents of the first rows of a source, and how many times as many rows the source has."""
+    """Documents of the first rows of a source, and the factor from these rows to all rows of the source."""
 
     documents: Sequence[Document]
     num_rows: int

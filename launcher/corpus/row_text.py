@@ -27,7 +27,7 @@ class UnusableRowError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RowFormat:
-    """Text with fields of a row in it."""
+    """A format such as `{subject}: {body}`, filled with fields of a row."""
 
     source: str  # as in the manifest
     parts: tuple[str, ...]  # text, field, text, field, ..., text
@@ -38,7 +38,7 @@ class RowFormat:
         return self.parts[1::2]
 
     def fill(self, values: Mapping[str, str]) -> str:
-        """Return the text with these values; empty if all of them are, because the rest says nothing about a row."""
+        """Return the format filled with these values; empty if all values are empty."""
         if not any(values[name].strip() for name in self.columns):
             return ""
         return "".join(values[part] if index % 2 else part for index, part in enumerate(self.parts))
@@ -51,7 +51,7 @@ RowText = str | RowFormat  # a field, or a format
 
 
 def parse_row_text(source: str, columns: Iterable[str]) -> RowText:
-    """Return a field of the rows, or else the format; raises ValueError if braces do not enclose fields."""
+    """Parse a field name, or a format with field names in braces; raises ValueError for invalid braces."""
     if source in columns or not {"{", "}"} & set(source):
         return source
     parts, text, position = [], "", 0
@@ -76,7 +76,7 @@ def list_columns(text: RowText) -> tuple[str, ...]:
 
 
 def find_missing_fields(text: RowText, fields: Sequence[str]) -> Iterator[str]:
-    """Yield what is wrong with the fields of a text that the rows do not have."""
+    """Yield an error for each field of a text that the rows do not have, with the closest existing name."""
     for name in list_columns(text):
         if name not in fields:
             meant = find_closest(name, fields)

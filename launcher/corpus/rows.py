@@ -24,7 +24,7 @@ class Row:
 
 
 class RowFault(StrEnum):
-    """Kinds of faults that other code distinguishes."""
+    """Reasons why a row cannot be used, if other code distinguishes them."""
 
     UNKNOWN_ROLE = "unknown role"
     TOOL_CALLS = "tool calls"  # in place of text

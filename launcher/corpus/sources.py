@@ -138,7 +138,7 @@ Source = FileSource | HubSource
 
 
 class ManifestKeyHintError(InputError):
-    """The hint names manifest keys, which does not help if there is no manifest yet."""
+    """InputError whose hint names manifest keys, which does not help before there is a manifest."""
 
 
 def make_file_source(path: Path, format_name: str | None) -> FileSource:
@@ -253,7 +253,7 @@ def _make_row(fields: Json, number: int, raw: bytes = b"") -> Row | BadRow:
 
 
 def _read_json(path: Path, repeated: Counter[str] | None) -> Iterator[Row | BadRow]:
-    """Read a list of objects, completely into memory."""
+    """Yield the rows of a JSON file with a list of objects; the file is read into memory completely."""
     try:
         rows = _parse(path.read_bytes().removeprefix(_UTF8_BOM), repeated)
     except UnicodeDecodeError:

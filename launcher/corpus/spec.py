@@ -68,7 +68,7 @@ class PreparationSpec:
     notes: tuple[str, ...] = ()  # for the audit
 
     def key_parts(self, *, keeps_hashes: bool = True) -> dict[str, str]:
-        """Return the inputs of the key by name; hashes of files are stored in `root` unless nothing may be written."""
+        """Return the inputs of the store's key by name; with `keeps_hashes`, hashes of files are cached in `root`."""
         parts = {
             "fields": self.data.field_mapping.model_dump_json(exclude_none=True),
             "tokenizer": self.tokenizer.fingerprint,

@@ -26,7 +26,7 @@ class Storage:
 
     @property
     def is_slow(self) -> bool:
-        """Whether it may be too slow for training."""
+        """Whether the storage may be too slow for training."""
         return self.kind in ("hard disk", "network")
 
 

@@ -126,7 +126,7 @@ def find_scratch_key(folder: Path) -> str | None:
 
 
 def find_foreign_file(folder: Path) -> str | None:
-    """Return what makes a store somebody else's: a file that this program does not write, or another owner."""
+    """Return why a folder may not be our store (another owner, a file that we do not write, unreadable), or None."""
     try:
         if folder.stat().st_uid != os.geteuid():
             return "it belongs to another user"
@@ -216,7 +216,7 @@ def lock_store(root: Path, key: str) -> AbstractContextManager[None]:
 
 
 def is_locked(root: Path, key: str) -> bool:
-    """Return whether a running process is preparing the store of this key; also if that cannot be found out."""
+    """Return whether a running process prepares the store of this key; True also if that cannot be determined."""
     return file_lock.is_locked(_get_lock(root, key)) is not False
 
 

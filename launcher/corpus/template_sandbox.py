@@ -146,7 +146,7 @@ def check_template(source: str) -> str:
 
 
 def _main() -> int:
-    """Compile and render the template on stdin. What rejects a sample only is no problem."""
+    """Compile and render the template on stdin; errors that only reject a sample conversation are ignored."""
     try:
         template = compile_template(sys.stdin.read())
         for turns in _SAMPLES:

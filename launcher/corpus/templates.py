@@ -16,7 +16,7 @@ TOOLS_REASON = "it has tools or tool calls"
 
 
 class Segment(NamedTuple):
-    """A text that is trained or not; a tuple, because there are millions."""
+    """A piece of text, with or without loss; a tuple, because there are millions."""
 
     text: str
     is_trained: bool
@@ -84,7 +84,7 @@ class TurnTemplate:
         return tuple(merge_segments(self._pieces(self.controls.escape(conversation))))
 
     def to_jinja(self) -> str:
-        """Return the same template in the language of tokenizers, for programs that serve the model."""
+        """Return this template as a Jinja chat template, for programs that serve the model."""
         before, _, after = (json.dumps(part) for part in self.open.partition("{role}"))
         think = json.dumps(self.think)
         return (
@@ -172,7 +172,7 @@ class AlpacaTemplate:
         return tuple(merge_segments(self._pieces(self.controls.escape(conversation))))
 
     def to_jinja(self) -> str:
-        """Return the same template in the language of tokenizers; a context is part of the user's message there."""
+        """Return this template as a Jinja chat template; a context is part of the user's message there."""
         return (
             "{% for message in messages %}{% if message['role'] == 'assistant' %}"
             f"{{{{ '### Response:\\n' + message['content'] + {json.dumps(self.end_token)} + '\\n\\n' }}}}"

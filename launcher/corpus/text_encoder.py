@@ -19,7 +19,7 @@ from launcher.corpus.tokenizer import BaseTokenizer
 
 
 class TextEncoder:
-    """Encodes what a template rendered. Only its own control tokens become such tokens, never those of a field.
+    """Tokenizes rendered text. Control tokens are recognized where the template wrote them, never inside fields.
 
     A BOS token stands where the tokenizer's post-processor puts it, but not twice. The base's own chat template decides
     for itself.
@@ -92,7 +92,7 @@ class TextEncoder:
 
     @cached_property
     def _renamed(self) -> tuple[Tokenizer, dict[str, str]]:
-        """The tokenizer with other names for the control tokens, names that no text contains, and these names."""
+        """A copy of the tokenizer whose control tokens have names that no text contains, and these names."""
         secret = secrets.token_hex(8)
         names = {name: f"⟪{secret}-{index}⟫" for index, name in enumerate(self._controls.names)}
         state = json.loads(self._tokenizer.to_str())

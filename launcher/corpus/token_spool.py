@@ -95,7 +95,7 @@ class TokenSpool:
 
     @property
     def prompt_hashes(self) -> npt.NDArray[np.uint64]:
-        """Prompt hash of each document."""
+        """64-bit hash of the prompt of each document."""
         return np.concatenate(self._prompt_hashes)
 
     @property

@@ -37,7 +37,7 @@ def count_workers() -> int:
 def map_in_processes(
     function: Callable[[_Item], _Result], items: Iterator[_Item], num_workers: int
 ) -> Iterator[_Result]:
-    """Yield the results in the order of the items; two items per worker wait or are computed."""
+    """Yield the results in the order of the items; about two items per worker are queued or in progress."""
     global _function
     _function = function
     pool = ProcessPoolExecutor(

@@ -25,7 +25,7 @@ _NOT_APPLICABLE: dict[Json, tuple[str, ...]] = {
 def adapt_to_adapter(
     tree: dict[str, Json], file_tree: dict[str, Json], overridden_keys: Collection[str]
 ) -> tuple[dict[str, Json], tuple[str, ...]]:
-    """Return the tree without keys of the file's own adapter type, and notes on them; keys set by flags stay."""
+    """Return the tree without keys that the new adapter type does not use, and notes; keys set by flags stay."""
     config, own = (get_config(copy.deepcopy(each)) for each in (tree, file_tree))
     kind = config.get("adapter_type")
     if not isinstance(kind, str) or own.get("adapter_type") == kind:
@@ -70,7 +70,7 @@ def note_scale(tree: dict[str, Json], file_tree: dict[str, Json], overridden_key
 
 
 def get_config(tree: dict[str, Json]) -> dict[str, Json]:
-    """Return training.config of a manifest's tree; empty if it is missing or no object."""
+    """Return training.config of a manifest's tree; empty if it is missing or not an object."""
     training = tree.get("training")
     config = training.get("config") if isinstance(training, dict) else None
     return config if isinstance(config, dict) else {}

@@ -125,7 +125,7 @@ def _parse_float(text: str) -> float:
 
 
 def _find_second_line(text: str, key: str) -> str:
-    """Return the second line that contains the key, as an approximate location."""
+    """Return the approximate line of a duplicate key: the second line of the text that contains it."""
     lines = [
         number for number, line in enumerate(text.splitlines(), 1) if f"{json.dumps(key)}:" in line.replace(" :", ":")
     ]

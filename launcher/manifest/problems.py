@@ -130,7 +130,7 @@ def _describe_unknown_key(
 
 
 def _find_object(model: type[BaseModel], location: Iterable[int | str]) -> type[BaseModel]:
-    """Return the model at a location; parts that are no fields are positions, names in maps and union members."""
+    """Return the model at a location; parts that are not fields (positions, map keys, union members) are skipped."""
     for part in location:
         field = model.model_fields.get(str(part))
         model = next(find_models(field.annotation), model) if field is not None else model
@@ -138,7 +138,7 @@ def _find_object(model: type[BaseModel], location: Iterable[int | str]) -> type[
 
 
 def find_key(name: str, model: type[BaseModel]) -> str | None:
-    """Return the dotted path of the key that a name means: by itself, in other trainers, or misspelled."""
+    """Return the dotted path of the key that a name means: its own name, another trainer's name, or a misspelling."""
     paths, meant = _list_key_paths(model), SYNONYMS.get(name, name)
     key = meant if meant in paths else find_closest(meant, paths)
     return None if key is None else paths[key]

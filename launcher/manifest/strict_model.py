@@ -17,7 +17,7 @@ Ignored = JsonValue
 
 
 def is_ignored(annotation: object) -> bool:
-    """Return whether a field's type is that of a key without effect."""
+    """Return whether a field has the type of keys without effect."""
     return annotation is Ignored
 
 

@@ -22,7 +22,7 @@ _GRANTED = "1"
 
 
 def list_code(manifest: Manifest) -> tuple[str, ...]:
-    """Return what a training or an evaluation with this manifest executes, in words."""
+    """Return descriptions of the code that a training or an evaluation with this manifest executes."""
     return (*list_judge_code(manifest), *list_remote_code(manifest.base.trust_remote_code, manifest.base.name))
 
 

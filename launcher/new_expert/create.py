@@ -96,7 +96,7 @@ def _check_name(expert: str) -> None:
 
 
 def _check_folder(folder: Path, *, force: bool) -> None:
-    """The folder may exist, for example with the data in it; the files that we write may not."""
+    """Raise InputError if files would be overwritten without `force`; the folder itself may exist."""
     if os.path.lexists(folder) and not folder.is_dir():
         raise InputError(f"{folder} exists and is not a directory", hint=_OTHER_FOLDER)
     existing = [folder / name for name in (MANIFEST, *SAMPLE_FILES) if os.path.lexists(folder / name)]

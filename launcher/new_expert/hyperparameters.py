@@ -30,7 +30,7 @@ class Hyperparameters:
 def choose_hyperparameters(
     row_tokens: Sequence[float], num_rows: int, max_positions: int, num_train_rows: int | None = None
 ) -> Hyperparameters:
-    """Choose from estimated tokens per row (`row_tokens`, a sample) and the dataset's number of rows.
+    """Choose hyperparameters by estimated tokens per row (`row_tokens`, a sample) and the dataset's number of rows.
 
     `num_train_rows` are those that are not held out for validation.
     """

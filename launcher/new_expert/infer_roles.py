@@ -327,7 +327,7 @@ def _describe_format(fields: Sequence[str]) -> str:
 
 
 def _list_taken(profile: RowProfile, texts: Iterable[str | None]) -> set[str]:
-    """Return the fields in texts; of a field inside an object, the object."""
+    """Return the fields that texts use, and for a field inside an object also the object."""
     names = {name for text in texts if text for name in list_columns(parse_row_text(text, profile.fields))}
     return names | {name.partition(".")[0] for name in names if name not in profile.fields}
 

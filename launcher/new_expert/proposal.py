@@ -234,7 +234,7 @@ def _detect_language(task: str | None, made: Sequence[tuple[Row, Document]], mak
 
 
 def _note_tool_calls(template: ChosenTemplate, rejections: Rejections) -> list[str]:
-    """Take rows with tool calls out of the rejections of a template that replaces the base's own in the preview."""
+    """Drop rejections of rows with tool calls, and note them, if the preview uses another template than training."""
     if template.name == template.preview.name:
         return []
     count = sum(rejections.counts.pop(reason) for reason in list(rejections.counts) if TOOLS_REASON in reason)

@@ -51,7 +51,7 @@ class Mask:
 def choose_template(
     base: ModelShape, requested: str | None, tokenizer: BaseTokenizer, own: str | None = None
 ) -> ChosenTemplate:
-    """Choose the template that fits the base model, unless one is requested; `own` is the source of an own one."""
+    """Choose the template that fits the base model, unless one is requested; `own` is a custom template's source."""
     if own is not None:
         return _choose_own(base, requested, tokenizer, own)
     has_tokenizer = base.name == TINY_BASE_NAME or not is_embedded(tokenizer)
