@@ -39,7 +39,7 @@ class ExactMatchJudge(CloseOnExit):
 
 
 def normalize_text(text: str) -> str:
-    """Return a text in one case and with single spaces, without punctuation at its ends unless it is nothing else."""
+    """Normalize case, whitespace and outer punctuation of a text; a text of punctuation only is kept."""
     plain = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
     return plain.strip(_PUNCTUATION + " ") or plain
 

@@ -36,7 +36,7 @@ class CommandJudge:
         return [self._parse(number, reply) for number, reply in enumerate(replies, 1)]
 
     def close(self) -> None:
-        """Nothing to end: each call starts its own process."""
+        """Do nothing: each call starts its own process."""
 
     def _run(self, text: str, seconds: float) -> str:
         try:
@@ -76,7 +76,7 @@ class CommandJudge:
 
 
 def _make_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Refuse a key that is there twice: an answer may have been copied into the line without quoting."""
+    """Reject duplicate JSON keys: an answer may have been copied into the line without quoting."""
     if len(dict(pairs)) < len(pairs):
         raise ValueError("duplicate key")
     return dict(pairs)

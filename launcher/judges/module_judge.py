@@ -23,7 +23,7 @@ _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 
 class ModuleJudge:
-    """Forwards to an instance of the class in a child process, and checks what it returns."""
+    """Judge that runs a user's class in a child process and checks what the class returns."""
 
     def __init__(self, path: str) -> None:
         self._path = path

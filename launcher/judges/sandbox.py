@@ -59,7 +59,7 @@ def make_sandboxed_command(command: Sequence[str], *, memory_mib: int = 0) -> li
 
 
 def describe_boundary() -> str:
-    """Return what hostile answers could do on this machine, for plan and doctor; empty if the boundary is whole."""
+    """Return what hostile answers could do on this machine, for plan and doctor; empty if the sandbox has no gaps."""
     gaps = probe_boundary().gaps
     return f"this platform does not confine judges: a hostile answer could {' and '.join(gaps)}" if gaps else ""
 
@@ -76,7 +76,7 @@ def probe_boundary() -> Boundary:
 
 
 def _probe(*, namespaces: bool) -> set[str] | None:
-    """Return what a process can do; None if it does not start."""
+    """Return what a process in the sandbox can do; None if it does not start or does not finish."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener, tempfile.TemporaryDirectory() as folder:
             port, target = str(listener.getsockname()[1]), str(Path(folder) / "written")

@@ -140,7 +140,7 @@ def _limit(kind: int, value: int) -> None:
 
 
 def _leave_namespaces(libc: ctypes.CDLL, machine: str) -> None:
-    """Unshare what can be unshared, most first, and drop all capabilities."""
+    """Move this process to new user, network and IPC namespaces if permitted, and drop all capabilities."""
     for flags in (_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWNET | _CLONE_NEWIPC):
         if libc.unshare(flags) == 0:
             break

@@ -20,7 +20,7 @@ class Rate:
 
     @property
     def value(self) -> float:
-        """Share that passed."""
+        """Share of the judged answers that passed."""
         return self.num_passed / self.num_judged if self.num_judged else 0.0
 
 

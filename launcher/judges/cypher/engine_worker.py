@@ -57,7 +57,7 @@ def _run_query(connection: Any, query: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to JSON so that equal values are equal: lists sorted, floats rounded."""
+    """Convert a value to a canonical JSON value for comparison: lists sorted, floats rounded."""
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int | float):

@@ -27,7 +27,7 @@ _COLOR = re.compile("\x1b\\[[0-9;]*m")
 
 
 class CypherJudge(CloseOnExit):
-    """The main check is `matches`: the same normalized query, or the same rows on generated graphs.
+    """Judge of Cypher queries. Main check `matches`: the same normalized query, or the same rows on generated graphs.
 
     It is always judged: a query that differs from the reference and cannot be run counts as wrong.
     """
@@ -64,7 +64,7 @@ class CypherJudge(CloseOnExit):
             self._engine.close()
 
     def _find_applicable(self, row: ReferenceRow) -> set[str]:
-        """Return the checks that the row can decide: without a schema no names, without rows no result."""
+        """Return the checks that a row can decide: some need a schema, `result` a reference that returns rows."""
         schema, reference = load_graph_schema(row.context), split_tokens(strip_code_fence(row.reference))
         names = {check.name for check in self.checks}
         if schema is None:

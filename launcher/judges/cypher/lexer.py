@@ -31,15 +31,15 @@ class Token:
 
     @property
     def is_name(self) -> bool:
-        """Return whether it is a name, quoted or not."""
+        """Return whether the token is a name, quoted or not."""
         return self.kind in (Kind.NAME, Kind.QUOTED)
 
     def is_word(self, *words: str) -> bool:
-        """Return whether it is one of the keywords, given in upper case."""
+        """Return whether the token is one of the keywords, given in upper case."""
         return self.kind is Kind.NAME and self.text.upper() in words
 
     def is_mark(self, *marks: str) -> bool:
-        """Return whether it is one of the punctuation marks."""
+        """Return whether the token is one of the punctuation marks."""
         return self.kind is Kind.MARK and self.text in marks
 
 

@@ -100,7 +100,7 @@ def _shape(tokens: Sequence[Token]) -> list[str]:
 
 
 def _resolve_aliases(tokens: Sequence[Token]) -> list[Token]:
-    """`RETURN a.name AS name ORDER BY name` is `RETURN a.name ORDER BY a.name`. In a UNION, column names matter."""
+    """Replace aliases of the last RETURN with their expressions, except in a UNION, where column names matter."""
     start = _last_return(tokens)
     if start is None or any(token.is_word("UNION") for token in tokens):
         return list(tokens)

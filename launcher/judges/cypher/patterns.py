@@ -91,7 +91,7 @@ def _read_chain(tokens: Sequence[Token], pairs: Mapping[int, int], index: int) -
 
 
 def _read_element(tokens: Sequence[Token], pairs: Mapping[int, int], index: int) -> Element | None:
-    """`(a:A&B {key: 1} WHERE ...)`; None if the bracket contains something else."""
+    """Parse a node or relationship such as `(a:A&B {key: 1} WHERE ...)`; None if the bracket has other content."""
     close = pairs.get(index)
     if close is None:
         return None
@@ -115,7 +115,7 @@ def _read_element(tokens: Sequence[Token], pairs: Mapping[int, int], index: int)
 
 
 def _read_label_expression(tokens: Sequence[Token], at: int, close: int, names: list[str], denied: list[str]) -> int:
-    """`A`, `A:B`, `A&B`, `A|B`, `!A`, `(A|B)&!C`, `%`."""
+    """Parse a label expression such as `A:B` or `(A|B)&!C` into `names` and `denied`; return the index after it."""
     negated = False
     while at < close:
         token = tokens[at]
@@ -147,7 +147,7 @@ def read_keys(tokens: Sequence[Token], pairs: Mapping[int, int], index: int) -> 
 
 
 def _read_arrow(tokens: Sequence[Token], pairs: Mapping[int, int], index: int) -> Arrow | None:
-    """`-[...]->`, `<-[...]-`, `-->`, `--`; a quantifier after it is skipped."""
+    """Parse a relationship such as `-[...]->`, `<-[...]-` or `--`, with its quantifier; None if there is none."""
     at = index
     if token_at(tokens, at).is_mark("{", "+", "*") and token_at(tokens, at + 1).is_mark("-", "<"):
         at += 1

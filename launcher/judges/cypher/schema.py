@@ -65,7 +65,7 @@ def _first(match: re.Match[str], at: int) -> str:
 
 
 def _is_relationship(text: str, owner: str, at: int, links: set[tuple[str, ...]]) -> bool:
-    """Decide by the headline above it; without headlines, by the names of the relationships."""
+    """Whether a schema entry is a relationship: by the headline above it, or else by the names of the relationships."""
     nodes_at = max((match.start() for match in _ABOUT_NODES.finditer(text, 0, at)), default=-1)
     relationships_at = max((match.start() for match in _ABOUT_RELATIONSHIPS.finditer(text, 0, at)), default=-1)
     if nodes_at == relationships_at:

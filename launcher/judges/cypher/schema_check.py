@@ -101,7 +101,7 @@ def _bind(part: Sequence[Token], chains: Iterable[Chain], scope: _Scope) -> None
 
 
 def _read_labels(part: Sequence[Token], at: int) -> list[str]:
-    """`a:A:B` or `a:A|B` outside of a pattern."""
+    """Return the labels in an expression such as `a:A:B` or `a:A|B` outside of a pattern."""
     labels = []
     while token_at(part, at).is_mark(":", "&", "|") and token_at(part, at + 1).is_name:
         labels.append(part[at + 1].text)
@@ -110,7 +110,7 @@ def _read_labels(part: Sequence[Token], at: int) -> list[str]:
 
 
 def _alias(part: Sequence[Token], index: int, scope: _Scope) -> None:
-    """`a AS b`: b is what a is. Any other `... AS b`: who knows."""
+    """Bind b in `a AS b` to the labels or types of a; after any other expression, they are unknown."""
     new, source, before = part[index].text, token_at(part, index - 2), token_at(part, index - 3)
     is_plain = source.is_name and (before.is_mark(",") or before.is_word("WITH", "DISTINCT", "RETURN"))
     if is_plain and source.text in scope.nodes:
@@ -159,7 +159,7 @@ def _direction_faults(chains: Iterable[Chain], scope: _Scope, schema: GraphSchem
 
 
 def _labels(node: Element, scope: _Scope, schema: GraphSchema) -> frozenset[str]:
-    """Those that are known for sure: written in this place, or elsewhere for the same variable."""
+    """Return the labels that a node certainly has: written in this place, or elsewhere for the same variable."""
     said = set(node.names) | scope.nodes.get(node.variable, set())
     return frozenset(said & set(schema.nodes))
 
@@ -245,7 +245,7 @@ def _unknown(keys: Iterable[str], owners: set[str], known: Mapping[str, Mapping[
 
 
 def _accesses(part: Sequence[Token], pairs: Mapping[int, int]) -> Iterable[tuple[str, str]]:
-    """`a.name`, `a['name']` and `a {.name}`; not `a.b.name`, and no namespace of a function."""
+    """Yield variable and property of `a.name`, `a['name']` and `a {.name}`, but not of `a.b.name` or function names."""
     for index, token in enumerate(part):
         if not token.is_name or token_at(part, index - 1).is_mark(".", ":", "$"):
             continue
@@ -263,7 +263,7 @@ def _accesses(part: Sequence[Token], pairs: Mapping[int, int]) -> Iterable[tuple
 
 
 def _is_function(part: Sequence[Token], index: int) -> bool:
-    """`apoc.text.join(`, or `db.labels` after CALL."""
+    """Return whether a name begins a function or procedure: `apoc.text.join(`, or `db.labels` after CALL."""
     at = index
     while token_at(part, at + 1).is_mark(".") and token_at(part, at + 2).is_name:
         at += 2

@@ -60,7 +60,7 @@ def _unknown_functions(tokens: Sequence[Token]) -> Iterator[str]:
 
 
 def _is_namespaced(tokens: Sequence[Token], index: int) -> bool:
-    """`date.truncate(`; a property cannot be called."""
+    """Return whether a function has a known namespace, as in `date.truncate(`, or is called by CALL."""
     at = index
     while token_at(tokens, at - 1).is_mark(".") and token_at(tokens, at - 2).is_name:
         at -= 2
@@ -68,7 +68,7 @@ def _is_namespaced(tokens: Sequence[Token], index: int) -> bool:
 
 
 def _misplaced_aggregates(tokens: Sequence[Token]) -> Iterator[str]:
-    """`RETURN a.name ORDER BY count(*)`: nothing was counted."""
+    """Yield an error for an aggregate in ORDER BY if none is returned: `RETURN a.name ORDER BY count(*)`."""
     pairs = match_brackets(tokens)
     projected: list[Token] = []
     part = ""
@@ -107,7 +107,7 @@ _NOT_AFTER_ACT = (".", ",", ")", "]", "}", "=", "<", ">", "<>", "<=", ">=", "+",
 
 
 def find_acts(tokens: Sequence[Token]) -> frozenset[str]:
-    """What it does besides reading: `CREATE`, `LOAD CSV`, `CALL apoc.periodic.iterate`."""
+    """Return what a query does other than reading: `CREATE`, `LOAD CSV`, `CALL apoc.periodic.iterate`."""
     acts = set()
     for index, token in enumerate(tokens):
         before, following = token_at(tokens, index - 1), token_at(tokens, index + 1)

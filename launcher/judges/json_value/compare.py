@@ -119,7 +119,7 @@ def _refuse(word: str) -> NoReturn:
 
 
 def _depth(tree: Json) -> int:
-    """Return the depth, computed level by level without recursion."""
+    """Return the depth of a JSON value, computed level by level without recursion."""
     depth, level = 0, [tree]
     while level:
         depth += 1

@@ -21,14 +21,14 @@ from launcher.judges.json_value.schema_check import SchemaChecker, UnusableSchem
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Basis:
-    """What a row can decide about any answer."""
+    """What is the same for all answers to a row: which checks apply, the reference, and the text to repair."""
 
     applies: Mapping[str, bool]  # which checks
     reference: Json
     broken: str  # the text to repair; empty if there is none
 
     def make_verdict(self, faults: Mapping[str, str]) -> Verdict:
-        """Return the verdict, by what is wrong in each check that applies."""
+        """Return the verdict from what is wrong in each check; checks that do not apply are None."""
         checks = {name: not faults[name] if applies else None for name, applies in self.applies.items()}
         return Verdict(checks=checks, reason=next((fault for fault in faults.values() if fault), ""))
 
@@ -75,7 +75,7 @@ class JsonJudge(CloseOnExit):
         return basis.make_verdict(faults)
 
     def _find_basis(self, row: ReferenceRow) -> _Basis:
-        """Decide which checks apply, by the row alone: which ones do must not depend on the answer."""
+        """Decide which checks apply, from the row alone: the answer must not influence this."""
         try:
             reference, has_reference = load_json(row.reference), True
         except ValueError:
@@ -97,7 +97,7 @@ class JsonJudge(CloseOnExit):
             return False
 
     def _find_violation(self, row: ReferenceRow, text: str) -> str:
-        """Return how a value violates the schema, which the reference fits; also if the check fails for this value."""
+        """Return how a value violates the schema, or that the schema check failed for it; empty if it is valid."""
         try:
             violation = self._schemas.find_schema_violation(row.context, text)
         except UnusableSchemaError as error:

@@ -218,7 +218,7 @@ class QueryFixture:
         return self.make_database(make_mixed_rows(needs, seed=12, size=size, share=0.95, spread=10 * size))
 
     def find_added_bounds(self, statement: exp.Expr) -> list[exp.Literal]:
-        """Return the bounds on numbers of rows in an answer that no reference has in any form."""
+        """Return the limits on row counts that an answer adds: those whose number no accepted query contains."""
         known = {literal.this for query in self.accepted for literal in query.statement.find_all(exp.Literal)}
         counts = any(query.statement.find(exp.Having) for query in self.accepted)
         return [

@@ -88,7 +88,7 @@ def _find_text_problem(answer: str) -> str:
 
 
 def _has_invalid_characters(text: str) -> bool:
-    """NUL ends a text for SQLite; a lone surrogate cannot be encoded as UTF-8."""
+    """Return whether a text has NUL, which ends a text in SQLite, or lone surrogates, which UTF-8 cannot encode."""
     return "\0" in text or any("\ud800" <= char <= "\udfff" for char in text)
 
 

@@ -45,7 +45,7 @@ Schema = Mapping[str, Table]  # by name in lower case
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """A column compared with literals. Operators `length` and `other`: its length, another expression of it."""
+    """A column compared with literals; operator `length` compares its length, `other` another expression of it."""
 
     column: ColumnRef
     operator: Operator

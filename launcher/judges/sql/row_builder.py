@@ -148,7 +148,7 @@ class RowBuilder:
         }
 
     def add(self, table: str, values: Row) -> Row:
-        """Add a completed row; references lead to any parent row."""
+        """Add a row and fill in its other columns; references point to any parent row."""
         row: Row = {}
         number = len(self.rows[table])
         for index, (name, column) in enumerate(self.needs.schema[table].columns.items()):

@@ -37,7 +37,7 @@ def make_rows(needs: RowRequirements) -> Iterator[Rows]:
 
 
 def make_tiny_rows(needs: RowRequirements, seeds: Iterable[int]) -> Iterator[Rows]:
-    """Yield tiny databases: among three rows, each decides a minimum, a maximum and an average."""
+    """Yield databases with so few rows that each row can decide a minimum, a maximum or an average."""
     for seed in seeds:
         yield make_mixed_rows(needs, seed=100 + seed, size=1 + seed % 4, share=0.4, spread=4 + seed)
 
@@ -199,7 +199,7 @@ def _plain_values(needs: RowRequirements, table: str, number: int) -> Row:
 
 
 def _make_size_groups(needs: RowRequirements, condition: GroupCondition, table: str) -> Iterator[Group]:
-    """Yield groups of which one row more or less decides, at any boundary of any condition."""
+    """Yield groups near the threshold of a condition on their size, where one row more or less changes the result."""
     if not 0 <= condition.value <= MAX_COUNT:
         return
     size = int(condition.value)

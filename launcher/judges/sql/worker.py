@@ -75,7 +75,7 @@ def find_applicable(fixture: QueryFixture) -> set[str]:
 
 
 def _why_not_run(fixture: QueryFixture) -> str:
-    """Return why it cannot be said that an answer runs: the reference does not, or it is no query."""
+    """Return why it cannot be judged whether an answer runs: the reference does not run, or is not a query."""
     return fixture.why_not_run or ("" if fixture.is_volatile else fixture.why_not_compared)
 
 
@@ -139,7 +139,7 @@ def _compare(fixture: QueryFixture, answer: ParsedAnswer) -> bool:
 
 
 def _keep_unbounded(fixture: QueryFixture, statement: exp.Expr, candidates: list[int]) -> list[int]:
-    """Return the candidates that an answer with an added LIMIT or COUNT matches on more rows than that.
+    """Return the candidates that still match on tables with more rows than the LIMIT or COUNT that an answer adds.
 
     A bound that would need too many rows is lowered first: a result that never has so many rows stays the same.
     """

@@ -62,7 +62,7 @@ class CompilerInput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TestCases:
-    """JavaScript source of inputs, and of plans how their results are observed."""
+    """JavaScript source of test inputs, and of plans for observing their results."""
 
     cases: str = "[]"
     plans: str = "[]"
@@ -154,7 +154,7 @@ class TypescriptNode:
         return "the reference declares and prints nothing" if is_empty else ""
 
     def compare(self, report: CompilerReport) -> str:
-        """Describe how the behaviour of an answer differs; empty if it does not. The reference has no obstacle."""
+        """Describe how an answer behaves differently from a comparable reference; empty if it does not."""
         if report.answer_code == report.reference_code:
             return ""
         cases, expected = report.cases, self._run_reference(report)

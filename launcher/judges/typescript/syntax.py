@@ -164,7 +164,7 @@ def _read_tokens(top: Node) -> Iterator[str]:
 
 
 def _read_leaf(node: Node) -> list[str] | None:
-    """None where it has to be read part by part."""
+    """Return the tokens of a string or of a node without children; None if the children have to be read."""
     if node.type == "string":
         value = _text_of(node)[1:-1].replace("\\'", "'").replace('\\"', '"')
         is_key = node.parent is not None and node in (
