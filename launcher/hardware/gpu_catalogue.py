@@ -69,7 +69,7 @@ GPUS: Mapping[str, Gpu] = MappingProxyType({row["key"]: _make_gpu(row) for row i
 
 
 def _normalise(name: str) -> str:
-    """`NVIDIA GeForce RTX 4090` -> `4090`. Words that distinguish GPUs (Laptop, Ti, SUPER, D, PCIe) stay."""
+    """Normalize a GPU name: `NVIDIA GeForce RTX 4090` becomes `4090`. Words such as Laptop, Ti, SUPER and PCIe stay."""
     words = re.sub(r"[^a-z0-9]+", " ", name.lower().replace("(tm)", " ").replace("(r)", " "))
     words = re.sub(r"\b(mobile|notebook)\b", "laptop", words)
     words = re.sub(r"\b(nvidia|geforce|tesla|quadro|generation|gpu|blackwell|workstation|edition)\b", "", words)

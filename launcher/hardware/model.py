@@ -36,7 +36,7 @@ class Gpu(Frozen):
 
     @property
     def has_kernels(self) -> bool:
-        """Return whether our Triton kernels support it (training/kernels/availability.py)."""
+        """Return whether our Triton kernels support this GPU (training/kernels/availability.py)."""
         return self.compute_capability >= (8, 0)
 
     @property
@@ -45,12 +45,12 @@ class Gpu(Frozen):
 
     @property
     def has_own_attention(self) -> bool:
-        """Return whether our attention kernels support it: they need Hopper's TMA and were measured there only."""
+        """Return whether our attention kernels support this GPU; they need TMA and were measured on Hopper only."""
         return self.compute_capability[0] == 9
 
     @property
     def has_flash_attention(self) -> bool:
-        """Return whether FlashAttention 2 (the package's or torch's) supports it: Ampere or newer."""
+        """Return whether FlashAttention 2 (the package's or torch's) supports this GPU: Ampere or newer."""
         return self.compute_capability >= (8, 0)
 
     @property
@@ -59,7 +59,7 @@ class Gpu(Frozen):
 
     @property
     def has_flash_attention_4(self) -> bool:
-        """Return whether FlashAttention 4 supports it: its backward pass needs Hopper or Blackwell."""
+        """Return whether FlashAttention 4 supports this GPU: its backward pass needs Hopper or Blackwell."""
         return self.compute_capability[0] in (9, 10, 11, 12)
 
     @property
@@ -106,7 +106,7 @@ class Hardware(Frozen):
 
     @property
     def vram_limit_bytes(self) -> int | None:
-        """Return the memory that a process may use of the simulated smaller GPU; a desktop uses the rest."""
+        """Return the memory that a process may use on a simulated smaller GPU, without what a desktop would use."""
         return None if self.vram_limit_mib is None else mib_to_bytes(self.vram_limit_mib - _DESKTOP_MIB)
 
 

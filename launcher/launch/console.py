@@ -47,7 +47,7 @@ class Gate:
 
     @property
     def has_partial(self) -> bool:
-        """Whether the start of a line is kept; flush() it after a moment."""
+        """Whether the start of an unfinished line is held back; call flush() if it does not end soon."""
         return bool(self._partial)
 
     @property

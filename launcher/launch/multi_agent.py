@@ -17,7 +17,7 @@ _POLL_SECONDS = 0.1
 
 
 def make_argv(commands: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Return the command itself, or one that runs several of them."""
+    """Return the only command, or one command that runs all of them."""
     if len(commands) == 1:
         return tuple(commands[0])
     return (sys.executable, "-m", "launcher.launch.multi_agent", *(json.dumps(list(command)) for command in commands))

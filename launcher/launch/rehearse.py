@@ -207,7 +207,7 @@ def _check_same_setup(cluster: Plan, planned: Plan) -> None:
 
 
 def _explain_replaced(cluster: Plan, planned: Plan) -> Iterator[str]:
-    """List what a CPU cannot do and the base weights, which are not rehearsed."""
+    """List how a rehearsal differs from the cluster: what a CPU cannot do, and the base weights."""
     if cluster.quantization is not None:
         yield f"{cluster.quantization.kind} weights are rehearsed unquantized: bitsandbytes needs a CUDA GPU"
     pairs = {
@@ -242,7 +242,7 @@ def _read(name: str, text: str | None) -> dict[str, object]:
 
 
 def check_differences(differences: tuple[Difference, ...], *, same_base: bool) -> None:
-    """Allow counts, the CPU and its precision, and the layer class of another base; anything else is our bug."""
+    """Raise LauncherError if configs differ in more than counts, device, precision and another base's layer class."""
     wrong = tuple(
         Problem(where=difference.file, what=str(difference))
         for difference in differences
@@ -271,7 +271,7 @@ def write_rehearsal(rehearsal: Rehearsal, runs_dir: Path) -> RunPaths:
 
 
 def list_achievements(paths: RunPaths) -> tuple[str, ...]:
-    """List what a rehearsal did besides its steps, read from the files that it wrote."""
+    """List what a rehearsal achieved (loss, evaluation, checkpoint, weights), read from the files that it wrote."""
     steps = load_metrics(paths.metrics) if paths.metrics.is_file() else []
     losses = [loss for step in steps if (loss := step.get(TRAIN_LOSS)) is not None]
     achievements = (

@@ -22,7 +22,7 @@ _TRANSIENT = (ExitCode.RUN_FAILED, ExitCode.BUG)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartOptions:
-    """Options of a start that are not part of the plan."""
+    """Options for starting a run that are not part of its plan."""
 
     nodes: Sequence[Node] = ()
     script_args: Sequence[str] = ()
@@ -70,6 +70,6 @@ def _apply_fallback(planned: PlannedRun, paths: RunPaths, outcome: Outcome) -> P
 
 
 def _log(console: Console, text: str) -> None:
-    """Write where the output of the training goes."""
+    """Write a line to the stream that receives the stderr of the training."""
     console.stderr.write(f"{text}\n".encode())
     console.stderr.flush()

@@ -35,7 +35,7 @@ class ResumedRun:
         return outcome is not None and outcome.status == "done"
 
     def list_code(self, expert: str) -> tuple[str, ...]:
-        """Return the code that the run executes, and its manifest if that is another one than the expert's."""
+        """Return the code that the run executes, and its manifest if it is not the expert's."""
         trained = self.planned.loaded.path
         is_other = find_manifest(expert).resolve() != trained.resolve()
         other = (f"request.json: the manifest {trained} instead of {expert}'s",) if is_other else ()

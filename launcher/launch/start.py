@@ -105,7 +105,7 @@ def start_run(
     accelerate: Sequence[str] | None = None,
     timeouts: Timeouts | None = None,
 ) -> Outcome:
-    """Start what the run directory holds, wait for its last process, and return the final outcome.
+    """Start the training of a run directory, wait for its last process, and return the final outcome.
 
     `nodes` are the nodes that this machine plays: none on a single node, all of them in a rehearsal.
     """
@@ -141,7 +141,7 @@ def start_run(
 
 
 def _add_cause(paths: RunPaths, outcome: Outcome, child: ChildExit, relay: Relay) -> Outcome:
-    """Rank 0 only noticed that another rank is gone; the agent knows why."""
+    """Return the outcome with the cause that the agent knows, if rank 0 only noticed that another rank is gone."""
     if is_out_of_memory(child):
         changes: dict[str, object] = {
             "exit_code": int(ExitCode.DOES_NOT_FIT),
@@ -226,7 +226,7 @@ def _open_relay(console: Console, paths: RunPaths) -> Relay:
 
 
 def _try_to_write(paths: RunPaths, outcome: Outcome, relay: Relay) -> None:
-    """Never raises: a full disk may be what ended the run, and its exit code must not be lost."""
+    """Write outcome and report, but never raise: a full disk may have ended the run, and its exit code must be kept."""
     try:
         write_outcome(paths.outcome, outcome)
     except InputError as error:

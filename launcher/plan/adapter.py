@@ -151,7 +151,7 @@ def _list_targets(context: PlanContext) -> tuple[str, ...]:
 
 
 def _check_experts(context: PlanContext) -> None:
-    """Refuse what cannot be trained of a mixture of experts, and stacks that the base does not have."""
+    """Refuse settings that a mixture of experts does not support, and target_parameters that the base does not have."""
     config, base = context.config, context.base
     stacks = () if base.experts is None else tuple(base.experts.stacks)
     if stacks and config.adapter_type == "full":

@@ -63,7 +63,7 @@ def find_measured(context: PlanContext, dtype: Dtype) -> MeasuredAttention | Non
 
 
 def _order_by_time(backends: tuple[AttentionBackend, ...], measured: MeasuredAttention) -> tuple[AttentionBackend, ...]:
-    """Return the fastest first; backends that exclude a CUDA graph after the others, and unmeasured ones last."""
+    """Sort backends by measured time, unmeasured ones last; those that exclude a CUDA graph come after all others."""
 
     def rank(backend: AttentionBackend) -> tuple[bool, float]:
         return backend in UNRECORDABLE_ATTENTION, measured.milliseconds.get(backend, float("inf"))
@@ -127,7 +127,7 @@ def list_package_backends(gpu: Gpu, hardware: Hardware) -> list[AttentionBackend
 
 
 def _has_softcap(context: PlanContext) -> bool:
-    """Gemma 2 soft-caps its attention scores, which torch's kernels do not support."""
+    """Return whether the base soft-caps its attention scores, as Gemma 2 does; torch's kernels do not support this."""
     return context.base.model_type == "gemma2"
 
 

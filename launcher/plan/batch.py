@@ -63,7 +63,7 @@ def explain_batch(context: PlanContext, batch: BatchPlan) -> list[Decision]:
 
 
 def _explain_split(batch: BatchPlan, sequences: int) -> Decision:
-    """Return the decision about the split; micro-steps that are empty on every rank are left out."""
+    """Return the decision about the split of the batch; micro-steps that are empty on every rank are left out."""
     per_step = batch.micro_batch_size * batch.num_ranks
     steps = min(batch.gradient_accumulation_steps, ceil(sequences / per_step))
     accumulated, ranks = _count(steps, "accumulation step"), _count(batch.num_ranks, "rank")

@@ -117,7 +117,7 @@ _SILENT_KEYS = {
 
 
 def name_flags(decisions: Iterable[Decision], options: PlanOptions) -> Iterator[Decision]:
-    """Yield the decisions; one of the manifest whose keys were set by flags names the flags instead."""
+    """Yield the decisions; where flags set the manifest's keys, a decision names the flags instead."""
     for decision in decisions:
         words = {*re.findall(r"\w+", decision.reason), *_SILENT_KEYS.get(decision.name, ())}
         keys = sorted(key for key in options.overridden_keys if key.rpartition(".")[2] in words)

@@ -128,7 +128,7 @@ def _decide_compute_dtype(context: PlanContext) -> tuple[Dtype, Decision]:
 
 
 def _uses_fp8(context: PlanContext) -> bool:
-    """Return whether the frozen base is multiplied in FP8; refuse what cannot be."""
+    """Return whether the frozen base is multiplied in FP8; raise an error if FP8 is requested but impossible."""
     gpu, config = context.gpu, context.config
     if config.precision != "fp8" or context.is_smoke:
         return False

@@ -74,7 +74,7 @@ class _Choice:
 
 
 def _choose(context: PlanContext) -> tuple[_Choice, Layout]:
-    """Return the first settings that fit without offloading to DeepSpeed; else those with it, or raise."""
+    """Return the first settings that fit without DeepSpeed offloading, else those with it, or raise DoesNotFitError."""
     settings = apply_requests(context, decide_model_settings(context))
     first = _search(context, settings)
     if first.layout is not None and first.layout.offload == "none":

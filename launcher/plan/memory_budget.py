@@ -47,7 +47,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchInputs:
-    """What the search, the OOM fallbacks and the suggestions work on."""
+    """Inputs of the layout search, the OOM fallbacks and the suggestions."""
 
     shape: ModelShape
     hardware: Hardware
@@ -74,7 +74,7 @@ class SearchInputs:
 
     @property
     def filled_slots_per_rank(self) -> int:
-        """Return how many of them hold a sequence."""
+        """Return the number of sequences per step and rank, without empty slots."""
         return ceil(self.step_sequences / self.hardware.num_ranks)
 
 

@@ -50,7 +50,7 @@ EstimateSpeed = Callable[[PlanContext], float | None]  # tokens/s of the plan fo
 
 
 def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer_gpus: str) -> Iterator[str]:
-    """Yield the notes; `fewer_gpus` is the result of describe_faster_with_fewer_gpus."""
+    """Yield the notes of a plan; `fewer_gpus` is the result of describe_faster_with_fewer_gpus."""
     yield from context.options.input_notes
     ranks, batch = context.num_ranks, count_step_sequences(context)
     yield from _describe_small_epoch(context)

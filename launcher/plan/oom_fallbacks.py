@@ -41,7 +41,7 @@ def make_oom_fallbacks(
 def _iterate_layouts(
     layout: Layout, candidates: tuple[Candidate, ...], *, is_whole: bool
 ) -> Iterator[tuple[str, Layout]]:
-    """Yield what to change next. `is_whole`: the batch must stay one micro-batch."""
+    """Yield layouts that need less and less memory, with what changes. `is_whole`: the batch stays one micro-batch."""
     while layout.micro_batch_size > 1 and not is_whole:
         layout = replace(layout, micro_batch_size=layout.micro_batch_size // 2)
         yield f"micro-batch {layout.micro_batch_size}", layout

@@ -76,7 +76,7 @@ def choose_smoke_length(row_tokens: float) -> int:
 def make_smoke_sizes(
     config: TrainingConfig, overridden_keys: frozenset[str], row_tokens: float = 0.0
 ) -> tuple[TrainingConfig, dict[str, str]]:
-    """Return the config with small sizes, and by the name of a decision why its value is not the manifest's.
+    """Return the config with small sizes, and by decision name the reasons for values that differ from the manifest.
 
     `overridden_keys` are dotted keys set on the command line, which are kept; `row_tokens` is the mean length of rows.
     """
@@ -93,12 +93,12 @@ def make_smoke_sizes(
 
 
 def replace_reasons(decisions: Iterable[Decision], replaced: Mapping[str, str]) -> tuple[Decision, ...]:
-    """Return the decisions with the reasons of replaced ones."""
+    """Return the decisions, with new reasons for those whose values were replaced."""
     return tuple(plan_decision(d.name, d.value, replaced[d.name]) if d.name in replaced else d for d in decisions)
 
 
 def _replace_batch(sizes: _Sizes, length: int) -> None:
-    """Replace the global batch, unless the command line sets one of its factors. Longer sequences are fewer."""
+    """Replace the global batch, unless the command line sets one of its factors; longer sequences shrink the batch."""
     config = sizes.config
     values: _Values = {}
     batch = max(1, _GLOBAL_BATCH * SMOKE_LENGTHS[0] // length)
@@ -152,7 +152,7 @@ def _replace_modules(sizes: _Sizes) -> None:
 
 
 def _replace_cadence(sizes: _Sizes, what: Literal["save", "evaluation"]) -> None:
-    """Replace a cadence; one set on the command line also keeps the other, as the best checkpoint needs both equal."""
+    """Replace a cadence, unless the command line sets it, or sets the other one and the best checkpoint is loaded."""
     config, overridden = sizes.config, sizes.overridden
     strategy_key, other_key = f"{what}_strategy", "evaluation_strategy" if what == "save" else "save_strategy"
     steps_key = "save_steps" if what == "save" else "eval_steps"

@@ -44,7 +44,7 @@ def get_requested_strategy(context: PlanContext) -> Strategy | None:
 
 
 def _is_plain_cpu(context: PlanContext) -> bool:
-    """No GPU and no CPU ranks requested: one process, whatever the manifest says."""
+    """Return whether the plan is for one CPU process: no GPU, and no CPU ranks requested."""
     return context.gpu is None and context.num_ranks == 1 and context.hardware.gpus_per_node == 0
 
 

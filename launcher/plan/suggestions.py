@@ -93,7 +93,7 @@ def _suggest_smaller_training(inputs: SearchInputs) -> Iterator[str]:
 
 
 def _find_sharded_full(inputs: SearchInputs) -> str:
-    """Return the optimizer that lets several ranks shard the training, if the present one is in the way."""
+    """Suggest an optimizer with which several ranks can shard the training, if the current one prevents that."""
     if inputs.hardware.num_ranks == 1 or inputs.recipe.optimizer not in EIGHT_BIT_OPTIMIZERS:
         return ""
     plain = replace(inputs, recipe=replace(inputs.recipe, optimizer="adamw_torch_fused"))
@@ -186,7 +186,7 @@ def _find_larger_gpu(inputs: SearchInputs, candidates: tuple[Candidate, ...]) ->
 
 
 def move_to_hardware(inputs: SearchInputs, hardware: Hardware) -> SearchInputs:
-    """Return the inputs on other hardware. A remembered OOM applies to the same GPU model only."""
+    """Return the search inputs for other hardware. A remembered OOM applies to the same GPU model only."""
     recipe = replace(inputs.recipe, num_ranks=hardware.num_ranks)
     failed = inputs.budget.oom_bytes if hardware.gpu == inputs.hardware.gpu else None
     return replace(inputs, hardware=hardware, recipe=recipe, budget=replace(make_budget(hardware), oom_bytes=failed))

@@ -131,7 +131,7 @@ def _describe_cost(context: PlanContext, schedule: SchedulePlan, rows: int) -> s
 
 
 def keep_evaluable(fallbacks: tuple[OomFallback, ...], task_eval: TaskEvalPlan | None) -> tuple[OomFallback, ...]:
-    """Return the fallbacks that can evaluate the check that decides which checkpoint is best; all if none does."""
+    """Return the fallbacks that can run the task evaluation that selects the best checkpoint; all if there is none."""
     if task_eval is None or not task_eval.min_rows:
         return fallbacks
     return tuple(filter(_holds_all_weights, fallbacks))

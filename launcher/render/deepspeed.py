@@ -39,7 +39,7 @@ def render_deepspeed(spec: LaunchSpec) -> str:
 
 
 def make_train_batch_size(spec: LaunchSpec) -> int | Auto:
-    """Return all slots of a step, empty ones included: DeepSpeed requires micro-batch x accumulation x ranks."""
+    """Return DeepSpeed's train_batch_size, empty slots included: micro-batch x accumulation x ranks."""
     if spec.micro_batch_size == "auto" or spec.gradient_accumulation_steps == "auto":
         return "auto"
     return spec.micro_batch_size * spec.gradient_accumulation_steps * spec.num_processes

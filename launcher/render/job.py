@@ -20,7 +20,7 @@ TIME_STEP_SECONDS = 10 * 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobOptions:
-    """Options that are not part of a plan. `partition` and the next two are Slurm's, those after it the others'."""
+    """Job options besides the plan. `partition` to `warning_seconds` are for Slurm, later ones for other targets."""
 
     target: Target = "slurm"
     time_limit_seconds: int | None = None  # None: from the plan's estimate

@@ -348,7 +348,7 @@ def _note_inputs(loaded: LoadedManifest, profile: Profile) -> Iterator[str]:
 
 
 def _describe_judge_gaps(hardware: Hardware, loaded: LoadedManifest) -> str:
-    """Describe what hostile answers could do on this machine; empty for another one, or without a built-in judge."""
+    """Describe what hostile answers could do on this machine; empty for other hardware, or without a built-in judge."""
     judge = resolve_judge_name(loaded.manifest)
     return describe_boundary() if hardware.source == "probe" and judge is not None and ":" not in judge else ""
 

@@ -122,7 +122,7 @@ def input_texts(planned: PlannedRun, paths: RunPaths) -> dict[str, str]:
 
 
 def _redact_manifest(manifest: Manifest) -> object:
-    """Redact a manifest, and keep it loadable: a value that a setting needs is no secret."""
+    """Redact a manifest, except for values without which it could not be loaded."""
     tree = redact_tree(manifest.model_dump(mode="json", exclude_unset=True), known=())
     for secret in get_known_secrets():
         redacted = redact_tree(tree, known=(secret,))

@@ -111,7 +111,7 @@ def load_calibration(hardware: Hardware) -> Calibration:
 
 
 def describe_machine(hardware: Hardware) -> Machine:
-    """Return what makes runs comparable."""
+    """Return GPU and software of a machine; runs with equal ones are comparable."""
     return Machine(gpu=None if hardware.gpu is None else hardware.gpu.key, software=_collect_software())
 
 
@@ -169,7 +169,7 @@ def remember_run(paths: RunPaths) -> str:
 
 
 def find_disturbance(record: RunRecord) -> str:
-    """Return why a run's measurements are not representative; empty if they are, as with random weights."""
+    """Return why a run's measurements are not representative; empty if they are, even with random weights."""
     plan, outcome, steps = record.plan, record.outcome, record.steps
     if outcome is None or outcome.status != "done":
         return "it is not finished"

@@ -70,7 +70,7 @@ class CheckpointManifest(Frozen):
 
     @model_validator(mode="after")
     def _check_steps(self) -> CheckpointManifest:
-        """Refuse counts that no training has: resuming replays the order and the schedule up to them."""
+        """Reject inconsistent step counts: resuming replays the order and the schedule up to them."""
         if not self.schedule_steps <= self.step <= self.num_steps or (self.best.step or 0) > self.step:
             raise ValueError(f"step {self.step}, schedule {self.schedule_steps} and best do not fit {self.num_steps}")
         return self

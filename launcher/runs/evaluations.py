@@ -44,8 +44,7 @@ class RunEvaluations:
 
     @property
     def gain(self) -> tuple[str, PairedChange, tuple[str, ...]] | None:
-        """The main check, its change from the base to the trained model on the same rows, and caveats; None if no row
-        was judged both times."""
+        """Main check, its change from base to trained model on common rows, and caveats; None without any."""
         for now in (self.trained, self.full_eval):
             if self.base is not None and now is not None:
                 with suppress(InputError):

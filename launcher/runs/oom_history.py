@@ -37,7 +37,7 @@ class OomHistory(Frozen):
 
 
 def get_cache_folder() -> Path:
-    """Return the folder of what runs on this machine have measured."""
+    """Return the folder where runs on this machine store what they have measured."""
     configured = os.environ.get(CACHE_DIR_VARIABLE)
     if configured:
         return Path(configured)
@@ -62,7 +62,7 @@ def load_history() -> OomHistory:
 
 
 def find_failure(plan: Plan) -> Failure | None:
-    """Return the smallest failure of plans like this one."""
+    """Return the recorded out-of-memory failure of plans like this one with the smallest predicted memory."""
     key = make_key(plan)
     return None if key is None else load_history().failures.get(key)
 

@@ -43,7 +43,7 @@ _MAX_FAILED = 3  # trials in a row that crash: not a matter of their parameters
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sweep:
-    """What is searched, how long, and where it is stored."""
+    """Settings of a sweep: what is searched, for how long, and where its runs are stored."""
 
     request: Request
     params: tuple[Param, ...]
@@ -83,7 +83,7 @@ class Sweep:
 
 
 class _SweepRecord(Frozen):
-    """What must stay the same when a sweep continues; sweep.json."""
+    """Content of sweep.json: the settings that must not change when a sweep continues."""
 
     schema_version: Literal[1] = 1
     settings: dict[str, JsonValue]
@@ -171,7 +171,7 @@ class _Runner:
                     return ended
 
     def _note_signal(self, number: int) -> None:
-        """Record a stop signal between trials, instead of dying of it; during a trial it stops the training."""
+        """Record a stop signal instead of letting it end this process; during a trial, it stops the training."""
         if self._watcher is None or not self._watcher.stop_reason:  # else the run had ended before its signal
             self._received.append(number)
 
@@ -262,7 +262,7 @@ class _Runner:
 
 
 def estimate_seconds(run: TrialRun, trials: Sequence[TrialRecord]) -> float | None:
-    """Return the time that a trial needs: its plan's, but at least as long as trials took in relation to theirs."""
+    """Return the remaining time of a trial, by its plan's estimate or the mean of finished trials if that is longer."""
     planned = run.planned.plan.speed.total_seconds
     measured = [trial.seconds for trial in trials if trial.status == "done" and trial.seconds]
     mean = sum(measured) / len(measured) if measured else None
@@ -276,7 +276,7 @@ def format_values(trial: TrialRecord) -> str:
 
 
 def shorten_number(text: str) -> str:
-    """Return a value with at most four digits; the run has all of them."""
+    """Shorten a number to four significant digits for display; the run uses all of them."""
     try:
         return text if text.lstrip("-").isdigit() else f"{float(text):.4g}"
     except ValueError:

@@ -142,7 +142,7 @@ def _is_integer(*texts: str) -> bool:
 
 
 def _resolve_key(name: str) -> str:
-    """Return the dotted key of a name: a short one is of training.config."""
+    """Return the dotted manifest key of a name; a short name is a key of training.config."""
     key = f"{_CONFIG}{name}" if name in TrainingConfig.model_fields else name
     if not _find_types(key):
         meant = find_key(name.rpartition(".")[2], Manifest)

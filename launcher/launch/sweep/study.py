@@ -40,7 +40,7 @@ class TrialRecord:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Return the flags of --set."""
+        """Return the parameters as KEY=VALUE, for --set."""
         return tuple(f"{key}={value}" for key, value in self.values.items())
 
 

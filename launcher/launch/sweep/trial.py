@@ -41,18 +41,18 @@ class TrialRun:
 
     @property
     def is_done(self) -> bool:
-        """Whether it was trained completely."""
+        """Whether the training of this trial has finished."""
         return self.resumed is not None and self.resumed.is_done
 
     @property
     def seconds(self) -> float:
-        """Return the seconds that were spent on it."""
+        """Return the seconds that this trial has taken so far."""
         times = [row.values[TOTAL_SECONDS] for row in _load_rows(self.paths) if TOTAL_SECONDS in row.values]
         return times[-1] if times else 0.0
 
 
 def plan_trial(request: Request, overrides: Sequence[str], runs_dir: Path, run_id: str) -> TrialRun:
-    """Plan a trial, or what is left of it; raises LauncherError if nothing fits or the settings contradict."""
+    """Plan a trial, or the rest of an interrupted one; raises LauncherError if nothing fits or settings are invalid."""
     paths = make_run_paths(runs_dir, run_id)
     own = replace(request, overrides=(*request.overrides, *overrides))
     if not paths.plan.is_file():

@@ -82,7 +82,7 @@ def find_expert_mount(options: JobOptions) -> dict[str, str]:
 
 
 def make_name(text: str) -> str:
-    """Return a run's id as a DNS label: two or more small letters, digits and hyphens, a letter first."""
+    """Return a run's id as a DNS label: two or more lowercase letters, digits and hyphens, starting with a letter."""
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     name = name if name[:1].isalpha() and len(name) > 1 else f"run-{name}"
     if len(name) <= _MAX_NAME:
@@ -133,7 +133,7 @@ UNSET = _Unset()
 
 class _Dumper(yaml.SafeDumper):
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
-        """Indent lists in mappings, as these projects' own documentation does."""
+        """Indent lists in mappings, as the documentation of the target platforms does."""
         super().increase_indent(flow, False)
 
 
