@@ -37,7 +37,7 @@ def fall_back(plan: Plan, accelerator: Accelerator, error: torch.OutOfMemoryErro
 
 
 def _was_underestimated(plan: Plan) -> bool:
-    """Whether the prediction was too small; memory used by other processes is seen by the next plan."""
+    """Whether the prediction was too small; otherwise other processes used the memory, which the next plan sees."""
     return torch.cuda.is_available() and torch.cuda.max_memory_reserved() >= _OWN_SHARE * plan.memory.allocated_bytes
 
 

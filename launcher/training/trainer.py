@@ -70,7 +70,7 @@ class TrainerInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainResult:
-    """How far a training came."""
+    """Result of a training: the completed steps, and whether a signal interrupted it."""
 
     steps_done: int
     was_interrupted: bool  # by a signal to this rank or another

@@ -72,7 +72,7 @@ def _run_micro_batch(run: TrainingRun) -> None:
 
 
 def _no_sync(run: TrainingRun) -> AbstractContextManager[None]:
-    """Return a context without gradient sync, which is not needed here, with two exceptions.
+    """Return a context without gradient sync, or an empty one for FSDP2 and DDP, which must sync.
 
     FSDP2 would keep unsharded gradients until the first step. DDP rebuilds its buckets after the first all-reduce, so a
     resumed run would reduce its first step in a different order.
@@ -99,7 +99,7 @@ def _reserve_optimizer_states(run: TrainingRun) -> Iterator[None]:
 
 
 def _run_eval_batch(run: TrainingRun) -> None:
-    """Evaluate one batch, which has its own size. On one rank, out of memory is ignored: evaluation shrinks it."""
+    """Evaluate one batch, to check memory. On one rank, out of memory is ignored: evaluation will halve the batch."""
     split, engine = run.validation, run.engine
     if split is None or engine.device.type != "cuda":
         return

@@ -52,7 +52,7 @@ def write_weights(run: TrainingRun, weights: Iterable[tuple[str, Tensor]], folde
 
 
 def _write_result(run: TrainingRun, folder: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write weights for inference: an adapter initialized by PiSSA as one of the published base."""
+    """Write weights for inference; a PiSSA adapter is converted to an adapter of the published base."""
     initial = get_initial_lora(run.engine.module.model)
     _write(run, folder, subtract_initial(weights, initial))
     if initial:

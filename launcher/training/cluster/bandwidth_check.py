@@ -39,7 +39,7 @@ class LinkSpeed:
 
     @property
     def gb_per_second(self) -> float:
-        """The bus bandwidth as defined by nccl-tests, which is comparable between tensor of ranks."""
+        """The bus bandwidth as defined by nccl-tests, which is comparable between different numbers of ranks."""
         return 2 * (self.num_ranks - 1) / self.num_ranks * self.num_bytes / self.seconds / 1e9
 
     def __str__(self) -> str:

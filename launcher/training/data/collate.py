@@ -54,7 +54,7 @@ class PackedBatch:
 
 
 def _pin(tensor: Tensor) -> Tensor:
-    """Copies with numpy, because torch uses all its threads above 32,768 elements and takes ten times as long."""
+    """Copy a tensor to pinned memory by numpy: torch would use all threads above 32,768 elements, ten times slower."""
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     np.copyto(pinned.numpy(), tensor.numpy())
     return pinned

@@ -86,7 +86,7 @@ class PrefetchIterator(Iterator[PackedBatch]):
 def build_loader(
     batches: MicroBatchDataset, plan: LoaderPlan, first_step: int = 0, *, prefetch: bool = False
 ) -> PrefetchIterator:
-    """Iterate over micro-batches from a step to the end of the run. `prefetch`: training does not run on the CPU."""
+    """Iterate over micro-batches from a step to the end of the run. `prefetch`: without workers, collate one ahead."""
     loader: DataLoader[PackedBatch] = DataLoader(
         batches,
         batch_size=None,

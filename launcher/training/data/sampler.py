@@ -79,6 +79,6 @@ def assign_to_ranks(packs: Sequence[int], costs: IntArray, layout: BatchLayout) 
 
 
 def _split(packs: list[int | None], layout: BatchLayout) -> tuple[Slots, ...]:
-    """Round-robin, so that the micro-batches of a rank have similar costs too."""
+    """Split packs into micro-batches round-robin, so that the micro-batches of a rank have similar costs, too."""
     padded = packs + [None] * (layout.slots_per_rank - len(packs))
     return tuple(tuple(padded[index :: layout.num_micro_batches]) for index in range(layout.num_micro_batches))

@@ -20,10 +20,10 @@ class NotNeededError(Exception):
 
 
 class Passed:
-    """Result of a check that works."""
+    """Result of a check that passed."""
 
     def __init__(self, detail: str, **figures: float) -> None:
-        """`figures` are measured values, by name."""
+        """Store the detail and, by name, the measured values (`figures`)."""
         self.detail, self.figures = detail, figures
 
 

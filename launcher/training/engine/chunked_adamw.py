@@ -203,7 +203,7 @@ class OptimizerInBackward:
 
     @contextmanager
     def enabled(self, loss: Tensor) -> Iterator[None]:
-        """Update weights in the backward pass of this loss. Without it, gradients are only freed."""
+        """Update weights in the backward pass of `loss`. Outside of this context, gradients are only freed."""
         self._is_skipped = ~torch.isfinite(loss.detach())
         self._sum_of_squares = torch.zeros((), device=loss.device)
         self._is_active = True

@@ -30,7 +30,7 @@ class Evaluator:
         return self._tasks is not None and self._tasks.is_owed
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Return task metrics and validation loss after a step; empty without held-out rows, or if `is_owed`."""
+        """Return task metrics and validation loss after a step; empty without held-out rows, or if interrupted."""
         values = self.evaluate_tasks(step)
         return {} if self.is_owed else {**values, **self._compute_loss()}
 

@@ -30,7 +30,7 @@ class TaskEvalError(Exception):
 
 
 class EvalInterruptedError(TaskEvalError):
-    """The run is stopping."""
+    """The evaluation was interrupted because the run is stopping."""
 
 
 class AttentionNotRestoredError(RunFailedError):

@@ -238,7 +238,7 @@ class TaskEvaluator:
                 save_slice(self._run.paths.evaluations / "slice.json", self._slice)
 
     def _choose_slice(self, max_new_tokens: int) -> TaskSlice:
-        """Runs on every rank, because generation is timed on all of them; rank 0's choice counts."""
+        """Choose the rows of all evaluations. Every rank calls this to time generation; rank 0's choice counts."""
         task_eval = self._run.plan.task_eval
         assert task_eval is not None
         rows = len(self._held_out.rows)

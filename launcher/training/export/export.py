@@ -90,7 +90,7 @@ def _export(arguments: argparse.Namespace) -> str:
 
 
 def _can_reuse(run: TrainedRun, target: Path, arguments: argparse.Namespace) -> bool:
-    """Return whether --push finds an export of these weights: complete, because exports are renamed when they are."""
+    """Return whether --push can upload an existing export of these weights; existing exports are always complete."""
     options = (arguments.dtype, arguments.quantization, arguments.llama_cpp, arguments.check_rows)
     card = target / CARD_FILE
     if arguments.push is None or any(option is not None for option in options) or not card.is_file():

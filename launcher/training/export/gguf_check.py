@@ -235,7 +235,7 @@ def check_answers(
     other: Sequence[int],
     answer_exactly: Callable[[], Sequence[Mapping[str, Any]]],
 ) -> tuple[int, int]:
-    """Return how many of the `other` answers are near ties, and how many only rounding explains; raise for the rest.
+    """Count the `other` answers that are near ties, and those that only rounding explains; raise for any others.
 
     Rounding explains an answer if llama.cpp answers like the merged model once it rounds nothing.
     """
@@ -255,7 +255,7 @@ def check_answers(
 
 
 def _find_margin(model: Any, device: torch.device, answer: Mapping[str, Any]) -> float:
-    """Return how far the first token that the model would not choose is below the highest, in standard deviations."""
+    """Return the logit gap of the first token of an answer that is not the argmax, in standard deviations."""
     prompt, made = answer["prompt"], answer["answer"]
     (logits,) = compute_logits(model, [torch.tensor(prompt + made)], device)
     logits = logits[len(prompt) - 1 : -1]

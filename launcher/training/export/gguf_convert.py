@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def complete_tokenizer(folder: Path) -> None:
-    """Add what the converter reads elsewhere: added tokens with their flags, and a SentencePiece model."""
+    """Write what the converter does not take from tokenizer.json: added tokens with flags, a SentencePiece model."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     config = folder / "tokenizer_config.json"
     settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
@@ -101,7 +101,7 @@ def _make_sentencepiece(tokenizer: dict[str, Any]) -> bytes:
 
 
 def find_pre_tokenizer(tokenizer: dict[str, Any]) -> str | None:
-    """Return llama.cpp's name of the pre-tokenizer of a byte-level tokenizer; None if it has no such one."""
+    """Return llama.cpp's name of the pre-tokenizer of a byte-level tokenizer; None if it is unknown."""
     parts = tokenizer.get("pre_tokenizer") or {}
     parts = parts.get("pretokenizers", [parts])
     kinds = [part.get("type") for part in parts]

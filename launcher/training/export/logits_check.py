@@ -78,7 +78,7 @@ def _upcast(value: Any) -> Any:
 
 
 def compare_logits(merged: Sequence[Tensor], expected: Sequence[Tensor], base: Sequence[Tensor] | None) -> Agreement:
-    """Compare; `expected` is from base and adapter, `base` from the base without the adapter."""
+    """Compare logits of a merged model with `expected`, from base and adapter, and `base`, from the base alone."""
     same = sum(int((a.argmax(-1) == b.argmax(-1)).sum()) for a, b in zip(merged, expected, strict=True))
     num_positions = sum(len(row) for row in expected)
     size = _dot(expected, expected) ** 0.5

@@ -54,7 +54,7 @@ def render_vllm(plan: Plan, base: str, *, is_adapter: bool) -> str:
 
 
 def describe_window(window: int) -> str:
-    """Return the limit of a GGUF file whose sliding window llama.cpp does not apply."""
+    """Describe the length limit of a GGUF file whose sliding window llama.cpp does not apply."""
     return (
         f"llama.cpp has no sliding window for this family: answers are right up to {window:,} tokens of prompt and "
         f"answer (-c {window}). Serve longer ones with transformers or vLLM"

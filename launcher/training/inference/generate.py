@@ -148,7 +148,7 @@ class Generator:
     def generate(
         self, prompts: Sequence[str], advance: Callable[[int, str], None] = lambda _count, _detail: None
     ) -> list[Answer]:
-        """Return an answer per prompt. `advance` is called with finished answers, and what is under way."""
+        """Return an answer per prompt. `advance` is called with the number of finished answers and a progress text."""
         # A prompt that is too long loses its beginning.
         room = self._base.max_positions - int(self._config.max_new_tokens)
         ids = [self._encoder.encode_prompt(prompt)[-max(1, room) :] for prompt in prompts]
@@ -239,7 +239,7 @@ class Generator:
 
 
 def count_row_bytes(base: ModelShape, bytes_per_element: int, num_prompt_tokens: int, max_new_tokens: int) -> int:
-    """Return what a row of a batch needs: KV cache, prefill, and the prefill's mask."""
+    """Return the bytes that a row of a batch needs: KV cache, prefill, and the prefill's mask."""
     num_tokens = num_prompt_tokens + max_new_tokens
     widest = max(linear.out_features for linear in base.linears)
     prefill = num_prompt_tokens * (_HIDDEN_STATES * base.hidden_size + _WIDE_STATES * widest)
@@ -279,7 +279,7 @@ def _sampling_filters(decoding: Decoding) -> dict[str, Any]:
 
 
 def _collect_eos_ids(tokenizer: BaseTokenizer, end_token: str, stop_sequences: Sequence[str] = ()) -> list[int]:
-    """The ends of the template and the base, and stop sequences that are special tokens: a decoded text has none."""
+    """Return the end tokens of template and base, and stop sequences that are special tokens: decoded text has none."""
     special = {token.content for token in tokenizer.backend.get_added_tokens_decoder().values() if token.special}
     stops = [tokenizer.backend.token_to_id(stop) for stop in stop_sequences if stop in special]
     return list(dict.fromkeys([*collect_end_ids(tokenizer, end_token), *(stop for stop in stops if stop is not None)]))

@@ -130,7 +130,7 @@ def _read_chat(data: DataPlan, name: str, question: str, fields: Mapping[str, st
 
 
 def _fill(source: str | None, text: str, fields: Mapping[str, str], name: str) -> str:
-    """Return the text of a role: from --field, or from a text that takes the place of its only field."""
+    """Return the text of a role: made of --field values, or with `text` as the value of its only field."""
     if source is None:
         return text
     parsed = parse_row_text(source, ())

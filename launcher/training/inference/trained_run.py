@@ -59,7 +59,7 @@ class TrainedRun:
         return allow_remote_code(self.plan.trust_remote_code, self.plan.base.name)
 
     def with_system(self, system: str | None = None) -> TrainedRun:
-        """Return the run with this system message of prompts without their own, or with that of all training rows."""
+        """Return the run with a system message for prompts without one: `system`, or that of all training rows."""
         shared = "" if self.outcome is None else self.outcome.shared_system
         if system is None and not shared:
             return self

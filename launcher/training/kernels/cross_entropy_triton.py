@@ -23,7 +23,7 @@ def _softcap(logits, softcap, has_softcap: tl.constexpr):  # type: ignore[no-unt
 def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
     logits, targets, losses, lse_ptr, row_stride, vocab_size, softcap, has_softcap: tl.constexpr, block: tl.constexpr
 ):
-    """One program per row: the loss and the log-sum-exp."""
+    """Compute the loss and the log-sum-exp of each row, with one program per row."""
     row = tl.program_id(0)
     row_ptr = logits + tl.cast(row, tl.int64) * row_stride
     target = tl.load(targets + row)

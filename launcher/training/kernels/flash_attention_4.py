@@ -21,7 +21,7 @@ except ImportError as error:
 
 @contextmanager
 def _unsupported_as_not_implemented() -> Iterator[None]:
-    """The package reports unsupported arguments by assertions."""
+    """Turn AssertionErrors into NotImplementedErrors: the package reports unsupported arguments by assertions."""
     try:
         yield
     except AssertionError as error:

@@ -36,17 +36,17 @@ class Fp8Weights(NamedTuple):
 
     @property
     def in_features(self) -> int:
-        """Inputs of all matrices."""
+        """Number of input features, which all matrices share."""
         return self.codes.shape[1]
 
     @property
     def ranks(self) -> int:
-        """Columns of A and B of all matrices."""
+        """Total LoRA rank of all matrices."""
         return len(self.lora_A)
 
     @property
     def out_features(self) -> int:
-        """Outputs of all matrices."""
+        """Number of output features of all matrices together."""
         return len(self.codes)
 
     def project(self, x_ext: Tensor, start: int = 0, out: Tensor | None = None) -> Tensor:
@@ -148,7 +148,7 @@ def qk_norm_rope_backward(
 
 
 def matmul(rows: Fp8Rows, codes: Tensor, scales: Tensor | None, dtype: torch.dtype, lora: LoraTerm | None) -> Tensor:
-    """Return rows codes^T * scales + LoRA's term in `dtype`; codes are [out, in], scales [out] or all 1."""
+    """Return rows @ codes^T * scales + LoRA's term in `dtype`; codes are [out, in], scales [out] or all 1."""
     if codes.is_cuda and torch.cuda.get_device_capability(codes.device) == (9, 0) and supports_triton(codes.device):
         from launcher.training.kernels import fp8_matmul_triton
 
@@ -177,7 +177,7 @@ def transpose(codes: Tensor) -> Tensor:
 
 
 def project_rows(rows: Fp8Rows, lora_A: Tensor) -> Tensor:
-    """Return rows A^T in A's dtype, that is x_lora."""
+    """Return x_lora = rows @ A^T in A's dtype."""
     if supports_triton(lora_A.device):
         from launcher.training.kernels import fp8_matmul_triton
 

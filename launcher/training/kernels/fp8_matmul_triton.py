@@ -66,7 +66,7 @@ def _project_rows_kernel(  # type: ignore[no-untyped-def]
     codes, row_scales, right, column_scales, out, num_tokens, width, ranks, in_stride, rank_stride, inputs_per_program,
     tokens: tl.constexpr, inputs: tl.constexpr, tile_ranks: tl.constexpr, divides: tl.constexpr,
 ):  # fmt: skip
-    """`out` = rows right, with `divides` rows (right / column_scales); a partial sum per program of axis 2."""
+    """Write rows @ right to `out`; `divides`: right / column_scales instead. Programs of axis 2 write partial sums."""
     token_ids = tl.program_id(0) * tokens + tl.arange(0, tokens)
     rank_ids = tl.program_id(1) * tile_ranks + tl.arange(0, tile_ranks)
     inside_tokens, inside_ranks = token_ids < num_tokens, rank_ids < ranks
@@ -106,7 +106,7 @@ def _sum_products_kernel(  # type: ignore[no-untyped-def]
     tokens: tl.constexpr, features: tl.constexpr, tile_ranks: tl.constexpr, divides: tl.constexpr,
     transposed: tl.constexpr,
 ):  # fmt: skip
-    """Partial sums over tokens of left^T rows, with `divides` divided by column_scales."""
+    """Compute partial sums over tokens of left^T @ rows; with `divides`, they are divided by column_scales."""
     feature_ids = tl.program_id(0) * features + tl.arange(0, features)
     rank_ids = tl.program_id(2) * tile_ranks + tl.arange(0, tile_ranks)
     inside_features, inside_ranks = feature_ids < width, rank_ids < ranks
@@ -191,7 +191,7 @@ def matmul(
 
 
 def project_rows(codes: Tensor, row_scales: Tensor, right: Tensor, column_scales: Tensor | None) -> Tensor:
-    """Return rows right [tokens, ranks]; with column_scales, of rows / column_scales."""
+    """Return rows @ right [tokens, ranks]; with column_scales, (rows / column_scales) @ right."""
     (num_tokens, width), ranks = codes.shape, right.shape[1]
     tile_ranks = min(_MAX_RANKS, max(16, triton.next_power_of_2(ranks)))
     num_slots = _PROGRAMS_PER_SM * _count_multiprocessors(codes.device)
@@ -229,7 +229,7 @@ def project_rows(codes: Tensor, row_scales: Tensor, right: Tensor, column_scales
 def sum_products(
     codes: Tensor, row_scales: Tensor, left: Tensor, column_scales: Tensor | None, *, transposed: bool
 ) -> Tensor:
-    """Return the sum over tokens of left^T rows [ranks, features], or transposed; in fp32, always in the same order."""
+    """Return left^T @ rows [ranks, features] or its transpose in fp32; tokens are always summed in the same order."""
     (num_tokens, width), ranks = codes.shape, left.shape[1]
     tile_ranks = min(_MAX_RANKS, max(16, triton.next_power_of_2(ranks)))
     features = 256 if _get_architecture() == 90 else 128  # elsewhere 256 do not fit into the registers

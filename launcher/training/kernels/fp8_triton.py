@@ -86,7 +86,7 @@ def _swiglu_backward_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _load_heads(ptr, token, head, first, count, columns, size: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Both halves of the heads `first` to `first + count` of one token, zero for other heads."""
+    """Load both halves of the heads `first` to `first + count` of one token; other heads are zero."""
     mask = ((head >= first) & (head < first + count))[:, None]
     address = ptr + (token * count + head - first)[:, None] * size + columns[None, :]
     x1 = tl.load(address, mask=mask, other=0.0).to(tl.float32)
@@ -137,7 +137,7 @@ def _qk_norm_rope_backward_kernel(  # type: ignore[no-untyped-def]
 
 
 def _row_options(width: int, per_warp: int = 512) -> dict[str, int]:
-    """Return the block of a kernel with one program per row."""
+    """Return block size and number of warps of a kernel with one program per row."""
     block = triton.next_power_of_2(width)
     return {"block": block, "num_warps": min(32, max(1, block // per_warp))}
 

@@ -51,7 +51,7 @@ class LoraCopy:
         self._grid = len(rows), triton.cdiv(max(source.numel() for source in sources), _BLOCK)
 
     def __call__(self) -> None:
-        """Launch the copy."""
+        """Launch the kernel that copies A and B into the fused weights."""
         _copy_lora_kernel[self._grid](
             self._table, self._scales, source_type=self._source_type, target_type=self._target_type, block=_BLOCK
         )
@@ -113,7 +113,7 @@ def _load_tile(ptr, row, column, stride, num_rows, num_columns, rows: tl.constex
 def _row_norms_kernel(  # type: ignore[no-untyped-def]
     base_a, scaled_b, a_gram, base_squares, norms, num_rows, ranks, b_stride, rows: tl.constexpr, tile: tl.constexpr
 ):
-    """Loops over tiles of ranks, because A A^T of a large rank would not fit in shared memory."""
+    """Compute ||W + s B A|| per row in tiles of ranks, because A A^T of a large rank would not fit in shared memory."""
     row = tl.program_id(0) * rows
     row_ids = row + tl.arange(0, rows)
     mask = row_ids < num_rows

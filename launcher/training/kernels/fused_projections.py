@@ -36,17 +36,17 @@ class DenseWeight:
 
     @property
     def ranks(self) -> int:
-        """Columns of A and B of all matrices."""
+        """Total LoRA rank of all matrices."""
         return self.full.shape[1] - self.in_features
 
     @property
     def out_features(self) -> int:
-        """Outputs of all matrices."""
+        """Number of output features of all matrices together."""
         return len(self.full) - self.ranks
 
     @property
     def scaled_B(self) -> Tensor:
-        """S B [out, ranks]."""
+        """The scaled matrices B: s B [out, ranks]."""
         return self.full[: self.out_features, self.in_features :]
 
     @property

@@ -24,7 +24,7 @@ def make_rounding_key(seed: int, step: int, tensor_index: int) -> int:
 
 
 def _mix(bits: int) -> int:
-    """Return the finaliser of MurmurHash3."""
+    """Mix the bits of an integer by the finalizer of MurmurHash3."""
     bits &= _UINT32_MASK
     bits = (bits ^ (bits >> 16)) * 0x85EBCA6B & _UINT32_MASK
     bits = (bits ^ (bits >> 13)) * 0xC2B2AE35 & _UINT32_MASK

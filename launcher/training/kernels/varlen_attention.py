@@ -77,7 +77,7 @@ class AttentionInputs:
         self.padded_group = triton.next_power_of_2(self.group)
 
     def count_programs(self, tokens_per_tile: int) -> int:
-        """Return the grid size for tiles of so many tokens."""
+        """Return the grid size for tiles of this many tokens."""
         count: int = triton.cdiv(self.num_tokens, tokens_per_tile) * self.num_kv_heads
         return count
 

@@ -91,7 +91,7 @@ def _cu_seqlens(batch: PackedBatch) -> AttentionMetadata:
 
 
 def _flatten(tensor: Tensor) -> Tensor:
-    """[tokens, heads, head_dim] in the 16 bits that FlashAttention requires; FP32 norms and DoRA over NF4 give FP32."""
+    """Return [tokens, heads, head_dim] in 16 bits, which FlashAttention needs; FP32 norms and DoRA on NF4 give FP32."""
     flat = tensor.transpose(1, 2).flatten(0, 1)
     return flat.to(torch.bfloat16) if flat.dtype == torch.float32 else flat
 
@@ -199,7 +199,7 @@ def _block_mask(batch: PackedBatch) -> AttentionMetadata:
 
 @cache
 def _compiled_flex() -> Any:
-    """Uncompiled, flex_attention materializes all scores; only the compiler fuses it."""
+    """Return the compiled flex_attention; without the compiler, it materializes all scores."""
     return torch.compile(flex_attention, dynamic=False)
 
 

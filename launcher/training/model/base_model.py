@@ -153,7 +153,7 @@ def _make_load_error(plan: Plan, source: str, folders: tuple[Path, ...], error: 
 
 
 def _check_positions(plan: Plan, source: str) -> None:
-    """Checks the files themselves, because the plan may have used the catalogue's entry for another version."""
+    """Raise InputError if config.json has too few positions: the plan may have used the entry of another version."""
     file = Path(source) / "config.json"
     positions = json.loads(file.read_text()).get("max_position_embeddings") if file.is_file() else None
     if isinstance(positions, int) and positions < plan.batch.sequence_length:

@@ -82,7 +82,7 @@ def compile_forward(forward: Forward, plan: CompilePlan) -> Forward:
 
 
 class _CompileSwitch:
-    """Shared by all layers: what fails to compile for one fails for the others too."""
+    """Switch for compiled code, shared by all layers: what fails to compile for one fails for the others too."""
 
     is_on = True
 

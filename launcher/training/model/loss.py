@@ -80,7 +80,7 @@ class _ChunkedLinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Scales in place, because the head's gradient is the largest tensor; a second backward is not possible."""
+        """Scale gradients in place, because the head's is the largest tensor; a second backward is not possible."""
         (scale,) = grads
         grads = tuple(None if grad is None else grad.mul_(scale) for grad in ctx.saved_tensors)
         cast = (None if grad is None else grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True))
@@ -105,7 +105,7 @@ def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _loss_and_grad(logits: Tensor, targets: Tensor, softcap: float | None) -> tuple[Tensor, Tensor]:
-    """The gradient is softmax(logits) - onehot(target)."""
+    """Return the losses, and the gradient of the logits: softmax(logits) - onehot(target)."""
     capped = _softcap(logits.float(), softcap)
     lse = torch.logsumexp(capped, dim=-1)
     losses = lse - capped.gather(1, targets[:, None]).squeeze(1)

@@ -74,7 +74,7 @@ def _embed(layer: Any, tokens: Tensor, active_adapters: list[str], *args: Any, *
 
 
 def split_head(head: Any) -> tuple[Any, Tensor | None, Tensor | None]:
-    """Return the frozen LM head, and the ids and rows of new tokens; None if it has no rows of their own."""
+    """Return the frozen LM head, and ids and rows of new tokens, which are None if the head has no such rows."""
     if not isinstance(head, TrainableTokensWrapper):
         return head, None, None
     layer: Any = head.token_adapter

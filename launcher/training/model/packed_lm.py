@@ -67,7 +67,7 @@ class PackedCausalLM(nn.Module):
         return (loss, hidden) if return_hidden else loss
 
     def _forward_reference(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """One document by transformers and PEFT alone: their attention, linear layers, head, and all logits."""
+        """Return loss and hidden states of one document, computed by transformers and PEFT alone, with all logits."""
         head_inputs: list[Tensor] = []
         head: Any = self.base.get_output_embeddings()
         # output_hidden_states=True would leave hooks that break torch.compile's graphs.

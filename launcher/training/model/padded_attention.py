@@ -73,7 +73,7 @@ def make_grouped_kernel(attend: AttendPadded) -> Any:
 
 
 def _gather(tensor: Tensor, group: _Group) -> Tensor:
-    """[1, heads, tokens, head_dim] -> [documents, heads, length, head_dim]."""
+    """Gather the documents of a group: [1, heads, tokens, head_dim] -> [documents, heads, length, head_dim]."""
     gathered = tensor[0].index_select(1, group.gather)
     return gathered.unflatten(1, (group.num_documents, -1)).transpose(0, 1)
 
@@ -131,7 +131,7 @@ def _repeat_kv(heads: Tensor, query: Tensor) -> Tensor:
 
 
 def _causal_mask(query: Tensor, window: int | None) -> Tensor:
-    """[tokens, tokens], true where a token is visible."""
+    """Return the causal mask [tokens, tokens], true where a token is visible; `window` limits the distance."""
     positions = torch.arange(query.shape[2], device=query.device)
     distance = positions[:, None] - positions[None, :]
     return (distance >= 0) if window is None else (distance >= 0) & (distance < window)

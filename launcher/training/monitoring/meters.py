@@ -37,7 +37,7 @@ class StepStats:
 
 
 class Meter:
-    """Measures nothing by default; subclasses override one or both methods."""
+    """Base class of meters, which measures nothing; subclasses override one or both methods."""
 
     def read(self, stats: StepStats) -> dict[str, float]:  # noqa: ARG002
         """Return the values of a step."""

@@ -19,7 +19,7 @@ _MAX_EXACT, _MAX_INEXACT = 1e-5, 2e-2
 
 
 class ReplayCheck(Observer):
-    """Warns about a difference, or ends the run if `must_agree`. Rank 0 only; other ranks have no recorded rows."""
+    """Compares steps with their recorded metrics on rank 0; warns about differences, or ends the run (`must_agree`)."""
 
     def __init__(self, recorded: Sequence[StepMetrics], *, must_agree: bool) -> None:
         self._recorded = {row.step: row for row in recorded if names.TRAIN_LOSS in row.values}

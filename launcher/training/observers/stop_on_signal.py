@@ -20,7 +20,7 @@ _TOGETHER_SECONDS = 2.0
 
 
 class StopOnSignal(Observer):
-    """The first signal ends the training after the step it is in; a second one ends it at once.
+    """Stops the training on a signal: after the current step, or at once on a second signal.
 
     While the last checkpoint is saved and the result is recorded, SIGTERM is ignored: torchrun sends it to all ranks as
     soon as one of them has exited.
@@ -41,11 +41,11 @@ class StopOnSignal(Observer):
         return self.received is not None
 
     def on_save(self, run: TrainingRun, progress: TrainProgress) -> None:  # noqa: ARG002
-        """Protect the checkpoint of a training that is about to end."""
+        """Ignore SIGTERM while the last checkpoint is saved, if a signal has requested the stop."""
         self._is_ending = self.stop_requested()
 
     def on_end(self, run: TrainingRun, step: int) -> None:  # noqa: ARG002
-        """Protect the record of the run."""
+        """Ignore SIGTERM while the result is recorded."""
         self._is_ending = True
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:

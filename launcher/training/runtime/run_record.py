@@ -33,7 +33,7 @@ class Tracker(Protocol):
     """A tracker that is finished when the run ends."""
 
     def finish(self) -> None:
-        """Upload what is left."""
+        """Upload the remaining data."""
 
 
 class RunRecorder:

@@ -112,7 +112,7 @@ class Uploader:
     """Logs metrics, config and outcome of a run directory to one W&B run."""
 
     def __init__(self, paths: RunPaths, plan: Plan, options: argparse.Namespace, previous: WandbTrace | None) -> None:
-        """`previous` is the trace of an earlier attempt."""
+        """Prepare to log a run; `previous` is the wandb.json of an earlier attempt."""
         self._paths, self._plan, self._options, self._previous = paths, plan, options, previous
         self._trace_saved_at = time.monotonic()
         self._logged_facts: tuple[object, ...] = ()
@@ -218,7 +218,7 @@ def clean_environment(*, is_online: bool) -> None:
 def save_trace(
     paths: RunPaths, known: WandbTrace | None, run: Any, project: str, mode: Literal["online", "offline"]
 ) -> WandbTrace:
-    """Write the trace of this W&B run; one that is not `known` logs all rows from the beginning."""
+    """Write wandb.json for this W&B run; if it is not the `known` one, all rows are logged from the beginning."""
     folders = () if known is None else known.folders
     if mode == "offline":
         folders = (*folders, f"wandb/{Path(run.settings.sync_dir).name}")

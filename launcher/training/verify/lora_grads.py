@@ -116,7 +116,7 @@ def _largest_difference(grads: dict[str, list[Tensor]], reference: dict[str, lis
 
 
 def _try_exact_grads(plan: Plan, module: PackedCausalLM, batch: PackedBatch) -> dict[str, list[Tensor]] | None:
-    """Return PEFT's gradients in FP32; None if that is no other computation, unproven, or does not fit."""
+    """Return PEFT's gradients in FP32; None if training uses FP32, the base is quantized, or FP32 is impossible."""
     if rounding_dtype(plan) == "fp32" or plan.precision.compute_dtype == "fp32" or plan.quantization is not None:
         return None
     needed = _FP32_BYTES_PER_WEIGHT * plan.base.num_parameters

@@ -210,7 +210,7 @@ def suggest_backend(plan: Plan) -> str:
 
 
 def select_documents(file: PackFile, max_tokens: int) -> list[Pack]:
-    """Select trained documents up to a number of tokens: half of them the longest, half from the packs with the most.
+    """Select trained documents up to a number of tokens: half the longest, half from packs with the most documents.
 
     A micro-batch concatenates packs, so its documents must stay apart even if each pack holds only one. Windows, scaled
     positions and the like begin at a length, so long documents must be among them.
@@ -244,7 +244,7 @@ def _fill(documents: Iterable[tuple[_Key, Pack]], max_documents: int, max_tokens
 
 
 def check_rope(plan: Plan, module: PackedCausalLM, files: Iterable[PackFile]) -> None:
-    """Refuse longrope if documents of both kinds could share a micro-batch.
+    """Refuse longrope if short and long documents could share a micro-batch.
 
     transformers chooses its short or long factors by the longest document of a batch, for all documents in it.
     """
@@ -287,7 +287,7 @@ def collate_documents(documents: list[Pack], plan: Plan) -> PackedBatch:
 
 
 def _without_boundaries(batch: PackedBatch) -> PackedBatch:
-    """The same tokens as one document; only attention sees further back, positions stay."""
+    """Return the batch as one document without boundaries: attention sees further back, positions stay."""
     num_tokens = batch.input_ids.shape[1]
     cu_seqlens = batch.cu_seqlens.clone()
     cu_seqlens[1:] = num_tokens
@@ -295,7 +295,7 @@ def _without_boundaries(batch: PackedBatch) -> PackedBatch:
 
 
 def _with_other_first(batch: PackedBatch, length: int) -> PackedBatch:
-    """The same batch with other tokens in the first document, which must not change the others."""
+    """Return the batch with other tokens in its first document, which must not change the other documents."""
     input_ids = batch.input_ids.clone()
     input_ids[:, :length] = input_ids[:, :length].flip(1)
     return replace(batch, input_ids=input_ids)

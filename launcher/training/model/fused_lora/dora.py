@@ -22,7 +22,7 @@ def apply_magnitude(y: Tensor, member: Any, row_norms: Tensor, correction: Tenso
 
 
 class _ScaleColumns(torch.autograd.Function):
-    """One pass over memory in each direction."""
+    """Autograd function for y * scale + correction, with one pass over memory in each direction."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, scale: Tensor, correction: Tensor | None) -> Tensor:

@@ -37,7 +37,7 @@ from launcher.training.model.fused_lora.weights import (
 
 @torch.library.custom_op("launcher::matmul", mutates_args=())
 def _opaque_matmul(left: Tensor, right: Tensor) -> Tensor:
-    """Hidden from the compiler, which would turn matmul + sum into addmm, and addmm copies the summand first."""
+    """Multiply matrices, hidden from the compiler, which would turn matmul + sum into addmm and its extra copy."""
     return left @ right
 
 
