@@ -218,7 +218,7 @@ _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
         "Learning rates differ at the same step: compare final losses only.",
     ),
     _flag(
-        "Names code from outside this program",
+        "The manifest names external code",
         lambda run: run.code,
         (),
         "It is executed only with --trust; comparing runs executes nothing.",

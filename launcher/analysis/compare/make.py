@@ -41,7 +41,7 @@ _BEST = (
 )
 _BEST_TASKS = (
     " Task metrics are comparable on the same rows with the same judge; runs that are not significantly worse "
-    "(McNemar's test, 5 %) are marked too; tie: no comparable run is."
+    "(McNemar's test, 5 %) are marked too. A tie means that no comparable run is significantly worse."
 )
 _LEFT_OUT = "No run recorded: {}. MFU, VRAM and GPU utilisation are measured on GPUs only."
 _INTERVALS = " In parentheses: 95 % confidence intervals of task metrics."

@@ -252,7 +252,7 @@ def _make_peak(key: str, metric: str, title: str) -> MetricSpec:
     return _make_spec(key, metric, _reduce(metric, max), _same_model, title)
 
 
-_GOODPUT_NOTE = "share of the wall-clock time spent on training steps that count"
+_GOODPUT_NOTE = "share of the wall-clock time spent on training steps that were not skipped or repeated"
 _DATA_WAIT_NOTE = "share of the time of all steps that waits for data"
 _TAIL_NOTE, _ERROR_NOTE = "mean of the last 5 % of the steps", "predicted / measured - 1, allocated memory"
 _CLOCK_NOTE, _COST_NOTE = "all attempts, without pauses between them", "wall-clock time at the planned price"

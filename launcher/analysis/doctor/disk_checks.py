@@ -152,7 +152,7 @@ def _check(facts: DiskFacts) -> Finding:
     if storage.free_bytes < _LOW_FREE:
         return report("note", where + found, "a few checkpoints or one base model fill it", elsewhere)
     if speed is not None and speed < _SLOW_MB and is_written:
-        why = "the steps after a save wait for it" if name == _RUNS else "preparing and reading data wait for it"
+        why = "steps after a save wait until it is written" if name == _RUNS else "data preparation and loading wait"
         return report("problem", f"{where}slow: {found}", why, elsewhere)
     if is_slow and name != _RUNS:
         why = "training reads its data from it: check the data wait of a run"

@@ -187,8 +187,8 @@ def _check_memory(plan: Plan) -> Finding:
     memory = plan.memory
     what = "GPU memory" if plan.hardware.gpu is not None else "memory"
     found = (
-        f"{format_gib(memory.total_bytes)} of {format_gib(memory.free_bytes)} free {what} predicted, "
-        f"{format_gib(memory.margin_bytes)} spare in addition to {format_gib(memory.headroom_bytes)} headroom"
+        f"predicted use {format_gib(memory.total_bytes)} of {format_gib(memory.free_bytes)} free {what}, "
+        f"{format_gib(memory.margin_bytes)} unused in addition to {format_gib(memory.headroom_bytes)} headroom"
     )
     held = memory.device_bytes - memory.free_bytes
     if plan.hardware.gpu is not None and held > 0.1 * memory.device_bytes:
@@ -203,7 +203,7 @@ def _check_memory(plan: Plan) -> Finding:
 def _check_rows(rows: RowFacts) -> Finding:
     if rows.file is None:
         stated = "" if rows.stated is None else f"; the manifest states {rows.stated:,} rows"
-        return _report.ok("rows", f"not on this disk, they are downloaded as the manifest says{stated}")
+        return _report.ok("rows", f"not on this disk; the run downloads them{stated}")
     about = "" if rows.is_counted else "about "
     found = f"{about}{rows.num_rows or 0:,} in {rows.file}"
     if not rows.num_rows:
@@ -217,7 +217,8 @@ def _check_rows(rows: RowFacts) -> Finding:
         why = "the file may be truncated; steps, time and learning-rate schedule depend on it"
         return _report.problem("rows", found, why, "download it again, or correct training.dataset.splits.train")
     if ratio > _MANY + slack:
-        return _report.note("rows", found, "the estimates were for fewer", "set training.dataset.splits.train")
+        why = "plans made without the file assume fewer"
+        return _report.note("rows", found, why, "correct training.dataset.splits.train")
     return _report.ok("rows", found)
 
 

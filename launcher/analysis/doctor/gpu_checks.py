@@ -248,7 +248,7 @@ def _check_driver(facts: GpuFacts) -> Finding:
 
 def _check_model(facts: GpuFacts) -> Finding:
     if facts.unusable:
-        return _report.problem("GPU", facts.unusable, "the GPUs of this machine cannot be planned for", facts.hint)
+        return _report.problem("GPU", facts.unusable, "no plan can be made for the GPUs of this machine", facts.hint)
     first = facts.readings[0]
     count = f"{len(facts.readings)} x " if len(facts.readings) > 1 else ""
     memory = "" if first.memory_mib is None else f", {format_gib(mib_to_bytes(first.memory_mib))}"
@@ -298,7 +298,7 @@ def _check_health(state: GpuState) -> Iterator[Finding]:
             subject,
             f"throttled by the hardware, because of {' and '.join(state.slowed_by)}",
             "it runs at a fraction of its speed until that ends",
-            "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; then airflow, fans, the power supply",
+            "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER shows the cause; check airflow, fans and power supply",
         )
     elif state.temperature is not None and state.temperature >= _HOT:
         yield _report.note(subject, f"{state.temperature} °C", "hot GPUs throttle", "improve its cooling")
@@ -333,7 +333,7 @@ def _check_links(facts: GpuFacts) -> Iterator[Finding]:
         why = ", ".join(f"{count} pairs, {reason}" for reason, count in broken.items())
         found = f"{shown}; no direct access (P2P): {why}"
         if not expects_peers:
-            yield _report.ok("links", f"{found}; as in the catalogue, which plans use")
+            yield _report.ok("links", f"{found}; plans already account for this")
             return
         yield _report.problem(
             "links",

@@ -97,8 +97,8 @@ def check_judges() -> Iterator[Finding]:
     if not gaps:
         yield _report.ok("judges", "answers are judged without network, writable files or other processes")
         return
-    why = "judges run text that a model wrote"
-    yield _report.note("judges", gaps, why, "judge on Linux with user namespaces or seccomp; see docs/SECURITY.md")
+    why = "judges execute code that a model generated"
+    yield _report.note("judges", gaps, why, "evaluate on Linux with user namespaces or seccomp; see docs/SECURITY.md")
 
 
 def _check_cores(facts: HostFacts, num_gpus: int) -> Finding:
@@ -142,7 +142,7 @@ def _check_swap(facts: HostFacts) -> Finding:
             "swap",
             found,
             "memory was short: swapped pages must be read from disk before use",
-            "stop programs that use much memory (top, sorted by M)",
+            "stop programs that use much memory (in top, press M to sort by memory)",
         )
     return _report.ok("swap", found)
 

@@ -108,7 +108,7 @@ def _check_trend(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Fi
             yield report_run.note(
                 "loss",
                 f"it rises: {parts[0]:.3f} over the first third of {len(losses)} steps, {parts[-1]:.3f} over the last",
-                "the learning rate may be too high; few steps say little",
+                "the learning rate may be too high, but so few steps are weak evidence",
                 train_command(record, *_stabilize(record.plan)),
             )
         return

@@ -33,10 +33,10 @@ _INSTALL = "pip install 'expert-launcher[train]'"
 _OPTIONAL = {
     "bitsandbytes": ("bitsandbytes", "pip install 'expert-launcher[cuda]'"),
     "deepspeed": ("deepspeed", "pip install 'expert-launcher[train]'"),
-    "flash_attn": ("flash-attn", "pip install flash-attn --no-build-isolation, or training.config.attention=auto"),
+    "flash_attn": ("flash-attn", "pip install flash-attn --no-build-isolation, or set training.config.attention=auto"),
     "flash_attn_interface": (
         "flash-attn-3",
-        "build it from github.com/Dao-AILab/flash-attention, or training.config.attention=auto",
+        "build it from github.com/Dao-AILab/flash-attention, or set training.config.attention=auto",
     ),
     "flash_attn.cute": ("flash-attn-4", "pip install 'expert-launcher[flash4]'"),
     "fused loss": ("triton", "pip install triton"),
@@ -189,7 +189,7 @@ def _check_figures(check: Check, gpus: GpuFacts, plan: Plan | None) -> Finding:
     if check.name == "BF16" and "tflops" in figures:
         return _check_speed(check, figures["tflops"], gpus.gpu, gpus)
     if check.name == "copies" and figures.get("to_gpu", _SLOW_COPIES) < _SLOW_COPIES:
-        why = "loading and offloading cross this link"
+        why = "model loading and offloading use this link"
         return _make(check, "note", check.detail, why, "nvidia-smi -q shows the link's lanes and generation")
     if check.name == "spill" and figures.get("spills"):
         why = "a step that spills is many times slower, and no OOM fallback is used"

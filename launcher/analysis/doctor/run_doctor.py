@@ -105,7 +105,7 @@ def _make_plan(request: Request | None, gpus: GpuFacts) -> tuple[PlannedRun | No
     except InputError as error:
         if not gpus.unusable:
             raise
-        return None, _report_refusal(error, "the GPUs of this machine cannot be planned for")
+        return None, _report_refusal(error, "no plan can be made for the GPUs of this machine")
 
 
 def _report_refusal(error: LauncherError, why: str) -> Finding:

@@ -127,7 +127,7 @@ def suggest_longer_interval(record: RunRecord, name: Literal["save", "eval"]) ->
     interval = schedule.save_every_steps if name == "save" else schedule.evaluate_every_steps
     total = schedule.num_steps if record.outcome is None else record.outcome.num_steps
     if interval is not None and total is not None and _LONGER * interval > total:
-        return f"nothing to change: a run of {total:,} steps is short, and a longer one can have longer intervals"
+        return f"nothing to change: this run has only {total:,} steps; use longer intervals in longer runs"
     set_interval = set_save_interval if name == "save" else set_eval_interval
     return rerun_command(record, *set_interval(record.plan, _LONGER))
 

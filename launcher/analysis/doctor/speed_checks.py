@@ -141,7 +141,7 @@ def _describe_speed(
         return report_run.ok("speed", found)
     why = f"the estimate may be off by {100 * speed.error:.0f} %, which does not explain this"
     named = ", ".join(dict.fromkeys(finding.subject for finding in bottlenecks))
-    step = f"fix these findings first: {named}" if named else "launcher doctor: its micro-test measures the GPU"
+    step = f"fix these findings first: {named}" if named else "run launcher doctor: its micro-test measures the GPU"
     return report_run.problem("speed", found, why, step)
 
 
@@ -199,7 +199,7 @@ def _check_recompilation(record: RunRecord) -> Iterator[Finding]:
         yield report_run.problem(
             "recompilation",
             f"{more} graphs were compiled during training, {usual} are usual",
-            "each takes seconds to minutes without training: shapes change between steps",
+            "tensor shapes change between steps, and each compilation stops training for seconds to minutes",
             rerun_command(record, "training.config.torch_compile=false"),
         )
 
@@ -315,7 +315,7 @@ def _explain_period(record: RunRecord, period: int) -> tuple[str, str]:
         return "epochs begin at this interval: workers restart, and the disk is read again", rerun_command(record, keep)
     return (
         "nothing in the plan has this interval: another job on this machine, or batches read from a slow disk",
-        "top and iostat while it trains; launcher doctor shows load and disks",
+        "run top and iostat while it trains; launcher doctor shows load and disks",
     )
 
 
@@ -332,7 +332,8 @@ def _check_trend(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Fi
     found = f"the last third of the run is {format_percent(1 - last / first)} slower than the first"
     if hottest >= _HOT:
         hot = f"{found}, at {hottest:.0f} °C"
-        yield report_run.problem("throttling", hot, "the GPU throttles", "airflow, fans, or nvidia-smi -pl WATTS")
+        remedy = "check airflow and fans, or lower the power limit with nvidia-smi -pl WATTS"
+        yield report_run.problem("throttling", hot, "the GPU throttles", remedy)
         return
     remedy = "launcher doctor shows power, heat, and other programs on this machine"
     yield report_run.problem("slowing down", found, "another program uses more and more of the machine", remedy)

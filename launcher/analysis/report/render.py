@@ -151,7 +151,7 @@ def _render_head(facts: ReportFacts) -> str:
         lines.append(fenced("\n".join(tail), "text"))
     if facts.code:
         code_list = ", ".join(f"`{code(one)}`" for one in facts.code)
-        lines.append(f"Names code that is executed only with `--trust`: {code_list}.")
+        lines.append(f"The manifest names code that is executed only with `--trust`: {code_list}.")
     if record.plan.profile == "smoke":
         lines.append("Smoke run: a tiny base model on a small sample; its numbers say nothing about the full training.")
     elif record.plan.random_weights:
@@ -204,7 +204,7 @@ def _list_configuration(facts: ReportFacts) -> Iterator[tuple[str, str]]:
     batch = plan.batch
     packed = ", packed" if batch.packed else ""
     sequences = get_global_batch(plan, outcome)
-    fewer = f"; {batch.global_batch_size:,} planned, an epoch has no more" * (sequences < batch.global_batch_size)
+    fewer = f"; {batch.global_batch_size:,} planned, but an epoch has fewer" * (sequences < batch.global_batch_size)
     yield "global batch", f"{sequences:,} sequences of {batch.sequence_length:,} tokens{packed}{fewer}"
     ranks = "1 rank" if batch.num_ranks == 1 else f"{batch.num_ranks:,} ranks"
     slots = (
@@ -273,7 +273,7 @@ def _list_reproduction(facts: ReportFacts) -> Iterator[str]:
     if commit is not None and commit.endswith("+changes"):
         yield "The checkout had uncommitted changes, which are not saved."
     if lines:
-        yield "The manifest as it was trained is `manifest.json` of this directory, for checkouts without this expert."
+        yield "`manifest.json` in this directory is the manifest of this run, for checkouts without this expert."
     if any(REDACTED in line for line in lines):
         yield f"{REDACTED} replaces a secret, which is not saved."
     same = [f"seed {plan.schedule.seed}", f"manifest `{code(plan.manifest_sha256[:16])}`"]
@@ -316,7 +316,7 @@ def _list_resume_hints(facts: ReportFacts) -> Iterator[str]:
     if exit_code == ExitCode.DOES_NOT_FIT:
         yield "The run needs more memory than available; the message above lists what would make it fit."
     elif exit_code in (ExitCode.WRONG_INPUT, ExitCode.WRONG_TOPOLOGY):
-        yield "Fix what the message above names."
+        yield "Fix the problem in the message above."
     elif exit_code in (ExitCode.RUN_FAILED, ExitCode.BUG):
         console_log = code(str(facts.record.paths.console_log))
         yield f"Log: `{console_log}`. Resuming may succeed if the failure was transient."

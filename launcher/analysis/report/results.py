@@ -100,7 +100,8 @@ def render_time(facts: RunFacts) -> str:
         return ""
     total = sum(share.seconds for share in shares)
     rows = [(share.part, format_seconds(share.seconds), format_percent(share.seconds / total)) for share in shares]
-    summary = f"Goodput {format_percent(goodput)}: share of the wall-clock time spent on training steps that count."
+    what = "share of the wall-clock time spent on training steps that were not skipped or repeated"
+    summary = f"Goodput {format_percent(goodput)}: {what}."
     return f"## Where the time went\n\n{summary}\n\n{table(('', 'time', 'of the run'), rows)}"
 
 

@@ -20,7 +20,7 @@ def test_every_output_has_the_sequences_of_a_step(tmp_path: Path) -> None:
     outcome = record.outcome.model_copy(update={"train_sequences": 25})
     write_outcome(paths.outcome, outcome)
     write_report(paths)
-    assert "25 sequences of 2,048 tokens, packed; 48 planned, an epoch has no more" in paths.report.read_text()
+    assert "25 sequences of 2,048 tokens, packed; 48 planned, but an epoch has fewer" in paths.report.read_text()
     assert load_run_facts(paths).traits.global_batch_size == 25
     assert collect_plan_settings(record.plan, outcome)["what is learnt", "batch.global_batch_size"] == "25"
     assert make_config(record.plan, {}, outcome)["global_batch_size"] == 25

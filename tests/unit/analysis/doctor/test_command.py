@@ -67,7 +67,7 @@ def test_free_h200_has_no_problems(tmp_path: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     assert "NVIDIA H200, 140.4 GiB" in result.stdout
     assert "570.133.20, CUDA up to 12.8" in result.stdout
-    assert "of 139.8 GiB free GPU memory predicted" in result.stdout
+    assert "of 139.8 GiB free GPU memory, " in result.stdout
     assert "tokens/s (within about 20 %: similar runs were measured on this GPU" in result.stdout
     assert "No problems found, " in result.stdout
 

@@ -81,7 +81,7 @@ def test_command_reports_processes_that_stay(
         assert _free_memory(ask=False) == ExitCode.DOCTOR_FOUND_SOMETHING
         shown = capsys.readouterr().out
         assert "; a training run, which saves a checkpoint and can be resumed" in shown
-        assert f"end it with kill -9 {deaf.pid} if it must go" in shown
+        assert f"end it with kill -9 {deaf.pid} if necessary" in shown
         assert deaf.poll() is None
         assert not psutil.pid_exists(run.pid)
     finally:

@@ -214,7 +214,7 @@ def test_missing_p2p_is_fine_on_consumer_gpus(tmp_path: Path, monkeypatch: pytes
     gpu = FakeGpu("NVIDIA GeForce RTX 4090", 24564, 24000, capability=(8, 9))
     findings = check_pair(tmp_path, monkeypatch, gpu, has_nvlink=False, ancestor=30, peer_status=1)
     assert list_issues(findings) == []
-    assert "as in the catalogue" in findings[-1].found
+    assert "plans already account for this" in findings[-1].found
 
 
 def test_possible_spill_under_wsl_is_a_note() -> None:

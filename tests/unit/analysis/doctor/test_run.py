@@ -107,7 +107,7 @@ def test_slow_run_without_visible_cause_is_a_problem() -> None:
     assert finding.found.startswith("problem: ")
     assert "60 % of the" in finding.found
     assert "off by 20 %, which does not explain this" in finding.matters
-    assert finding.next_step.startswith("launcher doctor: its micro-test")
+    assert finding.next_step.startswith("run launcher doctor: its micro-test")
 
 
 def test_first_steps_are_ignored() -> None:
@@ -312,7 +312,7 @@ def test_short_runs_are_not_advised_to_evaluate_less_often(num_steps: int, has_a
     record = make_record(plan, make_steps(plan, num_steps), num_steps=num_steps)
     advice = suggest_longer_interval(record, "eval")
     assert ("--set training.config.eval_steps=80" in advice) == has_advice
-    assert (f"nothing to change: a run of {num_steps} steps is short" in advice) != has_advice
+    assert (f"nothing to change: this run has only {num_steps} steps" in advice) != has_advice
 
 
 def test_longer_steps_with_more_tokens_are_not_slow() -> None:

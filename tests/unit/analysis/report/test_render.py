@@ -49,9 +49,9 @@ def test_report_equals_golden_file() -> None:
             "checkpoint of step 2",
         ),
         ("failed", 1, "**Failed** after step 4 in 20 s, exit code 1.", "Log: `runs/made/logs/console.log`"),
-        ("failed", 2, "**Failed** after step 4 in 20 s, exit code 2.", "Fix what the message above names."),
+        ("failed", 2, "**Failed** after step 4 in 20 s, exit code 2.", "Fix the problem in the message above."),
         ("failed", 3, "**Failed** after step 4 in 20 s, exit code 3.", "The run needs more memory than available"),
-        ("failed", 5, "**Failed** after step 4 in 20 s, exit code 5.", "Fix what the message above names."),
+        ("failed", 5, "**Failed** after step 4 in 20 s, exit code 5.", "Fix the problem in the message above."),
         ("crashed", 4, "**Crashed** after step 4 in 20 s without reporting an error; exit code 4.", "Log: "),
         (
             "running",
