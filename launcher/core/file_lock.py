@@ -92,7 +92,7 @@ def lock_file(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        raise InputError(f"{path} is a link: it is not locked", hint="delete it") from None
+        raise InputError(f"{path} is a symbolic link, which cannot be a lock file", hint="delete it") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

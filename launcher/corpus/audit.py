@@ -138,7 +138,7 @@ def make_notes(splits: Mapping[str, SplitAudit]) -> tuple[str, ...]:
     notes = []
     for name, split in splits.items():
         if not split.num_documents:
-            notes.append(f"{name}: no documents: too few rows to hold any out")
+            notes.append(f"{name}: no documents, because there are too few rows to hold any out")
         if split.num_documents and split.num_ends_trained < split.num_documents:
             missing = split.num_documents - split.num_ends_trained
             notes.append(

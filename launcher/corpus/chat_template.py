@@ -33,7 +33,7 @@ _TOOL_CALL_FORMS: tuple[dict[str, Any], ...] = (
     {"text_arguments": True, "empty_is_null": True},
 )
 _HINT = (
-    "set base_models[0].prompt_template to one of chatml, qwen3, llama3, alpaca; or put an own template next to "
+    "set base_models[0].prompt_template to one of chatml, qwen3, llama3, alpaca; or put your own template next to "
     'the manifest and write "chat_template": "template.jinja" in base_models[0]'
 )
 
@@ -79,7 +79,7 @@ class TokenizerTemplate:
         if end is None:
             wanted = "no end token" if self.requested_end is None else f"no {self.requested_end!r}"
             raise InputError(
-                f"{self.origin}: the chat template writes {wanted} after an answer: answers would never end",
+                f"{self.origin}: the chat template writes {wanted} after an answer, so answers would never end",
                 hint=_HINT,
             )
         return end
@@ -289,7 +289,7 @@ class TokenizerTemplate:
             self._run(_to_turns(others), prompt=False, tools=conversation.tools)
         except TemplateRejectsError:
             return error
-        return TemplateRejectsError(f"{error}: it takes no system message; write it into the question")
+        return TemplateRejectsError(f"{error} (it accepts no system message; move its text into the user message)")
 
     def _run(
         self, turns: list[dict[str, Any]], *, prompt: bool, tools: Sequence[Json] = (), thinks: bool = False
@@ -386,4 +386,4 @@ def check_own_template(source: str, file: str) -> None:
             line = getattr(error, "lineno", None)
             problem = f"{error}" + (f" (line {line})" if line else "")
     if problem:
-        raise InputError(f"{file}: the chat template cannot be used: {problem}", hint="it is a Jinja template")
+        raise InputError(f"{file}: the chat template cannot be used: {problem}", hint="it must be a Jinja template")

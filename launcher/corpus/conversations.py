@@ -187,7 +187,7 @@ def _parse_mapping(mapping: FieldMapping, fields: Sequence[str], source: str, hi
     if not (mapping.text or mapping.messages) and bool(mapping.instruction) != bool(mapping.answer):
         missing = "response" if mapping.instruction else "instruction"
         where = f"training.dataset.field_mapping.{missing}"
-        problems.append(Problem(where=where, what="missing: both sides are required"))
+        problems.append(Problem(where=where, what="missing: instruction and response must both be mapped"))
     if problems:
         raise InputError(
             f"{source}: the field mapping does not match the rows",

@@ -56,14 +56,14 @@ def check_end_token(template: Template, tokenizer: BaseTokenizer, requested: str
         return
     if end in _find_turn_starts(tokenizer, template):
         raise InputError(
-            f"{tokenizer.folder}: answers would end with {end!r}, which begins a turn: no server would stop there",
+            f"{tokenizer.folder}: answers would end with {end!r}, which begins a turn, so no server would stop there",
             _list_ends(tokenizer),
             hint=f"is eos_token of tokenizer_config.json right? {_DECIDE.format(_suggest(tokenizer))}",
         )
     published = {token for tokens in find_published_ends(tokenizer).values() for token in tokens}
     if published and end == tokenizer.end_of_text and tokenizer.backend.token_to_id(end) not in published:
         raise InputError(
-            f"{tokenizer.folder}: the files of the base disagree about the end of a text: answers would end with "
+            f"{tokenizer.folder}: the files of the base name different end tokens; answers would end with "
             f"{end!r}, where no server would stop",
             _list_ends(tokenizer),
             hint=_DECIDE.format(_suggest(tokenizer)),
@@ -80,7 +80,7 @@ def note_disagreement(template: Template, tokenizer: BaseTokenizer) -> tuple[str
     said = "; ".join(f"{file}: {', '.join(tokens)}" for file, tokens in names.items())
     return (
         f"the files of the base name different end tokens ({said}). Answers are trained to end with {end}, as in the "
-        f"template {template.name}; generation and exports stop at all of them; base_models[0].end_token decides",
+        f"template {template.name}; generation and exports stop at all of them. base_models[0].end_token sets another",
     )
 
 

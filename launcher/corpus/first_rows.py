@@ -64,7 +64,7 @@ def make_source_reader(
         raise InputError(
             f"{source.location}: no usable row" + ("" if problems else ": it is empty"),
             problems,
-            hint=_EXPECTED.get(source.format if isinstance(source, FileSource) else "", "it needs rows with fields"),
+            hint=_EXPECTED.get(source.format if isinstance(source, FileSource) else "", "rows need named fields"),
         )
     is_sample = source.location.endswith(SAMPLE_TRAIN)
     hint = "`launcher new EXPERT --data FILE --force` writes sample/ again, with all fields" if is_sample else ""
@@ -116,7 +116,7 @@ def _note_same_file(dataset: Dataset, folder: Path) -> Iterator[str]:
     train = files.get("training.dataset.path")
     for key, file in files.items():
         if key != "training.dataset.path" and file == train:
-            yield f"{key} is the file of the training rows: the results would be those of rows that were trained"
+            yield f"{key} is the same file as training.dataset.path: results would be measured on training rows"
 
 
 def _list_paths(dataset: Dataset) -> Iterator[tuple[str, str]]:
@@ -141,14 +141,14 @@ def probe_rows(dataset: Dataset, folder: Path) -> RowEstimate:
     path = Path(dataset.path or "")
     is_missing = format_by_name(path) is not None and not os.path.isfile(folder / path)  # noqa: PTH113
     if rows.num_rows is None and dataset.format != "huggingface" and is_missing:
-        return replace(rows, count_basis=f"{dataset.path} is not here: {rows.count_basis}")
+        return replace(rows, count_basis=f"{dataset.path} is not on this machine: {rows.count_basis}")
     return rows
 
 
 def probe_sample(dataset: Dataset, folder: Path) -> RowEstimate:
     """Return the estimate for the sample of the smoke profile, in the manifest's folder."""
     return _probe_file(dataset, folder / SAMPLE_TRAIN, "jsonl") or RowEstimate(
-        num_rows=None, mean_tokens=ASSUMED_MEAN_TOKENS, count_basis=f"{SAMPLE_TRAIN} is not there yet"
+        num_rows=None, mean_tokens=ASSUMED_MEAN_TOKENS, count_basis=f"{SAMPLE_TRAIN} does not exist yet"
     )
 
 
@@ -171,7 +171,7 @@ def _probe_file(dataset: Dataset, file: Path, format_name: str | None) -> RowEst
     except ModuleNotFoundError:  # pyarrow, which planning does not require
         return None
     if not peeked:
-        empty = f"read from {file.name}: it is empty"
+        empty = f"{file.name} is empty"
         return RowEstimate(num_rows=0, mean_tokens=0.0, count_basis=empty, is_measured=True)
     reader = make_source_reader(dataset.mapping, dataset.system_prompt, source, peeked)
     columns = {*reader.columns, TOOLS_FIELD}

@@ -261,7 +261,7 @@ def _read_json(path: Path, repeated: Counter[str] | None) -> Iterator[Row | BadR
     except RecursionError:
         raise InputError(f"{path}: {TOO_DEEP}", hint="flatten the rows") from None
     except ValueError as error:
-        raise InputError(f"{path}: broken JSON: {error}", hint="one object per line is .jsonl") from None
+        raise InputError(f"{path}: broken JSON: {error}", hint="one object per line needs the suffix .jsonl") from None
     if not isinstance(rows, list):
         raise InputError(
             f"{path}: not a list of rows",

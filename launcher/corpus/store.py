@@ -132,7 +132,7 @@ def find_foreign_file(folder: Path) -> str | None:
             return "it belongs to another user"
         for entry in os.scandir(folder):
             if not entry.is_file(follow_symlinks=False) or not _FILE_NAME.fullmatch(entry.name):
-                return f"{entry.name} in it was not made by this program"
+                return f"it contains {entry.name}, which this program did not create"
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
     return None
@@ -250,7 +250,8 @@ def publish(scratch: Path, root: Path, expert: str, parts: Mapping[str, str]) ->
         shutil.rmtree(folder)
     elif os.path.lexists(folder):
         raise InputError(
-            f"{folder} was not made by this program alone, so it is not replaced", hint="move it, and prepare again"
+            f"{folder} was not created by this program, or was changed since: it is not replaced",
+            hint="move it, and prepare again",
         )
     scratch.rename(folder)
     sync_path(root)

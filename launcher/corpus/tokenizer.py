@@ -81,8 +81,8 @@ class BaseTokenizer:
         known = [name for name in self.new_tokens if backend.token_to_id(name) is not None]
         if known:
             raise InputError(
-                f"training.config.new_tokens: {', '.join(map(repr, known))} are tokens of {self.folder} already",
-                hint="remove them: rows use them without being added",
+                f"training.config.new_tokens: {', '.join(map(repr, known))} are already tokens of {self.folder}",
+                hint="remove them from the list: rows can already use them",
             )
         backend.add_tokens(list(self.new_tokens))
 

@@ -54,7 +54,7 @@ WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
 # Keys that are used, but not by training.
 _USED_ELSEWHERE = {
     **dict.fromkeys(("description", "license", "tags", "limitations"), "shown in the model card"),
-    "schema_version": "states the form of the file",
+    "schema_version": "states the format version of the manifest",
     "training.decoding": "used by `launcher ask`, `launcher eval` and evaluations during training",
     "training.dataset.preprocessing": "a note on the origin of the rows (its row count serves as an estimate)",
 }

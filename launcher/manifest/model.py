@@ -52,7 +52,7 @@ class BaseModelEntry(Strict):
     prompt_template: PromptTemplate = "tokenizer"
     """Template that formats a row; tokenizer: the chat template of the tokenizer."""
     chat_template: Annotated[str, Field(min_length=1)] | None = None
-    """File with an own Jinja chat template, in the manifest's folder, instead of the tokenizer's."""
+    """File with your own Jinja chat template, in the manifest's folder, instead of the tokenizer's."""
     end_token: Annotated[str, Field(min_length=1)] | None = None
     """Token that ends answers, if the files of the base model disagree about it."""
     adapters: tuple[Adapter, ...] = ()

@@ -64,7 +64,7 @@ def check_trust(
         grant_trust()
         return
     names = " or ".join(map(str, sources)) or "a manifest or run directory"
-    line = f"; the line {sources[0].absolute()} in {get_trust_file()} always does" if sources else ""
+    line = f"; the line {sources[0].absolute()} in {get_trust_file()} allows it permanently" if sources else ""
     raise InputError(
         f"{names} {what}: {'; '.join(code)}",
         hint=f"read it first; --trust allows it for one command{line}",

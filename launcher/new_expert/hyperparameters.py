@@ -50,7 +50,7 @@ def choose_hyperparameters(
         small = "; an epoch is smaller than a batch"
     if steps[batch] < _FEW_STEPS:
         more = ceil(epochs * _FEW_STEPS / steps[batch])
-        small += f"; so few steps hardly learn: add rows, or set epochs to {more} or more"
+        small += f"; so few steps hardly train the model: add rows, or set epochs to {more} or more"
     num_cut = sum(tokens > length for tokens in row_tokens)
     cut = f"; {num_cut:,} of {len(row_tokens):,} are longer and will be truncated" if num_cut else ""
     return Hyperparameters(

@@ -358,7 +358,7 @@ def _explain_failure(profile: RowProfile) -> InputError:
     problems = (*_describe_fields(profile), *(Problem(where="note", what=note) for note in profile.notes))
     texts = [field.name for field in profile.fields.values() if _is_majority(profile, field.num_text)]
     nested = ", ".join([name for name in list_fields(profile.rows) if "." in name][:_SHOWN_REASONS])
-    inside = f"; fields inside objects and lists have dots: {nested}" if nested else ""
+    inside = f"; name fields inside objects and lists with dots: {nested}" if nested else ""
     chat = _find_nested_chat(profile)
     if chat is not None:
         return InputError(
@@ -378,7 +378,7 @@ def _explain_failure(profile: RowProfile) -> InputError:
     inputs = [name for name in texts if not score_name(name, "metadata")]
     joined = f"; {_describe_format(inputs)}" if len(inputs) + bool(nested) > 2 else ""
     hint = f"{_FIELD_FLAGS}{_propose_flags(profile, texts)}{joined}{inside}"
-    hint += "; or is the header, the first line, missing?" if profile.source.format == "csv" else ""
+    hint += "; or is the header line missing?" if profile.source.format == "csv" else ""
     return InputError("cannot infer which field is the prompt and which the answer", problems, hint=hint)
 
 

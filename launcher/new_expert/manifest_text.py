@@ -75,7 +75,7 @@ def _make_dataset(proposal: Proposal, folder: Path, data_format: Format | None) 
     profile, options = proposal.profile, proposal.options
     tree: dict[str, Json] = {"path": _make_path(profile.source.path, folder)}
     if Path(str(tree["path"])).is_absolute():
-        tree["_path_comment"] = "Absolute. For another machine, copy the file next to this manifest and write its name."
+        tree["_path_comment"] = "Absolute path. Elsewhere, copy the file next to this manifest and write only its name."
     if data_format is not None:
         tree["format"] = data_format
     if options.validation is not None:
@@ -84,7 +84,7 @@ def _make_dataset(proposal: Proposal, folder: Path, data_format: Format | None) 
         tree["_validation_comment"] = (
             "Without validation_path, 10 % of the rows are split off for validation, by a hash of the prompt."
             if proposal.num_validation is not None
-            else "No validation split: too few distinct prompts. validation_path names a file."
+            else "No validation split: too few distinct prompts. Set validation_path to a file."
         )
     if options.test is not None:
         tree["test_path"] = _make_path(options.test, folder)

@@ -192,7 +192,7 @@ def _check_variety(documents: Sequence[Document], profile: RowProfile) -> None:
     if len(texts) < 2:
         what = f"all {len(documents):,} rows are identical"
         if len(documents) == 1:
-            raise InputError(f"{path}: there is only one usable row", hint="an expert needs at least some dozen rows")
+            raise InputError(f"{path}: there is only one usable row", hint="an expert needs at least a few dozen rows")
         raise InputError(
             f"{path}: {what}",
             hint="are prompt and answer the right fields? Choose others with --prompt-field and --answer-field; "
@@ -240,7 +240,7 @@ def _note_tool_calls(template: ChosenTemplate, rejections: Rejections) -> list[s
     count = sum(rejections.counts.pop(reason) for reason in list(rejections.counts) if TOOLS_REASON in reason)
     if not count:
         return []
-    where = "where the base's tokenizer is, `launcher prepare` checks whether its chat template writes them"
+    where = "on a machine with the base's tokenizer, `launcher prepare` checks whether its chat template writes them"
     return [f"{count:,} {'row has' if count == 1 else 'rows have'} tools or tool calls: {where}"]
 
 
@@ -259,7 +259,7 @@ def note_bad_rows(profile: RowProfile, rejections: Rejections) -> list[str]:
     if num_repeated:
         verb, pronoun = ("repeats", "it is") if num_repeated == 1 else ("repeat", "they are")
         share = profile.format_share(num_repeated)
-        notes.append(f"{share} {verb} an earlier row exactly: {pronoun} trained more often")
+        notes.append(f"{share} {verb} an earlier row exactly, so {pronoun} trained more than once")
     return notes
 
 

@@ -220,7 +220,7 @@ def _make_hint(source: FileSource, bad: Sequence[BadRow]) -> str:
     if source.format != "parquet" and (b"\0" in head or any(row.reason == NOT_UTF8 for row in bad)):
         return hint_encoding(source.path)
     if all(row.reason == TOO_DEEP for row in bad):
-        return "rows should hold little but text: flatten them"
+        return "flatten the rows: they should contain little besides text"
     return f"{_EXPECTED[source.format]}; if the file name is misleading, --format names the format: {_FORMATS}"
 
 

@@ -79,7 +79,7 @@ def _load_split(name: SplitName, path: Path, proposal: Proposal, data_format: st
     notes = [f"{path.name}: {note}" for note in (*profile.notes, *note_bad_rows(profile, rejections))]
     num_known = sum(document.prompt_hash in proposal.prompt_hashes for _, document in made)
     if num_known:
-        note = f"{path.name}: {num_known:,} of {len(made):,} rows have a training prompt"
+        note = f"{path.name}: {num_known:,} of {len(made):,} rows have a prompt that is also in the training rows"
         useless = "; this split cannot measure generalization" if num_known > MAJORITY * len(made) else ""
         notes.append(note + useless)
     return SplitFile(source=profile.source, rows=tuple(row for row, _ in made), notes=tuple(notes))
@@ -93,19 +93,19 @@ def _check_fields(name: SplitName, profile: RowProfile, proposal: Proposal) -> N
         if find_task_field(profile.rows) is None or make_row_reader(proposal.roles.mapping, fields, "input") != reader:
             raise InputError(
                 f"{path}: the rows do not have the layout of {train_path}",
-                hint=f"they need input, an object with an instruction, and {reader.answer}",
+                hint=f'each row needs {reader.answer!r} and "input", an object with the key "instruction"',
             )
         return
     problems = []
     for guess in proposal.roles.guesses:
         if guess.value in proposal.profile.fields and guess.name != "not used" and guess.value not in fields:
             suggestion = find_closest(guess.value, fields)
-            what = f"rows have no field {guess.value!r}, the {guess.name} of the training rows"
+            what = f"rows have no field {guess.value!r}, which is the {guess.name} of the training rows"
             what += f"; did you mean {suggestion!r}?" if suggestion else ""
             problems.append(Problem(where=f"--{name}", what=what))
     if problems:
         raise InputError(
-            f"{path} has other fields than {train_path}",
+            f"{path} has different fields than {train_path}",
             tuple(problems),
             hint=f"rename the fields of {path}, which are {', '.join(fields)}",
         )

@@ -60,9 +60,9 @@ def choose_template(
     preview = _make_own_template(name, base, tokenizer) if has_tokenizer else _TEMPLATES.get(name)
     note, missing = "", f"the tokenizer of {get_last_component(base.name)} is not on this machine"
     if preview is None and name == "alpaca":
-        preview, note = make_template(name, tokenizer), f"ends with the tiny base's end token: {missing}"
+        preview, note = make_template(name, tokenizer), f"ends with the tiny base's end token, because {missing}"
     elif preview is None:
-        preview, note = CHATML, f"shown in chatml: {missing}, and neither is its chat template"
+        preview, note = CHATML, f"shown in chatml, because {missing}, nor is its chat template"
     notes = tuple(_note_family(base, name, native, has_tokenizer))
     return ChosenTemplate(name=name, reason=reason, preview=preview, preview_note=note, notes=notes)
 
@@ -74,13 +74,14 @@ def _choose_own(base: ModelShape, requested: str | None, tokenizer: BaseTokenize
     try:
         preview = make_template("tokenizer", tokenizer, own=own, file="--chat-template")
         if base.name != TINY_BASE_NAME and is_embedded(tokenizer):
-            note = f"with special tokens of the tiny base: the tokenizer of {base.name} is not on this machine"
+            note = f"with special tokens of the tiny base, because the tokenizer of {base.name} is not on this machine"
     except InputError as error:
         if base.name == TINY_BASE_NAME or not is_embedded(tokenizer):
             raise
         preview = CHATML
-        note = f"shown in chatml: the tokenizer of {base.name} is not on this machine; with the tiny one, {error.title}"
-    reason = "own chat template, set by --chat-template"
+        why = f"the tokenizer of {base.name} is not on this machine, and the tiny one does not fit ({error.title})"
+        note = f"shown in chatml, because {why}"
+    reason = "your chat template, set by --chat-template"
     return ChosenTemplate(name="tokenizer", reason=reason, preview=preview, preview_note=note, notes=())
 
 

@@ -48,7 +48,8 @@ def test_empty_split_has_a_note(tmp_path: Path) -> None:
     with TokenSpool(tmp_path, "validation", END) as spool:
         audit = make_split_audit(0, Rejections(), spool, pack_documents(np.zeros(0, dtype=np.int32), 10, 0), 10)
     assert (audit.mean_length, audit.max_length, audit.trained_share) == (0.0, 0, 0.0)
-    assert make_notes({"validation": audit}) == ("validation: no documents: too few rows to hold any out",)
+    (note,) = make_notes({"validation": audit})
+    assert note == "validation: no documents, because there are too few rows to hold any out"
 
 
 def test_notes(tmp_path: Path) -> None:

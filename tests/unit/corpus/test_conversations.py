@@ -194,9 +194,9 @@ def test_a_wrong_field_name_gets_a_suggestion() -> None:
 
 
 def test_both_sides_are_needed() -> None:
-    with pytest.raises(InputError, match=r"field_mapping\.response: missing: both sides are required"):
+    with pytest.raises(InputError, match=r"field_mapping\.response: missing: instruction and response must both"):
         make_row_reader(FieldMapping(instruction="question"), ["question"])
-    with pytest.raises(InputError, match=r"field_mapping\.instruction: missing: both sides are required"):
+    with pytest.raises(InputError, match=r"field_mapping\.instruction: missing: instruction and response must both"):
         make_row_reader(FieldMapping(output="answer"), ["answer"])
 
 

@@ -103,7 +103,7 @@ def test_tokens_per_row_can_be_configured(tmp_path: Path) -> None:
     assert read.basis == "read from train.jsonl: 3 rows" + given
     assert read.is_measured
     missing = probe_rows(Dataset(path="x/y.csv"), tmp_path)
-    assert missing.basis == "x/y.csv is not here: the number of rows is unknown before the data is read"
+    assert missing.basis == "x/y.csv is not on this machine: the number of rows is unknown before the data is read"
     unknown = with_tokens_per_row(probe_rows(Dataset(path="x/y"), tmp_path), 1200)
     assert unknown.basis == "the number of rows is unknown before the data is read" + given
 
@@ -179,7 +179,7 @@ def test_split_that_is_the_file_of_the_training_rows_is_noted(tmp_path: Path, ke
     (tmp_path / "rows.csv").write_text("body,answer\na,b\n")
     dataset = MAPPED.model_copy(update={key: f"../{tmp_path.name}/rows.csv"})
     (note,) = check_first_rows(dataset, tmp_path)
-    assert note.startswith(f"training.dataset.{key} is the file of the training rows")
+    assert note.startswith(f"training.dataset.{key} is the same file as training.dataset.path")
 
 
 @pytest.mark.parametrize("path", ["\0x", "."])

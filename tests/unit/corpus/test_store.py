@@ -89,7 +89,7 @@ def test_a_damaged_store_is_replaced(tmp_path: Path) -> None:
     assert (folder / "train.arrow").read_text() == "again"
     (folder / "train.arrow").write_text("damaged")
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match="not made by this program alone"):
+    with pytest.raises(InputError, match="not created by this program"):
         publish_one(tmp_path, PARTS, "again")
     assert (folder / "notes.txt").exists()
 
@@ -138,7 +138,7 @@ def test_a_foreign_folder_at_the_place_of_a_store_is_not_replaced(tmp_path: Path
     folder = tmp_path / make_key(PARTS)[:16]
     folder.mkdir()
     (folder / "thesis.tex").write_text("x")
-    with pytest.raises(InputError, match="not made by this program"):
+    with pytest.raises(InputError, match="not created by this program"):
         publish_one(tmp_path, PARTS)
     assert (folder / "thesis.tex").exists()
 

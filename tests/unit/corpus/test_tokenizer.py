@@ -104,5 +104,5 @@ def test_new_tokens_are_added_written_and_in_the_fingerprint(base: Path, tmp_pat
 
 
 def test_new_tokens_that_exist_are_refused(base: Path) -> None:
-    with pytest.raises(InputError, match=r"'<\|im_end\|>' are tokens of .* already"):
+    with pytest.raises(InputError, match=r"'<\|im_end\|>' are already tokens of "):
         _ = BaseTokenizer(folder=base, new_tokens=("<|im_end|>",)).backend

@@ -215,7 +215,7 @@ def test_wrong_rows_are_refused_and_leave_no_files(content: str, words: str) -> 
         ),
         ("rows.jsonl", '{"question": "ä"}\n'.encode("latin-1"), "iconv -f WINDOWS-1252 -t UTF-8 rows.jsonl"),
         ("rows.jsonl", gzip.compress(b"{}", mtime=0), "hint: the file is compressed"),
-        ("rows.jsonl", '{"question": ' + "[" * 150 + "]" * 150 + "}", "hint: rows should hold little but text"),
+        ("rows.jsonl", '{"question": ' + "[" * 150 + "]" * 150 + "}", "hint: flatten the rows"),
         ("rows.json", "[" * 200_000, "nested too deeply"),
         ("rows.json", '{"data": []}', "not a list of rows"),
         ("-", None, "-: not a regular file"),
@@ -523,7 +523,7 @@ def test_tool_calls_are_not_judged_by_the_template_of_a_preview(capsys: pytest.C
     command = ["new", "sales", "--data", "rows.jsonl", "--dry-run", "--template"]
     assert main([*command, "tokenizer"]) == 0
     output = " ".join(capsys.readouterr().out.split())
-    assert "1 row has tools or tool calls: where the base's tokenizer is" in output
+    assert "1 row has tools or tool calls: on a machine with the base's tokenizer" in output
     assert "template chatml cannot write" not in output
     assert main([*command, "chatml"]) == 0
     assert "template chatml cannot write" in " ".join(capsys.readouterr().out.split())
@@ -557,8 +557,8 @@ def test_two_unknown_columns_are_answered_with_flags(header: str, flags: str) ->
 @pytest.mark.parametrize(
     ("num_different", "note"),
     [
-        (60, "60 of 120 rows repeat an earlier row exactly: they are"),
-        (119, "1 of 120 rows repeats an earlier row exactly: it is"),
+        (60, "60 of 120 rows repeat an earlier row exactly, so they are"),
+        (119, "1 of 120 rows repeats an earlier row exactly, so it is"),
         (120, ""),
     ],
 )

@@ -46,6 +46,6 @@ def test_values_are_always_valid(tokens: list[float], num_rows: int, positions: 
 def test_batch_reason_compares_different_numbers_of_steps_only() -> None:
     sizes = choose_hyperparameters([12.0] * 40, 40, 40_960)
     assert sizes.batch_reason == (
-        "about 5 steps in total; an epoch is smaller than a batch; so few steps hardly learn: add rows, "
+        "about 5 steps in total; an epoch is smaller than a batch; so few steps hardly train the model: add rows, "
         "or set epochs to 20 or more"
     )

@@ -240,7 +240,7 @@ def test_one_flag_leaves_the_other_role_to_be_inferred() -> None:
         ),
         (
             repeat({"input": {"question": "q"}, "n": 1}),
-            ("no field of text", "objects and lists have dots: input.question"),
+            ("no field of text", "objects and lists with dots: input.question"),
         ),
         (
             repeat({"meta": {"id": 1}, "conversation": {"messages": CHAT}}),

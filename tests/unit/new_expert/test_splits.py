@@ -37,8 +37,8 @@ def write_csv(rows: list[dict[str, Any]], name: str) -> Path:
     [
         (bytes(range(256)) * 8, "other.jsonl: no row can be read"),
         (b"", "other.jsonl has no rows"),
-        (b'{"prompt": "a", "completion": "b"}\n' * 5, "other.jsonl has other fields than rows.jsonl"),
-        (b'{"question": "a", "answr": "b"}\n' * 5, "rows have no field 'answer', the answer of the training rows; did"),
+        (b'{"prompt": "a", "completion": "b"}\n' * 5, "other.jsonl has different fields than rows.jsonl"),
+        (b'{"question": "a", "answr": "b"}\n' * 5, "rows have no field 'answer', which is the answer of the"),
         (
             b'{"question": "a", "answer": ""}\n' * 5,
             "other.jsonl: 5 of 5 rows cannot be used\n  5 rows: answer is empty",
@@ -73,9 +73,10 @@ def test_few_unusable_rows_are_noted_with_the_file_name() -> None:
     [
         (
             0,
-            "test.jsonl: 20 of 20 rows have a training prompt; this split cannot measure generalization",
+            "test.jsonl: 20 of 20 rows have a prompt that is also in the training rows; "
+            "this split cannot measure generalization",
         ),
-        (35, "test.jsonl: 5 of 20 rows have a training prompt"),
+        (35, "test.jsonl: 5 of 20 rows have a prompt that is also in the training rows"),
         (40, None),
     ],
 )
@@ -177,7 +178,7 @@ def test_repeated_keys_are_noted() -> None:
 
 def test_missing_csv_header_is_mentioned() -> None:
     Path("rows.csv").write_text("".join(f'"What is {n}?","It is {n}."\n' for n in range(41)))
-    with pytest.raises(InputError, match="is the header, the first line, missing"):
+    with pytest.raises(InputError, match="is the header line missing"):
         make(Path("rows.csv"))
 
 

@@ -53,11 +53,11 @@ def test_preview_uses_the_template_without_the_tokenizer(options: dict[str, str]
 @pytest.mark.parametrize(
     ("base", "template", "note"),
     [
-        ("google/gemma-2-2b-it", "chatml", "shown in chatml: the tokenizer of gemma-2-2b-it is not on this machine"),
+        ("google/gemma-2-2b-it", "chatml", "shown in chatml, because the tokenizer of gemma-2-2b-it is not on this"),
         (
             "mistralai/Mistral-7B-v0.1",
             "alpaca",
-            "ends with the tiny base's end token: the tokenizer of Mistral",
+            "ends with the tiny base's end token, because the tokenizer of Mistral",
         ),
     ],
 )
