@@ -151,7 +151,7 @@ def load_config(path: Path) -> Mapping[str, object]:
             config = json.loads(path.read_bytes().decode("utf-8-sig"))
             if isinstance(config, dict):
                 return config
-            problem = f"holds a {type(config).__name__}, not an object with keys"
+            problem = f"contains a {type(config).__name__} instead of a JSON object"
     except json.JSONDecodeError as error:
         problem = f"broken JSON at line {error.lineno}, column {error.colno}: {error.msg}"
     except UnicodeDecodeError as error:

@@ -282,7 +282,7 @@ UNTRAINABLE: Mapping[str, str] = {
     "recurrent_gemma": "its recurrent layers see earlier documents of a pack",
     "stablelm": _NO_BOUNDARIES,
     "nemotron": _NO_BOUNDARIES,
-    "gpt_neox_japanese": "packed documents give other results than each alone",
+    "gpt_neox_japanese": "packed documents give different results from separate ones",
     **dict.fromkeys(
         ("bloom", "codegen", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "mpt", "opt"),
         "its layers are not built like Llama's, and its config has other keys",
@@ -290,9 +290,9 @@ UNTRAINABLE: Mapping[str, str] = {
     "cpmant": _NO_LAYERS,
     "falcon": _NO_LAYERS,
     "hrm_text": _NO_LAYERS,
-    "hunyuan_v1_moe": "its experts are not counted right",
+    "hunyuan_v1_moe": "its experts are not counted correctly",
     "modernbert-decoder": "its linear layers are not found in its decoder",
-    **dict.fromkeys(("emu3_text_model", "mllama_text_model"), "transformers has no language model of its config alone"),
+    **dict.fromkeys(("emu3_text_model", "mllama_text_model"), "transformers has no causal language model for it"),
     "bert": _NO_LAYERS,
     "big_bird": _NO_LAYERS,
 }

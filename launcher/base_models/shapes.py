@@ -319,7 +319,7 @@ def describe_unusable_base(name: str, search: Sequence[Path]) -> str:
         load_shape(name, search)
     except InputError as error:
         places = "".join(f"; {problem.where}: {problem.what}" for problem in error.problems)
-        return f"{error.title}{places}. The smoke profile does not need it, training does: {error.hint}"
+        return f"{error.title}{places}. The smoke profile works without it, a full training does not; {error.hint}"
     return ""
 
 
@@ -332,7 +332,8 @@ def describe_missing_tokenizer(name: str, search: Sequence[Path]) -> str:
     slow = next((file for file in ("tokenizer.model", "vocab.json", "vocab.txt") if (folder / file).is_file()), "")
     way_out = "copy it from the model that the weights come from"
     if slow:
-        way_out = f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r}) makes it of {slow}"
+        path = repr(str(folder))
+        way_out = f"AutoTokenizer.from_pretrained({path}).save_pretrained({path}) creates it from {slow}"
     what = f"the base model {name!r} has no tokenizer: {folder} has no tokenizer.json"
     return f"{what}, so no row can be tokenized; {way_out}"
 
@@ -367,5 +368,5 @@ def _not_found(name: str, search: Sequence[Path]) -> InputError:
     ]
     close = suggest_bases(name, search)
     suggestion = f"did you mean {' or '.join(close)}? Otherwise " if close else ""
-    way_out = "name a local folder that holds the model's config.json (nothing is downloaded to plan)"
+    way_out = "name a local folder that contains the model's config.json (planning downloads nothing)"
     return InputError(f"the base model {name!r} was not found", tuple(looked), suggestion + way_out)

@@ -26,7 +26,7 @@ def check_supported(config: ConfigKeys, name: str) -> None:
 def make_not_supported_error(name: str, problems: tuple[Problem, ...]) -> InputError:
     """Return the error for a base model with these problems."""
     return InputError(
-        f"the base model {name} is of a kind that is not supported",
+        f"the base model {name} is not supported",
         problems,
         "name a decoder-only language model, such as Qwen/Qwen3-0.6B",
     )
@@ -42,11 +42,11 @@ def _find_problems(config: ConfigKeys) -> Iterator[Problem]:
         yield Problem(where="model_type", what=f"{model_type}: {UNTRAINABLE[model_type]}")
     yield from _find_expert_problems(config)
     if config.get("is_encoder_decoder") is True:
-        what = "encoder-decoder models are not supported: experts train on a decoder alone"
+        what = "encoder-decoder models are not supported: experts are trained on decoder-only models"
         yield Problem(where="is_encoder_decoder", what=what)
     towers = [key for key in _OTHER_TOWERS if config.get(key)]
     if towers and model_type != "gemma3":
-        yield Problem(where=towers[0], what="models of images or sound are not supported: experts train on text")
+        yield Problem(where=towers[0], what="vision and audio models are not supported: experts train on text")
     if config.get("kv_lora_rank"):  # DeepSeek, Youtu: values are of other sizes than queries and keys
         what = "multi-head latent attention is not supported by attention over packed documents"
         yield Problem(where="kv_lora_rank", what=what)
@@ -65,10 +65,10 @@ def _find_problems(config: ConfigKeys) -> Iterator[Problem]:
     unlike = sorted({str(kind) for kind in kinds} - _LIKE_LAYERS) if isinstance(kinds, list) else []
     state_space = sorted(key for key in config if key.startswith(_STATE_SPACE_KEYS))
     if unlike:
-        what = f"{', '.join(unlike)}: all layers must be attention layers of the same build"
+        what = f"{', '.join(unlike)}: all layers must be attention layers of the same structure"
         yield Problem(where="layer_types", what=what)
     elif state_space:
-        what = "layers with a state space (Mamba) are not supported: packed documents would share it"
+        what = "state-space layers (Mamba) are not supported: packed documents would share their state"
         yield Problem(where=state_space[0], what=what)
 
 
@@ -82,7 +82,7 @@ def _find_expert_problems(config: ConfigKeys) -> Iterator[Problem]:
         dense, every = config.get("mlp_only_layers"), config.get("decoder_sparse_step")
         if dense or every not in (None, 1):
             key = "mlp_only_layers" if dense else "decoder_sparse_step"
-            yield Problem(where=key, what="some layers have no experts: all layers must be of the same build")
+            yield Problem(where=key, what="some layers have no experts: all layers must have the same structure")
         return
     text = config.get("text_config")
     keys = {**(text if isinstance(text, Mapping) else {}), **config}
@@ -90,5 +90,5 @@ def _find_expert_problems(config: ConfigKeys) -> Iterator[Problem]:
         count = keys.get(key)
         if isinstance(count, int) and count > 1:
             reason = f"supported mixtures of experts: {', '.join(known)}"
-            yield Problem(where=key, what=f"{count}: {config.get('model_type')} is not supported ({reason})")
+            yield Problem(where=key, what=f"{count}, but {config.get('model_type')} is not supported ({reason})")
             return

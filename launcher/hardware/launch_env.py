@@ -61,7 +61,8 @@ def read_launch_env(environment: Mapping[str, str]) -> LaunchEnv:
     num_ranks = _read(environment, "WORLD_SIZE", 1)
     per_node = _read(environment, "LOCAL_WORLD_SIZE", num_ranks)
     if per_node < 1 or num_ranks % per_node:
-        raise InputError(f"{num_ranks} processes do not spread over nodes of {per_node}: all nodes must be alike")
+        what = f"{num_ranks} processes cannot be divided into nodes of {per_node}"
+        raise InputError(f"{what}: all nodes must have the same number of processes")
     if num_ranks > 1:
         _check_rank_variables(environment, num_ranks)
     return LaunchEnv(

@@ -203,7 +203,7 @@ def _check_hardware(hardware: Hardware) -> None:
         if value is not None and not low <= value <= high
     )
     if problems:
-        title = f"no such machine with {gpu.title}" if gpu else "no such machine; without a GPU it runs one process"
+        title = f"invalid hardware values for {gpu.title if gpu else 'a machine without a GPU, which runs one process'}"
         raise InputError(title, problems, "--gpus counts the GPUs of one node; --nodes counts the machines")
 
 

@@ -208,8 +208,8 @@ def _are_equal(readings: Sequence[GpuReading]) -> bool:
 def make_common_gpu(readings: Sequence[GpuReading]) -> Gpu:
     """Return the GPU model that all ranks share, with the memory that the driver reports."""
     if not _are_equal(readings):
-        hint = "choose equal ones: CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=<indices, as above>"
-        raise InputError("the GPUs differ, and a plan is for equal ranks", _list_problems(readings), hint)
+        hint = "choose identical ones: CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=<indices, as above>"
+        raise InputError("the GPUs differ, but a plan requires identical GPUs", _list_problems(readings), hint)
     first = readings[0]
     known = match_gpu(first.name, first.memory_mib) if first.memory_mib else None
     capability = first.compute_capability or (known.compute_capability if known else None)

@@ -73,7 +73,7 @@ def _explain_pissa(context: PlanContext) -> list[Decision]:
         return []
     if context.entry.quantization == "int4" and not context.is_smoke:
         raise ManifestError(
-            f"training.config.init_lora_weights: {kind} replaces the base's weights by what its singular values leave, "
+            f"training.config.init_lora_weights: {kind} subtracts principal components from the base's weights, "
             "which is not possible in 4 bits",
             hint="use quantization none, or remove init_lora_weights",
         )

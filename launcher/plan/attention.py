@@ -152,7 +152,7 @@ def _explain(context: PlanContext, backend: AttentionBackend, dtype: Dtype) -> D
     elif backend in PACKAGE_BACKENDS:
         decide, reason = plan_decision, f"installed, and this GPU can run it{_not_measured(context, gpu)}"
     elif _has_softcap(context):
-        reason = "this base soft-caps attention scores, which torch's flash kernels cannot"
+        reason = "this base soft-caps attention scores, which torch's flash kernels do not support"
     elif not gpu.has_flash_attention:
         capability = ".".join(map(str, gpu.compute_capability))
         reason = f"{gpu.title} has compute capability {capability}; flash kernels need 8.0"

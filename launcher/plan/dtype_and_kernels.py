@@ -101,7 +101,7 @@ def _decide_compute_dtype(context: PlanContext) -> tuple[Dtype, Decision]:
     config, gpu = context.config, context.gpu
     name, fp16, no_scaling = "precision", "FP16 with loss scaling", "same range as FP32, so no loss scaling"
     if _uses_fp8(context):
-        reason = "precision in the manifest; products of the frozen base in FP8, all others in BF16"
+        reason = "precision in the manifest; matmuls of the frozen base in FP8, all others in BF16"
         return "bf16", manifest_decision(name, "FP8 base, BF16", reason)
     if gpu is None:
         unused = "" if config.precision in (None, "fp32") else f"; precision {config.precision} is not used"
@@ -149,7 +149,7 @@ def _uses_fp8(context: PlanContext) -> bool:
     elif context.base.experts is not None:
         obstacle, hint = "does not support mixtures of experts", "use bf16"
     elif config.gradient_checkpointing == "selective":
-        obstacle = "does not support selective checkpointing, which saves the results of 16-bit products"
+        obstacle = "does not support selective checkpointing, which saves the results of 16-bit matmuls"
         hint = "--set training.config.gradient_checkpointing=true"
     elif context.lacks("triton"):
         obstacle, hint = "needs Triton, which is not installed", "torch for Linux includes it"

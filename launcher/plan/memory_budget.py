@@ -132,7 +132,7 @@ def find_cuda_graph_obstacle(context: PlanContext, settings: ModelSettings) -> s
     if settings.optimizer.in_backward:
         return "the optimizer runs within the backward pass"
     if context.base.experts is not None:
-        return "mixtures of experts run by the code of transformers"
+        return "mixtures of experts run transformers' own code"
     return "" if context.config.packing else "without packing, shapes vary"
 
 

@@ -104,7 +104,7 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
             f"({context.options.oom_date}): this plan stays below that"
         )
     for code in list_code(context.manifest):
-        yield f"executes code that the manifest names, only with --trust: {code}"
+        yield f"the manifest names code, which is executed only with --trust: {code}"
     if len(context.manifest.base_models) > 1:
         others = ", ".join(entry.name for entry in context.manifest.base_models[1:])
         yield f"the manifest lists more base models ({others}); --base selects one"
@@ -128,7 +128,7 @@ def _describe_small_epoch(context: PlanContext) -> Iterator[str]:
     )
     better = max(1, int(sequences * (config.num_train_epochs or 1.0) / _FEW_STEPS))
     if not config.max_steps and steps < _FEW_STEPS and better < sequences:
-        note += f"; {steps} steps hardly learn: --set training.config.batch_size={better} makes more of them"
+        note += f"; {steps} steps hardly train the model: --set training.config.batch_size={better} gives more"
         note += " (with gradient_accumulation_steps=1)" if config.gradient_accumulation_steps > 1 else ""
     yield note
 
@@ -184,8 +184,8 @@ def describe_slow_settings(context: PlanContext, planned: SpeedPlan, estimate_sp
         by_flags = all(f"training.config.{name}" in context.options.overridden_keys for name in slow)
         origin = "set by --set" if by_flags else "in the manifest"
         yield (
-            f"{' and '.join(slow)} {origin} {verb} training down: without, about {format_count(best)} tokens/s, "
-            f"{best / speed:.1f} times as fast, with the same result: {' '.join(map(_format_override, slow))}"
+            f"{' and '.join(slow)} {origin} {verb} training down: with {' '.join(map(_format_override, slow))} "
+            f"it reaches about {format_count(best)} tokens/s, {best / speed:.1f} times as fast, with the same result"
         )
 
 

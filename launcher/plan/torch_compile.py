@@ -46,7 +46,7 @@ def decide_compile(context: PlanContext, workload: Workload, *, captures: bool) 
         return config.torch_compile, manifest_decision(name, state, "torch_compile in the manifest")
     assert gpu is not None
     if context.base.experts is not None:
-        return False, plan_decision(name, "off", "mixtures of experts run by the code of transformers")
+        return False, plan_decision(name, "off", "mixtures of experts run transformers' own code")
     if gpu.compute_capability < (8, 0):
         return False, hardware_decision(name, "off", f"{gpu.title}: fused kernels do not pay off on this GPU")
     saved = _saved_seconds(context, gpu, workload, captures=captures)
@@ -118,7 +118,7 @@ def _decide_scope(context: PlanContext, workload: Workload, layout: Layout) -> t
     tokens = layout.micro_batch_size * estimate_slot_tokens(context)
     launching = estimate_launch_seconds(workload)
     if per_token is None or tokens * per_token >= launching:
-        return "layer", "one graph serves all layers, so compiling is quick; launches are not the limit"
+        return "layer", "one graph serves all layers, so compiling is quick; kernel launches are not the bottleneck"
     model_seconds = _MODEL_COMPILE_SECONDS_PER_LAYER * workload.shape.num_layers
     slots = ceil(context.config.global_batch_size / context.num_ranks / layout.micro_batch_size)
     num_steps = estimate_run_length(context).num_steps

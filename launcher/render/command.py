@@ -51,7 +51,7 @@ def check_rendezvous(spec: LaunchSpec, rendezvous: Rendezvous, machine_rank: int
     """Raise InputError if the rendezvous does not fit the nodes."""
     many_nodes = spec.num_nodes > 1
     rules = (
-        (many_nodes and rendezvous.port == 0, "rendezvous", "many nodes need one port that all of them know"),
+        (many_nodes and rendezvous.port == 0, "rendezvous", "several nodes need a fixed port"),
         (
             many_nodes and rendezvous.backend == "static" and rendezvous.max_restarts > 0,
             "max_restarts",

@@ -94,9 +94,12 @@ _REFUSED = (
     ("other mixtures of experts; `qwen3_moe` with layers that have none", "their layers are not known here"),
     ("quantized weights (GPTQ, AWQ, FP8, bitsandbytes)", "adapters train on the original base; gpt-oss is dequantized"),
     ("multi-head latent attention (`kv_lora_rank`), such as `youtu`", "keys and values are of different sizes"),
-    ("encoder-decoder", "experts train on a decoder alone"),
+    ("encoder-decoder", "experts are trained on decoder-only models"),
     ("images or sound, except Gemma 3", "experts train on text; Gemma 3's vision tower stays frozen"),
-    ("layers of other kinds (linear attention, convolutions)", "all layers must be attention layers of the same build"),
+    (
+        "layers of other kinds (linear attention, convolutions)",
+        "all layers must be attention layers of the same structure",
+    ),
     ("weights without `layers.0`, such as `gpt2`, `bloom`", "no decoder layers that can be trained"),
 )
 

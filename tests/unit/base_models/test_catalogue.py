@@ -207,7 +207,7 @@ def test_invalid_path_is_not_found(name: str, tmp_path: Path, monkeypatch: pytes
     [
         (b'{"a": 1,\n "b": }', "line 2, column 7"),
         (b"", "line 1, column 1"),
-        (b"[1, 2]", "holds a list, not an object"),
+        (b"[1, 2]", "contains a list instead of a JSON object"),
         (b'{"a": "\xff"}', "is not UTF-8 text (byte 7)"),
         (b" " * (5 * 1024**2), "larger than 4 MiB"),
         (b"[" * 100_000, "cannot be read"),

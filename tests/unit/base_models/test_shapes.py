@@ -178,12 +178,12 @@ def test_all_problems_of_a_config_are_reported_together() -> None:
         ({"vocab_size": -1}, "vocab_size: must be between 1 and"),
         ({"model_type": None}, "model_type: is missing"),
         ({"model_type": 7}, "model_type: must be a name"),
-        ({"model_type": "falcon_h1", "mamba_d_state": 16}, "mamba_d_state: layers with a state space (Mamba) are not"),
-        ({"model_type": "falcon_mamba", "state_size": 16}, "state_size: layers with a state space (Mamba) are not"),
+        ({"model_type": "falcon_h1", "mamba_d_state": 16}, "mamba_d_state: state-space layers (Mamba) are not"),
+        ({"model_type": "falcon_mamba", "state_size": 16}, "state_size: state-space layers (Mamba) are not"),
         ({"model_type": "youtu", "kv_lora_rank": 512}, "kv_lora_rank: multi-head latent attention is not supported"),
-        ({"num_experts": 64}, "num_experts: 64: llama is not supported (supported mixtures of experts: gpt_oss, "),
-        ({"num_local_experts": 8}, "num_local_experts: 8: llama is not supported"),
-        ({"model_type": "llava", "text_config": {"num_experts": 8}}, "num_experts: 8: llava is not supported"),
+        ({"num_experts": 64}, "num_experts: 64, but llama is not supported (supported mixtures of experts: gpt_oss, "),
+        ({"num_local_experts": 8}, "num_local_experts: 8, but llama is not supported"),
+        ({"model_type": "llava", "text_config": {"num_experts": 8}}, "num_experts: 8, but llava is not supported"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "mlp_only_layers: some layers have no experts"),
         ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "decoder_sparse_step: some layers have no experts"),
         (
@@ -194,8 +194,8 @@ def test_all_problems_of_a_config_are_reported_together() -> None:
         ({"model_type": "falcon"}, "model_type: falcon: its decoder has no `layers`"),
         ({"model_type": "gpt2", "hidden_size": None}, "model_type: gpt2: its layers are not built like Llama's"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder: encoder-decoder models are not supported"),
-        ({"vision_config": {"depth": 2}}, "vision_config: models of images or sound are not supported"),
-        ({"audio_config": {"depth": 2}}, "audio_config: models of images or sound are not supported"),
+        ({"vision_config": {"depth": 2}}, "vision_config: vision and audio models are not supported"),
+        ({"audio_config": {"depth": 2}}, "audio_config: vision and audio models are not supported"),
         ({"architectures": ["BertForMaskedLM"]}, "architectures: BertForMaskedLM is not a causal language model"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types: linear_attention: all layers"),
     ],
@@ -266,7 +266,7 @@ def test_unknown_base_error_suggests_close_names(tmp_path: Path) -> None:
     assert str(tmp_path / "Qwen3-1.5B") in message
     assert "Hugging Face cache" in message
     assert "catalogue: no base model of this name" in message
-    assert "name a local folder that holds the model's config.json" in message
+    assert "name a local folder that contains the model's config.json" in message
     assert caught.value.exit_code == 2
 
 

@@ -111,9 +111,9 @@ def test_other_meshes_are_refused(replicas: int, shards: int) -> None:
 def test_nodes_are_counted_and_must_have_equal_ranks() -> None:
     four = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2"}
     assert (read_launch_env(four).num_nodes, read_launch_env(four).ranks_per_node) == (4, 2)
-    with pytest.raises(InputError, match="8 processes do not spread over nodes of 3"):
+    with pytest.raises(InputError, match="8 processes cannot be divided into nodes of 3"):
         read_launch_env({**four, "LOCAL_WORLD_SIZE": "3"})
-    with pytest.raises(InputError, match="8 processes do not spread over nodes of 0"):
+    with pytest.raises(InputError, match="8 processes cannot be divided into nodes of 0"):
         read_launch_env({**four, "LOCAL_WORLD_SIZE": "0"})
 
 

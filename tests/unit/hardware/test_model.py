@@ -47,7 +47,7 @@ def test_machine_without_gpu_runs_one_process() -> None:
     hardware = make_hardware(None, gpus_per_node=0, nodes=1)
     assert (hardware.num_ranks, hardware.free_vram_bytes) == (1, 0)
     assert hardware.cpu_cores_per_node == 8
-    with pytest.raises(InputError, match="without a GPU it runs one process"):
+    with pytest.raises(InputError, match="without a GPU, which runs one process"):
         make_hardware(None, gpus_per_node=2, nodes=3)
 
 

@@ -304,7 +304,7 @@ def test_epoch_smaller_than_the_global_batch_is_planned_as_it_is(write_manifest:
     full = plan_with_rows(write_manifest, 400 * 24, config=config)
     (note,) = (note for note in plan.notes if "larger than an epoch" in note)
     assert "the global batch of 512 sequences is larger than an epoch, which has about 20" in note
-    assert "so the global batch is about 20; 5 steps hardly learn: --set training.config.batch_size=1" in note
+    assert "so the global batch is about 20; 5 steps hardly train the model: --set training.config.batch_size=1" in note
     assert decision(plan, "global batch").startswith("20 sequences of 4,096 tokens")
     assert "an epoch has no more sequences" in decision(plan, "global batch")
     assert "as many as an epoch needs" in decision(plan, "batch split")

@@ -105,7 +105,7 @@ def test_threads_are_what_the_loader_leaves(
 
 WRONG_RENDEZVOUS = {
     "no address": (None, 0, "2 nodes need the address where node 0 listens"),
-    "port 0": (Rendezvous(host="a", port=0), 0, "many nodes need one port"),
+    "port 0": (Rendezvous(host="a", port=0), 0, "several nodes need a fixed port"),
     "rank 2 of 2": (HEAD, 2, "node rank: 2 is not one of 0 to 1"),
     "static restarts": (Rendezvous(host="a", port=1, max_restarts=1), 0, "max_restarts: nodes do not restart together"),
 }

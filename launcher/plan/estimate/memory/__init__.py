@@ -108,7 +108,7 @@ def _describe_gradients(recipe: Recipe) -> str:
     if recipe.optimizer_in_bwd:
         return " of one layer: each is freed after its update"
     if not recipe.accumulates_gradients:
-        return ", where they exceed the activations they replace"
+        return ", only the part beyond the activations freed before"
     if has_buckets(recipe):
         return ", and DDP's buckets"
     return _describe_shards(recipe, SHARDED_STRATEGIES | {"zero2"})
