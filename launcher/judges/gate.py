@@ -24,11 +24,11 @@ def check_change(change: PairedChange, max_regression: float) -> GateVerdict:
         return GateVerdict(is_open=False, message="no row was judged in both evaluations: nothing to compare")
     summary = (
         f"{change.num_lost} of {change.num_rows} rows lost, {change.num_won} won: "
-        f"{change.difference * 100:+.1f} points ({change.low * 100:+.1f} to {change.high * 100:+.1f} with 95 %)"
+        f"{change.difference * 100:+.1f} points ({change.low * 100:+.1f} to {change.high * 100:+.1f}, 95 % confidence)"
     )
     allowed = format_percent(max_regression)
     if -change.difference > max_regression and change.p_worse < SIGNIFICANCE_LEVEL:
-        accident = f"by chance once in {1 / max(change.p_worse, 1e-12):,.0f} times"
+        accident = f"chance alone would cause this in 1 of {1 / max(change.p_worse, 1e-12):,.0f} cases"
         return GateVerdict(is_open=False, message=f"worse by more than {allowed}: {summary}; {accident}")
     if -change.low > max_regression:
         return GateVerdict(

@@ -70,7 +70,7 @@ class ModuleJudge:
             raise RunFailedError(f"the judge {self._path} {error}") from None
         except (ValueError, LookupError, TypeError, RecursionError):
             pass
-        raise RunFailedError(f"the judge {self._path} replied more than once, or wrote into its replies")
+        raise RunFailedError(f"the judge {self._path} replied more than once, or wrote other text into its replies")
 
 
 class _WrongJudgeError(Exception):
@@ -133,7 +133,8 @@ def _describe_checks(judge: Any) -> list[dict[str, Any]]:
         checks.append(values)
     names = [str(check["name"]) for check in checks]
     if len({*names}) < len(names) or not all(map(_CHECK_NAME.fullmatch, names)):
-        raise _WrongJudgeError(f"is not a judge: names of checks must be different words, not {repr(names)[:60]}")
+        rule = "must be unique and consist of letters, digits, dots, dashes and underscores"
+        raise _WrongJudgeError(f"is not a judge: names of checks {rule}, not {repr(names)[:60]}")
     if judge.main_check not in names:
         main = repr(judge.main_check)[:60]
         raise _WrongJudgeError(f"is not a judge: its main_check {main} is not one of {', '.join(names)}")

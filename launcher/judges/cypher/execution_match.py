@@ -67,7 +67,7 @@ class Engine:
                 which, error = ("reference", expected) if isinstance(expected, str) else ("answer", actual)
                 return Outcome(same=None, reason=f"the engine cannot run the {which}: {error}")
             if tails[0] != tails[1] and not (len(expected) <= 1 and all(map(_keeps_one, tails))):
-                return Outcome(same=False, reason="has another SKIP or LIMIT than the reference")
+                return Outcome(same=False, reason="has a different SKIP or LIMIT than the reference")
             if not _matches(expected, actual, is_ordered):
                 # The reference may be ambiguous: then its result changes with the insertion order.
                 (reversed_rows,) = self.run(graph(is_reversed=True), texts[:1])
@@ -76,7 +76,7 @@ class Engine:
                 if not _matches(expected, actual, is_ordered and expected == reversed_rows):
                     if any(map(_may_reuse, queries)):
                         return Outcome(same=None, reason="the engine may match one relationship twice in a pattern")
-                    return Outcome(same=False, reason="returns something else than the reference")
+                    return Outcome(same=False, reason="returns a different result than the reference")
             is_conclusive = is_conclusive or bool(expected)
         if not is_conclusive:
             return Outcome(same=None, reason="the reference returns no rows on any test graph")
@@ -133,15 +133,15 @@ def _matches(expected: list[object], actual: list[object], is_ordered: bool) -> 
 def _find_obstacle(tokens: Sequence[Token]) -> str:
     """Return why a query is not run; empty if it can be. Only reading queries are run."""
     if acts := find_acts(tokens):
-        return f"{', '.join(sorted(acts))} is not run"
+        return f"a query with {', '.join(sorted(acts))} is not run"
     for index, token in enumerate(tokens):
         if token.kind is Kind.PARAMETER or token.is_mark(";", "$"):
-            return f"{token.text} is not run"
+            return f"a query with {token.text} is not run"
         if token.is_word("CALL", "LOAD", "COPY", "ATTACH", "INSTALL", "EXPORT", "IMPORT", "USE", "PROFILE", "EXPLAIN"):
-            return f"{token.text.upper()} is not run"
+            return f"a query with {token.text.upper()} is not run"
         is_call = token.kind is Kind.NAME and token_at(tokens, index + 1).is_mark("(")
         if is_call and (token.text.lower() in _DIFFERENT_FUNCTIONS or token_at(tokens, index - 1).is_mark(".")):
-            return f"{token.text}() may differ in the engine"
+            return f"{token.text}() may behave differently in the engine"
         if token.is_mark("[") and _is_indexed(tokens, index):
             return "the engine indexes lists from 1"
     return ""

@@ -105,7 +105,7 @@ class CypherJudge(CloseOnExit):
             reasons += [outcome.reason] * (same is not True)
         matches = bool(equal or same)
         if not equal:
-            reasons.append("same result, written differently" if matches else "not the reference in normal form")
+            reasons.append("same result, written differently" if matches else "normal form differs from the reference")
         return Verdict(
             checks={
                 "parses": True,

@@ -58,7 +58,7 @@ class SqlJudge(CloseOnExit):
         try:
             applicable = {name for name, passed in self._request(row, "").checks.items() if passed is not None}
         except WorkerError as error:
-            return make_verdict(f"not judged: the row's tables and reference: the worker {error}")
+            return make_verdict(f"not judged: the worker {error} on the row's tables and reference")
         try:
             parses = self._request(row, answer, only_parse=True).checks["parses"]
         except WorkerError:

@@ -218,7 +218,7 @@ def serve() -> None:
         try:
             fixture = _get_fixture(request["context"], request["reference"], fixtures)
         except Exception as error:  # an unforeseen row costs its own verdict, not the evaluation
-            reason = f"not judged: the row's tables and reference: {type(error).__name__}: {error}"
+            reason = f"not judged: the row's tables or reference fail ({type(error).__name__}: {error})"
             verdict = make_verdict(reason)
         else:
             verdict = _judge(fixture, request["answer"], only_parse=request["only_parse"])

@@ -169,10 +169,10 @@ class TypescriptNode:
         if actual.touched:
             return "changes a built-in object"
         if len(actual.results) != len(expected.results) or not _is_same(actual.results[0], expected.results[0]):
-            return "prints something else than the reference when it is loaded"
+            return "prints other output than the reference when it is loaded"
         pairs = zip(actual.results[1:], expected.results[1:], strict=True)
         different = sum(not _is_same(one, other) for one, other in pairs)
-        return f"does something else than the reference in {different} of {cases.count} cases" if different else ""
+        return f"behaves differently from the reference in {different} of {cases.count} cases" if different else ""
 
     def close(self) -> None:
         """End all processes."""
@@ -212,11 +212,11 @@ def _run(worker: LimitedWorker, code: str, cases: TestCases) -> _Run:
         report = json.loads(reply["report"])
         results, opaque, touched = report["results"], report["opaque"], report["touched"]
     except WorkerError as error:
-        return _Run(fault=f"running it: the process {error}")
+        return _Run(fault=f"running it failed: the process {error}")
     except (ValueError, TypeError, KeyError, RecursionError):
-        return _Run(fault="running it returns nothing that can be parsed")
+        return _Run(fault="running it returns no result that can be parsed")
     if not isinstance(results, list) or not results or not isinstance(opaque, str):
-        return _Run(fault="running it returns nothing that can be parsed")
+        return _Run(fault="running it returns no result that can be parsed")
     return _Run(results=results, opaque=opaque, touched=bool(touched))
 
 

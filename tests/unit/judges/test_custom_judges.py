@@ -173,7 +173,7 @@ def test_a_class_judges_in_another_process_without_secrets(tmp_path: Path, monke
         ("raise RuntimeError('no luck')", "failed: RuntimeError: no luck"),
         ("os._exit(3)", "exited with code 3"),
         ("raise SystemExit(4)", "exited with code 4"),
-        ("os.write(3, b'{}\\n'); os._exit(0)", "replied more than once, or wrote into its replies|exited with code 0"),
+        ("os.write(3, b'{}\\n'); os._exit(0)", "replied more than once, or wrote other text|exited with code 0"),
         (
             "return [Verdict(checks={'right': float('nan'), 'kind': None})] * 3",
             "returned right = nan for answer 1, not",
@@ -211,11 +211,11 @@ def test_a_reply_to_an_earlier_request_is_not_a_verdict(tmp_path: Path, monkeypa
         ("x =", "own_judges:X", "cannot be loaded: invalid syntax"),
         (CLASS.replace('name="kind"', 'name="loss"'), "own_judges:Own", "has a check named loss"),
         (CLASS.replace('main_check = "right"', 'main_check = "x"'), "own_judges:Own", "its main_check 'x' is not one"),
-        (CLASS.replace('name="kind"', 'name="right"'), "own_judges:Own", "names of checks must be different words"),
+        (CLASS.replace('name="kind"', 'name="right"'), "own_judges:Own", "names of checks must be unique"),
         (
             CLASS.replace('name="kind"', 'name="a/b\\u2028"'),
             "own_judges:Own",
-            "names of checks must be different words",
+            "names of checks must be unique",
         ),
         (CLASS.replace('title="kind"', "title=5"), "own_judges:Own", "is not a Check of three strings"),
         ("import os; os._exit(0)", "own_judges:X", "exited with code 0"),

@@ -151,7 +151,7 @@ def test_hostile_reference_is_not_judged(judge: SqlJudge, monkeypatch: pytest.Mo
     for sql in (HOSTILE["one slow step"], HOSTILE["counting without end"]):
         verdict = judge.judge([ReferenceRow(instruction="", context=TABLES, reference=sql)], [GOLD])[0]
         assert verdict.checks["result"] is None
-        assert verdict.reason.startswith("not judged: the r")
+        assert verdict.reason.startswith("not judged: the ")
     assert passes_all(judge.judge([QUESTION], [GOLD])[0])
 
 

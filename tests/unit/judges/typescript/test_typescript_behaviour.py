@@ -84,28 +84,28 @@ OTHER = [
         (
             f"function f(n: number): number {{ return n > {limit} ? 1 : 0; }}",
             "function f(n: number): number { return 0; }",
-            "does something else",
+            "behaves differently",
         )
         for limit in (50, 7_000, 1_000_000)
     ),
-    (KEEP, KEEP.replace(">=", ">"), "does something else"),
-    (KEEP, KEEP.replace("keep", "kept"), "does something else than the reference in 42 of 42 cases"),
-    (KEEP, "async " + KEEP.replace(": Film[] {", ": Promise<Film[]> {"), "does something else"),
-    (KEEP, "function keep(films: Film[]): Film[] { return []; }", "does something else"),
-    (KEEP, KEEP.replace("  return", "  console.log(films.length);\n  return"), "does something else"),
-    (TOP, TOP.replace("[...films]", "films"), "does something else"),  # it changes what it was given
-    (TOP, TOP.replace("5", "6"), "does something else"),
-    (STORE, STORE.replace("set(film.id, film)", "set(film.year, film)"), "does something else"),
-    (STORE, STORE.replace("get(id: number)", "find(id: number)"), "does something else"),
-    (LOAD, LOAD.replace("get(id)", "get(id).catch(() => ({ title: '' }) as Film)"), "does something else"),
+    (KEEP, KEEP.replace(">=", ">"), "behaves differently"),
+    (KEEP, KEEP.replace("keep", "kept"), "behaves differently from the reference in 42 of 42 cases"),
+    (KEEP, "async " + KEEP.replace(": Film[] {", ": Promise<Film[]> {"), "behaves differently"),
+    (KEEP, "function keep(films: Film[]): Film[] { return []; }", "behaves differently"),
+    (KEEP, KEEP.replace("  return", "  console.log(films.length);\n  return"), "behaves differently"),
+    (TOP, TOP.replace("[...films]", "films"), "behaves differently"),  # it changes what it was given
+    (TOP, TOP.replace("5", "6"), "behaves differently"),
+    (STORE, STORE.replace("set(film.id, film)", "set(film.year, film)"), "behaves differently"),
+    (STORE, STORE.replace("get(id: number)", "find(id: number)"), "behaves differently"),
+    (LOAD, LOAD.replace("get(id)", "get(id).catch(() => ({ title: '' }) as Film)"), "behaves differently"),
     (VIEW, "interface FilmView { year: number; readonly title: string }", "FilmView is a different type"),
     (VIEW, "type FilmView = Readonly<Pick<Film, 'title'>>;", "FilmView is a different type"),
     (PATCH, "type FilmPatch = any;", "FilmPatch is a different type"),
     (PATCH, "type FilmPatch = Partial<Film>;", "FilmPatch is a different type"),
     (PATCH, "type Patch = Partial<Omit<Film, 'id'>>;", "does not declare FilmPatch"),
-    (GENRE, GENRE.replace('"rock"', '"folk"'), "does something else"),
-    (GUARD, GUARD.replace('=== "number" &&', '=== "number" ||'), "does something else"),
-    (GUARD, GUARD.replace(" || value === null", ""), "does something else"),
+    (GENRE, GENRE.replace('"rock"', '"folk"'), "behaves differently"),
+    (GUARD, GUARD.replace('=== "number" &&', '=== "number" ||'), "behaves differently"),
+    (GUARD, GUARD.replace(" || value === null", ""), "behaves differently"),
 ]
 
 
