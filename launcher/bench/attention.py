@@ -63,7 +63,8 @@ def check_measurable(plan: Plan) -> None:
         raise InputError("flash kernels compute in 16 bits, and this plan in FP32: there is nothing to compare")
     if plan.base.model_type == "gemma2" or (family is not None and family.has_sinks):
         raise InputError(
-            f"{plan.base.name}: its attention scores are special, so that the backend is not chosen by speed"
+            f"{plan.base.name} has attention sinks or soft-capped scores, which few backends support: "
+            "its backend is not chosen by speed"
         )
 
 

@@ -185,7 +185,7 @@ def match_rows(plan: Plan, audit: Audit) -> int:
 
 def list_caveats(schedule: SchedulePlan) -> Iterator[str]:
     """Yield a caveat if training ends within an epoch: the runs shuffle differently, so their rows would differ."""
-    consequence = "within an epoch: both runs train equally many rows, but not the same"
+    consequence = "within an epoch: both runs train the same number of rows, but different ones"
     if schedule.max_steps is not None:
         yield f"{schedule.max_steps:,} steps may end {consequence}"
     elif schedule.epochs % 1:

@@ -122,7 +122,7 @@ def _resolve_path(key: str) -> str:
         return key
     suggestion = SYNONYMS.get(key) or find_closest(key, fields)
     raise InputError(
-        f"--vary {shorten(key)}: no key of training.config",
+        f"--vary {shorten(key)}: not a key of training.config",
         hint=f"did you mean {suggestion}?" if suggestion else "use a path for other keys: base_models.0.quantization",
     )
 

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `launcher ask`."""
     add_run_arguments(parser, "; an expert's name means its newest finished run")
     parser.add_argument("question", metavar="QUESTION", nargs="?", help="value of the expert's prompt field")
-    parser.add_argument("--input", metavar="TEXT", help="value of its second field: a schema, a context")
+    parser.add_argument("--input", metavar="TEXT", help="value of its second field, such as a schema or a context")
     parser.add_argument(
         "--system", metavar="TEXT", help="system message (default: that of the training rows, if all have the same)"
     )
@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=TEXT",
-        help="value of a field, if the prompt is a format of several; instead of QUESTION and --input. A chat is its "
-        "messages as JSON",
+        help="value of one field, for prompts with several fields; replaces QUESTION and --input. The value of a chat "
+        "field is its messages as JSON",
     )
     parser.add_argument("--max-new-tokens", type=positive_int, metavar="N", help="longest answer (default 512)")
     parser.add_argument("--json", action="store_true", help="print the answer and its details as JSON")

@@ -24,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `launcher bench ablation`."""
     add_request_arguments(parser, default_expert=_EXPERT)
     group = parser.add_argument_group("the ablation")
-    group.add_argument("--stages", metavar="A,B", help="only these (default: all; always the first and the last)")
+    stages = "measure only these stages (default: all); the first and the last are always measured"
+    group.add_argument("--stages", metavar="A,B", help=stages)
     group.add_argument("--steps", type=positive_int, default=4, metavar="N", help="timed steps per stage (default 4)")
     group.add_argument("--warm", type=positive_int, default=2, metavar="N", help="warm-up steps, not timed (default 2)")
     group.add_argument(

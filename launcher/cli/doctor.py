@@ -79,9 +79,9 @@ def _free_memory(*, ask: bool) -> ExitCode:
     if not confirm("Ask them to end (SIGTERM)?", ask):
         return ExitCode.DONE
     alive = end_processes(holders)
-    print(f"{len(holders) - len(alive)} of {len(holders)} ended.")
+    print(f"{len(holders) - len(alive)} of {len(holders)} processes ended.")
     for process in alive:
-        print(f"still running: {escape(holders[process])}; end it with kill -9 {process.pid} if it must go")
+        print(f"still running: {escape(holders[process])}; end it with kill -9 {process.pid} if necessary")
     return ExitCode.DOCTOR_FOUND_SOMETHING if alive else ExitCode.DONE
 
 

@@ -48,7 +48,7 @@ _DESCRIPTION = (
 )
 _EPILOG = """\
 exit codes: 0 success, 1 bug in launcher, 2 wrong input, 3 does not fit the hardware, 4 run failed,
-5 processes differ from the plan, 6 quality gate failed, 7 doctor found problems,
+5 started processes do not match the plan, 6 quality gate failed, 7 doctor found problems,
 75 interrupted, resumable, 130 interrupted
 
 LAUNCHER_<FLAG> sets the default of a flag (LAUNCHER_RUNS_DIR, LAUNCHER_PROFILE, ...), LAUNCHER_LOG_LEVEL the level of

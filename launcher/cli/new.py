@@ -36,22 +36,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--dry-run", action="store_true", help="print the manifest and write nothing")
     guesses = parser.add_argument_group("instead of an inferred setting")
     guesses.add_argument(
-        "--prompt-field", metavar="NAME", help='field with the prompt, or a format of several: "{subject}\\n{body}"'
+        "--prompt-field", metavar="NAME", help='field with the prompt, or a format string: "{subject}\\n{body}"'
     )
     guesses.add_argument("--answer-field", metavar="NAME", help="field with the answer to train on")
     guesses.add_argument("--context-field", metavar="NAME", help="field with the context: a schema, a document")
     guesses.add_argument("--system-field", metavar="NAME", help="field with the system prompt")
     guesses.add_argument("--messages-field", metavar="NAME", help="field with conversations: lists of messages")
     guesses.add_argument("--text-field", metavar="NAME", help="field with complete texts: already templated, or plain")
-    guesses.add_argument("--format", choices=("jsonl", "json", "csv", "parquet"), help="default: by the file name")
+    guesses.add_argument("--format", choices=("jsonl", "json", "csv", "parquet"), help="default: by the file suffix")
     guesses.add_argument("--base", metavar="NAME", help="base model: a Hub name or a folder")
-    guesses.add_argument("--template", choices=_TEMPLATES, help="prompt template (default: by the base model)")
-    guesses.add_argument("--chat-template", metavar="FILE", help="own Jinja chat template, copied next to the manifest")
+    guesses.add_argument("--template", choices=_TEMPLATES, help="prompt template (default: that of the base model)")
+    guesses.add_argument("--chat-template", metavar="FILE", help="a Jinja chat template, copied next to the manifest")
     guesses.add_argument("--system-prompt", metavar="TEXT", help="system prompt of rows without their own")
     guesses.add_argument(
         "--task",
         choices=_TASKS,
-        help="language of the answers, which selects the judge (text: none)",
+        help="language of the answers, which selects the judge (text: no judge)",
     )
     parser.add_argument("--json", action="store_true", help="print guesses, manifest, mask and plan as JSON")
 

@@ -49,12 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="eval_loss (default), or eval/<check>: the rate at which answers pass a check of the judge",
     )
     group.add_argument("--no-prune", action="store_true", help="train every trial to its end")
-    group.add_argument("--seed", type=types.non_negative_int, default=0, metavar="N", help="of the search (default 0)")
     group.add_argument(
-        "--max-hours", type=types.positive_number, metavar="H", help="start no trial that exceeds these hours"
+        "--seed", type=types.non_negative_int, default=0, metavar="N", help="random seed of the search (default 0)"
     )
     group.add_argument(
-        "--max-cost", type=types.positive_number, metavar="AMOUNT", help="the same as a cost; needs --price"
+        "--max-hours", type=types.positive_number, metavar="H", help="start no trial that would exceed this total time"
+    )
+    group.add_argument(
+        "--max-cost", type=types.positive_number, metavar="AMOUNT", help="the same for the total cost; needs --price"
     )
     group.add_argument("--name", metavar="NAME", help="folder of the sweep in the runs folder (default: EXPERT-sweep)")
     group.add_argument("--dry-run", action="store_true", help="show the search space, a plan and the expected time")
@@ -134,7 +136,7 @@ def _print_dry_run(sweep: Sweep) -> None:
     goal = "highest" if sweep.maximizes else "lowest"
     print(f"\n{sweep.num_trials} trials for the {goal} {sweep.objective}; ", end="")
     if speed.total_seconds is None:
-        print("their time is unknown: the first one will show it")
+        print("their duration is unknown until the first one has run")
     else:
         total = speed.total_seconds * sweep.num_trials
         cost = "" if speed.cost is None else f", {format_cost(speed.cost * sweep.num_trials, speed.currency)}"

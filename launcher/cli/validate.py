@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     verdict = "valid" if not missing else f"valid, but {len(missing)} data file{'s'[: len(missing) != 1]} missing"
     print(f"{escape(str(loaded.path))}: {verdict} (expert {loaded.manifest.expert}, schema {loaded.schema_version})")
     for code in list_code(loaded.manifest):
-        print(f"note: executes code that the manifest names, only with --trust: {escape(code)}")
+        print(f"note: the manifest names code, which is executed only with --trust: {escape(code)}")
     for note in notes:
         print(f"note: {escape(note)}")
     if ignored_keys:

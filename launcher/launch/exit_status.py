@@ -110,7 +110,7 @@ def _explain(paths: RunPaths, child: ChildExit) -> tuple[Status, ExitCode, RunFa
         error = RunFailedError("the training ended before its first step: see its message above", hint=log)
         return "failed", ExitCode(code), error
     else:
-        error = RunFailedError(f"the training ended with exit code {code} and left no outcome", hint=log)
+        error = RunFailedError(f"the training ended with exit code {code} without recording its outcome", hint=log)
     return "crashed", ExitCode.RUN_FAILED, error
 
 

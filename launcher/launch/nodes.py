@@ -133,7 +133,7 @@ def _load_plan(paths: RunPaths) -> Plan:
         return load_plan(paths.plan)
     except InputError:
         raise InputError(
-            f"{paths.root} already exists and has no plan that can be joined",
+            f"{paths.root} already exists and has no plan that this node can join",
             hint="choose another --run-id, the same on all nodes",
         ) from None
 
@@ -152,7 +152,7 @@ def find_differences(theirs: Plan, ours: Plan) -> tuple[Problem, ...]:
     """List the settings in which two plans differ, without explanations and measurements."""
     there, here = (flatten(plan.model_dump(mode="json", exclude=set(_EXPLANATIONS))) for plan in (theirs, ours))
     return tuple(
-        Problem(where=key, what=f"{show_value(there.get(key))} there, {show_value(here.get(key))} on this node")
+        Problem(where=key, what=f"{show_value(there.get(key))} in its plan, {show_value(here.get(key))} on this node")
         for key in sorted(there.keys() | here.keys())
         if key not in _MEASURED and there.get(key) != here.get(key)
     )

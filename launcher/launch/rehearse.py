@@ -150,7 +150,7 @@ def _check_ranks(requested: int, nodes: int, fewest: int, most: int, cores: int)
 
 def _explain_ranks(ranks: int, planned: int, cores: int) -> str:
     if ranks > planned:
-        return "one CPU rank runs without the engine"
+        return "a single CPU rank would run without this strategy"
     return (
         f"this machine has {cores} core{'s' if cores > 1 else ''}"
         if cores < _MAX_RANKS

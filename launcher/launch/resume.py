@@ -38,7 +38,7 @@ class ResumedRun:
         """Return the code that the run executes, and its manifest if it is not the expert's."""
         trained = self.planned.loaded.path
         is_other = find_manifest(expert).resolve() != trained.resolve()
-        other = (f"request.json: the manifest {trained} instead of {expert}'s",) if is_other else ()
+        other = (f"the manifest {trained}, which request.json names instead of {expert}'s",) if is_other else ()
         return (*other, *list_code(self.planned.loaded.manifest))
 
     def describe(self) -> str:

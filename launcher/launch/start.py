@@ -64,7 +64,7 @@ def check_packages(plan: Plan) -> None:
     if "mlflow" in plan.trackers and not os.environ.get("MLFLOW_TRACKING_URI"):
         raise InputError(
             "training.config.report_to names mlflow, but MLFLOW_TRACKING_URI is not set",
-            hint="export MLFLOW_TRACKING_URI=http://HOST:5000 (or a sqlite:///FILE; needs the whole package mlflow)",
+            hint="export MLFLOW_TRACKING_URI=http://HOST:5000 (or a sqlite:///FILE; needs the full package mlflow)",
         )
 
 

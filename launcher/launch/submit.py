@@ -20,7 +20,7 @@ def check_submit(paths: RunPaths, job: JobOptions) -> None:
     """Refuse to continue without the program that submits, before data is prepared and files are written."""
     command = make_submit_command(paths, job)
     if shutil.which(command[0]) is None:
-        where = "copy it to the cluster and" if job.target == "slurm" else "where it is installed,"
+        where = "copy it to the cluster and" if job.target == "slurm" else f"where {command[0]} is installed,"
         raise InputError(
             f"{command[0]} is not on the PATH of this machine",
             hint=f"--dry-run writes the run directory: {where} run `{shlex.join(command)}`",

@@ -118,8 +118,8 @@ def add_tracker_arguments(parser: argparse.ArgumentParser) -> None:
         "--wandb",
         choices=("online", "offline", "disabled"),
         dest="wandb_mode",
-        help="default: online with an API key, else off, or offline with any other W&B setting; WANDB_MODE takes "
-        "precedence, except over disabled",
+        help="default: online with an API key; without one, offline if another W&B setting is given, else disabled. "
+        "WANDB_MODE overrides every value except disabled",
     )
     group.add_argument("--wandb-project", metavar="NAME", help="default: expert-launcher")
     group.add_argument("--wandb-entity", metavar="NAME", help="a team or a user (default: yours)")
@@ -142,7 +142,7 @@ def add_failure_arguments(parser: argparse.ArgumentParser) -> None:
         "--on-save-error",
         choices=("stop", "continue"),
         dest="save_errors",
-        help="if a checkpoint cannot be written (default: stop)",
+        help="what to do if a checkpoint cannot be written (default: stop)",
     )
     group.add_argument(
         "--max-nonfinite-steps",
@@ -228,7 +228,7 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
         "--time-limit",
         type=types.time_limit,
         metavar="HH:MM:SS",
-        help="default: from the plan's estimate; D-HH:MM:SS too",
+        help="time limit of the job, also D-HH:MM:SS (default: derived from the plan's estimate)",
     )
     group.add_argument("--partition", type=types.slurm_name, metavar="NAME", help="Slurm (default: the cluster's)")
     group.add_argument("--account", type=types.slurm_name, metavar="NAME", help="Slurm (default: yours)")
@@ -247,7 +247,7 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
         help="names of variables in the platform's secret store: HF_TOKEN,WANDB_API_KEY; not for Slurm",
     )
     group.add_argument("--on-demand", action="store_true", help="SkyPilot and dstack: no spot instances")
-    group.add_argument("--workload", choices=WORKLOADS, help="Kubernetes (default trainjob, of Kubeflow Trainer)")
+    group.add_argument("--workload", choices=WORKLOADS, help="Kubernetes job (default: trainjob of Kubeflow Trainer)")
 
 
 def make_request(arguments: argparse.Namespace) -> Request:

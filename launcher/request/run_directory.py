@@ -71,7 +71,7 @@ def find_run_to_resume(runs_dir: Path, name: str, expert: str) -> RunPaths:
 
 def _check_links(paths: RunPaths) -> RunPaths:
     """Refuse links that lead out of a run directory without trust; a training would write to files elsewhere."""
-    check_trust(list_outside_links(paths.root), paths.root, what="has links that only --trust follows")
+    check_trust(list_outside_links(paths.root), paths.root, what="has links that lead outside and need --trust")
     return paths
 
 

@@ -72,7 +72,7 @@ class CheckpointManifest(Frozen):
     def _check_steps(self) -> CheckpointManifest:
         """Reject inconsistent step counts: resuming replays the order and the schedule up to them."""
         if not self.schedule_steps <= self.step <= self.num_steps or (self.best.step or 0) > self.step:
-            raise ValueError(f"step {self.step}, schedule {self.schedule_steps} and best do not fit {self.num_steps}")
+            raise ValueError(f"step {self.step}, its schedule or best step do not match {self.num_steps} steps")
         return self
 
 
@@ -149,7 +149,7 @@ def hash_file(file: Path) -> FileHash:
 def find_damage(folder: Path, manifest: CheckpointManifest, names: Collection[str] | None = None) -> str | None:
     """Return what is wrong with a checkpoint's files, or with those of the given names; None if nothing is."""
     if step_of(folder) != manifest.step:
-        return f"its manifest is of step {manifest.step}"
+        return f"its manifest belongs to step {manifest.step}"
     files = {name: expected for name, expected in manifest.files.items() if names is None or name in names}
     with ThreadPoolExecutor(_HASHING_THREADS) as pool:  # hashing releases the GIL
         reasons = pool.map(lambda item: _find_file_damage(folder, *item), files.items())

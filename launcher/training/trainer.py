@@ -156,7 +156,7 @@ def _train_once(
 def _stop_before_training(stop: StopOnSignal, accelerator: Accelerator) -> None:
     """End a process that received a signal before its first step: nothing is lost. Several ranks stop after a step."""
     if stop.stop_requested() and accelerator.num_processes == 1:
-        raise KeyboardInterrupt("stopped before the first step of this start")
+        raise KeyboardInterrupt("stopped before the first step after this start")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -91,4 +91,5 @@ def test_interrupted_ablation_resumes(data: Path, tmp_path: Path) -> None:
 def test_unknown_key_is_refused_without_a_traceback(data: Path) -> None:
     done = bench(data, "json", "--vary", "torch_compil=true,false")
     assert done.returncode == 2
-    assert done.stderr == ("error: --vary torch_compil: no key of training.config\nhint: did you mean torch_compile?\n")
+    error = "error: --vary torch_compil: not a key of training.config\n"
+    assert done.stderr == f"{error}hint: did you mean torch_compile?\n"

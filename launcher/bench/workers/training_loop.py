@@ -51,7 +51,7 @@ def open_store(folder: Path) -> Store:
     """Open prepared data; raises InputError."""
     manifest = load_store_manifest(folder)
     if manifest is None:
-        raise InputError(f"{folder}: the prepared data is gone", hint="start again: it is prepared again")
+        raise InputError(f"{folder}: the prepared data is gone", hint="run the command again to prepare it")
     return Store(folder, manifest)
 
 

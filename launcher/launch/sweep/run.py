@@ -123,7 +123,7 @@ def run_sweep(sweep: Sweep, log: Callable[[str], None]) -> SweepResult:
     try:
         make_run_paths(sweep.runs_dir, f"{sweep.name}-{10**6}")  # the longest id of a trial
     except InputError as error:
-        raise InputError(f"--name {sweep.name!r}: no trial can have this name: {error.title}") from None
+        raise InputError(f"--name {sweep.name!r} gives no valid run ids ({error.title})") from None
     paths = RunPaths(sweep.folder)
     _create_folder(paths)
     with folder_locked(paths, "another process runs this sweep"):
@@ -224,7 +224,7 @@ class _Runner:
         outcome = train_trial(run, watcher, sweep.max_restarts)
         self._watcher = None
         if watcher.error:
-            self._log(f"warning: {label}: was not pruned: {watcher.error}")
+            self._log(f"warning: {label} could not be pruned: {watcher.error}")
         is_pruned = watcher.stop_reason == "pruned"
         if outcome.exit_code != ExitCode.PREEMPTED or is_pruned:
             return None, is_pruned

@@ -72,7 +72,7 @@ def parse_params(texts: Sequence[str], manifest: Path, overrides: Sequence[str])
             )
     both = sorted(set(keys) & list_overridden_keys(overrides))
     if both:
-        raise InputError(f"{both[0]}: searched by --param and fixed by --set", hint="remove one of the two")
+        raise InputError(f"{both[0]} is searched by --param, but fixed by --set", hint="remove one of the two")
     for param in params:
         for value in param.ends:
             _check_value(param, value, manifest, overrides)
@@ -115,25 +115,25 @@ def _parse_range(key: str, name: str, text: str) -> Param:
     where = f"--param {shorten(f'{name}={text}')}"
     ends, _, scale = text.partition(":")
     if scale not in ("", "log") or text.endswith(":"):
-        raise InputError(f"{where}: unknown scale {scale!r}", hint="a range ends with :log or with nothing")
+        raise InputError(f"{where}: unknown scale {scale!r}", hint="only :log may follow a range")
     first, _, last = ends.partition("..")
     try:
         low, high = float(first), float(last)
     except ValueError:
-        raise InputError(f"{where}: the ends of a range are numbers", hint=_HINT) from None
+        raise InputError(f"{where}: the ends of a range must be numbers", hint=_HINT) from None
     if not (math.isfinite(low) and math.isfinite(high)):
-        raise InputError(f"{where}: the ends of a range are finite numbers", hint=_HINT)
+        raise InputError(f"{where}: the ends of a range must be finite numbers", hint=_HINT)
     kinds = _find_types(key)
     if kinds and not kinds & {int, float}:
         raise InputError(f"{where}: this key is not numeric", hint=f"name its values: {name}=A,B")
     is_integer = int in kinds if kinds and float not in kinds else float not in kinds and _is_integer(first, last)
     if is_integer and not (low.is_integer() and high.is_integer()):
-        raise InputError(f"{where}: this key is a whole number", hint=f"{name}={math.ceil(low)}..{math.floor(high)}")
+        raise InputError(f"{where}: this key needs whole numbers", hint=f"{name}={math.ceil(low)}..{math.floor(high)}")
     if low >= high:
         what = "both ends are equal" if low == high else "the first end is larger than the last"
         raise InputError(f"{where}: {what}", hint=f"--set {key}={first} fixes a value" if low == high else _HINT)
     if scale == "log" and low <= 0:
-        raise InputError(f"{where}: a logarithmic range begins above 0", hint="omit :log, or use a small first end")
+        raise InputError(f"{where}: a logarithmic range must begin above 0", hint="omit :log, or begin above 0")
     return Param(key=key, low=low, high=high, is_log=scale == "log", is_integer=is_integer)
 
 

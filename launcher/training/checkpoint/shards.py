@@ -224,7 +224,7 @@ class TensorShards:
         for name, kind in sorted(self._reader.metadata.state_dict_metadata.items()):
             if name.startswith(self._prefix) and isinstance(kind, TensorStorageMetadata):
                 if sum(prod(chunk.sizes) for chunk in kind.chunks) != prod(kind.size):
-                    raise ValueError(f"the shards of {name} do not cover it")
+                    raise ValueError(f"the shards of {name} are incomplete")
                 own = name.removeprefix(self._prefix)
                 found.append(TensorEntry(name=own, shape=tuple(kind.size), dtype=kind.properties.dtype))
         return tuple(found)

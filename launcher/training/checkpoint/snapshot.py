@@ -152,7 +152,7 @@ def restore(run: TrainingRun, checkpoint: Checkpoint) -> None:
             raise
         raise RunFailedError(
             f"{checkpoint.folder} does not fit this training: {first_line(error)}",
-            hint="it is of another training, or damaged: delete it to resume from the checkpoint before it",
+            hint="it belongs to another training or is damaged: delete it to resume from the checkpoint before it",
         ) from error
 
 

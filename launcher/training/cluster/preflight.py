@@ -157,7 +157,7 @@ def _choose_error(
         return own.error  # the same on all nodes, or a bug, whose traceback must be visible
     if not problems:
         return None
-    error = TopologyError(_TITLE, problems, "make the nodes equal, or leave out the odd one; see logs/nodes.json")
+    error = TopologyError(_TITLE, problems, "make the nodes equal, or omit the one that differs; see logs/nodes.json")
     if failed:
         error.exit_code = ExitCode(failed[0].exit_code)
     elif len(reports) < place.num_ranks:

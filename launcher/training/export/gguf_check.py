@@ -199,8 +199,8 @@ def check_tokens(name: str, questions: Questions, answers: Sequence[Mapping[str,
     place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
     text = escape(questions.requests[wrong[0]][0][:60])
     raise RunFailedError(
-        f"{name.upper()}: llama.cpp makes other tokens of {len(wrong)} of {len(answers)} prompts than the training, "
-        f"first at token {place} of {text!r}: {theirs[place : place + 5]} and not {ours[place : place + 5]}",
+        f"{name.upper()}: llama.cpp tokenizes {len(wrong)} of {len(answers)} prompts differently from the training, "
+        f"first at token {place} of {text!r}: {theirs[place : place + 5]} instead of {ours[place : place + 5]}",
         hint="nothing was written; serve the merged model with vLLM, or write the file without this check "
         "(--check-rows 0)",
     )
@@ -249,7 +249,7 @@ def check_answers(
                 f"{escape(questions.requests[index][0][-60:])!r}: it chose a token whose logit is "
                 f"{margins[index]:.2f} standard deviations lower"
                 + ("" if exact is None else f", and with FP32 weights one that is {exact:.2f} lower"),
-                hint="nothing was written: llama.cpp may not support this model; --check-rows 0 writes it all the same",
+                hint="nothing was written: llama.cpp may not support this model; --check-rows 0 writes it anyway",
             )
     return len(other) - len(far), len(far)
 

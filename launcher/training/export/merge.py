@@ -211,11 +211,11 @@ def _check_tokenizer(folder: Path, tokenizer: BaseTokenizer, run: TrainedRun) ->
     encoder = TextEncoder(tokenizer, template)
     expected = encoder.encode_prompt(prompt)
     if loaded(prompt, add_special_tokens=encoder.adds_bos(prompt)).input_ids[: len(expected)] != expected:
-        raise RunFailedError("the written tokenizer gives other tokens than the one used in training")
+        raise RunFailedError("the written tokenizer gives different tokens than the one used in training")
     if isinstance(template, TurnTemplate | AlpacaTemplate) or "strftime_now" not in template.text:  # today's date
         chat = [{"role": "user", "content": _EXAMPLE}]
         if loaded.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) != expected:
-            raise RunFailedError("the written chat template gives another prompt than the one used in training")
+            raise RunFailedError("the written chat template gives a different prompt than the one used in training")
 
 
 def _free() -> None:

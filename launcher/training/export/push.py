@@ -46,7 +46,7 @@ def list_uploads(folder: Path) -> list[tuple[str, int]]:
     files = [file for file in sorted(folder.iterdir()) if any(fnmatch(file.name, pattern) for pattern in _PATTERNS)]
     links = [file.name for file in files if file.is_symlink()]
     if links:
-        raise InputError(f"{folder}: {', '.join(links)}: a link, which may lead anywhere", hint="export again")
+        raise InputError(f"{folder} contains links, which are not uploaded: {', '.join(links)}", hint="export again")
     return [(file.name, file.stat().st_size) for file in files if file.is_file()]
 
 

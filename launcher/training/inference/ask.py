@@ -119,7 +119,7 @@ def check_fields(run: TrainedRun, question: str, context: str | None, fields: Ma
 def describe_system(run: TrainedRun, used: str, given: str | None) -> str:
     """Return which system message the prompt has; empty if none. Raises InputError if it is given twice."""
     if given is not None and used != given:
-        raise InputError("--system: --field has a system message, too", hint="give one of them")
+        raise InputError("--system and --field both set a system message", hint="omit one of them")
     if not used:
         return ""
     source = "--field"

@@ -195,7 +195,7 @@ class Generator:
 
         def on_token() -> None:
             self._on_token()
-            advance(0, f"token {next(numbers):,} of at most {self._config.max_new_tokens:,} of the next {len(ids)}")
+            advance(0, f"token {next(numbers):,} of at most {self._config.max_new_tokens:,} for the next {len(ids)}")
 
         width = max(map(len, ids))
         pad = int(self._config.pad_token_id)

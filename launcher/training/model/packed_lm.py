@@ -49,7 +49,7 @@ class PackedCausalLM(nn.Module):
         if layers is None:
             raise InputError(
                 f"{type(self.base).__name__} is not supported: its decoder has no `layers`",
-                hint="supported are Llama, Mistral, Qwen, Gemma, Phi and similar families",
+                hint="supported families: Llama, Mistral, Qwen, Gemma, Phi and similar ones",
             )
         return list(layers)
 

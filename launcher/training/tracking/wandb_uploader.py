@@ -103,7 +103,7 @@ def main() -> int:
         if options.restarts < _MAX_RESTARTS:
             restart("--restarts", str(options.restarts + 1))
         if not options.offline_reason:
-            restart("--restarts", "0", "--offline-reason", f"its own service fails: {cause}")
+            restart("--restarts", "0", "--offline-reason", f"the wandb service failed: {cause}")
         log.info(f"W&B: logging stopped: {cause}; {paths.logs / LOG}")
         return int(ExitCode.DONE)  # reported
 

@@ -87,10 +87,10 @@ def check_lora_grads(plan: Plan, module: PackedCausalLM, file: PackFile, device:
             else:
                 difference = _largest_difference(fused, exact)
                 allowed = max(_MIN_ALLOWED, _MAX_RATIO * _largest_difference(reference, exact))
-                problem = f"have gradients that differ from FP32 by {difference:.1e}, PEFT's less"
+                problem = f"have gradients that differ from FP32 by {difference:.1e}, more than PEFT's"
             if difference <= allowed:  # false for NaN
                 return difference
-            problem += f", allowed {allowed:.1e}"
+            problem += f" (allowed: {allowed:.1e})"
     unfuse(module.fused_lora)
     log.warning(
         f"fused LoRA layers {problem}. Using PEFT's own layers, which are slower and need more memory. "

@@ -31,7 +31,7 @@ def test_every_outcome_of_a_check_becomes_a_status() -> None:
 
 
 def test_attention_across_documents_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "= each alone" in device_checks.check_attention("sdpa").detail
+    assert "packed documents equal separate ones" in device_checks.check_attention("sdpa").detail
 
     def mix(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_more: Any) -> torch.Tensor:
         attend = torch.nn.functional.scaled_dot_product_attention

@@ -430,5 +430,5 @@ def test_exported_base_that_can_think_gets_the_prompt_of_the_training(tmp_path: 
     assert [prompt.endswith("<think>\n\n</think>\n\n") for prompt in prompts] == [True, False]
     tokenizer.write_files(tmp_path / "out")
     (tmp_path / "out" / "chat_template.jinja").unlink()
-    with pytest.raises(RunFailedError, match="chat template gives another prompt"):
+    with pytest.raises(RunFailedError, match="chat template gives a different prompt"):
         merge._check_tokenizer(tmp_path / "out", tokenizer, run)

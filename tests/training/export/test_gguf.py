@@ -140,7 +140,7 @@ def test_missing_packages_are_named(
         (["--check-rows=3"], "--check-rows applies to --format gguf only"),
         (["--format=gguf", "--dtype=fp16"], "--dtype applies to --format merged only"),
         (["--format=gguf", "--quantization=q3_k"], "q3_k: unknown"),
-        (["--format=gguf", "--llama-cpp=/nowhere"], "no checkout of llama.cpp"),
+        (["--format=gguf", "--llama-cpp=/nowhere"], "is not a checkout of llama.cpp"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused(
@@ -250,7 +250,7 @@ def test_other_tokens_of_a_prompt_are_refused() -> None:
     questions = make_questions([1, 2, 3], [4])
     check_tokens("f16", questions, [{"prompt": [1, 2, 3]}, {"prompt": [4]}])
     for wrong in ([5, 4], [], [4, 4]):
-        with pytest.raises(RunFailedError, match="other tokens of 1 of 2 prompts"):
+        with pytest.raises(RunFailedError, match="tokenizes 1 of 2 prompts differently"):
             check_tokens("f16", questions, [{"prompt": [1, 2, 3]}, {"prompt": wrong}])
 
 

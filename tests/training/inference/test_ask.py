@@ -256,7 +256,7 @@ def test_system_message_is_that_of_all_training_rows(
 
 def test_system_message_is_given_once(trained: Trained) -> None:  # noqa: F811
     run = load_trained_run(trained.paths.root)
-    with pytest.raises(InputError, match="--system: --field has a system message, too"):
+    with pytest.raises(InputError, match="--system and --field both set a system message"):
         ask.describe_system(run, "of a field", "of the flag")
 
 

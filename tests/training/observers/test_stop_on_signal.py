@@ -74,5 +74,5 @@ def test_signal_during_start_up_stops_one_process_before_it_trains(received: boo
     if not stops:
         _stop_before_training(stop, typed)
         return
-    with pytest.raises(KeyboardInterrupt, match="stopped before the first step of this start"):
+    with pytest.raises(KeyboardInterrupt, match="stopped before the first step after this start"):
         _stop_before_training(stop, typed)

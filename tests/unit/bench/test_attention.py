@@ -115,7 +115,7 @@ def test_special_scores_and_fp32_are_refused() -> None:
     def on_this_machine(plan: Plan) -> Plan:
         return plan.model_copy(update={"hardware": plan.hardware.model_copy(update={"source": "probe"})})
 
-    with pytest.raises(InputError, match="its attention scores are special"):
+    with pytest.raises(InputError, match="its backend is not chosen by speed"):
         check_measurable(on_this_machine(plan_for(base="google/gemma-2-2b")))
     with pytest.raises(InputError, match="there is nothing to compare"):
         check_measurable(on_this_machine(plan_for(config={"bf16": False, "fp16": False})))

@@ -41,7 +41,7 @@ def test_three_values_are_three_variants() -> None:
         ("batch_size=1,2,3,4,5,6,7", "7 values, at most 6"),
         ("torch_compil=true,false", "did you mean torch_compile?"),
         ("lora_r=8,16", "did you mean rank?"),
-        ("qqqqqq=1,2", "no key of training.config"),
+        ("qqqqqq=1,2", "not a key of training.config"),
     ],
 )
 def test_invalid_values_are_refused(text: str, message: str) -> None:

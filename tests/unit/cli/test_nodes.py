@@ -160,8 +160,8 @@ def test_different_plan_of_the_same_name_is_refused(tmp_path: Path) -> None:
         find_run_to_join(tmp_path, "a", other.plan, make_node(1))
     message = str(caught.value)
     assert "has a different plan than this node" in message
-    assert "  schedule.max_steps: 60 there, 7 on this node" in message
-    assert "  strategy: ddp there, zero2 on this node" in message
+    assert "  schedule.max_steps: 60 in its plan, 7 on this node" in message
+    assert "  strategy: ddp in its plan, zero2 on this node" in message
 
 
 def test_free_memory_of_a_node_is_not_compared(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_finished_run_is_not_joined(tmp_path: Path, status: Any, rank: int, said
 def test_foreign_directory_is_not_joined(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     os.utime(tmp_path / "a", (1, 1))  # old enough that no other node can still be writing it
-    with pytest.raises(InputError, match="has no plan that can be joined"):
+    with pytest.raises(InputError, match="has no plan that this node can join"):
         find_run_to_join(tmp_path, "a", plan_two().plan, make_node(1))
 
 

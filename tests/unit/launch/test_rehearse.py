@@ -109,7 +109,7 @@ def test_hsdp_is_rehearsed_by_two_ranks_on_each_of_two_nodes() -> None:
 def test_engine_on_one_gpu_is_rehearsed_by_two_ranks() -> None:
     made = rehearse(gpus_per_node=1, nodes=1, strategy="zero2", overrides=("training.config.offload=optimizer",))
     assert way(made.planned.plan)[:2] == ("zero2", "optimizer")
-    assert made.notes[0] == "1 rank is rehearsed as 2: one CPU rank runs without the engine"
+    assert made.notes[0] == "1 rank is rehearsed as 2: a single CPU rank would run without this strategy"
 
 
 def test_single_gpu_is_rehearsed_by_one_process() -> None:

@@ -133,7 +133,7 @@ def test_traceback_of_a_crash_is_shown(arena: Arena) -> None:
     result = arena.run("import nothing_of_this_name")
     assert result.code == 4
     assert "ModuleNotFoundError: No module named 'nothing_of_this_name'" in result.stderr
-    assert "error: the training ended with exit code 1 and left no outcome\nhint: its log is " in result.stderr
+    assert "the training ended with exit code 1 without recording its outcome\nhint: its log is " in result.stderr
     assert arena.outcome.status == "crashed"
 
 
@@ -295,5 +295,5 @@ def test_full_disk_does_not_change_the_exit_code(arena: Arena) -> None:
 def test_exit_without_an_outcome_is_a_crash_even_with_code_0(arena: Arena) -> None:
     result = arena.run("outcome('running')")
     assert result.code == 4
-    assert "error: the training ended with exit code 0 and left no outcome" in result.stderr
+    assert "error: the training ended with exit code 0 without recording its outcome" in result.stderr
     assert arena.outcome.status == "crashed"

@@ -168,4 +168,4 @@ def test_a_run_directory_is_data_until_trusted(tmp_path: Path) -> None:
     edit("request.json", expert=str(other))
     resumed = launcher(tmp_path, "train", "good", "--resume", "r")
     check_refused(resumed, tmp_path)
-    assert "request.json: the manifest" in resumed.stderr
+    assert "which request.json names instead of" in resumed.stderr

@@ -94,7 +94,7 @@ def test_links_out_of_a_run_need_trust_except_those_of_wandb(tmp_path: Path, lin
     (paths.root / link).unlink(missing_ok=True)
     (paths.root / link).symlink_to(tmp_path / "elsewhere")
     if is_refused:
-        with pytest.raises(InputError, match="has links that only --trust follows"):
+        with pytest.raises(InputError, match="has links that lead outside and need --trust"):
             find_run_to_resume(tmp_path / "runs", "one", "neo4j")
     else:
         assert find_run_to_resume(tmp_path / "runs", "one", "neo4j") == paths
@@ -169,7 +169,7 @@ def test_a_run_with_links_to_other_places_is_resumed_only_with_trust(
     assert find_run_to_resume(tmp_path / "runs", "", "neo4j") == paths
     (paths.root / link).symlink_to(tmp_path / "precious")
     for name in ("one", ""):
-        with pytest.raises(InputError, match=f"has links that only --trust follows: {link} -> "):
+        with pytest.raises(InputError, match=f"has links that lead outside and need --trust: {link} -> "):
             find_run_to_resume(tmp_path / "runs", name, "neo4j")
     monkeypatch.setenv("LAUNCHER_TRUST", "1")
     assert find_run_to_resume(tmp_path / "runs", "one", "neo4j") == paths

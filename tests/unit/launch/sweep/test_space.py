@@ -50,13 +50,13 @@ def test_ranges_and_lists_are_parsed(text: str, expected: Param) -> None:
         ("rank=8,8", "a value is given twice"),
         ("rank=8..8", "both ends are equal"),
         ("rank=16..8", "the first end is larger than the last"),
-        ("rank=8.5..16", "this key is a whole number"),
+        ("rank=8.5..16", "this key needs whole numbers"),
         ("rank=8..16:lin", "unknown scale 'lin'"),
         ("rank=8..16:", "unknown scale ''"),
-        ("rank=8..x", "the ends of a range are numbers"),
-        ("learning_rate=nan..1", "the ends of a range are finite numbers"),
-        ("learning_rate=-1..1:log", "a logarithmic range begins above 0"),
-        ("learning_rate=0..1:log", "a logarithmic range begins above 0"),
+        ("rank=8..x", "the ends of a range must be numbers"),
+        ("learning_rate=nan..1", "the ends of a range must be finite numbers"),
+        ("learning_rate=-1..1:log", "a logarithmic range must begin above 0"),
+        ("learning_rate=0..1:log", "a logarithmic range must begin above 0"),
         ("learning_rate=-1..1", "-1.0: must be"),
         ("dropout=0..2", "2.0: must be less than 1"),
         ("packing=True,False", "must be true or false"),
@@ -76,7 +76,7 @@ def test_wrong_parameters_are_refused(text: str, message: str) -> None:
 def test_a_parameter_is_given_once() -> None:
     with pytest.raises(InputError, match="rank: given twice"):
         parse_params(["rank=8,16", "training.config.rank=4,8"], MANIFEST, [])
-    with pytest.raises(InputError, match=r"training\.config\.rank: searched by --param and fixed by --set"):
+    with pytest.raises(InputError, match=r"training\.config\.rank is searched by --param, but fixed by --set"):
         parse("rank=8,16", "training.config.rank=4")
     with pytest.raises(InputError, match="--param is missing"):
         parse_params([], MANIFEST, [])
