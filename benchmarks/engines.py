@@ -121,16 +121,17 @@ def make_cases(adapter: str, sizes: Sizes) -> list[Case]:
 GROUPS = {
     "lora": make_cases("lora", LARGE),
     "full": make_cases("full", LARGE),
+    "qlora": [Case(adapter="qlora", strategy=strategy) for strategy in ("single", "fsdp2", "zero3")],
     "tiny": make_cases("lora", SMALL) + make_cases("full", SMALL),
 }
 
 
 def make_manifest(case: Case, folder: Path) -> Path:
     sizes = case.sizes
-    is_full = case.adapter == "full"
+    is_full, quantization = case.adapter == "full", "int4" if case.adapter == "qlora" else "none"
     config = {
         "method": "sft",
-        "adapter_type": case.adapter,
+        "adapter_type": "lora" if case.adapter == "qlora" else case.adapter,
         **({} if is_full else {"rank": 16, "alpha": 32, "dropout": 0.0, "target_modules": ALL_LINEARS}),
         "epochs": 1.0,
         "max_steps": sizes.num_steps,
@@ -156,7 +157,7 @@ def make_manifest(case: Case, folder: Path) -> Path:
         "version": "0.1.0",
         "schema_version": "2.0",
         "description": "Generated text.",
-        "base_models": [{"name": sizes.base, "quantization": "none", "prompt_template": "chatml"}],
+        "base_models": [{"name": sizes.base, "quantization": quantization, "prompt_template": "chatml"}],
         "training": {
             "dataset": {"path": "rows.jsonl", "validation_path": "held_out.jsonl", "format": "jsonl"},
             "config": config,
@@ -382,7 +383,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
     measure = verbs.add_parser("measure")
-    measure.add_argument("--cases", nargs="+", default=["lora", "full"], help="names, or: lora, full, tiny")
+    measure.add_argument("--cases", nargs="+", default=["lora", "full"], help="names, or: lora, full, qlora, tiny")
     measure.add_argument("--out", type=Path, required=True)
     measure.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "engines", help="data and runs")
     measure.add_argument("--limit", type=float, default=180.0, metavar="SECONDS", help="time limit per case")

@@ -67,7 +67,7 @@ def check_trust(
     line = f"; the line {sources[0].absolute()} in {get_trust_file()} allows it permanently" if sources else ""
     raise InputError(
         f"{names} {what}: {'; '.join(code)}",
-        hint=f"read it first; --trust allows it for one command{line}",
+        hint=f"check it first; --trust allows it for one command{line}",
     )
 
 
