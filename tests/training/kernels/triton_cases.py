@@ -25,7 +25,7 @@ from launcher.training.kernels import (
 )
 from launcher.training.kernels.elementwise import Correction, QKNormRope
 from launcher.training.kernels.fp8 import Fp8Rows, LoraTerm
-from launcher.training.kernels.nf4 import Nf4Weights, dequantize
+from launcher.training.kernels.nf4 import GROUP_SIZE, OUTER_GROUP_SIZE, Nf4Weights, dequantize
 from launcher.training.kernels.seeded_dropout import DropoutSeed
 
 
@@ -41,7 +41,7 @@ def check_all(device: str) -> None:
         check_split_lora_grads(device, out_features, ranks)
     check_row_norms(device, 12)
     check_row_norms(device, 72)  # more than a tile
-    for num_in, num_out, ranks in ((128, 384, 8), (2048, 24, 48), (72, 512, 24)):
+    for num_in, num_out, ranks in ((128, 384, 8), (2048, 24, 48), (72, 512, 24), (576, 192, 0), (64, 3, 0)):
         # the interpreter truncates to bf16 instead of rounding
         for dtype in (torch.float32, torch.float16, *([torch.bfloat16] if device == "cuda" else [])):
             check_dequantize(device, num_in, num_out, ranks, dtype)
@@ -169,15 +169,16 @@ def check_row_norms(device: str, ranks: int) -> None:
 
 def check_dequantize(device: str, num_in: int, num_out: int, ranks: int, dtype: torch.dtype) -> None:
     """Bit-identical: these are the base's weights."""
-    num_weights, group, outer_group = num_in * num_out, 64, 8
-    num_groups = num_weights // group
+    num_weights = num_in * num_out
+    num_groups = num_weights // GROUP_SIZE
+    num_outer = -(-num_groups // OUTER_GROUP_SIZE)
     stored = Nf4Weights(
         torch.randint(0, 256, (num_weights // 2,), dtype=torch.uint8),
         torch.randn(16),
         torch.randint(0, 256, (num_groups,), dtype=torch.uint8),
         torch.randn(256),
-        torch.randn(num_groups // outer_group),
-        torch.randn(num_groups // outer_group),
+        torch.randn(num_outer),
+        torch.randn(num_outer),
         torch.randn(num_out, ranks).to(dtype),
         torch.randn(ranks, num_in + ranks).to(dtype),
     )
