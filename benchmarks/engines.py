@@ -141,7 +141,7 @@ def make_manifest(case: Case, folder: Path) -> Path:
         "max_seq_length": sizes.sequence_length,
         "packing": True,
         "loss_on": "all",
-        # Under ZeRO-3 every layer is compiled separately, for minutes: plans disable it, too.
+        # Plans do not compile under ZeRO-3, either.
         "torch_compile": sizes.compiles and case.strategy != "zero3",
         "optim": "adamw_torch_fused",
         "dataloader_num_workers": 2,

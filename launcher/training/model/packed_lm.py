@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from peft import PeftModel
 from torch import Tensor, nn
 from torch.nn import functional
@@ -150,8 +151,12 @@ class PackedCausalLM(nn.Module):
         ZeRO-3 reduces a layer's gradients when the gradient of the layer's input arrives. The input of the first layer
         must therefore require a gradient.
         """
+        from deepspeed.runtime.zero import linear as deepspeed_linear
+        from deepspeed.runtime.zero.utils import is_zero_param
         from deepspeed.utils import set_z3_leaf_module
 
+        # In a compiled layer, whose weights are gathered, torch 2.11 would guard on the id of each: a graph per layer.
+        deepspeed_linear.is_zero_param = lambda weight: not torch.compiler.is_compiling() and is_zero_param(weight)
         for layer in self.layers:
             set_z3_leaf_module(layer, True)
         self.base.enable_input_require_grads()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,6 +23,7 @@ from launcher.plan.model import Plan
 from launcher.training.data.collate import PackedBatch
 from launcher.training.engine.run import TrainingRun
 from launcher.training.model.attention import BACKENDS, Backend
+from launcher.training.model.packed_lm import PackedCausalLM
 from launcher.training.monitoring.runtime_report import count_compiled_graphs
 from launcher.training.warmup_step import run_warmup_step
 from tests.training.builders import (
@@ -283,3 +286,19 @@ def test_failed_backward_compilation_falls_back_to_eager(
     assert compilation.description == "failed; training without it"
     assert "torch.compile failed, continuing without it: " in capsys.readouterr().err
     assert train_recorded(run).losses == pytest.approx(wanted, rel=COMPILED_TOLERANCE)
+
+
+def test_weights_of_zero3_share_one_compiled_graph() -> None:
+    """DeepSpeed's linear function asks each weight for its id; torch 2.11 would compile it for every layer."""
+    from deepspeed.runtime.zero import linear as deepspeed_linear
+
+    module: Any = SimpleNamespace(layers=[], base=SimpleNamespace(enable_input_require_grads=lambda: None))
+    PackedCausalLM._gather_by_layer(module)
+    counter = CompileCounter()
+    compiled = torch.compile(deepspeed_linear.zero3_linear_wrap, backend=counter)
+    for number in range(3):
+        weight: Any = nn.Parameter(torch.randn(4, 4))
+        weight.ds_id, weight.ds_status = number, SimpleNamespace(name="AVAILABLE")
+        compiled(torch.randn(2, 4, requires_grad=True), weight).sum().backward()
+    assert counter.frame_count == 1
+    assert deepspeed_linear.is_zero_param(weight)
