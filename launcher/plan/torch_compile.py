@@ -30,9 +30,7 @@ _FUSED_COMPILE_SECONDS = 15.0
 _MODEL_COMPILE_SECONDS_PER_LAYER = 5.5
 _MODEL_COMPILE_SAVING = 0.15
 # Why the plan does not compile under ZeRO-3; a manifest can still request it.
-NOT_UNDER_ZERO3 = (
-    "compiled layers under ZeRO-3 were not measured on a GPU; torch_compile: true requests them"
-)
+NOT_UNDER_ZERO3 = "compiled layers under ZeRO-3 were not measured on a GPU; torch_compile: true requests them"
 
 
 def decide_compile(context: PlanContext, workload: Workload, *, captures: bool) -> tuple[bool, Decision]:

@@ -12,7 +12,7 @@ import pytest
 from launcher.core import metrics
 from launcher.plan.model import QuantizationPlan
 from tests.distributed.conftest import Reference, fork_server, harness, initial_weights, reference  # noqa: F401
-from tests.distributed.harness import TrainingCase
+from tests.distributed.harness import Harness, TrainingCase
 from tests.distributed.test_matrix import (
     BF16,
     LOSS_BF16,
@@ -25,11 +25,12 @@ from tests.distributed.test_matrix import (
     largest_difference,
     train,  # noqa: F401
 )
+from tests.distributed.test_traffic import check_traffic
 
 NF4 = QuantizationPlan(kind="int4", storage_dtype="uint8", double_quantization=True)
 CASES = [
     TrainingCase(strategy="fsdp2", changes={"quantization": NF4}),
-    TrainingCase(strategy="fsdp2", adapter="dora", changes={"quantization": NF4}),
+    pytest.param(TrainingCase(strategy="fsdp2", adapter="dora", changes={"quantization": NF4}), marks=pytest.mark.slow),
     pytest.param(TrainingCase(strategy="hsdp", nodes=2, changes={"quantization": NF4}), marks=pytest.mark.slow),
     pytest.param(
         TrainingCase(strategy="fsdp2", config={"torch_compile": True}, changes={"quantization": NF4}),
@@ -58,3 +59,8 @@ def test_bytes_of_nf4_weights_are_gathered_unchanged_in_bf16(train: Train, refer
     trained, single_process = train(case), reference(case)
     assert trained.packs == single_process.packs
     assert largest_difference(trained, single_process, metrics.TRAIN_LOSS) < LOSS_BF16
+
+
+def test_nf4_weights_are_gathered_in_their_own_size(harness: Harness) -> None:  # noqa: F811
+    """As the plan estimates: 0.52 bytes per weight, with all scales."""
+    check_traffic(harness, TrainingCase(strategy="fsdp2", changes={"quantization": NF4}))
