@@ -61,6 +61,7 @@ def test_bytes_of_nf4_weights_are_gathered_unchanged_in_bf16(train: Train, refer
     assert largest_difference(trained, single_process, metrics.TRAIN_LOSS) < LOSS_BF16
 
 
+@pytest.mark.slow
 def test_nf4_weights_are_gathered_in_their_own_size(harness: Harness) -> None:  # noqa: F811
     """As the plan estimates: 0.52 bytes per weight, with all scales."""
     check_traffic(harness, TrainingCase(strategy="fsdp2", changes={"quantization": NF4}))
