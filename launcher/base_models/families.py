@@ -25,7 +25,7 @@ class Linear(Frozen):
 
 
 class Experts(Frozen):
-    """The routed experts of a decoder layer: parameters that transformers stacks, of which each token uses a few."""
+    """The routed experts of a decoder layer, whose weights transformers stores in stacked tensors."""
 
     num_experts: int
     num_active: int  # per token

@@ -19,7 +19,7 @@ _NO_VARLEN = ("sdpa", "eager")  # attention backends that pad groups of document
 
 
 class LoopConfig(Frozen):
-    """Settings of a stage's training loop; data, batch and learning settings are the plan's in every stage."""
+    """Settings of a stage's training loop; data, global batch and optimizer settings are the same in every stage."""
 
     tokenization: Literal["on the fly", "before"] = "on the fly"
     rows: Literal["padded", "packed"] = "padded"

@@ -66,7 +66,7 @@ def _free_memory(*, ask: bool) -> ExitCode:
 
     facts = probe_gpus()
     if facts.error:
-        raise InputError(f"GPU memory cannot be freed: {facts.error}")
+        raise InputError(f"--free cannot find the processes that use GPU memory: {facts.error}")
     holders, others = find_holders(facts)
     for text in others:
         print(f"left alone: {escape(text)}")

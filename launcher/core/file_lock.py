@@ -47,7 +47,7 @@ def _acquire(paths: RunPaths, conflict: str = "another process is training this 
     except OSError as error:
         raise InputError(
             f"{paths.root}: this run cannot be written to: {error.strerror}",
-            hint="a training writes checkpoints and metrics there; check the folder's owner and permissions",
+            hint="training runs write checkpoints and metrics there; check the folder's owner and permissions",
         ) from None
     deadline = time.monotonic() + _WAIT_SECONDS
     while True:

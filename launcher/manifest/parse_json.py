@@ -21,7 +21,7 @@ _MAX_DUPLICATES_REPORTED = 20
 
 
 def read_json_object(path: Path) -> dict[str, Json]:
-    """Return the object in a file without comments (keys that start with `_`) and without `$schema`."""
+    """Return the JSON object of a file, dropping comments (keys that start with `_`) and `$schema`."""
     tree = _parse(_read_text(path), path)
     if is_too_deep(tree):
         raise _make_depth_error(path)

@@ -130,7 +130,7 @@ def _describe_unknown_key(
 
 
 def _find_object(model: type[BaseModel], location: Iterable[int | str]) -> type[BaseModel]:
-    """Return the model at a location; parts that are not fields (positions, map keys, union members) are skipped."""
+    """Return the Pydantic model at the `loc` of a validation error, skipping list positions, map keys and unions."""
     for part in location:
         field = model.model_fields.get(str(part))
         model = next(find_models(field.annotation), model) if field is not None else model

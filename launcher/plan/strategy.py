@@ -143,7 +143,7 @@ def _check_combination(
         if optimizer in EIGHT_BIT_OPTIMIZERS:
             refuse(f"an offloaded optimizer runs on the CPU, {optimizer} does not; use adamw_torch_fused")
         if quantization != "none" and offload == "optimizer_and_parameters":
-            refuse("quantized parameters cannot be offloaded; use quantization none, or offload optimizer")
+            refuse("quantized parameters cannot be offloaded; use quantization: none, or offload: optimizer")
     if problems:
         raise InputError(
             "this combination of strategy, adapter and quantization is not supported",

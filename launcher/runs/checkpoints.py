@@ -70,7 +70,7 @@ class CheckpointManifest(Frozen):
 
     @model_validator(mode="after")
     def _check_steps(self) -> CheckpointManifest:
-        """Reject inconsistent step counts: resuming replays the order and the schedule up to them."""
+        """Reject a manifest whose step, schedule steps, best step and number of steps contradict each other."""
         if not self.schedule_steps <= self.step <= self.num_steps or (self.best.step or 0) > self.step:
             raise ValueError(f"step {self.step}, its schedule or best step do not match {self.num_steps} steps")
         return self

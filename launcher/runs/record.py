@@ -36,7 +36,7 @@ class Attempt(Frozen):
 
 
 class MlflowTrace(Frozen):
-    """The MLflow run of this run, in mlflow.json."""
+    """Content of mlflow.json: the MLflow run that a run directory is logged to."""
 
     run_id: str
     experiment_id: str

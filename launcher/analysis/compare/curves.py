@@ -67,7 +67,7 @@ def make_series(facts: RunFacts, metric: str, max_points: int) -> Series | None:
 
 
 def make_axis(facts: RunFacts, max_points: int) -> Axis:
-    """Return steps, tokens and seconds of a run as chart axes; missing seconds are summed from steps and evals."""
+    """Return steps, tokens and elapsed seconds as chart axes; without elapsed time, durations of steps are summed."""
     steps = sorted({step for column in facts.columns.values() for step in column.steps})
     seconds = _compute_seconds(facts, steps)
     tokens = _carry(facts, TOKENS_SEEN, steps)

@@ -156,7 +156,7 @@ def _is_indexed(tokens: Sequence[Token], index: int) -> bool:
 
 
 def _split_tail(tokens: Sequence[Token]) -> tuple[list[Token], tuple[str, ...]]:
-    """Split off the last SKIP and LIMIT, which are compared as text: with ties their result is arbitrary."""
+    """Split a Cypher query into its body and its last SKIP and LIMIT, which are compared by their text only."""
     depth = 0
     for index in range(len(tokens) - 1, -1, -1):
         token = tokens[index]

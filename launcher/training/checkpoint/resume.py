@@ -120,5 +120,5 @@ def _find_changes(run: TrainingRun, checkpoint: Checkpoint) -> list[Problem]:
         Problem(where=where, what=f"{before} before, {now} now") for where, before, now in pairs if before != now
     ]
     if not problems and compute_progress(run, manifest.step).chain != manifest.chain:
-        problems.append(Problem(where="order", what="the packs trained so far are not the ones this run would train"))
+        problems.append(Problem(where="order", what="this run would have trained other rows in the steps so far"))
     return problems

@@ -15,7 +15,7 @@ from launcher.training.diagnostics.device_checks import check_attention
 
 
 def check_training_packages() -> Passed:
-    """Import the packages that every training needs."""
+    """Import the packages that every training run needs."""
     names = ("transformers", "accelerate", "peft")
     for name in names:
         import_module(name)

@@ -59,7 +59,7 @@ def render_prompt(
 
 
 class Question(NamedTuple):
-    """The texts of a prompt."""
+    """What a user asks: the question, its context, the system message, and the earlier messages of a chat."""
 
     content: str
     context: str

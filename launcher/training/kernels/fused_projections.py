@@ -140,7 +140,7 @@ def multiply_rows(rows: Fp8Rows, x_lora: Tensor, weight: Fp8Weights) -> Tensor:
 
 
 def multiply_grad_rows(rows: Fp8Rows, grad_lora: Tensor, weight: Fp8Weights) -> Tensor:
-    """Return dx = dy W + grad_lora A for rows = dy * weight.scales."""
+    """Return dx = dy W + grad_lora A, given `rows` = dy * weight.scales in FP8."""
     lora = fp8.LoraTerm(grad_lora, weight.lora_A, is_transposed=False)
     return fp8.matmul(rows, fp8.transpose(weight.codes), None, grad_lora.dtype, lora)
 
@@ -148,7 +148,7 @@ def multiply_grad_rows(rows: Fp8Rows, grad_lora: Tensor, weight: Fp8Weights) -> 
 def project_backward_fp8(
     rows: Fp8Rows, x_rows: Fp8Rows, x_lora: Tensor, weight: Fp8Weights, needs_input_grad: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dx, dA and dB of a fused weight for rows = dy * weight.scales and x in FP8."""
+    """Return dx, dA and dB of a fused weight, given `rows` = dy * weight.scales and x in FP8."""
     grad_lora = fp8.project_grad_rows(rows, weight.scaled_B, weight.scales)
     x_grad = multiply_grad_rows(rows, grad_lora, weight) if needs_input_grad else grad_lora.new_empty(0)
     return x_grad, fp8.lora_A_grad(x_rows, grad_lora), fp8.lora_B_grad(rows, x_lora, weight.scales)

@@ -50,7 +50,7 @@ class Backend:
 
 
 def register_backend(name: str, backend: Backend) -> str:
-    """Register a backend with transformers for every model family, without masks, and return its registered name."""
+    """Register an attention backend with transformers, which then builds no masks for it, and return its name there."""
     kernel = backend.kernel
 
     def attend(

@@ -115,7 +115,8 @@ class Profiler(Observer):
             f"{kind.name} {kind.seconds / max(1e-9, summary.busy_seconds):.0%}" for kind in summary.kinds[:_SHOWN_KINDS]
         )
         log.info(
-            f"traced steps {self._first} to {last_step}: {describe_idle_time(summary)} {kinds}; {folder / 'summary.md'}"
+            f"traced steps {self._first} to {last_step}: {describe_idle_time(summary)} {kinds}; "
+            f"see {folder / 'summary.md'}"
         )
 
 

@@ -110,5 +110,5 @@ def test_free_gpu_has_nothing_to_end(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_machine_without_a_driver_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     install_nvml(monkeypatch, failure="Driver Not Loaded")
-    with pytest.raises(InputError, match=r"GPU memory cannot be freed: .*Driver Not Loaded"):
+    with pytest.raises(InputError, match=r"--free cannot find the processes that use GPU memory: .*Driver Not Loaded"):
         _free_memory(ask=False)
