@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import json
 import math
 import os
@@ -32,6 +31,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from resumable_cases import add_row  # type: ignore[import-not-found]  # in this folder
 from synthetic_rows import write_rows  # type: ignore[import-not-found]  # in this folder
 
 from launcher.core import metrics
@@ -340,9 +340,7 @@ def run_measure(args: argparse.Namespace) -> None:
                 row |= measure_case(case, args.work, args.overrides, min(args.limit, left))
             except Exception as error:  # one failed case must not stop the others
                 row["error"] = f"{type(error).__name__}: {str(error)[:500]}"
-        row["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
-        with args.out.open("a") as out:
-            out.write(json.dumps(row, sort_keys=True) + "\n")
+        add_row(args.out, row)
         print(format_progress(row, time.monotonic() - began), file=sys.stderr, flush=True)
 
 
@@ -387,12 +385,8 @@ def main() -> None:
     measure.add_argument("--out", type=Path, required=True)
     measure.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "engines", help="data and runs")
     measure.add_argument("--limit", type=float, default=180.0, metavar="SECONDS", help="time limit per case")
-    measure.add_argument(
-        "--budget", type=float, default=float("inf"), metavar="SECONDS", help="time limit for all cases"
-    )
-    measure.add_argument(
-        "--least", type=float, default=40.0, metavar="SECONDS", help="start no case with less time left"
-    )
+    measure.add_argument("--budget", type=float, default=math.inf, metavar="SECONDS", help="time limit of all cases")
+    measure.add_argument("--least", type=float, default=40.0, metavar="SECONDS", help="left time to start a case")
     measure.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
     measure.set_defaults(run=run_measure)
     table = verbs.add_parser("table")

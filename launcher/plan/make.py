@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from launcher import __version__
 from launcher.base_models.shapes import ModelShape
-from launcher.core.choices import SHARDED_STRATEGIES
 from launcher.core.errors import ManifestError
 from launcher.core.units import format_gib
 from launcher.hardware.model import Hardware
@@ -27,7 +26,7 @@ from launcher.plan.estimate.memory import estimate_memory
 from launcher.plan.estimate.memory.recipe import explain_layer_path
 from launcher.plan.full_finetuning import apply_requests, iterate_leaner_settings
 from launcher.plan.memory_budget import LEVELS, SearchInputs, expects_cuda_graph, make_search_inputs
-from launcher.plan.model import Decision, MemoryPlan, Plan, QuantizationPlan, SpeedPlan, TaskEvalPlan
+from launcher.plan.model import Decision, MemoryPlan, Plan, SpeedPlan, TaskEvalPlan
 from launcher.plan.notes import describe_faster_with_fewer_gpus, describe_slow_settings, make_notes
 from launcher.plan.oom_fallbacks import make_oom_fallbacks
 from launcher.plan.passthrough import explain_trackers, list_other_trackers, make_data_plan, make_wandb_plan
@@ -128,6 +127,7 @@ def _make_context(
 
 def _assemble(context: PlanContext, choice: _Choice, layout: Layout) -> Plan:
     settings, inputs, candidates = choice.settings, choice.inputs, choice.candidates
+    nf4 = settings.quantization
     batch = make_batch_plan(context, inputs, layout)
     captures, captures_decision = decide_cuda_graph(context, settings, inputs, layout)
     compile_plan, scope = make_compile_plan(context, inputs.workload, layout, captures=captures)
@@ -169,7 +169,7 @@ def _assemble(context: PlanContext, choice: _Choice, layout: Layout) -> Plan:
         random_weights=context.options.random_weights,
         adapter=settings.adapter,
         precision=settings.precision,
-        quantization=_set_storage_dtype(settings, layout),
+        quantization=nf4 and nf4.stored_for(layout.strategy, settings.precision.compute_dtype),
         attention=settings.attention,
         loss_kernel=settings.loss_kernel,
         loss_on=context.config.loss_on,
@@ -218,14 +218,6 @@ def _check_positions(context: PlanContext) -> None:
             hint=f"use at most {limit}, or "
             + ("--gpu NAME or --profile full for the manifest's base" if context.is_smoke else "another base"),
         )
-
-
-def _set_storage_dtype(settings: ModelSettings, layout: Layout) -> QuantizationPlan | None:
-    """Return the quantization; 4-bit weights are only sharded if they are stored in the dtype of the other weights."""
-    quantization = settings.quantization
-    if quantization is None or layout.strategy not in SHARDED_STRATEGIES:
-        return quantization
-    return quantization.model_copy(update={"storage_dtype": settings.precision.compute_dtype})
 
 
 def _make_memory_plan(inputs: SearchInputs, layout: Layout, saving_bytes: int) -> MemoryPlan:

@@ -9,6 +9,7 @@ from typing import Literal
 from launcher import __version__
 from launcher.base_models.shapes import ModelShape
 from launcher.core.choices import (
+    SHARDED_STRATEGIES,
     AdapterKind,
     AttentionBackend,
     Checkpointing,
@@ -81,6 +82,10 @@ class QuantizationPlan(Frozen):
     kind: Literal["int4"]
     storage_dtype: Literal["uint8", "bf16", "fp16", "fp32"]
     double_quantization: bool
+
+    def stored_for(self, strategy: Strategy, compute_dtype: Dtype) -> QuantizationPlan:
+        """Return this plan with 4-bit weights in the dtype of the other weights if they are sharded along with them."""
+        return self.model_copy(update={"storage_dtype": compute_dtype if strategy in SHARDED_STRATEGIES else "uint8"})
 
 
 class AttentionPlan(Frozen):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from launcher.core.choices import SHARDED_STRATEGIES
 from launcher.plan.estimate.memory import MemoryTerm
 from launcher.plan.memory_budget import LEVELS, SearchInputs
-from launcher.plan.model import CompilePlan, Decision, OomFallback, Plan, QuantizationPlan
+from launcher.plan.model import CompilePlan, Decision, OomFallback, Plan
 from launcher.plan.search import Layout, count_accumulation_steps, estimate_layout_memory, fits_host_memory
 from launcher.plan.strategy import TITLES, Candidate
 
@@ -77,13 +77,13 @@ def apply_next_fallback(plan: Plan) -> Plan | None:
     decision = Decision(
         name="OOM fallback", value=fallback.action, reason="CUDA out of memory without it", decided_by="hardware"
     )
-    is_replicated = fallback.strategy in ("single", "ddp")
+    is_replicated, quantization = fallback.strategy in ("single", "ddp"), plan.quantization
     return plan.model_copy(
         update={
             "batch": batch.model_copy(update=changed),
             "checkpointing": fallback.checkpointing,
             "compile": _restrict_compile(plan, fallback),
-            "quantization": _store_for_sharding(plan) if fallback.strategy in SHARDED_STRATEGIES else plan.quantization,
+            "quantization": quantization and quantization.stored_for(fallback.strategy, plan.precision.compute_dtype),
             "strategy": fallback.strategy,
             "offload": fallback.offload,
             "cuda_graph": plan.cuda_graph and is_replicated and fallback.offload == "none",
@@ -102,10 +102,3 @@ def _restrict_compile(plan: Plan, fallback: OomFallback) -> CompilePlan | None:
     if fallback.checkpointing == "none" and fallback.strategy not in SHARDED_STRATEGIES:
         return plan.compile
     return plan.compile.model_copy(update={"scope": "layer"})
-
-
-def _store_for_sharding(plan: Plan) -> QuantizationPlan | None:
-    """Return the quantization with 4-bit weights stored in the dtype of the other weights, as sharding needs it."""
-    if plan.quantization is None:
-        return None
-    return plan.quantization.model_copy(update={"storage_dtype": plan.precision.compute_dtype})

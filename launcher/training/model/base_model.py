@@ -31,7 +31,7 @@ from launcher.core.errors import InputError, Problem, first_line
 from launcher.manifest.trust import allow_remote_code
 from launcher.plan.model import Plan, QuantizationPlan
 from launcher.training.model.new_tokens import add_new_rows, get_new_token_ids
-from launcher.training.model.nf4_linear import shard_nf4_weights
+from launcher.training.model.nf4_linear import replace_linears, shard_nf4_weights
 
 DTYPES: Mapping[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _RANDOM_WEIGHTS_SEED = 20_261_115  # fixed, so that random weights are the same everywhere
@@ -228,12 +228,8 @@ def make_quantization_config(plan: Plan, quantization: QuantizationPlan) -> Bits
 
 
 def _quantize_linears(model: PreTrainedModel, plan: Plan, quantization: QuantizationPlan, device: torch.device) -> None:
-    """Quantizes the decoder layers' linear modules one by one, as transformers does while loading."""
-    layers: Any = model.get_decoder().layers
-    for parent in [module for layer in layers for module in layer.modules()]:
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                setattr(parent, name, _quantized(child, plan, quantization).to(device))
+    """Quantizes the decoder layers' linear modules, as transformers does while loading."""
+    replace_linears(model, lambda linear: _quantized(linear, plan, quantization).to(device))
     marked: Any = model
     marked.is_loaded_in_4bit = True
 

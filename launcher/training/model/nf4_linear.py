@@ -6,6 +6,7 @@ such weights unsharded. The parameter has the dtype that FSDP2 gathers in: torch
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -107,17 +108,27 @@ def shard_nf4_weights(model: PreTrainedModel, device: torch.device, storage: tor
 
     has_weights = not is_fsdp_enabled() or torch.distributed.get_rank() == 0
     levels, absmax_levels = bnb.get_4bit_type("nf4", device="cpu"), bnb.create_dynamic_map().float().cpu()
+
+    def make_nf4(linear: nn.Linear) -> nn.Module:
+        if not can_store_as_bytes(linear):
+            return linear
+        layout = Layout(linear.out_features, linear.in_features, linear.weight.dtype, storage)
+        packed = torch.empty(sum(layout.byte_counts()), dtype=torch.uint8, device=linear.weight.device)
+        if has_weights:
+            packed.copy_(_quantize(linear.weight.data.to(device), layout))
+        tables = levels.to(packed.device), absmax_levels.to(packed.device)
+        return Nf4Linear(linear, layout, packed.view(storage), *tables)
+
+    replace_linears(model, make_nf4)
+
+
+def replace_linears(model: PreTrainedModel, replacement: Callable[[nn.Linear], nn.Module]) -> None:
+    """Replace the linear modules of the decoder layers one by one, so that only one exists twice at a time."""
     layers: Any = model.get_decoder().layers
     for parent in [module for layer in layers for module in layer.modules()]:
         for name, child in list(parent.named_children()):
-            if type(child) is not nn.Linear or not can_store_as_bytes(child):
-                continue
-            layout = Layout(child.out_features, child.in_features, child.weight.dtype, storage)
-            packed = torch.empty(sum(layout.byte_counts()), dtype=torch.uint8, device=child.weight.device)
-            if has_weights:
-                packed.copy_(_quantize(child.weight.data.to(device), layout))
-            tables = levels.to(packed.device), absmax_levels.to(packed.device)
-            setattr(parent, name, Nf4Linear(child, layout, packed.view(storage), *tables))
+            if type(child) is nn.Linear:
+                setattr(parent, name, replacement(child))
 
 
 def _quantize(weight: Tensor, layout: Layout) -> Tensor:

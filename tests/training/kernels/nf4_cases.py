@@ -378,6 +378,13 @@ def test_sharded_weights_are_those_of_bitsandbytes(shape: tuple[int, int], dtype
     assert dense.numel() not in saved
 
 
+def test_weight_with_an_incomplete_group_stays_dense() -> None:
+    model: Any = nn.ModuleList([nn.Linear(40, 3)])
+    model.get_decoder = lambda: SimpleNamespace(layers=[model])
+    shard_nf4_weights(model, torch.device("cpu"), torch.float32)
+    assert type(model[0]) is nn.Linear
+
+
 def test_rank_without_weights_only_allocates_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """With RAM-efficient loading its tensors are uninitialised, and touching them would take memory."""
     monkeypatch.setattr("launcher.training.model.nf4_linear.is_fsdp_enabled", lambda: True)
