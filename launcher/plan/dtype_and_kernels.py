@@ -11,6 +11,7 @@ from launcher.core.choices import (
     LossKernel,
     OptimizerName,
     Quantization,
+    Strategy,
 )
 from launcher.core.errors import InputError
 from launcher.core.units import format_gib
@@ -45,6 +46,10 @@ class ModelSettings:
     def quantization_kind(self) -> Quantization:
         """Return the quantization of the base, "none" included."""
         return "none" if self.quantization is None else self.quantization.kind
+
+    def store_quantization(self, strategy: Strategy) -> QuantizationPlan | None:
+        """Return how the quantized base is stored with a strategy; None if it is not quantized."""
+        return self.quantization and self.quantization.stored_for(strategy, self.precision.compute_dtype)
 
 
 def decide_model_settings(context: PlanContext) -> ModelSettings:

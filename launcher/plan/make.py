@@ -127,7 +127,6 @@ def _make_context(
 
 def _assemble(context: PlanContext, choice: _Choice, layout: Layout) -> Plan:
     settings, inputs, candidates = choice.settings, choice.inputs, choice.candidates
-    nf4 = settings.quantization
     batch = make_batch_plan(context, inputs, layout)
     captures, captures_decision = decide_cuda_graph(context, settings, inputs, layout)
     compile_plan, scope = make_compile_plan(context, inputs.workload, layout, captures=captures)
@@ -169,7 +168,7 @@ def _assemble(context: PlanContext, choice: _Choice, layout: Layout) -> Plan:
         random_weights=context.options.random_weights,
         adapter=settings.adapter,
         precision=settings.precision,
-        quantization=nf4 and nf4.stored_for(layout.strategy, settings.precision.compute_dtype),
+        quantization=settings.store_quantization(layout.strategy),
         attention=settings.attention,
         loss_kernel=settings.loss_kernel,
         loss_on=context.config.loss_on,
