@@ -392,6 +392,7 @@ def test_changed_sample_order_is_refused(plan: Plan, store: Store, first: FirstR
     with pytest.raises(InputError) as refused:
         resume_run(run, ResumeOptions())
     assert [problem.where for problem in refused.value.problems] == ["order"]
+    assert "would have trained other rows" in str(refused.value)
 
 
 def test_verify_trains_recorded_steps_again(
