@@ -282,6 +282,7 @@ UNTRAINABLE: Mapping[str, str] = {
     "recurrent_gemma": "its recurrent layers see earlier documents of a pack",
     "stablelm": _NO_BOUNDARIES,
     "nemotron": _NO_BOUNDARIES,
+    "doge": "its attention selects tokens by their values, for which our attention has no option",
     "gpt_neox_japanese": "packed documents give different results from separate ones",
     **dict.fromkeys(
         ("bloom", "codegen", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "mpt", "opt"),

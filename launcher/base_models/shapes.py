@@ -54,6 +54,7 @@ class ModelShape(Frozen):
     tied_embeddings: bool
     linears: tuple[Linear, ...]  # of one layer
     indexed_names: tuple[str, ...] = ()  # of matrices whose weights are not here, where `linears` has others
+    indexed_embeddings: tuple[str, str] | None = None  # names of embeddings and LM head, for an unknown family
     experts: Experts | None = None  # of one layer; None: a dense model
     norm_parameters_per_layer: int  # everything in a layer that is not a Linear, nor an expert
     other_parameters: int  # outside layers and embeddings: the final norm, a bias of the head, a vision tower
@@ -102,7 +103,7 @@ class ModelShape(Frozen):
     @property
     def embedding_names(self) -> tuple[str, str]:
         """Return the module names of the embeddings and of the LM head."""
-        return FAMILIES.get(self.model_type, LLAMA).embeddings
+        return self.indexed_embeddings or FAMILIES.get(self.model_type, LLAMA).embeddings
 
     @property
     def has_head_bias(self) -> bool:
@@ -166,6 +167,10 @@ def _apply_weights(shape: ModelShape, weights: WeightIndex) -> ModelShape:
         raise make_not_supported_error(
             shape.name, (Problem(where="weights", what="no decoder layers (`layers.0`) that can be trained"),)
         )
+    if weights.has_experts:
+        what = "an unknown mixture of experts: config.json has no key for the number of experts that is known here"
+        raise make_not_supported_error(shape.name, (Problem(where="weights", what=what),))
+    shape = _apply_embeddings(shape, weights.embeddings)
     same = sorted(weights.linears, key=repr) == sorted(shape.linears, key=repr)
     if weights.num_layers != shape.num_layers or (same and shape.basis != "approximate"):
         return shape
@@ -183,15 +188,24 @@ def _apply_weights(shape: ModelShape, weights: WeightIndex) -> ModelShape:
     )
 
 
-def _apply_names(shape: ModelShape, names: tuple[str, ...]) -> ModelShape:
-    """Return the shape with the layer names of a weight index if they differ from the config's."""
+def _apply_embeddings(shape: ModelShape, names: tuple[str, str]) -> ModelShape:
+    """Return the shape with the names of embeddings and LM head in the weights, for a family that we do not know."""
+    return shape if shape.model_type in FAMILIES else shape.model_copy(update={"indexed_embeddings": names})
+
+
+def _apply_names(shape: ModelShape, names: tuple[str, ...], embeddings: tuple[str, str]) -> ModelShape:
+    """Return the shape with the names of a weight index where they differ from the config's."""
+    shape = _apply_embeddings(shape, embeddings)
     if not names or shape.experts is not None or set(names) == set(shape.linear_names):
         return shape
     return shape.model_copy(update={"indexed_names": names, "basis": "approximate"})
 
 
+_ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
+
+
 def _read_dropout(keys: ConfigKeys) -> float:
-    rate = keys.get("attention_dropout")
+    rate = next((keys[name] for name in _ATTENTION_DROPOUT if name in keys), None)
     return float(rate) if isinstance(rate, (int, float)) and 0 < rate < 1 else 0.0
 
 
@@ -307,7 +321,7 @@ def load_shape(name: str, search: Sequence[Path]) -> ModelShape:
     if path := find_config(name, search):
         weights = load_weight_index(path.parent)
         shape = make_shape(load_config(path), name, "config", weights)
-        return shape if weights is not None else _apply_names(shape, list_indexed_names(path.parent))
+        return shape if weights is not None else _apply_names(shape, *list_indexed_names(path.parent))
     if keys := lookup_base(name):
         return make_shape(keys, name, "catalogue")
     raise _not_found(name, search)

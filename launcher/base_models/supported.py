@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from launcher.base_models.families import FAMILIES, UNTRAINABLE
@@ -13,6 +14,8 @@ _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num
 _OTHER_TOWERS = ("vision_config", "audio_config", "speech_config")
 _LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "Gemma3ForConditionalGeneration")
 _STATE_SPACE_KEYS = ("mamba_", "ssm_", "state_size")
+# Keys of families with convolutions or linear attention (LFM2, Qwen3.5) by default, if the config has no layer_types.
+_HYBRID_KEY = re.compile(r"(^|_)conv(1d)?_|^linear_(conv|key|num|attn)_")
 _LIKE_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -50,6 +53,7 @@ def _find_problems(config: ConfigKeys) -> Iterator[Problem]:
     if config.get("kv_lora_rank"):  # DeepSeek, Youtu: values are of other sizes than queries and keys
         what = "multi-head latent attention is not supported by attention over packed documents"
         yield Problem(where="kv_lora_rank", what=what)
+    yield from _find_attention_problems(config)
     quantization = config.get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
     is_dequantized = method == "mxfp4" and model_type == "gpt_oss"  # when it is loaded
@@ -61,15 +65,40 @@ def _find_problems(config: ConfigKeys) -> Iterator[Problem]:
     names = config.get("architectures")
     if isinstance(names, list) and names and not any(str(name).endswith(_LANGUAGE_MODELS) for name in names):
         yield Problem(where="architectures", what=f"{', '.join(map(str, names))} is not a causal language model")
+    yield from _find_layer_problems(_merge_text_config(config))
+
+
+def _find_layer_problems(config: ConfigKeys) -> Iterator[Problem]:
+    """Yield a problem if some layers are not attention layers."""
     kinds = config.get("layer_types")
     unlike = sorted({str(kind) for kind in kinds} - _LIKE_LAYERS) if isinstance(kinds, list) else []
     state_space = sorted(key for key in config if key.startswith(_STATE_SPACE_KEYS))
+    hybrid = sorted(key for key in config if _HYBRID_KEY.search(key)) if not isinstance(kinds, list) else []
     if unlike:
         what = f"{', '.join(unlike)}: all layers must be attention layers of the same structure"
         yield Problem(where="layer_types", what=what)
     elif state_space:
         what = "state-space layers (Mamba) are not supported: packed documents would share their state"
         yield Problem(where=state_space[0], what=what)
+    elif hybrid:
+        what = "convolutions and linear attention are not supported: packed documents would share their state"
+        yield Problem(where=hybrid[0], what=what)
+
+
+def _merge_text_config(config: ConfigKeys) -> ConfigKeys:
+    """Return the config with the keys of the language model that some families nest."""
+    text = config.get("text_config")
+    return {**(text if isinstance(text, Mapping) else {}), **config}
+
+
+def _find_attention_problems(config: ConfigKeys) -> Iterator[Problem]:
+    """Yield a problem for attention to later tokens, as embedding models have; Gemma 3 nests the key."""
+    keys = _merge_text_config(config)
+    for key, values in (("use_bidirectional_attention", (True, "all")), ("is_causal", (False,))):
+        if keys.get(key) in values:
+            what = "its tokens attend to later ones, so it is not a language model but one for embeddings"
+            yield Problem(where=key, what=what)
+            return
 
 
 def _find_expert_problems(config: ConfigKeys) -> Iterator[Problem]:
@@ -84,8 +113,7 @@ def _find_expert_problems(config: ConfigKeys) -> Iterator[Problem]:
             key = "mlp_only_layers" if dense else "decoder_sparse_step"
             yield Problem(where=key, what="some layers have no experts: all layers must have the same structure")
         return
-    text = config.get("text_config")
-    keys = {**(text if isinstance(text, Mapping) else {}), **config}
+    keys = _merge_text_config(config)
     for key in _EXPERT_KEYS:
         count = keys.get(key)
         if isinstance(count, int) and count > 1:

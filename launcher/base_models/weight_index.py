@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,10 +15,11 @@ from launcher.core.units import mib_to_bytes
 _INDEX = "model.safetensors.index.json"
 _MAX_HEADER_MIB = 100  # safetensors' own limit
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # others are packed, so their sizes are not those of the layers
-_LAYER_TENSOR = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
+_LAYER_TENSOR = re.compile(r"(^|.*?\.)layers\.(\d+)\.(.+)$")  # path of the decoder, number of the layer, path in it
 _OTHER_TOWER = re.compile(r"(^|\.)(vision|visual|audio|speech|multi_modal)")
 _NORM = re.compile(r"norm|(^|[._])ln(_|$)")
-_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|embed_in|embed_out|lm_head|wte)\.weight$")
+_EMBEDDING = re.compile(r"(?:^|\.)(embed_tokens|embed_in|wte|tok_embeddings|word_embeddings)\.weight$")
+_HEAD = re.compile(r"(?:^|\.)(lm_head|embed_out|output|output_projection)\.weight$")
 
 Shape = tuple[int, ...]
 
@@ -33,6 +34,8 @@ class WeightIndex:
     layer_parameters: int  # of all decoder layers
     other_parameters: int  # outside decoder layers, embeddings and head
     frozen_parameters: int  # among them, of a vision tower
+    embeddings: tuple[str, str]  # names of the embeddings and of the LM head
+    has_experts: bool = False  # in decoder layers
 
 
 def load_weight_index(folder: Path) -> WeightIndex | None:
@@ -44,18 +47,41 @@ def load_weight_index(folder: Path) -> WeightIndex | None:
     return make_weight_index(shapes) if shapes and is_complete else None
 
 
-def list_indexed_names(folder: Path) -> tuple[str, ...]:
-    """Return the names of linear layers from a weight index, for weights that are not all downloaded.
+def list_indexed_names(folder: Path) -> tuple[tuple[str, ...], tuple[str, str]]:
+    """Return the names of linear layers, and of embeddings and LM head, for weights that are not all downloaded.
 
     Without sizes, norms are recognized by their names.
     """
     try:
-        names = _load_weight_map(folder)
+        names = list(_load_weight_map(folder))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return ()
-    paths = [match[2] for name in names if not _OTHER_TOWER.search(name) and (match := _LAYER_TENSOR.search(name))]
+        names = []
+    paths = (path for _, path in _select_decoder(names).values())
     modules = (path.removesuffix(".weight") for path in paths if path.endswith(".weight") and ".experts." not in path)
-    return tuple(dict.fromkeys(path.rpartition(".")[2] for path in modules if not _NORM.search(path)))
+    linears = tuple(dict.fromkeys(path.rpartition(".")[2] for path in modules if not _NORM.search(path)))
+    return linears, _find_embeddings(names)
+
+
+def _find_embeddings(names: Iterable[str]) -> tuple[str, str]:
+    """Return the module names of the embeddings and of the LM head; a tied head has no tensor."""
+    own = [name for name in names if not _OTHER_TOWER.search(name) and not _LAYER_TENSOR.match(name)]
+    embeddings, head = (
+        next((match[1] for name in own if (match := pattern.search(name))), default)
+        for pattern, default in ((_EMBEDDING, "embed_tokens"), (_HEAD, "lm_head"))
+    )
+    return embeddings, head
+
+
+def _select_decoder(names: Iterable[str]) -> dict[str, tuple[int, str]]:
+    """Return the tensors of the decoder with the number of their layer and their path in it.
+
+    A base may have other modules with `layers`: a vision tower, or layers for multi-token prediction, which are fewer.
+    """
+    decoders: dict[str, dict[str, tuple[int, str]]] = {}
+    for name in names:
+        if not _OTHER_TOWER.search(name) and (match := _LAYER_TENSOR.match(name)):
+            decoders.setdefault(match[1], {})[name] = int(match[2]), match[3]
+    return max(decoders.values(), key=lambda found: len({number for number, _ in found.values()}), default={})
 
 
 def _load_weight_map(folder: Path) -> dict[str, str]:
@@ -73,8 +99,9 @@ def _load_shapes(folder: Path) -> tuple[dict[str, Shape], bool]:
     for file in sorted(set(indexed.values())) or ["model.safetensors"]:
         if (folder / file).is_file():
             shapes |= _load_header(folder / file)
-    by_path = {match[2]: shape for name, shape in shapes.items() if (match := _LAYER_TENSOR.search(name))}
-    absent = {name: match[2] for name in indexed if name not in shapes and (match := _LAYER_TENSOR.search(name))}
+    layers = _select_decoder([*shapes, *indexed])
+    by_path = {layers[name][1]: shape for name, shape in shapes.items() if name in layers}
+    absent = {name: layers[name][1] for name in indexed if name not in shapes and name in layers}
     inferred = {name: by_path[path] for name, path in absent.items() if path in by_path}
     return shapes | inferred, inferred.keys() == absent.keys()
 
@@ -96,11 +123,12 @@ def make_weight_index(shapes: Mapping[str, Shape]) -> WeightIndex:
     layers: dict[int, dict[str, Shape]] = {}
     others: dict[str, int] = {}
     towers = {name for name in shapes if _OTHER_TOWER.search(name)}
+    decoder = _select_decoder(shapes)
     for name, shape in shapes.items():
-        match = None if name in towers else _LAYER_TENSOR.search(name)
-        if match:
-            layers.setdefault(int(match[1]), {})[match[2]] = shape
-        elif not _EMBEDDING.search(name) or name in towers:
+        if name in decoder:
+            number, path = decoder[name]
+            layers.setdefault(number, {})[path] = shape
+        elif name in towers or not (_EMBEDDING.search(name) or _HEAD.search(name)):
             others[name] = prod(shape)
     linears = {number: _find_linears(tensors) for number, tensors in sorted(layers.items())}
     united = {path: linear for found in reversed(linears.values()) for path, linear in found.items()}
@@ -112,11 +140,13 @@ def make_weight_index(shapes: Mapping[str, Shape]) -> WeightIndex:
         layer_parameters=sum(prod(shape) for tensors in layers.values() for shape in tensors.values()),
         other_parameters=sum(others.values()),
         frozen_parameters=sum(others[name] for name in towers),
+        embeddings=_find_embeddings(shapes),
+        has_experts=any(".experts." in name for name in decoder),
     )
 
 
 def _find_linears(tensors: Mapping[str, Shape]) -> dict[str, Linear]:
-    """Return the linear layers of a decoder layer by path; experts and routers are not linear modules."""
+    """Return the linear layers of a decoder layer by path; experts, routers and norms are not linear modules."""
     paths = {name.removesuffix(".weight"): shape for name, shape in tensors.items() if name.endswith(".weight")}
     has_experts = any(".experts." in path for path in paths)
     return {
@@ -127,5 +157,8 @@ def _find_linears(tensors: Mapping[str, Shape]) -> dict[str, Linear]:
             has_bias=f"{path}.bias" in tensors,
         )
         for path, shape in paths.items()
-        if len(shape) == 2 and ".experts." not in path and not (has_experts and path.endswith((".gate", ".router")))
+        if len(shape) == 2
+        and ".experts." not in path
+        and not _NORM.search(path)
+        and not (has_experts and path.endswith((".gate", ".router")))
     }

@@ -37,6 +37,8 @@ DTYPES: Mapping[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.flo
 _RANDOM_WEIGHTS_SEED = 20_261_115  # fixed, so that random weights are the same everywhere
 _SAMPLES, _SAMPLE_BYTES = 16, 1 << 16  # per file, evenly spaced; the first one contains its header
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+# Outputs that a published config.json may ask for; training needs none of them.
+_OUTPUTS = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
 
 
 def load_base(plan: Plan, folders: tuple[Path, ...], attention: str, device: torch.device) -> PreTrainedModel:
@@ -66,6 +68,7 @@ def _load(plan: Plan, folders: tuple[Path, ...], attention: str, device: torch.d
         "attn_implementation": attention,
         "revision": plan.base_revision,
         "trust_remote_code": allow_remote_code(plan.trust_remote_code, plan.base.name),
+        **_OUTPUTS,
     }
     if device.type == "cuda" and plan.strategy in ("single", "ddp"):
         options["device_map"] = {"": device}
@@ -74,12 +77,16 @@ def _load(plan: Plan, folders: tuple[Path, ...], attention: str, device: torch.d
     try:
         if plan.base.model_type == "gpt_oss" and _is_quantized(source, options):
             options["quantization_config"] = Mxfp4Config(dequantize=True)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+    except Exception as error:  # of damaged files, of a wrong config.json, of a model's own code
         raise _make_load_error(plan, source, folders, error) from None
-    model: PreTrainedModel = loaded[0]
-    _check_complete(plan, source, sorted(loaded[1]["missing_keys"]))
-    return model
+    model, info = loaded
+    _check_sizes(plan, source, sorted(info["mismatched_keys"]))
+    _check_complete(plan, source, sorted(info["missing_keys"]))
+    checked: PreTrainedModel = model
+    return checked
 
 
 def _is_quantized(source: str, options: Mapping[str, Any]) -> bool:
@@ -113,6 +120,17 @@ def fingerprint_base(plan: Plan, model: PreTrainedModel) -> str:
     return f"files:{digest.hexdigest()}"
 
 
+def _check_sizes(plan: Plan, source: str, mismatched: list[tuple[str, list[int], list[int]]]) -> None:
+    """Refuses weights of other sizes than config.json says, which transformers would replace with random ones."""
+    if mismatched:
+        problems = (Problem(where=name, what=f"{[*own]}, not {[*built]}") for name, own, built in mismatched[:3])
+        raise InputError(
+            f"{plan.base.name}: {len(mismatched)} weights in {source} have other sizes than config.json says",
+            tuple(problems),
+            hint="config.json and weights belong to different models, or one of them was changed; download both again",
+        )
+
+
 def _check_complete(plan: Plan, source: str, missing: list[str]) -> None:
     """Refuses missing weights, which transformers initializes randomly with only a warning."""
     if missing:
@@ -141,8 +159,18 @@ def _locate(plan: Plan, folders: tuple[Path, ...]) -> str:
 
 def _make_load_error(plan: Plan, source: str, folders: tuple[Path, ...], error: Exception) -> InputError:
     reason = first_line(error)
+    if not isinstance(error, (OSError, ValueError, RuntimeError, SafetensorError)):  # their texts need their names
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    if "trust_remote_code" in str(error) and not plan.trust_remote_code:
+        return InputError(
+            f"{plan.base.name}: transformers does not know its model_type, and the code of {source} is not trusted",
+            hint="check the Python files, then set base_models[0].trust_remote_code to true and revision to a commit",
+        )
     if Path(source).is_dir():
-        return InputError(f"{plan.base.name}: {source} cannot be loaded: {reason}")
+        return InputError(
+            f"{plan.base.name}: {source} cannot be loaded: {reason}",
+            hint=f"AutoModelForCausalLM.from_pretrained({source!r}) shows the whole error",
+        )
     searched = tuple(Problem(where="not in", what=str(folder / plan.base.name)) for folder in folders)
     hub = Problem(where="not on the Hub", what=reason)
     return InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -123,6 +124,7 @@ class PackedCausalLM(nn.Module):
 
     def prepare(self, plan: Plan) -> None:
         """Fuse LoRA, then checkpoint and compile the layers as planned. The module is on its device already."""
+        self._check_signature()
         if plan.strategy == "zero3":
             self._gather_by_layer()
         if plan.strategy in ("single", "ddp"):  # the others shard weights, which fused blocks do not support
@@ -144,6 +146,17 @@ class PackedCausalLM(nn.Module):
         prepare_layers(self.layers, plan.checkpointing, plan.compile)
         if plan.compile is not None and plan.compile.scope == "model":
             self.compile_decoder(plan.compile)
+
+    def _check_signature(self) -> None:
+        """Refuse a decoder that cannot pass document boundaries on to its attention, as a base's own code may not."""
+        decoder: Any = self.base.get_decoder()
+        parameters = inspect.signature(decoder.forward).parameters.values()
+        if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+            raise InputError(
+                f"{type(decoder).__name__} is not supported: its forward method takes no further keyword arguments, "
+                "so its attention cannot keep packed documents apart",
+                hint="supported families: Llama, Mistral, Qwen, Gemma, Phi and similar ones",
+            )
 
     def _gather_by_layer(self) -> None:
         """Attach ZeRO-3's hooks to decoder layers instead of to every module inside a compiled region.

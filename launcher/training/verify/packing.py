@@ -191,6 +191,13 @@ def _is_rounding(plan: Plan, check: PackingCheck) -> bool:
 
 def _raise_different(plan: Plan, check: PackingCheck) -> NoReturn:
     allowed, allowed_loss = _count_allowed(plan, check)
+    if check.hidden <= allowed and not check.leaks:
+        raise RunFailedError(
+            f"{plan.base.name}: hidden states equal those of transformers, but the loss of {check.num_documents} "
+            f"documents differs by {check.loss:.1e} (relative): the model does not compute its logits from the LM "
+            "head with logit_scale, logits_scaling and final_logit_softcapping of config.json",
+            hint="remove those keys from config.json if the model ignores them; otherwise it is not supported",
+        )
     leaks = check.hidden_first <= allowed and check.leaks
     fault = "lets packed documents see each other" if leaks else "gives other results than transformers"
     raise RunFailedError(
@@ -250,19 +257,26 @@ def check_rope(plan: Plan, module: PackedCausalLM, files: Iterable[PackFile]) ->
     """
     config: Any = module.base.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") != "longrope":
-        return
-    border = int(rope.get("original_max_position_embeddings") or config.max_position_embeddings)
-    if plan.batch.sequence_length <= border:
+    borders = [border for border in _list_longrope_borders(config, rope) if border < plan.batch.sequence_length]
+    if not borders:
         return
     lengths = np.concatenate([pack.document_lengths for file in files for pack in file])
-    if lengths.min() <= border < lengths.max():
+    border = next((border for border in borders if lengths.min() <= border < lengths.max()), None)
+    if border is not None:
         raise InputError(
             f"{plan.base.name} has other position embeddings (longrope) for documents of more than {border} tokens. "
             f"transformers uses one kind for a whole micro-batch, and the data has documents of {lengths.min()} to "
             f"{lengths.max()} tokens: short ones would be trained with the long kind",
             hint=f"--set training.config.max_seq_length={border}",
         )
+
+
+def _list_longrope_borders(config: Any, rope: dict[str, Any]) -> list[int]:
+    """Return the lengths above which longrope changes; some families have parameters per kind of layer."""
+    if rope.get("rope_type") == "longrope":
+        return [int(rope.get("original_max_position_embeddings") or config.max_position_embeddings)]
+    nested = (value for value in rope.values() if isinstance(value, dict))
+    return [border for one in nested for border in _list_longrope_borders(config, one)]
 
 
 def _split_documents(pack: Pack) -> Iterator[Pack]:

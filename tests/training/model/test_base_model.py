@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import Qwen3Model
 
 from launcher.core.errors import InputError
 from launcher.core.run_paths import RunPaths
@@ -75,6 +78,69 @@ def test_incomplete_weights_are_refused(plan: Plan, tmp_path: Path) -> None:
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(InputError, match=r"lacks 1 of its weights: model\.layers\.1\.mlp\.down_proj\.weight"):
         load_base(with_base(plan, base), (), "eager", CPU)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden_act": "unknown"}, "KeyError: 'unknown'"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "Missing required keys in `rope_parameters`"),
+        ({"layer_types": ["full_attention"]}, "must be equal to the number of `layer_types`"),
+        ({"rms_norm_eps": None}, "expected float, got NoneType"),
+    ],
+)
+def test_config_that_transformers_does_not_accept_is_refused(
+    plan: Plan, tmp_path: Path, changes: dict[str, object], reason: str
+) -> None:
+    base = write_base(tmp_path / "base")
+    change_config(base, changes)
+    with pytest.raises(InputError, match="cannot be loaded") as error:
+        load_base(with_base(plan, base), (), "eager", CPU)
+    assert reason in error.value.title
+
+
+def change_config(base: Path, changes: dict[str, object]) -> None:
+    file = base / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_weights_of_other_sizes_are_refused(plan: Plan, tmp_path: Path) -> None:
+    base = write_base(tmp_path / "base")
+    change_config(base, {"vocab_size": 140})
+    with pytest.raises(InputError, match=r"have other sizes than config\.json says") as error:
+        load_base(with_base(plan, base), (), "eager", CPU)
+    assert any("[128, 32], not [140, 32]" in problem.what for problem in error.value.problems)
+
+
+def test_code_of_a_base_needs_trust(plan: Plan, tmp_path: Path) -> None:
+    base = write_base(tmp_path / "base")
+    change_config(base, {"model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.M"}})
+    with pytest.raises(InputError, match="is not trusted") as error:
+        load_base(with_base(plan, base), (), "eager", CPU)
+    assert "trust_remote_code" in error.value.hint
+
+
+def test_outputs_that_a_config_asks_for_are_ignored(plan: Plan, store: Store, tmp_path: Path) -> None:
+    base = write_base(tmp_path / "base")
+    outputs: dict[str, object] = {"return_dict": False, "output_attentions": True, "output_hidden_states": True}
+    expected = train_recorded(build(vary(plan, {"base.name": str(base)}), store, tmp_path / "run", is_checked=True))
+    change_config(base, outputs)
+    ours = train_recorded(build(vary(plan, {"base.name": str(base)}), store, tmp_path / "again", is_checked=True))
+    assert ours.losses == expected.losses
+
+
+class _WithoutKeywords(Qwen3Model):
+    def forward(self, input_ids: Tensor, position_ids: Tensor, use_cache: bool) -> Any:
+        return super().forward(input_ids, position_ids=position_ids, use_cache=use_cache)
+
+
+def test_decoder_without_further_keyword_arguments_is_refused(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path
+) -> None:
+    """As in the own code of older models."""
+    monkeypatch.setattr("transformers.models.qwen3.modeling_qwen3.Qwen3Model", _WithoutKeywords)
+    with pytest.raises(InputError, match="takes no further keyword arguments"):
+        build(plan, store, tmp_path / "run")
 
 
 def test_missing_base_lists_searched_places(plan: Plan, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora.layer import LoraLayer
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, OlmoConfig, Qwen3Config
 
 from launcher.base_models.shapes import make_shape
 from launcher.plan.estimate.memory.recipe import count_trainable
@@ -66,6 +66,8 @@ TOLERANCE = 5e-6  # relative; fp32 sums in a different order
 def make_config(family: str, bias: bool) -> Any:
     if family == "qwen3":
         return Qwen3Config(**SIZES, attention_bias=bias)
+    if family == "olmo":
+        return OlmoConfig(**SIZES, clip_qkv=0.05, pad_token_id=0)
     return LlamaConfig(**SIZES) if family == "llama" else AutoConfig.for_model(family, **SIZES, **FAMILY_KEYS[family])
 
 
@@ -127,6 +129,14 @@ def test_loss_and_gradients_equal_pefts(family: str, dora: bool, bias: bool) -> 
     check_same(compute(model), expected)
     with use_reference_forward():
         check_same(compute(model), expected)
+
+
+def test_projections_that_are_clipped_in_place_stay_with_peft() -> None:
+    model = make_model(family="olmo")
+    expected = compute(model)
+    fused_model = fuse(model)
+    assert len(fused_model.weights) == 3 * SIZES["num_hidden_layers"]
+    check_same(compute(model), expected)
 
 
 @pytest.mark.parametrize("targets", [ALL, ["q_proj", "v_proj", "down_proj"]])

@@ -419,6 +419,27 @@ def test_longrope_is_refused_where_it_would_mix(
     assert error.value.hint == "--set training.config.max_seq_length=32"
 
 
+def test_longrope_of_some_layers_is_refused_where_it_would_mix(plan: Plan, shared: Store, tmp_path: Path) -> None:
+    """Gemma 3 has position embeddings for each kind of layer."""
+    rope = {
+        "full_attention": {**LONGROPE, "original_max_position_embeddings": 32},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    kinds = ["sliding_attention", "full_attention"]
+    base = write_base(tmp_path / "base", Gemma3TextConfig(**SIZES, layer_types=kinds, rope_parameters=rope))
+    with pytest.raises(InputError, match="longrope"):
+        build(vary(plan, {"base.name": str(base)}), shared, tmp_path / "run", is_checked=True)
+
+
+def test_logits_that_the_head_does_not_give_are_not_blamed_on_attention(
+    plan: Plan, shared: Store, tmp_path: Path
+) -> None:
+    """Qwen3 ignores this key."""
+    base = write_base(tmp_path / "base", make_config(logit_scale=0.5))
+    with pytest.raises(RunFailedError, match=r"hidden states equal .* with logit_scale"):
+        build_and_check(plan, shared, tmp_path, "sdpa", base)
+
+
 def test_other_results_of_later_documents_are_not_called_leakage(
     monkeypatch: pytest.MonkeyPatch, plan: Plan, shared: Store, tmp_path: Path
 ) -> None:

@@ -196,6 +196,12 @@ def test_all_problems_of_a_config_are_reported_together() -> None:
         ({"is_encoder_decoder": True}, "is_encoder_decoder: encoder-decoder models are not supported"),
         ({"vision_config": {"depth": 2}}, "vision_config: vision and audio models are not supported"),
         ({"audio_config": {"depth": 2}}, "audio_config: vision and audio models are not supported"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention: its tokens"),
+        ({"text_config": {"use_bidirectional_attention": "all"}}, "use_bidirectional_attention: its tokens"),
+        ({"model_type": "lfm2", "conv_L_cache": 3}, "conv_L_cache: convolutions and linear attention are not"),
+        ({"model_type": "qwen3_5_text", "linear_num_key_heads": 2}, "linear_num_key_heads: convolutions and linear"),
+        ({"text_config": {"layer_types": ["linear_attention"]}}, "layer_types: linear_attention: all layers"),
+        ({"is_causal": False}, "is_causal: its tokens attend to later ones"),
         ({"architectures": ["BertForMaskedLM"]}, "architectures: BertForMaskedLM is not a causal language model"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types: linear_attention: all layers"),
     ],
@@ -342,6 +348,64 @@ def test_weights_and_family_table_agree(tmp_path: Path, model_type: str) -> None
     counts = (index.layer_parameters, index.other_parameters)
     if model_type != "apertus":  # its file has buffers, too
         assert counts == (expected.num_layers * expected.layer_parameters, expected.other_parameters)
+
+
+def test_norms_of_all_heads_are_not_linear_layers(tmp_path: Path) -> None:
+    """Command R+ has norm weights [heads, head_dim]."""
+    config = {**LLAMA, "model_type": "cohere", "use_qk_norm": True}
+    assert _save_weights(tmp_path, config) == make_shape(config, str(tmp_path), "config")
+
+
+@pytest.mark.parametrize("is_downloaded", [True, False])
+def test_layers_for_multi_token_prediction_are_not_decoder_layers(tmp_path: Path, is_downloaded: bool) -> None:
+    """transformers ignores them; their names are those of the first decoder layers."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    torch = pytest.importorskip("torch")
+    expected = _save_weights(tmp_path, LLAMA)
+    extra = {f"mtp.layers.0.{name}.weight": torch.zeros(64, 8) for name in ("eh_proj", "self_attn.q_proj")}
+    safetensors.save_file(extra, tmp_path / "extra.safetensors")
+    own = safetensors.load_file(tmp_path / "model.safetensors")
+    weight_map = dict.fromkeys(extra, "extra.safetensors") | dict.fromkeys(own, "model.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    if not is_downloaded:
+        (tmp_path / "model.safetensors").unlink()
+        (tmp_path / "extra.safetensors").unlink()
+    shape = load_shape(str(tmp_path), [])
+    assert (shape.linears, shape.indexed_names) == (expected.linears, ())
+
+
+def test_experts_that_only_the_weights_show_are_refused(tmp_path: Path) -> None:
+    """Remote code has other keys for their number."""
+    sizes = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4}
+    config = {**LLAMA, "model_type": "mixtral", **sizes}
+    _save_weights(tmp_path, config)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"model_type": "brandnew", "ffn": {"experts": 4}}))
+    with pytest.raises(InputError, match="weights: an unknown mixture of experts"):
+        load_shape(str(tmp_path), [])
+
+
+@pytest.mark.parametrize("is_downloaded", [True, False])
+def test_names_of_embeddings_come_from_the_weights(tmp_path: Path, is_downloaded: bool) -> None:
+    config = {**LLAMA, "model_type": "biogpt", "tie_word_embeddings": False}
+    whole = _save_weights(tmp_path, config, "20KB")
+    assert whole.other_parameters == _count_outside(config)
+    if not is_downloaded:
+        for file in tmp_path.glob("*.safetensors"):
+            file.unlink()
+    assert load_shape(str(tmp_path), []).embedding_names == ("embed_tokens", "output_projection")
+
+
+def _count_outside(config: dict[str, Any]) -> int:
+    """Count the parameters outside decoder layers, embeddings and LM head."""
+    model = _meta_model(config)
+    parts = [model.get_input_embeddings(), model.get_output_embeddings(), *model.get_decoder().layers]
+    inside = sum(parameter.numel() for part in parts for parameter in part.parameters())
+    return sum(parameter.numel() for parameter in model.parameters()) - inside
+
+
+def test_attention_dropout_has_other_names(tmp_path: Path) -> None:
+    config = {**LLAMA, "model_type": "biogpt", "attention_probs_dropout_prob": 0.2}
+    assert make_shape(config, str(tmp_path), "config").attention_dropout == 0.2
 
 
 def test_weights_without_decoder_layers_are_refused(tmp_path: Path) -> None:

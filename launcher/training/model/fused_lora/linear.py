@@ -296,7 +296,9 @@ def fuse_lora_layers(
     for layer in layers:
         for parent in list(layer.modules()):
             members: dict[str, Any] = {
-                name: child for name, child in parent.named_children() if is_fusable(child, dtype)
+                name: child
+                for name, child in parent.named_children()
+                if is_fusable(child, dtype) and not _is_clipped(parent, name)
             }
             for names in SHARED_INPUTS:
                 group = _select_group(parent, names, members, dtype, with_plain=parent in include_plain)
@@ -307,6 +309,12 @@ def fuse_lora_layers(
                     members = {name: member for name, member in members.items() if name not in names}
             model.weights += [_fuse([member], in_fp8=in_fp8) for member in members.values()]
     return model
+
+
+def _is_clipped(parent: Any, name: str) -> bool:
+    """Return whether OLMo clips this layer's output in place, which autograd refuses for views of a joint output."""
+    is_clipping = getattr(getattr(parent, "config", None), "clip_qkv", None) is not None
+    return is_clipping and name in ("q_proj", "k_proj", "v_proj")
 
 
 def _select_group(
