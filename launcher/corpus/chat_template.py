@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import Any
 
 from launcher.core.errors import InputError
+from launcher.corpus.chat_turns import TOOL_CALL_FORMS, check_complete, check_reasoning, to_turns, writes_python
 from launcher.corpus.control_tokens import ControlTokens, find_control_tokens, get_added_tokens
-from launcher.corpus.conversations import REASONING_KEYS, Conversation, Message
-from launcher.corpus.message_marks import MARK, Marker
+from launcher.corpus.conversations import Conversation, Message
+from launcher.corpus.message_marks import MARK, Marker, marks_of
 from launcher.corpus.rows import Json
 from launcher.corpus.template_sandbox import (
     SPECIAL_NAMES,
@@ -19,19 +20,12 @@ from launcher.corpus.template_sandbox import (
     check_template,
     compile_template,
     render_template,
-    to_json,
 )
-from launcher.corpus.templates import Segment, join_context, merge_segments
+from launcher.corpus.templates import Segment
 from launcher.corpus.tokenizer import BaseTokenizer
 
 _QUESTION, _ANSWER = "How many?", "Forty-two."
 _PROBE = "⦅"  # an answer that begins like no other
-_TOOL_CALL_FORMS: tuple[dict[str, Any], ...] = (
-    {},
-    {"text_arguments": True},
-    {"empty_is_null": True},
-    {"text_arguments": True, "empty_is_null": True},
-)
 _HINT = (
     "set base_models[0].prompt_template to one of chatml, qwen3, llama3, alpaca; or put your own template next to "
     'the manifest and write "chat_template": "template.jinja" in base_models[0]'
@@ -44,7 +38,8 @@ class _Rendered:
 
     text: str
     spans: dict[int, tuple[int, int]]
-    num_missing: int  # marked texts that the template left out
+    missing: tuple[int, ...] = ()  # messages of which the template left out a part; -1 for a tool
+    is_located: bool = True  # whether the spans are known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +66,14 @@ class TokenizerTemplate:
 
     @cached_property
     def end_token(self) -> str:
-        """The first added token after an answer; raises InputError if it cannot be the end of an answer."""
-        after, _ = self._surroundings
-        end = next(iter(self._added_tokens(after)), None)
+        """The token that ends an answer; raises InputError if there is none.
+
+        It is the tokenizer's end token if the template closes every answer with it, otherwise the first added token.
+        """
+        after, between = self._surroundings
+        tokens, usual = self._added_tokens(after), self.tokenizer.end_of_text
+        is_usual = usual in tokens and usual in self._added_tokens(between) and usual not in self.turn_starts
+        end = usual if is_usual else next(iter(tokens), None)
         if self.requested_end is not None:
             end = self.requested_end if self.requested_end in after else None
         if end is None:
@@ -87,8 +87,10 @@ class TokenizerTemplate:
     @property
     def turn_starts(self) -> list[str]:
         """The added tokens that begin a turn."""
-        between = self._added_tokens(self._surroundings[1])
-        return [*self._added_tokens(self._generation_prompt), *(between[-1:] if len(between) > 1 else ())]
+        after, between = map(self._added_tokens, self._surroundings)
+        following = between[1:]  # the first one ends the answer
+        first = next((token for token in following if token not in after), following[-1] if following else None)
+        return [*self._added_tokens(self._generation_prompt), *([] if first is None else [first])]
 
     @cached_property
     def controls(self) -> ControlTokens:
@@ -104,9 +106,9 @@ class TokenizerTemplate:
         """What the template writes after the last answer, and between an answer and the next question."""
         question, answer = Message("user", _QUESTION), Message("assistant", _ANSWER)
         try:
-            one = self._run(_to_turns((question, answer)), prompt=False)
+            one = self._run(to_turns((question, answer)), prompt=False)
             try:
-                two = self._run(_to_turns((question, answer, question)), prompt=True)
+                two = self._run(to_turns((question, answer, question)), prompt=True)
             except TemplateRejectsError:
                 two = one
         except TemplateRejectsError as error:
@@ -121,12 +123,25 @@ class TokenizerTemplate:
 
     @cached_property
     def _generation_prompt(self) -> str:
-        turns = _to_turns((Message("user", _QUESTION),))
+        turns = to_turns((Message("user", _QUESTION),))
         try:
             with_prompt, without = self._run(turns, prompt=True), self._run(turns, prompt=False)
         except TemplateRejectsError:
             return ""
-        return with_prompt[_count_shared(with_prompt, without) :]  # some write eos_token if there is no prompt
+        return with_prompt[self._count_shared(with_prompt, without) :]  # some write eos_token if there is no prompt
+
+    def render_served_prompt(self, question: str) -> str:
+        """Return the prompt that a server makes of a question; rows may continue otherwise, as those of DeepSeek R1."""
+        return self._run(to_turns((Message("user", self.controls.escape_text(question)),)), prompt=True)
+
+    def find_other_prompt(self) -> str | None:
+        """Return the end of the served prompt that rows do not have before an answer; None if they agree."""
+        try:
+            served = self.render_served_prompt(_QUESTION)
+            first, *_ = self.render(Conversation((Message("user", _QUESTION), Message("assistant", _ANSWER))))
+        except TemplateRejectsError:
+            return None
+        return None if first.text == served else served[self._count_shared(served, first.text) :]
 
     def _added_tokens(self, text: str) -> list[str]:
         """Return the added tokens in a text, in order."""
@@ -153,23 +168,31 @@ class TokenizerTemplate:
 
     def render(self, conversation: Conversation) -> tuple[Segment, ...]:
         """Return the segments of a conversation."""
-        return tuple(merge_segments(self._pieces(self.controls.escape(conversation))))
+        return tuple(piece for piece in self._pieces(self.controls.escape(conversation)) if piece.text)
 
     def _pieces(self, conversation: Conversation) -> Iterator[Segment]:
         """Yield segments. An answer is trained from the end of its prompt to its end token."""
         turns, rendered = self._render_best(conversation)
         full, position = rendered.text, 0
-        _check_reasoning(conversation.messages, full)
+        check_reasoning(conversation.messages, full)
         for index, message in enumerate(conversation.messages):
             if message.role != "assistant" or not message.is_trained:
                 continue
-            start = self._find_start(index, turns, conversation.tools, rendered)
+            start = None if index in rendered.missing else self._find_start(index, turns, conversation.tools, rendered)
             if start is None:
                 continue  # counted in the audit
             start = max(start, position)
             _, last = rendered.spans.get(index, (0, 0))
-            later = (begin for number, (begin, _) in rendered.spans.items() if number > index)
-            end = self._find_end(full, start, max(start, last), min(later, default=len(full)))
+            others = [begin for number, (begin, _) in rendered.spans.items() if number != index]
+            if any(start < begin < last for begin in others):  # the result of a tool stands inside the answer
+                continue
+            written = max(start, last)
+            following = min((begin for begin in others if begin >= written), default=len(full))
+            if (end := full.find(self.end_token, written, following)) >= 0:
+                end += len(self.end_token)
+            else:
+                alone = self._try(turns[: index + 1], tools=conversation.tools) or ""
+                end = self._find_other_end(full, start, written, following, alone)
             yield Segment(full[position:start], False)
             yield Segment(full[start:end], True)
             position = end
@@ -209,9 +232,7 @@ class TokenizerTemplate:
         other = self._try([*turns[:index], {"role": "assistant", "content": _PROBE}, *turns[index + 1 :]], tools=tools)
         if other is None:
             return written
-        length = _count_shared(full, other)
-        tokens = self.controls.pattern.finditer(full)
-        length = next((token.start() for token in tokens if token.start() < length < token.end()), length)
+        length = self._count_shared(full, other)
         before = max((end for number, (_, end) in rendered.spans.items() if number < index), default=0)
         return length if before <= length <= written else written
 
@@ -221,50 +242,61 @@ class TokenizerTemplate:
         except TemplateRejectsError:
             return None
 
-    def _find_end(self, full: str, start: int, written: int, following: int) -> int:
-        """Return the position after the end token, or after another control token that closes this answer."""
-        index = full.find(self.end_token, written, following)
-        if index >= 0:
-            return index + len(self.end_token)
+    def _find_other_end(self, full: str, start: int, written: int, following: int, alone: str) -> int:
+        """Return the position after the token that closes an answer without the end token, such as a tool call.
+
+        It is the partner of the answer's first token, as in <|tool_call> ... <tool_call|>; or the last token of the
+        turn, if the conversation up to it (`alone`) is rendered in the same way; or the next token.
+        """
+        tokens = list(self.controls.pattern.finditer(full, written, following))
         opened = self.controls.pattern.search(full, start, written)
-        others = list(self.controls.pattern.finditer(full, written, following))
-        if opened is not None:  # as <|tool_call> ... <tool_call|>
-            name = _get_letters(opened[0])
-            mates = (other for other in others if other[0] != opened[0] and _get_letters(other[0]) == name)
-            others = [*mates, *others]
-        return written if not others or others[0][0] in self.turn_starts else others[0].end()
+        name = "" if opened is None else _get_letters(opened[0])
+        partners = [token for token in tokens if opened and token[0] != opened[0] and _get_letters(token[0]) == name]
+        length = self._count_shared(full, alone)
+        own = [token for token in tokens if token.end() <= length and token[0] not in self.turn_starts]
+        closing = next(iter([*partners, *own[-1:], *tokens]), None)
+        return written if closing is None or closing[0] in self.turn_starts else closing.end()
+
+    def _count_shared(self, one: str, other: str) -> int:
+        """Return the length of the common beginning of two texts, without a part of a control token."""
+        pairs = enumerate(zip(one, other, strict=False))
+        length = next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
+        tokens = self.controls.pattern.finditer(one)
+        return next((token.start() for token in tokens if token.start() < length < token.end()), length)
 
     def _render_best(self, conversation: Conversation) -> tuple[list[dict[str, Any]], _Rendered]:
         """Render a conversation; tool calls are passed in the form in which the template leaves nothing out."""
         messages = conversation.messages
         if not conversation.tools and not any(m.tool_calls or m.role == "tool" for m in messages):
-            return _to_turns(messages), self._render_marked(conversation, {})
+            rendered = self._render_marked(conversation, {})
+            check_complete(messages, rendered.missing)
+            return to_turns(messages), rendered
         problem = ""
-        for form in _TOOL_CALL_FORMS:
+        for form in TOOL_CALL_FORMS:
             try:
                 rendered = self._render_marked(conversation, form)
             except TemplateRejectsError as error:
                 problem = problem or f"{error} (it has tools or tool calls)"
                 continue
-            is_complete = not rendered.num_missing and len(rendered.spans) == len(messages)
-            if is_complete and not _writes_python(messages, rendered.text):
-                return _to_turns(messages, **form), rendered
+            is_complete = rendered.is_located and not rendered.missing and len(rendered.spans) == len(messages)
+            if is_complete and not writes_python(messages, rendered.text):
+                return to_turns(messages, **form), rendered
             problem = "the chat template leaves out tools, tool calls or their results"
         raise TemplateRejectsError(problem)
 
     def _render_marked(self, conversation: Conversation, form: dict[str, Any]) -> _Rendered:
         """Render a conversation with and without marks, which show where the text of each message is."""
         try:
-            full = self._run(_to_turns(conversation.messages, **form), prompt=False, tools=conversation.tools)
+            full = self._run(to_turns(conversation.messages, **form), prompt=False, tools=conversation.tools)
         except TemplateRejectsError as error:
             raise self._explain(error, conversation) from None
         marker = Marker()
         tools = [marker.mark_tool(tool) for tool in conversation.tools]
-        turns = _to_turns(conversation.messages, marker=marker, **form)
+        turns = to_turns(conversation.messages, marker=marker, **form)
         try:
             marked = self._run(turns, prompt=False, tools=tools)
         except TemplateRejectsError:
-            return _Rendered(full, {}, len(marker.owners))
+            return _Rendered(full, {}, is_located=False)
         spans: dict[int, tuple[int, int]] = {}
         parts, found, position, length = [], set(), 0, 0
         for mark in MARK.finditer(marked):
@@ -276,9 +308,10 @@ class TokenizerTemplate:
                 owner = marker.owners[number]
                 spans[owner] = (spans.get(owner, (length, 0))[0], length)
         if "".join(parts) + marked[position:] != full:  # the template reads the text, and writes another one with marks
-            return _Rendered(full, {}, len(marker.owners))
+            return _Rendered(full, {}, is_located=False)
         spans.pop(-1, None)
-        return _Rendered(full, spans, len(marker.owners) - len({mark[:-2] for mark in found}))
+        marks = enumerate(marker.owners)
+        return _Rendered(full, spans, tuple(owner for number, owner in marks if not marks_of(number) <= found))
 
     def _explain(self, error: TemplateRejectsError, conversation: Conversation) -> TemplateRejectsError:
         """Return a clearer error if the template takes no system message."""
@@ -286,7 +319,7 @@ class TokenizerTemplate:
         if len(others) == len(conversation.messages):
             return error
         try:
-            self._run(_to_turns(others), prompt=False, tools=conversation.tools)
+            self._run(to_turns(others), prompt=False, tools=conversation.tools)
         except TemplateRejectsError:
             return error
         return TemplateRejectsError(f"{error} (it accepts no system message; move its text into the user message)")
@@ -306,57 +339,8 @@ class TokenizerTemplate:
             raise TemplateRejectsError(f"the chat template rejects it: {str(error)[:80]}") from None
 
 
-def _count_shared(one: str, other: str) -> int:
-    """Return the length of the common beginning of two texts."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
 def _get_letters(name: str) -> str:
     return "".join(filter(str.isalpha, name))
-
-
-def _writes_python(messages: Sequence[Message], full: str) -> bool:
-    """Return whether a template wrote arguments of a tool call as Python writes a dict, instead of JSON."""
-    calls: list[Any] = [call for message in messages for call in message.tool_calls]
-    every = [call["function"]["arguments"] for call in calls]
-    return any(str(arguments) != to_json(arguments) and str(arguments) in full for arguments in every)
-
-
-def _check_reasoning(messages: Sequence[Message], full: str) -> None:
-    """Raise TemplateRejectsError if a template drops the thoughts of the last answer; many drop earlier ones."""
-    last = next((message for message in reversed(messages) if message.role == "assistant"), None)
-    if last is not None and last.reasoning.strip() not in full:
-        raise TemplateRejectsError(
-            f"the chat template leaves out {' or '.join(REASONING_KEYS)}; put it into the content"
-        )
-
-
-def _to_turns(
-    messages: Sequence[Message],
-    *,
-    marker: Marker | None = None,
-    text_arguments: bool = False,
-    empty_is_null: bool = False,
-) -> list[dict[str, Any]]:
-    """Return messages as chat templates take them. Arguments of tool calls are objects, for some templates text."""
-    turns = []
-    for index, message in enumerate(messages):
-        content = join_context(message)
-        calls: Any = list(message.tool_calls)
-        if marker is not None:
-            content = marker.mark(content, index)
-            calls = [{**call, "function": marker.mark_json(call["function"], index)} for call in calls]
-        if text_arguments:
-            calls = [
-                {**call, "function": {**call["function"], "arguments": to_json(call["function"]["arguments"])}}
-                for call in calls
-            ]
-        turn: dict[str, Any] = {"role": message.role, "content": content, **message.keys}
-        if calls:
-            turn |= {"tool_calls": calls, "content": None if empty_is_null and not content else content}
-        turns.append(turn)
-    return turns
 
 
 def make_tokenizer_template(

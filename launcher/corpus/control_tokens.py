@@ -82,10 +82,13 @@ def has_escape(text: str) -> bool:
 
 
 def find_control_tokens(tokenizer: Tokenizer, written: str) -> ControlTokens:
-    """Return the special tokens of a tokenizer, and its other added tokens in a text that a template writes."""
-    names = {
-        token.content for token in get_added_tokens(tokenizer).values() if token.special or token.content in written
-    }
+    """Return the special tokens of a tokenizer, and its other added tokens in a text that a template writes.
+
+    Words such as `user` are no control tokens, even if they were added.
+    """
+    used = set(tokenizer.encode(written, add_special_tokens=False).ids)
+    added = get_added_tokens(tokenizer).items()
+    names = {t.content for number, t in added if t.special or (number in used and not t.content.isalnum())}
     return ControlTokens(tuple(sorted(names, key=lambda name: (-len(name), name))))
 
 

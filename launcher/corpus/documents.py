@@ -53,9 +53,10 @@ class DocumentBuilder:
             return content
         try:
             segments = self.template.render(content) if isinstance(content, Conversation) else self._cut(content)
+            trained = self._train_all(content, segments) if self.trains_all and segments else segments
         except TemplateRejectsError as error:
             return BadRow(number=row.number, reason=str(error))
-        if segments is None:
+        if segments is None or trained is None:
             return BadRow(number=row.number, reason="templated text without an answer (no assistant marker)")
         if not segments:
             return BadRow(number=row.number, reason="the template renders an empty text")
@@ -63,7 +64,7 @@ class DocumentBuilder:
         plain = self._unescape(segments) if has_controls else segments
         return Document(
             row.number,
-            self._train_all(content, segments) if self.trains_all else segments,
+            trained,
             _hash_prompt(content, plain, self.reader.system_prompt),
             has_controls,
             0 if self.trains_all else _count_untrained(content, segments),
@@ -79,6 +80,8 @@ class DocumentBuilder:
         if isinstance(content, Conversation) and not all(message.is_trained for message in content.messages):
             messages = tuple(replace(message, is_trained=not message.is_trained) for message in content.messages)
             excluded = self.template.render(replace(content, messages=messages))
+            if _count_untrained(replace(content, messages=messages), excluded):
+                raise TemplateRejectsError("an answer with train: false is not found in the text of the chat template")
             return tuple(Segment(segment.text, not segment.is_trained) for segment in excluded)
         return (Segment("".join(segment.text for segment in segments), True),)
 

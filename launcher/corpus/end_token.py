@@ -9,9 +9,10 @@ from launcher.corpus.chat_template import TokenizerTemplate
 from launcher.corpus.templates import Template
 from launcher.corpus.tokenizer import BaseTokenizer
 
-_CONFIGS = ("config.json", "generation_config.json")
+_CONFIGS = ("config.json", "generation_config.json")  # servers read the last one that names any
+_TOKENIZER = "tokenizer_config.json"
 _DECIDE = "decide with base_models[0].end_token, for example --set 'base_models[0].end_token={}'"
-# Names of tokens that begin a turn, for bases without a chat template.
+# Names of tokens that begin a turn, also where the base has no chat template, or one without a usual header.
 _TURN_START = re.compile(
     r"im_start|start_of_turn|start_header_id|\[INST\]|<\|(user|assistant|system)\|>", re.IGNORECASE
 )
@@ -74,30 +75,45 @@ def note_disagreement(template: Template, tokenizer: BaseTokenizer) -> tuple[str
     """Return a note if the base publishes other end tokens than the one that is trained."""
     end = template.end_token
     names = _name_ends(tokenizer)
-    known = {name for file in _CONFIGS for name in names.get(file, ())}
-    if not known or (end in known and (tokenizer.end_of_text or end) in known):
+    known = {name for file in _CONFIGS for name in names.get(file, ())} or {tokenizer.end_of_text or end}
+    served = next((names[file] for file in (*reversed(_CONFIGS), _TOKENIZER) if file in names), [end])
+    if end in served and (tokenizer.end_of_text or end) in known:
         return ()
     said = "; ".join(f"{file}: {', '.join(tokens)}" for file, tokens in names.items())
     return (
-        f"the files of the base name different end tokens ({said}). Answers are trained to end with {end}, as in the "
-        f"template {template.name}; generation and exports stop at all of them. base_models[0].end_token sets another",
+        f"the base's files and the template name different end tokens ({said}). Answers are trained to end with {end}, "
+        f"as in the template {template.name}; generation and exports stop at all of them. base_models[0].end_token "
+        "sets another",
+    )
+
+
+def note_other_prompt(template: Template) -> tuple[str, ...]:
+    """Return a note if servers end the prompt in another way than the rows of the training."""
+    other = template.find_other_prompt() if isinstance(template, TokenizerTemplate) else None
+    if not other:
+        return ()
+    return (
+        f"servers that use the chat template end the prompt with {other!r}, which it does not write before the answers "
+        "of rows. Training, `ask` and `eval` use the prompt of the rows; your own template (base_models[0]."
+        "chat_template) can write the same prompt in both cases",
     )
 
 
 def _find_turn_starts(tokenizer: BaseTokenizer, template: Template) -> list[str]:
+    named = [template.end_token] if _TURN_START.search(template.end_token) else []
     source = template.source if isinstance(template, TokenizerTemplate) else tokenizer.chat_template
     if source is None:
-        return [template.end_token] if _TURN_START.search(template.end_token) else []
+        return named
     own = template if isinstance(template, TokenizerTemplate) else TokenizerTemplate(tokenizer=tokenizer, source=source)
     try:
-        return own.turn_starts
+        return named + own.turn_starts
     except InputError:  # a chat template that cannot be used says nothing about another one
-        return []
+        return named
 
 
 def _list_ends(tokenizer: BaseTokenizer) -> tuple[Problem, ...]:
     said = _name_ends(tokenizer)
-    said.setdefault("tokenizer_config.json", ["none"])
+    said.setdefault(_TOKENIZER, ["none"])
     return tuple(Problem(where=name, what=f"ends texts with {', '.join(names)}") for name, names in said.items())
 
 
@@ -115,5 +131,5 @@ def _name_ends(tokenizer: BaseTokenizer) -> dict[str, list[str]]:
         for file, tokens in find_published_ends(tokenizer).items()
     }
     if tokenizer.end_of_text is not None:
-        names["tokenizer_config.json"] = [tokenizer.end_of_text]
+        names[_TOKENIZER] = [tokenizer.end_of_text]
     return names

@@ -11,6 +11,11 @@ from launcher.corpus.rows import Json
 MARK = re.compile("⦅([0-9]+)([<>])⦆")  # printable, so that no way of writing JSON changes it
 
 
+def marks_of(number: int) -> set[str]:
+    """Return the marks before and after a text."""
+    return {f"⦅{number}<⦆", f"⦅{number}>⦆"}
+
+
 @dataclass(slots=True)
 class Marker:
     """Puts marks around texts and counts them; `owners` are the messages that the marks belong to."""

@@ -12,7 +12,7 @@ from typing import Literal
 from launcher.core.errors import InputError, LauncherError, hint_for
 from launcher.corpus.bin_packing import PACKER_VERSION
 from launcher.corpus.documents import make_planned_template
-from launcher.corpus.end_token import note_disagreement
+from launcher.corpus.end_token import note_disagreement, note_other_prompt
 from launcher.corpus.hash_cache import hash_file_cached
 from launcher.corpus.rows import BadRow, Row
 from launcher.corpus.sources import FileSource, HubSource, Source, make_file_source
@@ -25,7 +25,7 @@ from launcher.plan.model import DataPlan, Plan
 
 DEFAULT_FOLDER = "datasets_optimized"
 # Version of reading, rendering, masking and counting rows: raise it if tokens, masks or audit counts change.
-RULES_VERSION = 6
+RULES_VERSION = 7
 
 Split = Literal["train", "validation", "test"]
 
@@ -113,7 +113,11 @@ def make_preparation_spec(plan: Plan, folder: Path, tokenizer: BaseTokenizer) ->
         trains_all=plan.loss_on == "all",
         capacity=plan.batch.sequence_length,
         is_packed=plan.batch.packed,
-        notes=(*_note_missing(data, folder, cuts_validation), *note_disagreement(template, tokenizer)),
+        notes=(
+            *_note_missing(data, folder, cuts_validation),
+            *note_disagreement(template, tokenizer),
+            *note_other_prompt(template),
+        ),
     )
 
 

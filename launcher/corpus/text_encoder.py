@@ -32,8 +32,9 @@ class TextEncoder:
         self._bos = np.array(tokenizer.bos_ids if template.adds_bos else [], dtype=np.int32).tobytes()
         self._added_ids = frozenset(get_added_tokens(tokenizer.backend))
         # An added token that is compared with the normalized text may also be written in other ways.
-        names = set(template.controls.names)
-        is_normalized = any(t.normalized for t in get_added_tokens(tokenizer.backend).values() if t.content in names)
+        added = get_added_tokens(tokenizer.backend)
+        self._control_ids = frozenset(number for number, t in added.items() if t.content in template.controls.names)
+        is_normalized = any(added[number].normalized for number in self._control_ids)
         self._is_always_renamed = is_normalized and has_normalizer(tokenizer.backend)
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -69,11 +70,8 @@ class TextEncoder:
                 (renamed if self._is_renamed(segments) else whole).append(index)
         for index, encoding in zip(whole, self._encode_whole([documents[i] for i in whole]), strict=True):
             done[index] = self._cut(encoding, documents[index])
-        if renamed:
-            texts = [self._rename(documents[index]) for index in renamed]
-            for index, segments in zip(renamed, texts, strict=True):
-                encoding = self._renamed[0].encode("".join(s.text for s in segments), add_special_tokens=False)
-                done[index] = self._cut(encoding, segments)
+        for index in renamed:
+            done[index] = self._encode_renamed(documents[index])
         return [done[index] for index in range(len(documents))]
 
     def _can_split(self, segments: Sequence[Segment]) -> bool:
@@ -86,9 +84,19 @@ class TextEncoder:
         texts = ["".join(segment.text for segment in segments) for segments in documents]
         return self._tokenizer.encode_batch(texts, add_special_tokens=False)
 
-    def _rename(self, segments: Sequence[Segment]) -> list[Segment]:
-        names = self._renamed[1]
-        return [Segment(self._controls.rename(segment.text, names), segment.is_trained) for segment in segments]
+    def _encode_renamed(self, segments: Sequence[Segment]) -> list[bytes]:
+        """Encode a text that may have control tokens in its fields; the plain encoding is used if it has none there."""
+        tokenizer, names = self._renamed
+        renamed = [Segment(self._controls.rename(segment.text, names), segment.is_trained) for segment in segments]
+        encoding = tokenizer.encode("".join(segment.text for segment in renamed), add_special_tokens=False)
+        if not any(has_escape(segment.text) for segment in segments):
+            plain = self._encode_whole([segments])[0]
+            if self._count_controls(plain) <= self._count_controls(encoding):
+                return self._cut(plain, segments)
+        return self._cut(encoding, renamed)
+
+    def _count_controls(self, encoding: Encoding) -> int:
+        return sum(map(self._control_ids.__contains__, encoding.ids))
 
     @cached_property
     def _renamed(self) -> tuple[Tokenizer, dict[str, str]]:
@@ -97,7 +105,8 @@ class TextEncoder:
         names = {name: f"⟪{secret}-{index}⟫" for index, name in enumerate(self._controls.names)}
         state = json.loads(self._tokenizer.to_str())
         for token in state["added_tokens"]:
-            token["content"] = names.get(token["content"], token["content"])
+            if token["content"] in names:  # found wherever the template wrote it, or its new name would be encoded
+                token |= {"content": names[token["content"]], "normalized": False, "single_word": False}
         model = state["model"]
         if isinstance(model["vocab"], dict):
             model["vocab"] = {names.get(piece, piece): index for piece, index in model["vocab"].items()}

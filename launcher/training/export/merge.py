@@ -214,6 +214,8 @@ def _check_tokenizer(folder: Path, tokenizer: BaseTokenizer, run: TrainedRun) ->
         raise RunFailedError("the written tokenizer gives different tokens than the one used in training")
     if isinstance(template, TurnTemplate | AlpacaTemplate) or "strftime_now" not in template.text:  # today's date
         chat = [{"role": "user", "content": _EXAMPLE}]
+        if isinstance(template, TokenizerTemplate):  # a note of the preparation says if rows had another prompt
+            expected = encoder.encode_prompt(template.render_served_prompt(_EXAMPLE))
         if loaded.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) != expected:
             raise RunFailedError("the written chat template gives a different prompt than the one used in training")
 

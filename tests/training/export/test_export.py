@@ -406,6 +406,19 @@ def test_computing_in_fp32_restores_weights_after_an_error(trained: Trained) -> 
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
 
 
+def test_base_whose_rows_have_another_prompt_is_exported(tmp_path: Path) -> None:
+    """DeepSeek R1 begins thoughts in the prompt, but does not write them before an answer."""
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    settings = {"eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    write_base(tmp_path, template=source, settings=settings)
+    data = SimpleNamespace(prompt_template="tokenizer", end_token=None, chat_template=None, chat_template_file=None)
+    run: Any = SimpleNamespace(plan=SimpleNamespace(data=data), trusts_code=False)
+    merge._check_tokenizer(tmp_path, BaseTokenizer(folder=tmp_path), run)
+
+
 @pytest.mark.parametrize("is_own", [False, True])
 def test_exported_base_that_can_think_gets_the_prompt_of_the_training(tmp_path: Path, is_own: bool) -> None:
     """Without the option of their template, servers would ask it to think first."""

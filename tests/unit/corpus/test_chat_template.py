@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,11 +103,11 @@ def test_error_of_invalid_template_names_its_folder(tmp_path: Path) -> None:
 
 def test_generation_tags_and_loop_controls_are_understood(tmp_path: Path) -> None:
     source = (
-        "{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}<|im_start|>{{ m.role }}\n"
-        "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{{ '\\n' }}{% endfor %}" + PROMPT
+        "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% continue %}{% endif %}<|im_start|>"
+        "{{ m.role }}\n{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{{ '\\n' }}{% endfor %}" + PROMPT
     )
     assert marked(template_of(tmp_path, source), ONE_TURN) == (
-        "<|im_start|>user\nHow many?\n\nFilm(title)<|im_end|>\n<|im_start|>assistant\n⟦42<|im_end|>⟧\n"
+        "Be brief.<|im_start|>user\nHow many?\n\nFilm(title)<|im_end|>\n<|im_start|>assistant\n⟦42<|im_end|>⟧\n"
     )
 
 
@@ -396,3 +397,109 @@ def test_a_template_that_is_not_utf8_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"{{ '\xff' }}")
     with pytest.raises(InputError, match=r"chat_template\.jinja: not UTF-8 text"):
         make_tokenizer_template(BaseTokenizer(folder=tmp_path))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        LOOP.replace("<|im_start|>", "{% if m.role == 'system' %}{% continue %}{% endif %}<|im_start|>", 1),
+        # Mistral Nemo's: in the last message, if that is a question
+        "{% set system = messages[0].content if messages[0].role == 'system' else '' %}{% for m in messages %}"
+        "{% if m.role == 'user' %}[INST]{% if loop.last %}{{ system }}\n\n{% endif %}{{ m.content }}[/INST]"
+        "{% elif m.role == 'assistant' %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}",
+    ],
+)
+def test_a_template_that_leaves_out_a_message_refuses_the_row(tmp_path: Path, source: str) -> None:
+    template = template_of(tmp_path, source)
+    with pytest.raises(TemplateRejectsError, match="leaves out a message of role system; move its text into the user"):
+        template.render(ONE_TURN)
+    template.render(TWO_TURNS)
+
+
+def test_answers_that_follow_each_other_are_counted_one_by_one(tmp_path: Path) -> None:
+    """DeepSeek's template writes nothing between them."""
+    source = (
+        "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{{ m.content }}<|im_sep|>"
+        "{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+    )
+    conversation = Conversation((Message("user", "One?"), Message("assistant", "1"), Message("assistant", "2")))
+    text = marked(template_of(tmp_path, source), conversation)
+    assert text == "<|im_start|>One?<|im_sep|>⟦1<|im_end|>⟧⟦2<|im_end|>⟧"
+
+
+def test_an_answer_before_a_system_message_is_trained_with_its_end(tmp_path: Path) -> None:
+    """DeepSeek's template puts all system messages at the beginning."""
+    source = (
+        "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}"
+        + LOOP.replace("in messages", "in messages if m.role != 'system'")
+        + PROMPT
+    )
+    conversation = Conversation((*TWO_TURNS.messages[:2], Message("system", "Short."), *TWO_TURNS.messages[2:]))
+    text = marked(template_of(tmp_path, source), conversation)
+    assert text.startswith("Short.<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n⟦1<|im_end|>⟧\n")
+
+
+def test_thoughts_in_the_last_answer_that_the_template_removes_refuse_the_row(tmp_path: Path) -> None:
+    """Templates of DeepSeek R1's kind remove them from every answer."""
+    source = LOOP.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] | trim }}")
+    template = template_of(tmp_path, source + PROMPT)
+    answer = Message("assistant", "<think>\nEasy.\n</think>\n\nYes.")
+    with pytest.raises(TemplateRejectsError, match="leaves out the text before </think>"):
+        template.render(Conversation((Message("user", "Is it?"), answer)))
+    early = Conversation((Message("user", "Is it?"), answer, *TWO_TURNS.messages))
+    assert "assistant\n⟦Yes.<|im_end|>⟧\n" in marked(template, early)
+
+
+def test_the_end_is_the_last_token_of_an_answer_if_the_tokenizer_says_so(tmp_path: Path) -> None:
+    """Command R7B closes the text and then the turn; a tool call is closed by another token, and then the turn."""
+    source = (
+        "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}"
+        "{% if m.tool_calls %}<|call|>{{ m.tool_calls[0].function.name }}"
+        "{{ m.tool_calls[0].function.arguments | tojson }}<|call_end|>{% else %}<|text|>{{ m.content }}<|text_end|>"
+        "{% endif %}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+    )
+    template = template_of(tmp_path, source)
+    template.tokenizer.backend.add_special_tokens(["<|text|>", "<|text_end|>", "<|call|>", "<|call_end|>"])
+    assert template.end_token == "<|im_end|>"
+    text = marked(template, TOOL_TURNS)
+    assert '⟦<|call|>get_weather{"city": "Paris", "days": 2}<|call_end|><|im_end|>⟧' in text
+    assert text.endswith("⟦<|text|>Yes.<|text_end|><|im_end|>⟧")
+
+
+def test_a_call_without_arguments_ends_where_its_turn_ends(tmp_path: Path) -> None:
+    """In gpt-oss, other tokens stand between the tool's name and its arguments."""
+    source = (
+        "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% for m in messages %}<|im_start|>"
+        "{% if m.tool_calls %}assistant to={{ m.tool_calls[0].function.name }}<|im_sep|>"
+        "{{ m.tool_calls[0].function.arguments | tojson }}<|call|>{% else %}{{ m.role }}<|im_sep|>{{ m.content }}"
+        "<|im_end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+    )
+    template = template_of(tmp_path, source)
+    template.tokenizer.backend.add_special_tokens(["<|call|>"])
+    call: Json = {"type": "function", "function": {"name": "roll", "arguments": {}}}
+    messages = (Message("user", "Roll."), Message("assistant", "", tool_calls=(call,)), Message("tool", "6"))
+    assert "<|im_start|>assistant⟦ to=roll<|im_sep|>{}<|call|>⟧<|im_start|>tool" in marked(
+        template, Conversation(messages)
+    )
+
+
+def test_the_result_of_a_tool_inside_an_answer_is_not_trained(tmp_path: Path) -> None:
+    """Gemma 4 writes the text of a message with a tool call after the tool's result."""
+    source = (
+        "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% for m in messages %}{% if m.role != 'tool' %}"
+        "<|im_start|>{{ m.role }}\n{% if m.tool_calls %}{{ m.tool_calls[0].function.name }}"
+        "{{ m.tool_calls[0].function.arguments | tojson }} {{ messages[loop.index].content }} {% endif %}"
+        "{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}" + PROMPT
+    )
+    messages = list(TOOL_TURNS.messages)
+    index = next(index for index, message in enumerate(messages) if message.tool_calls)
+    messages[index] = replace(messages[index], content="Let me look.")
+    text = marked(template_of(tmp_path, source), Conversation(tuple(messages), TOOL_TURNS.tools))
+    assert "21 degrees Let me look.<|im_end|>\n" in text
+    assert text.count("⟦") == 1
+    assert "⟦Yes.<|im_end|>⟧" in text
+
+
+def test_an_answer_of_thoughts_only_is_trained(tmp_path: Path) -> None:
+    conversation = Conversation((Message("user", "Is it?"), Message("assistant", "Easy. </think>")))
+    assert "assistant\n⟦Easy. </think><|im_end|>⟧" in marked(template_of(tmp_path, CHAT_TEMPLATE), conversation)

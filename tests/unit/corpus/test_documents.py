@@ -114,6 +114,21 @@ def test_excluded_answers_are_not_trained() -> None:
         assert [part.text for part in whole.segments if not part.is_trained] == ["wrong<|im_end|>"]
 
 
+def test_an_excluded_answer_that_is_not_found_refuses_the_row(tmp_path: Path) -> None:
+    """Otherwise loss_on: all would train it."""
+    source = (
+        "{% for m in messages %}{% if m.content == 'No.' %}No!{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    template = make_template("tokenizer", BaseTokenizer(folder=write_base(tmp_path, template=source)))
+    turns: list[Json] = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "No.", "train": False}]
+    fields: dict[str, Json] = {"messages": [*turns, turns[0], {"role": "assistant", "content": "1"}]}
+    builder = DocumentBuilder(reader=RowReader(messages="messages"), template=template, trains_all=True)
+    document = builder.make(Row(number=5, fields=fields))
+    assert isinstance(document, BadRow)
+    assert document.reason == "an answer with train: false is not found in the text of the chat template"
+
+
 @pytest.mark.parametrize("name", ["chatml", "qwen3", "llama3", "alpaca", "tokenizer"])
 def test_templates_by_name(tokenizer: BaseTokenizer, name: str) -> None:
     assert make_template(name, tokenizer).name == name

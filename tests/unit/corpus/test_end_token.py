@@ -10,7 +10,7 @@ import pytest
 
 from launcher.core.errors import InputError
 from launcher.corpus.documents import make_template
-from launcher.corpus.end_token import collect_end_ids, note_disagreement
+from launcher.corpus.end_token import collect_end_ids, note_disagreement, note_other_prompt
 from launcher.corpus.tokenizer import BaseTokenizer
 from tests.unit.corpus.families import FAMILIES, write_family
 
@@ -106,3 +106,38 @@ def test_chat_templates_of_their_own_files(tmp_path: Path, file: str) -> None:
     assert source is not None
     (tmp_path / file).write_text(source if file.endswith("jinja") else json.dumps({"chat_template": source}))
     assert (base.chat_template, base.chat_template_file) == (source, file)
+
+
+def test_what_servers_read_decides_whether_a_note_is_needed(tmp_path: Path) -> None:
+    """generation_config.json goes before config.json; without both, only the tokenizer names an end."""
+    files = {"config.json": ["<|im_end|>"], "generation_config.json": ["<|endoftext|>"]}
+    base = write_base(tmp_path / "one", "smollm", files)
+    (note,) = note_disagreement(make_template("tokenizer", base), base)
+    assert "generation_config.json: <|endoftext|>" in note
+    base = write_base(tmp_path / "two", "gemma", {})
+    (note,) = note_disagreement(make_template("tokenizer", base), base)
+    assert "(tokenizer_config.json: <eos>). Answers are trained to end with <end_of_turn>" in note
+    base = write_base(tmp_path / "three", "qwen 2.5", {})
+    assert note_disagreement(make_template("tokenizer", base), base) == ()
+
+
+@pytest.mark.parametrize("start", ["<|user|>", "<|assistant|>", "<|system|>"])
+def test_every_start_of_a_turn_is_known(tmp_path: Path, start: str) -> None:
+    """Phi-3's prompt and its end of text begin alike."""
+    base = write_base(tmp_path, "phi 3", {}, eos_token=start)
+    with pytest.raises(InputError, match="which begins a turn"):
+        make_template("alpaca", base)
+
+
+def test_another_prompt_of_servers_is_noted(tmp_path: Path) -> None:
+    """DeepSeek R1 and Gemma 4 begin thoughts in the prompt, but do not write them before an answer."""
+    source = FAMILIES["smollm"].template
+    assert source is not None
+    base = write_base(tmp_path / "same", "smollm", {})
+    assert note_other_prompt(make_template("tokenizer", base)) == ()
+    assert note_other_prompt(make_template("chatml", base)) == ()
+    base = write_base(
+        tmp_path / "other", "smollm", {}, chat_template=source.replace("assistant\n", "assistant\n<think>\n")
+    )
+    (note,) = note_other_prompt(make_template("tokenizer", base))
+    assert r"end the prompt with '<think>\n', which" in note

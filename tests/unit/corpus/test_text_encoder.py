@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,34 @@ def test_a_segment_is_cut_where_it_ends(bases: dict[str, BaseTokenizer]) -> None
     texts = [base.backend.decode(np.frombuffer(part, dtype=np.int32).tolist()) for part in parts]
     assert "".join(texts) == "x\n\ny  "
     assert "y" in texts[1]
+
+
+def test_a_normalized_control_token_is_encoded_as_the_base_does(tmp_path: Path) -> None:
+    """SentencePiece's prefix is part of such a token's name, so that the base does not find it everywhere."""
+    base = write_family(tmp_path, FAMILIES["llama 2"])
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    for token in content["added_tokens"]:
+        token["normalized"] = token["content"] == "</s>"
+    file.write_text(json.dumps(content))
+    base = BaseTokenizer(folder=tmp_path)
+    template = make_template("tokenizer", base)
+    conversation = Conversation((Message("user", "How many?"), Message("assistant", "Two.")))
+    text = "".join(segment.text for segment in template.render(conversation))
+    ids = encode(base, template, conversation)[0]
+    assert ids == load_reference(base)(text, add_special_tokens=False).input_ids
+    assert encode(base, template, conversation)[0] == ids, "no random name is encoded"
+
+
+@pytest.mark.parametrize("name", ["user", "<|im"])
+def test_an_added_token_that_is_part_of_a_marker_is_no_control_token(tmp_path: Path, name: str) -> None:
+    base = write_family(tmp_path, FAMILIES["smollm"])
+    base.backend.add_tokens([name])
+    template = make_template("tokenizer", base)
+    conversation = Conversation((Message("user", f"The user of {name}?"), Message("assistant", "x")))
+    text = "".join(segment.text for segment in template.render(conversation))
+    assert template.controls.unescape(text) == text
+    assert encode(base, template, conversation)[0] == base.backend.encode(text, add_special_tokens=False).ids
 
 
 # The published files of families: tokens as transformers makes them of the same text, if the files are on this machine.
