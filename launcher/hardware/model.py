@@ -63,6 +63,13 @@ class Gpu(Frozen):
         return self.compute_capability[0] in (9, 10, 11, 12)
 
     @property
+    def host_link_gb_per_second(self) -> float:
+        """Return the nominal bandwidth to CPU memory, per direction: of PCIe x16 where GPUs have NVLink."""
+        if self.interconnect != "nvlink":
+            return self.interconnect_gb_per_second
+        return 64.0 if self.compute_capability >= (9, 0) else 32.0
+
+    @property
     def has_p2p(self) -> bool:
         return self.interconnect != "pcie-host"
 

@@ -45,9 +45,9 @@ class Budget:
         return int(self.host_bytes * (1 - CPU_HEADROOM))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class SearchInputs:
-    """Inputs of the layout search, the OOM fallbacks and the suggestions."""
+    """Inputs of the layout search, the OOM fallbacks and the suggestions; the search caches results per object."""
 
     shape: ModelShape
     hardware: Hardware

@@ -9,6 +9,7 @@ recomputing: there, all combinations are compared.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil
 
 from launcher.core.choices import SHARDED_STRATEGIES, Checkpointing, Offload, Strategy
@@ -42,6 +43,7 @@ _MAX_GRAPH_MEMORY = 0.85
 _LAUNCH_MARGIN = 1.3  # on the time to launch a micro-step: hosts differ, and so does their load
 # Of a CPU, or a GPU of unknown peak: any rate will do to compare layouts of the same work.
 _ARBITRARY_SECONDS_PER_TOKEN = 1e-4
+_CACHED_LAYOUTS = 4096  # the same layouts are compared many times
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +65,7 @@ def estimate_layout_memory(inputs: SearchInputs, layout: Layout, *, cautious: bo
     return correct_memory(inputs.shape, recipe, estimate_memory(inputs.shape, recipe), inputs.calibration)
 
 
+@lru_cache(maxsize=_CACHED_LAYOUTS)
 def uses_cuda_graph(inputs: SearchInputs, layout: Layout) -> bool:
     """Return whether micro-steps run as a CUDA graph: if its private memory pool fits.
 
@@ -215,6 +218,7 @@ def estimate_step_seconds(inputs: SearchInputs, layout: Layout) -> float:
     return micro * _count_filled_steps(inputs, layout) + exposed
 
 
+@lru_cache(maxsize=_CACHED_LAYOUTS)
 def split_step_seconds(inputs: SearchInputs, layout: Layout) -> tuple[float, float]:
     """Return the seconds of one micro-step, and the seconds per step spent waiting for links, ranks or CPU memory."""
     time, weights = estimate_time(inputs, layout), make_exchange(inputs.workload, inputs.num_trained).weight_bytes
@@ -249,6 +253,7 @@ def estimate_time(inputs: SearchInputs, layout: Layout) -> StepTime:
     )
 
 
+@lru_cache(maxsize=_CACHED_LAYOUTS)
 def _make_workload(inputs: SearchInputs, layout: Layout) -> Workload:
     recipe = replace(inputs.recipe, strategy=layout.strategy, checkpointing=layout.checkpointing)
     return make_workload(inputs.shape, recipe, inputs.workload.document_tokens)

@@ -82,7 +82,7 @@ def test_a_clipping_norm_of_the_manifest_is_not_ignored() -> None:
         plan_full(LARGE, gib=24)
     hint = str(caught.value)
     assert "bf16_stochastic_round true, optim paged_adamw_8bit, optimizer_in_bwd true, max_grad_norm 0" in hint
-    assert "and a global batch of 2 fits" in hint
+    assert "and a global batch of 3 fits" in hint
 
 
 def test_8_bit_moments_are_named_as_what_excludes_sharding() -> None:

@@ -58,13 +58,17 @@ def estimate_memory(shape: ModelShape, recipe: Recipe) -> MemoryEstimate:
     Not included: loading (quantization holds a matrix in full precision) and fragmentation of the allocator.
     """
     static = estimate_static(shape, recipe)
-    activations, loss, transient = estimate_step(shape, recipe)
-    gradients = static.gradients
+    updated = static.gradients + static.update if recipe.optimizer_in_bwd else 0.0
+    activations, loss, transient = estimate_step(shape, recipe, updated)
+    gradients = 0.0 if recipe.optimizer_in_bwd else static.gradients
     if not recipe.accumulates_gradients and not recipe.optimizer_in_bwd:
         # one backward pass: gradients grow while activations are freed, so the peak holds the larger of the two
         kept = gradients / 2 if has_buckets(recipe) else 0.0  # the buckets are permanent
         gradients = kept + max(0.0, gradients - kept - activations - loss)
-    workspace = transient + static.working_set + (_CUBLAS_BYTES if recipe.on_gpu else 0)
+    workspace = transient + static.working_set
+    if not recipe.optimizer_in_bwd:  # after the backward pass, the update has gradients and its own tensors only
+        workspace = max(workspace, static.gradients - gradients + static.update - activations - loss)
+    workspace += _CUBLAS_BYTES if recipe.on_gpu else 0
     workspace += _GRAPH_BYTES if recipe.graphed else 0
     approximate = "" if recipe.on_gpu else "; calibrated on GPUs, approximate on a CPU"
     sizes = (
@@ -106,7 +110,7 @@ def _describe_optimizer(recipe: Recipe) -> str:
 
 def _describe_gradients(recipe: Recipe) -> str:
     if recipe.optimizer_in_bwd:
-        return " of one layer: each is freed after its update"
+        return ", one layer at a time: counted as workspace"
     if not recipe.accumulates_gradients:
         return ", only the part beyond the activations freed before"
     if has_buckets(recipe):

@@ -45,6 +45,7 @@ class Static:
     gradients: float
     optimizer: float
     working_set: float
+    update: float  # temporary tensors of an update in chunks
     host: float
 
 
@@ -83,9 +84,14 @@ def estimate_static(shape: ModelShape, recipe: Recipe) -> Static:
     if recipe.offload == "optimizer_and_parameters":
         host += weights + adapter
         weights, adapter = 0.0, 0.0
-    working_set += _count_autocast_bytes(shape, recipe, trainable) + _count_update_bytes(recipe, trainable)
     return Static(
-        weights=weights, adapter=adapter, gradients=gradients, optimizer=optimizer, working_set=working_set, host=host
+        weights=weights,
+        adapter=adapter,
+        gradients=gradients,
+        optimizer=optimizer,
+        working_set=working_set + _count_autocast_bytes(shape, recipe, trainable),
+        update=_count_update_bytes(recipe, trainable),
+        host=host,
     )
 
 

@@ -58,8 +58,12 @@ _ROUTED_GRADIENTS = 1.5
 _ROUTER_BYTES = 4 * 8  # per token and expert in use: four int64 indices of the dispatch
 
 
-def estimate_step(shape: ModelShape, recipe: Recipe) -> tuple[float, float, float]:
-    """Estimate activations, tensors of the loss, and temporary tensors of the last layer's backward pass."""
+def estimate_step(shape: ModelShape, recipe: Recipe, updated: float) -> tuple[float, float, float]:
+    """Estimate activations, tensors of the loss, and temporary tensors of the last layer's backward pass.
+
+    `updated` are the gradients and temporary tensors of updates within the backward pass: when a matrix is updated,
+    the temporary tensors of its backward pass are free again.
+    """
     tokens = recipe.micro_batch_size * recipe.sequence_length
     compute = DTYPE_BYTES[recipe.compute_dtype]
     outside = tokens * (_OUTSIDE_BYTES_PER_HIDDEN[recipe.compiled] * compute / 2 * shape.hidden_size)
@@ -74,6 +78,7 @@ def estimate_step(shape: ModelShape, recipe: Recipe) -> tuple[float, float, floa
     if shape.experts is not None:  # gradients of routed tokens, and of the stacks with LoRA
         transient += tokens * _ROUTED_GRADIENTS * compute * shape.experts.num_active * shape.hidden_size
         transient += compute * count_stacked_weights(shape, recipe)
+    transient = max(transient, updated)
     # the loss has finished when the first layer is recomputed for its backward pass: only the larger one counts
     loss = max(0.0, _count_loss_bytes(shape, recipe, tokens) - recomputed - transient)
     return kept + recomputed + outside + rotary, loss, transient
