@@ -72,8 +72,8 @@ quality-tools: $(VENV)/quality-node/.done  ## install the Cypher and TypeScript 
 test: $(VENV)/.full  ## run the tests
 	@$(PYTEST) $(ARGS)
 
-test-fast: $(VENV)/.full  ## run the unit tests that start no process: for the inner loop
-	@$(PYTEST) -m 'not slow and not process' tests/unit $(ARGS)
+test-fast: $(VENV)/.full  ## run the unit tests that are quick, start no process and import no torch: for the inner loop
+	@LAUNCHER_TEST_FAST=1 $(PYTEST) -m 'not slow and not process and not long' tests/unit $(ARGS)
 
 test-all: $(VENV)/.full  ## run all tests, including the slow ones: BF16, DoRA, offload, 90 combinations on 4 ranks
 	@LAUNCHER_TEST_ALL=1 $(PYTEST) $(ARGS)

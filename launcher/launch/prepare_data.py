@@ -28,6 +28,7 @@ from launcher.request.request import PlannedRun, Request, base_folders, plan_req
 # Prepared data does not depend on the hardware, but a plan needs some.
 _ANY_GPU = "h100"
 _PROFILES: tuple[Profile, ...] = ("full", "smoke")
+_ANY_LENGTH = 512  # neither does it depend on the length of rows, and counting tokens takes most of the time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +65,9 @@ def _plan_profiles(expert: str) -> list[PlannedRun]:
     plans = []
     for profile in _PROFILES:
         with suppress(LauncherError):
-            plans.append(plan_request(Request(expert=expert, gpu=_ANY_GPU, profile=profile)))
+            plans.append(
+                plan_request(Request(expert=expert, gpu=_ANY_GPU, profile=profile, tokens_per_row=_ANY_LENGTH))
+            )
     return plans
 
 

@@ -22,8 +22,11 @@ def edit_distance(a: str, b: str) -> int:
 
 def find_closest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word closest to `word`, or None if all are too different."""
-    limit = max(1, len(word) // 3)
-    candidates = (name for name in known if abs(len(name) - len(word)) <= limit)  # a lower bound of the distance
+    limit, letters = max(1, len(word) // 3), set(word.lower())
+    # Two lower bounds of the distance: an edit changes the length by one at most, and the set of letters by two.
+    candidates = (
+        name for name in known if abs(len(name) - len(word)) <= limit and len(letters ^ set(name.lower())) <= 2 * limit
+    )
     ranked = sorted((edit_distance(word.lower(), name.lower()), name) for name in candidates)
     return ranked[0][1] if ranked and ranked[0][0] <= limit else None
 

@@ -20,7 +20,7 @@ import pytest
 from launcher.cli import bench
 from launcher.cli.main import main, make_parser
 from launcher.train import make_parser as make_train_parser
-from tests.conftest import ROOT, python_path
+from tests.conftest import ROOT, outside_make, python_path
 from tests.docs.commands import all_commands, find_parser, find_verbs, is_quick, split
 from tests.docs.markdown import COMMAND_BLOCKS, OTHER_BLOCKS, PAGES, Piece, list_blocks, list_commands, list_spans
 from tests.docs.pinned import FOREIGN, PINNED, PLACEHOLDERS, SLOW, WALK_THROUGH
@@ -77,7 +77,9 @@ def check_accelerate(words: list[str]) -> None:
 
 def check_make(words: list[str]) -> None:
     """Check that make knows the target and that its launcher command parses."""
-    shown = subprocess.run(["make", "--dry-run", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    shown = subprocess.run(
+        ["make", "--dry-run", *words], cwd=ROOT, env=outside_make(), capture_output=True, text=True, check=False
+    )
     assert shown.returncode == 0, shown.stderr
     for line in shown.stdout.splitlines():
         ran = split(line)
@@ -145,8 +147,8 @@ def make_targets() -> frozenset[str]:
 
 
 def test_make_help_lists_every_target() -> None:
-    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert [target for target in make_targets() if f"  make {target} " not in shown] == []
+    shown = subprocess.run(["make", "help"], cwd=ROOT, env=outside_make(), capture_output=True, text=True, check=True)
+    assert [target for target in make_targets() if f"  make {target} " not in shown.stdout] == []
 
 
 @pytest.fixture(scope="module")

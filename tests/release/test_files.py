@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import subprocess
 import tomllib
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, outside_make
 
 
 def load(name: str) -> Any:
@@ -80,9 +79,8 @@ def test_hooks_and_make_check_agree() -> None:
     ],
 )
 def test_make_refuses_missing_experts_and_unknown_variables(words: list[str], message: str) -> None:
-    environment = {name: value for name, value in os.environ.items() if name not in ("EXPERT", "MAKEFLAGS")}
     shown = subprocess.run(
-        ["make", "--dry-run", *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        ["make", "--dry-run", *words], cwd=ROOT, env=outside_make(), capture_output=True, text=True, check=False
     )
     assert message in shown.stdout + shown.stderr
 

@@ -20,6 +20,8 @@ from experts.generator.domains import load_domains
 from experts.generator.splits import EXPERTS, SPLITS, load_checker
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.long
+
 Row = dict[str, str]
 COUNTS = {"train": 2000, "validation": 200, "test": 200}
 MAX_BYTES = 1_600_000  # of one expert's files

@@ -40,7 +40,9 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(ROOT / "launcher/base_models/tiny_base/tokenizer.json"))
 
 
-@pytest.fixture(scope="module", params=EXPERTS)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name != "json")) for name in EXPERTS]
+)
 def sample(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Store]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAUNCHER_DATA_DIR", str(tmp_path_factory.mktemp("data")))
@@ -79,11 +81,6 @@ def test_packing_removes_padding(sample: tuple[Plan, Store], tokenizer: Tokenize
     assert count_positions(eight) >= 1.1 * count_positions(packed)
 
 
-@pytest.mark.parametrize(
-    "sample",
-    ["json", *(pytest.param(name, marks=pytest.mark.slow) for name in EXPERTS if name != "json")],
-    indirect=True,
-)
 def test_nothing_is_tokenized_in_a_step_if_tokenized_before(sample: tuple[Plan, Store], tokenizer: Tokenizer) -> None:
     counts = {}
     for tokenization in ("on the fly", "before"):
@@ -97,11 +94,6 @@ def test_nothing_is_tokenized_in_a_step_if_tokenized_before(sample: tuple[Plan, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "sample",
-    ["json", *(pytest.param(name, marks=pytest.mark.slow) for name in EXPERTS if name != "json")],
-    indirect=True,
-)
 def test_gradient_accumulation_costs_no_flops_with_packing(sample: tuple[Plan, Store], tokenizer: Tokenizer) -> None:
     """Eight micro-steps need as many FLOPs as one; with padding, a larger micro-batch needs more."""
     plan, _ = sample

@@ -16,6 +16,8 @@ from launcher.base_models.catalogue import BASES, TINY_BASE_NAME
 from launcher.base_models.shapes import load_shape, make_shape
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.long
+
 TINY = ROOT / "launcher" / "base_models" / "tiny_base"
 # Weights and prepared data belong to exactly these tokens. Another tokenizer is another base.
 TOKENIZER_SHA256 = "97cf6fdd420779d776ee7465a8db83c8d11f27d4d7abc4bc18a9b35f14d46533"

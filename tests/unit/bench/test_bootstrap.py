@@ -10,6 +10,8 @@ import pytest
 from launcher.bench import bootstrap as module
 from launcher.bench.bootstrap import MIN_ROUNDS, Interval, estimate_ratio, format_verdict
 
+pytestmark = pytest.mark.long
+
 
 def draw(generator: random.Random, count: int, mean: float = 1.0, spread: float = 0.03) -> list[float]:
     return [mean * math.exp(generator.gauss(0.0, spread)) for _ in range(count)]

@@ -13,6 +13,8 @@ from launcher.request.request import Request, plan_request
 from tests.conftest import WriteManifest
 from tests.unit.bench.synthetic_audit import make_audit
 
+pytestmark = pytest.mark.long
+
 
 def make_pair(*, expert: str = "json", **fields: Any) -> Pair:
     request = replace(Request(expert=expert), **fields)

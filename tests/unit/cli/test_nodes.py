@@ -34,6 +34,8 @@ from launcher.runs.record import Outcome, load_outcome, write_outcome
 from tests.conftest import ROOT, python_path
 from tests.unit.standins import is_alive, wait_until
 
+pytestmark = pytest.mark.long
+
 SHORT = tuple(
     word
     for setting in (

@@ -21,6 +21,8 @@ from tests.made_runs import MadeRun, write_run
 from tests.unit.bench.synthetic_audit import make_audit
 from tests.unit.bench.test_regression_verdict import make_result, make_rows
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def pair() -> Pair:

@@ -17,6 +17,8 @@ from launcher.corpus.bin_packing import (
     pack_one_per_sequence,
 )
 
+pytestmark = pytest.mark.long
+
 CAPACITY = 64
 lengths_of_documents = st.lists(st.integers(1, CAPACITY), max_size=300).map(
     lambda values: np.array(values, dtype=np.int32)

@@ -17,6 +17,8 @@ from launcher.corpus.tokenizer import BaseTokenizer
 from tests.conftest import SHARED
 from tests.unit.corpus.inputs import documents_of, make_rows, make_spec, prepare_quietly, write_expert, write_jsonl
 
+pytestmark = pytest.mark.long
+
 EVALUATES = {"evaluation_strategy": "epoch"}
 
 

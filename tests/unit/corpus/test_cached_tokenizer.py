@@ -13,6 +13,8 @@ from launcher.corpus import cached_tokenizer as module
 from launcher.corpus.cached_tokenizer import CachedTokenizer, can_split_safely
 from launcher.corpus.templates import Segment
 
+pytestmark = pytest.mark.long
+
 SUFFIXES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SPLITTERS = {

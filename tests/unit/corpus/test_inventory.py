@@ -36,6 +36,8 @@ from launcher.corpus.store import (
 from tests.conftest import ROOT, python_path
 from tests.forked_python import run_python
 
+pytestmark = pytest.mark.long
+
 
 def make_store(root: Path, expert: str = "neo4j", data: str = "one") -> str:
     scratch = root / ".scratch"

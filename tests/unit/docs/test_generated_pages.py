@@ -19,6 +19,8 @@ from tools.docs import __main__ as generator
 from tools.docs.command_line import EXIT_CODES, VARIABLES
 from tools.docs.manifest_format import PLANNED
 
+pytestmark = pytest.mark.long
+
 # Set by the launcher for its own processes, or only for tests.
 INTERNAL = {"LAUNCHER_PID", "LAUNCHER_MARK", "LAUNCHER_TERMINAL", "LAUNCHER_BENCHMARK_MARK"}
 

@@ -23,6 +23,8 @@ from launcher.request.request import Request, plan_request
 from tests.conftest import ROOT, WriteManifest, python_path
 from tests.unit.standins import PREAMBLE
 
+pytestmark = pytest.mark.long
+
 SHORT = tuple(
     f"training.config.{setting}"
     for setting in (

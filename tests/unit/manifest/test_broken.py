@@ -186,19 +186,19 @@ def test_absent_save_strategy_follows_evaluation_strategy(write_manifest: WriteM
 
 
 def test_many_unknown_keys_are_reported_quickly(write_manifest: WriteManifest) -> None:
-    file = write_manifest({CONFIG + f"unheard_of_{number}": 1 for number in range(100_000)})
+    file = write_manifest({CONFIG + f"unheard_of_{number}": 1 for number in range(20_000)})
     start = time.process_time()
     message = load_message(file)
-    assert time.process_time() - start < 20
-    assert "and 99,980 more unknown keys" in message
+    assert time.process_time() - start < 4
+    assert "and 19,980 more unknown keys" in message
     assert message.count("\n") < 30
 
 
 def test_open_object_with_many_keys_is_loaded_quickly(write_manifest: WriteManifest) -> None:
-    file = write_manifest({"training.dataset.preprocessing": {f"note_number_{n}": 1 for n in range(100_000)}})
+    file = write_manifest({"training.dataset.preprocessing": {f"note_number_{n}": 1 for n in range(20_000)}})
     start = time.process_time()
     load_manifest(file)
-    assert time.process_time() - start < 40
+    assert time.process_time() - start < 8
 
 
 def test_very_long_key_is_truncated(write_manifest: WriteManifest) -> None:

@@ -15,6 +15,8 @@ from launcher.manifest import Manifest, load_manifest, manifest_sha256
 from launcher.manifest.ignored_keys import WITHOUT_EFFECT
 from tests.conftest import Tree, expert_manifests, published_manifests
 
+pytestmark = pytest.mark.long
+
 PUBLISHED = published_manifests()
 needs_published = pytest.mark.skipif(not PUBLISHED, reason="needs the published manifests next to the checkout")
 ALL = [*PUBLISHED, *expert_manifests()]

@@ -32,6 +32,8 @@ from launcher.request.request import Request, plan_request
 from tests.conftest import SHARED
 from tests.unit.new_expert.inputs import make, make_rows, read_sample, write_rows
 
+pytestmark = pytest.mark.long
+
 REAL = ("json_instructions", "text2cypher", "text2sql_questions")
 
 

@@ -15,6 +15,8 @@ from launcher.request.request import Request, plan_request
 from tests.unit.corpus.inputs import CHAT_TEMPLATE, write_base
 from tests.unit.new_expert.inputs import make, make_rows, write_rows
 
+pytestmark = pytest.mark.long
+
 
 def show(**options: Any) -> tuple[Mask, str]:
     """Return the previewed mask and its text."""

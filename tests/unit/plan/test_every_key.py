@@ -23,6 +23,8 @@ from launcher.manifest.strict_model import find_models, is_ignored
 from launcher.plan import make_plan
 from tests.conftest import ROOT, Tree
 
+pytestmark = pytest.mark.long
+
 # For each key, a value that differs from the neo4j expert's, after other keys that it depends on.
 CHANGES: dict[str, dict[str, Any]] = {
     "name": {"name": "expert-other"},

@@ -19,6 +19,8 @@ from launcher.plan.memory_budget import LEVELS
 from tests.conftest import published_manifests
 from tests.unit.plan.conftest import FULL_FINE_TUNING, decision, plan_for
 
+pytestmark = pytest.mark.long
+
 ROWS = RowEstimate(num_rows=30_000, mean_tokens=350, count_basis="read", is_measured=True)
 MANIFESTS = [  # every fourth published one; `make test-all` plans all
     "neo4j",

@@ -14,6 +14,8 @@ from launcher.request.request import Request, plan_request
 from tests.conftest import WriteManifest
 from tests.unit.plan.conftest import decision, plan_for
 
+pytestmark = pytest.mark.long
+
 SIZED = ("global batch", "training length", "learning rate", "checkpoints", "evaluation", "logging")
 
 

@@ -15,6 +15,8 @@ from launcher.launch.prepare_data import prepare_planned
 from launcher.plan.estimate.dataset_size import estimate_prepared_bytes
 from launcher.request.request import PlannedRun, Request, plan_request
 
+pytestmark = pytest.mark.long
+
 SYSTEM_PROMPT = "You route support tickets of a shop. Answer with one JSON object and nothing else. " * 3
 WORDS = ["order", "refund", "parcel", "invoice", "late", "broken", "password", "login", "please", "since", "monday"]
 LORA = {"method": "sft", "adapter_type": "lora", "rank": 8, "alpha": 16, "target_modules": ["q_proj"]}

@@ -23,7 +23,7 @@ from tests.conftest import ALL_VARIABLE, SHARED
 from tests.unit.judges.cypher.cypher_mutants import wrong_directions, wrong_names
 
 FILE = SHARED / "data" / "text2cypher.jsonl"
-pytestmark = pytest.mark.skipif(not FILE.is_file(), reason=f"{FILE.name} is not here")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not FILE.is_file(), reason=f"{FILE.name} is not here")]
 Row = dict[str, str]
 HALVES = {"used": 0, "unused": 1}
 

@@ -17,6 +17,8 @@ from launcher.judges.json_value.judge import JsonJudge
 from tests.conftest import ROOT, SHARED
 from tests.unit.judges.verdicts import passes_all
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("jsonschema_rs")
 SCHEMA = """{"type": "object", "properties": {"name": {"type": "string"}, "count": {"type": "integer", "minimum": 0},
   "day": {"type": "string", "format": "date"}}, "required": ["name"], "additionalProperties": false}"""

@@ -26,6 +26,8 @@ from launcher.request.request import Request
 from launcher.runs.record import Outcome, write_outcome
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("optuna", reason="pip install 'expert-launcher[sweep]'")
 
 MANIFEST = ROOT / "experts/json/manifest.json"

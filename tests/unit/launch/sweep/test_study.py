@@ -11,6 +11,8 @@ from launcher.core.errors import RunFailedError
 from launcher.launch.sweep.space import Param
 from launcher.launch.sweep.study import STUDY_FILE, SweepStudy, TrialRecord
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("optuna", reason="pip install 'expert-launcher[sweep]'")
 
 RATE = Param(key="training.config.learning_rate", low=1e-5, high=1e-2, is_log=True)
