@@ -28,7 +28,7 @@ from launcher.launch.exit_status import (
 )
 from launcher.launch.multi_agent import make_argv
 from launcher.launch.nodes import JOIN_FLAGS, Node, check_node
-from launcher.launch.supervise import ChildExit, Timeouts, supervise
+from launcher.launch.supervise import ChildExit, Timeouts, collect_signals, supervise
 from launcher.launch.write_run import find_train_script
 from launcher.plan.model import Plan
 from launcher.render import Command, render_command
@@ -114,30 +114,39 @@ def start_run(
         replace(command, argv=(*command.argv, *script_args))
         for command in _render_commands(plan, paths, nodes, script or find_train_script(), accelerate)
     ]
-    keeps_record = not nodes or any(node.keeps_record for node in nodes)
-    if keeps_record:
-        _reopen_outcome(paths)
     environment = _make_environment(commands[0], console, os.environ)
-    relay = _open_relay(console, paths)
-    try:
-        argv = make_argv([command.argv for command in commands])
-        child = supervise(argv, environment, relay, lambda: _load_final(paths) is not None, timeouts)
-        missing = explain_missing_nodes(paths, child, nodes[0], plan.hardware.nodes) if nodes else None
-        if not keeps_record:
+    argv = make_argv([command.argv for command in commands])
+    keeps_record = not nodes or any(node.keeps_record for node in nodes)
+    received: list[int] = []
+    with collect_signals(received.append):  # before a file is written: a signal must not leave a run without outcome
+        if keeps_record:
+            _reopen_outcome(paths)
+        relay = _open_relay(console, paths)
+        try:
+            child = supervise(argv, environment, relay, lambda: _load_final(paths) is not None, received, timeouts)
+            missing = explain_missing_nodes(paths, child, nodes[0], plan.hardware.nodes) if nodes else None
+            if keeps_record:
+                return _collect_outcome(paths, child, relay, started_at, missing)
             return _collect_remote_outcome(paths, child, nodes[0], relay, started_at, missing)
-        outcome = _load_final(paths)
-        if outcome is not None and outcome.exit_code == ExitCode.RUN_FAILED:
-            outcome = _add_cause(paths, outcome, child, relay)
-        if missing is None and (outcome is None or not outcome.exit_code):
-            relay.release()
-        if outcome is None:
-            outcome = make_outcome(paths, child, load_outcome(paths.outcome), started_at)
-            outcome = outcome if missing is None else outcome.model_copy(update={"error": str(missing)})
-            relay.log(f"error: {outcome.error}")
-            _try_to_write(paths, outcome, relay)
-        return outcome
-    finally:
-        relay.close()
+        finally:
+            relay.close()
+
+
+def _collect_outcome(
+    paths: RunPaths, child: ChildExit, relay: Relay, started_at: datetime, missing: RunFailedError | None
+) -> Outcome:
+    """Return the outcome that the training has written, or write one for a training that could not."""
+    outcome = _load_final(paths)
+    if outcome is not None and outcome.exit_code == ExitCode.RUN_FAILED:
+        outcome = _add_cause(paths, outcome, child, relay)
+    if missing is None and (outcome is None or not outcome.exit_code):
+        relay.release()
+    if outcome is None:
+        outcome = make_outcome(paths, child, load_outcome(paths.outcome), started_at)
+        outcome = outcome if missing is None else outcome.model_copy(update={"error": str(missing)})
+        relay.log(f"error: {outcome.error}")
+        _try_to_write(paths, outcome, relay)
+    return outcome
 
 
 def _add_cause(paths: RunPaths, outcome: Outcome, child: ChildExit, relay: Relay) -> Outcome:

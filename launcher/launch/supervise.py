@@ -63,25 +63,28 @@ def supervise(
     environment: Mapping[str, str],
     relay: Relay,
     has_ended: Callable[[], bool],
+    received: Sequence[int],
     timeouts: Timeouts | None = None,
 ) -> ChildExit:
     """Run a command until it and all its processes have ended. `has_ended` says whether the training wrote its outcome.
 
-    The first stop signal is forwarded as SIGUSR1: finish the step and save. The second one stops everything.
+    `received` is filled by `collect_signals`, also before this call. The first stop signal is forwarded as SIGUSR1:
+    finish the step and save. The second one stops everything.
     """
-    child = _Child(relay, has_ended, timeouts or Timeouts())
-    with collect_signals(child.received.append):
-        try:
-            child.start(argv, environment)
-            child.watch()
-        finally:
-            child.clear()
+    child = _Child(relay, has_ended, received, timeouts or Timeouts())
+    try:
+        child.start(argv, environment)
+        child.watch()
+    finally:
+        child.clear()
     return child.make_exit()
 
 
 class _Child:
-    def __init__(self, relay: Relay, has_ended: Callable[[], bool], timeouts: Timeouts) -> None:
-        self.received: list[int] = []
+    def __init__(
+        self, relay: Relay, has_ended: Callable[[], bool], received: Sequence[int], timeouts: Timeouts
+    ) -> None:
+        self._received = received
         self._relay = relay
         self._has_ended = has_ended
         self._timeouts = timeouts
@@ -135,7 +138,7 @@ class _Child:
         return ChildExit(
             pid=self._process.pid,
             returncode=-signal.SIGKILL if self._process.returncode is None else self._process.returncode,
-            stop_requested=bool(self.received),
+            stop_requested=bool(self._received),
             was_forced=self._kill_at is not None,
             stderr_tail=self._relay.tail,
         )
@@ -148,14 +151,14 @@ class _Child:
 
     def _handle_signals(self) -> None:
         # A terminal that closes may send SIGHUP twice, from the kernel and from the shell: it never means "at once".
-        is_urgent = any(number != signal.SIGHUP for number in self.received[1:])
+        is_urgent = any(number != signal.SIGHUP for number in self._received[1:])
         if self._kill_at is not None:
             if time.monotonic() > self._kill_at:
                 send_signal(self._list_pids(), signal.SIGKILL)
         elif is_urgent:
             self._force()
             self._relay.log("stopping at once")
-        elif self.received and not self._is_stopping:
+        elif self._received and not self._is_stopping:
             self._request_stop()
             self._relay.log("stopping after this step (signal again to stop at once)")
         elif self._is_stopping and not self._is_delivered:

@@ -79,6 +79,7 @@ class Arena:
         body: str,
         *,
         columns: str = "",
+        before: str = "",
         kill: float = 10,
         leftover: float = 10,
         orphan: float = 10,
@@ -86,7 +87,7 @@ class Arena:
     ) -> subprocess.Popen[bytes]:
         script, driver = (self.folder / name for name in ("script.py", "driver.py"))
         script.write_text(PREAMBLE + textwrap.dedent(body))
-        driver.write_text(_LAUNCHER)
+        driver.write_text(textwrap.dedent(before) + _LAUNCHER)
         typed = self.folder / "typed.txt"
         typed.write_text("typed text must not reach the training")
         limits = f"{kill} {leftover} {orphan} {held}"

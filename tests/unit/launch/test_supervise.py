@@ -31,6 +31,16 @@ POLITE = """
     sys.exit(75)
 """
 
+SIGNAL_BEFORE_LOG = """
+    import os, signal
+    import launcher.launch.start as start
+    open_relay = start._open_relay
+    def open_late(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return open_relay(*arguments)
+    start._open_relay = open_late
+"""
+
 
 @pytest.fixture
 def arena(tmp_path: Path) -> Iterator[Arena]:
@@ -138,11 +148,8 @@ def test_traceback_of_a_crash_is_shown(arena: Arena) -> None:
 
 
 def test_stop_signal_is_forwarded_once(arena: Arena) -> None:
-    """A signal sent while the process is starting, before any handler is installed, is not lost."""
-    process = arena.start(POLITE)
-    wait_until(arena.paths.console_log.exists)
-    os.kill(process.pid, signal.SIGTERM)
-    result = finish(process)
+    """A signal that arrives before the console log exists, and before the training handles it, is not lost."""
+    result = finish(arena.start(POLITE, before=SIGNAL_BEFORE_LOG))
     assert result.code == 75
     assert sorted(arena.notes) == ["SIGUSR1", "ready"]
     assert result.stderr == ("stopping after this step (signal again to stop at once)\nstopped after step 3\n")
