@@ -120,7 +120,7 @@ class Arena:
                 process.communicate(timeout=20)
 
     def run(self, body: str, *, columns: str = "", **limits: float) -> Result:
-        return finish(self.start(body, columns=columns, **limits))
+        return finish(self.start(body, columns=columns, before="", **limits))
 
     @property
     def outcome(self) -> Outcome:
