@@ -43,6 +43,10 @@ Report = Callable[[str], None]
 # Enough tokens to detect a wrong merge; logits of more would take gigabytes.
 _COMPARED_TOKENS = 512
 _EXAMPLE = "How many rows are there, and which of them is the oldest?"
+# Spaces, line breaks, digits, accents and bytes: where tokenizers differ.
+_SAMPLE = (
+    "How many  rows?\n\n\tSELECT count(*) FROM t_1 WHERE x >= 2048;\r\n naïve Größe 数据 🙂"
+)
 _NO_THINKING = "{%- if enable_thinking is not defined %}{% set enable_thinking = false %}{% endif -%}\n"
 
 
@@ -111,12 +115,34 @@ def _write(folder: Path, model: PreTrainedModel, run: TrainedRun, dtype: Dtype, 
     _set_end_token(model, run, tokenizer)
     try:
         model.save_pretrained(str(folder))
-        tokenizer.write_files(folder)
-        _write_template(folder, run, tokenizer)
+        _write_tokenizer(folder, run, tokenizer)
         make_readable(folder)
     except (OSError, SafetensorError) as error:
         raise InputError(f"{folder.parent} cannot be written: {error}", hint=hint_for(error)) from None
     write_text_atomically(folder / CARD_FILE, render_export_card("merged", run, dtype))
+
+
+def _write_tokenizer(folder: Path, run: TrainedRun, tokenizer: BaseTokenizer) -> None:
+    """Write tokenizer and chat template so that transformers gives the tokens of the training.
+
+    For some values of tokenizer_class, transformers 5 uses the vocabulary of tokenizer.json, but rules of its own.
+    """
+    tokenizer.write_files(folder)
+    _write_template(folder, run, tokenizer)
+    file = folder / "tokenizer_config.json"
+    if file.is_file() and not _gives_same_tokens(folder, run, tokenizer):
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        pinned = {**settings, "tokenizer_class": "PreTrainedTokenizerFast"}
+        file.write_text(json.dumps(pinned, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _gives_same_tokens(folder: Path, run: TrainedRun, tokenizer: BaseTokenizer) -> bool:
+    try:
+        loaded: Any = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=run.trusts_code)
+    except Exception:  # of a tokenizer's own code, or of a class that transformers does not know
+        return False
+    expected: list[int] = tokenizer.backend.encode(_SAMPLE, add_special_tokens=False).ids
+    return bool(loaded(_SAMPLE, add_special_tokens=False).input_ids == expected)
 
 
 def _write_template(folder: Path, run: TrainedRun, tokenizer: BaseTokenizer) -> None:
@@ -136,7 +162,8 @@ def _write_template(folder: Path, run: TrainedRun, tokenizer: BaseTokenizer) -> 
     config = folder / "tokenizer_config.json"
     if config.is_file():
         settings = json.loads(config.read_text(encoding="utf-8"))
-        config.write_text(json.dumps({**settings, "chat_template": source}, indent=2, ensure_ascii=False) + "\n")
+        changed = {**settings, "chat_template": source}
+        config.write_text(json.dumps(changed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _set_end_token(model: PreTrainedModel, run: TrainedRun, tokenizer: BaseTokenizer) -> None:
@@ -162,8 +189,7 @@ def write_adapter(folder: Path, run: TrainedRun) -> None:
         config = json.loads((run.paths.adapter / "adapter_config.json").read_text(encoding="utf-8"))
         config["base_model_name_or_path"] = get_public_name(run.plan)
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-        tokenizer.write_files(folder)
-        _write_template(folder, run, tokenizer)
+        _write_tokenizer(folder, run, tokenizer)
         make_readable(folder)
     except (SafetensorError, ValueError, TypeError) as error:
         raise InputError(f"{run.paths.adapter} is damaged: {first_line(error)}") from None

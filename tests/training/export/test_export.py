@@ -32,6 +32,7 @@ from tests.training.trained_run import (  # noqa: F401
     run_python,
     trained,
 )
+from tests.unit.corpus.families import FAMILIES, write_family
 from tests.unit.corpus.inputs import write_base
 from tests.unit.corpus.test_chat_template import THINKING
 
@@ -417,6 +418,22 @@ def test_base_whose_rows_have_another_prompt_is_exported(tmp_path: Path) -> None
     data = SimpleNamespace(prompt_template="tokenizer", end_token=None, chat_template=None, chat_template_file=None)
     run: Any = SimpleNamespace(plan=SimpleNamespace(data=data), trusts_code=False)
     merge._check_tokenizer(tmp_path, BaseTokenizer(folder=tmp_path), run)
+
+
+def test_exported_tokenizer_gives_the_tokens_of_the_training(tmp_path: Path) -> None:
+    """transformers 5 puts a space before a text for LlamaTokenizer, whatever tokenizer.json says; Yi has that class."""
+    tokenizer = write_family(tmp_path / "base", FAMILIES["gemma"], tokenizer_class="LlamaTokenizer")
+    loaded: Any = AutoTokenizer.from_pretrained(tokenizer.folder)
+    expected = tokenizer.backend.encode(PROMPT, add_special_tokens=False).ids
+    assert loaded(PROMPT, add_special_tokens=False).input_ids != expected
+    data = SimpleNamespace(prompt_template="tokenizer", end_token=None, chat_template=None, chat_template_file=None)
+    run: Any = SimpleNamespace(plan=SimpleNamespace(data=data), trusts_code=False)
+    (tmp_path / "out").mkdir()
+    merge._write_tokenizer(tmp_path / "out", run, tokenizer)
+    exported: Any = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert exported(PROMPT, add_special_tokens=False).input_ids == expected
+    assert exported.eos_token == tokenizer.end_of_text
+    merge._check_tokenizer(tmp_path / "out", tokenizer, run)
 
 
 @pytest.mark.parametrize("is_own", [False, True])

