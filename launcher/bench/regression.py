@@ -213,7 +213,9 @@ def evaluate(paths: RunPaths, flags: Sequence[str]) -> None:
     """Evaluate a run; the result is written to its directory. Raises ChildFailedError."""
     code = _run(["eval", f"--run={paths.root}", "--json", *flags])
     if code != ExitCode.DONE:
-        raise ChildFailedError(f"evaluation of {paths.run_id} failed (exit code {code})", (), code)
+        raise ChildFailedError(
+            f"evaluation of {paths.run_id} failed (exit code {code}); its error is printed above", (), code
+        )
 
 
 def _run(words: Sequence[str]) -> int:

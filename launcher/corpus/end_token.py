@@ -11,7 +11,7 @@ from launcher.corpus.tokenizer import BaseTokenizer
 
 _CONFIGS = ("config.json", "generation_config.json")  # servers read the last one that names any
 _TOKENIZER = "tokenizer_config.json"
-_DECIDE = "decide with base_models[0].end_token, for example --set 'base_models[0].end_token={}'"
+_DECIDE = "choose the end token with base_models[0].end_token, for example --set 'base_models[0].end_token={}'"
 # Names of tokens that begin a turn, also where the base has no chat template, or one without a usual header.
 _TURN_START = re.compile(
     r"im_start|start_of_turn|start_header_id|\[INST\]|<\|(user|assistant|system)\|>", re.IGNORECASE

@@ -236,7 +236,7 @@ def make_scratch_dir(root: Path, key: str) -> Iterator[Path]:
 
 
 def publish(scratch: Path, root: Path, expert: str, parts: Mapping[str, str]) -> Store:
-    """Hash and sync all files, write the manifest last and rename the folder, so that the store appears complete."""
+    """Hash and sync all files, write the manifest last, then rename the folder: only a complete store gets its name."""
     key = make_key(parts)
     files = {}
     for path in sorted(scratch.iterdir()):

@@ -60,7 +60,10 @@ def choose_template(
     preview = _make_own_template(name, base, tokenizer) if has_tokenizer else _TEMPLATES.get(name)
     note, missing = "", f"the tokenizer of {get_last_component(base.name)} is not on this machine"
     if preview is None and name == "alpaca":
-        preview, note = make_template(name, tokenizer), f"ends with the tiny base's end token, because {missing}"
+        preview, note = (
+            make_template(name, tokenizer),
+            f"shown with the end token of the embedded tiny base, because {missing}",
+        )
     elif preview is None:
         preview, note = CHATML, f"shown in chatml, because {missing}, nor is its chat template"
     notes = tuple(_note_family(base, name, native, has_tokenizer))

@@ -14,7 +14,7 @@ _MUCH_OF_HOST_MEMORY = 0.5
 
 
 def count_state_bytes(trainable_dtype: Dtype, optimizer: OptimizerName) -> int:
-    """Return the maximum bytes of a trained parameter in a checkpoint: its weight and two moments, FP32 or 8-bit."""
+    """Return an upper bound of a checkpoint's bytes per trained parameter: weight and two moments, FP32 or 8-bit."""
     is_small = trainable_dtype == "bf16" and optimizer in EIGHT_BIT_OPTIMIZERS
     return DTYPE_BYTES[trainable_dtype] + (3 if is_small else 8)  # not 2: moments of embeddings are FP32
 

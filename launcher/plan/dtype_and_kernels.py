@@ -44,7 +44,7 @@ class ModelSettings:
 
     @property
     def quantization_kind(self) -> Quantization:
-        """Return the quantization of the base, "none" included."""
+        """Return the quantization of the base; "none" if it is not quantized."""
         return "none" if self.quantization is None else self.quantization.kind
 
     def store_quantization(self, strategy: Strategy) -> QuantizationPlan | None:

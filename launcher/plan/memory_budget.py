@@ -25,7 +25,7 @@ CPU_HEADROOM = 0.25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """Memory of one GPU (or of the host without a GPU) and of one node's CPU."""
+    """Memory of one GPU (without GPUs: of the machine), and CPU memory of one node."""
 
     device_bytes: int
     free_bytes: int

@@ -221,7 +221,7 @@ class MemoryPlan(Frozen):
     """Predicted peak memory of one rank, term by term, and the memory of the device."""
 
     terms: tuple[MemoryTerm, ...]
-    device_bytes: int  # of one GPU, or of the host without a GPU
+    device_bytes: int  # of one GPU; without GPUs, of the machine
     free_bytes: int
     headroom_bytes: int
     host_bytes: int  # offloaded state in CPU memory, per rank
@@ -358,7 +358,7 @@ class Plan(Frozen):
 
     @property
     def quantization_kind(self) -> Quantization:
-        """Return the quantization of the base, "none" included."""
+        """Return the quantization of the base; "none" if it is not quantized."""
         return "none" if self.quantization is None else self.quantization.kind
 
 

@@ -1,1 +1,4 @@
-"""The torch world: one loop, on two CPU cores, on one GPU and on many nodes. It never imports render, launch or cli."""
+"""Everything that imports torch. The same training loop runs on a CPU, on one GPU and on many nodes.
+
+It never imports render, launch or cli.
+"""

@@ -30,12 +30,12 @@ def choose_evaluations(runs: Sequence[RunFacts]) -> Pick:
 
 
 def list_main_checks(runs: Sequence[RunFacts], pick: Pick) -> list[str]:
-    """Return the distinct main checks of all runs."""
+    """Return the names of the checks that decide whether an answer is correct, of all runs, each once."""
     return [*dict.fromkeys(judged.main for run in runs if (judged := pick(run)) is not None)]
 
 
 def make_task_charts(runs: Sequence[RunFacts]) -> tuple[Chart, ...]:
-    """Make a chart per main check."""
+    """Make a chart for each check that decides whether an answer is correct."""
     pick = choose_evaluations(runs)
     return tuple(_make_chart(name, runs, pick) for name in list_main_checks(runs, pick))
 

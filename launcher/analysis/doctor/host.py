@@ -141,7 +141,7 @@ def _check_swap(facts: HostFacts) -> Finding:
         return _report.note(
             "swap",
             found,
-            "memory was short: swapped pages must be read from disk before use",
+            "memory ran short: swapped pages must be read from disk before use",
             "stop programs that use much memory (in top, press M to sort by memory)",
         )
     return _report.ok("swap", found)

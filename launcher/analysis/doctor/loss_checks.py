@@ -148,7 +148,7 @@ def _check_evaluation(record: RunRecord) -> Iterator[Finding]:
     keeps_best = record.plan.schedule.load_best_model_at_end
     rises_at_once = len(held_out) >= 2 and held_out[0] == best
     if held_out[-1] > _OVERFITS * best and (rises_at_once or (len(held_out) >= 3 and not keeps_best)):
-        why = "the training makes it worse: the learning rate is too high, or the rows are too few"
+        why = "training makes the model worse: the learning rate may be too high, or there are too few rows"
         keep = () if keeps_best else ("training.config.load_best_model_at_end=true",)
         yield report_run.note(
             "quality",

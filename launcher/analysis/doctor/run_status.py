@@ -94,7 +94,10 @@ def _describe_running(facts: RunState, done: str) -> Finding:
     if facts.is_trained is False and (facts.idle_seconds or 0.0) < _FRESH_SECONDS and record.steps:
         found = f"{done}, the last one just now, but no process on this machine trains it"
         return report_run.note(
-            "status", found, "it trains on another node, or was just killed", "check again in a minute"
+            "status",
+            found,
+            "it is still training on another node, or was killed a moment ago",
+            "check again in a minute",
         )
     if facts.is_trained is False:
         return report_run.problem(

@@ -52,7 +52,7 @@ def make_submit_command(paths: RunPaths) -> list[str]:
 
 
 def _make_train_job(plan: Plan, paths: RunPaths, options: JobOptions, name: str) -> list[Document]:
-    """Return a TrainingRuntime and its TrainJob. The cluster's own runtimes cannot resume a preempted training."""
+    """Return a TrainingRuntime and its TrainJob. The cluster's own runtimes cannot resume a preempted training run."""
     platform = _make_platform(rank="$PET_NODE_RANK", head="$PET_MASTER_ADDR", port="$PET_MASTER_PORT")
     seconds = decide_time_limit(plan, options)
     labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}

@@ -44,9 +44,7 @@ Report = Callable[[str], None]
 _COMPARED_TOKENS = 512
 _EXAMPLE = "How many rows are there, and which of them is the oldest?"
 # Spaces, line breaks, digits, accents and bytes: where tokenizers differ.
-_SAMPLE = (
-    "How many  rows?\n\n\tSELECT count(*) FROM t_1 WHERE x >= 2048;\r\n naïve Größe 数据 🙂"
-)
+_SAMPLE = "How many  rows?\n\n\tSELECT count(*) FROM t_1 WHERE x >= 2048;\r\n naïve Größe 数据 🙂"
 _NO_THINKING = "{%- if enable_thinking is not defined %}{% set enable_thinking = false %}{% endif -%}\n"
 
 

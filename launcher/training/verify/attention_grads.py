@@ -65,8 +65,8 @@ def check_attention_grads(plan: Plan, backend: Backend, device: torch.device, va
     allowed = _TOLERANCE[rounding_dtype(plan)]
     if not difference <= allowed:  # true for NaN too
         raise RunFailedError(
-            f"the attention backend {plan.attention.backend} has wrong gradients: they differ from plain attention by "
-            f"{difference:.1e}, rounding can cause at most {allowed:.0e}",
+            f"the attention backend {plan.attention.backend} computes wrong gradients: they differ from plain "
+            f"attention by {difference:.1e}; rounding can cause at most {allowed:.0e}",
             hint=suggest_backend(plan),
         )
     return difference

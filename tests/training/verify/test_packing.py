@@ -492,7 +492,7 @@ def test_gradients_are_checked_for_every_variant_of_the_base(plan: Plan, shared:
 
     broken = Backend(kernel=kernel, build_metadata=correct.build_metadata)
     assert check_attention_grads(plan, broken, torch.device("cpu"), [(None, None, None)]) < 1e-5
-    with pytest.raises(RunFailedError, match="has wrong gradients"):
+    with pytest.raises(RunFailedError, match="computes wrong gradients"):
         check_attention_grads(plan, broken, torch.device("cpu"), variants)
 
 
@@ -540,5 +540,5 @@ def test_backend_with_wrong_backward_is_refused(
         return correct.kernel(*heads)
 
     monkeypatch.setitem(BACKENDS, "sdpa", Backend(kernel=kernel, build_metadata=correct.build_metadata))
-    with pytest.raises(RunFailedError, match="the attention backend sdpa has wrong gradients"):
+    with pytest.raises(RunFailedError, match="the attention backend sdpa computes wrong gradients"):
         build_and_check(plan, shared, tmp_path, "sdpa")

@@ -59,7 +59,7 @@ def test_preview_uses_the_template_without_the_tokenizer(options: dict[str, str]
         (
             "mistralai/Mistral-7B-v0.1",
             "alpaca",
-            "ends with the tiny base's end token, because the tokenizer of Mistral",
+            "shown with the end token of the embedded tiny base, because the tokenizer of Mistral",
         ),
     ],
 )

@@ -275,7 +275,7 @@ def _count_variant_bytes(shape: ModelShape, recipe: Recipe) -> float:
 
 
 def _count_ia3_bytes(shape: ModelShape, recipe: Recipe) -> float:
-    """Count the outputs that IA3 saves before scaling them, and an fp32 copy of the input that it scales.
+    """Count the bytes that IA3 keeps per token: outputs before they are scaled, and FP32 copies of scaled inputs.
 
     The compiler saves an output only once if it can recompute the scaled one, as for the MLP. What attention takes, and
     the attention block's output, are saved both ways; a QK-norm has already counted queries and keys. On an H200
@@ -289,7 +289,7 @@ def _count_ia3_bytes(shape: ModelShape, recipe: Recipe) -> float:
 
 
 def _count_scaled_bytes(shape: ModelShape, recipe: Recipe) -> float:
-    """Count the outputs that DoRA saves before scaling them."""
+    """Count the bytes per token of the outputs that DoRA keeps before they are scaled."""
     compute, query = DTYPE_BYTES[recipe.compute_dtype], shape.num_heads * shape.head_dim
     results = sum(linear.out_features for linear in select_targets(shape, recipe.target_modules))
     if not fuses_lora(recipe):

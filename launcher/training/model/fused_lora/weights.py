@@ -44,7 +44,7 @@ class DoraNorms:
 
 @dataclass(eq=False)
 class PlainLinear:
-    """A layer without an adapter in a fused weight with adapted ones: its A and B are zero."""
+    """A layer without an adapter that shares a fused weight with adapted layers: its A and B are zero."""
 
     base_layer: Any
 
