@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import import_module
 from importlib.machinery import PathFinder
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,32 @@ def test_packages_of_the_plan_stay_visible(monkeypatch: pytest.MonkeyPatch, tmp_
     ):
         hide_unused_packages(list_used_packages(plan))
         assert tuple(find_spec(name) is not None for name in ("bitsandbytes", "torchao")) == visible
+
+
+def test_transformers_reads_each_folder_of_models_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", [PathFinder])
+    original = import_module("transformers.utils.import_utils")
+    assert original.__file__ is not None
+    folder = Path(original.__file__).parent.parent / "models"
+    hide_unused_packages(())
+    spec = sys.meta_path[0].find_spec(original.__name__, [str(Path(original.__file__).parent)])
+    assert spec is not None
+    assert spec.loader is not None
+    quick = module_from_spec(spec)  # a second copy: the first one may have read everything
+    spec.loader.exec_module(quick)
+    names = quick.define_import_structure(str(folder / "__init__.py"))
+    misses = quick.create_import_structure_from_path.cache_info().misses
+    assert quick.define_import_structure(folder, prefix="models").keys() == names.keys()
+    assert quick.create_import_structure_from_path.cache_info().misses <= misses + 1  # of all folders but the first
+    some = [folder / name for name in ("auto", "bert", "qwen3", "llama")]
+    assert [quick.define_import_structure(one) for one in some] == [
+        original.define_import_structure(one) for one in some
+    ]
+    contents = (
+        "",
+        "__all__ = ['a']",
+        "x = 1\n__all__ = [\n    'b',\n]\nif x:\n    pass\n",
+        "# __all__\n",
+        "__all__ = ['c']\n\n__all__ = ['d', 'e']",
+    )
+    assert [quick.fetch__all__(text) for text in contents] == [original.fetch__all__(text) for text in contents]
