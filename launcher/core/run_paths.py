@@ -29,6 +29,14 @@ FIND_ELSEWHERE = (
 )
 
 
+def get_cache_folder() -> Path:
+    """Return the folder for what this machine has measured and checked, which later runs use."""
+    configured = os.environ.get("LAUNCHER_CACHE_DIR")
+    if configured:
+        return Path(configured)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "expert-launcher"
+
+
 class RunEntry:
     """Path of a file or folder of a run directory."""
 

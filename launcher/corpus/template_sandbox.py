@@ -6,12 +6,13 @@ such as 'a' * 10**10 is computed when it is compiled. Later, each rendering has 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -130,19 +131,40 @@ def _time_limit() -> Iterator[None]:
 
 @lru_cache(maxsize=8)
 def check_template(source: str) -> str:
-    """Compile and render a template in a child process with limits; return why it cannot be used, or nothing."""
+    """Compile and render a template in a child process with limits; return why it cannot be used, or nothing.
+
+    Templates that passed are remembered in the cache folder: the next process need not start the child again.
+    """
     from launcher.core.processes import make_clean_environment
+    from launcher.core.run_paths import get_cache_folder
     from launcher.core.worker import WorkerError, run_command
 
+    passed = get_cache_folder() / "templates" / _hash_check(source)
+    with suppress(OSError):
+        if passed.is_file():
+            return ""
     child = [sys.executable, "-P", str(Path(__file__))]
     command = [*_LIMITING_SHELL, str(2 * _SECONDS), str(_MEMORY_MIB * 1024), *child]
     try:
         result = run_command(command, timeout=3 * _SECONDS, environment=make_clean_environment(), input_text=source)
     except WorkerError as error:
         return f"it {error}"
+    if result.returncode == 0:
+        with suppress(OSError):  # read-only or full disk: checked again next time
+            passed.parent.mkdir(parents=True, exist_ok=True)
+            passed.touch()
     if result.returncode in (0, 1):  # 1: not even this module can be loaded, so nothing is known
         return ""
     return result.stdout.strip()[:200] if result.returncode == _FAILED else "it needs too much time or memory"
+
+
+def _hash_check(source: str) -> str:
+    """Return a hash of the template and of all that its check depends on."""
+    from importlib.metadata import version  # the child process does not need it
+
+    versions = f"{sys.version} {version('jinja2')}".encode()
+    parts = (versions, Path(__file__).read_bytes(), source.encode(errors="surrogatepass"))
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 def _main() -> int:

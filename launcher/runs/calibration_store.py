@@ -22,7 +22,7 @@ from launcher.core.errors import LauncherError, first_line
 from launcher.core.file_lock import locked
 from launcher.core.frozen_model import Frozen
 from launcher.core.log import get_logger
-from launcher.core.run_paths import RunPaths, write_text_atomically
+from launcher.core.run_paths import RunPaths, get_cache_folder, write_text_atomically
 from launcher.core.versions import find_package_versions
 from launcher.hardware.model import Hardware
 from launcher.plan.calibration import (
@@ -35,7 +35,6 @@ from launcher.plan.calibration import (
     make_family,
 )
 from launcher.plan.estimator_inputs import estimate_plan_memory, recipe_from_plan
-from launcher.runs.oom_history import get_cache_folder
 from launcher.runs.record import RunRecord, load_record
 
 log = get_logger(__name__)

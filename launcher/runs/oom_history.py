@@ -5,9 +5,7 @@ One JSON file in LAUNCHER_CACHE_DIR or the user's cache folder; delete it to res
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, ValidationError
@@ -15,10 +13,9 @@ from pydantic import Field, ValidationError
 from launcher.core.errors import InputError
 from launcher.core.file_lock import locked
 from launcher.core.frozen_model import Frozen
-from launcher.core.run_paths import write_text_atomically
+from launcher.core.run_paths import get_cache_folder, write_text_atomically
 from launcher.plan.model import Plan
 
-CACHE_DIR_VARIABLE = "LAUNCHER_CACHE_DIR"
 _FILE = "experience.json"
 
 
@@ -34,14 +31,6 @@ class OomHistory(Frozen):
 
     schema_version: Literal[1] = 1
     failures: dict[str, Failure] = Field(default_factory=dict)  # the smallest per configuration
-
-
-def get_cache_folder() -> Path:
-    """Return the folder where runs on this machine store what they have measured."""
-    configured = os.environ.get(CACHE_DIR_VARIABLE)
-    if configured:
-        return Path(configured)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "expert-launcher"
 
 
 def make_key(plan: Plan) -> str | None:

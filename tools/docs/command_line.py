@@ -25,8 +25,8 @@ EXIT_CODES: Mapping[int, str] = {
 VARIABLES: Mapping[str, str] = {
     "LAUNCHER_DATA_DIR": "parent folder of `datasets_optimized/`, the prepared data (default: the working directory)",
     "LAUNCHER_MODELS_DIR": "folder that is searched for base models before the Hugging Face cache",
-    "LAUNCHER_CACHE_DIR": "history of runs on this machine: `experience.json`, `calibration.json` (default: "
-    "`expert-launcher` in `XDG_CACHE_HOME` or `~/.cache`)",
+    "LAUNCHER_CACHE_DIR": "history of runs on this machine: `experience.json`, `calibration.json`; `templates/`: chat "
+    "templates that passed their check (default: `expert-launcher` in `XDG_CACHE_HOME` or `~/.cache`)",
     "LAUNCHER_CALIBRATION": "path of `calibration.json`, or `off`",
     "LAUNCHER_HARDWARE": "path of [hardware.json](#your-hardware), or `off`",
     "LAUNCHER_NODE_DIR": "folder with the judges' `node_modules` (default: `quality-node` in the virtual environment)",

@@ -166,6 +166,23 @@ def test_a_template_without_end_is_refused_at_once(
     template_sandbox.check_template.cache_clear()
 
 
+@pytest.mark.process
+def test_a_template_that_passed_is_not_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAUNCHER_CACHE_DIR", str(tmp_path))
+    sources = LOOP + PROMPT, "{{ 'a' * 60000000 }}"
+    template_sandbox.check_template.cache_clear()
+    first = [template_sandbox.check_template(source) for source in sources]
+    assert first[0] == ""
+    assert "more than" in first[1]
+    template_sandbox.check_template.cache_clear()
+    monkeypatch.setattr(template_sandbox, "_LIMITING_SHELL", ("/bin/sh", "-c", "echo it ran; exit 3"))
+    assert [template_sandbox.check_template(source) for source in sources] == ["", "it ran"]
+    template_sandbox.check_template.cache_clear()
+    monkeypatch.setattr(template_sandbox, "__file__", __file__)  # another check
+    assert template_sandbox.check_template(sources[0]) == "it ran"
+    template_sandbox.check_template.cache_clear()
+
+
 def test_a_row_that_makes_a_template_run_on_ends_the_preparation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
