@@ -1,5 +1,6 @@
 """`python -m launcher` is `launcher`."""
 
+import gc
 import sys
 
 
@@ -12,6 +13,8 @@ def run() -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    finally:
+        gc.freeze()  # the collections of Python's exit would take 0.13 s, and nothing needs the memory
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import gc
 import os
 import sys
@@ -252,5 +253,19 @@ def _is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def _end_process(codes: Sequence[int]) -> None:
+    """End this process with its exit code, without taking apart all modules first: 0.2 s after torch and PEFT."""
+    if not codes:  # main() did not return
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed, or its reader is gone
+            stream.flush()
+    os._exit(codes[0])
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_codes: list[int] = []
+    if os.environ.get("WORLD_SIZE", "1") == "1":  # several ranks end as torch ends them
+        atexit.register(_end_process, exit_codes)  # runs last, after the exit handlers of libraries imported later
+    exit_codes.append(main())
+    sys.exit(exit_codes[0])

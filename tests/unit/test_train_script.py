@@ -44,6 +44,21 @@ def test_a_broken_plan_is_reported(tmp_path: Path) -> None:
     assert "cannot be read" in train("--plan", str(tmp_path / "none.json")).stderr
 
 
+def test_the_process_ends_without_the_teardown_of_its_modules(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, os, sys\n"
+        "class Late:\n"
+        "    def __del__(self, write=os.write): write(1, b'torn down')\n"
+        "sys.late = Late()\n"
+    )
+    for num_ranks, printed in (("1", ""), ("2", "torn down")):
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "WORLD_SIZE": num_ranks}
+        command = [sys.executable, "launcher/train.py", "--plan", str(tmp_path / "none.json")]
+        result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert (result.returncode, result.stdout) == (ExitCode.WRONG_INPUT, printed)
+        assert "cannot be read" in result.stderr
+
+
 def test_a_missing_base_is_reported_with_the_searched_folders(tmp_path: Path) -> None:
     assert main(["train", "neo4j", "--gpu", "h100", "--dry-run", "--runs-dir", str(tmp_path), "--run-id", "a"]) == 0
     result = train("--plan", str(tmp_path / "a/plan.json"), needs_torch=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 from launcher import __version__
+from launcher.__main__ import run
 from launcher.cli.main import main
 from tests.conftest import ROOT, WriteManifest, expert_manifests, published_manifests, python_path
 from tests.forked_python import run_python
@@ -45,6 +47,14 @@ def test_help_lists_every_verb() -> None:
 
 def test_version_is_printed() -> None:
     assert run_ok("--version") == f"expert-launcher {__version__}\n"
+
+
+def test_nothing_is_collected_at_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen: list[bool] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    monkeypatch.setattr(sys, "argv", ["launcher", "--version"])
+    assert run() == 0
+    assert frozen == [True]
 
 
 @pytest.mark.parametrize("expert", ["json", "neo4j", "sql", "typescript"])
