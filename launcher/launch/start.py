@@ -11,7 +11,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from launcher.analysis.report import write_report
 from launcher.core.choices import DEEPSPEED_STRATEGIES
 from launcher.core.errors import ExitCode, InputError, RunFailedError, hint_for
 from launcher.core.processes import LAUNCHER_TERMINAL, make_child_environment
@@ -241,6 +240,8 @@ def _try_to_write(paths: RunPaths, outcome: Outcome, relay: Relay) -> None:
     except InputError as error:
         relay.log(f"warning: {error}")
         return
+    from launcher.analysis.report import write_report  # takes 0.1 s to import, and most runs write their own report
+
     write_report(paths)
 
 
