@@ -29,12 +29,20 @@ FIND_ELSEWHERE = (
 )
 
 
+def get_home() -> Path:
+    """Return the home folder; `/` for a user without one, as in containers that run with an arbitrary user id."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/")
+
+
 def get_cache_folder() -> Path:
     """Return the folder for what this machine has measured and checked, which later runs use."""
     configured = os.environ.get("LAUNCHER_CACHE_DIR")
     if configured:
         return Path(configured)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "expert-launcher"
+    return Path(os.environ.get("XDG_CACHE_HOME") or get_home() / ".cache") / "expert-launcher"
 
 
 class RunEntry:

@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from launcher.core.choices import Profile
 from launcher.core.errors import LauncherError
+from launcher.core.run_paths import get_home
 from launcher.corpus.end_token import note_disagreement
 from launcher.corpus.inventory import (
     CachedDataset,
@@ -56,7 +56,7 @@ def take_inventory() -> DataInventory:
                 roots.append(get_expert_stores_dir(planned.plan))
         for expert in {planned.plan.expert for planned in plans}:
             keys[expert] = _merge(keys.get(expert), _current_keys(plans))
-    caches = get_dataset_cache_dirs(os.environ, Path.home())
+    caches = get_dataset_cache_dirs(os.environ, get_home())
     return DataInventory(datasets=tuple(list_cached_datasets(caches, users)), stores=tuple(list_stores(roots, keys)))
 
 

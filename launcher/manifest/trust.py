@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.core.errors import InputError
+from launcher.core.run_paths import get_home
 from launcher.manifest.model import Evaluation, Manifest
 
 TRUST_VARIABLE = "LAUNCHER_TRUST"
@@ -51,7 +52,7 @@ def is_trust_granted() -> bool:
 
 def get_trust_file() -> Path:
     """Return the path of the operator's list of trusted manifests, run directories and folders."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "expert-launcher" / "trust"
+    return Path(os.environ.get("XDG_CONFIG_HOME") or get_home() / ".config") / "expert-launcher" / "trust"
 
 
 def check_trust(

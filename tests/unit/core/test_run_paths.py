@@ -12,11 +12,14 @@ from launcher.core.run_paths import (
     RunPaths,
     create_next_run,
     create_run,
+    get_cache_folder,
     make_run_id,
     make_run_paths,
     write_files,
     write_text_atomically,
 )
+from launcher.hardware.user_overrides import HARDWARE_VARIABLE, find_hardware_file
+from launcher.manifest.trust import get_trust_file
 
 
 def test_run_ids_sort_by_time_and_are_valid_file_names() -> None:
@@ -86,3 +89,13 @@ def test_unusable_runs_dir_fails_at_once(tmp_path: Path) -> None:
     (tmp_path / "runs").symlink_to(tmp_path / "gone")
     with pytest.raises(InputError, match="cannot be created"):
         create_next_run(tmp_path / "runs", "a")
+
+
+def test_user_without_home_folder_uses_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs with an arbitrary user id: no HOME, and no entry in /etc/passwd."""
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "LAUNCHER_CACHE_DIR", HARDWARE_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert get_cache_folder() == Path("/.cache/expert-launcher")
+    assert find_hardware_file() == Path("/.config/expert-launcher/hardware.json")
+    assert get_trust_file() == Path("/.config/expert-launcher/trust")
