@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,10 @@ class BaseTokenizer:
 
     @cached_property
     def _loaded(self) -> tuple[Tokenizer, list[int]]:
+        return _load_once(self.folder, self.new_tokens, tuple(_get_version(self.folder / name) for name in _FILES))
+
+    def load(self) -> tuple[Tokenizer, list[int]]:
+        """Read the tokenizer; return it and its BOS tokens."""
         file = self.folder / "tokenizer.json"
         try:
             backend = Tokenizer.from_file(str(file))
@@ -193,6 +197,23 @@ class BaseTokenizer:
         if self.new_tokens:
             digest.update(json.dumps(self.new_tokens).encode())
         return digest.hexdigest()
+
+
+@lru_cache(maxsize=2)  # the plan and the preparation load the same one, and a large one takes half a second
+def _load_once(
+    folder: Path, new_tokens: tuple[str, ...], versions: tuple[tuple[int, int] | None, ...]
+) -> tuple[Tokenizer, list[int]]:
+    """Load a tokenizer, unless it is loaded and its files have the same versions."""
+    return BaseTokenizer(folder=folder, new_tokens=new_tokens).load()
+
+
+def _get_version(file: Path) -> tuple[int, int] | None:
+    """Return what changes when a file is rewritten; None if there is none."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
 
 
 def _find_bos_ids(backend: Tokenizer) -> list[int]:

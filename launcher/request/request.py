@@ -16,7 +16,7 @@ from launcher.base_models.shapes import describe_unusable_base, load_shape, note
 from launcher.core.choices import Profile, Strategy
 from launcher.core.errors import InputError, ManifestError, Problem
 from launcher.core.frozen_model import flatten
-from launcher.core.redaction import redact_text, redact_tree
+from launcher.core.redaction import get_known_secrets, redact_text, redact_tree
 from launcher.core.run_files import load_model
 from launcher.corpus.chat_template_file import load_chat_template
 from launcher.corpus.first_rows import check_first_rows, probe_rows, probe_sample
@@ -110,18 +110,19 @@ def plan_request(request: Request) -> PlannedRun:
 
 def _redact_plan(plan: Plan) -> Plan:
     """Redact secrets in texts of the plan that people read; the values that the training uses stay."""
+    known = get_known_secrets()
     texts = {name: getattr(plan.wandb, name) for name in ("project", "entity", "group", "name", "tags", "notes")}
-    wandb = {name: redact_tree(value) for name, value in texts.items()}
-    wandb["tags"] = tuple(redact_text(tag) for tag in plan.wandb.tags)
+    wandb = {name: redact_tree(value, known=known) for name, value in texts.items()}
+    wandb["tags"] = tuple(redact_text(tag, known) for tag in plan.wandb.tags)
     decisions = [
-        decision.model_copy(update={name: redact_text(getattr(decision, name)) for name in ("value", "reason")})
+        decision.model_copy(update={name: redact_text(getattr(decision, name), known) for name in ("value", "reason")})
         for decision in plan.decisions
     ]
     return plan.model_copy(
         update={
             "wandb": plan.wandb.model_copy(update=wandb),
             "decisions": tuple(decisions),
-            "notes": tuple(redact_text(note) for note in plan.notes),
+            "notes": tuple(redact_text(note, known) for note in plan.notes),
         }
     )
 
