@@ -6,7 +6,8 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -83,13 +84,26 @@ def needs_torch(file: Path) -> bool:
 LIGHT_MODULES = [file for file in MODULES if not needs_torch(file)]
 
 
-def imported_names(file: Path) -> Iterator[str]:
+@dataclass(frozen=True)
+class Module:
+    """What the rules are about in a module."""
+
+    imported: tuple[str, ...]
+    functions: tuple[tuple[str, int], ...]  # name and number of lines
+
+
+@cache
+def read_module(file: Path) -> Module:
+    imported: list[str] = []
+    functions: list[tuple[str, int]] = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            imported += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            imported += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.FunctionDef):
+            functions.append((node.name, (node.end_lineno or 0) - node.lineno + 1))
+    return Module(tuple(imported), tuple(functions))
 
 
 def find_package(name: str, layers: tuple[tuple[str, ...], ...]) -> tuple[int, str] | None:
@@ -103,7 +117,7 @@ def find_upward_imports(file: Path, name: str, root: str, layers: tuple[tuple[st
     own = find_package(name, layers)
     assert own is not None, f"add {root}.{name} to the layers in {Path(__file__).name}"
     found = []
-    for imported in imported_names(file):
+    for imported in read_module(file).imported:
         if imported.startswith(f"{root}."):
             target = find_package(imported.removeprefix(f"{root}."), layers)
             if target is not None and target[1] != own[1] and target[0] >= own[0]:
@@ -119,14 +133,14 @@ def test_packages_import_lower_layers_only(file: Path) -> None:
     inside = name.removeprefix("training.")
     if inside != name:
         assert find_upward_imports(file, inside, "launcher.training", TRAINING_LAYERS) == []
-        used = {imported.split(".")[1] for imported in imported_names(file) if imported.startswith("launcher.")}
+        used = {imported.split(".")[1] for imported in read_module(file).imported if imported.startswith("launcher.")}
         assert used & NOT_FOR_TRAINING == set()
 
 
 @pytest.mark.parametrize("file", LIGHT_MODULES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_nothing_heavy_is_imported_outside_training(file: Path) -> None:
     heavy = HEAVY - HEAVY_EXCEPTIONS.get(dotted_name(file).split(".")[0], set())
-    assert {name.split(".")[0] for name in imported_names(file)} & heavy == set()
+    assert {name.split(".")[0] for name in read_module(file).imported} & heavy == set()
 
 
 def test_no_entry_shadows_another_package() -> None:
@@ -160,9 +174,7 @@ def test_files_and_functions_stay_small() -> None:
     lengths = {file: len(file.read_text().splitlines()) for file in MODULES}
     too_long = [f"{file}: {count}" for file, count in lengths.items() if count > MAX_FILE_LINES]
     for file in MODULES:
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= MAX_FUNCTION_LINES:
-                too_long.append(f"{file}: {node.name}")
+        too_long += [f"{file}: {name}" for name, size in read_module(file).functions if size > MAX_FUNCTION_LINES]
     assert too_long == []
 
 
