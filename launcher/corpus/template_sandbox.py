@@ -55,6 +55,7 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+@lru_cache(maxsize=8)  # the plan and the preparation compile the same ones
 def compile_template(source: str) -> Any:
     """Compile a template in Jinja's immutable sandbox; raises TemplateError."""
     environment = ImmutableSandboxedEnvironment(

@@ -201,7 +201,9 @@ class BaseTokenizer:
 
 @lru_cache(maxsize=2)  # the plan and the preparation load the same one, and a large one takes half a second
 def _load_once(
-    folder: Path, new_tokens: tuple[str, ...], versions: tuple[tuple[int, int] | None, ...]
+    folder: Path,
+    new_tokens: tuple[str, ...],
+    versions: tuple[tuple[int, int] | None, ...],  # noqa: ARG001  (part of the cache's key)
 ) -> tuple[Tokenizer, list[int]]:
     """Load a tokenizer, unless it is loaded and its files have the same versions."""
     return BaseTokenizer(folder=folder, new_tokens=new_tokens).load()

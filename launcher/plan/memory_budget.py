@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 
 from launcher.base_models.shapes import ModelShape
@@ -12,6 +13,7 @@ from launcher.hardware.model import Hardware
 from launcher.plan.calibration import Calibration
 from launcher.plan.context import PlanContext
 from launcher.plan.dtype_and_kernels import ModelSettings
+from launcher.plan.estimate.communication import Exchange, make_exchange
 from launcher.plan.estimate.memory.recipe import Recipe
 from launcher.plan.estimate.step_time import Workload
 from launcher.plan.estimator_inputs import make_recipe, make_workload
@@ -66,6 +68,11 @@ class SearchInputs:
     def num_trained(self) -> float:
         """Return the number of trainable parameters."""
         return self.gradient_bytes / 4
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        """The sizes of what ranks exchange."""
+        return make_exchange(self.workload, self.num_trained)
 
     @property
     def slots_per_rank(self) -> int:

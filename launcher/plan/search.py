@@ -14,7 +14,7 @@ from math import ceil
 
 from launcher.core.choices import SHARDED_STRATEGIES, Checkpointing, Offload, Strategy
 from launcher.plan.calibration import correct_memory
-from launcher.plan.estimate.communication import StepTime, estimate_step, make_collectives, make_exchange
+from launcher.plan.estimate.communication import StepTime, estimate_step, make_collectives
 from launcher.plan.estimate.memory import MemoryEstimate, estimate_memory
 from launcher.plan.estimate.memory.recipe import Recipe
 from launcher.plan.estimate.step_time import (
@@ -221,7 +221,7 @@ def estimate_step_seconds(inputs: SearchInputs, layout: Layout) -> float:
 @lru_cache(maxsize=_CACHED_LAYOUTS)
 def split_step_seconds(inputs: SearchInputs, layout: Layout) -> tuple[float, float]:
     """Return the seconds of one micro-step, and the seconds per step spent waiting for links, ranks or CPU memory."""
-    time, weights = estimate_time(inputs, layout), make_exchange(inputs.workload, inputs.num_trained).weight_bytes
+    time, weights = estimate_time(inputs, layout), inputs.exchange.weight_bytes
     steps = _count_filled_steps(inputs, layout)
     waiting = time.waiting_seconds + estimate_offload_seconds(layout.offload, steps, weights, inputs.gradient_bytes)
     waiting += _estimate_chunked_seconds(inputs, layout)
@@ -243,7 +243,7 @@ def estimate_time(inputs: SearchInputs, layout: Layout) -> StepTime:
     return estimate_step(
         make_collectives(
             layout.strategy,
-            make_exchange(inputs.workload, inputs.num_trained),
+            inputs.exchange,
             replays=uses_cuda_graph(inputs, layout),
         ),
         inputs.hardware,
