@@ -94,6 +94,10 @@ _REFUSED = (
     ("other mixtures of experts; `qwen3_moe` with layers that have none", "their layers are not known here"),
     ("quantized weights (GPTQ, AWQ, FP8, bitsandbytes)", "adapters train on the original base; gpt-oss is dequantized"),
     ("multi-head latent attention (`kv_lora_rank`), such as `youtu`", "keys and values are of different sizes"),
+    (
+        "bidirectional attention (`use_bidirectional_attention`, `is_causal`), such as EmbeddingGemma",
+        "experts are trained to predict the next token",
+    ),
     ("encoder-decoder", "experts are trained on decoder-only models"),
     ("images or sound, except Gemma 3", "experts train on text; Gemma 3's vision tower stays frozen"),
     (
