@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import resource
 import struct
 import sys
@@ -119,7 +118,7 @@ def main(arguments: list[str]) -> None:
     _limit(resource.RLIMIT_CPU, CPU_SECONDS)
     _limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
     if sys.platform == "linux":
-        machine = platform.machine()
+        machine = os.uname().machine
         libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if namespaces == "namespaces":
             _leave_namespaces(libc, machine)
