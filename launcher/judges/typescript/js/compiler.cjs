@@ -6,7 +6,9 @@
 const fs = require("node:fs");
 const path = require("node:path");
 const readline = require("node:readline");
+const v8 = require("node:v8");
 
+v8.setFlagsFromString("--no-opt"); // until it is ready: most of what is optimised while it starts is not used again
 const ts = require(process.argv[2]);
 const { makeCases } = require("./cases.cjs");
 const { collectLiterals } = require("./inputs.cjs");
@@ -47,8 +49,9 @@ const fixed = new Map([["/ambient.d.ts", parse("/ambient.d.ts", AMBIENT)]]);
 let library; // the program without answers and references, whose files are reused
 
 function parse(name, text, setExternalModuleIndicator) {
-  const how = { languageVersion: OPTIONS.target, setExternalModuleIndicator };
-  const file = ts.createSourceFile(name, text, how, true);
+  const jsDocParsingMode = ts.JSDocParsingMode?.ParseNone; // from TypeScript 5.3 on
+  const how = { languageVersion: OPTIONS.target, setExternalModuleIndicator, jsDocParsingMode };
+  const file = ts.createSourceFile(name, text, how);
   file.checkJsDirective = undefined; // ignore @ts-nocheck and @ts-ignore
   file.commentDirectives = undefined;
   return file;
@@ -193,6 +196,7 @@ function compileAll(requests) {
 
 library = makeProgram(new Map());
 library.getTypeChecker(); // load the library before the first answer
+v8.setFlagsFromString("--opt");
 process.stdout.write("ready\n");
 readline.createInterface({ input: process.stdin }).on("line", (line) => {
   let reply;
