@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,6 @@ pytestmark = pytest.mark.process
 
 pytest.importorskip("tree_sitter_typescript")
 KEEP = "function keep(films: Film[]): Film[] {\n  return films.filter((film) => film.year >= 1990);\n}"
-
-
-@pytest.fixture(scope="module")
-def judge() -> Iterator[TypescriptJudge]:
-    with TypescriptJudge() as made:
-        yield made
 
 
 def ask(judge: TypescriptJudge, answer: str, reference: str = KEEP) -> Verdict:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.judges.typescript.judge import TypescriptJudge
-from tests.unit.judges.typescript.typescript_rows import ask_about_films, needs_compiler
+from tests.unit.judges.typescript.typescript_rows import WRONG_ANSWERS, ask_about_films, needs_compiler
 
 pytest.importorskip("tree_sitter_typescript")
 pytestmark = [pytest.mark.process, needs_compiler]
@@ -90,6 +90,7 @@ ESCAPES = {
 
 @pytest.fixture(scope="module")
 def judge() -> Iterator[TypescriptJudge]:
+    """A judge with less time than the one of other modules."""
     with TypescriptJudge(seconds=SECONDS) as made:
         yield made
 
@@ -114,6 +115,13 @@ def test_hostile_answer_does_not_manipulate_the_comparison(judge: TypescriptJudg
     verdict = judge.judge([ask_about_films(DOUBLE)], [FOOLING[name]])[0]
     assert verdict.checks["types"] is True
     assert verdict.checks["behaves"] is False
+
+
+def test_a_reference_that_never_ends_is_not_judged_for_any_answer(judge: TypescriptJudge) -> None:
+    reference = "function f(x: number): number { while (true) { x += 1; } }"
+    answers = [reference, *WRONG_ANSWERS]
+    verdicts = judge.judge([ask_about_films(reference)] * len(answers), answers)
+    assert [one.checks["behaves"] for one in verdicts] == [None] * len(answers)
 
 
 def test_a_hostile_answer_harms_no_other_of_its_batch(judge: TypescriptJudge) -> None:

@@ -18,6 +18,15 @@ FILM = """interface Film {
   genre: "jazz" | "rock";
   note?: string;
 }"""
+# Wrong for every reference.
+WRONG_ANSWERS = (
+    "const g = 1;",
+    "function f() { throw new Error('x'); }",
+    "while (true) {}",
+    "let a: string = 1;",
+    "not ( code",
+    "",
+)
 
 
 def ask_about_films(reference: str) -> ReferenceRow:
