@@ -9,7 +9,7 @@ import pytest
 
 from tests.fuzz.__main__ import TARGETS, fuzz
 
-SECONDS = 2.0
+SECONDS = 1.0
 
 
 @pytest.fixture(autouse=True)

@@ -101,7 +101,7 @@ def load_rows(expert: str) -> Iterator[ReferenceRow]:
 
 def make_typescript_judge() -> TypescriptJudge:
     """Endless answers take all the time that they get."""
-    return TypescriptJudge(seconds=4.0)
+    return TypescriptJudge(seconds=2.0)
 
 
 def find_applicable(verdict: Verdict) -> set[str]:
