@@ -23,6 +23,8 @@ _NAME = re.compile(
     r"($|[_.\-])|(?i:password|passwd|passphrase|pwd|connection_?string|webhook)|(?:TOKEN|SECRET|APIKEY)S?$"
     r"|(^|[_.\-])(?i:pass|pat|dsn|jwt|cookie)$|^SSHPASS$",
 )
+# The dictionary of os.environ, which would encode each name and decode each value at every call.
+_VARIABLES: Mapping[bytes, bytes] = vars(os.environb).get("_data", os.environb)
 _SHELL = ("PWD", "OLDPWD")  # working directories, not passwords
 # Settings that only look like one.
 _HARMLESS = re.compile(
@@ -116,7 +118,7 @@ def get_known_secrets() -> tuple[str, ...]:
         folder = os.getcwd()  # noqa: PTH109  (called for every line of output)
     except OSError:  # the working directory was deleted
         folder = ""
-    return _collect_encoded(tuple(os.environb.items()), folder)
+    return _collect_encoded(tuple(_VARIABLES.items()), folder)
 
 
 @lru_cache(maxsize=4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote, urlencode
@@ -152,3 +153,13 @@ def test_words_and_the_working_directory_are_no_secrets(tmp_path: Path, monkeypa
         monkeypatch.setenv(name, value)
     text = f"disabled short {tmp_path.parent} s3cret-value"
     assert redact_text(text) == f"disabled short {tmp_path.parent} {REDACTED}"
+
+
+def test_a_secret_that_is_set_or_deleted_later_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert redact_text("uses first-value-9") == "uses first-value-9"
+    monkeypatch.setenv("LATER_TOKEN", "first-value-9")
+    assert redact_text("uses first-value-9") == f"uses {REDACTED}"
+    monkeypatch.setitem(os.environb, b"LATER_TOKEN", b"other-value-9")
+    assert redact_text("uses first-value-9, other-value-9") == f"uses first-value-9, {REDACTED}"
+    monkeypatch.delenv("LATER_TOKEN")
+    assert redact_text("uses other-value-9") == "uses other-value-9"
