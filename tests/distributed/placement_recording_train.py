@@ -60,6 +60,7 @@ def describe_placement(run: TrainingRun) -> dict[str, Any]:
         "held_elements": sum(_count_shard_elements(parameter) for parameter in parameters),
         "trained_elements": sum(_count_elements(parameter) for parameter in trained),
         "stepped_elements": sum(_count_local_elements(parameter) for parameter in stepped),
+        "loads_compiler": "torch._inductor.compile_fx" in sys.modules,
         "splits_gradients": bool(getattr(zero, "partition_gradients", False)),
     }
 

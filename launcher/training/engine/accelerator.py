@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -53,6 +54,7 @@ def build_accelerator(plan: Plan) -> Accelerator:
         _set_fsdp_precision(accelerator, plan)
     if is_deepspeed and getattr(accelerator.state, "deepspeed_plugin", None) is not None:
         _fill_deepspeed_config(accelerator.state.deepspeed_plugin, plan)
+        _import_muon_uncompiled()
     return accelerator
 
 
@@ -72,6 +74,22 @@ def _skip_shared_memory_collectives() -> None:
     import deepspeed.ops
 
     deepspeed.ops.__compatible_ops__ = {}  # read when DeepSpeed's communication is initialised
+
+
+def _import_muon_uncompiled() -> None:
+    """Import DeepSpeed's Muon without torch.compile, for which each rank would load torch's compiler, in 1.3 seconds.
+
+    DeepSpeed imports it only to compare it with the type of the optimizer.
+    """
+    from deepspeed.runtime import compiler
+
+    real = compiler.compile
+    compiler.compile = lambda: lambda function: function
+    try:
+        with suppress(ImportError):  # another version of DeepSpeed
+            import deepspeed.runtime.zero.muon.original_muon  # noqa: F401
+    finally:
+        compiler.compile = real
 
 
 def _limit_memory(plan: Plan) -> None:
