@@ -8,6 +8,7 @@ process groups, agents, signals and /proc/PID/environ are real: only exec is lef
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -172,8 +173,10 @@ def serve() -> None:
     """Run the server: one line of JSON per request, one line per response."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print to stderr, not into the responses
+    gc.disable()  # collections would take an eighth of the time of the imports
     from accelerate.commands import launch  # noqa: F401
     from torch.distributed import fsdp, run  # noqa: F401
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     from launcher.corpus import prepare  # noqa: F401
 
@@ -181,6 +184,9 @@ def serve() -> None:
         import deepspeed  # noqa: F401
     for name in _TRAINING:
         importlib.import_module(name)
+    get_checkpoint_conversion_mapping("")  # cached: a thousand compiled patterns, with which a base model is loaded
+    gc.freeze()
+    gc.enable()
 
     codes: dict[int, int] = {}
     find_shown_variables()
