@@ -110,13 +110,9 @@ def get_case_name(case: TrainingCase) -> str:
     ids=get_case_name,
 )
 def test_strategy_matches_one_process(
-    harness: Harness, train: Train, reference: Reference, initial_weights: InitialWeights, case: TrainingCase
+    train: Train, reference: Reference, initial_weights: InitialWeights, case: TrainingCase
 ) -> None:
-    if case.strategy == "zero3":  # by exec: DeepSpeed is not imported before accelerate
-        ended, trained = harness.train(case)
-        assert ended.returncode == 0, ended.console
-    else:
-        trained = train(case)
+    trained = train(case)
     check_same(trained, reference(case), initial_weights(case))
     check_partial_steps(trained)
     check_placement(case, trained)
@@ -143,6 +139,18 @@ def test_hsdp_on_two_nodes_matches_one_process(
     train: Train, reference: Reference, initial_weights: InitialWeights, case: TrainingCase
 ) -> None:
     check_partial_steps(check_two_nodes(train, reference, initial_weights, case))
+
+
+@pytest.mark.slow
+def test_ranks_started_by_exec_match_one_process(
+    harness: Harness, reference: Reference, initial_weights: InitialWeights
+) -> None:
+    """As a user starts them; the other tests fork them."""
+    case = TrainingCase(strategy="zero3", adapter="full")
+    ended, trained = harness.train(case)
+    assert ended.returncode == 0, ended.console
+    check_same(trained, reference(case), initial_weights(case))
+    check_placement(case, trained)
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
 """`accelerate launch` and `launcher train` by fork, without the half minute of imports in each process.
 
-A server process has imported all modules of a training. For each launch it forks the agent, which runs the code of
-accelerate and torch. Where that code would start a Python script, the agent forks again and runs the script. Processes,
-process groups, agents, signals and /proc/PID/environ are real: only exec is left out.
+A server process has imported all modules of a training but DeepSpeed, which each rank imports itself, after accelerate.
+For each launch it forks the agent, which runs the code of accelerate and torch. Where that code would start a Python
+script, the agent forks again and runs the script. Processes, process groups, agents, signals and /proc/PID/environ are
+real: only exec is left out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 import types
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -180,10 +181,9 @@ def serve() -> None:
 
     from launcher.corpus import prepare  # noqa: F401
 
-    with suppress(ImportError):
-        import deepspeed  # noqa: F401
     for name in _TRAINING:
         importlib.import_module(name)
+    assert "deepspeed" not in sys.modules
     get_checkpoint_conversion_mapping("")  # cached: a thousand compiled patterns, with which a base model is loaded
     gc.freeze()
     gc.enable()

@@ -79,8 +79,8 @@ def compute_folder_size(folder: Path) -> int:
 def test_run_fails_on_full_disk_and_resumes_with_free_space(
     disk: Disk, harness: Harness, fork_server: ForkServer, uninterrupted: TrainUninterrupted, strategy: Strategy
 ) -> None:
+    expected = uninterrupted(TrainingCase(strategy=strategy, config=CONFIG))
     case = TrainingCase(strategy=strategy, config={**CONFIG, "save_total_limit": 5})
-    expected = uninterrupted(case)
     one = compute_folder_size(expected.paths.checkpoint(6))
     run = make_run_on_disk(disk, harness, case)
     disk.leave_free(int(2.6 * one))

@@ -53,7 +53,7 @@ def test_resumed_run_is_one_wandb_run(harness: Harness, fork_server: ForkServer,
 
 
 def test_no_uploader_process_is_left(harness: Harness, fork_server: ForkServer, tmp_path: Path) -> None:
-    run = make_run(harness, TrainingCase(strategy="ddp", config={**CONFIG, "max_steps": 2}))
+    run = make_run(harness, TrainingCase(strategy="single", ranks_per_node=1, config={**CONFIG, "max_steps": 2}))
     mark = f"HOME={tmp_path}"
     launched = fork_server.launch(run.command, WANDB_MODE="offline", HOME=str(tmp_path))
     assert launched.returncode == 0, launched.console
