@@ -99,11 +99,19 @@ def test_machine_without_gpu_is_refused(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.process
-def test_failing_and_wrong_backends_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU every worker fails; its reason is kept."""
+@pytest.mark.slow
+def test_worker_without_a_gpu_fails(tmp_path: Path) -> None:
     result = measure_attention(plan_for(), ("sdpa",), tmp_path, 120, lambda _text: None)
     assert not result.timings
     assert "NVIDIA" in result.problems["sdpa"] or "CUDA" in result.problems["sdpa"]
+
+
+@pytest.mark.process
+def test_failing_and_wrong_backends_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.bench.attention._MODULE", "tests.unit.bench.failing_worker")
+    result = measure_attention(plan_for(), ("sdpa", "varlen"), tmp_path, 120, lambda _text: None)
+    assert not result.timings
+    assert result.problems == {name: f"RuntimeError: {name} needs a GPU" for name in ("sdpa", "varlen")}
     wrong = AttentionTiming(forward_ms=1, backward_ms=1, difference=0.5, is_deterministic=True)
     process = nullcontext(SimpleNamespace(read=lambda _seconds: wrong.model_dump_json()))
     monkeypatch.setattr("launcher.bench.attention.MeasurementProcess", lambda *_: process)

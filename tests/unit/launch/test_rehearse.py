@@ -213,7 +213,7 @@ def test_cluster_cores_are_not_used_for_this_machine() -> None:
 
 
 def script(text: str) -> list[str]:
-    return [sys.executable, "-c", text]
+    return [sys.executable, "-I", "-S", "-c", text]
 
 
 def test_agents_end_together() -> None:
@@ -226,9 +226,11 @@ def test_agents_end_together() -> None:
 
 def test_late_agents_get_time_to_fail(tmp_path: Path) -> None:
     """The other agent may still end by itself within the grace period."""
-    said = tmp_path / "said"
-    late = script(f"import sys, time; time.sleep(1); open({str(said)!r}, 'w'); sys.exit(1)")
-    assert run_together([late, script("import sys; sys.exit(4)")], grace_seconds=30) == 4
+    first, said = tmp_path / "first", tmp_path / "said"
+    early = script(f"import sys; open({str(first)!r}, 'w'); sys.exit(4)")
+    wait = f"import os, sys, time\nwhile not os.path.exists({str(first)!r}): time.sleep(0.05)\ntime.sleep(1)"
+    late = script(f"{wait}; open({str(said)!r}, 'w'); sys.exit(1)")
+    assert run_together([late, early], grace_seconds=30) == 4
     assert said.exists()
 
 

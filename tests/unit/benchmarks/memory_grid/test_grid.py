@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from benchmarks.memory_grid.summary import is_held_out, list_miscounted, make_su
 from launcher.base_models.shapes import load_shape
 from launcher.core.errors import DoesNotFitError, ExitCode, InputError
 from launcher.core.units import GIB
+from launcher.plan import Plan
 from launcher.plan.estimate.memory import estimate_memory
 from launcher.plan.estimate.memory.recipe import count_trainable
 from launcher.plan.estimator_inputs import estimate_plan_memory, recipe_from_plan
@@ -30,9 +33,15 @@ pytestmark = pytest.mark.process
 LARGE = [case for case in GRID if case.base != TINY]
 
 
-def make_row(case: GridCase, tmp_path: Path, error: float = 0.0, **changes: Any) -> GridRow:
+@cache
+def plan_on_h200(case: GridCase) -> Plan:
+    with TemporaryDirectory() as folder:
+        return plan_case(case, Path(folder), 6, gpu="h200").plan
+
+
+def make_row(case: GridCase, error: float = 0.0, **changes: Any) -> GridRow:
     """A row as measured on an H200, with a given error of the estimate."""
-    plan = plan_case(case, tmp_path, 6, gpu="h200").plan
+    plan = plan_on_h200(case)
     recipe = recipe_from_plan(plan)
     predicted = plan.memory.allocated_bytes
     row = GridRow(
@@ -68,8 +77,8 @@ def test_grid_covers_all_dimensions() -> None:
     assert {case.loss_kernel for case in LARGE} == {None, "chunked", "full_logits"}
 
 
-def test_recipes_are_distinct_and_a_third_is_held_out(tmp_path: Path) -> None:
-    rows = [make_row(case, tmp_path) for case in LARGE]
+def test_recipes_are_distinct_and_a_third_is_held_out() -> None:
+    rows = [make_row(case) for case in LARGE]
     recipes = {json.dumps([row.model, row.recipe], sort_keys=True) for row in rows}
     assert len(recipes) == len(rows)
     held_out = [row for row in rows if is_held_out(row)]
@@ -77,8 +86,8 @@ def test_recipes_are_distinct_and_a_third_is_held_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", LARGE, ids=lambda case: case.name)
-def test_plan_matches_the_case(case: GridCase, tmp_path: Path) -> None:
-    plan = plan_case(case, tmp_path, 6, gpu="h200").plan
+def test_plan_matches_the_case(case: GridCase) -> None:
+    plan = plan_on_h200(case)
     recipe = recipe_from_plan(plan)
     assert (recipe.micro_batch_size, recipe.sequence_length) == (case.micro_batch_size, case.sequence_length)
     assert (recipe.checkpointing, recipe.compiled) == (case.checkpointing, case.compiled)
@@ -123,12 +132,17 @@ NAMES = [case.name for case in CASES]
 RunCases = Callable[..., Progress]
 
 
+def set_actions(monkeypatch: pytest.MonkeyPatch, cases: Sequence[GridCase], actions: Mapping[str, str]) -> None:
+    """Start the fake worker instead of the real one, with actions by case name."""
+    monkeypatch.setattr(memory_grid, "WORKER_MODULE", "tests.unit.benchmarks.memory_grid.fake_worker")
+    named = {case.model_dump_json(): (case.name, actions.get(case.name, "")) for case in cases}
+    monkeypatch.setenv("FAKE_WORKER", json.dumps(named))
+
+
 @pytest.fixture
 def run_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunCases:
-    monkeypatch.setattr(memory_grid, "WORKER_MODULE", "tests.unit.benchmarks.memory_grid.fake_worker")
-
     def run(actions: dict[str, str] | None = None, minutes: float = 10.0, *, again: bool = False) -> Progress:
-        monkeypatch.setenv("FAKE_WORKER", ",".join(f"{name}={action}" for name, action in (actions or {}).items()))
+        set_actions(monkeypatch, CASES, actions or {})
         return run_grid(CASES, tmp_path / "rows.jsonl", minutes, lambda _text: None, again=again)
 
     return run
@@ -164,11 +178,11 @@ def test_failed_case_does_not_affect_others(
 
 
 def test_hanging_case_times_out(run_cases: RunCases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_grid, "_limit_seconds", lambda *_: 4.0)
+    monkeypatch.setattr(memory_grid, "_limit_seconds", lambda *_: 2.0)
     progress = run_cases({NAMES[0]: "hang"})
     assert progress.failed == (NAMES[0],)
     assert progress.num_measured == len(CASES) - 1
-    assert "timed out after 4 s" in (load_rows(tmp_path / "rows.jsonl")[0].error or "")
+    assert "timed out after 2 s" in (load_rows(tmp_path / "rows.jsonl")[0].error or "")
 
 
 def test_no_case_is_started_that_would_not_finish_in_time(run_cases: RunCases, tmp_path: Path) -> None:
@@ -178,9 +192,9 @@ def test_no_case_is_started_that_would_not_finish_in_time(run_cases: RunCases, t
     assert progress.next_seconds == pytest.approx(8.0)
 
 
-def test_duration_is_estimated_from_similar_cases(tmp_path: Path) -> None:
+def test_duration_is_estimated_from_similar_cases() -> None:
     eager, compiled = (select_cases(["0.6B"], pattern)[0] for pattern in ("eager", "compiled"))
-    row = make_row(eager, tmp_path, case_seconds=20.0)
+    row = make_row(eager, case_seconds=20.0)
     other = select_cases(["0.6B"], "eager")[1]
     assert estimate_seconds(other, [row]) == pytest.approx(26.0)
     assert estimate_seconds(compiled, [row]) == estimate_seconds(compiled, [])
@@ -206,7 +220,7 @@ def test_incomplete_last_line_is_removed(tmp_path: Path) -> None:
 
 def test_table_round_trips_through_a_file(tmp_path: Path) -> None:
     cases = [*select_cases(["0.6B"])[:6], *select_cases(["8B"])[:2]]
-    rows = [make_row(case, tmp_path, error=0.01 * number) for number, case in enumerate(cases)]
+    rows = [make_row(case, error=0.01 * number) for number, case in enumerate(cases)]
     rows.append(GridRow(case="8B-full", model="8B", left_out="it does not fit"))
     rows.append(GridRow(case="8B-dora", model="8B", error="out of memory"))
     file = tmp_path / "table.json"
@@ -223,8 +237,8 @@ def test_table_round_trips_through_a_file(tmp_path: Path) -> None:
     assert all(len(line) < 3000 for line in text.splitlines())
 
 
-def test_rows_from_two_machines_are_refused(tmp_path: Path) -> None:
-    first, second = (make_row(case, tmp_path) for case in LARGE[:2])
+def test_rows_from_two_machines_are_refused() -> None:
+    first, second = (make_row(case) for case in LARGE[:2])
     with pytest.raises(InputError, match="different machines") as caught:
         make_table([first, second.model_copy(update={"gpu": "NVIDIA A100"})])
     assert "NVIDIA A100 and NVIDIA H200" in str(caught.value)
@@ -232,8 +246,8 @@ def test_rows_from_two_machines_are_refused(tmp_path: Path) -> None:
         make_table([GridRow(case="a", model=TINY, error="full")])
 
 
-def test_summary_counts_cases_and_errors(tmp_path: Path) -> None:
-    rows = [make_row(case, tmp_path, error=number / 1000) for number, case in enumerate(LARGE[:40], start=-20)]
+def test_summary_counts_cases_and_errors() -> None:
+    rows = [make_row(case, error=number / 1000) for number, case in enumerate(LARGE[:40], start=-20)]
     summaries = {(summary.part, summary.basis): summary for summary in make_summaries(make_table(rows))}
     everything = summaries["all", "planned"]
     assert everything.num_cases == 40
@@ -246,8 +260,8 @@ def test_summary_counts_cases_and_errors(tmp_path: Path) -> None:
     assert parts[1] == sum(is_held_out(row) for row in rows)
 
 
-def test_wrong_number_of_trainable_parameters_is_listed(tmp_path: Path) -> None:
-    row = make_row(LARGE[0], tmp_path)
+def test_wrong_number_of_trainable_parameters_is_listed() -> None:
+    row = make_row(LARGE[0])
     (line,) = list_miscounted(make_table([row.model_copy(update={"num_trainable": 7})]))
     assert line.endswith(", 7 trained")
     assert line.startswith(LARGE[0].name)
@@ -264,7 +278,7 @@ def test_published_table_loads_and_its_rows_can_be_estimated() -> None:
 
 
 def test_list_estimates_for_a_gpu_of_the_catalogue(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    append_row(tmp_path / "grid.jsonl", make_row(select_cases(["8B"])[0], tmp_path))
+    append_row(tmp_path / "grid.jsonl", make_row(select_cases(["8B"])[0]))
     words = ["--list", "--gpu", "rtx4090", "--bases", "8B", "--out", str(tmp_path / "grid.jsonl")]
     assert main(words) == 0
     output = " ".join(capsys.readouterr().out.split())
@@ -277,7 +291,7 @@ def test_list_estimates_for_a_gpu_of_the_catalogue(capsys: pytest.CaptureFixture
 def test_collect_combines_rows_and_table_summarizes_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows, table = tmp_path / "grid.jsonl", tmp_path / "table.json"
     for case in LARGE[:30:3]:  # a full fine-tuning among them, which has no rank
-        append_row(rows, make_row(case, tmp_path, error=0.005))
+        append_row(rows, make_row(case, error=0.005))
     assert main(["--collect", str(rows), "--output", str(table), "--table"]) == 0
     output = capsys.readouterr()
     assert "10 configurations in" in output.err
@@ -313,8 +327,7 @@ def test_exit_code_follows_the_progress(
     minutes: str,
     code: int,
 ) -> None:
-    monkeypatch.setattr(memory_grid, "WORKER_MODULE", "tests.unit.benchmarks.memory_grid.fake_worker")
-    monkeypatch.setenv("FAKE_WORKER", f"{NAMES[0]}={action}" if action else "")
+    set_actions(monkeypatch, select_cases([TINY], "eager"), {NAMES[0]: action})
     words = ["--out", str(tmp_path / "rows.jsonl"), "--bases", "tiny", "--only", "eager", "--minutes", minutes]
     assert main(words) == code
     output = capsys.readouterr().out
