@@ -67,6 +67,16 @@ sys.exit(outcome.exit_code)
 
 
 @dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Time limits of the launcher, in seconds."""
+
+    kill: float = 10
+    leftover: float = 10
+    orphan: float = 10
+    held: float = 10
+
+
+@dataclass(frozen=True, kw_only=True)
 class Arena:
     """A run directory and the fake training scripts started on it."""
 
@@ -85,21 +95,11 @@ class Arena:
         orphan: float = 10,
         held: float = 10,
     ) -> subprocess.Popen[bytes]:
-        script, driver = (self.folder / name for name in ("script.py", "driver.py"))
-        script.write_text(PREAMBLE + textwrap.dedent(body))
-        driver.write_text(textwrap.dedent(before) + _LAUNCHER)
         typed = self.folder / "typed.txt"
         typed.write_text("typed text must not reach the training")
-        limits = f"{kill} {leftover} {orphan} {held}"
+        limits = Limits(kill=kill, leftover=leftover, orphan=orphan, held=held)
         process = subprocess.Popen(
-            [
-                sys.executable,
-                str(driver),
-                str(self.paths.root),
-                str(script),
-                columns,
-                limits,
-            ],
+            self.write_command(body, columns=columns, before=before, limits=limits),
             env={**os.environ, "PYTHONPATH": python_path()},
             cwd=ROOT,
             stdin=typed.open(),
@@ -108,6 +108,17 @@ class Arena:
         )
         self.started.append(process)
         return process
+
+    def write_command(
+        self, body: str, *, columns: str = "", before: str = "", limits: Limits | None = None
+    ) -> tuple[str, ...]:
+        """Write a fake training script and a launcher that starts it; return the command of the launcher."""
+        script, driver = (self.folder / name for name in ("script.py", "driver.py"))
+        script.write_text(PREAMBLE + textwrap.dedent(body))
+        driver.write_text(textwrap.dedent(before) + _LAUNCHER)
+        times = limits or Limits()
+        seconds = f"{times.kill} {times.leftover} {times.orphan} {times.held}"
+        return (sys.executable, str(driver), str(self.paths.root), str(script), columns, seconds)
 
     def close(self) -> None:
         """Stop processes left by a failed test: a second signal makes the launcher kill its children."""

@@ -21,7 +21,6 @@ from launcher.launch.rehearse import Rehearsal, check_differences, find_differen
 from launcher.plan import Plan
 from launcher.request.request import Request, plan_request
 from tests.conftest import ROOT, WriteManifest, python_path
-from tests.unit.standins import PREAMBLE
 
 pytestmark = pytest.mark.long
 
@@ -242,26 +241,13 @@ def test_single_agent_is_started_directly() -> None:
     assert sorted(done.stdout.split()) == ["one", "two"]
 
 
-_MAIN = """
-import sys
-from launcher.launch import start as launch
-from launcher.cli.main import main
-if sys.argv[1]:
-    launch.find_train_script = lambda: sys.argv[1]
-sys.exit(main(sys.argv[2:]))
-"""
-
-
-def start(folder: Path, pretended: str, *flags: str) -> subprocess.CompletedProcess[str]:
+def start(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """Run `launcher rehearse` as a user types it."""
-    file = folder / "script.py"
-    if pretended:
-        file.write_text(PREAMBLE + pretended)
     overrides = [word for setting in SHORT for word in ("--set", setting)]
     arguments = ("neo4j", "--gpu", "h100", "--gpus", "8", "--runs-dir", str(folder / "runs"), *overrides, *flags)
     mine = {"PYTHONPATH": python_path(), "LAUNCHER_DATA_DIR": str(folder / "data"), "NO_COLOR": "1"}
     return subprocess.run(
-        [sys.executable, "-c", _MAIN, str(file) if pretended else "", "rehearse", *arguments],
+        [sys.executable, "-m", "launcher", "rehearse", *arguments],
         cwd=ROOT,
         env={**os.environ, **mine},
         capture_output=True,
@@ -275,7 +261,7 @@ def start(folder: Path, pretended: str, *flags: str) -> subprocess.CompletedProc
 @pytest.mark.slow
 def test_two_nodes_are_rehearsed(tmp_path: Path) -> None:
     offload = ("--set", "training.config.offload=optimizer")
-    result = start(tmp_path, "", "--nodes", "2", "--strategy", "zero2", "--steps", "2", "--json", *offload)
+    result = start(tmp_path, "--nodes", "2", "--strategy", "zero2", "--steps", "2", "--json", *offload)
     assert result.returncode == 0, result.stderr
     summary = json.loads(result.stdout)
     assert summary["run_id"].startswith("rehearsal-neo4j-")
@@ -289,17 +275,3 @@ def test_two_nodes_are_rehearsed(tmp_path: Path) -> None:
     assert "bf16" not in json.loads((run / "deepspeed.json").read_text())
     agents = [folder for folder in (run / "logs").iterdir() if folder.is_dir()]
     assert len(agents) == 2, "or the two nodes were not two agents"
-
-
-@pytest.mark.process
-def test_failed_rehearsal_returns_the_trainings_exit_code(tmp_path: Path) -> None:
-    refused = 'say("error: not so")\noutcome("failed", 5, "not so")\nsys.exit(5)\n'
-    result = start(tmp_path, refused, "--ranks", "2")
-    assert result.returncode == 5
-    assert "error: not so" in result.stderr
-    assert "Traceback" not in result.stderr
-    lines = result.stdout.splitlines()
-    assert "note: 8 ranks are rehearsed as 2: requested by --ranks\n" in result.stdout
-    assert any(line.startswith("configs differ from the cluster's in: mixed_precision bf16→no") for line in lines)
-    assert lines[-2] == "rehearsal failed: ddp on 2 CPU ranks, 3 steps done"
-    assert lines[-1].startswith(f"run directory: {tmp_path}/runs/rehearsal-neo4j-")
