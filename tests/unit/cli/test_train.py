@@ -43,17 +43,24 @@ def command(folder: Path, script: str, *arguments: str) -> list[str]:
     return [sys.executable, str(folder / "main.py"), str(folder / "script.py"), *flags]
 
 
-def environment(folder: Path) -> dict[str, str]:
-    mine = {"NO_COLOR": "1", "COLUMNS": "140", "PYTHONPATH": python_path(), "LAUNCHER_DATA_DIR": str(folder / "data")}
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a data folder in which the rows are prepared once."""
+    return tmp_path_factory.mktemp("data")
+
+
+def environment(data: Path) -> dict[str, str]:
+    mine = {"NO_COLOR": "1", "COLUMNS": "140", "PYTHONPATH": python_path(), "LAUNCHER_DATA_DIR": str(data)}
     return {**os.environ, **mine}
 
 
-def train(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_python(command(folder, script, *arguments)[1:], env=environment(folder))
+def train(folder: Path, data: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_python(command(folder, script, *arguments)[1:], env=environment(data))
 
 
 def test_training_runs_from_plan_to_outcome(tmp_path: Path) -> None:
-    result = train(tmp_path, TRAINED, "--run-id", "a")
+    data = tmp_path / "data"
+    result = train(tmp_path, data, TRAINED, "--run-id", "a")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("neo4j on ")
     root = f"{tmp_path}/runs/a"
@@ -62,14 +69,14 @@ def test_training_runs_from_plan_to_outcome(tmp_path: Path) -> None:
     assert re.search(r"^prepared data: \S+ \(prepared in [\d.]+ s\)\ntrained\n\Z", result.stderr, re.MULTILINE)
     assert json.loads((tmp_path / "runs/a/outcome.json").read_text())["status"] == "done"
     assert "from the training\n" in (tmp_path / "runs/a/logs/console.log").read_text()
-    second = train(tmp_path, REFUSED, "--run-id", "b")
+    second = train(tmp_path, data, REFUSED, "--run-id", "b")
     assert second.returncode == 5
     assert re.fullmatch(r"prepared data: \S+ \(found\)\nerror: not so\n", second.stderr)
 
 
 @pytest.mark.parametrize(("script", "code", "status"), [(TRAINED, 0, "done"), (REFUSED, 5, "failed")])
-def test_json_output_is_one_object(tmp_path: Path, script: str, code: int, status: str) -> None:
-    result = train(tmp_path, script, "--run-id", "a", "--json")
+def test_json_output_is_one_object(tmp_path: Path, data: Path, script: str, code: int, status: str) -> None:
+    result = train(tmp_path, data, script, "--run-id", "a", "--json")
     assert result.returncode == code
     answer = json.loads(result.stdout)
     assert (answer["run_id"], answer["path"], answer["started"]) == ("a", str(tmp_path / "runs/a"), True)
@@ -78,13 +85,13 @@ def test_json_output_is_one_object(tmp_path: Path, script: str, code: int, statu
     assert ("from the training" in result.stderr) == (code == 0)
 
 
-def test_closed_reader_does_not_change_the_exit_code(tmp_path: Path) -> None:
+def test_closed_reader_does_not_change_the_exit_code(tmp_path: Path, data: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     result = subprocess.run(
         command(tmp_path, REFUSED),
         cwd=ROOT,
-        env=environment(tmp_path),
+        env=environment(data),
         stdout=writer,
         stderr=subprocess.PIPE,
         check=False,
@@ -94,14 +101,14 @@ def test_closed_reader_does_not_change_the_exit_code(tmp_path: Path) -> None:
     assert b"Traceback" not in result.stderr
 
 
-def test_training_knows_about_the_terminal(tmp_path: Path) -> None:
+def test_training_knows_about_the_terminal(tmp_path: Path, data: Path) -> None:
     script = PREAMBLE + 'note(os.environ["LAUNCHER_TERMINAL"] + os.environ["COLUMNS"])\noutcome("done", 0)\n'
     ours, theirs = pty.openpty()
     subprocess.run(["stty", "cols", "91"], stdin=theirs, check=True)
     result = subprocess.run(
         command(tmp_path, script, "--run-id", "a"),
         cwd=ROOT,
-        env=environment(tmp_path),
+        env=environment(data),
         stdout=subprocess.DEVNULL,
         stderr=theirs,
         check=False,
@@ -133,7 +140,7 @@ def test_unstartable_plan_is_refused_before_data_is_prepared(
     tmp_path: Path, flags: tuple[str, ...], error: str, hint: str
 ) -> None:
     (tmp_path / "runs/taken").mkdir(parents=True)
-    result = train(tmp_path, TRAINED, *flags)
+    result = train(tmp_path, tmp_path / "data", TRAINED, *flags)
     assert result.returncode == 2
     assert result.stdout == ""
     assert error in result.stderr
@@ -179,15 +186,15 @@ def test_printed_commands_can_be_run_in_this_shell(
     assert train_command._find_program() == expected
 
 
-def test_resumed_run_needs_no_expert(tmp_path: Path) -> None:
-    assert train(tmp_path, TRAINED, "--run-id", "a").returncode == 0
+def test_resumed_run_needs_no_expert(tmp_path: Path, data: Path) -> None:
+    assert train(tmp_path, data, TRAINED, "--run-id", "a").returncode == 0
     words = [word for word in command(tmp_path, TRAINED, "--resume", "a")[1:] if word != "neo4j"]
-    result = run_python(words, env=environment(tmp_path))
+    result = run_python(words, env=environment(data))
     assert (result.returncode, result.stdout) == (
         0,
         f"{tmp_path}/runs/a: this run is done; its adapter: {tmp_path}/runs/a/adapter\n",
     )
-    refused = run_python([*words, "--verify", "3"], env=environment(tmp_path))
+    refused = run_python([*words, "--verify", "3"], env=environment(data))
     assert refused.returncode == 2
     assert f"before a run continues, and {tmp_path}/runs/a is done" in refused.stderr
 
