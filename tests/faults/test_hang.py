@@ -16,7 +16,7 @@ from launcher.core.run_paths import RunPaths
 from tests.distributed.harness import Child, Harness, TrainedRun, TrainingCase, make_command
 from tests.faults.fork_server import ForkServer, LaunchedProcesses
 
-LIMIT_SECONDS = 12
+LIMIT_SECONDS = 8
 SLOW = {"LAUNCHER_TEST_STEP_SECONDS": "1"}
 LONG = {"max_steps": 200, "eval_steps": 200, "save_steps": 200}
 

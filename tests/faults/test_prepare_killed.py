@@ -136,6 +136,7 @@ def test_waiting_prepare_takes_over_from_a_killed_one(project: PrepareProject) -
     first = start(project)
     while detect_phase(project.root) != "tokenising":
         assert first.poll() is None
+        time.sleep(0.002)
     second = start(project)
     time.sleep(0.05)
     first.kill()
