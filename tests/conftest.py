@@ -55,7 +55,12 @@ _IMPORTS_TORCH = re.compile(
 
 # Each group runs in one test process: its tests share what takes long to make, such as a server process with torch.
 _TRAINED = tuple(f"tests/training/{name}/" for name in ("evaluation", "export", "inference"))
-_TOGETHER = (("tests/distributed/", "tests/faults/"), (*_TRAINED, "tests/unit/test_train_script.py"))
+_TOGETHER = (
+    ("tests/distributed/", "tests/faults/"),
+    (*_TRAINED, "tests/unit/test_train_script.py"),
+    ("tests/unit/judges/cypher/",),
+    ("tests/unit/judges/typescript/",),
+)
 
 Tree = dict[str, Any]
 WriteManifest = Callable[..., Path]
@@ -68,10 +73,14 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if _IMPORTS_TORCH.search(collection_path.read_text(encoding="utf-8")) else None
 
 
+def pytest_collection() -> None:
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Exempt imported modules and collected tests from garbage collection, which takes an eighth of the time."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(50_000, 20, 20)
 
 

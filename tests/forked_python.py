@@ -8,6 +8,7 @@ verb starts is forked too. Tests of the start itself, of pipes and terminals use
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -108,6 +109,7 @@ def _serve(needs_torch: bool) -> None:
     """Answer each request, a line of JSON, with the exit code of its child."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print to stderr, not into the responses
+    gc.disable()
     for package in _WITHOUT_TORCH:
         module = importlib.import_module(f"launcher.{package}")
         for found in pkgutil.walk_packages(module.__path__, f"{module.__name__}."):
@@ -122,6 +124,9 @@ def _serve(needs_torch: bool) -> None:
         vars(torch_subcommands)["subprocess"] = types.SimpleNamespace(
             Popen=_ForkedModule, TimeoutExpired=subprocess.TimeoutExpired
         )
+        importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("")  # compiles all
+    gc.freeze()
+    gc.enable()
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
