@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -19,6 +18,7 @@ from launcher.judges.cypher.schema_check import find_schema_faults
 from launcher.judges.cypher.syntax import ANALYSER, open_syntax_checker
 from launcher.judges.node_tools import INSTALL_HINT, find_node, find_package
 from tests.conftest import ROOT
+from tests.unit.judges.cypher.conftest import JudgeOf
 from tests.unit.judges.cypher.cypher_mutants import other_meaning, same_meaning, wrong_directions, wrong_names
 from tests.unit.judges.verdicts import passes_all
 
@@ -40,10 +40,9 @@ def ask(row: dict[str, str]) -> ReferenceRow:
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[CypherJudge]:
+def judge(judge_of: JudgeOf) -> CypherJudge:
     """With graphglot, which any machine has: what is tested here does not depend on who parses."""
-    with CypherJudge(("graphglot",)) as opened:
-        yield opened
+    return judge_of("graphglot")
 
 
 SCHEMA = """Node properties:
@@ -62,24 +61,25 @@ def give(judge: CypherJudge, answer: str, reference: str = REFERENCE, schema: st
     return verdict
 
 
-def test_references_are_right(judge: CypherJudge) -> None:
-    rows = load_rows("validation")[::3]
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
+def test_references_are_right(judge: CypherJudge, every: int) -> None:
+    rows = load_rows("validation")[::every]
     wrong = [v.reason for v in judge.judge(list(map(ask, rows)), [row["cypher"] for row in rows]) if not passes_all(v)]
     assert not wrong
 
 
 @needs_analyser
 @pytest.mark.parametrize("backend", ["node", "racer"])
-def test_references_are_right_for_neo4j(backend: str) -> None:
+def test_references_are_right_for_neo4j(judge_of: JudgeOf, backend: str) -> None:
     if backend == "node" and find_node() is None:
         pytest.skip("no Node here")
     if backend == "racer":
         pytest.importorskip("py_mini_racer")
-    rows = load_rows("test")[:6]
-    with CypherJudge((backend,)) as judge:
-        assert ANALYSER in judge.checks[0].checker
-        assert all(passes_all(v) for v in judge.judge(list(map(ask, rows)), [row["cypher"] for row in rows]))
-        assert give(judge, "MATCH (a:Actor) RETURN b.name").checks["parses"] is False
+    rows = load_rows("test")[:3]
+    judge = judge_of(backend)
+    assert ANALYSER in judge.checks[0].checker
+    assert all(passes_all(v) for v in judge.judge(list(map(ask, rows)), [row["cypher"] for row in rows]))
+    assert give(judge, "MATCH (a:Actor) RETURN b.name").checks["parses"] is False
 
 
 def test_no_false_alarm_on_any_row() -> None:
@@ -176,20 +176,21 @@ def test_names_are_not_judged_without_a_schema(judge: CypherJudge) -> None:
     assert (checks["names"], checks["directions"], checks["result"], checks["matches"]) == (None, None, None, False)
 
 
-def test_without_an_engine_the_normal_form_decides() -> None:
-    with CypherJudge(("graphglot",), with_engine=False) as judge:
-        assert "not judged" in judge.checks[4].checker
-        answer = REFERENCE.lower().replace("actor", "Actor").replace("film", "Film").replace("played_in", "PLAYED_IN")
-        assert passes_all(give(judge, answer))
-        assert give(judge, REFERENCE.replace("f.year > 1990", "1990 < f.year")).checks == {
-            "parses": True,
-            "reads": True,
-            "names": True,
-            "directions": True,
-            "result": None,
-            "matches": False,
-            "equal": False,
-        }
+def test_without_an_engine_the_normal_form_decides(judge: CypherJudge, monkeypatch: pytest.MonkeyPatch) -> None:
+    without = CypherJudge(("graphglot",), with_engine=False)
+    monkeypatch.setattr(without, "_syntax", judge._syntax)
+    assert "not judged" in without.checks[4].checker
+    answer = REFERENCE.lower().replace("actor", "Actor").replace("film", "Film").replace("played_in", "PLAYED_IN")
+    assert passes_all(give(without, answer))
+    assert give(without, REFERENCE.replace("f.year > 1990", "1990 < f.year")).checks == {
+        "parses": True,
+        "reads": True,
+        "names": True,
+        "directions": True,
+        "result": None,
+        "matches": False,
+        "equal": False,
+    }
 
 
 def test_checkers_and_missing_backends_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:

@@ -8,12 +8,15 @@ from collections.abc import Iterator
 import pytest
 
 from launcher.judges.base import ReferenceRow
+from launcher.judges.cypher import execution_match
 from launcher.judges.cypher.execution_match import Engine, _shrink_counts, _shrink_limits
 from launcher.judges.cypher.judge import CypherJudge
 from launcher.judges.cypher.lexer import split_tokens
 from launcher.judges.cypher.schema import load_graph_schema
-from launcher.judges.cypher.syntax import ANALYSER, open_syntax_checker
+from launcher.judges.cypher.syntax import ANALYSER, SyntaxChecker, open_syntax_checker
 from launcher.judges.node_tools import find_node, find_package
+from launcher.judges.worker import make_python_worker
+from tests.unit.judges.cypher.conftest import JudgeOf
 from tests.unit.judges.cypher.test_cypher import REFERENCE, SCHEMA
 from tests.unit.judges.verdicts import passes_all
 
@@ -60,9 +63,25 @@ HOSTILE = {
 }
 
 
+# Of a query in the engine, instead of 2000: some answers take all the time that they get.
+LIMIT = "from launcher.judges.cypher import engine_worker; engine_worker._MILLISECONDS = 500"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    opened = Engine()
+    opened._worker = make_python_worker(
+        f"{LIMIT}; engine_worker.serve()", seconds=execution_match._SECONDS, memory_mib=execution_match._MEMORY_MIB
+    )
+    yield opened
+    opened.close()
+
+
 @pytest.fixture(scope="module", params=["graphglot", *(["node"] if HAS_NODE else [])])
-def judge(request: pytest.FixtureRequest) -> Iterator[CypherJudge]:
-    with CypherJudge((request.param,)) as opened:
+def judge(request: pytest.FixtureRequest, judge_of: JudgeOf, engine: Engine) -> Iterator[CypherJudge]:
+    opened = judge_of(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(opened, "_engine", engine)
         yield opened
 
 
@@ -90,35 +109,51 @@ def test_a_reference_full_of_brackets(judge: CypherJudge) -> None:
     assert time.monotonic() - begun < 60
 
 
-def test_the_engine_is_bounded() -> None:
+def test_the_engine_is_bounded(engine: Engine) -> None:
     """Asked directly, past all checks: it gives up, and the next question is answered."""
     schema = load_graph_schema(SCHEMA)
     assert schema is not None
-    engine = Engine()
-    try:
-        for name in ("expansion", "product", "range"):
-            begun = time.monotonic()
-            outcome = engine.compare(schema, split_tokens(HOSTILE[name]), split_tokens(HOSTILE[name] + " LIMIT 1"))
-            assert outcome.same is not False
-            assert time.monotonic() - begun < 60
-        assert engine.compare(schema, split_tokens(REFERENCE), split_tokens(REFERENCE)).same is True
-    finally:
-        engine.close()
+    for name in ("expansion", "product", "range"):
+        begun = time.monotonic()
+        outcome = engine.compare(schema, split_tokens(HOSTILE[name]), split_tokens(HOSTILE[name] + " LIMIT 1"))
+        assert outcome.same is not False
+        assert time.monotonic() - begun < 60
+    assert engine.compare(schema, split_tokens(REFERENCE), split_tokens(REFERENCE)).same is True
 
 
 @pytest.mark.skipif(not HAS_NODE, reason="Node or the analyser is missing")
 def test_syntax_checker_restarts_after_it_was_killed() -> None:
     analyser = open_syntax_checker(("node",))
     try:
-        assert analyser.find_fault("MATCH (a) RETURN a") == ""
-        analyser._worker.close()
-        assert "not defined" in analyser.find_fault("MATCH (a) RETURN b")
         analyser._worker.seconds = 0.001
         assert "timed out" in analyser.find_fault("MATCH (a) RETURN a.name")
         analyser._worker.seconds = 10
+        assert "not defined" in analyser.find_fault("MATCH (a) RETURN b")
         assert analyser.find_fault("MATCH (a) RETURN a.born") == ""
     finally:
         analyser.close()
+
+
+DIES_AFTER_ONE = """
+import json, os, sys
+print("ready", flush=True)
+for number, line in enumerate(sys.stdin):
+    if number or "fatal" in line:
+        os._exit(3)
+    print(json.dumps(f"process {os.getpid()}"), flush=True)
+"""
+
+
+def test_a_query_that_fails_in_a_used_process_gets_a_new_one() -> None:
+    worker = make_python_worker(f"exec({DIES_AFTER_ONE!r})", seconds=10, memory_mib=256)
+    checker = SyntaxChecker("a checker", worker)
+    try:
+        faults = [checker.find_fault(query) for query in ("RETURN 1", "RETURN 2", "RETURN 'fatal'", "RETURN 3")]
+        assert len(set(faults)) == 4
+        assert [fault.split()[0] for fault in faults] == ["process", "process", "the", "process"]
+        assert faults[2] == "the analyser exited with code 3"
+    finally:
+        checker.close()
 
 
 @pytest.mark.parametrize(

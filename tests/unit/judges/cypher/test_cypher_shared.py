@@ -17,9 +17,10 @@ from launcher.judges.cypher.lexer import split_tokens
 from launcher.judges.cypher.schema import load_graph_schema
 from launcher.judges.cypher.schema_check import find_schema_faults
 from launcher.judges.cypher.server_rules import find_rule_fault
-from launcher.judges.cypher.syntax import ANALYSER, open_syntax_checker
+from launcher.judges.cypher.syntax import ANALYSER
 from launcher.judges.node_tools import INSTALL_HINT, find_node, find_package
 from tests.conftest import ALL_VARIABLE, SHARED
+from tests.unit.judges.cypher.conftest import JudgeOf
 from tests.unit.judges.cypher.cypher_mutants import wrong_directions, wrong_names
 
 FILE = SHARED / "data" / "text2cypher.jsonl"
@@ -42,32 +43,28 @@ def count_faults(rows: list[Row], find_fault: Callable[[str], str]) -> int:
     return sum(bool(find_fault(row["cypher"]) or find_rule_fault(split_tokens(row["cypher"]))) for row in rows)
 
 
-def measure(half: str, backend: str) -> tuple[float, int, float]:
+def measure(half: str, find_fault: Callable[[str], str]) -> tuple[float, int, float]:
     """False alarms, as a share; broken queries that were let pass; and how many they are of all broken ones."""
     rows = load_half(half)
-    valid = thin([row for row in rows if not row["syntax_error"]], 25)
-    broken = thin([row for row in rows if row["syntax_error"]], 4)
-    analyser = open_syntax_checker((backend,))
-    try:
-        missed = len(broken) - count_faults(broken, analyser.find_fault)
-        return count_faults(valid, analyser.find_fault) / len(valid), missed, missed / len(broken)
-    finally:
-        analyser.close()
+    valid = thin([row for row in rows if not row["syntax_error"]], 40)
+    broken = thin([row for row in rows if row["syntax_error"]], 6)
+    missed = len(broken) - count_faults(broken, find_fault)
+    return count_faults(valid, find_fault) / len(valid), missed, missed / len(broken)
 
 
 @pytest.mark.skipif(find_package(ANALYSER) is None or find_node() is None, reason=f"no analyser; `{INSTALL_HINT}`")
 @pytest.mark.parametrize("half", ["used", pytest.param("unused", marks=pytest.mark.slow)])
-def test_validity_agrees_with_a_neo4j_server(half: str) -> None:
-    alarms, num_missed, missed = measure(half, "node")
+def test_validity_agrees_with_a_neo4j_server(judge_of: JudgeOf, half: str) -> None:
+    alarms, num_missed, missed = measure(half, judge_of("node")._syntax.find_fault)
     assert alarms <= 0.001
     assert num_missed <= 1 or missed <= 0.03
 
 
 @pytest.mark.parametrize("half", ["used", pytest.param("unused", marks=pytest.mark.slow)])
-def test_validity_without_neo4j(half: str) -> None:
+def test_validity_without_neo4j(judge_of: JudgeOf, half: str) -> None:
     """Not as good, and said to be who judged."""
     pytest.importorskip("graphglot")
-    alarms, _, missed = measure(half, "graphglot")
+    alarms, _, missed = measure(half, judge_of("graphglot")._syntax.find_fault)
     assert alarms <= 0.05
     assert missed <= 0.25
 
