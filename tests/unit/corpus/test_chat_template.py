@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from launcher.core.errors import InputError
-from launcher.corpus import template_sandbox
+from launcher.corpus import chat_template, template_sandbox
 from launcher.corpus.chat_template import TokenizerTemplate, make_tokenizer_template
 from launcher.corpus.conversations import REASONING_KEYS, Conversation, Message
 from launcher.corpus.rows import Json
@@ -19,6 +21,21 @@ from launcher.corpus.tokenizer import BaseTokenizer
 from tests.unit.corpus.families import FAMILIES, write_family
 from tests.unit.corpus.inputs import CHAT_TEMPLATE, write_base
 from tests.unit.corpus.test_templates import ONE_TURN, TWO_TURNS, marked
+
+
+def check_here(source: str) -> str:
+    """What the child process of check_template does, without the process and its limits."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", io.StringIO(source))
+        return "" if template_sandbox._main() == 0 else "refused"
+
+
+@pytest.fixture(autouse=True)
+def _check_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start child processes only in the tests of the limits: nearly every test has a template of its own."""
+    if request.node.get_closest_marker("process") is None:
+        monkeypatch.setattr(chat_template, "check_template", check_here)
+
 
 LOOP = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -19,6 +19,7 @@ from launcher.corpus.tokenizer import BaseTokenizer
 from tests.unit.corpus.inputs import (
     command,
     environment,
+    launcher,
     make_rows,
     make_spec,
     prepare_quietly,
@@ -183,6 +184,7 @@ def test_full_disk_is_an_error_and_leaves_no_files(
     left = [path.name for path in spec.root.iterdir()]
     assert all(name.endswith((".lock", ".json")) for name in left), left
     monkeypatch.setenv("LAUNCHER_DATA_DIR", str(expert.parent))
+    write_jsonl(expert.parent / "train.jsonl", make_rows(40))
     assert not prepare_quietly(make_spec(expert, base)).was_cached
 
 
@@ -190,15 +192,8 @@ def test_full_disk_is_an_error_and_leaves_no_files(
 @pytest.mark.parametrize("small_disk", ["size=256k"], indirect=True)
 def test_a_full_disk_is_one_message_on_the_command_line(expert: Path, base: Path, small_disk: Path) -> None:
     write_jsonl(expert.parent / "train.jsonl", make_rows(2000))
-    arguments = command("prepare", str(expert), "--gpu", "rtx4090", "--base", str(base))
-    result = subprocess.run(
-        arguments,
-        cwd=expert.parent,
-        env=environment(LAUNCHER_DATA_DIR=str(small_disk)),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    arguments = ("prepare", str(expert), "--gpu", "rtx4090", "--base", str(base))
+    result = launcher(*arguments, cwd=expert.parent, LAUNCHER_DATA_DIR=str(small_disk))
     assert result.returncode == 2
     first, error, hint = result.stderr.splitlines()
     assert first == "preparing neo4j: no data prepared yet"

@@ -24,39 +24,44 @@ pytestmark = pytest.mark.process
 
 # In a process of its own: pytest's has threads, and forking would not be safe.
 PREPARE = """
-import json, sys, time
+import json, os, sys, time
 from pathlib import Path
 from launcher.corpus import build, worker_processes
 from launcher.launch.prepare_data import prepare_planned
 from launcher.request.request import Request, plan_request
 
-manifest, num_workers, script = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+manifest, data, script, *counts = sys.argv[1:]
 build._MIN_PARALLEL_BYTES, build._CHUNK_ROWS = 0, 37
-build.count_workers = lambda: num_workers
 exec(script)
-planned = plan_request(Request(expert=manifest, profile="full"))
-rows = []
-store = prepare_planned(planned, lambda _: None, rows.append).store
-print(json.dumps({"rows": sum(rows), "folder": str(store.folder)}))
+for count in counts:
+    os.environ["LAUNCHER_DATA_DIR"] = f"{data}/{count}"
+    build.count_workers = lambda: int(count)
+    planned = plan_request(Request(expert=manifest, profile="full"))
+    rows = []
+    store = prepare_planned(planned, lambda _: None, rows.append).store
+    print(json.dumps({"rows": sum(rows), "folder": str(store.folder)}))
 """
 
 
 BAD_ROWS = ["{", '{"question": "", "answer": ""}', "[1]", '{"question": "q <|im_end|>", "answer": "a"}']
 
 
-def start(manifest: Path, data: Path, num_workers: int, script: str = "") -> subprocess.Popen[str]:
-    environment = {**os.environ, "LAUNCHER_DATA_DIR": str(data), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", PREPARE, str(manifest), str(num_workers), script]
+def start(manifest: Path, data: Path, *num_workers: int, script: str = "") -> subprocess.Popen[str]:
+    """Prepare the data with each number of processes in turn."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", PREPARE, str(manifest), str(data), script, *map(str, num_workers)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def prepare(manifest: Path, data: Path, num_workers: int) -> tuple[int, dict[str, bytes]]:
-    process = start(manifest, data, num_workers)
+def prepare(manifest: Path, data: Path, *num_workers: int) -> list[tuple[int, dict[str, bytes]]]:
+    process = start(manifest, data, *num_workers)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    report = json.loads(out)
-    files = [file for file in Path(report["folder"]).iterdir() if file.suffix == ".arrow" or "audit" in file.name]
-    return report["rows"], {file.name: file.read_bytes() for file in files}
+    prepared = []
+    for report in map(json.loads, out.splitlines()):
+        files = [file for file in Path(report["folder"]).iterdir() if file.suffix == ".arrow" or "audit" in file.name]
+        prepared.append((report["rows"], {file.name: file.read_bytes() for file in files}))
+    return prepared
 
 
 @pytest.fixture
@@ -71,16 +76,17 @@ def manifest(tmp_path: Path) -> Path:
 
 
 def test_processes_give_the_bytes_of_one(manifest: Path, tmp_path: Path) -> None:
-    rows, expected = prepare(manifest, tmp_path / "one", 1)
+    three, one = prepare(manifest, tmp_path / "data", 3, 1)  # workers are forked before this process has threads
+    rows, expected = one
     assert rows == 1000
     assert {"train.arrow", "validation.arrow"} < expected.keys()
     assert b'"rejected"' in expected["audit.json"]
-    assert prepare(manifest, tmp_path / "three", 3) == (rows, expected)
+    assert three == one
 
 
 def test_killed_worker_is_an_error(manifest: Path, tmp_path: Path) -> None:
     die = "import os\nmake = build.tokenize_here\nbuild.tokenize_here = lambda *a: os.kill(os.getpid(), 9)"
-    process = start(manifest, tmp_path / "data", 2, die)
+    process = start(manifest, tmp_path / "data", 2, script=die)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 1
     assert "InputError: a process that tokenizes rows was killed" in err
@@ -88,7 +94,7 @@ def test_killed_worker_is_an_error(manifest: Path, tmp_path: Path) -> None:
 
 def test_workers_end_with_a_killed_parent(manifest: Path, tmp_path: Path) -> None:
     wait = "build.tokenize_here = lambda *a: time.sleep(600)"
-    process = start(manifest, tmp_path / "data", 2, wait)
+    process = start(manifest, tmp_path / "data", 2, script=wait)
     parent, deadline = psutil.Process(process.pid), time.monotonic() + 120
     while len(workers := parent.children()) < 2:
         assert time.monotonic() < deadline
