@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.judges.base import ReferenceRow
+from launcher.judges.base import ReferenceRow, Verdict
 from launcher.judges.sql.judge import ANSWER_SECONDS, SqlJudge
 from tests.unit.judges.verdicts import passes_all
 
@@ -81,6 +81,7 @@ HOSTILE = {
     "huge number": f"SELECT name FROM t WHERE x > {'9' * 400}",
     "prose": f"Of course! Here is the query:\n\n```sql\n{GOLD}\n```\n",
 }
+SLOWEST = "one slow step"  # SQLite cannot be interrupted in it: the worker is killed after its time limit
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +90,13 @@ def judge() -> Iterator[SqlJudge]:
         yield judge
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_answer_is_wrong_and_harmless(
-    judge: SqlJudge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    if name == "one slow step":
-        monkeypatch.setattr(judge._worker, "seconds", SHORT_SECONDS)
+@pytest.mark.parametrize("name", [name for name in HOSTILE if name != SLOWEST])
+def test_a_hostile_answer_is_wrong_and_harmless(judge: SqlJudge, tmp_path: Path, name: str) -> None:
+    judge_hostile_answer(judge, tmp_path, name)
+
+
+def judge_hostile_answer(judge: SqlJudge, tmp_path: Path, name: str) -> Verdict:
+    """Check what holds for every hostile answer, and return the verdict."""
     assert passes_all(judge.judge([QUESTION], [GOLD])[0])
     outside = tmp_path / "outside"
     begun = time.monotonic()
@@ -109,6 +111,7 @@ def test_a_hostile_answer_is_wrong_and_harmless(
     assert _peak_bytes(judge) < PEAK_BYTES
     after = judge.judge([QUESTION], [GOLD])[0]
     assert list(after.checks.values()) == [True, True, True]
+    return verdict
 
 
 @pytest.mark.parametrize("name", ["pragma as a table", "the catalogue", "extension", "rows without end", "explain"])
@@ -131,7 +134,7 @@ def _peak_bytes(judge: SqlJudge) -> int:
 
 
 def test_worker_is_killed_only_if_the_query_cannot_be_interrupted(
-    judge: SqlJudge, monkeypatch: pytest.MonkeyPatch
+    judge: SqlJudge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge.judge([QUESTION], [GOLD])
     before = judge._worker._worker
@@ -140,16 +143,16 @@ def test_worker_is_killed_only_if_the_query_cannot_be_interrupted(
     assert judge._worker._worker is before
     assert judge._worker.seconds == ANSWER_SECONDS
     monkeypatch.setattr(judge._worker, "seconds", SHORT_SECONDS)
-    verdict = judge.judge([QUESTION], [HOSTILE["one slow step"]])[0]
+    verdict = judge_hostile_answer(judge, tmp_path, SLOWEST)
     assert judge._worker._worker is not before
     assert dict(verdict.checks) == {"parses": True, "executes": False, "result": False}
     assert verdict.reason == f"it cannot be judged: the worker timed out after {SHORT_SECONDS:g} s"
 
 
 def test_hostile_reference_is_not_judged(judge: SqlJudge, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge._worker, "seconds", SHORT_SECONDS)
-    for sql in (HOSTILE["one slow step"], HOSTILE["counting without end"]):
-        verdict = judge.judge([ReferenceRow(instruction="", context=TABLES, reference=sql)], [GOLD])[0]
+    for name, seconds in ((SLOWEST, 0.5), ("counting without end", ANSWER_SECONDS)):
+        monkeypatch.setattr(judge._worker, "seconds", seconds)
+        verdict = judge.judge([ReferenceRow(instruction="", context=TABLES, reference=HOSTILE[name])], [GOLD])[0]
         assert verdict.checks["result"] is None
         assert verdict.reason.startswith("not judged: the ")
     assert passes_all(judge.judge([QUESTION], [GOLD])[0])
