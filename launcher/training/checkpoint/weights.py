@@ -106,7 +106,6 @@ def write_exact_weights(run: TrainingRun, folder: Path, weights: Mapping[str, Te
     """Write weights for a checkpoint, without loss of precision. Adapters are in PEFT's format."""
     if isinstance(run.engine.module.model, PeftModel):
         _write(run, folder, weights)
-        (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty template
     else:
         save_file(dict(weights), folder / WEIGHTS_FILE)
 
@@ -147,6 +146,8 @@ def _add_tied(model: PeftModel, weights: Mapping[str, Tensor]) -> dict[str, Tens
 def _write(run: TrainingRun, folder: Path, weights: Mapping[str, Tensor]) -> None:
     model = run.engine.module.model
     if isinstance(model, PeftModel):
+        # PEFT would write an empty model card, and compile its template each time, which holds up the training's thread.
+        vars(model)["create_or_update_model_card"] = lambda _folder: None
         model.save_pretrained(str(folder), state_dict=_add_tied(model, weights), save_embedding_layers=False)
         _fix_adapter_config(folder / "adapter_config.json", run)
         return
