@@ -11,13 +11,15 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
+from tests.faults import fork_server
 
 CASES = (
+    "tests/distributed/nf4_cases.py",  # first: it forks this process
     "tests/training/kernels/nf4_cases.py",
-    "tests/distributed/nf4_cases.py",
     "tests/training/engine/adamw_8bit_cases.py",
     "tests/training/engine/chunked_adamw_cases.py",
 )
+SHOWN = dict.fromkeys(fork_server._SHOWN, fork_server._UNMARKED)  # a forked process can change only these
 BITSANDBYTES = os.environ.get("LAUNCHER_TEST_BITSANDBYTES")  # a folder that contains it, if the environment does not
 
 
@@ -29,7 +31,7 @@ def test_cases_that_need_bitsandbytes() -> None:
     path = os.pathsep.join([str(ROOT), *([BITSANDBYTES] if BITSANDBYTES else []), *sys.path])
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *CASES],
-        env={**os.environ, "PYTHONPATH": path, "PYTEST_ADDOPTS": "", "PYTHONWARNINGS": "ignore"},
+        env={**os.environ, **SHOWN, "PYTHONPATH": path, "PYTEST_ADDOPTS": "", "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,
         check=False,
