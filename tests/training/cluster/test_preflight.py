@@ -55,8 +55,13 @@ class Site:
         return check_nodes(self.plan, self.paths, self.recorder, find_data or self.find_data, patience)
 
 
+@pytest.fixture(scope="module")
+def smoke_plan() -> Plan:
+    return plan_request(Request(expert=str(ROOT / "experts/neo4j/manifest.json"), profile="smoke")).plan
+
+
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def site(smoke_plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     """Return two nodes of two ranks; this process is rank 0 unless a test changes that."""
     monkeypatch.setenv("LAUNCHER_DATA_DIR", str(tmp_path))
     monkeypatch.setattr(rendezvous, "_hosted", [])
@@ -68,10 +73,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
-    plan = plan_request(Request(expert=str(ROOT / "experts/neo4j/manifest.json"), profile="smoke")).plan
     paths = RunPaths(tmp_path / "run")
     paths.logs.mkdir(parents=True)
-    return Site(plan=plan, paths=paths, recorder=RunRecorder(paths, is_main=True), port=port)
+    return Site(plan=smoke_plan, paths=paths, recorder=RunRecorder(paths, is_main=True), port=port)
 
 
 def send_own_report(site: Site, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

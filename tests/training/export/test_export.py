@@ -78,6 +78,12 @@ def list_leftovers(paths: RunPaths) -> list[str]:
     return [file.name for file in paths.root.iterdir() if "merged" in file.name]
 
 
+@pytest.fixture
+def _few_compared_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row: a wrong merge differs at each token."""
+    monkeypatch.setattr(merge, "_COMPARED_TOKENS", 160)
+
+
 @pytest.mark.slow
 def test_merged_model_loads_without_the_launcher_and_agrees(trained: Trained, tmp_path: Path) -> None:  # noqa: F811
     result = launcher(trained, "export", "a", "--out", str(tmp_path / "merged"))
@@ -107,7 +113,7 @@ def test_adapter_loads_and_generates_with_peft_alone(trained: Trained, tmp_path:
     )
 
 
-@pytest.mark.usefixtures("data_dir")
+@pytest.mark.usefixtures("data_dir", "_few_compared_tokens")
 @pytest.mark.parametrize("damage", ["dropped", "doubled", "one weight", "not a number"])
 def test_wrong_merge_is_refused_and_leaves_no_files(
     trained: Trained,  # noqa: F811
@@ -139,7 +145,7 @@ def test_wrong_merge_is_refused_and_leaves_no_files(
     assert list_leftovers(paths) == []
 
 
-@pytest.mark.usefixtures("data_dir")
+@pytest.mark.usefixtures("data_dir", "_few_compared_tokens")
 def test_nan_adapter_is_refused(
     trained: Trained,  # noqa: F811
     tmp_path: Path,
@@ -158,7 +164,7 @@ def test_nan_adapter_is_refused(
     assert list_leftovers(paths) == []
 
 
-@pytest.mark.usefixtures("data_dir")
+@pytest.mark.usefixtures("data_dir", "_few_compared_tokens")
 @pytest.mark.parametrize(
     ("dtype", "name"), [("bf16", "bfloat16"), pytest.param("fp16", "float16", marks=pytest.mark.slow)]
 )
@@ -174,7 +180,7 @@ def test_dtype_flag_sets_the_saved_dtype(trained: Trained, tmp_path: Path, dtype
     assert [file.name for file in out.parent.iterdir()] == ["model"]
 
 
-@pytest.mark.usefixtures("data_dir")
+@pytest.mark.usefixtures("data_dir", "_few_compared_tokens")
 @pytest.mark.parametrize("kind", ["dora", "ia3"])
 def test_dora_and_ia3_adapters_merge(
     trained: Trained,  # noqa: F811
@@ -202,7 +208,7 @@ def test_dora_and_ia3_adapters_merge(
     torch.testing.assert_close(merged, model.eval()(ids).logits, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.usefixtures("data_dir")
+@pytest.mark.usefixtures("data_dir", "_few_compared_tokens")
 def test_full_fine_tuning_is_copied(
     trained: Trained,  # noqa: F811
     tmp_path: Path,
@@ -222,7 +228,7 @@ def test_full_fine_tuning_is_copied(
     assert (paths.merged / "tokenizer.json").is_file()
 
 
-@pytest.mark.usefixtures("data_dir")
+@pytest.mark.usefixtures("data_dir", "_few_compared_tokens")
 def test_quantized_training_is_merged_into_the_unquantized_base(
     trained: Trained,  # noqa: F811
     tmp_path: Path,
@@ -306,7 +312,7 @@ def test_incomplete_adapter_is_refused(trained: Trained, tmp_path: Path, capsys:
     assert "adapter_model.safetensors is missing" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("data_dir")
+@pytest.mark.usefixtures("data_dir", "_few_compared_tokens")
 def test_damaged_adapter_is_refused(
     trained: Trained,  # noqa: F811
     tmp_path: Path,

@@ -156,43 +156,44 @@ def test_fused_weights_have_the_planned_size(targets: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dora", "dropout"),
-    [(True, 0.3), *(pytest.param(*r, marks=pytest.mark.slow) for r in ((False, 0.0), (True, 0.0), (False, 0.3)))],
+    ("dora", "dropout", "checkpointing"),
+    [
+        (True, 0.3, "selective"),  # without checkpointing, and with the full one: test_fused_decoder_layer.py
+        *(
+            pytest.param(*rest, marks=pytest.mark.slow)
+            for rest in (
+                *((dora, dropout, "none") for dora in (False, True) for dropout in (0.0, 0.3)),
+                *((False, 0.0, checkpointing) for checkpointing in ("selective", "full")),
+            )
+        ),
+    ],
 )
-def test_one_compiled_graph_serves_all_layers_except_the_first(dora: bool, dropout: float) -> None:
+def test_one_compiled_graph_serves_all_layers_except_the_first(
+    monkeypatch: pytest.MonkeyPatch, dora: bool, dropout: float, checkpointing: Any
+) -> None:
     """The input of the first layer needs no gradient."""
+    monkeypatch.setattr(layers_module, "SELECTIVE_MIN_INNER", 32)
     model = make_model(dora=dora, dropout=dropout)
     use_same_dropout_mask(model)
     expected = compute(model.train())
     fuse(model, compiled=True)
-    prepare_layers(get_layers(model), "none", CompilePlan(scope="layer", backend="aot_eager", mode=None))
+    prepare_layers(get_layers(model), checkpointing, CompilePlan(scope="layer", backend="aot_eager", mode=None))
     check_same(compute(model), expected)
+    assert layers_module.is_compile_enabled(), "torch.compile must not have fallen back to eager"
     assert counters["stats"]["unique_graphs"] == 2
     assert not counters["graph_break"]
 
 
-@pytest.mark.parametrize(
-    ("checkpointing", "compiled"),
-    [
-        ("selective", False),
-        ("full", False),
-        ("selective", True),
-        pytest.param("full", True, marks=pytest.mark.slow),  # fused blocks: test_fused_decoder_layer.py
-    ],
-)
-def test_gradients_with_activation_checkpointing(
-    monkeypatch: pytest.MonkeyPatch, checkpointing: Any, compiled: bool
-) -> None:
+@pytest.mark.parametrize("checkpointing", ["selective", "full"])
+def test_gradients_with_activation_checkpointing(monkeypatch: pytest.MonkeyPatch, checkpointing: Any) -> None:
     monkeypatch.setattr(layers_module, "SELECTIVE_MIN_INNER", 32)
     model = make_model()
     expected = compute(model)
-    fuse(model, compiled=compiled)
-    plan = CompilePlan(scope="layer", backend="aot_eager", mode=None) if compiled else None
-    prepare_layers(get_layers(model), checkpointing, plan)
+    fuse(model)
+    prepare_layers(get_layers(model), checkpointing, None)
     model.train()
     check_same(compute(model), expected)
-    assert layers_module.is_compile_enabled(), "torch.compile must not have fallen back to eager"
-    assert bool(counters["stats"]["unique_graphs"]) == compiled
+    assert not counters["stats"]["unique_graphs"]
 
 
 def test_refresh_copies_changed_parameters() -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.launch.prepare_data import prepare_planned
+from launcher.request.request import Request, plan_request
 from launcher.training.cluster.node_diff import list_used_packages
 from launcher.training.runtime.unused_packages import hide_unused_packages
 from tests.conftest import ROOT, python_path
@@ -53,24 +55,21 @@ with open({str(notes)!r}, "a") as file:
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 99.0\n")
 
 
-def run_launcher(folder: Path, path: str, *arguments: str) -> None:
-    environment = {**os.environ, "LAUNCHER_DATA_DIR": str(folder / "data"), "PYTHONPATH": path}
-    command = [sys.executable, "-m", "launcher", *arguments]
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr[-3000:]
-
-
 @pytest.mark.process
-def test_lora_run_imports_no_unused_package(tmp_path: Path) -> None:
+def test_lora_run_imports_no_unused_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LAUNCHER_DATA_DIR", str(tmp_path / "data"))
     manifest = str(copy_expert("json", tmp_path / "experts", num_train=40, num_validation=8))
-    run_launcher(tmp_path, python_path(), "prepare", manifest)
+    prepare_planned(plan_request(Request(expert=manifest)), lambda _: None, lambda _: None)
     site, notes = tmp_path / "site", tmp_path / "notes.txt"
     install(site, notes)
     config = {"evaluation_strategy": "no", "load_best_model_at_end": "false", "wandb.mode": "disabled"}
     overrides = ["evaluation.task_rows=0", *(f"training.config.{key}={value}" for key, value in config.items())]
     flags = [word for override in overrides for word in ("--set", override)]
     run = ("--max-steps", "1", "--runs-dir", str(tmp_path / "runs"))
-    run_launcher(tmp_path, os.pathsep.join((python_path(), str(site))), "train", manifest, *flags, *run)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((python_path(), str(site)))}
+    command = [sys.executable, "-m", "launcher", "train", manifest, *flags, *run]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
     assert not notes.exists(), notes.read_text()
 
 
