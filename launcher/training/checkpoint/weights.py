@@ -146,7 +146,7 @@ def _add_tied(model: PeftModel, weights: Mapping[str, Tensor]) -> dict[str, Tens
 def _write(run: TrainingRun, folder: Path, weights: Mapping[str, Tensor]) -> None:
     model = run.engine.module.model
     if isinstance(model, PeftModel):
-        # PEFT would write an empty model card, and compile its template each time, which holds up the training's thread.
+        # PEFT would write an empty model card, and compile its template each time while the training waits for the GIL.
         vars(model)["create_or_update_model_card"] = lambda _folder: None
         model.save_pretrained(str(folder), state_dict=_add_tied(model, weights), save_embedding_layers=False)
         _fix_adapter_config(folder / "adapter_config.json", run)
