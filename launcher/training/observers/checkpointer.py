@@ -19,7 +19,7 @@ from launcher.training.checkpoint.snapshot import Snapshot, take_snapshot, write
 from launcher.training.checkpoint.weights import read_exact_weights, save_weights, write_weights
 from launcher.training.engine.collectives import broadcast_object
 from launcher.training.engine.run import TrainingRun
-from launcher.training.export.model_card import CARD_FILE, write_card
+from launcher.training.export.model_card import write_card
 from launcher.training.observers.base import Observer
 from launcher.training.observers.best_checkpoint import BestCheckpoint
 
@@ -120,7 +120,6 @@ class Checkpointer(Observer):
             write_weights(run, weights, run.paths.adapter)
         if run.plan.data.new_tokens:
             load_planned_tokenizer(run.plan, base_folders(Path(run.plan.data.folder))).write_files(run.paths.adapter)
-        (run.paths.adapter / CARD_FILE).unlink(missing_ok=True)
         write_card(run.plan, run.paths, steps_done=step, saved_step=saved_step)
 
     def close(self) -> None:

@@ -434,6 +434,8 @@ def test_a_checkpoint_contains_only_trained_weights(plan: Plan, store: Store, tm
     stored = sum(file.stat().st_size for file in run.paths.checkpoint(6).glob("*.safetensors"))
     assert stored < 3 * trained + 60_000, "headers, random states, and no base"
     assert {file.suffix for file in run.paths.checkpoint(6).iterdir()} == {".safetensors", ".json"}, "no pickle"
+    result = {file.name for file in run.paths.adapter.iterdir()}
+    assert result == {"adapter_config.json", "adapter_model.safetensors"}, "without PEFT's empty model card"
 
 
 def test_the_hash_chain_depends_on_the_order(plan: Plan, store: Store, tmp_path: Path) -> None:
