@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,10 +28,11 @@ BITSANDBYTES = os.environ.get("LAUNCHER_TEST_BITSANDBYTES")  # a folder that con
     BITSANDBYTES is None and importlib.util.find_spec("bitsandbytes") is None,
     reason="neither bitsandbytes nor LAUNCHER_TEST_BITSANDBYTES",
 )
-def test_cases_that_need_bitsandbytes() -> None:
+def test_cases_that_need_bitsandbytes(tmp_path: Path) -> None:
     path = os.pathsep.join([str(ROOT), *([BITSANDBYTES] if BITSANDBYTES else []), *sys.path])
+    options = ["-v", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'cases'}"]  # else it deletes those of old runs
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *CASES],
+        [sys.executable, "-m", "pytest", *options, *CASES],
         env={**os.environ, **SHOWN, "PYTHONPATH": path, "PYTEST_ADDOPTS": "", "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,
