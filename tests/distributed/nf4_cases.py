@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -53,8 +54,7 @@ class ForkOfThisProcess(ForkServer):
     """A fork server that is itself a fork: this process has imported bitsandbytes and all modules of a training."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
-        self.folder = folder
-        self._environment = {**environment, "OMP_NUM_THREADS": "1"}
+        self.move(folder, environment)
         requests, answers = os.pipe(), os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
@@ -64,6 +64,11 @@ class ForkOfThisProcess(ForkServer):
         for descriptor in (requests[0], answers[1]):
             os.close(descriptor)
         self._requests, self._answers = os.fdopen(requests[1], "w"), os.fdopen(answers[0])
+        self._log = folder / "fork_server.txt"
+
+    def move(self, folder: Path, environment: Mapping[str, str]) -> None:
+        """Change the folder and the environment of the processes to start."""
+        self.folder, self._environment = folder, {**environment, "OMP_NUM_THREADS": "1"}
 
     def close(self) -> None:
         self._requests.close()
@@ -73,23 +78,42 @@ class ForkOfThisProcess(ForkServer):
         self._requests.write(json.dumps(question) + "\n")
         self._requests.flush()
         answer = self._answers.readline()
-        assert answer, (self.folder / "fork_server.txt").read_text()[-3000:]
+        assert answer, self._log.read_text()[-3000:]
         return json.loads(answer)
 
 
-def _become_server(log: Path, requests: int, answers: int, environment: Mapping[str, str]) -> None:
+def _become_server(log: Path, requests: int, answers: int, environment: Mapping[str, str]) -> NoReturn:
     """Give the process the standard streams of a server, of which pytest captured its own."""
-    with log.open("wb") as errors, os.fdopen(answers, "wb") as output:
-        replace_process_state(environment, output, errors, new_session=False)
-    os.dup2(requests, 0)
-    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
-    server_module.serve()
+    try:
+        with log.open("wb") as errors, os.fdopen(answers, "wb") as output:
+            replace_process_state(environment, output, errors, new_session=False)
+        os.dup2(requests, 0)
+        sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
+        server_module.serve()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)  # never back into pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkOfThisProcess | None]:
+    """Fork before anything else: later this process imports DeepSpeed, and uses CUDA where there is a GPU."""
+    if torch.cuda.is_available() or not SHOWN.items() <= os.environ.items():
+        yield None
+        return
+    server = ForkOfThisProcess(tmp_path_factory.mktemp("forked"), os.environ)
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="session")
-def fork_server(harness: Harness) -> Iterator[ForkServer]:  # noqa: F811
-    can_fork = SHOWN.items() <= os.environ.items() and not torch.cuda.is_available()  # CUDA does not survive a fork
-    server = (ForkOfThisProcess if can_fork else ForkServer)(harness.folder, harness.environment)
+def fork_server(forked: ForkOfThisProcess | None, harness: Harness) -> Iterator[ForkServer]:  # noqa: F811
+    if forked is not None:
+        forked.move(harness.folder, harness.environment)
+        yield forked
+        return
+    server = ForkServer(harness.folder, harness.environment)
     yield server
     server.close()
 

@@ -284,7 +284,8 @@ def check_placement(case: TrainingCase, trained: TrainedRun) -> None:
         assert is_close_to(held["held_elements"], held["total_elements"] / (share if is_sharded else 1))
         steps_all = case.strategy in ("single", "ddp")
         assert is_close_to(held["stepped_elements"], held["trained_elements"] / (1 if steps_all else share))
-        assert not held["loads_compiler"], "importing it takes more than a second"
+        if "quantization" not in case.changes:  # bitsandbytes imports it
+            assert not held["loads_compiler"], "importing it takes more than a second"
         assert held["splits_gradients"] == (case.strategy == "zero2")  # the difference to ZeRO-1
 
 
