@@ -12,15 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.faults import fork_server
 
 CASES = (
-    "tests/distributed/nf4_cases.py",  # first: it forks this process
     "tests/training/kernels/nf4_cases.py",
+    "tests/distributed/nf4_cases.py",
     "tests/training/engine/adamw_8bit_cases.py",
     "tests/training/engine/chunked_adamw_cases.py",
 )
-SHOWN = dict.fromkeys(fork_server._SHOWN, fork_server._UNMARKED)  # a forked process can change only these
 BITSANDBYTES = os.environ.get("LAUNCHER_TEST_BITSANDBYTES")  # a folder that contains it, if the environment does not
 
 
@@ -33,7 +31,7 @@ def test_cases_that_need_bitsandbytes(tmp_path: Path) -> None:
     options = ["-v", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'cases'}"]  # else it deletes those of old runs
     result = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *CASES],
-        env={**os.environ, **SHOWN, "PYTHONPATH": path, "PYTEST_ADDOPTS": "", "PYTHONWARNINGS": "ignore"},
+        env={**os.environ, "PYTHONPATH": path, "PYTEST_ADDOPTS": "", "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,
         check=False,
