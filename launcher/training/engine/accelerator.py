@@ -84,7 +84,7 @@ def _import_muon_uncompiled() -> None:
     from deepspeed.runtime import compiler
 
     real = compiler.compile
-    compiler.compile = lambda: lambda function: function
+    compiler.compile = lambda *_, **__: lambda function: function
     try:
         with suppress(ImportError):  # another version of DeepSpeed
             import deepspeed.runtime.zero.muon.original_muon  # noqa: F401
