@@ -15,19 +15,9 @@ from launcher.render import Command
 from launcher.runs.record import load_outcome
 from tests.distributed.harness import Harness, get_free_port
 from tests.faults.fork_server import ForkServer
-from tests.unit.standins import PREAMBLE, Arena, make_arena
+from tests.unit.standins import PREAMBLE, SHORT_SETTINGS, Arena, make_arena
 
-SHORT = tuple(
-    word
-    for setting in (
-        "max_seq_length=128",
-        "batch_size=4",
-        "gradient_accumulation_steps=1",
-        "evaluation_strategy=no",
-        "load_best_model_at_end=false",
-    )
-    for word in ("--set", f"training.config.{setting}")
-)
+SHORT = tuple(word for setting in SHORT_SETTINGS for word in ("--set", setting))
 
 
 @pytest.fixture

@@ -66,6 +66,19 @@ sys.exit(outcome.exit_code)
 """
 
 
+# Settings of a training that is planned or run only for what surrounds it.
+SHORT_SETTINGS = tuple(
+    f"training.config.{setting}"
+    for setting in (
+        "max_seq_length=128",
+        "batch_size=4",
+        "gradient_accumulation_steps=1",
+        "evaluation_strategy=no",
+        "load_best_model_at_end=false",
+    )
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Time limits of the launcher, in seconds."""
@@ -90,16 +103,12 @@ class Arena:
         *,
         columns: str = "",
         before: str = "",
-        kill: float = 10,
-        leftover: float = 10,
-        orphan: float = 10,
-        held: float = 10,
+        **limits: float,
     ) -> subprocess.Popen[bytes]:
         typed = self.folder / "typed.txt"
         typed.write_text("typed text must not reach the training")
-        limits = Limits(kill=kill, leftover=leftover, orphan=orphan, held=held)
         process = subprocess.Popen(
-            self.write_command(body, columns=columns, before=before, limits=limits),
+            self.write_command(body, columns=columns, before=before, limits=Limits(**limits)),
             env={**os.environ, "PYTHONPATH": python_path()},
             cwd=ROOT,
             stdin=typed.open(),

@@ -32,22 +32,11 @@ from launcher.render import Rendezvous
 from launcher.request.request import PlannedRun, Request, plan_request
 from launcher.runs.record import Outcome, load_outcome, write_outcome
 from tests.conftest import ROOT, python_path
-from tests.unit.standins import is_alive, wait_until
+from tests.unit.standins import SHORT_SETTINGS, is_alive, wait_until
 
 pytestmark = pytest.mark.long
 
-SHORT = tuple(
-    word
-    for setting in (
-        "max_seq_length=128",
-        "batch_size=4",
-        "gradient_accumulation_steps=1",
-        "evaluation_strategy=no",
-        "load_best_model_at_end=false",
-        "logging_steps=1",
-    )
-    for word in ("--set", f"training.config.{setting}")
-)
+SHORT = tuple(word for setting in (*SHORT_SETTINGS, "training.config.logging_steps=1") for word in ("--set", setting))
 TWO_NODES = ("--nodes", "2", "--cpu-ranks", "1", "--cores", "1", *SHORT)
 
 

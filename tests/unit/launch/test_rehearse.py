@@ -21,19 +21,9 @@ from launcher.launch.rehearse import Rehearsal, check_differences, find_differen
 from launcher.plan import Plan
 from launcher.request.request import Request, plan_request
 from tests.conftest import ROOT, WriteManifest, python_path
+from tests.unit.standins import SHORT_SETTINGS
 
 pytestmark = pytest.mark.long
-
-SHORT = tuple(
-    f"training.config.{setting}"
-    for setting in (
-        "max_seq_length=128",
-        "batch_size=4",
-        "gradient_accumulation_steps=1",
-        "evaluation_strategy=no",
-        "load_best_model_at_end=false",
-    )
-)
 
 
 @pytest.fixture(autouse=True)
@@ -243,7 +233,7 @@ def test_single_agent_is_started_directly() -> None:
 
 def start(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """Run `launcher rehearse` as a user types it."""
-    overrides = [word for setting in SHORT for word in ("--set", setting)]
+    overrides = [word for setting in SHORT_SETTINGS for word in ("--set", setting)]
     arguments = ("neo4j", "--gpu", "h100", "--gpus", "8", "--runs-dir", str(folder / "runs"), *overrides, *flags)
     mine = {"PYTHONPATH": python_path(), "LAUNCHER_DATA_DIR": str(folder / "data"), "NO_COLOR": "1"}
     return subprocess.run(
