@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import gc
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -33,6 +35,7 @@ if not os.environ.get("LAUNCHER_TEST_GPU"):  # set by `make test-gpu`
 os.environ["WANDB_MODE"] = "disabled"
 # its cached history of earlier runs,
 os.environ["LAUNCHER_CACHE_DIR"] = tempfile.mkdtemp(prefix="launcher-tests-")
+atexit.register(shutil.rmtree, os.environ["LAUNCHER_CACHE_DIR"], ignore_errors=True)
 # its calibration (not even by the tests' own runs; tests of the calibration set a file),
 os.environ["LAUNCHER_CALIBRATION"] = "off"
 # and its hardware.json.

@@ -14,6 +14,7 @@ import json
 import os
 import pkgutil
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -71,6 +72,7 @@ def _start_server(needs_torch: bool) -> _Server:
 class _Server:
     def __init__(self, needs_torch: bool) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="forked-python-"))
+        atexit.register(shutil.rmtree, self._folder, ignore_errors=True)  # after the process is killed
         self._errors = self._folder / "server.txt"
         self._process = subprocess.Popen(
             (sys.executable, "-m", "tests.forked_python", "torch" if needs_torch else ""),

@@ -44,7 +44,13 @@ from launcher.plan.speed_estimate import lookup_speed_correction, make_speed_pla
 from launcher.plan.strategy import Candidate, explain_strategy, make_candidates
 from launcher.plan.suggestions import make_does_not_fit_error
 from launcher.plan.task_eval import decide_task_eval, keep_evaluable
-from launcher.plan.torch_compile import NOT_UNDER_ZERO3, decide_compile, decide_cuda_graph, make_compile_plan
+from launcher.plan.torch_compile import (
+    NOT_MEASURED_UNDER_ZERO3,
+    decide_compile,
+    decide_cuda_graph,
+    is_compile_measured,
+    make_compile_plan,
+)
 
 
 def make_plan(
@@ -97,11 +103,12 @@ def _search(context: PlanContext, settings: ModelSettings) -> _Choice:
     is_chunked = settings.optimizer.in_backward or (
         settings.adapter.kind == "full" and settings.precision.trainable_dtype == "bf16"
     )
-    candidates = make_candidates(context, settings.quantization_kind, settings.optimizer.name, is_chunked=is_chunked)
+    quantization = settings.quantization_kind
+    candidates = make_candidates(context, quantization, settings.optimizer.name, is_chunked=is_chunked)
     layout = find_best_layout(inputs, candidates)
-    is_requested = context.config.torch_compile is True
-    if layout is not None and layout.strategy == "zero3" and is_compiled and not is_requested:
-        decision = plan_decision("torch.compile", "off", NOT_UNDER_ZERO3)
+    is_chosen = is_compiled and context.config.torch_compile is None
+    if layout is not None and is_chosen and not is_compile_measured(layout.strategy, layout.offload, quantization):
+        decision = plan_decision("torch.compile", "off", NOT_MEASURED_UNDER_ZERO3)
         inputs = make_search_inputs(context, settings, compiled=False)
         layout = find_best_layout(inputs, candidates)
     return _Choice(settings=settings, inputs=inputs, candidates=candidates, layout=layout, compile_decision=decision)

@@ -11,6 +11,7 @@ from launcher.plan.memory_budget import LEVELS, SearchInputs
 from launcher.plan.model import CompilePlan, Decision, OomFallback, Plan
 from launcher.plan.search import Layout, count_accumulation_steps, estimate_layout_memory, fits_host_memory
 from launcher.plan.strategy import TITLES, Candidate
+from launcher.plan.torch_compile import is_compile_measured
 
 
 def make_oom_fallbacks(
@@ -96,8 +97,11 @@ def apply_next_fallback(plan: Plan) -> Plan | None:
 
 
 def _restrict_compile(plan: Plan, fallback: OomFallback) -> CompilePlan | None:
-    """Compile layer by layer if layers are checkpointed or gathered one by one, and not at all under ZeRO-3."""
-    if plan.compile is None or fallback.strategy == "zero3":
+    """Compile layer by layer if layers are checkpointed or gathered one by one; not where that was not measured."""
+    is_same_engine = (fallback.strategy, fallback.offload) == (plan.strategy, plan.offload)
+    if plan.compile is None:
+        return None
+    if not is_same_engine and not is_compile_measured(fallback.strategy, fallback.offload, plan.quantization_kind):
         return None
     if fallback.checkpointing == "none" and fallback.strategy not in SHARDED_STRATEGIES:
         return plan.compile

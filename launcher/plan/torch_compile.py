@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from launcher.core.choices import SHARDED_STRATEGIES, CompileScope
+from launcher.core.choices import SHARDED_STRATEGIES, CompileScope, Offload, Quantization, Strategy
 from launcher.core.units import format_duration
 from launcher.hardware.model import Gpu
 from launcher.plan.context import PlanContext, hardware_decision, manifest_decision, plan_decision
@@ -29,8 +29,9 @@ _FUSED_COMPILE_SECONDS = 15.0
 # 15 % shorter.
 _MODEL_COMPILE_SECONDS_PER_LAYER = 5.5
 _MODEL_COMPILE_SAVING = 0.15
-# Why the plan does not compile under ZeRO-3; a manifest can still request it.
-NOT_UNDER_ZERO3 = "compiled layers under ZeRO-3 were not measured on a GPU; torch_compile: true requests them"
+NOT_MEASURED_UNDER_ZERO3 = (
+    "compiled layers under ZeRO-3 were not measured on a GPU with offloading or NF4; torch_compile: true requests them"
+)
 
 
 def decide_compile(context: PlanContext, workload: Workload, *, captures: bool) -> tuple[bool, Decision]:
@@ -59,6 +60,11 @@ def decide_compile(context: PlanContext, workload: Workload, *, captures: bool) 
     return True, plan_decision(
         name, "on", f"fuses the kernels between matmuls, which saves about {format_duration(saved)}"
     )
+
+
+def is_compile_measured(strategy: Strategy, offload: Offload, quantization: Quantization) -> bool:
+    """Return whether compiled layers were measured on a GPU like this; a manifest can request them in any case."""
+    return strategy != "zero3" or (offload == "none" and quantization == "none")
 
 
 def compile_seconds(workload: Workload) -> float:

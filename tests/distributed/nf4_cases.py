@@ -1,4 +1,4 @@
-"""QLoRA with FSDP2 and HSDP: the same training as with bitsandbytes in one process, and the NF4 weights are sharded.
+"""QLoRA with FSDP2, HSDP and ZeRO-3: the same training as with bitsandbytes in one process, with sharded NF4 weights.
 
 Run in a separate process by tests/training/kernels/test_nf4.py, which can import bitsandbytes.
 """
@@ -30,6 +30,11 @@ from tests.distributed.test_traffic import check_traffic
 NF4 = QuantizationPlan(kind="int4", storage_dtype="uint8", double_quantization=True)
 CASES = [
     TrainingCase(strategy="fsdp2", changes={"quantization": NF4}),
+    TrainingCase(strategy="zero3", changes={"quantization": NF4.stored_for("zero3", "fp32"), "random_weights": True}),
+    pytest.param(
+        TrainingCase(strategy="zero3", changes={"quantization": NF4.stored_for("zero3", "fp32")}),
+        marks=pytest.mark.slow,
+    ),
     pytest.param(TrainingCase(strategy="fsdp2", adapter="dora", changes={"quantization": NF4}), marks=pytest.mark.slow),
     pytest.param(TrainingCase(strategy="hsdp", nodes=2, changes={"quantization": NF4}), marks=pytest.mark.slow),
     pytest.param(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +214,10 @@ def _load_tiny_weights(plan: Plan, model: PreTrainedModel) -> None:
 
 @contextmanager
 def _without_zero3_init() -> Iterator[None]:
-    """Disables ZeRO-3's partitioned initialization, which would draw other weights; it partitions them later."""
+    """Disables ZeRO-3's partitioned initialization, of which only shards are left to draw or to quantize.
+
+    DeepSpeed partitions the weights later.
+    """
     reference = hf_deepspeed._hf_deepspeed_config_weak_ref
     hf_deepspeed.unset_hf_deepspeed_config()
     try:
@@ -235,8 +238,9 @@ def _build_random(plan: Plan, source: str, attention: str, device: torch.device)
         config = AutoConfig.for_model(**dict(known))  # type: ignore[arg-type]
     else:
         config = AutoConfig.from_pretrained(source)
+    is_quantized = plan.quantization is not None
     torch.manual_seed(_RANDOM_WEIGHTS_SEED)
-    with torch.device(device):
+    with torch.device(device), _without_zero3_init() if is_quantized else nullcontext():
         model = _from_config(config, attention, DTYPES[plan.precision.base_dtype])
     if plan.quantization is not None and not _is_nf4_sharded(plan):
         _quantize_linears(model, plan, plan.quantization, device)
@@ -245,14 +249,17 @@ def _build_random(plan: Plan, source: str, attention: str, device: torch.device)
 
 def make_quantization_config(plan: Plan, quantization: QuantizationPlan) -> BitsAndBytesConfig:
     """Return the bitsandbytes config for the planned quantization."""
-    storage = torch.uint8 if quantization.storage_dtype == "uint8" else DTYPES[plan.precision.compute_dtype]
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=quantization.double_quantization,
         bnb_4bit_compute_dtype=DTYPES[plan.precision.compute_dtype],
-        bnb_4bit_quant_storage=storage,
+        bnb_4bit_quant_storage=_get_storage_dtype(quantization),
     )
+
+
+def _get_storage_dtype(quantization: QuantizationPlan) -> torch.dtype:
+    return torch.uint8 if quantization.storage_dtype == "uint8" else DTYPES[quantization.storage_dtype]
 
 
 def _quantize_linears(model: PreTrainedModel, plan: Plan, quantization: QuantizationPlan, device: torch.device) -> None:
@@ -279,6 +286,7 @@ def _quantized(linear: nn.Linear, plan: Plan, quantization: QuantizationPlan) ->
         requires_grad=False,
         compress_statistics=quantization.double_quantization,
         quant_type="nf4",
+        quant_storage=_get_storage_dtype(quantization),
         module=result,
     )
     if linear.bias is not None:

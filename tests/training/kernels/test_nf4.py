@@ -15,9 +15,9 @@ from tests.conftest import ROOT
 
 CASES = (
     "tests/training/kernels/nf4_cases.py",
-    "tests/distributed/nf4_cases.py",
     "tests/training/engine/adamw_8bit_cases.py",
     "tests/training/engine/chunked_adamw_cases.py",
+    *(() if os.environ.get("LAUNCHER_TEST_GPU") else ("tests/distributed/nf4_cases.py",)),  # several ranks on a CPU
 )
 BITSANDBYTES = os.environ.get("LAUNCHER_TEST_BITSANDBYTES")  # a folder that contains it, if the environment does not
 

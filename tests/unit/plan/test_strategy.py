@@ -235,12 +235,23 @@ def test_one_micro_step_has_no_note_on_gradient_sums() -> None:
     assert not any("adds up gradients" in note for note in plan.notes)
 
 
-def test_zero3_compiles_nothing_unless_asked() -> None:
+def test_zero3_compiles_where_it_was_measured() -> None:
     plan = plan_for(gpu="h100", gpus=8, strategy="zero3", base="Qwen/Qwen3-8B")
+    assert plan.compile is not None
+    assert plan.compile.scope == "layer"
+
+
+@pytest.mark.parametrize("overrides", [INT4, ("training.config.offload=optimizer",)], ids=["nf4", "offload"])
+def test_zero3_with_nf4_or_offload_compiles_only_on_request(overrides: tuple[str, ...]) -> None:
+    plan = plan_for(gpu="h100", gpus=8, strategy="zero3", base="Qwen/Qwen3-8B", overrides=overrides)
     assert plan.compile is None
     assert "compiled layers under ZeRO-3 were not measured" in decision(plan, "torch.compile")
-    asked = plan_for(gpu="h100", gpus=8, strategy="zero3", base="Qwen/Qwen3-8B", config={"torch_compile": True})
-    assert asked.compile is not None
+    config = {"torch_compile": True}
+    requested = plan_for(gpu="h100", gpus=8, strategy="zero3", base="Qwen/Qwen3-8B", overrides=overrides, config=config)
+    assert requested.compile is not None
+    lower = apply_next_fallback(requested)
+    assert lower is not None
+    assert (lower.strategy, lower.offload == requested.offload) == ("zero3", lower.compile is not None)
 
 
 def test_fallback_to_zero3_equals_a_plan_for_it() -> None:
