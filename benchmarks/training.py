@@ -89,6 +89,7 @@ CASES = [
     *(qwen("8B", 4, kind) for kind in ("lora", "dora", "qlora", "full8bit")),
     *(qwen("0.6B", rows, "lora") for rows in (2, 8)),
     qwen("0.6B", 8, "full"),
+    qwen("1.7B", 8, "full"),
 ]
 FP8 = [
     *(qwen("0.6B", rows, "fp8") for rows in (16, 8, 2)),
