@@ -29,7 +29,12 @@ from launcher.base_models.families import (
     make_linears,
 )
 from launcher.base_models.supported import ConfigKeys, check_supported, make_not_supported_error
-from launcher.base_models.weight_index import WeightIndex, list_indexed_names, load_weight_index
+from launcher.base_models.weight_index import (
+    WeightIndex,
+    list_indexed_names,
+    list_missing_files,
+    load_weight_index,
+)
 from launcher.core.errors import InputError, Problem
 from launcher.core.frozen_model import Frozen
 
@@ -363,9 +368,21 @@ def describe_old_weights(name: str, search: Sequence[Path]) -> str:
     return f"the weights of {name!r} are in {old}, and training loads *.safetensors; {way_out}" if old else ""
 
 
+def describe_missing_weights(name: str, search: Sequence[Path]) -> str:
+    """Return a note if a local base model has only some of its weight files; without any, it can still be planned."""
+    config = find_config(name, search)
+    missing = () if config is None or "snapshots" in config.parts else list_missing_files(config.parent)
+    if config is None or not missing:
+        return ""
+    files = missing[0] if len(missing) == 1 else f"{missing[0]} and {len(missing) - 1} more"
+    return f"the base model {name!r} is incomplete: {config.parent} lacks {files} of its index; download it again"
+
+
 def note_missing_files(name: str, search: Sequence[Path]) -> Iterator[str]:
     """Yield what a local base model lacks for a training."""
-    yield from filter(None, (describe_missing_tokenizer(name, search), describe_old_weights(name, search)))
+    for describe in (describe_missing_tokenizer, describe_old_weights, describe_missing_weights):
+        if note := describe(name, search):
+            yield note
 
 
 def _not_found(name: str, search: Sequence[Path]) -> InputError:

@@ -62,6 +62,16 @@ def list_indexed_names(folder: Path) -> tuple[tuple[str, ...], tuple[str, str]]:
     return linears, _find_embeddings(names)
 
 
+def list_missing_files(folder: Path) -> tuple[str, ...]:
+    """Return the weight files that the index of a folder names and the folder lacks; none if all are absent."""
+    try:
+        files = sorted({str(file) for file in _load_weight_map(folder).values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ()
+    missing = tuple(file for file in files if not (folder / file).is_file())
+    return missing if len(missing) < len(files) else ()
+
+
 def _find_embeddings(names: Iterable[str]) -> tuple[str, str]:
     """Return the module names of the embeddings and of the LM head; a tied head has no tensor."""
     own = [name for name in names if not _OTHER_TOWER.search(name) and not _LAYER_TENSOR.match(name)]

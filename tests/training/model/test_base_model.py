@@ -61,6 +61,15 @@ def test_folder_without_weights_is_refused(plan: Plan, tmp_path: Path) -> None:
     assert "are in pytorch_model.bin, and training loads *.safetensors" in error.value.hint
 
 
+def test_base_with_missing_shards_is_refused_with_their_names(plan: Plan, tmp_path: Path) -> None:
+    base = write_base(tmp_path / "base")
+    (base / "model.safetensors").rename(base / "model-1.safetensors")
+    files = {"a": "model-1.safetensors", "b": "model-2.safetensors", "c": "model-3.safetensors"}
+    (base / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    with pytest.raises(InputError, match=r"lacks model-2\.safetensors and 1 more of its index; download it again"):
+        load_base(with_base(plan, base), (), "eager", CPU)
+
+
 def test_damaged_weights_are_refused(plan: Plan, tmp_path: Path) -> None:
     base = write_base(tmp_path / "base")
     (base / "model.safetensors").write_bytes(b"no weights")

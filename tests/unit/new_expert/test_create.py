@@ -493,6 +493,18 @@ def test_weights_in_the_old_format_are_noted_with_the_way_to_convert_them(capsys
         assert "save_pretrained('old') converts them" in printed
 
 
+def test_missing_shards_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(TINY_BASE_FOLDER, "cut")
+    Path("cut/model.safetensors").rename("cut/model-1.safetensors")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    Path("cut/model.safetensors.index.json").write_text(json.dumps(index))
+    write_rows(make_rows())
+    for command in (("new", "sales", "--data", "rows.jsonl", "--base", "cut"), ("plan", "sales", "--gpu", "rtx4090")):
+        assert main(command) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "the base model 'cut' is incomplete: cut lacks model-2.safetensors of its index" in printed
+
+
 def test_base_without_a_tokenizer_is_found_by_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(TINY_BASE_FOLDER, "bare")
     Path("bare/tokenizer.json").unlink()
