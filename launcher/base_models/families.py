@@ -43,7 +43,7 @@ class Experts(Frozen):
 
     @property
     def active_weights(self) -> int:
-        """Count the weights that one token is multiplied by: those of its active experts and of the router."""
+        """Return the number of parameters that are active for a token: its experts' and the router's."""
         return 3 * self.num_active * self.hidden_size * self.intermediate_size + self.num_experts * self.hidden_size
 
     @property

@@ -250,7 +250,7 @@ def _read_keys(keys: ConfigKeys, family: Family, name: str) -> tuple[Sizes, Mapp
     flags = {key: _read_flag(keys, key, problems) for key in ("tie_word_embeddings", *family.flags)}
     if problems:
         raise InputError(
-            f"the configuration of base model {name} cannot be used",
+            f"base model {name}: its config.json cannot be used",
             tuple(problems),
             "the folder must hold the config.json of a decoder-only model as transformers saves it",
         )

@@ -18,7 +18,7 @@ def make_node(arguments: argparse.Namespace) -> Node | None:
     """Return the node that this process starts; None for a single-node run, or if nothing starts here."""
     problems = tuple(_find_node_problems(arguments))
     if problems:
-        raise InputError("incomplete multi-node flags", problems)
+        raise InputError("the flags of a training on several nodes are incomplete", problems)
     if arguments.node_rank is None:
         return None
     backend: Literal["static", "c10d"] = arguments.rdzv_backend or "static"

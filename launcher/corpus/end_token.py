@@ -64,8 +64,8 @@ def check_end_token(template: Template, tokenizer: BaseTokenizer, requested: str
     published = {token for tokens in find_published_ends(tokenizer).values() for token in tokens}
     if published and end == tokenizer.end_of_text and tokenizer.backend.token_to_id(end) not in published:
         raise InputError(
-            f"{tokenizer.folder}: the files of the base name different end tokens; answers would end with "
-            f"{end!r}, where no server would stop",
+            f"{tokenizer.folder}: the files of the base model disagree about the end token; answers would be trained "
+            f"to end with {end!r}, where no server stops",
             _list_ends(tokenizer),
             hint=_DECIDE.format(_suggest(tokenizer)),
         )

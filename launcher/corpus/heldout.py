@@ -54,7 +54,10 @@ def load_held_out_rows(
             continue
         by_key = {row.key: row for source in sources for row in islice(_read(spec, source, name), among)}
         if not by_key:
-            raise InputError(f"{spec.expert}: the {name} split has no row with an answer")
+            raise InputError(
+                f"{spec.expert}: no row of the {name} split has an answer",
+                hint="check training.dataset.field_mapping: `launcher prepare` shows how rows are read",
+            )
         rows = tuple(by_key[key] for key in sorted(by_key)[:limit])
         names = ", ".join(source.source.name for source in sources)
         return HeldOutRows(split=name, source=names, rows=rows, num_rows=len(by_key))

@@ -197,7 +197,9 @@ def move_store(entry: StoreEntry, old_dir: Path, data_dir: Path) -> Path:
     """Copy a store, verify every byte, then remove the original. Its path relative to the data folder is kept."""
     manifest = load_store_manifest(entry.folder)
     if manifest is None:
-        raise InputError(f"{entry.folder} is not a store of prepared data")
+        raise InputError(
+            f"{entry.folder} does not contain prepared data", hint="`launcher data` lists the folders that do"
+        )
     root = data_dir / os.path.relpath(entry.folder.parent, old_dir)
     target = get_store_dir(root, manifest.key)
     if target.exists():

@@ -185,7 +185,7 @@ def limit_vram(hardware: Hardware, limit_mib: int | None) -> Hardware:
         raise InputError("--vram-limit: this machine has no GPU", hint="--gpu NAME plans for a GPU of the catalogue")
     if not _SMALLEST_LIMIT_MIB <= limit_mib <= gpu.memory_mib:
         most = format_gib(gpu.memory_bytes)
-        raise InputError(f"--vram-limit: a {gpu.title} has {most}; give a size between 4 GiB and that")
+        raise InputError(f"--vram-limit: give a size between 4 GiB and {most}, the memory of a {gpu.title}")
     free = hardware.free_vram_mib
     update = {
         "gpu": gpu.model_copy(update={"memory_mib": limit_mib}),

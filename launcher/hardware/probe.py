@@ -181,7 +181,7 @@ def _check_device_order(readings: Sequence[GpuReading], wanted: str, environ: Ma
     if _are_equal(readings) or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
         return
     raise InputError(
-        f"CUDA_VISIBLE_DEVICES={wanted} is ambiguous on a machine with different GPUs",
+        f"CUDA_VISIBLE_DEVICES={wanted} is ambiguous: CUDA and nvidia-smi may number different GPUs differently",
         _list_problems(readings),
         "set CUDA_DEVICE_ORDER=PCI_BUS_ID as well, so that CUDA numbers GPUs as nvidia-smi does, or use UUIDs",
     )

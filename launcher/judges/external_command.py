@@ -76,7 +76,7 @@ class CommandJudge:
 
 
 def _make_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Reject duplicate JSON keys: an answer may have been copied into the line without quoting."""
+    """Reject duplicate keys in a judge's line of JSON: a judge that does not escape an answer may repeat `right`."""
     if len(dict(pairs)) < len(pairs):
         raise ValueError("duplicate key")
     return dict(pairs)

@@ -87,7 +87,7 @@ def load_result(file: Path) -> EvalResult:
         return parse_model(EvalResult, text, file)
     except InputError:
         hint = "`launcher eval … -o FILE` writes one"
-        raise InputError(f"{file}: not the result of an evaluation", hint=hint) from None
+        raise InputError(f"{file} is not the result of an evaluation", hint=hint) from None
 
 
 def compare_results(before: EvalResult, now: EvalResult) -> tuple[PairedChange, tuple[str, ...]]:

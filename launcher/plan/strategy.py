@@ -75,7 +75,7 @@ def make_candidates(
 
 
 def _saves_frozen_weights(context: PlanContext) -> bool:
-    """Return whether checkpoints include weights that are not trained: a vision tower with full fine-tuning."""
+    """Return whether checkpoints need frozen weights: those of a vision tower whose decoder is fully fine-tuned."""
     return context.config.adapter_type == "full" and context.base.frozen_parameters > 0
 
 

@@ -101,7 +101,7 @@ def test_edited_rows_are_refused_by_the_training(
     assert refused.returncode != 0
     outcome = resumed.trained.outcome
     assert (outcome.status, outcome.exit_code) == ("failed", ExitCode.WRONG_INPUT)
-    assert "the inputs changed since the last checkpoint\n  data: " in outcome.error
+    assert "its inputs changed since the last checkpoint\n  data: " in outcome.error
     assert "--allow-changed-inputs" in outcome.error
     assert get_newest_step(interrupted.run.paths) == SAVED
     assert load_recorded_values(interrupted.run.paths) == rows, "nothing is lost"

@@ -62,7 +62,7 @@ class ExpertFacts:
 
 
 def probe_expert(planned: PlannedRun, runs_dir: Path, environ: Mapping[str, str] = os.environ) -> ExpertFacts:
-    """Collect what decides whether an expert can be trained on this machine."""
+    """Collect the plan, rows, tokenizer and weights that an expert needs to be trained on this machine."""
     plan = planned.plan
     state, place = _find_weights(plan, base_folders(planned.loaded.folder))
     return ExpertFacts(

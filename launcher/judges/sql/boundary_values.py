@@ -44,7 +44,7 @@ def make_boundary_values(condition: Condition, column: Column) -> list[Value]:
 
 
 def pad_texts(texts: Sequence[str], conditions: Sequence[Condition]) -> list[Value]:
-    """Return texts of the lengths around those of `length` conditions, padded at either end."""
+    """Return texts padded to one less than, exactly, and one more than the lengths that `length` conditions name."""
     bounds = [value for condition in conditions if condition.operator == "length" for value in condition.values]
     lengths = [
         int(bound) + step

@@ -62,7 +62,7 @@ class CompilerInput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TestCases:
-    """JavaScript source of test inputs, and of plans for observing their results."""
+    """JavaScript source of test inputs, and of what to call and compare for each of them."""
 
     cases: str = "[]"
     plans: str = "[]"

@@ -44,7 +44,7 @@ def resume_run(run: TrainingRun, options: ResumeOptions) -> ResumePoint:
     )
     if problems:
         raise InputError(
-            f"{run.paths.root}: the inputs changed since the last checkpoint",
+            f"{run.paths.root} cannot be resumed: its inputs changed since the last checkpoint",
             problems,
             "undo the change, or train it as a new run; --allow-changed-inputs resumes anyway",
         )

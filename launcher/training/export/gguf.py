@@ -57,7 +57,7 @@ def find_quantizer(llama_cpp: Path | None) -> str | None:
 
 
 def find_window(config: Any) -> int | None:
-    """Return the sliding window of a model if llama.cpp would attend to all tokens instead."""
+    """Return the sliding window of a model if llama.cpp ignores it and attends to all tokens; otherwise None."""
     window: int | None = getattr(config, "sliding_window", None)
     layers = getattr(config, "layer_types", None)
     if config.model_type not in _WITHOUT_WINDOW or not window or (layers and "sliding_attention" not in layers):

@@ -175,7 +175,7 @@ def load_questions(
 
 
 def generate_answers(file: Path, questions: Questions, ends: Sequence[int], *, exact: bool = False) -> dict[str, Any]:
-    """Return the tokens of prompts and greedy answers, and whether llama.cpp stops at each end token."""
+    """Generate greedy answers with llama.cpp: their tokens, the prompts' tokens, and at which end tokens it stops."""
     request = {
         "prompts": questions.requests,
         "ends": list(ends),

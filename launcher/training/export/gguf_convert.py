@@ -62,7 +62,7 @@ def complete_tokenizer(folder: Path) -> None:
 
 
 def _adds_space(tokenizer: dict[str, Any]) -> bool:
-    """Return whether a text is encoded with a space before it."""
+    """Return whether the tokenizer puts a space in front of a text that it encodes."""
     normalizer, pre_tokenizer = tokenizer.get("normalizer") or {}, tokenizer.get("pre_tokenizer") or {}
     prepends = any(part.get("type") == "Prepend" for part in normalizer.get("normalizers", [normalizer]))
     is_metaspace = pre_tokenizer.get("type") == "Metaspace" and pre_tokenizer.get("prepend_scheme") != "never"
@@ -139,7 +139,7 @@ def _with_known_structure(original: Callable[..., str], folder: Path) -> Callabl
             name = find_pre_tokenizer(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")))
             if name is None:
                 raise NotImplementedError(
-                    "llama.cpp has no pre-tokenizer that gives the tokens of this base's tokenizer"
+                    "llama.cpp has no pre-tokenizer that matches the tokenizer of this base"
                 ) from None
             return name
 

@@ -138,7 +138,7 @@ def _fill(source: str | None, text: str, fields: Mapping[str, str], name: str) -
     values = {column: fields.get(column, "") for column in columns}
     if text and (len(columns) > 1 or columns[0] in fields):
         flags = " ".join(f"--field {column}=..." for column in columns)
-        raise InputError(f"{name}: this text consists of the fields {', '.join(columns)}", hint=f"give {flags} instead")
+        raise InputError(f"{name} is built from the fields {', '.join(columns)}", hint=f"give {flags} instead")
     if text:
         values[columns[0]] = text
     return parsed.fill(values) if isinstance(parsed, RowFormat) else values[parsed]

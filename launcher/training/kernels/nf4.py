@@ -102,7 +102,7 @@ def is_lora_4bit(module: Any) -> bool:
 
 
 def is_fusable_4bit(base: Any, dtype: torch.dtype) -> bool:
-    """Return whether the base is quantized the way we configure bitsandbytes, in sizes that can be concatenated."""
+    """Return whether a layer has NF4 weights with double quantization, and full groups, so that it can be fused."""
     if type(base).__name__ != "Linear4bit":
         return False
     weight, state = base.weight, getattr(base.weight, "quant_state", None)

@@ -98,7 +98,7 @@ class AttentionInputs:
         return self.num_tokens, self.num_kv_heads, self.options.sm_scale, self.options.softcap or 0.0
 
     def constants(self, tile: Tile) -> dict[str, int | bool]:
-        """Return the compile-time arguments of all three kernels."""
+        """Return the tl.constexpr arguments that the forward kernel and both backward kernels have in common."""
         return {
             "group": self.group,
             "padded_group": self.padded_group,

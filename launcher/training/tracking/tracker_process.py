@@ -33,7 +33,7 @@ class TrackerProcess:
     """A running uploader of this node."""
 
     def __init__(self, process: subprocess.Popen[bytes], title: str, limit_seconds: float, command: str) -> None:
-        """Wrap an uploader; `command` is the shell command that completes an incomplete upload."""
+        """Wrap the process of an uploader; `command` is the shell command with which users complete its upload."""
         self._process, self._title, self._limit, self._command = process, title, limit_seconds, command
 
     def finish(self) -> None:

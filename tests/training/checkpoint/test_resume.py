@@ -188,7 +188,7 @@ def test_another_decomposition_cannot_be_resumed(
     varied = vary(plan, {**adapt("lora", init_lora_weights="pissa_niter_4"), **SAVING})
     first.kill(varied, 5, tmp_path)
     monkeypatch.setattr("launcher.training.engine.run.set_seed", lambda seed: torch.manual_seed(seed + 1))
-    with pytest.raises(InputError, match="the inputs changed since the last checkpoint") as caught:
+    with pytest.raises(InputError, match="its inputs changed since the last checkpoint") as caught:
         go(varied, store, tmp_path)
     assert "base weights" in str(caught.value)
 
@@ -338,7 +338,7 @@ def test_changed_settings_are_refused_and_listed(
     varied = vary(plan, SAVING)
     first.kill(varied, 3, tmp_path)
     before = (tmp_path / "metrics.jsonl").read_bytes()
-    with pytest.raises(InputError, match="the inputs changed since the last checkpoint") as refused:
+    with pytest.raises(InputError, match="its inputs changed since the last checkpoint") as refused:
         go(vary(varied, changes), store, tmp_path)
     assert where in [problem.where for problem in refused.value.problems]
     assert "--allow-changed-inputs" in refused.value.hint

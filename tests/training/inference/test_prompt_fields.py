@@ -54,7 +54,7 @@ def test_a_question_takes_the_place_of_the_only_field() -> None:
 @pytest.mark.parametrize(
     ("question", "fields", "message"),
     [
-        ("Q", {}, "the question: this text consists of the fields subject, body"),
+        ("Q", {}, "the question is built from the fields subject, body"),
         ("", {"subjct": "S"}, "the prompt has no such fields"),
     ],
 )

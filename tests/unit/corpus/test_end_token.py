@@ -70,7 +70,7 @@ def test_the_start_of_a_turn_is_known_by_its_name_without_a_template(tmp_path: P
 
 def test_files_that_disagree_need_a_decision(tmp_path: Path) -> None:
     base = write_base(tmp_path, "smollm", {"config.json": ["<|endoftext|>"]})
-    with pytest.raises(InputError, match="the files of the base name different end tokens") as caught:
+    with pytest.raises(InputError, match="the files of the base model disagree about the end token") as caught:
         make_template("alpaca", base)
     assert {problem.where for problem in caught.value.problems} == {"config.json", "tokenizer_config.json"}
     assert make_template("alpaca", base, "<|endoftext|>").end_token == "<|endoftext|>"

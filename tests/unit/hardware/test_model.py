@@ -104,7 +104,7 @@ def test_free_memory_is_capped_by_the_limit() -> None:
 
 @pytest.mark.parametrize("limit", [1024, 200_000])
 def test_invalid_vram_limits_are_refused(limit: int) -> None:
-    with pytest.raises(InputError, match="give a size between 4 GiB and that"):
+    with pytest.raises(InputError, match="give a size between 4 GiB and"):
         limit_vram(make_hardware(lookup_gpu("h200"), gpus_per_node=1, nodes=1), limit)
     with pytest.raises(InputError, match="this machine has no GPU"):
         limit_vram(make_hardware(None, gpus_per_node=0, nodes=1), limit)

@@ -118,7 +118,10 @@ def _count_dequantized_bytes(shape: ModelShape, recipe: Recipe) -> int:
 
 
 def _count_loss_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
-    """Count the loss's working memory; with checkpointing, autocast's copies of weights are still alive then."""
+    """Return the memory that computing the loss needs.
+
+    With checkpointing, autocast's copies of the weights have not been freed when the loss is computed.
+    """
     copies = 0
     is_unsharded = recipe.strategy not in SHARDED_STRATEGIES
     if is_unsharded and is_mixed_full(recipe) and recipe.checkpointing != "none" and not recipe.compiled:

@@ -281,7 +281,7 @@ def _has_adapters(block: Any, mixin: Any) -> bool:
 
 
 def _match_fused_weights(block: Any, mixin: Any) -> tuple[str, ...] | None:
-    """Return the name of one adapted layer per fused weight.
+    """Return the name of one LoRA layer for each fused weight of a block, such as q_proj for q, k and v.
 
     None if the fused weights do not hold exactly the block's layers, or differ in storage, dropout or DoRA.
     """
