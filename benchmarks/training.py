@@ -107,6 +107,11 @@ TINY = [
     )
     for kind in ("lora", "dora", "ia3", "full")
 ]
+# Not compiled: the plan compares both.
+EAGER = [
+    qwen(size, rows, kind, name=f"{size}-{kind}-{rows}-eager", compiles=False)
+    for size, kind, rows in (("0.6B", "lora", 16), ("0.6B", "full", 16), ("8B", "lora", 4))
+]
 SMALL = [qwen("0.6B", 2, kind) for kind in ("dora", "qlora", "full")]
 # Dropout, as in the published manifests.
 DROPPED = [
@@ -149,6 +154,7 @@ GROUPS = {
     "main": CASES,
     "fp8": FP8,
     "small": SMALL,
+    "eager": EAGER,
     "dropped": DROPPED,
     "published": PUBLISHED,
     "low": LOW,

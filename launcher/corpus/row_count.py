@@ -83,6 +83,7 @@ def _use_store(rows: RowEstimate, store: Store) -> RowEstimate:
         mean_tokens=train.mean_length,
         num_sequences=train.num_packs,
         num_validation_rows=None if validation is None else validation.num_documents,
+        trained_share=train.trained_share,
         count_basis=f"prepared data: {train.num_documents:,} rows",
         length_basis=f" of {train.mean_length:.0f} tokens",
         is_measured=True,
@@ -103,13 +104,14 @@ class _SourceSample:
 def _count_first_rows(rows: RowEstimate, spec: PreparationSpec, tokenizer: BaseTokenizer | None) -> RowEstimate:
     known = rows.num_rows if rows.is_measured and len(spec.train) == 1 else None
     samples = [_read_sample(spec, source, known) for source in spec.train]
-    lengths, num_validation = [np.zeros(0, dtype=np.int32)], 0.0
+    lengths, num_validation, num_trained = [np.zeros(0, dtype=np.int32)], 0.0, 0.0
     for sample in samples:
         kept = [d for d in sample.documents if not (spec.cuts_validation and is_cut_for_validation(d.prompt_hash))]
         num_validation += (len(sample.documents) - len(kept)) * sample.factor
-        counted = _count_tokens(kept, spec, tokenizer)
+        counted, trained = _count_tokens(kept, spec, tokenizer)
         if len(counted):
             lengths.append(np.resize(counted, max(1, round(len(counted) * sample.factor))))
+            num_trained += trained * sample.factor
     documents = np.concatenate(lengths)
     if not len(documents):
         return rows
@@ -130,6 +132,7 @@ def _count_first_rows(rows: RowEstimate, spec: PreparationSpec, tokenizer: BaseT
         mean_tokens=mean,
         num_sequences=_count_sequences(documents, spec),
         num_validation_rows=round(num_validation) if spec.cuts_validation else _count_validation_rows(spec),
+        trained_share=min(1.0, num_trained / float(documents.sum())),
         count_basis=rows.count_basis if known else f"read from {names}: about {num_rows:,} rows",
         length_basis=f" of {about}{mean:.0f} tokens with the template{shares}",
         is_measured=True,
@@ -163,20 +166,30 @@ def _read_sample(spec: PreparationSpec, weighted: WeightedSource, known: int | N
     return _SourceSample(documents=documents, num_rows=num_rows, num_bad=num_bad, factor=factor)
 
 
-def _count_tokens(documents: Sequence[Document], spec: PreparationSpec, tokenizer: BaseTokenizer | None) -> Lengths:
-    """Return the tokens of each document that has trained ones, after truncation."""
+def _count_tokens(
+    documents: Sequence[Document], spec: PreparationSpec, tokenizer: BaseTokenizer | None
+) -> tuple[Lengths, float]:
+    """Return the tokens of each document that has trained ones, after truncation, and the number of trained tokens."""
     if tokenizer is None:
-        return np.fromiter((min(spec.capacity, n) for n in map(guess_tokens, documents)), dtype=np.int32)
-    lengths = [np.zeros(0, dtype=np.int32)]
+        guessed = np.fromiter(map(guess_tokens, documents), dtype=np.int32)
+        prompts = np.fromiter((guess_tokens(document, is_trained=False) for document in documents), dtype=np.int32)
+        lengths = np.minimum(guessed, spec.capacity)
+        return lengths, float(np.maximum(0, lengths - prompts).sum())
+    counts, num_trained = [np.zeros(0, dtype=np.int32)], 0
     for batch in tokenize_documents(documents, TextEncoder(tokenizer, spec.template), spec.capacity):
         starts = np.cumsum(batch.lengths) - batch.lengths
-        lengths.append(batch.lengths[np.add.reduceat(batch.trained.astype(np.int64), starts) > 0])
-    return np.concatenate(lengths)
+        counts.append(batch.lengths[np.add.reduceat(batch.trained.astype(np.int64), starts) > 0])
+        num_trained += int(batch.trained.sum())
+    return np.concatenate(counts), float(num_trained)
 
 
-def guess_tokens(document: Document) -> int:
-    """Return the estimated tokens of a document: by bytes, but one for a marker such as <|im_end|>."""
-    text = "".join(segment.text for segment in document.segments)
+def guess_tokens(document: Document, *, is_trained: bool | None = None) -> int:
+    """Return the estimated tokens of a document: by bytes, but one for a marker such as <|im_end|>.
+
+    Of all text, or of the trained or untrained text only.
+    """
+    parts = (segment for segment in document.segments if is_trained in (None, segment.is_trained))
+    text = "".join(segment.text for segment in parts)
     rest, markers = _MARKER.subn("", text)
     return max(1, markers + round(len(rest.encode(errors="replace")) / BYTES_PER_TOKEN))
 

@@ -59,8 +59,8 @@ def recipe_from_plan(plan: Plan) -> Recipe:
     )
 
 
-def make_workload(shape: ModelShape, recipe: Recipe, document_tokens: float) -> Workload:
-    """Return the inputs of the step-time estimate; `document_tokens` is the mean document length in the data."""
+def make_workload(shape: ModelShape, recipe: Recipe, document_tokens: float, trained_share: float = 1.0) -> Workload:
+    """Return the inputs of the step-time estimate; the data's mean document length and share of trained tokens."""
     has_dropout = recipe.adapter_dropout > 0
     return Workload(
         shape=shape,
@@ -71,6 +71,7 @@ def make_workload(shape: ModelShape, recipe: Recipe, document_tokens: float) -> 
         compiled=recipe.compiled,
         checkpointing=recipe.checkpointing,
         document_tokens=document_tokens,
+        trained_share=trained_share,
         # DoRA applies its dropout to the base output as well
         repeated_modules=recipe.target_modules if recipe.adapter == "dora" and has_dropout else (),
         has_dropout=has_dropout,
@@ -78,9 +79,9 @@ def make_workload(shape: ModelShape, recipe: Recipe, document_tokens: float) -> 
     )
 
 
-def workload_from_plan(plan: Plan, document_tokens: float) -> Workload:
+def workload_from_plan(plan: Plan, document_tokens: float, trained_share: float = 1.0) -> Workload:
     """Return the inputs of the step-time estimate of a plan."""
-    return make_workload(plan.base, recipe_from_plan(plan), document_tokens)
+    return make_workload(plan.base, recipe_from_plan(plan), document_tokens, trained_share)
 
 
 def estimate_plan_memory(plan: Plan) -> MemoryEstimate:

@@ -101,13 +101,13 @@ def make_budget(hardware: Hardware) -> Budget:
 
 def make_search_inputs(context: PlanContext, settings: ModelSettings, *, compiled: bool) -> SearchInputs:
     """Return the inputs of the search for a layout."""
-    length = context.config.max_seq_length
+    length, rows = context.config.max_seq_length, context.rows
     recipe = make_recipe(settings, context.hardware, length, compiled=compiled)
     return SearchInputs(
         shape=context.base,
         hardware=context.hardware,
         recipe=recipe,
-        workload=make_workload(context.base, recipe, min(context.rows.mean_tokens, length)),
+        workload=make_workload(context.base, recipe, min(rows.mean_tokens, length), rows.trained_share),
         global_batch_size=context.config.global_batch_size,
         step_sequences=count_step_sequences(context),
         slot_tokens=estimate_slot_tokens(context),

@@ -256,7 +256,7 @@ def estimate_time(inputs: SearchInputs, layout: Layout) -> StepTime:
 @lru_cache(maxsize=_CACHED_LAYOUTS)
 def _make_workload(inputs: SearchInputs, layout: Layout) -> Workload:
     recipe = replace(inputs.recipe, strategy=layout.strategy, checkpointing=layout.checkpointing)
-    return make_workload(inputs.shape, recipe, inputs.workload.document_tokens)
+    return make_workload(inputs.shape, recipe, inputs.workload.document_tokens, inputs.workload.trained_share)
 
 
 def _micro_step_seconds(inputs: SearchInputs, layout: Layout) -> float:

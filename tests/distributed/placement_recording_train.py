@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from launcher.core.metrics import StepMetrics
 from launcher.core.run_paths import write_text_atomically
-from launcher.train import main
+from launcher.train import run as run_training
 from launcher.training import trainer as session
 from launcher.training.engine.optimizer import unwrap_optimizer
 from launcher.training.engine.run import TrainingRun
@@ -80,4 +80,4 @@ def _count_local_elements(parameter: Any) -> int:
 
 if __name__ == "__main__":
     vars(session)["Console"] = PlacementRecorder
-    sys.exit(main())
+    run_training()

@@ -7,7 +7,6 @@ passes to the process group, from Python, FSDP2, DeepSpeed, or DDP's reducer in 
 from __future__ import annotations
 
 import json
-import sys
 from collections import defaultdict
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from launcher.core.metrics import StepMetrics
-from launcher.train import main
+from launcher.train import run as run_training
 from launcher.training import trainer as session
 from launcher.training.engine.run import TrainingRun
 from launcher.training.observers.console import Console
@@ -86,4 +85,4 @@ class TrafficRecorder(Console):
 
 if __name__ == "__main__":
     vars(session)["Console"] = TrafficRecorder
-    sys.exit(main())
+    run_training()

@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 import os
 import signal
-import sys
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from launcher.train import main
+from launcher.train import run as run_training
 from launcher.training.data.collate import PackedBatch
 from launcher.training.engine.engine import Engine
 
@@ -45,4 +44,4 @@ def micro_step(self: Engine, batch: PackedBatch, num_trained: int, *, is_last: b
 
 if __name__ == "__main__":
     Engine.micro_step = micro_step  # type: ignore[method-assign]
-    sys.exit(main())
+    run_training()

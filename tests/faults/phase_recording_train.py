@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 import types
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.core.metrics import StepMetrics
-from launcher.train import main
+from launcher.train import run as run_training
 from launcher.training import trainer as session
 from launcher.training.checkpoint import snapshot as checkpoint
 from launcher.training.checkpoint import weights as saved
@@ -149,4 +148,4 @@ if __name__ == "__main__":
     wrap(checkpoint, "write_text_atomically", lambda work: slow_down("the manifest", work))
     wrap(checkpoint, "read_checkpoint", lambda work: slow_down("verification", work))
     wrap(saved, "sync_folder", lambda work: slow_down("renaming", work))  # before and after it
-    sys.exit(main())
+    run_training()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 
 from torch import Tensor
 
-from launcher.train import main
+from launcher.train import run as run_training
 from launcher.training.data.collate import PackedBatch
 from launcher.training.data.loader import MicroBatchDataset
 from launcher.training.engine.engine import Engine
@@ -38,4 +37,4 @@ def micro_step(self: Engine, batch: PackedBatch, num_trained: int, *, is_last: b
 if __name__ == "__main__":
     MicroBatchDataset.__getitem__ = get_item  # type: ignore[method-assign]
     Engine.micro_step = micro_step  # type: ignore[method-assign]
-    sys.exit(main())
+    run_training()

@@ -100,7 +100,10 @@ def test_healthy_run_has_no_findings(data_dir: Path) -> None:
         timeout=LIMIT_SECONDS,
     )
     _, findings = doctor(data_dir, "--run", "healthy", "--runs-dir", str(data_dir / "runs"))
-    assert {finding["subject"] for finding in select_run_findings(findings)} <= {"host load"}  # of other tests
+    found = [finding["subject"] for finding in select_run_findings(findings)]
+    if found == ["host load"]:
+        pytest.skip("other programs use the CPU")
+    assert found == []
     summary = next(finding for finding in findings if finding["subject"] == "run")
     assert summary["found"].startswith("healthy: 16 steps, ")
     assert re.search(r"loss \d+\.\d+ -> \d", summary["found"])
@@ -109,7 +112,7 @@ def test_healthy_run_has_no_findings(data_dir: Path) -> None:
 @pytest.mark.slow
 def test_slow_data_loader_is_reported(data_dir: Path) -> None:
     one = "training.config.dataloader_num_workers=1"
-    paths = train(data_dir, "starving", 12, one, **{LOADING_VARIABLE: "0.4"})
+    paths = train(data_dir, "starving", 12, one, **{LOADING_VARIABLE: "1.0"})
     code, findings = doctor(data_dir, "--run", str(paths.root))
     (data,) = (finding for finding in select_run_findings(findings) if finding["subject"] == "data")
     assert (code, data["status"]) == (7, "problem")

@@ -81,10 +81,11 @@ def formula(config: PretrainedConfig, adapter: AdapterKind, trained_share: float
         compiled=False,
         checkpointing="none",
         document_tokens=0.0,
+        trained_share=trained_share,
     )
-    products = NUM_TOKENS * compute_flops_per_token(work, trained_share)
+    products = NUM_TOKENS * compute_flops_per_token(work)
     reaching = replace(work, document_tokens=float(NUM_TOKENS))
-    return {"products": products, "attention": NUM_TOKENS * compute_flops_per_token(reaching, trained_share) - products}
+    return {"products": products, "attention": NUM_TOKENS * compute_flops_per_token(reaching) - products}
 
 
 def left_out(config: PretrainedConfig) -> int:

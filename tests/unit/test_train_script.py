@@ -51,11 +51,11 @@ def test_the_process_ends_without_the_teardown_of_its_modules(tmp_path: Path) ->
         "    def __del__(self, write=os.write): write(1, b'torn down')\n"
         "sys.late = Late()\n"
     )
-    for num_ranks, printed in (("1", ""), ("2", "torn down")):
+    for num_ranks in ("1", "2"):
         environment = {**os.environ, "PYTHONPATH": str(tmp_path), "WORLD_SIZE": num_ranks}
         command = [sys.executable, "launcher/train.py", "--plan", str(tmp_path / "none.json")]
         result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        assert (result.returncode, result.stdout) == (ExitCode.WRONG_INPUT, printed)
+        assert (result.returncode, result.stdout) == (ExitCode.WRONG_INPUT, "")
         assert "cannot be read" in result.stderr
 
 

@@ -189,6 +189,7 @@ def _compute_mfu(plan: Plan, file: PackFile, steps: list[tuple[int, ...]], timin
     peak = None if gpu is None else get_peak_tflops(gpu, plan.precision.compute_dtype)
     packs = [pack for step in steps for pack in step]
     num_tokens = float(file.count("input_ids")[packs].sum())
-    workload = workload_from_plan(plan, float(file.column("sum_squares")[packs].sum()) / num_tokens)
+    document_tokens = float(file.column("sum_squares")[packs].sum()) / num_tokens
     trained_share = float(file.column("num_trained")[packs].sum()) / num_tokens
-    return compute_mfu(timing.tokens_per_second, compute_flops_per_token(workload, trained_share), peak)
+    workload = workload_from_plan(plan, document_tokens, trained_share)
+    return compute_mfu(timing.tokens_per_second, compute_flops_per_token(workload), peak)

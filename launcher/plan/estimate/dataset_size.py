@@ -32,6 +32,7 @@ class RowEstimate:
     is_length_assumed: bool = False  # the number of rows is known, but mean_tokens is an assumption
     num_sequences: int | None = None  # of an epoch, from prepared data or the first rows; None: from mean_tokens
     num_validation_rows: int | None = None
+    trained_share: float = 1.0  # of the tokens; 1 if unknown, which takes the longest
     byte_tokens: float = 0.0  # mean length by bytes, which decides the sequence length of the smoke profile
 
     @property

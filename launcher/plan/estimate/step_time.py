@@ -82,16 +82,17 @@ class Workload:
     fused: bool = False  # attention and MLP blocks are fused ops (memory.fuses_mlp)
     has_dropout: bool = False  # the adapter has dropout
     fp8_base: bool = False  # products of the frozen base in FP8
+    trained_share: float = 1.0  # of the tokens: only these pass through the head
 
 
-def compute_flops_per_token(workload: Workload, trained_share: float = 1.0) -> float:
+def compute_flops_per_token(workload: Workload) -> float:
     """Return the model FLOPs per token: 4 N with a frozen base (no weight gradients), 6 N for full fine-tuning.
 
     N is the number of weights in matrices. Recomputation is not counted. Only trained positions pass through the head,
     so only their fraction counts. The adapter's own matmuls are omitted: 2.5 % of a 0.6B base at rank 16, 0.9 % of 8B.
     """
     shape = workload.shape
-    head = _get_flops_per_weight(workload) * trained_share * shape.vocab_size * shape.hidden_size
+    head = _get_flops_per_weight(workload) * workload.trained_share * shape.vocab_size * shape.hidden_size
     attention = 6 * shape.num_layers * shape.num_heads * shape.head_dim * workload.document_tokens
     return _count_layer_flops(workload) + head + attention
 

@@ -95,8 +95,8 @@ class ThroughputMeter(Meter):
     def _flops_per_token(self, stats: StepStats, num_trained: int) -> float:
         """Return FLOPs per token for the real document lengths: a token attends to half of its document on average."""
         plan, num_tokens = self._run.plan, max(1.0, float(stats.num_tokens))
-        workload = workload_from_plan(plan, float(self._run.train.costs[stats.packs].sum()) / num_tokens)
-        return compute_flops_per_token(workload, num_trained / num_tokens)
+        document_tokens = float(self._run.train.costs[stats.packs].sum()) / num_tokens
+        return compute_flops_per_token(workload_from_plan(plan, document_tokens, num_trained / num_tokens))
 
 
 class EpochMeter(Meter):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,20 @@ def test_steps_are_exact_where_all_rows_are_read(tmp_path: Path, config: dict[st
     planned = plan_request(Request(expert=str(file), gpu="rtx4090"))
     assert planned.plan.schedule.num_steps == count_trained_steps(planned)
     assert "tokens with the template" in planned.plan.data.basis
+
+
+def test_mfu_counts_trained_positions_only(tmp_path: Path) -> None:
+    """Only these pass through the head; before the rows are prepared, their share is that of the first rows."""
+    file = write_expert(tmp_path, 300, packing=True, loss_on="completion")
+    request = Request(expert=str(file), gpu="rtx4090")
+    planned = plan_request(request)
+    everything = plan_request(replace(request, overrides=("training.config.loss_on=all",)))
+    prepare_planned(planned, lambda _: None, lambda _: None)
+    first_rows, all_trained, prepared = (one.plan.speed.mfu for one in (planned, everything, plan_request(request)))
+    assert first_rows is not None
+    assert all_trained is not None
+    assert first_rows < 0.9 * all_trained
+    assert prepared == pytest.approx(first_rows, rel=0.01)
 
 
 def test_truncated_and_unusable_rows_are_counted(tmp_path: Path) -> None:

@@ -81,6 +81,15 @@ def test_frozen_base_needs_4n_flops_and_full_fine_tuning_6n() -> None:
     assert compute_flops_per_token(workload(full)) == 6 * products + attention
 
 
+def test_prompts_do_not_pass_through_the_head() -> None:
+    record = TIMED[0]
+    whole, quarter = workload(record), replace(workload(record), trained_share=0.25)
+    head = 4 * whole.shape.vocab_size * whole.shape.hidden_size
+    assert compute_flops_per_token(whole) - compute_flops_per_token(quarter) == 0.75 * head
+    gpu = lookup_gpu("h200")
+    assert (estimate_seconds_per_token(gpu, quarter) or 0) < (estimate_seconds_per_token(gpu, whole) or 0)
+
+
 def test_every_gpu_of_the_catalogue_gets_an_estimate() -> None:
     for gpu in GPUS.values():
         work = workload(
