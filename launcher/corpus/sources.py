@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ _UTF8_BOM = b"\xef\xbb\xbf"
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 NOT_UTF8 = "not UTF-8"
 _CELLS = "a different number of cells than the header; text that contains the separator needs quotes"
+_PROBED_LINES = 50  # of a CSV file, to find its separator
 TOO_DEEP = f"nested too deeply (more than {MAX_DEPTH} levels)"
 # Unsupported formats, and how to convert them.
 _OTHER_SUFFIXES = {
@@ -277,7 +279,7 @@ def _read_csv(path: Path) -> Iterator[Row | BadRow]:
         reader = csv.reader(file, delimiter=find_delimiter(path), strict=True)
         line = 1  # at which the row begins
         try:
-            names = next(reader, [])
+            names = _read_header(reader)
             _check_names(path, names)
             line = reader.line_num + 1
             for cells in reader:
@@ -296,13 +298,25 @@ def _read_csv(path: Path) -> Iterator[Row | BadRow]:
 
 
 def find_delimiter(path: Path) -> str:
-    """Return the separator of a CSV file's cells: a tab or semicolon if the header has one and no comma."""
+    """Return the separator of a CSV file's cells: the one that cuts most of the first rows like the header."""
+    matches = {mark: _count_like_header(path, mark) for mark in ",\t;"}
+    return max(matches, key=lambda mark: matches[mark])  # of equal ones the first: the comma
+
+
+def _count_like_header(path: Path, mark: str) -> int:
+    """Return how many of the first rows have as many cells as the header; 0 if the separator is not in the header."""
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        reader = csv.reader(islice(file, _PROBED_LINES), delimiter=mark)
         try:
-            names = next(csv.reader(file), [])
+            num_cells = len(_read_header(reader))
+            return 1 + sum(len(cells) == num_cells for cells in reader) if num_cells > 1 else 0
         except csv.Error:  # reported when the rows are read
-            return ","
-    return next((mark for mark in "\t;" if mark in names[0]), ",") if len(names) == 1 else ","
+            return 0
+
+
+def _read_header(reader: Iterator[list[str]]) -> list[str]:
+    """Return the column names, after empty lines and Excel's line `sep=;`."""
+    return next((cells for cells in reader if cells and cells[0] != "sep="), [])
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:

@@ -225,6 +225,25 @@ def test_separator_of_a_csv_file_is_that_of_its_header(tmp_path: Path, name: str
     assert row.fields == {"question": "a, b; c\td\ne", "answer": "f"}
 
 
+@pytest.mark.parametrize(
+    ("name", "header"), [("rows.csv", "question, in short;answer"), ("rows.tsv", "question, in short\tanswer")]
+)
+def test_comma_in_a_column_name_is_not_the_separator(tmp_path: Path, name: str, header: str) -> None:
+    mark = ";" if ";" in header else "\t"
+    rows = read(write(tmp_path, name, f"{header}\nWhat, who{mark}Ada, Bob\nHow many{mark}1,5\nWhere{mark}here\n"))
+    assert good(rows) == [
+        (2, {"question, in short": "What, who", "answer": "Ada, Bob"}),
+        (3, {"question, in short": "How many", "answer": "1,5"}),
+        (4, {"question, in short": "Where", "answer": "here"}),
+    ]
+
+
+@pytest.mark.parametrize("first", ["\r\n", "sep=;\r\n", "\ufeffsep=;\r\n\r\n"])
+def test_header_may_follow_empty_lines_and_the_separator_line_of_spreadsheets(tmp_path: Path, first: str) -> None:
+    rows = read(write(tmp_path, "rows.csv", f"{first}question;answer\r\nWhat, who;Ada\r\n"))
+    assert [dict(row.fields) for row in rows if isinstance(row, Row)] == [{"question": "What, who", "answer": "Ada"}]
+
+
 def test_unknown_suffix_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="unknown format") as caught:
         read(write(tmp_path, "rows.txt", "x"))
