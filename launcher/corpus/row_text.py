@@ -139,7 +139,7 @@ def read_optional_text(fields: Mapping[str, Json], text: RowText | None) -> str:
 
 
 def _format_value(value: Json, name: str) -> str:
-    if value is None or (isinstance(value, float) and math.isnan(value)):  # missing value of a table
+    if is_missing(value):
         return ""
     # Non-text values as JSON: an answer may be an object or a number, a schema a list.
     if isinstance(value, dict | list | int | float):
@@ -152,6 +152,11 @@ def _format_value(value: Json, name: str) -> str:
     if not is_encodable(value):
         raise UnusableRowError("contains a lone surrogate")
     return value
+
+
+def is_missing(value: object) -> bool:
+    """Return whether a field is empty: tables write NaN for a missing value."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _format_other(value: object) -> str:

@@ -19,7 +19,7 @@ from launcher.corpus.row_text import is_encodable
 from launcher.manifest import load_manifest
 from launcher.manifest.locate import list_expert_folders
 from launcher.manifest.parse_json import shorten
-from launcher.new_expert.manifest_text import TEMPLATE_FILE, render_manifest
+from launcher.new_expert.manifest_text import TEMPLATE_FILE, render_manifest, resolve_folder
 from launcher.new_expert.proposal import Options, Proposal, add_notes, make_proposal
 from launcher.new_expert.row_profile import profile_file
 from launcher.new_expert.splits import SAMPLE_FILES, choose_format, load_splits, make_sample
@@ -62,6 +62,8 @@ def create_expert(
     for path in (folder, data, options.validation, options.test):
         if path is not None and not is_encodable(str(path.absolute())):
             raise InputError(f"{path}: the name is not UTF-8, as a manifest must be", hint="rename it")
+        if path is not None and force and with_sample and not dry_run:
+            _check_not_in_sample(path, folder)
     proposal = make_proposal(profile_file(data, data_format), options, base_folders(folder))
     splits = load_splits(proposal, data_format)
     proposal = add_notes(proposal, *(note for split in splits.values() for note in split.notes))
@@ -107,6 +109,15 @@ def _check_folder(folder: Path, *, force: bool) -> None:
         )
 
 
+def _check_not_in_sample(path: Path, folder: Path) -> None:
+    """Raise InputError for a file that --force would delete together with sample/."""
+    if path.resolve().is_relative_to((folder / "sample").resolve()):
+        raise InputError(
+            f"{path} is in {folder / 'sample'}, which --force replaces: nothing was changed",
+            hint=f"move the file, add --no-sample, or {_OTHER_FOLDER}",
+        )
+
+
 @contextmanager
 def _stage(folder: Path, texts: dict[str, str]) -> Iterator[Path]:
     """Write the files next to the target folder, so that they can be renamed into it; remove them afterwards."""
@@ -132,7 +143,7 @@ def _stage(folder: Path, texts: dict[str, str]) -> Iterator[Path]:
 
 def _plan(manifest: Path, proposal: Proposal) -> tuple[Proposal, PlannedRun | None]:
     """Load and plan the staged manifest as `launcher train` does, with an absolute path to the data."""
-    path = f"training.dataset.path={json.dumps(str(proposal.profile.source.path.resolve()))}"
+    path = f"training.dataset.path={json.dumps(str(resolve_folder(proposal.profile.source.path)))}"
     try:
         planned = plan_request(Request(expert=str(manifest), overrides=(path,)))
     except DoesNotFitError as error:

@@ -43,9 +43,14 @@ def render_manifest(expert: str, proposal: Proposal, folder: Path, cli_name: str
     return _dump(tree) + "\n"
 
 
+def resolve_folder(file: Path) -> Path:
+    """Return the absolute path of a file; a link keeps its name, because that of its target may have no suffix."""
+    return file.parent.resolve() / file.name
+
+
 def _make_path(file: Path, folder: Path) -> str:
     """Make a path relative to the manifest if both are below the same home, so that they can move together."""
-    target, start = file.resolve(), folder.resolve()
+    target, start = resolve_folder(file), folder.resolve()
     common = Path(os.path.commonpath([target, start]))
     return os.path.relpath(target, start) if len(common.parts) > _MIN_COMMON_PARTS else str(target)
 

@@ -129,6 +129,7 @@ def make_proposal(profile: RowProfile, options: Options, base_folders: tuple[Pat
     maker = DocumentBuilder(reader=roles.reader, template=template.preview, trains_all=trains_all)
     made, rejections = make_documents(maker, profile.rows)
     documents = [document for _, document in made]
+    _check_usable(documents, rejections, profile, template)
     _check_variety(documents, profile)
     usable = len(documents) / len(profile.rows)
     num_rows = round(_count_rows(profile) * usable)
@@ -186,15 +187,28 @@ def make_documents(maker: DocumentBuilder, rows: Sequence[Row]) -> tuple[list[tu
     return made, rejections
 
 
+def _check_usable(
+    documents: Sequence[Document], rejections: Rejections, profile: RowProfile, template: ChosenTemplate
+) -> None:
+    """Raise InputError if the template can write none of the rows."""
+    if documents:
+        return
+    hint = "choose another --template, or change the rows"
+    if template.preview_note:
+        hint = (
+            f"rows are {template.preview_note}: try again where the base's tokenizer is, or choose another --template"
+        )
+    raise InputError(f"{profile.source.path}: no row can be used", list_reasons(rejections), hint=hint)
+
+
 def _check_variety(documents: Sequence[Document], profile: RowProfile) -> None:
     path, fields = profile.source.path, ", ".join(profile.fields)
     texts = {"".join(segment.text for segment in document.segments) for document in documents}
     if len(texts) < 2:
-        what = f"all {len(documents):,} rows are identical"
         if len(documents) == 1:
             raise InputError(f"{path}: there is only one usable row", hint="an expert needs at least a few dozen rows")
         raise InputError(
-            f"{path}: {what}",
+            f"{path}: all {len(documents):,} rows are identical",
             hint="are prompt and answer the right fields? Choose others with --prompt-field and --answer-field; "
             f"rows have: {fields}",
         )

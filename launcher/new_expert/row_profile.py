@@ -15,7 +15,7 @@ from typing import Any, get_args
 from launcher.core.errors import InputError, Problem
 from launcher.core.units import MIB
 from launcher.corpus.conversations import is_chat
-from launcher.corpus.row_text import is_encodable
+from launcher.corpus.row_text import is_encodable, is_missing
 from launcher.corpus.rows import BadRow, Row
 from launcher.corpus.sources import (
     NOT_UTF8,
@@ -69,13 +69,15 @@ class FieldProfile:
 
     def add(self, value: Any) -> None:
         """Count one value."""
+        if is_missing(value):
+            return
         if isinstance(value, str):
             self.num_text += bool(value.strip())
         elif is_chat(value):
             self.num_chats += 1
         elif isinstance(value, dict | list | int | float):
             self.num_values += 1
-        elif value is not None:
+        else:
             self.num_others += 1
 
 

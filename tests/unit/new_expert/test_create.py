@@ -594,3 +594,35 @@ def test_chats_with_several_answers_are_noted() -> None:
     made = make(write_rows([make_chat(number) for number in range(40)]))
     note = "30 of 40 rows have several answers: all are trained, `launcher eval` judges the first of each"
     assert note in made.proposal.notes
+
+
+def test_data_may_be_a_link_to_a_file_without_a_suffix() -> None:
+    """As in the cache of the Hugging Face Hub."""
+    Path("blobs").mkdir()
+    write_rows(make_rows()).rename("blobs/0a1b2c")
+    Path("train.jsonl").symlink_to("blobs/0a1b2c")
+    make(Path("train.jsonl"), options=Options(validation=Path("train.jsonl")))
+    dataset = load_manifest(find_manifest("sales")).manifest.training.dataset
+    assert (dataset.path, dataset.validation_path) == ("../train.jsonl", "../train.jsonl")
+
+
+@pytest.mark.parametrize("flag", ["data", "validation"])
+def test_force_does_not_delete_the_files_that_it_is_given(flag: str) -> None:
+    make(write_rows(make_rows()))
+    sample = Path("sales/sample/train.jsonl")
+    before = sample.read_bytes()
+    data, options = (sample, Options()) if flag == "data" else (Path("rows.jsonl"), Options(validation=sample))
+    with pytest.raises(InputError, match="which --force replaces: nothing was changed"):
+        make(data, options=options, force=True)
+    assert sample.read_bytes() == before
+    make(data, options=options, force=True, with_sample=False)
+    assert sample.read_bytes() == before
+
+
+def test_rows_that_no_template_here_can_write_are_refused_with_the_reason() -> None:
+    call = {"type": "function", "function": {"name": "track", "arguments": {"id": 1}}}
+    chat = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    with pytest.raises(InputError, match="no row can be used") as caught:
+        make(write_rows([{"messages": chat}] * 20), options=Options(template="tokenizer"))
+    assert "it has tools or tool calls" in str(caught.value)
+    assert "try again where the base's tokenizer is" in caught.value.hint

@@ -347,3 +347,8 @@ def test_reason_of_a_nested_field_counts_its_rows() -> None:
 def test_ids_are_not_offered_for_the_prompt() -> None:
     roles = infer_roles(repeat({"question": "Where?", "id": "a", "answer": "Here."}))
     assert roles.guesses[-1].reason == "no role for these fields"
+
+
+def test_nan_is_a_missing_value() -> None:
+    seen = repeat({"question": "How many?", "input": float("nan"), "answer": "Two"})
+    assert roles_of(seen) == {"instruction": "question", "response": "answer"}
