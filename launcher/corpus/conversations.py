@@ -96,7 +96,7 @@ class RowReader:
         assert self.question is not None
         assert self.answer is not None
         question = _read_question(fields, self.question, read_optional_text(fields, self.context))
-        answer = _read_answer(fields, self.answer)
+        answer = _read_answer(fields, self.answer, question)
         return Conversation(self._with_system((*question, *answer), fields))
 
     def _read_task(self, fields: Mapping[str, Json], name: str) -> Conversation:
@@ -227,11 +227,17 @@ def _read_question(fields: Mapping[str, Json], text: RowText, context: str) -> t
     return (*messages[:-1], replace(last, context=context)) if context else messages
 
 
-def _read_answer(fields: Mapping[str, Json], text: RowText) -> tuple[Message, ...]:
+def _read_answer(fields: Mapping[str, Json], text: RowText, question: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Return the answer; a chat that begins with the question, as in preference data, is read from there."""
     value = look_up(fields, text) if isinstance(text, str) else None
-    if not is_chat(value) or get_role(value[0]) != "assistant":  # any other list is a JSON answer
-        return (Message("assistant", read_text(fields, text)),)
-    return _read_messages(value, str(text))
+    if is_chat(value) and get_role(value[0]) == "assistant":
+        return _read_messages(value, str(text))
+    if is_chat(value) and get_role(value[-1]) == "assistant" and all(get_role(turn) in ROLES for turn in value):
+        messages = _read_messages(value, str(text))
+        asked = tuple(replace(message, context="") for message in question)
+        if messages[: len(asked)] == asked and len(messages) > len(asked):
+            return messages[len(asked) :]
+    return (Message("assistant", read_text(fields, text)),)  # any other list is a JSON answer
 
 
 def is_chat(value: Json) -> TypeGuard[list[Json]]:
@@ -261,11 +267,10 @@ def _read_messages(turns: Json, name: str) -> tuple[Message, ...]:
 
 def _is_empty_system(turn: Json) -> bool:
     """Return whether a message is an empty system message, which is ignored: much chat data has one in every row."""
-    return (
-        isinstance(turn, dict)
-        and turn.get("role", turn.get("from")) == "system"
-        and turn.get("content", turn.get("value")) in (None, "")
-    )
+    if not isinstance(turn, dict) or turn.get("role", turn.get("from")) != "system":
+        return False
+    content = turn.get("content", turn.get("value"))
+    return content is None or (isinstance(content, str) and not content.strip())
 
 
 def _read_message(turn: Json) -> Message:

@@ -52,6 +52,9 @@ _DIALECTS = (
     ),
 )
 _ALPACA_ROLES = {"Instruction": "user", "Response": "assistant"}
+_CONTEXTS = ("Input", "Schema", "Context")
+_USUAL_PREAMBLE = "Below is "  # "an instruction that describes a task": in every row of Alpaca, and no instruction
+_FIRST_TOKENS = re.compile(r"\A\s*(?:<[^<>\s]{1,40}>\s*)+")  # such as <s> or <|begin_of_text|>
 
 
 def find_dialect(text: str) -> Dialect | None:
@@ -63,7 +66,9 @@ def find_system(text: str) -> str:
     """Return the system message with which a templated text begins; empty if there is none."""
     dialect = find_dialect(text)
     turn = None if dialect is None else dialect.turn.search(text)
-    return turn["content"].strip() if turn is not None and turn["role"] == "system" else ""
+    if dialect is None or turn is None:
+        return ""
+    return turn["content"].strip() if turn["role"] == "system" else _find_preamble(text, dialect)
 
 
 def cut_segments(text: str, dialect: Dialect, template: Template) -> tuple[Segment, ...] | None:
@@ -98,12 +103,36 @@ def parse_conversation(text: str) -> Conversation | None:
     dialect = find_dialect(text)
     if dialect is None:
         return None
-    messages: list[Message] = []
+    preamble = _find_preamble(text, dialect)
+    messages = [Message("system", preamble)] if preamble else []
+    contexts: list[str] = []  # of the next question
     for turn in dialect.turn.finditer(text):
         role, content = _ALPACA_ROLES.get(turn["role"], turn["role"]), turn["content"].strip()
-        if role in ("Input", "Schema", "Context"):
-            if messages:
-                messages[-1] = replace(messages[-1], context=content)
-        elif content:
+        if not content:
+            continue
+        if role in _CONTEXTS and messages and messages[-1].role == "user":
+            messages[-1] = replace(messages[-1], context=_join(messages[-1].context, content))
+        elif role in _CONTEXTS:
+            contexts.append(content)
+        elif role == "user":
+            messages.append(Message(role, content, _join(*contexts)))
+            contexts = []
+        else:
+            if contexts and role == "assistant":  # a question without the headline Instruction
+                messages.append(Message("user", _join(*contexts)))
+                contexts = []
             messages.append(Message(role, content))
     return Conversation(tuple(messages)) if any(message.role == "assistant" for message in messages) else None
+
+
+def _join(*parts: str) -> str:
+    return "\n\n".join(filter(None, parts))
+
+
+def _find_preamble(text: str, dialect: Dialect) -> str:
+    """Return the text before Alpaca's headlines, where its template writes the system message."""
+    turn = dialect.turn.search(text)
+    if turn is None or dialect.name != "alpaca":
+        return ""
+    preamble = _FIRST_TOKENS.sub("", text[: turn.start()]).strip()
+    return "" if preamble.startswith(_USUAL_PREAMBLE) else preamble

@@ -100,6 +100,15 @@ def test_a_chat_that_asks_and_one_that_answers_are_one() -> None:
     assert reason(TURN, q=[{"role": "agent", "content": "u"}], a="a") == "a message has an unknown role: 'agent'"
 
 
+@pytest.mark.parametrize("prompt", ["u", [{"role": "user", "content": "u"}]])
+def test_an_answer_that_repeats_the_prompt_is_read_after_it(prompt: Json) -> None:
+    """Preference data often has the complete conversation in chosen."""
+    chosen = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
+    expected = Conversation((Message("user", "u", "c"), Message("assistant", "a")))
+    assert read(TURN, q=prompt, schema="c", a=chosen) == expected
+    assert read(TURN, q="other", a=chosen).messages[-1].content == json.dumps(chosen)
+
+
 @pytest.mark.parametrize(
     "answer", [[{"role": "admin", "name": "Ada"}], [{"from": 1, "to": 2}], [{"role": "user", "content": "x"}], []]
 )
@@ -138,9 +147,10 @@ def test_messages_and_sharegpt() -> None:
     )
 
 
-def test_an_empty_system_message_costs_nothing() -> None:
+@pytest.mark.parametrize("system", ["", " \n", None])
+def test_an_empty_system_message_costs_nothing(system: str | None) -> None:
     messages = [
-        {"role": "system", "content": ""},
+        {"role": "system", "content": system},
         {"role": "user", "content": "u"},
         {"role": "assistant", "content": "a"},
     ]

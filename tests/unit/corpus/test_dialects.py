@@ -97,6 +97,37 @@ def test_other_dialect_is_rendered_by_the_template() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "question"),
+    [
+        ("### Instruction:\nOne?\n\n### Schema:\nFilm(title)\n\n### Context:\nOld.", "One?\n\nFilm(title)\n\nOld."),
+        ("### Context:\nOld.\n\n### Instruction:\nOne?", "One?\n\nOld."),
+        ("### Context:\nOld.\n\n### Instruction:\nOne?\n\n### Input:\nFilm", "One?\n\nOld.\n\nFilm"),
+        ("### Input:\nOne?", "One?"),
+    ],
+)
+def test_no_context_of_an_alpaca_text_is_dropped(text: str, question: str) -> None:
+    assert marked(f"{text}\n\n### Response:\n1", CHATML) == (
+        f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n⟦1<|im_end|>⟧\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "system"),
+    [
+        ("Film(title, year)\n\n", "Film(title, year)"),
+        ("<s> Be brief.\n\n", "Be brief."),
+        ("<|begin_of_text|>Below is an instruction that describes a task.\n\n", ""),
+    ],
+)
+def test_text_before_the_headlines_is_the_system_message(before: str, system: str) -> None:
+    text = f"{before}### Instruction:\nOne?\n\n### Response:\n1"
+    rendered = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
+    question = "<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n⟦1<|im_end|>⟧\n"
+    assert marked(text, CHATML) == rendered + question
+    assert find_system(text) == system
+
+
 @pytest.mark.parametrize("template", [CHATML, LLAMA3])
 def test_a_text_without_an_answer_has_nothing_to_train(template: Template) -> None:
     assert marked("<|im_start|>user\nOne?<|im_end|>\n", template) is None
