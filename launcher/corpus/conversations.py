@@ -161,6 +161,11 @@ def find_task_field(rows: Iterable[Row]) -> str | None:
     return "input" if is_task else None
 
 
+# Key of a field mapping for a complete row -> keys that are not read then.
+_COMPLETE = {
+    "text": ("messages", "system", "instruction", "input", "response", "output"),
+    "messages": ("instruction", "input", "response", "output"),
+}
 # Role of a reader -> key of a field mapping.
 _KEYS = {"text": "text", "system": "system", "question": "instruction", "context": "input", "answer": "response"}
 
@@ -188,6 +193,11 @@ def _parse_mapping(mapping: FieldMapping, fields: Sequence[str], source: str, hi
         missing = "response" if mapping.instruction else "instruction"
         where = f"training.dataset.field_mapping.{missing}"
         problems.append(Problem(where=where, what="missing: instruction and response must both be mapped"))
+    complete = next((key for key in _COMPLETE if getattr(mapping, key)), "")
+    for key in _COMPLETE.get(complete, ()):
+        if getattr(mapping, key):
+            what = f"would not be read, because {complete} is the complete row: remove one of them"
+            problems.append(Problem(where=f"training.dataset.field_mapping.{key}", what=what))
     if problems:
         raise InputError(
             f"{source}: the field mapping does not match the rows",

@@ -13,7 +13,14 @@ from launcher.core.errors import InputError, Problem, hint_for
 from launcher.corpus.conversations import TOOLS_FIELD, RowReader, find_task_field, make_row_reader
 from launcher.corpus.row_text import list_columns, list_fields, look_up, parse_row_text
 from launcher.corpus.rows import BadRow, Row
-from launcher.corpus.sources import FileSource, Source, count_parquet_rows, format_by_name, make_file_source
+from launcher.corpus.sources import (
+    FileSource,
+    Source,
+    count_parquet_rows,
+    format_by_name,
+    make_file_source,
+    make_task_source,
+)
 from launcher.manifest.dataset import Dataset, FieldMapping
 from launcher.manifest.parse_json import shorten
 from launcher.plan.estimate.dataset_size import (
@@ -71,20 +78,43 @@ def make_source_reader(
     return make_row_reader(mapping, fields, find_task_field(rows), source.location, system_prompt or "", hint)
 
 
-def check_first_rows(dataset: Dataset, folder: Path) -> tuple[str, ...]:
-    """Check the first rows of every local file and return notes; raises InputError if they do not fit the manifest."""
+def check_first_rows(dataset: Dataset, folder: Path, *, reads_values: bool = False) -> tuple[str, ...]:
+    """Check the first rows of every local file and return notes; raises InputError if they do not fit the manifest.
+
+    `reads_values` also reads the texts of the rows, as the preparation does.
+    """
     missing = find_missing_files(dataset, folder)
     notes = [f"{key}: {path} does not exist, so its rows were not checked" for key, path in missing.items()]
     for key, path in _list_paths(dataset):
         if _is_file(folder / path):
-            source = make_file_source(folder / path, dataset.format)
-            if not is_too_large(source):
-                peeked = peek_rows(iter(source.read()), dataset.mapping)
-                make_source_reader(dataset.mapping, dataset.system_prompt, source, peeked)
-                notes += _note_bad_rows(key, peeked)
+            notes += _check_file(dataset, key, folder / path, reads_values)
         elif key == "training.dataset.path" and key not in missing:
             notes.append(f"{key}: {path} is a dataset on the Hub; `launcher prepare` reads its rows")
     return (*notes, *_note_same_file(dataset, folder))
+
+
+def _check_file(dataset: Dataset, key: str, path: Path, reads_values: bool) -> Iterator[str]:
+    """Yield notes on the first rows of a file; raises InputError if they do not fit the manifest."""
+    task = (dataset.tasks or {}).get(key.removeprefix("training.dataset.tasks.").rpartition(".")[0])
+    source = make_file_source(path, dataset.format) if task is None else make_task_source(path, task.format)
+    if is_too_large(source):
+        return
+    rows = iter(source.read())
+    peeked = peek_rows(rows, dataset.mapping)
+    reader = make_source_reader(dataset.mapping, dataset.system_prompt, source, peeked)
+    broken = [row for row in peeked if isinstance(row, BadRow)]
+    read = [reader.read(row) for row in peeked if isinstance(row, Row)] if reads_values else []
+    unusable = [row for row in read if isinstance(row, BadRow)]
+    if unusable and len(broken) + len(unusable) == len(peeked) and next(rows, None) is None:
+        raise InputError(
+            f"{source.location}: no row can be used",
+            tuple(Problem(where=f"line {row.number}", what=row.reason) for row in unusable[:5]),
+            hint="check training.dataset.field_mapping; `launcher new NAME --data FILE --dry-run` proposes one",
+        )
+    for bad, what in ((broken, "read"), (unusable, "used")):
+        if bad:
+            share = f"{len(bad):,} of the first {len(peeked):,} rows cannot be {what}"
+            yield f"{key}: {share}; line {bad[0].number}: {bad[0].reason}"
 
 
 def find_missing_files(dataset: Dataset, folder: Path) -> dict[str, Path]:
@@ -99,13 +129,6 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except (OSError, ValueError):  # the name is too long, or has a null character
         return False
-
-
-def _note_bad_rows(key: str, peeked: Sequence[Row | BadRow]) -> Iterator[str]:
-    bad = [row for row in peeked if isinstance(row, BadRow)]
-    if bad:
-        rows = f"{len(bad):,} of the first {len(peeked):,} rows cannot be read"
-        yield f"{key}: {rows}; line {bad[0].number}: {bad[0].reason}"
 
 
 def _note_same_file(dataset: Dataset, folder: Path) -> Iterator[str]:

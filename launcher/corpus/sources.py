@@ -168,6 +168,11 @@ def make_file_source(path: Path, format_name: str | None) -> FileSource:
     return FileSource(path=path, format=format_)
 
 
+def make_task_source(path: Path, format_name: str) -> FileSource:
+    """Return a file of a `multi_task` dataset; the task's format counts if the file name does not show it."""
+    return make_file_source(path, None if format_by_name(path) else format_name)
+
+
 def format_by_name(path: Path) -> Format | None:
     """Return the format by the suffix of a file name; None if it is unknown."""
     return _SUFFIXES.get(path.suffix.lower())

@@ -15,7 +15,7 @@ from launcher.corpus.documents import make_planned_template
 from launcher.corpus.end_token import note_disagreement, note_other_prompt
 from launcher.corpus.hash_cache import hash_file_cached
 from launcher.corpus.rows import BadRow, Row
-from launcher.corpus.sources import FileSource, HubSource, Source, make_file_source
+from launcher.corpus.sources import FileSource, HubSource, Source, make_file_source, make_task_source
 from launcher.corpus.store import make_key
 from launcher.corpus.templates import Template
 from launcher.corpus.tokenizer import BaseTokenizer, load_planned_tokenizer
@@ -181,7 +181,7 @@ def _make_task_sources(data: DataPlan, folder: Path, split: Split) -> tuple[Weig
     for task in data.tasks.values():
         path = {"train": task.train, "validation": task.valid, "test": task.test}[split]
         if path is not None and task.weight > 0:
-            source = make_file_source(folder / path, None)
+            source = make_task_source(folder / path, task.format)
             if split == "train":
                 sources.append(WeightedSource(source=source, weight=task.weight / heaviest, max_rows=data.max_rows))
             else:

@@ -119,6 +119,8 @@ class Dataset(Strict):
         if self.type == "multi_task":
             if not self.tasks:
                 raise ValueError("tasks: missing or empty; type multi_task requires at least one")
+            if not any(task.weight for task in self.tasks.values()):
+                raise ValueError("tasks: every weight is 0, so there would be no rows; at least one must be above 0")
         elif self.path is None:
             raise ValueError("path: missing; set it to a local file or a dataset on the Hugging Face Hub")
         if self.text_field is not None and self.field_mapping.text not in (None, self.text_field):

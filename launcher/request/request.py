@@ -334,7 +334,8 @@ def check_inputs(loaded: LoadedManifest) -> tuple[str, ...]:
     resolve_judge_name(loaded.manifest)  # refuses unknown names
     if loaded.manifest.base.chat_template is not None:
         load_chat_template(loaded.folder, loaded.manifest.base.chat_template)
-    return (*check_first_rows(loaded.manifest.training.dataset, loaded.folder), *_note_inputs(loaded, "smoke"))
+    notes = check_first_rows(loaded.manifest.training.dataset, loaded.folder, reads_values=True)
+    return (*notes, *_note_inputs(loaded, "smoke"))
 
 
 def _note_inputs(loaded: LoadedManifest, profile: Profile) -> Iterator[str]:

@@ -203,6 +203,21 @@ def test_a_wrong_field_name_gets_a_suggestion() -> None:
     assert "hint: rows have: question, schema, cypher" in message
 
 
+@pytest.mark.parametrize(
+    ("mapping", "keys"),
+    [
+        ({"text": "t", "instruction": "q", "response": "a"}, ("instruction", "response")),
+        ({"text": "t", "messages": "m", "system": "q"}, ("messages", "system")),
+        ({"messages": "m", "input": "q"}, ("input",)),
+    ],
+)
+def test_fields_next_to_a_complete_row_are_refused(mapping: dict[str, str], keys: tuple[str, ...]) -> None:
+    with pytest.raises(InputError, match="does not match the rows") as caught:
+        make_row_reader(FieldMapping(**mapping), ["t", "m", "q", "a"])
+    for key in keys:
+        assert f"training.dataset.field_mapping.{key}: would not be read, because " in str(caught.value)
+
+
 def test_both_sides_are_needed() -> None:
     with pytest.raises(InputError, match=r"field_mapping\.response: missing: instruction and response must both"):
         make_row_reader(FieldMapping(instruction="question"), ["question"])

@@ -174,6 +174,24 @@ def test_rows_with_another_number_of_cells_are_noted(tmp_path: Path) -> None:
     assert note.startswith("training.dataset.path: 2 of the first 4 rows cannot be read; line 3: a different number")
 
 
+def test_rows_that_cannot_be_used_are_noted_or_refused(tmp_path: Path) -> None:
+    def check(rows: list[Any]) -> tuple[str, ...]:
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+        return check_first_rows(Dataset(path="rows.jsonl"), tmp_path, reads_values=True)
+
+    good = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
+    bad = [{"role": "User", "content": "u"}, {"role": "assistant", "content": "a"}]
+    assert check([good, good]) == ()
+    (note,) = check([good, bad, good])
+    unknown = "a message has an unknown role: 'User'"
+    assert note == f"training.dataset.path: 1 of the first 3 rows cannot be used; line 2: {unknown}"
+    with pytest.raises(InputError, match="no row can be used") as caught:
+        check([bad, bad])
+    assert f"line 1: {unknown}" in str(caught.value)
+    (note,) = check([bad] * 200 + [good])
+    assert "200 of the first 200 rows cannot be used" in note
+
+
 @pytest.mark.parametrize("key", ["validation_path", "test_path"])
 def test_split_that_is_the_file_of_the_training_rows_is_noted(tmp_path: Path, key: str) -> None:
     (tmp_path / "rows.csv").write_text("body,answer\na,b\n")

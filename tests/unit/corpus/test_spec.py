@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.core.errors import InputError
-from launcher.corpus.sources import HubSource
+from launcher.corpus.sources import FileSource, HubSource
 from tests.unit.corpus.inputs import make_rows, make_spec, prepare_quietly, write_base, write_expert, write_jsonl
 
 EVALUATES: dict[str, Any] = {"evaluation_strategy": "epoch"}
@@ -78,6 +78,20 @@ def test_tasks_have_weights_in_training_only(tmp_path: Path, base: Path) -> None
         ("b.jsonl", 0.5),
     ]
     assert [weighted.weight for weighted in spec.validation] == [1.0, 1.0]
+
+
+@pytest.mark.usefixtures("expert")
+def test_format_of_a_task_is_that_of_its_suffix_or_as_the_manifest_says(tmp_path: Path, base: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", make_rows(3))
+    write_jsonl(tmp_path / "b.txt", make_rows(3))
+    tasks = {
+        "a": {"train": "a.jsonl", "weight": 1.0, "format": "csv"},
+        "b": {"train": "b.txt", "weight": 1.0, "format": "jsonl"},
+    }
+    dataset = {"type": "multi_task", "path": None, "format": None, "tasks": tasks}
+    spec = make_spec(write_expert(tmp_path, dataset), base)
+    sources = [weighted.source for weighted in spec.train]
+    assert [source.format for source in sources if isinstance(source, FileSource)] == ["jsonl", "jsonl"]
 
 
 @pytest.mark.parametrize(

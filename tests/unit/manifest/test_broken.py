@@ -119,6 +119,14 @@ WRONG_VALUES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     ({CONFIG + "use_unslooth": True}, (), "use_unslooth: unknown key; did you mean use_unsloth?"),
     ({"training.dataset.splits": {"trian": 5}}, (), "splits.trian: unknown key; did you mean train?"),
     ({"training.dataset.type": "multi_task"}, (), "training.dataset.tasks: missing or empty; type multi_task"),
+    (
+        {
+            "training.dataset.type": "multi_task",
+            "training.dataset.tasks": {"a": {"train": "a.jsonl", "weight": 0, "format": "jsonl"}},
+        },
+        (),
+        "training.dataset.tasks: every weight is 0",
+    ),
     ({"name": "../../etc/passwd"}, (), 'name: "../../etc/passwd" does not match'),
     ({"learning_rate": 1e-4}, (), "learning_rate: unknown key; did you mean training.config.learning_rate?"),
     ({CONFIG + "bacth_size": 4}, (), "training.config.bacth_size: unknown key; did you mean batch_size?"),
