@@ -36,6 +36,8 @@ _HINT_UNUSABLE = (
     "`launcher new NAME --data FILE --dry-run` shows how a row is read"
 )
 
+_HINT_FEW = "add rows or a file for training.dataset.validation_path, or --set training.config.evaluation_strategy=no"
+
 _HINT_LONG = (
     "max_seq_length truncates rows at the end, where their answers are: --set training.config.max_seq_length=... "
     "with more tokens, or shorten the prompts"
@@ -256,8 +258,12 @@ def _check_split(name: str, audits: Mapping[str, SplitAudit], sources: Sequence[
     if audit.num_untrained:
         what = "they have no trained tokens (the answer is beyond max_seq_length, or empty)"
         problems += (Problem(where=f"{audit.num_untrained:,} rows", what=what),)
+    held_out = num_rows - audit.num_rows
     if audit.num_documents == 0:
         hint = _HINT_LONG if audit.num_untrained > rejected else _HINT_UNUSABLE
+        if held_out:
+            problems += (Problem(where=f"{held_out:,} rows", what="they are held out for validation"),)
+            hint = hint if rejected or audit.num_untrained else _HINT_FEW
         raise InputError(f"{where}: no row of the {name} split can be trained on", problems, hint=hint)
     if rejected > _MAX_BAD_SHARE * num_rows:
         raise InputError(

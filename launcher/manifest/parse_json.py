@@ -69,11 +69,19 @@ def shorten(text: str, width: int = 60) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
-def _find_missing_comma(text: str, error: json.JSONDecodeError) -> str:
-    """Return the line that probably lacks a comma: Python reports the place where the next value begins."""
-    line = text.count("\n", 0, len(text[: error.pos].rstrip())) + 1
-    is_earlier = error.msg.startswith("Expecting ',' delimiter") and line < error.lineno
-    return f"a comma is probably missing at the end of line {line}" if is_earlier else ""
+def _explain_syntax(text: str, error: json.JSONDecodeError) -> str:
+    """Return the probable cause of a syntax error: Python reports the place where the next value should begin."""
+    before, rest = text[: error.pos].rstrip(), text[error.pos :].lstrip(", \t\r\n")
+    line = before.count("\n") + 1
+    if rest.startswith(("//", "/*", "#")):
+        return 'JSON has no comments: use a key that begins with _, such as "_comment"'
+    if rest.startswith(("}", "]")) and (before.endswith(",") or text.startswith(",", error.pos)):
+        return f"remove the comma at the end of line {line}"
+    if rest.startswith("'"):
+        return "JSON needs double quotes"
+    if error.msg.startswith("Expecting ',' delimiter") and line < error.lineno:
+        return f"a comma is probably missing at the end of line {line}"
+    return ""
 
 
 def _parse(text: str, path: Path) -> Json:
@@ -100,7 +108,7 @@ def _parse(text: str, path: Path) -> Json:
         raise ManifestError(
             f"{path}, line {error.lineno}, column {error.colno}: broken JSON: {error.msg}",
             (Problem(where="", what=snippet),) if snippet else (),
-            hint=_find_missing_comma(text, error),
+            hint=_explain_syntax(text, error),
         ) from None
     except RecursionError:
         raise _make_depth_error(path) from None

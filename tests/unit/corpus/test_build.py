@@ -140,6 +140,16 @@ def test_nothing_to_train_at_all_is_an_error(expert: Path, base: Path) -> None:
     assert caught.value.hint.startswith("max_seq_length truncates rows at the end")
 
 
+def test_rows_that_are_all_held_out_are_an_error_that_says_so(expert: Path, base: Path) -> None:
+    prompts = ({"question": f"q{number}", "schema": "s", "cypher": "c"} for number in range(100))
+    store = prepare_rows(expert.parent, base, list(prompts), **EVALUATES)
+    (place, *_) = (number for number, _ in documents_of(store, "validation").items())
+    with pytest.raises(InputError, match="no row of the train split can be trained on") as caught:
+        prepare_rows(expert.parent, base, [{"question": f"q{place - 1}", "schema": "s", "cypher": "c"}], **EVALUATES)
+    assert "1 rows: they are held out for validation" in str(caught.value)
+    assert "evaluation_strategy=no" in caught.value.hint
+
+
 def test_zero_usable_rows_list_the_reasons(expert: Path, base: Path) -> None:
     rows: list[object] = [{"question": "q", "schema": "s", "cypher": value} for value in ("", "\ud800", "\udfff", None)]
     with pytest.raises(InputError, match=r"train\.jsonl: no row of the train split can be trained on") as caught:

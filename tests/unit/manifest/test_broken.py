@@ -260,6 +260,16 @@ UNREADABLE: list[tuple[str, WriteBroken, str]] = [
         lambda p: p.write_text('{\n  "name": "x"\n\n  "b": 5\n}'),
         "a comma is probably missing at the end of line 2",
     ),
+    (
+        "trailing comma",
+        lambda p: p.write_text('{\n  "name": "x",\n  "b": 5,\n}'),
+        "remove the comma at the end of line 3",
+    ),
+    ("trailing comma in a list", lambda p: p.write_text('{\n"b": [5,\n]}'), "remove the comma at the end of line 2"),
+    ("comment", lambda p: p.write_text('{\n  // name\n  "name": "x"}'), "JSON has no comments: use a key"),
+    ("comment first", lambda p: p.write_text('# a\n{"name": "x"}'), "JSON has no comments: use a key"),
+    ("comment after a value", lambda p: p.write_text('{"a": 1, /* b */ "b": 2}'), "JSON has no comments: use a key"),
+    ("single quotes", lambda p: p.write_text("{'name': 'x'}"), "JSON needs double quotes"),
     ("cut off", lambda p: p.write_text('{"name": "x"'), "line 1, column 13: broken JSON"),
     (
         "duplicate",
