@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.core.errors import InputError, first_line, hint_for
+from launcher.corpus.conversations import TOOLS_FIELD
 from launcher.corpus.rows import BadRow, Json, Row
 from launcher.manifest.parse_json import MAX_DEPTH, is_too_deep
 from launcher.manifest.suggest import find_closest
@@ -113,7 +114,7 @@ class HubSource:
     def read(self) -> Iterator[Row | BadRow]:
         """Yield rows."""
         for number, fields in enumerate(self.load(), 1):
-            yield Row(number=number, fields=fields)
+            yield Row(number=number, fields=_remove_padding(fields))
 
     def load(self) -> Any:
         """Load the dataset; raises InputError with local alternatives if it is not available."""
@@ -344,7 +345,7 @@ def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
         for batch in file.iter_batches(batch_size=1024):
             for fields in batch.to_pylist():
                 number += 1
-                yield Row(number=number, fields=fields)
+                yield Row(number=number, fields=_remove_padding(fields))
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise InputError(f"{path}: broken Parquet: {first_line(error)}") from None
     except (OverflowError, ValueError) as error:
@@ -352,6 +353,25 @@ def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
             f"{path}: a value after row {number:,} has no equivalent in Python: {first_line(error)}",
             hint="convert the column, for example timestamps to text",
         ) from None
+
+
+def _remove_padding(fields: dict[str, Json]) -> dict[str, Json]:
+    """Remove keys without a value from tools and messages with tool calls.
+
+    In a table, the arguments of every call have the keys of all functions.
+    """
+
+    def has_tools(name: str, value: Json) -> bool:
+        messages = value if isinstance(value, list) else []
+        return name == TOOLS_FIELD or any(isinstance(turn, dict) and turn.get("tool_calls") for turn in messages)
+
+    return {name: _remove_nulls(value) if has_tools(name, value) else value for name, value in fields.items()}
+
+
+def _remove_nulls(value: Json) -> Json:
+    if isinstance(value, dict):
+        return {key: _remove_nulls(item) for key, item in value.items() if item is not None}
+    return [_remove_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def count_parquet_rows(path: Path) -> int:

@@ -188,6 +188,22 @@ def test_parquet(tmp_path: Path) -> None:
     assert good(read(tmp_path / "x.parquet")) == [(1, {"q": "one", "a": {"x": 1}}), (2, {"q": None, "a": {"x": 2}})]
 
 
+def test_arguments_of_tool_calls_in_parquet_have_their_own_keys_only(tmp_path: Path) -> None:
+    def call(arguments: dict[str, str]) -> list[dict[str, object]]:
+        function = {"name": "find", "arguments": arguments}
+        return [{"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": function}]}]
+
+    rows = [
+        {"messages": call({"city": "Rome"}), "answer": {"a": 1}},
+        {"messages": call({"id": "7"}), "answer": {"b": 2}},
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
+    first, second = (fields for _, fields in good(read(tmp_path / "x.parquet")))
+    for fields, arguments in ((first, {"city": "Rome"}), (second, {"id": "7"})):
+        assert fields["messages"][0]["tool_calls"][0]["function"]["arguments"] == arguments  # type: ignore[index]
+    assert first["answer"] == {"a": 1, "b": None}, "an answer may contain null"
+
+
 def test_parquet_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"x\.parquet: broken Parquet: "):
         read(write(tmp_path, "x.parquet", "q,a\n1,2\n"))
