@@ -147,7 +147,8 @@ def print_new_expert(new_expert: NewExpert) -> None:
     """Print what was inferred, the loss mask of a row, the plan, and the next commands."""
     proposal = new_expert.proposal
     source, mask = proposal.profile.source, proposal.mask
-    print(f"{escape(str(source.path))}: {proposal.num_rows:,} rows ({_describe_format(source)})\n")
+    about = "" if proposal.profile.is_complete else "about "
+    print(f"{escape(str(source.path))}: {about}{proposal.num_rows:,} rows ({_describe_format(source)})\n")
     rows = [(guess.name, guess.value, guess.reason) for guess in proposal.guesses]
     print_table(("setting", "value", "reason"), rows, styles=("cyan", "bold", ""))
     for note in proposal.notes:

@@ -315,10 +315,10 @@ def _make_guesses(profile: RowProfile, chosen: Chosen) -> tuple[Guess, ...]:
     unused = [name for name in profile.fields if name not in taken]
     if unused:
         reason = "no role for these fields"
-        texts = [name for name in unused if profile.fields[name].num_text and not score_name(name, "metadata")]
+        texts = [name for name in unused if name and profile.fields[name].num_text and not score_name(name, "metadata")]
         if texts and chosen.get("prompt", ("",))[0] in profile.fields:
             reason += f"; {_describe_format((chosen['prompt'][0], texts[0]))}"
-        guesses.append(Guess(name="not used", value=", ".join(unused), reason=reason))
+        guesses.append(Guess(name="not used", value=", ".join(name or "(no name)" for name in unused), reason=reason))
     return tuple(guesses)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from launcher.base_models.shapes import ModelShape, load_shape
@@ -11,6 +12,7 @@ from launcher.core.errors import InputError
 from launcher.corpus.build import is_cut_for_validation
 from launcher.corpus.chat_template_file import load_chat_template
 from launcher.corpus.documents import Document, DocumentBuilder
+from launcher.corpus.first_rows import count_rows
 from launcher.corpus.heldout import extract_question
 from launcher.corpus.row_count import guess_tokens
 from launcher.corpus.rows import BadRow, Rejections, Row
@@ -221,15 +223,12 @@ def _check_variety(documents: Sequence[Document], profile: RowProfile) -> None:
 
 def _count_rows(profile: RowProfile) -> int:
     """Count the rows; for a file that was not read completely, estimate them from its size."""
-    path = profile.source.path
     if profile.is_complete:
         return len(profile.rows)
-    if profile.source.format == "parquet":
-        from launcher.corpus.sources import count_parquet_rows
-
-        return count_parquet_rows(path)
-    mean_length = sum(len(str(row.fields)) for row in profile.rows) / len(profile.rows)
-    return max(len(profile.rows), round(path.stat().st_size / max(1.0, mean_length)))
+    first: list[Row | BadRow] = [*profile.rows, *profile.bad_rows]
+    first.sort(key=lambda row: row.number)
+    num_rows, _ = count_rows(profile.source, first, islice(profile.source.read(), len(first), None))
+    return round(num_rows * len(profile.rows) / len(first))
 
 
 def _detect_language(task: str | None, made: Sequence[tuple[Row, Document]], maker: DocumentBuilder) -> Language | None:

@@ -24,7 +24,7 @@ from launcher.corpus.sources import make_file_source
 from launcher.corpus.spec import make_preparation_spec
 from launcher.corpus.tokenizer import load_tokenizer
 from launcher.manifest import find_manifest, load_manifest
-from launcher.new_expert import answer_language, create
+from launcher.new_expert import answer_language, create, row_profile
 from launcher.new_expert.infer_roles import FieldFlags
 from launcher.new_expert.proposal import Options
 from launcher.plan.smoke import choose_smoke_length
@@ -586,6 +586,13 @@ def test_duplicates_are_noted(num_different: int, note: str) -> None:
     assert (note in notes) if note else ("repeat" not in notes)
 
 
+def test_column_without_a_name_is_not_offered_for_the_prompt() -> None:
+    """As the index that pandas writes."""
+    Path("rows.csv").write_text(",question,answer\n" + "".join(f"row {n},What is {n}?,It is {n}.\n" for n in range(30)))
+    (unused,) = (guess for guess in make(Path("rows.csv")).proposal.guesses if guess.name == "not used")
+    assert (unused.value, unused.reason) == ("(no name)", "no role for these fields")
+
+
 def test_chats_with_several_answers_are_noted() -> None:
     def make_chat(number: int) -> dict[str, Any]:
         turns = [("user", f"{number}?"), ("assistant", '{"n": 1}'), ("user", "And?"), ("assistant", '{"n": 2}')]
@@ -594,6 +601,24 @@ def test_chats_with_several_answers_are_noted() -> None:
     made = make(write_rows([make_chat(number) for number in range(40)]))
     note = "30 of 40 rows have several answers: all are trained, `launcher eval` judges the first of each"
     assert note in made.proposal.notes
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv"])
+def test_rows_of_a_large_file_are_counted_by_their_bytes(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Chinese a character has three bytes, or six if it is escaped."""
+    monkeypatch.setattr(row_profile, "MAX_ROWS", 100)
+    rows = [
+        {"question": f"问题{number:03}号的答案是什么?", "answer": f"第{number:03}个答案。"} for number in range(300)
+    ]
+    file = Path(f"rows.{suffix}")
+    if suffix == "json":
+        file.write_text(json.dumps(rows))
+    elif suffix == "jsonl":
+        write_rows(rows)
+    else:
+        lines = (f"{row['question']},{row['answer']}\n" for row in rows)
+        file.write_text("question,answer\n" + "".join(lines), encoding="utf-8")
+    assert make(file, dry_run=True).proposal.num_rows == 300
 
 
 def test_data_may_be_a_link_to_a_file_without_a_suffix() -> None:
