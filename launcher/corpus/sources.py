@@ -295,12 +295,24 @@ def _read_csv(path: Path) -> Iterator[Row | BadRow]:
                     yield BadRow(number=line, reason=_CELLS)
                 line = reader.line_num + 1
         except UnicodeDecodeError as error:
-            raise InputError(f"{path}: not UTF-8 ({error.reason})", hint=hint_encoding(path)) from None
+            place = f"in line {_find_other_encoding(path)}"
+            raise InputError(f"{path}: {NOT_UTF8} {place} ({error.reason})", hint=hint_encoding(path)) from None
         except csv.Error as error:
             raise InputError(
                 f"{path}, line {line}: broken CSV in the row that begins here: {error}",
                 hint='check the quotes here and above: a quote in quoted text is written twice ("")',
             ) from None
+
+
+def _find_other_encoding(path: Path) -> int:
+    """Return the first line that is not UTF-8; the decoder of a text file reads ahead."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    return 1  # a character that is cut at the end of a line
 
 
 def find_delimiter(path: Path) -> str:

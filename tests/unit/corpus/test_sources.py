@@ -169,6 +169,12 @@ def test_csv_that_is_not_utf8(tmp_path: Path, content: bytes, hint: str) -> None
     assert caught.value.hint.startswith(hint)
 
 
+def test_csv_that_is_not_utf8_in_one_line_names_it(tmp_path: Path) -> None:
+    content = b"q,a\n" + b"x,y\n" * 5000 + b"caf\xe9,y\n" + b"x,y\n" * 5000
+    with pytest.raises(InputError, match=r"x\.csv: not UTF-8 in line 5002 "):
+        read(write(tmp_path, "x.csv", content))
+
+
 def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="two columns are called 'q'"):
         read(write(tmp_path, "x.csv", "q,q,a\n1,2,3\n"))
