@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from launcher.corpus.rows import Json, Row, RowFault
 from launcher.manifest.suggest import find_closest
@@ -138,9 +139,11 @@ def read_optional_text(fields: Mapping[str, Json], text: RowText | None) -> str:
     return _format_value(look_up(fields, text), text)
 
 
-def _format_value(value: Json, name: str) -> str:
+def _format_value(value: Json | Decimal, name: str) -> str:
     if is_missing(value):
         return ""
+    if isinstance(value, Decimal):  # a number of Parquet, with all its digits
+        return format(value, "f")
     # Non-text values as JSON: an answer may be an object or a number, a schema a list.
     if isinstance(value, dict | list | int | float):
         try:
@@ -159,8 +162,10 @@ def is_missing(value: object) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _format_other(value: object) -> str:
-    """Format a value that JSON does not have: dates of Parquet, but no bytes."""
+def _format_other(value: object) -> str | float:
+    """Format a value that JSON does not have: decimals and dates of Parquet, but no bytes."""
+    if isinstance(value, Decimal):
+        return float(value)
     if isinstance(value, bytes | bytearray | memoryview):
         raise UnusableRowError("contains bytes, which are not text")
     return str(value)

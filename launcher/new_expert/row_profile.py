@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
@@ -75,7 +76,7 @@ class FieldProfile:
             self.num_text += bool(value.strip())
         elif is_chat(value):
             self.num_chats += 1
-        elif isinstance(value, dict | list | int | float):
+        elif isinstance(value, dict | list | int | float | Decimal):
             self.num_values += 1
         else:
             self.num_others += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Literal
 
@@ -190,6 +191,10 @@ def _render(proposal: Proposal, rows: Sequence[Row]) -> str:
     for row in rows:
         fields = {name: row.fields.get(name) for name in proposal.profile.fields}
         fields = {name: None if isinstance(value, bytes) else value for name, value in fields.items()}
-        line = json.dumps(fields, ensure_ascii=False, default=str)
-        lines.append(line if is_encodable(line) else json.dumps(fields, default=str))
+        line = json.dumps(fields, ensure_ascii=False, default=_format_other)
+        lines.append(line if is_encodable(line) else json.dumps(fields, default=_format_other))
     return "".join(line + "\n" for line in lines)
+
+
+def _format_other(value: object) -> str | float:
+    return float(value) if isinstance(value, Decimal) else str(value)

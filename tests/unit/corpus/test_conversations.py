@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -73,6 +74,11 @@ def test_numbers_and_flags_are_written_as_json_writes_them() -> None:
     for value, text in ((42, "42"), (1.5, "1.5"), (True, "true"), (False, "false"), (0, "0")):
         assert read(TURN, q="x", a=value).messages[-1].content == text
     assert read(TURN, q=7, a="x").messages[0].content == "7"
+
+
+def test_decimals_of_parquet_are_numbers() -> None:
+    assert read(TURN, q="x", a=Decimal("19.90")).messages[-1].content == "19.90"
+    assert read(TURN, q="x", a={"total": Decimal("19.9")}).messages[-1].content == '{"total": 19.9}'
 
 
 def test_messages_with_a_separate_system_field() -> None:

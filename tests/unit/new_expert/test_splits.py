@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import os
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from launcher.core.errors import InputError
 from launcher.corpus.heldout import load_held_out_rows
@@ -201,3 +204,11 @@ def test_chats_in_two_fields_are_joined() -> None:
             f"a{made.proposal.mask.row - 1}<|im_end|>"
         ]
         assert "content" not in json.dumps([segment.text for segment in segments])
+
+
+def test_decimals_of_parquet_are_numbers_in_the_sample() -> None:
+    rows = [{"question": f"What costs {n}?", "answer": {"price": Decimal(n) / 4}} for n in range(40)]
+    parquet.write_table(pa.Table.from_pylist(rows), "rows.parquet")
+    make(Path("rows.parquet"))
+    row = next(row for row in read_sample("train") if row["question"] == "What costs 39?")
+    assert row["answer"] == {"price": 9.75}
