@@ -40,18 +40,18 @@ _MAX_JSON_BYTES = 200_000_000  # a JSON list is read completely
 
 def peek_rows(rows: Iterator[Row | BadRow], mapping: FieldMapping, count: int = _PEEKED_ROWS) -> list[Row | BadRow]:
     """Take the first rows, and more until every mapped field has occurred."""
-    peeked = list(islice(rows, count))
+    peeked: list[Row | BadRow] = []
+    fields: set[str] = set()
     values = [value for value in mapping.model_dump().values() if isinstance(value, str)]
-    while len(peeked) < _MAX_PEEKED_ROWS and not _has_fields(peeked, values):
-        more = list(islice(rows, _PEEKED_ROWS))
-        if not more:
-            break
+    while more := list(islice(rows, _PEEKED_ROWS if peeked else count)):
         peeked += more
+        fields.update(list_fields([row for row in more if isinstance(row, Row)]))
+        if len(peeked) >= _MAX_PEEKED_ROWS or _has_all(fields, values):
+            break
     return peeked
 
 
-def _has_fields(peeked: Sequence[Row | BadRow], values: Sequence[str]) -> bool:
-    fields = set(list_fields([row for row in peeked if isinstance(row, Row)]))
+def _has_all(fields: set[str], values: Sequence[str]) -> bool:
     try:
         return all(name in fields for value in values for name in list_columns(parse_row_text(value, fields)))
     except ValueError:  # reported when the reader is made
