@@ -108,7 +108,7 @@ def _check_fields(name: SplitName, profile: RowProfile, proposal: Proposal) -> N
         raise InputError(
             f"{path} has different fields than {train_path}",
             tuple(problems),
-            hint=f"rename the fields of {path}, which are {', '.join(fields)}",
+            hint=f"rename the fields of {path}, which are {', '.join(fields)}; a field may be empty, but not missing",
         )
 
 
