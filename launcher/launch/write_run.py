@@ -70,5 +70,7 @@ def join_run(planned: PlannedRun, runs_dir: Path, run_id: str, node: Node) -> Ru
 
 
 def find_train_script() -> str:
-    """Return the relative path of train.py in a checkout, else the path of the installed file."""
-    return TRAIN_SCRIPT if Path(TRAIN_SCRIPT).is_file() else str(Path(__file__).resolve().parent.with_name("train.py"))
+    """Return the path of this package's train.py; in its checkout, the relative one."""
+    own = Path(__file__).resolve().parent.with_name("train.py")
+    # Another launcher/ in the working directory may have another version, or be a downloaded one.
+    return TRAIN_SCRIPT if Path(TRAIN_SCRIPT).resolve() == own else str(own)

@@ -11,12 +11,12 @@ import pytest
 from launcher.core.errors import InputError
 from launcher.launch.console import Console
 from launcher.launch.start import _make_environment
-from launcher.launch.write_run import write_run
+from launcher.launch.write_run import find_train_script, write_run
 from launcher.manifest import load_manifest
 from launcher.plan import Plan
 from launcher.render import Command
 from launcher.request.request import PlannedRun, Request, plan_request
-from tests.conftest import WriteManifest, expert_manifests, published_manifests
+from tests.conftest import ROOT, WriteManifest, expert_manifests, published_manifests
 
 ALL = [*published_manifests(), *expert_manifests()]
 
@@ -37,6 +37,15 @@ def test_run_directory_can_be_loaded(manifest: Path, tmp_path: Path) -> None:
     assert load_manifest(run.manifest).manifest == first.loaded.manifest
     assert without_folder(planned(run.manifest).plan) == without_folder(first.plan)
     assert Plan.model_validate_json(run.plan.read_text()) == first.plan
+
+
+def test_train_script_of_another_folder_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert find_train_script() == "launcher/train.py"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "launcher").mkdir()
+    (tmp_path / "launcher/train.py").write_text("downloaded")
+    assert find_train_script() == str(ROOT / "launcher/train.py")
 
 
 def test_torchrun_variables_of_a_platform_are_dropped() -> None:
