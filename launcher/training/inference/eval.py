@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.core.errors import InputError, LauncherError
+from launcher.core.errors import LauncherError
 from launcher.core.log import get_logger
 from launcher.core.progress import Progress
 from launcher.core.run_paths import RunEntry, RunPaths, write_text_atomically
@@ -26,7 +26,7 @@ from launcher.manifest.trust import check_trust, list_code, list_judge_code
 from launcher.plan.model import Plan
 from launcher.request.request import Request, base_folders, plan_request
 from launcher.training.inference.grade import GeneratedAnswers, grade
-from launcher.training.inference.trained_run import TrainedRun, load_trained_run
+from launcher.training.inference.trained_run import TrainedRun, check_adapter, load_trained_run
 from launcher.training.runtime.parent_watch import exit_with_parent
 from launcher.training.runtime.process_output import silence_transformers
 from launcher.training.runtime.subcommand import run_subcommand
@@ -92,8 +92,7 @@ def _resolve_target(arguments: argparse.Namespace) -> EvalTarget:
     plan, manifest, adapter = planned.plan, planned.loaded.manifest, arguments.adapter
     if adapter is None:
         return EvalTarget(title=f"base {plan.base.name}", plan=plan, manifest=manifest, run=None)
-    if not (adapter / "adapter_config.json").is_file():
-        raise InputError(f"{adapter} is not a PEFT adapter: it has no adapter_config.json")
+    check_adapter(adapter)
     run = TrainedRun(paths=_AdapterFolder(adapter), plan=plan, manifest=manifest, outcome=None)
     return EvalTarget(title=f"adapter {adapter}", plan=plan, manifest=manifest, run=run)
 

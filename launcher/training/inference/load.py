@@ -126,7 +126,7 @@ def load_from_folder(folder: Path, dtype: Dtype, device: torch.device, *, trusts
     """Load a model with transformers alone, as other users would."""
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=DTYPES[dtype], trust_remote_code=trusts
+            str(folder), dtype=DTYPES[dtype], trust_remote_code=trusts, use_safetensors=True
         )
     except _LOADING_ERRORS as error:
         raise InputError(f"{folder} cannot be loaded: {first_line(error)}") from None

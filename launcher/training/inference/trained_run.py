@@ -38,6 +38,8 @@ class AdapterConfig(BaseModel):
     layers_pattern: _Names = None
     rank_pattern: dict[_Name, int] | None = None
     alpha_pattern: dict[_Name, float] | None = None
+    layer_replication: None = None  # may multiply the layers
+    megatron_config: None = None  # PEFT imports the module in megatron_core
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,9 +103,19 @@ def _check_weights(paths: RunPaths, plan: Plan, outcome: Outcome | None) -> None
         raise InputError(
             f"{paths.adapter} is incomplete: {', '.join(missing)} is missing", hint=_suggest_fix(paths, plan)
         )
-    check_regular_files(paths.adapter)
-    if plan.adapter.kind != "full":
-        load_model(AdapterConfig, paths.adapter / "adapter_config.json")
+    if plan.adapter.kind == "full":
+        check_regular_files(paths.adapter)
+    else:
+        check_adapter(paths.adapter)
+
+
+def check_adapter(folder: Path) -> None:
+    """Refuse a folder that is not a PEFT adapter in safetensors files, or one with settings that may be hostile."""
+    for name in _ADAPTER_FILES:
+        if not (folder / name).is_file():
+            raise InputError(f"{folder} is not a PEFT adapter: it has no {name}")
+    check_regular_files(folder)
+    load_model(AdapterConfig, folder / "adapter_config.json")
 
 
 def _describe_outcome(outcome: Outcome | None) -> str:

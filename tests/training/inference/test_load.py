@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ import pytest
 import torch
 from transformers import Gemma2Config, LlamaConfig
 
+from launcher.base_models.catalogue import TINY_BASE_FOLDER
+from launcher.core.errors import InputError
 from launcher.corpus.store import Store
 from launcher.manifest import load_manifest
 from launcher.plan import Plan
 from launcher.training.checkpoint.weights import save_weights
-from launcher.training.inference.load import load_trained_model
+from launcher.training.inference.load import load_from_folder, load_trained_model
 from launcher.training.inference.trained_run import TrainedRun
 from tests.training.builders import SIZES, build, make_plan, write_base
 
@@ -41,3 +44,10 @@ def test_dtype_of_the_adapter(store: Store, tmp_path: Path, casts_adapter: bool,
     model = load_trained_model(run, "bf16", torch.device("cpu"), casts_adapter=casts_adapter)
     assert {weight.dtype for name, weight in model.named_parameters() if "lora_" in name} == {dtype}
     assert {weight.dtype for name, weight in model.named_parameters() if "lora_" not in name} == {torch.bfloat16}
+
+
+def test_pickled_weights_are_not_loaded(tmp_path: Path) -> None:
+    shutil.copy(TINY_BASE_FOLDER / "config.json", tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
+    with pytest.raises(InputError, match=r"cannot be loaded: .*no file named model\.safetensors"):
+        load_from_folder(tmp_path, "fp32", torch.device("cpu"))
