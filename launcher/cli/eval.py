@@ -6,6 +6,7 @@ import argparse
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,14 +80,22 @@ def run(arguments: argparse.Namespace) -> int:
     before = _load_earlier(arguments) if arguments.against else None  # fail before the evaluation
     if arguments.max_regression is not None and before is None:
         raise InputError("--max-regression requires --against")
-    if arguments.output and not os.access(Path(arguments.output).absolute().parent, os.W_OK):
-        raise InputError(f"-o {arguments.output}: the folder does not exist, or you may not write to it")
+    if arguments.output:
+        _check_output(Path(arguments.output))
     code, now = _evaluate(arguments)
     if now is None:
         return code
     limit = DEFAULT_MAX_REGRESSION if arguments.max_regression is None else arguments.max_regression
     show = print_result_as_json if arguments.json else print_result
     return ExitCode.DONE if show(now, before, limit, arguments.worst) else ExitCode.QUALITY_GATE
+
+
+def _check_output(path: Path) -> None:
+    """Refuse a file that could not be written after the evaluation."""
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise InputError(f"-o {path}: the folder does not exist, or you may not write to it")
+    if path.exists() and not path.is_file():  # a rename would replace a device, such as /dev/null
+        raise InputError(f"-o {path}: it exists and is not a file")
 
 
 def _evaluate(arguments: argparse.Namespace) -> tuple[int, EvalResult | None]:
@@ -97,7 +106,7 @@ def _evaluate(arguments: argparse.Namespace) -> tuple[int, EvalResult | None]:
     words = [] if paths is None else [f"--run={paths.root}"]
     words += [f"--expert={arguments.expert}"] if arguments.expert is not None else []
     words += [f"--adapter={arguments.adapter}"] if arguments.adapter else []
-    words += [f"--profile={arguments.profile}"]
+    words += [f"--profile={arguments.profile}", *(["--json"] if arguments.json else [])]
     for name in ("rows", "split", "batch_size", "max_new_tokens"):
         value = getattr(arguments, name)
         words += [] if value is None else [f"--{name.replace('_', '-')}={value}"]
@@ -118,7 +127,9 @@ def _save(result: EvalResult, arguments: argparse.Namespace, paths: RunPaths | N
 
     text = result.model_dump_json(indent=1) + "\n"
     if paths is not None:
-        before = load_result(paths.evaluation) if paths.evaluation.is_file() else None
+        before = None
+        with suppress(InputError):  # there is none, or it is damaged
+            before = load_result(paths.evaluation)
         if before is None or before.split != result.split or len(before.answers) <= len(result.answers):
             write_text_atomically(paths.evaluation, text)
         else:

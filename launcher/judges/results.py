@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
+from pydantic import model_validator
+
 from launcher.core.errors import InputError, Problem
 from launcher.core.frozen_model import Frozen
 from launcher.core.run_files import MAX_RESULT_BYTES, parse_model, read_text
@@ -67,6 +69,13 @@ class EvalResult(Frozen):
     judging_seconds: float
     versions: dict[str, str]
     made_at: str  # ISO 8601, UTC
+
+    @model_validator(mode="after")
+    def _check_main(self) -> EvalResult:
+        """Reject a result without its main check."""
+        if all(check.name != self.main_check for check in self.checks):
+            raise ValueError(f"no check is called {self.main_check}")
+        return self
 
     @property
     def main(self) -> CheckResult:

@@ -60,14 +60,11 @@ def load_evaluations(record: RunRecord) -> RunEvaluations:
 
     def load(file: Path) -> EvalResult | None:
         try:
-            result = load_result(file)
-            if any(check.name == result.main_check for check in result.checks):
-                return result
+            return load_result(file)
         except InputError:
-            if not file.exists():
-                return None
-        unreadable.append(str(file.relative_to(paths.root)))
-        return None
+            if file.exists():
+                unreadable.append(str(file.relative_to(paths.root)))
+            return None
 
     def load_step(step: int) -> Evaluation | None:
         result = load(paths.evaluation_at(step))

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from launcher.core.errors import InputError
 from launcher.corpus.heldout import HeldOutRow, HeldOutRows
 from launcher.judges.exact_match import ExactMatchJudge
 from launcher.judges.results import EvalResult, compare_results, load_result
 from launcher.training.inference.generate import Answer
 from launcher.training.inference.grade import GeneratedAnswers, grade
-from launcher.training.inference.trained_run import load_trained_run
+from launcher.training.inference.trained_run import check_adapter, load_trained_run
 from tests.training.trained_run import Trained, launcher, trained  # noqa: F401  (a fixture)
 
 pytest.importorskip("graphglot", reason="pip install 'expert-launcher[quality]'")
@@ -85,6 +86,32 @@ def test_input_errors_are_reported(trained: Trained, arguments: tuple[str, ...],
     assert result.returncode == 2
     assert words in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_error_of_the_evaluation_is_printed_as_json(trained: Trained) -> None:  # noqa: F811
+    result = launcher(trained, "eval", "neo4j", "--adapter", ".", "--profile", "smoke", "--json")
+    assert result.returncode == 2
+    assert "is not a PEFT adapter" in json.loads(result.stdout)["error"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("adapter_model.safetensors", None, "is not a PEFT adapter: it has no adapter_model.safetensors"),  # but .bin
+        ("adapter_config.json", '{"target_modules": "(.*)*(.*)*x$"}', "not a valid adapter config"),
+        ("adapter_config.json", '{"megatron_config": {"a": 1}, "megatron_core": "x"}', "not a valid adapter config"),
+    ],
+)
+def test_hostile_adapter_is_not_loaded(tmp_path: Path, file: str, content: str | None, words: str) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").touch()
+    (tmp_path / "adapter_model.bin").touch()
+    if content is None:
+        (tmp_path / file).unlink()
+    else:
+        (tmp_path / file).write_text(content)
+    with pytest.raises(InputError, match=words):
+        check_adapter(tmp_path)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.eval import _find_target_run, _save, print_result
+from launcher.cli.eval import _check_output, _find_target_run, _save, print_result
 from launcher.core.errors import InputError
 from launcher.core.run_paths import RunPaths
 from launcher.judges.results import load_result
@@ -53,6 +53,19 @@ def test_smaller_evaluation_does_not_replace_a_larger_one(paths: RunPaths, capsy
     _save(small, nothing, paths)
     assert len(load_result(paths.evaluation).answers) == len(large.answers)
     assert "kept the earlier evaluation" in capsys.readouterr().err
+
+
+def test_damaged_evaluation_is_replaced(paths: RunPaths) -> None:
+    paths.evaluation.write_text("{")
+    result = make_evaluation({"parses": 0.9, "matches": 0.8})
+    _save(result, argparse.Namespace(output=None), paths)
+    assert load_result(paths.evaluation) == result
+
+
+@pytest.mark.parametrize(("name", "what"), [("", "it exists and is not a file"), ("no/a.json", "does not exist")])
+def test_output_that_cannot_be_written_is_refused_first(tmp_path: Path, name: str, what: str) -> None:
+    with pytest.raises(InputError, match=what):
+        _check_output(tmp_path / name)
 
 
 def test_gate_is_printed_in_words(capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,6 +78,9 @@ def test_invalid_result_file_is_an_error(tmp_path: Path) -> None:
     file.write_text("{}")
     with pytest.raises(InputError, match="not the result of an evaluation"):
         load_result(file)
+    file.write_text(make_result({"a": True}).model_copy(update={"main_check": "other"}).model_dump_json())
+    with pytest.raises(InputError, match="not the result of an evaluation"):
+        load_result(file)
     file.write_text(make_result({"a": True}).model_dump_json())
     assert load_result(file) == make_result({"a": True})
 
