@@ -71,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.expert = _find_expert(arguments)
     node, job = make_node(arguments), make_job_options(arguments)
     if arguments.resume is not None:
+        _check_one_run(arguments)
         return _resume(arguments, node, job)
     flags = {"--allow-changed-inputs": arguments.allow_changed_inputs or None, "--verify": arguments.verify or None}
     check_unset(flags, "--resume")
@@ -82,6 +83,15 @@ def run(arguments: argparse.Namespace) -> int:
     if job is not None:
         return _submit_new(arguments, planned, job)
     return _train(arguments, planned, node)
+
+
+def _check_one_run(arguments: argparse.Namespace) -> None:
+    """Refuse --resume and --run-id that name two runs."""
+    if arguments.resume and arguments.run_id and Path(arguments.resume).name != arguments.run_id:
+        raise InputError(
+            f"--resume {arguments.resume} and --run-id {arguments.run_id} name two runs",
+            hint="a resumed run keeps its id: omit --run-id",
+        )
 
 
 def _find_expert(arguments: argparse.Namespace) -> str:
@@ -108,7 +118,7 @@ def _write_only(arguments: argparse.Namespace, planned: PlannedRun, node: Node |
     print_plan(planned.plan)
     print(f"\nWritten to {paths.root}/: {', '.join(_list_files(paths))}")
     if job is not None:
-        _print_submit_command(paths, job)
+        print(_describe_submit(paths, job))
     else:
         print(f"Dry run: nothing was started. The command is in {paths.command}")
     return ExitCode.DONE
@@ -158,9 +168,18 @@ def _complete(job: JobOptions, planned: PlannedRun, arguments: argparse.Namespac
     )
 
 
-def _print_submit_command(paths: RunPaths, job: JobOptions) -> None:
+def _describe_submit(paths: RunPaths, job: JobOptions) -> str:
     where = "In the project root on the cluster" if job.target == "slurm" else "In this folder"
-    print(f"Nothing was submitted. {where}: {shlex.join(make_submit_command(paths, job))}")
+    return f"Nothing was submitted. {where}: {shlex.join(make_submit_command(paths, job))}"
+
+
+def _print_unstarted(arguments: argparse.Namespace, paths: RunPaths, text: str) -> None:
+    """Print why nothing was started; with --json, stdout is for the run directory."""
+    if arguments.json:
+        log.info(text)
+        _print_json(paths, None)
+    else:
+        print(text)
 
 
 def _train(arguments: argparse.Namespace, planned: PlannedRun, node: Node | None) -> int:
@@ -224,7 +243,9 @@ def _resume(arguments: argparse.Namespace, node: Node | None, job: JobOptions | 
             hint="`launcher regression` compares a new training with recorded ones",
         )
     if resumed.is_done and not arguments.allow_changed_inputs:
-        print(f"{resumed.paths.root}: this run is done; its adapter: {resumed.paths.adapter}")
+        _print_unstarted(
+            arguments, resumed.paths, f"{resumed.paths.root}: this run is done; its adapter: {resumed.paths.adapter}"
+        )
         return ExitCode.DONE
     if not arguments.allow_changed_inputs:
         check_unchanged(resumed)
@@ -234,7 +255,7 @@ def _resume(arguments: argparse.Namespace, node: Node | None, job: JobOptions | 
         return _resume_job(arguments, resumed, job)
     if arguments.dry_run:
         _print_plan(arguments, resumed.planned)
-        print("Dry run: nothing was written or started.")
+        _print_unstarted(arguments, resumed.paths, "Dry run: nothing was written or started.")
         return ExitCode.DONE
     return _resume_here(arguments, resumed, node)
 
@@ -248,7 +269,7 @@ def _resume_job(arguments: argparse.Namespace, resumed: ResumedRun, job: JobOpti
     _print_plan(arguments, resumed.planned)
     rewrite_run(resumed, job=job, script_args=_make_script_args(arguments))
     if arguments.dry_run:
-        _print_submit_command(resumed.paths, job)
+        _print_unstarted(arguments, resumed.paths, _describe_submit(resumed.paths, job))
         return ExitCode.DONE
     if job.target == "slurm":
         prepare(resumed.planned)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from launcher.core.choices import DEEPSPEED_STRATEGIES
 from launcher.core.errors import ExitCode, InputError, RunFailedError, hint_for
+from launcher.core.file_lock import is_locked
 from launcher.core.processes import LAUNCHER_TERMINAL, make_child_environment
 from launcher.core.run_paths import RunPaths
 from launcher.hardware.model import Hardware, format_hardware
@@ -140,6 +141,8 @@ def _collect_outcome(
         outcome = _add_cause(paths, outcome, child, relay)
     if missing is None and (outcome is None or not outcome.exit_code):
         relay.release()
+    if outcome is None and is_locked(paths.lock):  # by another training, which keeps the record
+        return make_outcome(paths, child, None, started_at)
     if outcome is None:
         outcome = make_outcome(paths, child, load_outcome(paths.outcome), started_at)
         outcome = outcome if missing is None else outcome.model_copy(update={"error": str(missing)})

@@ -199,6 +199,36 @@ def test_resumed_run_needs_no_expert(tmp_path: Path, data: Path) -> None:
     assert f"before a run continues, and {tmp_path}/runs/a is done" in refused.stderr
 
 
+def test_json_output_of_a_resume_that_starts_nothing(tmp_path: Path, data: Path) -> None:
+    assert train(tmp_path, data, TRAINED, "--run-id", "a").returncode == 0
+    done = train(tmp_path, data, TRAINED, "--resume", "a", "--json")
+    assert (json.loads(done.stdout)["run_id"], json.loads(done.stdout)["started"]) == ("a", False)
+    assert "this run is done" in done.stderr
+    outcome = tmp_path / "runs/a/outcome.json"
+    outcome.write_text(outcome.read_text().replace('"done"', '"stopped"'))
+    dry = train(tmp_path, data, TRAINED, "--resume", "a", "--json", "--dry-run")
+    assert (dry.returncode, json.loads(dry.stdout)["started"]) == (0, False)
+
+
+def test_resume_of_two_runs_is_refused(tmp_path: Path, data: Path) -> None:
+    result = train(tmp_path, data, TRAINED, "--resume", "a", "--run-id", "b")
+    assert result.returncode == 2
+    assert "--resume a and --run-id b name two runs" in result.stderr
+
+
+def test_record_of_another_training_is_kept(tmp_path: Path, data: Path) -> None:
+    """Of two commands that start at once, one finds the run locked, and must not say that the other has failed."""
+    locked = PREAMBLE + (
+        'import fcntl\noutcome("running")\nlock = open(paths.lock, "w")\nfcntl.flock(lock, fcntl.LOCK_EX)\n'
+        'other = [sys.executable, "-c", "import time; time.sleep(5)"]\nnowhere = subprocess.DEVNULL\n'
+        "subprocess.Popen(other, env={}, pass_fds=[lock.fileno()], stdout=nowhere, stderr=nowhere)\n"
+        'say("error: another process is training this run")\nsys.exit(2)\n'
+    )
+    result = train(tmp_path, data, locked, "--run-id", "a")
+    assert result.returncode == 2
+    assert json.loads((tmp_path / "runs/a/outcome.json").read_text())["status"] == "running"
+
+
 @pytest.mark.parametrize("flags", [(), ("--resume",), ("--run-id", "a")])
 def test_new_run_needs_an_expert(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *flags]) == 2
