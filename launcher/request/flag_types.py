@@ -14,12 +14,12 @@ _MAX_NUMBER = 10**9
 _MAX_PRICE = 1e6
 _MAX_PORT = 65535
 _MAX_PROFILED_STEPS = 50
-_TIME_LIMIT = re.compile(r"^(?:(\d{1,3})-)?(\d{1,3}):([0-5]\d):([0-5]\d)$")
+_TIME_LIMIT = re.compile(r"(?:(\d{1,3})-)?(\d{1,3}):([0-5]\d):([0-5]\d)")
 # What sbatch accepts as a partition or an account, and nothing that could end a line of its script.
-_IMAGE = re.compile(r"^[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|@sha256:[0-9a-f]{64})$")
-_VOLUME = re.compile(r"^([a-z0-9]+:/)?[/A-Za-z0-9][A-Za-z0-9._/-]*$")
-_VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
-_SLURM_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.,@+-]*$")
+_IMAGE = re.compile(r"[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|@sha256:[0-9a-f]{64})")
+_VOLUME = re.compile(r"([a-z0-9]+:/)?[/A-Za-z0-9][A-Za-z0-9._/-]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SLURM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,@+-]*")
 _CURRENCIES = {"$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY"}
 _CURRENCY = r"([$€£¥]|[a-z]{3})?\s*"
 _AMOUNT = r"(\d+(?:\.\d+)?|\.\d+)\s*"
@@ -151,7 +151,7 @@ def address(text: str) -> Address:
 
 def time_limit(text: str) -> int:
     """Parse Slurm's HH:MM:SS or D-HH:MM:SS as seconds."""
-    match = _TIME_LIMIT.match(text.strip())
+    match = _TIME_LIMIT.fullmatch(text.strip())
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     if total == 0:
@@ -161,14 +161,14 @@ def time_limit(text: str) -> int:
 
 def slurm_name(text: str) -> str:
     """Check a Slurm partition or account."""
-    if not _SLURM_NAME.match(text):
+    if not _SLURM_NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{_quote(text)} is not a valid Slurm name")
     return text
 
 
 def image(text: str) -> str:
     """Check a container image. It needs a tag: the image must be the same when a preempted run resumes."""
-    if not _IMAGE.match(text) or text.endswith(":latest"):
+    if not _IMAGE.fullmatch(text) or text.endswith(":latest"):
         raise argparse.ArgumentTypeError(
             f"{_quote(text)} is not an image with a tag (other than latest) or digest, such as ghcr.io/me/launcher:1.0"
         )
@@ -177,7 +177,7 @@ def image(text: str) -> str:
 
 def volume(text: str) -> str:
     """Check a volume's name, a bucket's URL or a path."""
-    if not _VOLUME.match(text):
+    if not _VOLUME.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{_quote(text)} is not the name of a volume, the URL of a bucket or a path")
     return text
 
@@ -186,7 +186,7 @@ def variable_names(text: str) -> list[str]:
     """Parse names of environment variables separated by commas."""
     names = word_list(text)
     for name in names:
-        if not _VARIABLE.match(name):  # not quoted: it may contain the secret
+        if not _VARIABLE.fullmatch(name):  # not quoted: it may contain the secret
             raise argparse.ArgumentTypeError(
                 "give only the names of variables, separated by commas; their values belong in the platform's store"
             )

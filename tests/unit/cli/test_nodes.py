@@ -422,6 +422,9 @@ def test_missing_sbatch_is_refused_before_data_is_prepared(
         (("--on", "slurm", "--time-limit", "01:60:00"), "'01:60:00' is not a time limit"),
         (("--on", "slurm", "--partition", "a\n#SBATCH --uid=0"), "is not a valid Slurm name"),
         (("--on", "slurm", "--account=-x"), "is not a valid Slurm name"),
+        (("--on", "slurm", "--partition", "gpu\n"), "'gpu\\n' is not a valid Slurm name"),
+        (("--on", "skypilot", "--image", "a:1\n"), "'a:1\\n' is not an image with a tag"),
+        (("--on", "skypilot", "--volume", "a\n"), "'a\\n' is not the name of a volume"),
     ],
 )
 def test_invalid_job_flags_are_refused(
