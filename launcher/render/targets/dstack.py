@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 
 from launcher.core.run_paths import RunPaths
 from launcher.core.units import bytes_to_gib
@@ -61,7 +62,7 @@ def render_dstack(plan: Plan, paths: RunPaths, options: JobOptions) -> str:
         # Not on errors: dstack does not see exit codes, and would repeat a run with wrong input for hours.
         "retry": {"on_events": ["no-capacity", "interruption"], "duration": f"{RETRY_HOURS}h"},
     }
-    return render_yaml(plan, [task], " ".join(make_submit_command(paths)))
+    return render_yaml(plan, [task], shlex.join(make_submit_command(paths)))
 
 
 def make_submit_command(paths: RunPaths) -> list[str]:

@@ -5,6 +5,7 @@ Every form starts one pod per node. After a preemption or exit code 75, the node
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 from launcher.core.errors import ExitCode
@@ -43,7 +44,7 @@ def render_kubernetes(plan: Plan, paths: RunPaths, options: JobOptions, files: M
     documents = [_make_object("v1", "ConfigMap", name, data=dict(sorted(files.items())))]
     make = {"trainjob": _make_train_job, "jobset": _make_job_set, "job": _make_job}[options.workload]
     documents += make(plan, paths, options, name)
-    return render_yaml(plan, documents, " ".join(make_submit_command(paths)))
+    return render_yaml(plan, documents, shlex.join(make_submit_command(paths)))
 
 
 def make_submit_command(paths: RunPaths) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from launcher.core.errors import ExitCode
 from launcher.core.run_paths import RunPaths
 from launcher.plan.model import Plan
@@ -62,7 +64,7 @@ def render_skypilot(plan: Plan, paths: RunPaths, options: JobOptions) -> str:
         },
         "run": render_script(plan, paths, options, PLATFORM, stop) + "\n",
     }
-    return render_yaml(plan, [task], " ".join(make_submit_command(paths, options)))
+    return render_yaml(plan, [task], shlex.join(make_submit_command(paths, options)))
 
 
 def make_submit_command(paths: RunPaths, options: JobOptions) -> list[str]:

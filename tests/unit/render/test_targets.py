@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -70,6 +71,13 @@ def test_job_file_equals_the_golden_file(form: str, make_plan: MakePlan, paths: 
         file.parent.mkdir(exist_ok=True)
         file.write_text(text, encoding="utf-8")
     assert text == file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("form", CASES)
+def test_command_in_the_header_can_be_pasted(form: str, make_plan: MakePlan, tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "my runs;x" / "a")
+    command = render_one(build(make_plan), paths, **CASES[form]).splitlines()[1].removeprefix("# ")
+    assert Path(shlex.split(command)[-1]).parent == paths.root
 
 
 @pytest.mark.parametrize("form", CASES)
