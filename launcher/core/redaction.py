@@ -45,7 +45,8 @@ _KEY_FORMATS = re.compile(
     r"|AIza[A-Za-z0-9_\-]{35}|ya29\.[A-Za-z0-9_\-]{20,}|GOCSPX-[A-Za-z0-9_\-]{20,}"  # Google
     r"|xox[a-z](?:\.xox[a-z])?-[A-Za-z0-9\-]{10,}|xapp-[A-Za-z0-9\-]{10,}"  # Slack
     r"|gl(?:pat|ptt|dt|rt|cbt|ft|soat)-[A-Za-z0-9_.\-]{20,}"  # GitLab
-    r"|npm_[A-Za-z0-9]{30,}"
+    r"|npm_[A-Za-z0-9]{30,}|pypi-[A-Za-z0-9_\-]{30,}|dckr_pat_[A-Za-z0-9_\-]{20,}"
+    r"|(?:nvapi-|gsk_|r8_|xai-|dapi|hvs\.|dop_v1_|[sr]k_live_)[A-Za-z0-9_\-]{20,}"  # NVIDIA, Groq, Replicate, xAI, ...
     r"|eyJ[A-Za-z0-9_\-]{8,}\.eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]*)"  # a JSON Web Token
     r"|-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----(?:[^\"'<-]|-(?!----))*"
     r"(?:-----END (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----)?"

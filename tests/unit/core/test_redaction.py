@@ -33,6 +33,14 @@ KEYS = [
     f"-----BEGIN PRIVATE KEY-----\n{A}\n-----END PRIVATE KEY-----",
     f"ya29.{A[:40]}",
     f"GOCSPX-{A[:28]}",
+    f"pypi-{A[:60]}",
+    f"dckr_pat_{A[:27]}",
+    f"nvapi-{A[:60]}",
+    f"gsk_{A[:52]}",
+    f"r8_{A[:37]}",
+    f"dapi{'0a' * 16}",
+    f"hvs.{A[:24]}",
+    f"sk_live_{A[:24]}",
 ]
 
 
