@@ -7,6 +7,7 @@ from pathlib import Path
 
 from launcher.cli.run_lookup import add_run_arguments, find_run
 from launcher.cli.torch_subcommands import run_module
+from launcher.request.flag_types import non_negative_int
 
 _PASSED_ON = ("out", "format", "dtype", "quantization", "llama_cpp", "check_rows", "push")
 _SWITCHES = ("public", "dry_run", "json")
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check-rows",
         metavar="N",
-        type=int,
+        type=non_negative_int,
         help="gguf: held-out prompts that the files must answer like the merged model, with llama-cpp-python "
         "(default: 20; 0: no check)",
     )

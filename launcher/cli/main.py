@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from launcher import __version__
@@ -145,6 +146,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.filename is not None and error.errno in _FORBIDDEN:
             log.error(f"{error.filename}: {error.strerror}")
             return int(ExitCode.WRONG_INPUT)
+        if not _has_working_directory():
+            log.error("the working directory was deleted: change to another one")
+            return int(ExitCode.WRONG_INPUT)
         if error.filename is not None or error.errno not in _OUTPUT_ERRORS:  # not of a stream: our bug
             raise
         close_output(sys.stdout)
@@ -261,6 +265,14 @@ def _report(error: LauncherError, verb: Sequence[str], *, is_json: bool) -> int:
     sys.stdout.flush()
     log.error(error)
     return int(error.exit_code)
+
+
+def _has_working_directory() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _has_stdout() -> bool:

@@ -74,6 +74,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     from launcher.manifest.trust import check_trust, list_code
     from launcher.request.request import plan_request
 
+    if arguments.dry_run and arguments.json:
+        raise InputError("--dry-run and --json cannot be used together: a dry run has no trials to print")
     objective = parse_objective(arguments.objective)
     request = make_request(arguments)
     if objective != EVAL_LOSS:

@@ -166,7 +166,8 @@ def load_metrics(path: Path) -> list[StepMetrics]:
         try:
             rows.append(parse_metrics(line))
         except InputError as error:
-            raise InputError(f"{path}: line {number}: {error.title}") from None
+            hint = "it was edited or damaged; delete the line to go on without its metrics"
+            raise InputError(f"{path}: line {number}: {error.title}", hint=hint) from None
     return rows
 
 

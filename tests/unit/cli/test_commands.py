@@ -540,3 +540,27 @@ def test_compare_says_why_no_run_can_be_read(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "old/plan.json").write_text('{"launcher_version": "0.1.0", "schema_version": 1}')
     assert main(["compare", "--all", "--runs-dir", str(tmp_path)]) == 2
     assert f"{tmp_path}/old/plan.json was written by launcher 0.1.0" in capsys.readouterr().err
+
+
+def test_deleted_working_directory_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["report", "a"]) == 2
+    assert capsys.readouterr().err == "error: the working directory was deleted: change to another one\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sweep", "json", "--param", "rank=4,8", "--dry-run", "--json"], "--dry-run and --json cannot be used togeth"),
+        (["export", "a", "--format", "gguf", "--check-rows=-1"], "argument --check-rows: '-1' is not an integer of at"),
+    ],
+)
+def test_flags_without_a_meaning_are_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
