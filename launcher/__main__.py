@@ -10,7 +10,10 @@ def run() -> int:
         from launcher.cli.main import main
 
         return main()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RuntimeError) as error:
+        # Python 3.11 raises a RuntimeError from what interrupts the creation of a class.
+        if not isinstance(error.__cause__ or error, KeyboardInterrupt):
+            raise
         print("interrupted", file=sys.stderr)
         return 130
     finally:

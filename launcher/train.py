@@ -22,7 +22,7 @@ from launcher.core.errors import ExitCode, LauncherError, ManifestError, first_l
 from launcher.core.file_lock import lock_run  # noqa: E402
 from launcher.core.log import configure, get_logger  # noqa: E402
 from launcher.core.processes import is_lost_rank  # noqa: E402
-from launcher.core.run_paths import RunPaths, format_resume_command, write_files  # noqa: E402
+from launcher.core.run_paths import RunPaths, format_resume_command, open_run, write_files  # noqa: E402
 from launcher.hardware.launch_env import LaunchEnv, read_launch_env  # noqa: E402
 from launcher.manifest import find_manifest, load_manifest  # noqa: E402
 from launcher.manifest.trust import (  # noqa: E402
@@ -130,7 +130,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _read_plan(file: Path) -> tuple[Plan, RunPaths]:
-    return load_plan(file), RunPaths(file.parent)
+    return load_plan(file), open_run(file.parent)
 
 
 def _plan_bare_launch(arguments: argparse.Namespace) -> tuple[Plan, RunPaths]:

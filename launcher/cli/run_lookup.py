@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from launcher.core.errors import InputError, ManifestError, Problem
-from launcher.core.run_paths import FIND_ELSEWHERE, RunPaths
+from launcher.core.run_paths import FIND_ELSEWHERE, RunPaths, open_run
 
 _SHOWN_RUNS = 5
 
@@ -74,7 +74,7 @@ def find_run(name: str, runs_dir: Path) -> RunPaths:
     candidates = (runs_dir / name, Path(name)) if name.strip() else ()
     for folder in candidates:
         if is_run(folder):
-            return RunPaths(folder)
+            return open_run(folder)
     exists = any(_is_dir(folder) for folder in candidates)
     shown = repr(shorten(name))
     title = f"{shown} is not a run directory: it has no plan.json" if exists else f"no run called {shown}"

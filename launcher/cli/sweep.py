@@ -193,8 +193,13 @@ def _print_result(sweep: Sweep, result: SweepResult, page: Path | None) -> None:
     if page is not None:
         print(f"Compared:        {escape(str(page))}")
     if result.best is not None:
-        print(f"Use the best:    launcher export {sweep.name_run(result.best)}")
+        print(f"Use the best:    {shlex.join(('launcher', 'export', _name_best(sweep, result.best)))}")
         print(f"Train it again:  {_format_command(sweep, result.best)}")
+
+
+def _name_best(sweep: Sweep, trial: TrialRecord) -> str:
+    name = sweep.name_run(trial)
+    return name if str(sweep.runs_dir) == "runs" else str(sweep.runs_dir / name)
 
 
 def _format_command(sweep: Sweep, trial: TrialRecord) -> str:

@@ -110,6 +110,11 @@ class RunPaths:
         return self.evaluations / f"step-{step:06d}.json"
 
 
+def open_run(folder: Path) -> RunPaths:
+    """Return the paths of an existing run directory; `.` and `..` are resolved, since a run is named by its folder."""
+    return RunPaths(folder.resolve() if folder.name in ("", "..") else folder)
+
+
 def format_resume_command(root: Path, expert: str = "") -> str:
     """Return the command that continues the run in this directory."""
     folder = () if str(root.parent) == "runs" else ("--runs-dir", str(root.parent))

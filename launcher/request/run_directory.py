@@ -23,6 +23,7 @@ from launcher.core.run_paths import (
     create_run,
     make_run_id,
     make_run_paths,
+    open_run,
 )
 from launcher.hardware.model import Hardware
 from launcher.manifest import Manifest, find_manifest
@@ -51,7 +52,7 @@ def find_run_to_resume(runs_dir: Path, name: str, expert: str) -> RunPaths:
     """Return a run by id or path; without a name, the expert's last unfinished run."""
     if name:
         is_path = Path(name).is_dir() and (Path(name).is_absolute() or not (runs_dir / name).is_dir())
-        paths = RunPaths(Path(name)) if is_path else make_run_paths(runs_dir, name)
+        paths = open_run(Path(name)) if is_path else make_run_paths(runs_dir, name)
         if not paths.plan.is_file():
             names = [run.run_id for run in map(RunPaths, _list_folders(runs_dir)) if run.plan.is_file()]
             what = f"it has no {paths.plan.name}" if paths.root.is_dir() else "there is no such run"

@@ -57,6 +57,17 @@ def test_nothing_is_collected_at_the_exit(monkeypatch: pytest.MonkeyPatch) -> No
     assert frozen == [True]
 
 
+def test_interrupted_import_prints_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt() -> int:
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+    monkeypatch.setattr("launcher.cli.main.main", interrupt)
+    assert run() == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
 @pytest.mark.parametrize("expert", ["json", "neo4j", "sql", "typescript"])
 def test_own_experts_are_valid(expert: str) -> None:
     assert run_ok("validate", expert).startswith(f"experts/{expert}/manifest.json: valid (expert {expert}, schema 2.0)")

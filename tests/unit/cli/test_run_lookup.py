@@ -28,6 +28,14 @@ def test_error_says_where_was_searched_and_how_to_find_other_runs(
     assert find_run("runs/first", Path("elsewhere")).root.samefile(paths.root)
 
 
+def test_run_around_the_working_directory_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = write_run(tmp_path / "runs", MadeRun(run_id="first"))
+    for folder, name in ((paths.root, "."), (paths.logs, "..")):
+        folder.mkdir(exist_ok=True)
+        monkeypatch.chdir(folder)
+        assert find_run(name, Path("runs")).run_id == "first"
+
+
 def test_expert_stands_for_its_newest_finished_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

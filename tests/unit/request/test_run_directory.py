@@ -100,6 +100,11 @@ def test_links_out_of_a_run_need_trust_except_those_of_wandb(tmp_path: Path, lin
         assert find_run_to_resume(tmp_path / "runs", "one", "neo4j") == paths
 
 
+def test_run_in_the_working_directory_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(write(tmp_path / "runs", "one", "stopped").root)
+    assert find_run_to_resume(Path("runs"), ".", "neo4j").run_id == "one"
+
+
 def test_resume_of_an_unknown_expert_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did you mean neo4j"):
         find_run_to_resume(tmp_path, "", "noe4j")
