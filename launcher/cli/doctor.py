@@ -33,6 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> ExitCode:
     """Run the checks and print the report, or free GPU memory."""
+    if arguments.free and arguments.json:
+        raise InputError("--free and --json cannot be used together: --free runs no checks")
+    if arguments.overrides and arguments.expert is None:
+        raise InputError("--set requires an expert", hint="launcher doctor EXPERT --set KEY=VALUE")
     if arguments.free:
         return _free_memory(ask=not arguments.yes)
     from launcher.analysis.doctor.run_doctor import run_doctor

@@ -214,7 +214,11 @@ def move_store(entry: StoreEntry, old_dir: Path, data_dir: Path) -> Path:
             raise InputError(f"the copy on {data_dir} is damaged: {damage}", hint="the original was not touched")
         scratch.rename(target)
     except OSError as error:
-        raise InputError(f"{entry.folder} cannot be moved to {data_dir}: {error.strerror}") from None
+        # copytree raises a list of all files with their errors as texts.
+        reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror
+        raise InputError(
+            f"{entry.folder} cannot be moved to {data_dir}: {reason}", hint="the original was not touched"
+        ) from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     _remove(entry.folder)

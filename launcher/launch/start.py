@@ -22,6 +22,7 @@ from launcher.launch.console import Console, Relay
 from launcher.launch.exit_status import (
     describe_dead_ranks,
     explain_missing_nodes,
+    find_exit_code,
     is_out_of_memory,
     make_node_outcome,
     make_outcome,
@@ -141,7 +142,8 @@ def _collect_outcome(
         outcome = _add_cause(paths, outcome, child, relay)
     if missing is None and (outcome is None or not outcome.exit_code):
         relay.release()
-    if outcome is None and is_locked(paths.lock):  # by another training, which keeps the record
+    if outcome is None and find_exit_code(child) == ExitCode.WRONG_INPUT and is_locked(paths.lock):
+        # Another process is training this run, and keeps its record.
         return make_outcome(paths, child, None, started_at)
     if outcome is None:
         outcome = make_outcome(paths, child, load_outcome(paths.outcome), started_at)

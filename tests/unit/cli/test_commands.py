@@ -567,6 +567,8 @@ def test_deleted_working_directory_is_named(
     ("words", "message"),
     [
         (["sweep", "json", "--param", "rank=4,8", "--dry-run", "--json"], "--dry-run and --json cannot be used togeth"),
+        (["doctor", "--free", "--json"], "--free and --json cannot be used together"),
+        (["doctor", "--set", "training.config.rank=4"], "--set requires an expert"),
         (["export", "a", "--format", "gguf", "--check-rows=-1"], "argument --check-rows: '-1' is not an integer of at"),
     ],
 )

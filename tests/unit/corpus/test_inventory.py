@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -216,6 +217,19 @@ def test_move_never_loses_a_store(tmp_path: Path) -> None:
     disk_file.write_text("no folder")
     with pytest.raises(InputError, match="cannot be moved to"):
         move_store(entry_of(get_store_dir(root, key)), old, disk_file)
+
+
+def test_full_disk_is_named_when_a_store_is_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, disk = tmp_path / "here", tmp_path / "fast"
+    folder = get_store_dir(root, make_store(root))
+
+    def copy(*_: object, **_more: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    with pytest.raises(InputError, match=r"cannot be moved to .*: \[Errno 28\] No space left on device"):
+        move_store(entry_of(folder), root.parent, disk)
+    assert find_damage(folder) is None
 
 
 def test_a_damaged_store_is_not_moved(tmp_path: Path) -> None:
