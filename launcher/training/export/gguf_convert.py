@@ -41,9 +41,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     exit_with_parent()
     if arguments.llama_cpp is not None:
         sys.path[:0] = [str(arguments.llama_cpp), str(arguments.llama_cpp / "gguf-py")]
+    remove_code(arguments.folder)
     complete_tokenizer(arguments.folder)
     run_converter(arguments)
     return 0
+
+
+def remove_code(folder: Path) -> None:
+    """Remove the names of Python files from the configs: the converter of some families would execute them."""
+    for file in (folder / "config.json", folder / "tokenizer_config.json"):
+        settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if settings.pop("auto_map", None) is not None:
+            file.write_text(json.dumps(settings, ensure_ascii=False), encoding="utf-8")
 
 
 def complete_tokenizer(folder: Path) -> None:

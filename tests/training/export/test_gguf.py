@@ -27,7 +27,7 @@ from launcher.training.export.gguf_check import (
     generate_answers,
     load_questions,
 )
-from launcher.training.export.gguf_convert import complete_tokenizer, find_pre_tokenizer
+from launcher.training.export.gguf_convert import complete_tokenizer, find_pre_tokenizer, remove_code
 from launcher.training.inference.trained_run import load_trained_run
 from tests.training.export import gguf_families
 from tests.training.trained_run import Trained, copy_run, data_dir, trained  # noqa: F401
@@ -85,6 +85,14 @@ def test_added_tokens_are_written_for_the_converter(tmp_path: Path) -> None:
     assert (added["content"], added["special"]) == ("<node>", False)
     assert settings["eos_token"] == "<|im_end|>"
     assert not (tmp_path / "tokenizer.model").exists()
+
+
+def test_converter_is_given_no_code_of_the_base(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text('{"auto_map": {"AutoTokenizer": [null, "a/b--evil.Tokenizer"]}, "kept": 1}')
+    remove_code(tmp_path)
+    for name in ("config.json", "tokenizer_config.json"):
+        assert json.loads((tmp_path / name).read_text()) == {"kept": 1}
 
 
 @pytest.mark.parametrize(
