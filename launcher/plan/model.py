@@ -22,7 +22,7 @@ from launcher.core.choices import (
     Quantization,
     Strategy,
 )
-from launcher.core.errors import InputError
+from launcher.core.errors import InputError, show_value
 from launcher.core.frozen_model import Frozen
 from launcher.core.metrics import EVAL_LOSS
 from launcher.core.run_files import parse_model, read_text
@@ -372,8 +372,9 @@ def load_plan(file: Path) -> Plan:
     if not isinstance(tree, dict) or "launcher_version" not in tree:
         raise InputError(f"{file} is not a plan: it does not name the launcher version that wrote it")
     if tree.get("schema_version") != PLAN_FORMAT:
+        version, plan_format = (show_value(tree.get(name)) for name in ("launcher_version", "schema_version"))
         raise InputError(
-            f"{file} was written by launcher {tree['launcher_version']} (plan format {tree.get('schema_version')}), "
+            f"{file} was written by launcher {version} (plan format {plan_format}), "
             f"which this version cannot read (launcher {__version__}, plan format {PLAN_FORMAT})",
             hint="use the launcher version that wrote it, or start a new run; its adapter still works: "
             "`launcher eval EXPERT --adapter DIR` and PEFT load it",

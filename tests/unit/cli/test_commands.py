@@ -551,6 +551,9 @@ def test_compare_says_why_no_run_can_be_read(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "old/plan.json").write_text('{"launcher_version": "0.1.0", "schema_version": 1}')
     assert main(["compare", "--all", "--runs-dir", str(tmp_path)]) == 2
     assert f"{tmp_path}/old/plan.json was written by launcher 0.1.0" in capsys.readouterr().err
+    (tmp_path / "old/plan.json").write_text('{"launcher_version": "0.1\\nhint: run this", "schema_version": 1}')
+    assert main(["report", "old", "--runs-dir", str(tmp_path)]) == 2
+    assert "\nhint: run this" not in capsys.readouterr().err
 
 
 def test_deleted_working_directory_is_named(
