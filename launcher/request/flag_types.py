@@ -183,8 +183,8 @@ def volume(text: str) -> str:
 
 
 def variable_names(text: str) -> list[str]:
-    """Parse names of environment variables separated by commas."""
-    names = word_list(text)
+    """Parse names of environment variables separated by commas; a name given twice counts once."""
+    names = list(dict.fromkeys(word_list(text)))
     for name in names:
         if not _VARIABLE.fullmatch(name):  # not quoted: it may contain the secret
             raise argparse.ArgumentTypeError(

@@ -14,7 +14,7 @@ import pytest
 
 from launcher.core.errors import InputError
 from launcher.plan import Plan
-from launcher.request.flag_types import price_per_hour
+from launcher.request.flag_types import price_per_hour, variable_names
 from launcher.request.request import Request, merge_requests, plan_request
 from tests.conftest import Tree, WriteManifest
 from tests.fake_nvml import FakeGpu, install_nvml
@@ -204,3 +204,8 @@ def test_a_missing_judge_program_is_noted_before_training() -> None:
     notes = plan_request(Request(expert="json", overrides=(command,))).plan.notes
     assert any(note.startswith("evaluation.judge_command: 'no-such-judge' does not exist") for note in notes)
     assert not any("does not exist on this machine" in note for note in plan().notes)
+
+
+def test_secret_that_is_named_twice_is_passed_once() -> None:
+    """Kubernetes refuses two variables of the same name."""
+    assert variable_names("HF_TOKEN,WANDB_API_KEY, HF_TOKEN") == ["HF_TOKEN", "WANDB_API_KEY"]
