@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.cli.environment import name_variable
 from launcher.cli.run_lookup import (
     add_runs_dir,
     find_finished_run,
@@ -103,6 +104,11 @@ def _evaluate(arguments: argparse.Namespace) -> tuple[int, EvalResult | None]:
     from launcher.judges.results import load_result
 
     paths = _find_target_run(arguments)
+    if paths is not None and arguments.profile != "auto" and not os.environ.get(name_variable("--profile")):
+        raise InputError(
+            f"--profile {arguments.profile} has no effect: {paths.root} has the profile of its training",
+            hint="--profile is for --adapter and --base",
+        )
     words = [] if paths is None else [f"--run={paths.root}"]
     words += [f"--expert={arguments.expert}"] if arguments.expert is not None else []
     words += [f"--adapter={arguments.adapter}"] if arguments.adapter else []

@@ -166,7 +166,7 @@ def load_metrics(path: Path) -> list[StepMetrics]:
         try:
             rows.append(parse_metrics(line))
         except InputError as error:
-            hint = "it was edited or damaged; delete the line to go on without its metrics"
+            hint = "it was edited or damaged; delete the line to continue without its metrics"
             raise InputError(f"{path}: line {number}: {error.title}", hint=hint) from None
     return rows
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.eval import _check_output, _find_target_run, _save, print_result
+from launcher.cli.main import main
 from launcher.core.errors import InputError
 from launcher.core.run_paths import RunPaths
 from launcher.judges.results import load_result
@@ -41,6 +42,12 @@ def test_run_of_another_expert_is_refused(paths: RunPaths, tmp_path: Path) -> No
         find_run(tmp_path, "sql")
     with pytest.raises(InputError, match="no expert called 'neo4jj'; did you mean neo4j"):
         find_run(tmp_path, "neo4jj")
+
+
+def test_profile_of_a_run_cannot_be_chosen(paths: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert paths.root.is_dir()
+    assert main(["eval", "--run", "first", "--runs-dir", str(tmp_path), "--profile", "full"]) == 2
+    assert "--profile full has no effect" in capsys.readouterr().err
 
 
 def test_smaller_evaluation_does_not_replace_a_larger_one(paths: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
