@@ -21,10 +21,12 @@ from launcher.core.choices import Strategy
 from launcher.core.errors import InputError
 from launcher.core.frozen_model import Frozen
 from launcher.core.metrics import EVAL_LOSS
-from launcher.core.run_files import MAX_STEPS, open_regular, parse_model, read_text
+from launcher.core.run_files import MAX_STEPS, check_regular_files, open_regular, parse_model, read_text
 from launcher.core.run_paths import RunPaths
 
 MANIFEST_FILE = "checkpoint.json"
+OPTIMIZER_FILE = "optimizer.safetensors"
+RANDOM_FILE = "random.safetensors"
 _NAME = re.compile(r"step-(\d{6,})")
 _BLOCK = 1 << 20
 _HASHING_THREADS = 8
@@ -111,11 +113,22 @@ def read_checkpoint(folder: Path) -> Checkpoint | Damaged:
     except InputError as error:
         return Damaged(folder=folder, reason=error.title.replace(f"{file}: cannot be read", MANIFEST_FILE))
     try:
+        check_regular_files(folder)
+    except InputError as error:
+        return Damaged(folder=folder, reason=error.title.removeprefix(f"{folder}/"))
+    try:
         manifest = parse_model(CheckpointManifest, text, file)
     except InputError as error:
         return Damaged(folder=folder, reason=f"{MANIFEST_FILE} was not written by this version: {error.title}")
-    reason = find_damage(folder, manifest)
+    reason = _find_unlisted(manifest) or find_damage(folder, manifest)
     return Checkpoint(folder=folder, manifest=manifest) if reason is None else Damaged(folder=folder, reason=reason)
+
+
+def _find_unlisted(manifest: CheckpointManifest) -> str | None:
+    """Return which file without a hash is needed to resume; None if all have one."""
+    needed = (RANDOM_FILE,) if manifest.sharded else (RANDOM_FILE, OPTIMIZER_FILE)
+    missing = next((name for name in needed if name not in manifest.files), None)
+    return None if missing is None else f"{MANIFEST_FILE} does not list {missing}"
 
 
 def find_newest(paths: RunPaths, at_most: int | None = None) -> tuple[Checkpoint | None, tuple[Damaged, ...]]:

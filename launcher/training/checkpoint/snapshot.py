@@ -20,6 +20,8 @@ from launcher.core.run_paths import sync_folder, write_text_atomically
 from launcher.plan.resume_identity import collect_learning_settings
 from launcher.runs.checkpoints import (
     MANIFEST_FILE,
+    OPTIMIZER_FILE,
+    RANDOM_FILE,
     BestState,
     Checkpoint,
     CheckpointManifest,
@@ -43,9 +45,6 @@ from launcher.training.checkpoint.weights import map_saved_names, open_weights, 
 from launcher.training.engine.collectives import seed_rank
 from launcher.training.engine.engine import Engine
 from launcher.training.engine.run import TrainingRun
-
-OPTIMIZER_FILE = "optimizer.safetensors"
-RANDOM_FILE = "random.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +146,7 @@ def restore(run: TrainingRun, checkpoint: Checkpoint) -> None:
     """Load a checkpoint, whose files rank 0 has, into the run. Every rank must call it."""
     try:
         _restore(run, checkpoint.manifest, checkpoint.folder)
-    except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, OSError, SafetensorError) as error:
         if isinstance(error, torch.OutOfMemoryError) or is_lost_rank(error):
             raise
         raise RunFailedError(

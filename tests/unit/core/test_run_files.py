@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -98,6 +99,28 @@ def test_a_checkpoint_with_absurd_counts_is_damaged(tmp_path: Path, old: str, ne
     assert old in text
     manifest.write_text(text.replace(old, new, 1))
     assert isinstance(read_checkpoint(folder), Damaged)
+
+
+@pytest.mark.parametrize("name", ["optimizer.safetensors", "random.safetensors"])
+def test_a_checkpoint_whose_files_have_no_hash_is_damaged(tmp_path: Path, name: str) -> None:
+    make_runs(tmp_path)
+    folder = tmp_path / "bad/checkpoints/step-000020"
+    tree = json.loads((folder / "checkpoint.json").read_text())
+    del tree["files"][name]
+    (folder / "checkpoint.json").write_text(json.dumps(tree))
+    damaged = read_checkpoint(folder)
+    assert isinstance(damaged, Damaged)
+    assert damaged.reason == f"checkpoint.json does not list {name}"
+
+
+def test_a_checkpoint_with_a_pipe_is_damaged(tmp_path: Path) -> None:
+    """Also if it is not listed: a library would wait for it."""
+    make_runs(tmp_path)
+    folder = tmp_path / "bad/checkpoints/step-000020"
+    os.mkfifo(folder / "weights.safetensors")
+    damaged = read_checkpoint(folder)
+    assert isinstance(damaged, Damaged)
+    assert damaged.reason == "weights.safetensors: not a regular file"
 
 
 def test_nothing_is_appended_through_a_link(tmp_path: Path) -> None:
