@@ -26,11 +26,17 @@ _MODULE = "launcher.bench.workers.ablation"
 RECORDS_FILE = "stages.jsonl"
 _FINGERPRINTED = ("training", "corpus", "plan/estimate", "bench")  # code of a step, and of its measurement
 
-# Parts of a specification that change between two probes of the machine and do not affect a step.
+# Parts of a specification that change between two probes of machine and data and do not affect a step.
 _VOLATILE_PLAN: dict[str, bool | set[str]] = dict.fromkeys(
     ("decisions", "notes", "memory", "speed", "oom_fallbacks"), True
 )
-_VOLATILE = {"plan": {**_VOLATILE_PLAN, "hardware": {"free_vram_mib", "ram_gib_per_node"}}}
+_VOLATILE = {
+    "plan": {
+        **_VOLATILE_PLAN,
+        "hardware": {"free_vram_mib", "ram_gib_per_node"},
+        "data": {"basis", "mean_tokens"},  # estimated until the data is prepared
+    }
+}
 
 Status = Literal["measured", "unavailable", "out of memory", "timeout", "failed"]
 

@@ -93,6 +93,20 @@ def count_changes(config: LoopConfig, other: LoopConfig) -> int:
     return sum(left[key] != right[key] for key in left)
 
 
+def test_records_are_reused_after_the_data_was_prepared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before, the plan estimates the mean length of the rows."""
+    measured: list[str] = []
+    monkeypatch.setattr(ablation, "MeasurementProcess", lambda *arguments: measured.append(arguments[-1]))
+    monkeypatch.setattr(ablation, "_measure", lambda *_: {"status": "out of memory"})
+    effort = AblationEffort(warmup_steps=1, timed_steps=1, seconds=1, limit_seconds=1)
+    before = make_plan("h100")
+    prepared = before.data.model_copy(update={"basis": "prepared data", "mean_tokens": before.data.mean_tokens + 1})
+    measurements = list_measurements((), fp8_base=False)
+    for plan in (before, before.model_copy(update={"data": prepared})):
+        run_ablation(plan, tmp_path, measurements, effort, tmp_path, lambda _line: None)
+    assert len(measured) == len(set(measured))
+
+
 def test_unavailable_stages_start_no_process(tmp_path: Path) -> None:
     measurements = [
         each for each in list_measurements(list_stages(make_plan(None)), fp8_base=False) if each.unavailable
