@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _find_run(name: str, runs_dir: Path) -> RunPaths:
-    """Return a run by id or path, or the newest finished run of an expert."""
+    """Return the run that an id or a path names; for an expert's name, its newest finished run."""
     if not name.strip() or is_run(runs_dir / name) or is_run(Path(name)) or not is_expert(name):
         return find_run(name, runs_dir)
     paths = find_finished_run(name, runs_dir)

@@ -1,4 +1,4 @@
-"""`launcher bench`: compare settings, measure what each optimization contributes, or the attention backends."""
+"""`launcher bench`: compare settings, measure what each optimization contributes, or time the attention backends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VERB = "bench"
 
 
 class _Subcommand(Protocol):
-    """Interface of a module with a subcommand."""
+    """Interface of a module that implements a subcommand of `launcher bench`."""
 
     HELP: str
 

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and report; the exit code is 0 if the launcher's own loop was measured."""
+    """Measure and print the stages of the ablation; return RUN_FAILED unless the launcher's own loop was measured."""
     from launcher.bench.ablation import AblationEffort, run_ablation
     from launcher.bench.ablation_report import make_ablation
     from launcher.bench.ablation_stages import list_measurements, list_stages
@@ -94,7 +94,7 @@ def _select_stages(stages: tuple[Stage, ...], flag: str | None) -> tuple[Stage, 
 
 
 def _write(ablation: Ablation, folder: Path) -> list[str]:
-    """Write all files and return their names; without matplotlib there is no plot."""
+    """Write the ablation as JSON, Markdown and, if matplotlib is installed, a plot; return the names of the files."""
     from launcher.bench.ablation_report import INSTALL_HINT, can_plot, render_markdown, render_png
     from launcher.core.run_paths import write_text_atomically
 

@@ -1,4 +1,4 @@
-"""`launcher bench attention`: measure the attention backends on this machine's GPU, for later plans."""
+"""`launcher bench attention`: time the attention backends on this GPU, so that later plans choose the fastest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure all backends that can run here, print a table, and store it for later plans."""
+    """Time all attention backends that can run here, print a table, and store the times for later plans."""
     from launcher.bench.attention import check_measurable, list_measurable, make_measurement, measure_attention
     from launcher.request.request import plan_request
     from launcher.runs.calibration_store import remember_attention

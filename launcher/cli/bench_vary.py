@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure all variants in turn and print the verdict."""
+    """Measure the speed of all variants in alternation, and print how they compare."""
     from launcher.bench.ab_test import fit_together, make_block_size, measure_variants
     from launcher.bench.bootstrap import MIN_ROUNDS
     from launcher.bench.result import list_caveats, make_result
@@ -118,7 +118,7 @@ def prepare_data(planned: PlannedRun) -> Prepared:
 
 
 def check_load(plan: Plan) -> list[str]:
-    """Return a warning if other processes keep the machine busy."""
+    """Return a warning if other processes keep the CPU busy, else an empty list."""
     cores, load = plan.hardware.cpu_cores_per_node, os.getloadavg()[0]
     if load < _MAX_LOAD * cores:
         return []
@@ -127,7 +127,7 @@ def check_load(plan: Plan) -> list[str]:
 
 @contextmanager
 def open_work_folder(out: str | None) -> Iterator[Path]:
-    """Yield the --out folder, or a temporary one without --out."""
+    """Yield the folder that --out names, which is created if necessary; without --out, a temporary one."""
     if out is None:
         with tempfile.TemporaryDirectory(prefix="launcher-bench-") as name:
             yield Path(name)

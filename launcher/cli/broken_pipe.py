@@ -1,4 +1,4 @@
-"""Output to a reader that may close its end, as head and less do, without a change of the exit code."""
+"""Output to a pipe whose reader may exit early, as head and less do, without a change of the exit code."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 
 class TolerantStream:
-    """A stream that drops its output after its reader has gone."""
+    """A text stream that discards its output once the reader of the pipe has exited."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write text, or drop it."""
+        """Write a text, or discard it if the reader of the pipe has exited."""
         try:
             self._stream.write(text)
         except BrokenPipeError:
@@ -29,7 +29,7 @@ class TolerantStream:
             self.write(line)
 
     def flush(self) -> None:
-        """Flush the stream, or drop what it holds."""
+        """Flush the stream, or discard its buffer if the reader of the pipe has exited."""
         try:
             self._stream.flush()
         except BrokenPipeError:
@@ -41,7 +41,7 @@ class TolerantStream:
 
 @contextmanager
 def tolerate_broken_pipes() -> Iterator[None]:
-    """Make stdout and stderr tolerant of a reader that goes away."""
+    """Make stdout and stderr discard output, without a BrokenPipeError, once the reader of the pipe has exited."""
     before = sys.stdout, sys.stderr
     streams: Any = tuple(TolerantStream(stream) for stream in before)
     sys.stdout, sys.stderr = streams
@@ -54,5 +54,5 @@ def tolerate_broken_pipes() -> Iterator[None]:
 
 
 def close_output(stream: Any) -> None:
-    """Redirect a stream to /dev/null: Python flushes it at exit."""
+    """Redirect a stream to /dev/null, so that Python's flush at exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

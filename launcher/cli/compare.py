@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
 
 def _load_runs(arguments: argparse.Namespace) -> tuple[list[RunFacts], list[Skipped]]:
-    """Load runs; a named run must be readable, unreadable runs of --all or --expert are skipped."""
+    """Return the runs to compare, and those of --all or --expert that are skipped because they cannot be read."""
     from launcher.analysis.compare import load_run_facts
 
     runs_dir = Path(arguments.runs_dir)
@@ -123,7 +123,7 @@ def _make_no_runs_error(arguments: argparse.Namespace, runs_dir: Path, skipped: 
 
 
 def _check_output(path: Path, *, force: bool) -> None:
-    """Refuse to overwrite files that compare did not write, before loading anything."""
+    """Refuse an output file in a missing folder, or (without `force`) an existing file that compare did not write."""
     try:
         if not path.parent.is_dir():
             raise InputError(f"{path.parent} is not a folder", hint="create it, or pass another --output")

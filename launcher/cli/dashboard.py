@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
-    """Save the workspace to W&B; without a network, write the specification."""
+    """Create or update the W&B workspace; without an API key or a network, write its specification to a file."""
     from launcher.analysis.wandb_dashboard.workspace import check_installed
 
     check_installed()
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
 
 def resolve_target(arguments: argparse.Namespace) -> ViewTarget:
-    """Return the view named by the flags and the environment."""
+    """Return the W&B view to save: entity, project and name, from the flags and the WANDB_* variables."""
     from launcher.analysis.wandb_dashboard.workspace import ViewTarget
     from launcher.plan.passthrough import DEFAULT_WANDB_PROJECT
 
@@ -110,7 +110,7 @@ def _check_part(flag: str, value: str) -> str:
 
 
 def _check_name(name: str) -> str:
-    """Reject symbols, which wandb-workspaces refuses, and names too long for W&B."""
+    """Return the name of a view; reject symbols, which wandb-workspaces refuses, and names too long for W&B."""
     if not name.strip() or len(name) > 128 or not all(char.isalnum() or char in " -_.,:()/" for char in name):
         raise InputError(f"--name {name!r}: use 1 to 128 letters, digits, spaces and . , : ( ) / - _")
     return name.strip()

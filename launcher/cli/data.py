@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
 
 def _print_json(arguments: argparse.Namespace, inventory: DataInventory) -> None:
-    """Print the inventory and the result; --json cannot prompt."""
+    """Print the inventory and what was deleted or moved as JSON; refuse to delete or move anything without --yes."""
     from launcher.corpus.inventory import move_store, remove_entries
     from launcher.manifest.cache_dir import get_data_dir
 
@@ -90,7 +90,7 @@ def _move(stores: tuple[StoreEntry, ...], target: Path, *, ask: bool) -> None:
 
 
 def print_inventory(inventory: DataInventory) -> None:
-    """Print datasets and stores as tables."""
+    """Print the cached datasets and the prepared data as tables."""
     if inventory.datasets:
         print("Datasets in Hugging Face caches:")
         rows = [
@@ -120,7 +120,7 @@ def _storage(dataset: CachedDataset) -> str:
 
 
 def as_json(inventory: DataInventory) -> dict[str, Any]:
-    """Return the inventory as JSON."""
+    """Return the cached datasets and the prepared data as a JSON object."""
     return {
         "datasets": [
             {

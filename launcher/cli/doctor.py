@@ -73,7 +73,7 @@ def _free_memory(*, ask: bool) -> ExitCode:
         raise InputError(f"--free cannot find the processes that use GPU memory: {facts.error}")
     holders, others = find_holders(facts)
     for text in others:
-        print(f"left alone: {escape(text)}")
+        print(f"not asked to end: {escape(text)}")
     if not holders:
         print("No process of yours holds GPU memory.")
         return ExitCode.DONE
@@ -90,6 +90,6 @@ def _free_memory(*, ask: bool) -> ExitCode:
 
 
 def _log_progress(text: str) -> None:
-    """Show progress on a terminal only."""
+    """Log a progress line, but only if stderr is a terminal."""
     if sys.stderr.isatty():
         log.info(text)

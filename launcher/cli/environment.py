@@ -49,12 +49,12 @@ _CALL_FLAGS = frozenset(
 
 
 def name_variable(flag: str) -> str:
-    """Return the environment variable of a flag."""
+    """Return the environment variable that sets a flag's default, such as LAUNCHER_RUNS_DIR for --runs-dir."""
     return f"{_PREFIX}{flag.removeprefix('--').replace('-', '_').upper()}"
 
 
 def apply_environment(parser: argparse.ArgumentParser, words: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Set flag defaults of the called verb; an invalid value is reported under the variable's name."""
+    """Set the flag defaults of the verb in `words` from LAUNCHER_* variables; raise InputError for invalid values."""
     resumes = any(word == "--resume" or word.startswith("--resume=") for word in words)
     problems = []
     for action in find_actions(parser, words):
@@ -71,7 +71,7 @@ def apply_environment(parser: argparse.ArgumentParser, words: Sequence[str], env
 
 
 def find_misspelt(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield LAUNCHER_ variables that nothing reads, each with a similar name that exists."""
+    """Yield unknown LAUNCHER_* variables, each with the known variable whose name is similar."""
     known = {name.removeprefix(_PREFIX) for name in (*OTHERS, *map(name_variable, FLAGS))}
     unknown = [name for name in environ if name.startswith(_PREFIX) and name.removeprefix(_PREFIX) not in known]
     if not unknown:
@@ -84,7 +84,7 @@ def find_misspelt(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def find_actions(parser: argparse.ArgumentParser, words: Sequence[str]) -> Iterator[argparse.Action]:
-    """Yield the arguments of the verb, and of its sub-verb if it has any."""
+    """Yield the argparse actions of a verb, and of its subcommand if it has one."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             inner = action.choices.get(words[0]) if words else None

@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Evaluate, and return QUALITY_GATE if the result is worse than an earlier one."""
+    """Evaluate an expert; return QUALITY_GATE if it is worse than --against by more than --max-regression allows."""
     before = _load_earlier(arguments) if arguments.against else None  # fail before the evaluation
     if arguments.max_regression is not None and before is None:
         raise InputError("--max-regression requires --against")
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_output(path: Path) -> None:
-    """Refuse a file that could not be written after the evaluation."""
+    """Refuse an output file that cannot be written, before time is spent on the evaluation."""
     if not os.access(path.absolute().parent, os.W_OK):
         raise InputError(f"-o {path}: the folder does not exist, or you may not write to it")
     if path.exists() and not path.is_file():  # a rename would replace a device, such as /dev/null
@@ -106,7 +106,7 @@ def _evaluate(arguments: argparse.Namespace) -> tuple[int, EvalResult | None]:
     paths = _find_target_run(arguments)
     if paths is not None and arguments.profile != "auto" and not os.environ.get(name_variable("--profile")):
         raise InputError(
-            f"--profile {arguments.profile} has no effect: {paths.root} has the profile of its training",
+            f"--profile {arguments.profile} has no effect: {paths.root} is evaluated with the profile of its training",
             hint="--profile is for --adapter and --base",
         )
     words = [] if paths is None else [f"--run={paths.root}"]
@@ -127,7 +127,7 @@ def _evaluate(arguments: argparse.Namespace) -> tuple[int, EvalResult | None]:
 
 
 def _save(result: EvalResult, arguments: argparse.Namespace, paths: RunPaths | None) -> None:
-    """Save the result in the run directory, where a later gate finds it, and to --output."""
+    """Save an evaluation to --output, and in the run directory unless one of the same split there has more answers."""
     from launcher.core.run_paths import write_text_atomically
     from launcher.judges.results import load_result
 
@@ -176,7 +176,7 @@ def _load_earlier(arguments: argparse.Namespace) -> EvalResult:
     if not paths.evaluation.is_file():
         raise InputError(
             f"{arguments.against} has no evaluation",
-            hint=f"launcher eval --run {arguments.against}, with the same rows",
+            hint=f"evaluate it first, on the same rows: launcher eval --run {arguments.against}",
         )
     return load_result(paths.evaluation)
 
@@ -185,7 +185,7 @@ _SHOWN = 400  # characters of a text
 
 
 def print_result(now: EvalResult, before: EvalResult | None, max_regression: float, num_worst: int) -> bool:
-    """Print an evaluation and return whether the gate passes; without a gate it does."""
+    """Print an evaluation and return whether it passes the quality gate; True if there is no gate."""
     rate = len(now.answers) / max(1e-9, now.seconds)
     print(
         f"{escape(now.expert)}, {escape(now.subject)}: {len(now.answers)} of {now.num_rows} {now.split} rows "
@@ -206,7 +206,7 @@ def print_result(now: EvalResult, before: EvalResult | None, max_regression: flo
 
 
 def print_result_as_json(now: EvalResult, before: EvalResult | None, max_regression: float, num_worst: int) -> bool:  # noqa: ARG001
-    """Print an evaluation as JSON and return whether the gate passes."""
+    """Print an evaluation as JSON and return whether it passes the quality gate; True if there is no gate."""
     gate, warnings = _gate(now, before, max_regression)
     content = now.model_dump(mode="json")
     if gate is not None:
@@ -238,7 +238,7 @@ def _rows(result: EvalResult) -> Iterator[tuple[str, ...]]:
 
 
 def _worst(result: EvalResult, count: int) -> Iterator[str]:
-    """Yield answers that fail, the earliest check first: checks are ordered by strictness."""
+    """Yield lines that show the worst answers: those that fail the least strict checks."""
     names = [check.name for check in result.checks]
 
     def first_failed(answer: AnswerResult) -> int:

@@ -65,7 +65,7 @@ _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBAD
 
 
 class Verb(Protocol):
-    """Interface of a verb's module."""
+    """Interface of a module that implements a verb of the command line."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add positional arguments and flags."""
@@ -78,7 +78,7 @@ _ARGUMENTS = ("arguments", "commands")
 
 
 class _UsageError(SystemExit):
-    """SystemExit of argparse, with its message as an InputError."""
+    """SystemExit for a usage error that argparse has found, with the message as an InputError in `error`."""
 
     def __init__(self, message: str, program: str) -> None:
         super().__init__(int(ExitCode.WRONG_INPUT))
@@ -89,7 +89,7 @@ class _UsageError(SystemExit):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Raise the error message without the usage, which is long for a verb with many flags."""
+        """Raise a usage error without argparse's usage text, which is long for a verb with many flags."""
         if (word := re.match(r"argument VERB: invalid choice: '([^']*)'", message)) is not None:
             from launcher.manifest.suggest import find_closest
 
@@ -98,13 +98,13 @@ class _Parser(argparse.ArgumentParser):
         raise _UsageError(message, self.prog)
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Write without argparse's suppression of write errors."""
+        """Write a message and, unlike argparse, raise the errors of the stream."""
         if message:
             (file or sys.stderr).write(message)
 
 
 def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
-    """Build the parser; given the words of a command line, add the arguments of its verb only."""
+    """Build the parser with the arguments of all verbs or, given a command line, only with those of its verb."""
     parser = _Parser(
         prog="launcher",
         description=_DESCRIPTION,
@@ -221,7 +221,7 @@ def _is_unknown(word: str, options: _Options) -> bool:
 
 
 def _explain_unknown(options: _Options, unknown: Sequence[str], words: Sequence[str]) -> InputError:
-    """Return the error for unknown flags of a verb; for the name of a manifest key, it suggests --set."""
+    """Return the error for unknown flags of a verb; its hint suggests similar flags, or --set for a manifest key."""
     verb = " ".join(["launcher", *(word for word in words[:1] if word in VERBS)])
     hints, meant = [], []
     flags = [word for word in unknown if word.startswith("--") and len(word) > 2]

@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
 
 def _read_format(text: str | None) -> str | None:
-    r"""Return a field name or a format from the command line; in a format, \n becomes a line break."""
+    r"""Return a field's name as it is; in a format string such as "{subject}\n{body}", replace \n by a line break."""
     return text.replace("\\n", "\n") if text is not None and "{" in text else text
 
 

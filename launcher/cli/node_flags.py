@@ -1,4 +1,4 @@
-"""Flags of one node of several, and of jobs: which belong together, and the objects that they make."""
+"""Multi-node and job flags: checks that they are complete, and the Node or JobOptions that they describe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.render.job import TARGETS, Target
 
 
 def make_node(arguments: argparse.Namespace) -> Node | None:
-    """Return the node that this process starts; None for a single-node run, or if nothing starts here."""
+    """Return the node that --node-rank and --rendezvous describe; None without --node-rank."""
     problems = tuple(_find_node_problems(arguments))
     if problems:
         raise InputError("the flags of a training on several nodes are incomplete", problems)
@@ -46,7 +46,7 @@ def _find_node_problems(arguments: argparse.Namespace) -> list[Problem]:
         return _find_set(values, "requires --node-rank R, the rank of this node")
     resumes = bool(arguments.resume)  # a run by its name: it has the number of nodes
     rules = (
-        (nodes == 1 and not resumes, "--node-rank", "it is for several nodes: give --nodes N too"),
+        (nodes == 1 and not resumes, "--node-rank", "requires --nodes N, the number of nodes"),
         (nodes > 1 and rank >= nodes, "--node-rank", f"{rank} is not one of 0 to {nodes - 1}"),
         (arguments.rendezvous is None, "--rendezvous", "missing: HOST:PORT where node 0 listens"),
         (arguments.run_id is None and not resumes, "--run-id", "missing: the same id on all nodes"),
@@ -76,7 +76,7 @@ _VOLUMES: dict[Target, tuple[str, str]] = {
 
 
 def make_job_options(arguments: argparse.Namespace) -> JobOptions | None:
-    """Return the options of a job; None without --on."""
+    """Return the options of the job for the target that --on names; None without --on."""
     target: Target | None = arguments.on
     values = {flag: getattr(arguments, flag.removeprefix("--").replace("-", "_")) or None for flag in _JOB_FLAGS}
     # A variable such as LAUNCHER_IMAGE is for those jobs that use it.
@@ -85,7 +85,7 @@ def make_job_options(arguments: argparse.Namespace) -> JobOptions | None:
         check_unset(typed, f"--on {{{','.join(TARGETS)}}}")
         return None
     problems = [
-        Problem(where=flag, what=f"it is for --on {' or '.join(_JOB_FLAGS[flag])}")
+        Problem(where=flag, what=f"applies only to --on {' or '.join(_JOB_FLAGS[flag])}")
         for flag, value in typed.items()
         if value is not None and target not in _JOB_FLAGS[flag]
     ]
@@ -121,7 +121,7 @@ def _find_container_problems(arguments: argparse.Namespace, target: Target) -> l
 
 
 def check_unset(values: dict[str, object], required: str) -> None:
-    """Refuse flags that have no effect without another one."""
+    """Raise InputError if one of these flags is set, because it has no effect without the flag `required`."""
     problems = _find_set(values, f"requires {required}")
     if problems:
         raise InputError(f"these flags require {required}", tuple(problems))

@@ -1,4 +1,4 @@
-"""`launcher plan`: what would run, with which settings and why, does it fit, how long, what does it cost."""
+"""`launcher plan`: print how an expert would be trained: settings with reasons, memory, time, cost and disk space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`launcher prepare`: tokenize, mask, audit and pack an expert's data, once."""
+"""`launcher prepare`: tokenize, mask, audit and pack an expert's data, or find it in the cache."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def print_audit(expert: str, audit: Audit) -> None:
 
 
 def describe_rejected(audit: Audit) -> Iterator[str]:
-    """Yield one line for each reason why rows were rejected, with the first line numbers."""
+    """Yield a text for each reason why rows were rejected, with the number of rows and their first line numbers."""
     for name, split in audit.splits.items():
         for reason, count in sorted(split.rejected.items(), key=lambda item: -item[1]):
             places = ", ".join(map(str, split.rejected_places[reason][:5]))
@@ -102,7 +102,7 @@ def _print_sample(audit: Audit) -> None:
 
 
 def print_segments(segments: Sequence[SampleSegment]) -> None:
-    """Print segments; trained ones have a bar at the left, and a colour if supported."""
+    """Print the segments of a row; those that count in the loss have a bar at the left, and a colour if supported."""
     console = make_console()
     for segment in segments:
         text = segment.text if len(segment.text) <= _SHOWN_CHARACTERS else _shortened(segment.text)

@@ -1,4 +1,4 @@
-"""Print the doctor's report: by family, worst first, with reasons and next steps."""
+"""Print the doctor's report: findings by family (GPU, disks, …), the worst first, with reasons and next steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _make_table(findings: list[Finding]) -> Table:
 
 
 def _describe(finding: Finding) -> Text:
-    """Describe a finding; text from outside is escaped and never markup."""
+    """Return a finding as text, with its reason and next step; foreign text is escaped and not taken as markup."""
     text = Text(escape(finding.found))
     for label, value in (("why", finding.matters), ("next", finding.next_step)):
         if value:

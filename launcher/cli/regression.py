@@ -1,4 +1,4 @@
-"""`launcher regression`: train an expert the old way and the optimized way, evaluate both on the same rows."""
+"""`launcher regression`: train an expert with old and optimized settings, evaluate both on the same rows."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train and evaluate an old and a new run, and print the comparison; return the exit code of the quality gate."""
+    """Train and evaluate with the old and the new settings, compare the runs, and return the gate's exit code."""
     from launcher.bench.regression import evaluate, plan_pair, train
     from launcher.core.run_paths import make_run_id, make_run_paths
     from launcher.request.request import Request
@@ -136,7 +136,7 @@ def compare(
 
 
 def _print_pair(pair: Pair) -> None:
-    """Print what is about to be compared."""
+    """Print the settings of the old and the new run before they are trained."""
     plan = pair.new.plan
     print(f"{escape(plan.expert)} on {escape(format_hardware(plan.hardware))}, {plan.profile} profile\n")
     rows = [(each.name, each.old, each.new, each.reason) for each in pair.settings if each.has_effect]
@@ -155,7 +155,7 @@ def _format_speed(speedup: float | None) -> str:
 
 
 def _prepare(planned: PlannedRun) -> Audit:
-    """Check that packages and judge are available, then prepare the data."""
+    """Check that the packages and the judge of the answers are available, prepare the data and return its audit."""
     from launcher.cli.train import prepare
     from launcher.launch.start import check_packages
     from launcher.manifest.trust import check_trust, list_code
@@ -180,7 +180,7 @@ def _check_judge(planned: PlannedRun) -> None:
 
 
 def _check_load(pair: Pair) -> tuple[str, ...]:
-    """Return a warning if other processes keep the machine busy."""
+    """Return a warning if other processes keep the CPU busy, else an empty tuple."""
     cores, load = pair.new.plan.hardware.cpu_cores_per_node, os.getloadavg()[0]
     if load < _MAX_LOAD * cores:
         return ()

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Rehearse a cluster's training."""
+    """Rehearse a cluster's training on CPU ranks of this machine, and return its exit code."""
     rehearsal = plan_rehearsal(make_request(arguments), num_ranks=arguments.ranks, num_steps=arguments.steps)
     plan = rehearsal.planned.plan
     check_trust(list_code(rehearsal.planned.loaded.manifest), rehearsal.planned.loaded.path)

@@ -23,7 +23,7 @@ def add_runs_dir(parser: argparse._ActionsContainer) -> None:
 
 
 def resolve_expert_name(expert: str) -> str:
-    """Return the name that an expert's runs record, given its name, folder or manifest."""
+    """Return the expert name that run directories record, given an expert's name, folder or manifest."""
     from launcher.manifest.load import load_manifest
     from launcher.manifest.locate import find_manifest
 
@@ -48,7 +48,7 @@ def find_finished_run(expert: str, runs_dir: Path, hint: str = FIND_ELSEWHERE) -
 
 
 def load_expert_name(paths: RunPaths) -> str | None:
-    """Return the expert of a run; None if its plan cannot be read."""
+    """Return the name of the expert that a run trains; None if the run's plan cannot be read."""
     from launcher.plan import load_plan
 
     try:
@@ -58,7 +58,7 @@ def load_expert_name(paths: RunPaths) -> str | None:
 
 
 def is_expert(name: str) -> bool:
-    """Return whether a name, folder or file is an expert's manifest."""
+    """Return whether a text refers to an existing expert: by its name, its folder or its manifest."""
     from launcher.manifest.locate import find_manifest
 
     try:
@@ -68,7 +68,7 @@ def is_expert(name: str) -> bool:
 
 
 def find_run(name: str, runs_dir: Path) -> RunPaths:
-    """Return the run with this id or path; the error lists the newest runs."""
+    """Return the run with this id or path; if there is none, raise InputError with a list of the newest runs."""
     from launcher.manifest.parse_json import shorten
 
     candidates = (runs_dir / name, Path(name)) if name.strip() else ()

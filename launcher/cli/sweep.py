@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
 
 def _find_budget(arguments: argparse.Namespace, plan: Plan) -> float | None:
-    """Return the seconds that all trials together may take."""
+    """Return the seconds that all trials together may take, from --max-hours and --max-cost; None without a limit."""
     limits = [] if arguments.max_hours is None else [arguments.max_hours * 3600]
     if arguments.max_cost is not None:
         price = plan.speed.price_per_gpu_hour
@@ -149,7 +149,7 @@ def _print_dry_run(sweep: Sweep) -> None:
 
 
 def _write_page(sweep: Sweep, result: SweepResult) -> Path | None:
-    """Write the comparison of all trials that have metrics; None if there are none."""
+    """Write an HTML page that compares all done and pruned trials; return its path, or None if none was written."""
     from launcher.analysis.compare import load_run_facts, make_comparison
     from launcher.analysis.compare.html import render_html
     from launcher.core.run_paths import RunPaths, write_text_atomically
@@ -203,7 +203,7 @@ def _name_best(sweep: Sweep, trial: TrialRecord) -> str:
 
 
 def _format_command(sweep: Sweep, trial: TrialRecord) -> str:
-    """Return the command that trains a trial's settings as a run of its own."""
+    """Return the `launcher train` command that trains with a trial's settings outside of the sweep."""
     request = sweep.request
     words = ["launcher", "train", request.expert]
     words += [word for override in (*request.overrides, *trial.overrides) for word in ("--set", override)]

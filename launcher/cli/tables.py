@@ -1,4 +1,4 @@
-"""Output of the verbs: JSON, and tables and bars, plain without a terminal and without colour if NO_COLOR is set."""
+"""JSON, tables and bars on stdout, without colour if stdout is not a terminal or NO_COLOR is set."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FULL_BLOCK = "█"
 
 
 def make_console() -> Console:
-    """Return a console on stdout, wide enough to read when the output is a file."""
+    """Return a rich console on stdout, as wide as the terminal; without one, COLUMNS or 120 columns wide."""
     # Both sizes are set: rich would read COLUMNS and LINES itself, and fails on digits such as "²".
     return Console(highlight=False, width=max(_MIN_WIDTH, _get_width()), height=25)
 
@@ -37,7 +37,7 @@ def _get_width() -> int:
 
 
 def print_json(content: object) -> None:
-    """Print a value as JSON, redacted like a file."""
+    """Print a value as JSON, with secrets redacted."""
     tree = content.model_dump(mode="json") if isinstance(content, BaseModel) else content
     print(redact_file(Path("stdout.json"), json.dumps(tree, indent=2, ensure_ascii=False)))
 
@@ -53,7 +53,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequ
 
 
 def confirm(question: str, ask: bool) -> bool:
-    """Ask a yes-or-no question on the terminal, unless `ask` is False."""
+    """Ask a yes-or-no question on the terminal and return the answer; if `ask` is False, return True without asking."""
     if not ask:
         return True
     if not sys.stdin.isatty():
@@ -65,7 +65,7 @@ def confirm(question: str, ask: bool) -> bool:
 
 
 def format_bar(fraction: float, width: int = 30) -> str:
-    """Return a bar for a fraction; any fraction above 0 is visible."""
+    """Return a bar of characters whose length shows a fraction: at least one character for any fraction above 0."""
     filled = round(max(0.0, min(1.0, fraction)) * width)
     return _get_bar_char() * max(filled, 1 if fraction > 0 else 0)
 

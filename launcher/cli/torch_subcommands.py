@@ -12,7 +12,7 @@ _CLEANUP_SECONDS = 30.0
 
 
 def run_module(module: str, arguments: Sequence[str]) -> int:
-    """Run `python -m module …` on our streams and return its exit code."""
+    """Run `python -m module …` with the stdin, stdout and stderr of this process, and return its exit code."""
     # -P: files in the working directory must not shadow packages of the same name.
     command = [sys.executable, "-P", "-m", module, *arguments]
     sys.stdout.flush()

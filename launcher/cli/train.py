@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train, resume, submit or only write a run."""
+    """Train, resume or submit a run, or with --dry-run only write its files; return the exit code."""
     if arguments.expert is None:
         arguments.expert = _find_expert(arguments)
     node, job = make_node(arguments), make_job_options(arguments)
@@ -86,16 +86,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_one_run(arguments: argparse.Namespace) -> None:
-    """Refuse --resume and --run-id that name two runs."""
+    """Refuse --resume and --run-id if they name different runs."""
     if arguments.resume and arguments.run_id and Path(arguments.resume).name != arguments.run_id:
         raise InputError(
-            f"--resume {arguments.resume} and --run-id {arguments.run_id} name two runs",
+            f"--resume {arguments.resume} and --run-id {arguments.run_id} name different runs",
             hint="a resumed run keeps its id: omit --run-id",
         )
 
 
 def _find_expert(arguments: argparse.Namespace) -> str:
-    """Return the expert of the run to resume."""
+    """Return the expert of the run to resume, for a command line that names no expert."""
     name = None if arguments.resume is None else arguments.resume or arguments.run_id
     if not name:
         raise InputError("no expert given", hint=f"known experts: {', '.join(list_experts())}; --resume RUN needs none")
@@ -148,7 +148,7 @@ def _submit(arguments: argparse.Namespace, paths: RunPaths, job: JobOptions) -> 
 
 
 def _complete(job: JobOptions, planned: PlannedRun, arguments: argparse.Namespace) -> JobOptions:
-    """Return the job options with what nodes need besides the plan: the expert's folder, and flags of this command."""
+    """Add to a job's options what containers need besides the plan: the expert's folder, and flags of this command."""
     if arguments.verify:
         raise InputError("--verify trains recorded steps again on this machine: it cannot be used with --on")
     if job.target == "slurm":
@@ -174,7 +174,7 @@ def _describe_submit(paths: RunPaths, job: JobOptions) -> str:
 
 
 def _print_unstarted(arguments: argparse.Namespace, paths: RunPaths, text: str) -> None:
-    """Print why nothing was started; with --json, stdout is for the run directory."""
+    """Print why nothing was started; with --json, log it to stderr and print the run directory as JSON."""
     if arguments.json:
         log.info(text)
         _print_json(paths, None)
@@ -186,7 +186,9 @@ def _train(arguments: argparse.Namespace, planned: PlannedRun, node: Node | None
     runs_dir = Path(arguments.runs_dir)
     check_trust(list_code(planned.loaded.manifest), planned.loaded.path)
     if planned.plan.task_eval is not None and (note := describe_missing_judge(planned.loaded.manifest)):
-        raise InputError(note, hint="correct the command, or train without it: --set evaluation.task_rows=0")
+        raise InputError(
+            note, hint="correct the command, or train without grading answers: --set evaluation.task_rows=0"
+        )
     check_startable(planned.plan, node)
     check_packages(planned.plan)
     if node is None:
@@ -227,7 +229,7 @@ def _start(
 
 
 def _find_program() -> str:
-    """Return how this shell can call the launcher: by name, or by path if its environment is not activated."""
+    """Return the command that calls the launcher in the user's shell: its name, or a path if it is not on the PATH."""
     program = Path(sys.argv[0])
     return "launcher" if program.name != "launcher" or shutil.which("launcher") else os.path.relpath(program)
 
@@ -305,7 +307,7 @@ def _print_plan(arguments: argparse.Namespace, planned: PlannedRun) -> None:
 
 
 def prepare(planned: PlannedRun) -> Prepared:
-    """Prepare a run's data, with progress lines."""
+    """Tokenize and pack a run's data unless it is cached, and show the progress."""
     from launcher.launch.prepare_data import prepare_planned  # needs numpy and tokenizers; a dry run does not
 
     with Progress(planned.plan.data.num_rows) as progress:
@@ -318,7 +320,7 @@ def prepare(planned: PlannedRun) -> Prepared:
 
 
 def make_console(is_json: bool) -> Console:
-    """Return the destinations of a training's output; with --json, stdout is for the result."""
+    """Return the destinations of a training's output: our stdout and stderr or, with --json, stderr for both."""
     sys.stdout.flush()
     sys.stderr.flush()
     out, error = sys.stdout.buffer, sys.stderr.buffer

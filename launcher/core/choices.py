@@ -1,4 +1,4 @@
-"""Values of decisions, named as in manifests, plans and upstream libraries."""
+"""Allowed values of settings and plan decisions, spelled as in manifests, plans and upstream libraries."""
 
 from __future__ import annotations
 
@@ -60,6 +60,6 @@ def accumulates_in_fp32(strategy: Strategy, offload: Offload) -> bool:
     """Whether an engine accumulates 16-bit gradients of micro-steps in FP32, as DDP and FSDP2 do.
 
     DeepSpeed 0.19 does for ZeRO-3, and for ZeRO-2 without offload. With an offloaded optimizer, ZeRO-2 adds them up in
-    the dtype of the weights. For ZeRO-1 in BF16 the setting selects another optimizer class, which is not supported.
+    the dtype of the weights. For ZeRO-1 in BF16 grad_accum_dtype selects an optimizer class that is not supported.
     """
     return strategy not in ("zero1", "zero2") or (strategy == "zero2" and offload == "none")

@@ -68,7 +68,7 @@ MAX_PROBLEMS = 50  # of one error
 
 
 class LauncherError(Exception):
-    """Base of every error meant for a user; the first `problems` are kept and printed, `hint` says what to do."""
+    """Base of every error meant for a user: a title, at most 50 `problems`, and a `hint` that says what to do."""
 
     exit_code = ExitCode.BUG
 

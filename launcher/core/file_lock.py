@@ -37,7 +37,7 @@ def folder_locked(paths: RunPaths, conflict: str) -> Iterator[None]:
 
 
 def check_unlocked(paths: RunPaths) -> None:
-    """Refuse to rewrite the files of a run that is being trained."""
+    """Raise InputError if another process is training this run, whose files must then not be rewritten."""
     os.close(_acquire(paths))
 
 
@@ -65,7 +65,7 @@ def _acquire(paths: RunPaths, conflict: str = "another process is training this 
 
 
 def is_locked(path: Path) -> bool | None:
-    """Whether a process holds a lock file, without waiting; None if it cannot be read or cannot be locked here."""
+    """Return whether a process holds a lock file, without waiting for it; None if the file cannot be read or locked."""
     try:
         with open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

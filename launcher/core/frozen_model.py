@@ -1,4 +1,4 @@
-"""Base class of everything that is stored on disk: frozen, without unknown keys."""
+"""Base class of the pydantic models that are stored on disk: frozen, without unknown keys."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class _StderrHandler(logging.Handler):
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return the logger of a module; one that runs as a script logs as the package."""
+    """Return the logger of a module; for a module that runs as a script, the logger of the package."""
     return logging.getLogger(name if name.startswith(f"{_ROOT}.") else _ROOT)
 
 

@@ -21,7 +21,7 @@ def prose(text: str) -> str:
 
 
 def inline(text: str) -> str:
-    """Escape text for use within a line or cell; markup that counts at the start of a paragraph only is kept."""
+    """Escape text for use within a line or cell; what is markup only at the start of a paragraph is kept."""
     return _MARKUP.sub(r"\\\1", one_line(text)).replace("<", "&lt;")
 
 

@@ -21,7 +21,7 @@ _MAX_BYTES = 512 * MIB  # of metrics.jsonl: some 300,000 steps
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """Title, unit and direction of a metric."""
+    """Name, title and unit of a metric, and whether lower or higher values are better."""
 
     name: str
     title: str
@@ -120,7 +120,7 @@ class StepMetrics:
         return any(name.startswith(EVAL_PREFIX) for name in self.values)
 
     def get(self, name: str) -> float | None:
-        """Return a value, or None."""
+        """Return the value of a metric; None if the row does not have it."""
         return self.values.get(name)
 
 
@@ -131,12 +131,12 @@ def find_values(rows: Iterable[StepMetrics], name: str) -> list[float]:
 
 
 def is_task_metric(name: str) -> bool:
-    """Whether a metric is a task metric: its name is below eval/, and it is not a built-in metric."""
+    """Whether a metric is a task metric: its name starts with eval/, and it is not a built-in metric."""
     return name.startswith(EVAL_PREFIX) and name != EVAL_PREFIX and name not in METRICS_BY_NAME
 
 
 def find_task_metrics(row: StepMetrics) -> dict[str, float]:
-    """Return the fraction of passing answers by check."""
+    """Return the task metrics of a row: for each check, the fraction of answers that pass it."""
     return {name.removeprefix(EVAL_PREFIX): value for name, value in row.values.items() if is_task_metric(name)}
 
 

@@ -25,7 +25,7 @@ _SITE_FOLDERS = ("site-packages", "dist-packages")
 
 
 def make_child_environment(inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of a process that imports this package, also from a checkout that is not installed."""
+    """Return environment variables with which a child process can import this package, even if it is not installed."""
     # Files in the working directory, which may be a downloaded one, are not imported.
     environment = {**inherited, "PYTHONSAFEPATH": "1"}
     parent = Path(launcher.__file__).resolve().parent.parent
@@ -35,17 +35,17 @@ def make_child_environment(inherited: Mapping[str, str] = os.environ) -> dict[st
 
 
 def make_clean_environment(inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of programs that are not ours: what they need to start, and no secrets."""
+    """Return the environment variables for external programs: those that they need to start, and no secrets."""
     return {name: value for name, value in inherited.items() if name in _CLEAN}
 
 
 def make_dependent_environment() -> dict[str, str]:
-    """Return the environment of a process that must not outlive this one."""
+    """Return the environment variables for a child process that exits when this process has ended."""
     return {**make_child_environment(), LAUNCHER_PID: str(os.getpid())}
 
 
 def find_processes(mark: str) -> tuple[int, ...]:
-    """Return live processes that were started with `NAME=value` in their environment."""
+    """Return the ids of other live processes that were started with `mark` (NAME=value) in their environment."""
     entry = mark.encode()
     pids = []
     for pid in _all_pids():
@@ -56,7 +56,7 @@ def find_processes(mark: str) -> tuple[int, ...]:
 
 
 def find_listeners(pids: Iterable[int], number: signal.Signals) -> tuple[int, ...]:
-    """Return the processes that have a handler for a signal."""
+    """Return the ids of those processes that have a handler for a signal."""
     masks = {pid: int(_read_status(pid).get("SigCgt", "0"), 16) for pid in pids}
     return tuple(pid for pid, mask in masks.items() if mask >> (number - 1) & 1)
 

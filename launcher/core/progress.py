@@ -16,7 +16,7 @@ _LOG_SECONDS = 10.0
 
 
 class Progress:
-    """Items done, items per second and the time left."""
+    """Progress display of a long operation: items done, items per second and the time left."""
 
     def __init__(self, total: int | None = None, unit: str = "rows") -> None:
         self._total, self._unit, self._done = total, unit, 0

@@ -1,7 +1,7 @@
 """Redaction of secrets from everything that a run writes or prints.
 
 A secret is recognized by its key (token, password, api_key …), by its position in a URL or a header, by the format of
-well-known services, or as the value of such an environment variable, also encoded.
+well-known services, or as the value of an environment variable whose name is that of a secret, also encoded.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def redact_text(text: str, known: tuple[str, ...] | None = None) -> str:
-    """Redact what looks like a secret, and known values: by default, the secrets of the environment."""
+    """Redact what looks like a secret, and the `known` secrets: by default, those in environment variables."""
     for value in get_known_secrets() if known is None else known:
         text = text.replace(value, REDACTED)
     text = _USER_INFO.sub(rf"\g<scheme>{REDACTED}@", text)
@@ -84,7 +84,7 @@ def _redact_parameter(match: re.Match[str]) -> str:
 
 
 def redact_file(path: Path, text: str) -> str:
-    """Redact the text of a file, including the secrets of the environment. Of a JSON file, only strings can change."""
+    """Redact secrets in the text of a file, also those in environment variables; in JSON, only strings change."""
     known = get_known_secrets()
     if path.suffix not in (".json", ".jsonl"):
         return redact_text(text, known)
@@ -153,7 +153,7 @@ def _encode(secret: str) -> Iterator[str]:
 
 
 def _is_code(line: str) -> bool:
-    """Return whether a line of a secret is one itself, such as a line of a private key."""
+    """Return whether a line of a multi-line secret is also redacted on its own, such as a line of a private key."""
     return re.fullmatch(r"[A-Za-z0-9+/=_\-]{16,}", line) is not None
 
 

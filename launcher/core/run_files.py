@@ -33,12 +33,12 @@ _WORD_START = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading, without waiting for anything else; raises OSError."""
+    """Open a regular file for reading; raises OSError for anything else, such as a pipe, without waiting for it."""
     return os.fdopen(_open(path, os.O_RDONLY), "rb")
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Open a regular file for unbuffered appending, neither through a link nor waiting for a pipe; raises OSError."""
+    """Open or create a regular file for unbuffered appending; raises OSError for a symbolic link, pipe or device."""
     return os.fdopen(_open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW), "ab", buffering=0)
 
 

@@ -38,7 +38,7 @@ def get_home() -> Path:
 
 
 def get_cache_folder() -> Path:
-    """Return the folder for what this machine has measured and checked, which later runs use."""
+    """Return the cache folder for measurements and checks of this machine, which later runs use."""
     configured = os.environ.get("LAUNCHER_CACHE_DIR")
     if configured:
         return Path(configured)
@@ -46,7 +46,7 @@ def get_cache_folder() -> Path:
 
 
 class RunEntry:
-    """Path of a file or folder of a run directory."""
+    """Descriptor that returns the path of a file or folder in a run directory."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -106,7 +106,7 @@ class RunPaths:
         return self.checkpoints / f"step-{step:06d}"
 
     def evaluation_at(self, step: int) -> Path:
-        """Task evaluation after a step."""
+        """File of the task evaluation after a step."""
         return self.evaluations / f"step-{step:06d}.json"
 
 
@@ -136,7 +136,9 @@ def make_run_paths(runs_dir: Path, run_id: str) -> RunPaths:
     if not _RUN_ID.fullmatch(run_id):
         raise InputError(f"--run-id {run_id!r}: a run id has 1 to 100 letters, digits, dots, dashes and underscores")
     if not str(runs_dir).isprintable():
-        raise InputError(f"--runs-dir {str(runs_dir)!r}: it has characters that a script cannot contain")
+        raise InputError(
+            f"--runs-dir {str(runs_dir)!r}: contains unprintable characters, which are not allowed in job scripts"
+        )
     return RunPaths(runs_dir / run_id)
 
 
@@ -189,7 +191,7 @@ def _make_root(paths: RunPaths) -> bool:
 
 @contextmanager
 def removed_on_failure(paths: RunPaths) -> Iterator[None]:
-    """Remove the run directory if writing it fails: it is complete or does not exist."""
+    """Remove the run directory if writing it fails, so that it is complete or does not exist."""
     try:
         yield
     except BaseException:
@@ -204,7 +206,7 @@ def write_files(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def write_text_atomically(path: Path, text: str, *, redacts: bool = True) -> None:
-    """Write a file via a temporary one that is synced and renamed: it is complete or does not exist.
+    """Write a file via a temporary one that is synced and renamed, so that it is never incomplete.
 
     All text that we write comes through here, so secrets are redacted here. `redacts=False` is for files of values that
     later processes use, and for content that was redacted when it was made.

@@ -76,7 +76,7 @@ def format_value(value: float, unit: str) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Format seconds with three digits."""
+    """Format a duration with three significant digits, in ms, s, min or h."""
     for limit, size, unit in ((1.0, 1e-3, "ms"), (90.0, 1.0, "s"), (5400.0, 60.0, "min")):
         if abs(seconds) < limit and seconds != 0:
             return f"{seconds / size:.3g} {unit}"

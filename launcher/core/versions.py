@@ -28,6 +28,6 @@ def find_version(package: str) -> str | None:
 
 
 def find_package_versions() -> dict[str, str]:
-    """Return the versions of the installed packages."""
+    """Return the versions of installed packages that affect losses, memory or speed."""
     versions = ((package, find_version(package)) for package in PACKAGES)
     return {package: version for package, version in versions if version is not None}

@@ -109,7 +109,7 @@ def run_command(
 
 
 def _communicate(process: subprocess.Popen[bytes], data: bytes, deadline: _Deadline) -> tuple[bytes, bytes]:
-    """Write to stdin and read until the process has exited; processes that it leaves may hold its output open."""
+    """Write `data` to stdin and return stdout and the end of stderr; kill child processes that outlive the process."""
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
@@ -269,7 +269,7 @@ Value = TypeVar("Value")
 
 
 def call_with_timeout(action: Callable[[], Value], seconds: float) -> Value:
-    """Call `action` in a daemon thread, abandoned on a timeout: a call that hangs in a driver cannot be cancelled."""
+    """Return the result of `action`, run in a daemon thread; after `seconds`, abandon it and raise TimeoutError."""
     future: Future[Value] = Future()
 
     def act() -> None:

@@ -34,9 +34,9 @@ _TAIL_BYTES = 65536
 
 
 class Gate:
-    """Filter of a byte stream that holds everything back from the first line of a traceback.
+    """Filter of a stderr stream that holds back all output from the first line of a traceback on.
 
-    Whether a line is shown is known at its end: the start of a line is kept until then, or until flush().
+    Whether to hold back a line is decided when it is complete; its start is kept until then, or until flush().
     """
 
     def __init__(self) -> None:
@@ -52,11 +52,11 @@ class Gate:
 
     @property
     def held_seconds(self) -> float:
-        """Return for how long output has been held back."""
+        """Return for how many seconds output has been held back; 0 if none is."""
         return 0.0 if self._held_since is None else time.monotonic() - self._held_since
 
     def feed(self, data: bytes) -> bytes:
-        """Take bytes and return those to show now."""
+        """Add the next bytes of the stream, and return those that can be shown now."""
         if self._held_since is not None:
             self._held += data
             return b""
@@ -70,13 +70,13 @@ class Gate:
         return b"".join(lines)
 
     def flush(self) -> bytes:
-        """Return the start of a line, which has not ended for a while."""
+        """Return the kept start of an unfinished line, to show it without waiting for the line's end."""
         partial, self._partial = self._partial, b""
         self._is_line_start = self._is_line_start and not partial
         return partial
 
     def release(self) -> bytes:
-        """Return everything that is held and stop holding."""
+        """Return all output that is held back, and stop holding back."""
         text = self.flush() + bytes(self._held)
         self._held.clear()
         self._held_since = None
@@ -85,7 +85,7 @@ class Gate:
 
 
 class _Sink:
-    """An output that may fail (closed terminal, full disk) without stopping the training."""
+    """An output stream that stores its first error (closed terminal, full disk) and ignores all later writes."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -109,7 +109,7 @@ class _Sink:
 
 
 class _Lines:
-    """Line buffer of one stream in front of a log that two streams share."""
+    """Line buffer between a stream and the log, so that lines of stdout and stderr do not mix."""
 
     def __init__(self, log: _Sink) -> None:
         self._log = log
@@ -134,7 +134,7 @@ class _Lines:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Console:
-    """Destinations of the child's two streams; both are our stderr if a program reads our stdout."""
+    """Destinations of the training's stdout and stderr; both are our stderr if our stdout is for JSON."""
 
     stdout: IO[bytes]
     stderr: IO[bytes]
@@ -142,7 +142,7 @@ class Console:
 
 
 class Relay:
-    """Two reader threads and one log: start() with the child's pipes, finish() when the child has ended."""
+    """Threads that copy the training's stdout and stderr to the console and to one log, from start() to finish()."""
 
     def __init__(self, console: Console, log: Path) -> None:
         self._log_path = log
@@ -156,7 +156,7 @@ class Relay:
 
     @property
     def tail(self) -> str:
-        """The last lines of the child's stderr, whether printed or still held back."""
+        """The end of the child's stderr, at most 64 KiB, whether printed or still held back."""
         with self._gate_lock:
             return self._tail.decode("utf-8", "replace")
 
@@ -168,23 +168,23 @@ class Relay:
             self._pumps.append(pump)
 
     def log(self, line: str) -> None:
-        """Write a line of ours to stderr and to the log, clearing a progress bar of the child first."""
+        """Write a message of the launcher to stderr and to the log, after clearing a progress bar of the training."""
         data = f"{line}\n".encode(errors="replace")
         self._log.write(data)
         self._stderr.write((b"\r\x1b[K" if self._is_terminal else b"") + data)
 
     def held_seconds(self) -> float:
-        """Return for how long a traceback has been held back."""
+        """Return for how many seconds a traceback has been held back; 0 if none is."""
         with self._gate_lock:
             return self._gate.held_seconds
 
     def release(self) -> None:
-        """Show what is held: the training continues, or did not report the error itself."""
+        """Show the held traceback, because the training continues or has not reported the error itself."""
         with self._gate_lock:
             self._stderr.write(self._gate.release())
 
     def finish(self, limit_seconds: float) -> None:
-        """Wait for the last bytes, but not for a foreign process that keeps a pipe open."""
+        """Read the rest of the output for at most `limit_seconds`, since a foreign process may keep a pipe open."""
         deadline = time.monotonic() + limit_seconds
         for pump in self._pumps:
             pump.join(max(0.0, deadline - time.monotonic()))
@@ -224,7 +224,7 @@ def _has_data(pipe: int, seconds: float) -> bool:
 
 
 def _read(pipe: int, log: _Lines) -> bytes:
-    """Return the next bytes, none at the end; a line without an end goes to the log after a while."""
+    """Return the next bytes of a pipe, none at its end; an unfinished line is logged if no more comes for 2 seconds."""
     if log.has_unended and not _has_data(pipe, _UNENDED_LINE_SECONDS):
         log.flush()
     try:

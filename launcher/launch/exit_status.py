@@ -1,4 +1,4 @@
-"""Outcome of a training that left none itself, derived from its agent's output and from signals."""
+"""Outcome of a training that wrote none itself, derived from its exit code, from signals and from torch's messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CODES_WITH_MESSAGE = (ExitCode.WRONG_INPUT, ExitCode.WRONG_TOPOLOGY)
 
 
 def make_outcome(paths: RunPaths, child: ChildExit, running: Outcome | None, started_at: datetime) -> Outcome:
-    """Return a final outcome in place of the one that the training did not write, keeping what it had recorded."""
+    """Return the final outcome of a training that did not write one, keeping what it had recorded."""
     known = running or Outcome(
         run_id=paths.run_id, status="running", pid=child.pid, started_at=started_at.isoformat(timespec="seconds")
     )
@@ -47,7 +47,7 @@ def make_outcome(paths: RunPaths, child: ChildExit, running: Outcome | None, sta
 
 
 def _read_progress(paths: RunPaths) -> dict[str, object]:
-    """Return the trained steps and the last loss, which a killed training has not recorded."""
+    """Return the number of trained steps and the last loss from metrics.jsonl, for the outcome of a killed training."""
     with suppress(LauncherError, OSError):
         steps = [row for row in load_metrics(paths.metrics) if metrics.TRAIN_LOSS in row.values]
         if steps:
@@ -58,7 +58,7 @@ def _read_progress(paths: RunPaths) -> dict[str, object]:
 def make_node_outcome(
     paths: RunPaths, child: ChildExit, running: Outcome | None, started_at: datetime, node: Node
 ) -> Outcome:
-    """Return the outcome of a node without rank 0, which therefore has no record."""
+    """Return the outcome of a training on a node without rank 0, where no outcome.json is written."""
     outcome = make_outcome(paths, child, running, started_at)
     code = find_exit_code(child)
     if child.returncode == 0:
@@ -78,7 +78,7 @@ def make_node_outcome(
 
 
 def explain_missing_nodes(paths: RunPaths, child: ChildExit, node: Node, num_nodes: int) -> RunFailedError | None:
-    """Return an error that says who is missing if not all nodes joined, which torch reports as a traceback."""
+    """Return an error that says which or how many nodes joined, if torch reports that some are missing; else None."""
     if not _NO_RENDEZVOUS.search(child.stderr_tail):
         return None
     joined = _JOINED.search(child.stderr_tail)
@@ -120,7 +120,7 @@ def _find_signal(child: ChildExit) -> str | None:
 
 
 def find_exit_code(child: ChildExit) -> int:
-    """Return the training's exit code: its agent prints it, and exits with 1; a single process has no agent."""
+    """Return the training's exit code: the one in the messages of torch's agent, else that of the process."""
     matches = list(_CODE.finditer(child.stderr_tail))
     return int(matches[-1][1] or matches[-1][2]) if matches else child.returncode
 
@@ -132,7 +132,7 @@ def is_out_of_memory(child: ChildExit) -> bool:
 
 
 def describe_dead_ranks(child: ChildExit) -> str:
-    """List the ranks that a signal killed, but not those that the agent ended because of them (SIGTERM)."""
+    """List the ranks that a signal killed, except those that torch's agent then ended with SIGTERM; empty if none."""
     ranks = {int(rank): (int(number), pid) for rank, number, pid in _RANK.findall(child.stderr_tail)}
     dead = [
         f"rank {rank} (process {pid}) died of {signal.Signals(number).name}"

@@ -1,6 +1,6 @@
-"""Several agents in one process: `python -m launcher.launch.multi_agent ARGV-AS-JSON …`.
+"""Runs torch's agents of several nodes on one machine: `python -m launcher.launch.multi_agent ARGV-AS-JSON …`.
 
-They end together: if one fails, the others get some time to report it and are then killed.
+The agents end together: if one fails, the others get some time to report it and are then killed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _POLL_SECONDS = 0.1
 
 
 def make_argv(commands: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Return the only command, or one command that runs all of them."""
+    """Return one command that runs all given commands together; a single command is returned as it is."""
     if len(commands) == 1:
         return tuple(commands[0])
     return (sys.executable, "-m", "launcher.launch.multi_agent", *(json.dumps(list(command)) for command in commands))

@@ -1,4 +1,4 @@
-"""One node of several: rendezvous address, checks of it, and the run directory that the nodes may share.
+"""One node of a multi-node training: its rendezvous, the checks of it, and the run directory that nodes may share.
 
 Every wait has a timeout. Errors that torch's agent would report as a traceback, minutes later, are found before it
 starts.
@@ -45,12 +45,12 @@ class Node:
 
     @property
     def keeps_record(self) -> bool:
-        """Whether rank 0, which writes outcome.json, is certain to run here: with c10d it may run on any node."""
+        """Whether rank 0, which writes outcome.json, is certain to run on this node; with c10d it may run on any."""
         return self.rank == 0 and self.rendezvous.backend == "static"
 
 
 def check_node(plan: Plan, node: Node) -> None:
-    """Check everything that can be known before data is prepared; torch would report a busy port only after loading."""
+    """Check the rendezvous before data is prepared: its settings, its host and, on node 0, that the port is free."""
     check_rendezvous(make_launch_spec(plan), node.rendezvous, node.rank)
     _resolve(node)
     if node.rank == 0:
@@ -58,7 +58,7 @@ def check_node(plan: Plan, node: Node) -> None:
 
 
 def check_port_free(node: Node) -> None:
-    """Bind the port on every interface, as torch's store will, and release it."""
+    """Check that node 0 can listen on the rendezvous port, on every interface as torch's TCPStore will."""
     assert isinstance(node.rendezvous.port, int)
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     try:
@@ -74,7 +74,7 @@ def check_port_free(node: Node) -> None:
 
 
 def wait_for_head(node: Node) -> None:
-    """Wait until node 0 listens, at most as long as the join timeout."""
+    """Wait until node 0 accepts connections; raise RunFailedError after the join timeout."""
     assert isinstance(node.rendezvous.port, int)
     limit = node.rendezvous.join_timeout_seconds
     began = time.monotonic()
@@ -89,7 +89,7 @@ def wait_for_head(node: Node) -> None:
         time.sleep(min(_POLL_SECONDS, max(0.0, left)))
     raise RunFailedError(
         f"node {node.rank} could not reach node 0 at {node.address} for {limit} s: {reason}",
-        hint="is node 0 started, with the same --rendezvous, and is the port open between the nodes? "
+        hint="start node 0 with the same --rendezvous, and check that the port is open between the nodes; "
         "--join-timeout waits longer",
     )
 
@@ -124,7 +124,7 @@ def _check_not_started(paths: RunPaths, node: Node) -> None:
 
 
 def _load_plan(paths: RunPaths) -> Plan:
-    """Load plan.json, which is written last: with it the directory is complete."""
+    """Load plan.json of a run directory that another node may be writing; it is the last file to be written."""
     deadline = time.monotonic() + _WRITING_SECONDS
     is_recent = time.time() - paths.root.lstat().st_mtime < _WRITING_SECONDS
     while is_recent and not paths.plan.is_file() and time.monotonic() < deadline:
@@ -133,7 +133,7 @@ def _load_plan(paths: RunPaths) -> Plan:
         return load_plan(paths.plan)
     except InputError:
         raise InputError(
-            f"{paths.root} already exists and has no plan that this node can join",
+            f"{paths.root} already exists, but its plan.json is missing or cannot be read",
             hint="choose another --run-id, the same on all nodes",
         ) from None
 

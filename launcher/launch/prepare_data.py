@@ -33,14 +33,14 @@ _ANY_LENGTH = 512  # neither does it depend on the length of rows, and counting 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataInventory:
-    """Cached datasets and prepared stores."""
+    """Datasets in Hugging Face caches, and stores (folders of prepared data)."""
 
     datasets: tuple[CachedDataset, ...]
     stores: tuple[StoreEntry, ...]
 
 
 def take_inventory() -> DataInventory:
-    """List caches and stores, those of known experts and all others, without downloading anything."""
+    """List all cached datasets and prepared data with the experts that use them, without downloading anything."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's client is imported, which has not happened yet
     users: dict[str, list[str]] = {}
     keys: dict[str, CurrentKeys] = {}
@@ -61,7 +61,7 @@ def take_inventory() -> DataInventory:
 
 
 def _plan_profiles(expert: str) -> list[PlannedRun]:
-    """Plan both profiles, skipping errors: a broken manifest must not hide the other experts' data."""
+    """Plan an expert's full and smoke profiles; skip errors: a broken manifest must not hide other experts' data."""
     plans = []
     for profile in _PROFILES:
         with suppress(LauncherError):
@@ -72,7 +72,7 @@ def _plan_profiles(expert: str) -> list[PlannedRun]:
 
 
 def _merge(one: CurrentKeys | None, other: CurrentKeys) -> CurrentKeys:
-    """Combine the keys of two manifests with the same name: the data of neither is stale."""
+    """Combine the data keys of two manifests of the same expert, so that the data of neither counts as stale."""
     if one is None:
         return other
     return CurrentKeys(keys=one.keys | other.keys, is_complete=one.is_complete and other.is_complete)
@@ -88,7 +88,7 @@ def _current_keys(plans: Sequence[PlannedRun]) -> CurrentKeys:
 
 
 def prepare_planned(planned: PlannedRun, report: Callable[[str], None], advance: Callable[[int], None]) -> Prepared:
-    """Tokenize and pack a planned run's data, or find it prepared."""
+    """Tokenize and pack a planned run's data, or return it from the cache if it was prepared before."""
     plan = planned.plan
     folders = base_folders(planned.loaded.folder)
     tokenizer = load_planned_tokenizer(plan, folders)

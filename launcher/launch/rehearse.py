@@ -58,7 +58,7 @@ _LAYER_CLASS = "fsdp_config.fsdp_transformer_layer_cls_to_wrap"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """A key of a config file that differs between cluster and rehearsal; None if the key is missing."""
+    """A config key with different values on the cluster and in the rehearsal; a value is None if the key is missing."""
 
     file: str
     key: str
@@ -101,7 +101,7 @@ def plan_rehearsal(request: Request, *, num_ranks: int | None = None, num_steps:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Ranks:
-    """Nodes and ranks of the rehearsal on this machine."""
+    """Number of nodes, of ranks and of CPU cores of the rehearsal on this machine."""
 
     num_nodes: int
     ranks_per_node: int
@@ -138,9 +138,12 @@ def _choose_ranks(plan: Plan, requested: int | None) -> _Ranks:
 
 def _check_ranks(requested: int, nodes: int, fewest: int, most: int, cores: int) -> None:
     rules = (
-        (requested > most, f"the cluster has {most}"),
+        (requested > most, f"more ranks than the cluster has ({most})"),
         (requested < fewest, f"at least {fewest}: fewer cannot exercise all communication"),
-        (requested > _RANKS_PER_CORE * cores, f"at most {_RANKS_PER_CORE} per core, and this machine has {cores}"),
+        (
+            requested > _RANKS_PER_CORE * cores,
+            f"at most {_RANKS_PER_CORE} ranks per core; cores of this machine: {cores}",
+        ),
         (requested % nodes != 0, f"not divisible by {nodes} nodes"),
     )
     problems = tuple(Problem(where=f"--ranks {requested}", what=what) for is_broken, what in rules if is_broken)
@@ -159,7 +162,7 @@ def _explain_ranks(ranks: int, planned: int, cores: int) -> str:
 
 
 def _make_request(request: Request, cluster: Plan, stage: _Ranks, num_steps: int) -> Request:
-    """Return the same training in the smoke profile's sizes, with a checkpoint and an evaluation on the way."""
+    """Return the rehearsal's request: the smoke profile with the cluster's settings, a checkpoint and an evaluation."""
     every = max(1, num_steps - 1)
     config = {
         "offload": cluster.offload,
@@ -207,7 +210,7 @@ def _check_same_setup(cluster: Plan, planned: Plan) -> None:
 
 
 def _explain_replaced(cluster: Plan, planned: Plan) -> Iterator[str]:
-    """List how a rehearsal differs from the cluster: what a CPU cannot do, and the base weights."""
+    """Yield notes on what a rehearsal replaces: what needs a GPU, such as quantization, and the base model."""
     if cluster.quantization is not None:
         yield f"{cluster.quantization.kind} weights are rehearsed unquantized: bitsandbytes needs a CUDA GPU"
     pairs = {
@@ -225,7 +228,7 @@ def _explain_replaced(cluster: Plan, planned: Plan) -> Iterator[str]:
 
 
 def find_differences(cluster: Plan, planned: Plan) -> Iterator[Difference]:
-    """Compare the configs of accelerate and DeepSpeed key by key."""
+    """Yield the keys in which the accelerate and DeepSpeed configs of cluster and rehearsal differ."""
     paths = RunPaths(Path(PREFIX))
     there, here = render(cluster, paths), render(planned, paths)
     for name in (paths.accelerate.name, paths.deepspeed.name):
@@ -284,7 +287,7 @@ def list_achievements(paths: RunPaths) -> tuple[str, ...]:
 
 
 def make_nodes(plan: Plan) -> tuple[Node, ...]:
-    """Return all nodes of the rehearsal on the loopback interface; none for a single node."""
+    """Return the nodes of a rehearsal, with a rendezvous on the loopback interface; empty for a single node."""
     if plan.hardware.nodes == 1:
         return ()
     rendezvous = Rendezvous(host=_LOOPBACK, port=_find_free_port(), join_timeout_seconds=_JOIN_SECONDS)

@@ -31,7 +31,7 @@ class StartOptions:
 
 
 def run_with_restarts(planned: PlannedRun, paths: RunPaths, console: Console, options: StartOptions) -> Outcome:
-    """Start a run, restart it where that may help, and return its last outcome."""
+    """Start a run, restart it after a crash or after CUDA out of memory, and return its last outcome."""
     restarts = 0
     while True:
         outcome = start_run(
@@ -54,7 +54,7 @@ def run_with_restarts(planned: PlannedRun, paths: RunPaths, console: Console, op
 
 
 def _apply_fallback(planned: PlannedRun, paths: RunPaths, outcome: Outcome) -> PlannedRun | None:
-    """Return the run with the next OOM fallback; the plan on disk has those that the training applied itself."""
+    """Return the run with one more OOM fallback in its stored plan; None if memory sufficed or no fallback is left."""
     if outcome.exit_code != ExitCode.DOES_NOT_FIT:
         return None
     plan = apply_next_fallback(load_plan(paths.plan))

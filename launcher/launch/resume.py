@@ -1,4 +1,4 @@
-"""Resume of an existing run: its request, planned again for the current hardware and compared before it starts."""
+"""Resume of an existing run: plan its request again for the current hardware, and compare the settings."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class ResumedRun:
         return outcome is not None and outcome.status == "done"
 
     def list_code(self, expert: str) -> tuple[str, ...]:
-        """Return the code that the run executes, and its manifest if it is not the expert's."""
+        """Return what a user must trust before a resume: the run's code, and its manifest if it is not the expert's."""
         trained = self.planned.loaded.path
         is_other = find_manifest(expert).resolve() != trained.resolve()
         other = (f"the manifest {trained}, which request.json names instead of {expert}'s",) if is_other else ()
         return (*other, *list_code(self.planned.loaded.manifest))
 
     def describe(self) -> str:
-        """Say from which checkpoint the run would resume; the training checks it again."""
+        """Return a message that says from which checkpoint the run resumes, after a warning for each damaged one."""
         checkpoint, damaged = find_newest(self.paths)
         lines = [f"warning: {problem}" for problem in damaged]
         if checkpoint is None:
@@ -54,14 +54,14 @@ class ResumedRun:
 
 
 def plan_resumed(runs_dir: Path, name: str, overrides: Request) -> ResumedRun:
-    """Plan an existing run again: its own request, overridden by the flags given now."""
+    """Plan an existing run again, from its stored request and the flags of this command, which take precedence."""
     paths = find_run_to_resume(runs_dir, name, overrides.expert)
     planned = plan_request(merge_requests(load_request(paths.request), overrides))
     return ResumedRun(planned=planned, paths=paths)
 
 
 def check_unchanged(resumed: ResumedRun) -> None:
-    """Refuse changed training settings. The training itself compares data and base weights."""
+    """Raise InputError if training settings have changed. The training itself compares data and base weights."""
     before = collect_learning_settings(load_plan(resumed.paths.plan))
     problems = find_changed_settings(before, collect_learning_settings(resumed.planned.plan))
     if problems:

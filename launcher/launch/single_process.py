@@ -12,7 +12,7 @@ import sys
 
 
 def main() -> None:
-    """Run the training script and exit with its code; after a signal, with the code of a shell and one line."""
+    """Run the training script and exit with its code; if a signal killed it, with 128 + its number and a message."""
     command = [sys.executable, *sys.argv[sys.argv.index("--config_file") + 2 :]]
     with subprocess.Popen(command) as process:
         returncode = process.wait()

@@ -48,7 +48,7 @@ _PACKAGES = ("accelerate", "jinja2", "numpy", "peft", "pyarrow", "tokenizers", "
 
 
 def check_packages(plan: Plan) -> None:
-    """Refuse a plan whose packages are not installed, without importing them."""
+    """Raise InputError if a package that the plan needs is not installed, without importing any."""
     needed = (*_PACKAGES, "deepspeed") if plan.strategy in DEEPSPEED_STRATEGIES else _PACKAGES
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
@@ -70,7 +70,7 @@ def check_packages(plan: Plan) -> None:
 
 
 def check_startable(plan: Plan, node: Node | None = None) -> None:
-    """Refuse a plan for other hardware: it can be written here, but not started."""
+    """Raise InputError if a plan cannot start here: it is for other hardware, or for several nodes without a `node`."""
     planned = plan.hardware
     if planned.nodes > 1 and node is None:
         raise InputError(
@@ -108,7 +108,8 @@ def start_run(
 ) -> Outcome:
     """Start the training of a run directory, wait for its last process, and return the final outcome.
 
-    `nodes` are the nodes that this machine plays: none on a single node, all of them in a rehearsal.
+    `nodes` are the nodes of a multi-node training that this machine runs: one, or all of them in a rehearsal. They are
+    empty for a single-node training.
     """
     started_at = datetime.now(UTC)
     commands = [
@@ -154,7 +155,7 @@ def _collect_outcome(
 
 
 def _add_cause(paths: RunPaths, outcome: Outcome, child: ChildExit, relay: Relay) -> Outcome:
-    """Return the outcome with the cause that the agent knows, if rank 0 only noticed that another rank is gone."""
+    """Add to rank 0's outcome why another rank ended, which only torch's agent reports: out of memory, or a signal."""
     if is_out_of_memory(child):
         changes: dict[str, object] = {
             "exit_code": int(ExitCode.DOES_NOT_FIT),
@@ -212,7 +213,7 @@ def _collect_remote_outcome(
     started_at: datetime,
     missing: RunFailedError | None,
 ) -> Outcome:
-    """Return the outcome on a node where rank 0 may not run: its record may be here, late, or on another node."""
+    """Return the outcome on a node where rank 0 may not run: rank 0's outcome.json if present, else its own."""
     running = load_outcome(paths.outcome)
     is_late = running is not None and child.returncode > 0  # a killed agent is itself the reason
     deadline = time.monotonic() + (_RECORD_SECONDS if is_late else 0.0)

@@ -17,7 +17,7 @@ _CLOUD_SECONDS = 1800  # SkyPilot may have to start its jobs controller
 
 
 def check_submit(paths: RunPaths, job: JobOptions) -> None:
-    """Refuse to continue without the program that submits, before data is prepared and files are written."""
+    """Raise InputError if the program that submits the job, such as sbatch, is not on the PATH."""
     command = make_submit_command(paths, job)
     if shutil.which(command[0]) is None:
         where = "copy it to the cluster and" if job.target == "slurm" else f"where {command[0]} is installed,"
@@ -28,9 +28,9 @@ def check_submit(paths: RunPaths, job: JobOptions) -> None:
 
 
 def submit_job(paths: RunPaths, job: JobOptions) -> str:
-    """Submit the job file and return the job's id or name. Its paths are relative to the working directory."""
+    """Submit the job file and return the job's id or name. Paths in the file are relative to the working directory."""
     command = make_submit_command(paths, job)
-    program, by_hand = command[0], f"its files are complete: {shlex.join(command)}"
+    program, by_hand = command[0], f"its files are complete; to submit by hand: {shlex.join(command)}"
     seconds = _SUBMIT_SECONDS if job.target == "slurm" else _CLOUD_SECONDS
     try:
         result = subprocess.run(
@@ -56,7 +56,7 @@ def submit_job(paths: RunPaths, job: JobOptions) -> str:
 
 
 def describe_log(paths: RunPaths, job: JobOptions, name: str) -> str:
-    """Say where a submitted job's output is."""
+    """Return a text that says where a submitted job's output is."""
     return {
         "slurm": f"its log: {paths.logs}/slurm-{name}.log",
         "skypilot": f"its log: sky jobs logs --name {name}",

@@ -122,7 +122,7 @@ class _Child:
                 self._force()
 
     def clear(self) -> None:
-        """Kill everything that is left, also when the supervisor itself fails."""
+        """Kill all processes of the run that are left, also if the supervisor itself has failed."""
         deadline = time.monotonic() + self._timeouts.kill
         while (pids := self._list_pids()) and time.monotonic() < deadline:
             send_signal(pids, signal.SIGKILL)
@@ -165,21 +165,21 @@ class _Child:
             self._request_stop()
 
     def _request_stop(self) -> None:
-        """Send the graceful signal; repeated until the training handles it, since it would be lost before."""
+        """Send SIGUSR1 (finish the step, save, exit) to processes that handle it; called again until there is one."""
         self._is_stopping = True
         listeners = find_listeners(self._list_pids(), _GRACEFUL)
         send_signal(listeners, _GRACEFUL)
         self._is_delivered = bool(listeners)
 
     def _force(self) -> None:
-        """Send SIGTERM; only processes that handle it get time before SIGKILL."""
+        """Send SIGTERM to all processes; SIGKILL follows after a timeout, or at once if none handles SIGTERM."""
         pids = self._list_pids()
         is_handled = bool(find_listeners(pids, signal.SIGTERM))
         self._kill_at = time.monotonic() + (self._timeouts.kill if is_handled else 0.0)
         send_signal(pids, signal.SIGTERM)
 
     def _is_unkillable(self) -> bool:
-        """Whether a process survives SIGKILL, stuck in the kernel as by a hanging GPU."""
+        """Return whether a process still runs long after SIGKILL, stuck in the kernel as with a hanging GPU."""
         return self._kill_at is not None and time.monotonic() > self._kill_at + self._timeouts.kill
 
     def _list_pids(self) -> tuple[int, ...]:
@@ -188,7 +188,7 @@ class _Child:
 
 @contextmanager
 def collect_signals(note: Callable[[int], None]) -> Iterator[None]:
-    """Call `note` with each stop signal. Signals that our parent ignores (nohup, background jobs) stay ignored."""
+    """Call `note` with each stop signal that arrives; SIGINT and SIGHUP stay ignored if they were, as under nohup."""
     optional = {signal.SIGINT, signal.SIGHUP}
     before = {
         number: signal.getsignal(number)

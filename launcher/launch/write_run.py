@@ -24,7 +24,7 @@ def write_run(
     job: JobOptions | None = None,
     script_args: Sequence[str] = (),
 ) -> RunPaths:
-    """Create runs/<id>/ with the inputs, the plan and the command; with `job`, also its file."""
+    """Create runs/<id>/ with the inputs, the plan, the configs and the command; with `job`, also the job file."""
     paths = create_run_directory(planned, runs_dir, run_id)
     with removed_on_failure(paths):
         write_run_files(planned, paths, rendezvous=rendezvous, job=job, script_args=script_args)
@@ -70,7 +70,7 @@ def join_run(planned: PlannedRun, runs_dir: Path, run_id: str, node: Node) -> Ru
 
 
 def find_train_script() -> str:
-    """Return the path of this package's train.py; in its checkout, the relative one."""
+    """Return the path of this package's train.py: relative if the working directory is its checkout, else absolute."""
     own = Path(__file__).resolve().parent.with_name("train.py")
     # Another launcher/ in the working directory may have another version, or be a downloaded one.
     return TRAIN_SCRIPT if Path(TRAIN_SCRIPT).resolve() == own else str(own)

@@ -72,7 +72,7 @@ def test_refused_job_keeps_its_files(
     assert main(["train", "neo4j", *FLAGS, *TARGETS["job"]]) == 2
     errors = capsys.readouterr().err
     assert "kubectl refused the job: accepted" in errors
-    assert "its files are complete: kubectl apply --filename runs/a/kubernetes.yaml" in errors
+    assert "its files are complete; to submit by hand: kubectl apply --filename runs/a/kubernetes.yaml" in errors
     assert (project / "runs/a/kubernetes.yaml").is_file()
 
 

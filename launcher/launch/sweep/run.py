@@ -68,7 +68,7 @@ class Sweep:
 
     @property
     def num_planned(self) -> int:
-        """Return the number of trials; at most all combinations of lists."""
+        """Return the number of trials; if all parameters are lists, at most the number of their combinations."""
         grid = list_grid(self.params, self.num_trials)
         return self.num_trials if grid is None else len(grid)
 
@@ -100,12 +100,15 @@ class SweepResult:
 
 
 def check_objective(plan: Plan, objective: str) -> None:
-    """Refuse an objective that the run does not compute."""
+    """Raise InputError if evaluation is off, or if another metric than the objective chooses the best checkpoint."""
     schedule = plan.schedule
     if schedule.evaluate_every_steps is None and schedule.evaluate_every_epochs is None:
-        raise InputError("a sweep compares evaluations, but evaluation is off", hint="set evaluation_strategy to epoch")
+        raise InputError(
+            "a sweep compares evaluations, but evaluation is off",
+            hint="add --set training.config.evaluation_strategy=epoch",
+        )
     if objective != EVAL_LOSS and schedule.metric_for_best_model != objective:
-        what = f"--objective {objective}: the best checkpoint is chosen by {schedule.metric_for_best_model}"
+        what = f"--objective {objective} differs from metric_for_best_model={schedule.metric_for_best_model}"
         raise InputError(what, hint="remove metric_for_best_model from --set")
 
 
@@ -163,7 +166,7 @@ class _Runner:
                     num_repeated += 1
                     self._finish_repeated(trial, earlier)
                     if num_repeated >= _MAX_REPEATED:
-                        return f"the last {_MAX_REPEATED} proposals were tried before", ExitCode.DONE
+                        return f"the last {_MAX_REPEATED} proposed parameters had all been tried before", ExitCode.DONE
                     continue
                 num_repeated = 0
                 ended = self._run_trial(trial)
@@ -180,7 +183,7 @@ class _Runner:
         self._study.finish(trial, "repeated", objective=known, reason=f"same parameters as trial {earlier.number}")
 
     def _run_trial(self, trial: TrialRecord) -> tuple[str, ExitCode] | None:
-        """Plan and train one trial and record it; return why the sweep ends, or None."""
+        """Plan, train and record one trial; return why the sweep ends and its exit code, or None if it continues."""
         sweep, label = self._sweep, f"trial {trial.number} ({format_values(trial)})"
         try:
             run = plan_trial(sweep.request, trial.overrides, sweep.runs_dir, sweep.name_run(trial))
@@ -203,7 +206,7 @@ class _Runner:
         return None
 
     def _train(self, trial: TrialRecord, run: TrialRun, label: str) -> tuple[tuple[str, ExitCode] | None, bool]:
-        """Train a trial if its time fits the budget; return why the sweep ends, and whether the trial was pruned."""
+        """Train a trial if the budget allows; return why the sweep ends, or None, and whether the trial was pruned."""
         sweep, trials = self._sweep, self._study.trials
         needed, left = estimate_seconds(run, trials), None
         if sweep.max_seconds is not None:
@@ -262,7 +265,7 @@ class _Runner:
 
 
 def estimate_seconds(run: TrialRun, trials: Sequence[TrialRecord]) -> float | None:
-    """Return the remaining time of a trial, by its plan's estimate or the mean of finished trials if that is longer."""
+    """Return a trial's remaining seconds: by its plan or by the mean of done trials if longer; None if unknown."""
     planned = run.planned.plan.speed.total_seconds
     measured = [trial.seconds for trial in trials if trial.status == "done" and trial.seconds]
     mean = sum(measured) / len(measured) if measured else None
@@ -284,7 +287,7 @@ def shorten_number(text: str) -> str:
 
 
 def _find_repeated(trial: TrialRecord, trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Return a finished trial with the same parameters, whose result would be the same."""
+    """Return a finished trial with the same parameters as `trial`; None if there is none."""
     finished = (each for each in trials if each.status not in ("running", "repeated", "failed"))
     return next((each for each in finished if each.values == trial.values), None)
 
@@ -310,7 +313,7 @@ def _create_folder(paths: RunPaths) -> None:
 
 
 def _check_same(sweep: Sweep, paths: RunPaths) -> None:
-    """Refuse to continue a sweep with other settings; store them if it is new."""
+    """Store the settings of a new sweep; raise InputError if an existing sweep was started with other settings."""
     params = [f"{param.key}: {param.describe()}" for param in sweep.params]
     settings = {**json.loads(format_request(sweep.request)), "objective": sweep.objective, "seed": sweep.seed}
     record = _SweepRecord(settings={**settings, "params": params})

@@ -37,7 +37,7 @@ class Param:
 
     @property
     def name(self) -> str:
-        """Return the key without the section that most parameters are in."""
+        """Return the manifest key without the prefix `training.config.`."""
         return self.key.removeprefix(_CONFIG)
 
     @property
@@ -52,7 +52,7 @@ class Param:
         return str(int(value)) if self.is_integer else repr(float(value))
 
     def describe(self) -> str:
-        """Return the values as text."""
+        """Return a text that lists the choices, or describes the range."""
         if self.choices:
             return ", ".join(self.choices)
         kind = "integers" if self.is_integer else "real numbers"
@@ -80,7 +80,7 @@ def parse_params(texts: Sequence[str], manifest: Path, overrides: Sequence[str])
 
 
 def list_grid(params: Sequence[Param], limit: int) -> list[dict[str, str]] | None:
-    """Return all combinations, as values by key, if all parameters are lists and there are at most `limit`."""
+    """Return all combinations, as values by key; None if a parameter is a range, or if there are more than `limit`."""
     if not all(param.choices for param in params) or math.prod(len(param.choices) for param in params) > limit:
         return None
     return [
@@ -106,7 +106,7 @@ def _parse_param(text: str) -> Param:
 
 
 def _split_values(text: str) -> list[Json]:
-    """Split a list at commas; as JSON, so that strings and lists may contain commas."""
+    """Split a list of values at commas, but not at those within JSON strings and lists."""
     values = parse_value(f"[{text}]")
     return values if isinstance(values, list) else [parse_value(part.strip()) for part in text.split(",")]
 

@@ -27,7 +27,7 @@ Status = Literal["running", "done", "pruned", "infeasible", "failed", "repeated"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialRecord:
-    """One trial as stored."""
+    """One trial of a sweep, as stored in the study."""
 
     number: int
     values: Mapping[str, str]  # by key, as the text of --set
@@ -102,7 +102,7 @@ class SweepStudy:
         return next(trial for trial in self.trials if trial.number == trial_number)
 
     def report(self, trial: TrialRecord, position: int, value: float) -> bool:
-        """Store an evaluation within a trial; return whether the trial is worse than the median of the others."""
+        """Store an evaluation of a running trial; return whether to prune it: it is worse than the others' median."""
         import optuna
 
         with self._storage_errors():
@@ -122,7 +122,7 @@ class SweepStudy:
         seconds: float = 0.0,
         reason: str = "",
     ) -> None:
-        """Store how a trial ended. One that cannot be trained counts as pruned at once, so that it is avoided."""
+        """Store how a trial ended. An infeasible one is stored as pruned, so that the sampler avoids its parameters."""
         from optuna.trial import Trial, TrialState
 
         with self._storage_errors():
@@ -140,7 +140,7 @@ class SweepStudy:
 
     @contextmanager
     def _storage_errors(self) -> Iterator[None]:
-        """Report errors of the database without a traceback: a full disk, a lock, a damaged file."""
+        """Raise RunFailedError in place of errors of the study's database: a full disk, a lock, a damaged file."""
         from optuna.exceptions import OptunaError
         from sqlalchemy.exc import SQLAlchemyError
 

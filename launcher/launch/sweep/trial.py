@@ -68,7 +68,7 @@ def plan_trial(request: Request, overrides: Sequence[str], runs_dir: Path, run_i
 
 
 class Watcher(threading.Thread):
-    """Follows the metrics of a run, and stops it by the launcher's own signal if it is pruned or its time is over."""
+    """Thread that follows a run's metrics, and stops the run if it is pruned, over budget or interrupted."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Watcher(threading.Thread):
 
 
 def find_evaluations(trial: TrialRun, metric: str) -> list[tuple[int, float]]:
-    """Return evaluations before the last step, by position in the run."""
+    """Return the evaluations before the last step, each with its position in the run in thousandths."""
     outcome = load_outcome(trial.paths.outcome)
     num_steps = trial.planned.plan.schedule.num_steps if outcome is None else outcome.num_steps
     rows = [row for row in _load_rows(trial.paths) if row.step > 0 and metric in row.values]
@@ -146,14 +146,14 @@ def _load_rows(paths: RunPaths) -> list[StepMetrics]:
 
 
 def prepare_trial(trial: TrialRun) -> None:
-    """Prepare the data of a trial, or find it prepared."""
+    """Prepare the data of a trial unless it is cached; raise InputError if the trial cannot start on this machine."""
     check_startable(trial.planned.plan)
     check_packages(trial.planned.plan)
     prepare_planned(trial.planned, lambda _text: None, lambda _rows: None)
 
 
 def train_trial(trial: TrialRun, watcher: Watcher, max_restarts: int) -> Outcome:
-    """Train the run of a trial to its end, or resume it; its output is in its own console.log."""
+    """Train or resume the run of a trial to its end; the output is only in the run's console.log."""
     paths = trial.paths
     if trial.resumed is not None:
         check_unchanged(trial.resumed)
@@ -172,7 +172,7 @@ def train_trial(trial: TrialRun, watcher: Watcher, max_restarts: int) -> Outcome
 
 
 def load_objective(paths: RunPaths, metric: str) -> float | None:
-    """Return the metric of the weights that a run ended with: at its best step, or at its last evaluation."""
+    """Return a metric of the weights that a run kept, at its best step or at its last evaluation; None if unknown."""
     record = load_record(paths)
     rows = [row for row in record.rows if row.step > 0 and metric in row.values]
     kept = find_kept_step(record)

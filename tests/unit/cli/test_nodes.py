@@ -80,7 +80,7 @@ def train(folder: Path, *flags: str) -> int:
         (("--rendezvous", "$(id):29500"), "is not HOST:PORT"),
         (("--rendezvous", "node0:0"), "'node0:0': a port is a number from 1 to 65535"),
         (("--rendezvous", "node0:65536"), "'node0:65536': a port is a number from 1 to 65535"),
-        (("--node-rank", "1", "--nodes", "1"), "--node-rank: it is for several nodes: give --nodes N too"),
+        (("--node-rank", "1", "--nodes", "1"), "--node-rank: requires --nodes N, the number of nodes"),
         (("--node-rank", "1", "--on", "slurm"), "--on: slurm starts the nodes itself"),
         (
             ("--node-rank", "1", "--rendezvous", "nowhere.invalid:29500", "--run-id", "a"),
@@ -186,7 +186,7 @@ def test_finished_run_is_not_joined(tmp_path: Path, status: Any, rank: int, said
 def test_foreign_directory_is_not_joined(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     os.utime(tmp_path / "a", (1, 1))  # old enough that no other node can still be writing it
-    with pytest.raises(InputError, match="has no plan that this node can join"):
+    with pytest.raises(InputError, match="is missing or cannot be read"):
         find_run_to_join(tmp_path, "a", plan_two().plan, make_node(1))
 
 
@@ -402,10 +402,10 @@ def test_missing_sbatch_is_refused_before_data_is_prepared(
         (("--partition", "p"), "--partition: requires --on {slurm,skypilot,kubernetes,dstack}"),
         (("--image", "a:1"), "--image: requires --on"),
         (("--slurm", "--no-submit"), "unrecognized arguments: --slurm --no-submit\nhint: write --on slurm --dry-run"),
-        (("--on", "slurm", "--image", "a:1"), "--image: it is for --on skypilot or kubernetes or dstack"),
-        (("--on", "skypilot", "--partition", "p"), "--partition: it is for --on slurm"),
-        (("--on", "kubernetes", "--on-demand"), "--on-demand: it is for --on skypilot or dstack"),
-        (("--on", "dstack", "--workload", "job"), "--workload: it is for --on kubernetes"),
+        (("--on", "slurm", "--image", "a:1"), "--image: applies only to --on skypilot or kubernetes or dstack"),
+        (("--on", "skypilot", "--partition", "p"), "--partition: applies only to --on slurm"),
+        (("--on", "kubernetes", "--on-demand"), "--on-demand: applies only to --on skypilot or dstack"),
+        (("--on", "dstack", "--workload", "job"), "--workload: applies only to --on kubernetes"),
         (("--on", "dstack"), "--image: missing: the image that the nodes run"),
         (("--on", "kubernetes", "--image", "a:1"), "--volume: missing: the name of a persistent volume claim, which"),
         (("--on", "kubernetes", "--image", "a:1", "--volume", "s3://a"), "--volume: 's3://a' is not the name of a"),

@@ -213,7 +213,7 @@ def test_json_output_of_a_resume_that_starts_nothing(tmp_path: Path, data: Path)
 def test_resume_of_two_runs_is_refused(tmp_path: Path, data: Path) -> None:
     result = train(tmp_path, data, TRAINED, "--resume", "a", "--run-id", "b")
     assert result.returncode == 2
-    assert "--resume a and --run-id b name two runs" in result.stderr
+    assert "--resume a and --run-id b name different runs" in result.stderr
 
 
 def test_record_of_another_training_is_kept(tmp_path: Path, data: Path) -> None:

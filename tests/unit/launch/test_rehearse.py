@@ -136,8 +136,8 @@ def test_ranks_are_limited_by_cores(
     [
         (1, "--ranks 1: at least 2"),
         (3, "--ranks 3: not divisible by 2 nodes"),
-        (6, "--ranks 6: at most 2 per core, and this machine has 2"),
-        (32, "--ranks 32: the cluster has 16"),
+        (6, "--ranks 6: at most 2 ranks per core; cores of this machine: 2"),
+        (32, "--ranks 32: more ranks than the cluster has (16)"),
     ],
 )
 def test_invalid_ranks_are_refused(ranks: int, said: str) -> None:
