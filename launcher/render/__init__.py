@@ -1,4 +1,4 @@
-"""Text of every file that a launch needs, rendered from a plan. Pure: no files are read or written, no torch."""
+"""Text of every file that a launch needs, rendered from a plan; reads and writes no files and imports no torch."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Rendezvous:
     is_host: bool | None = None  # c10d on one machine: whether this agent is the host
 
     def format_conf(self) -> str:
-        """Return the timeout option, whose name differs by backend; torch ignores the wrong one."""
+        """Return the value of --rdzv_conf. The key of the timeout differs by backend; torch ignores the wrong one."""
         word = "timeout" if self.backend == "static" else "join_timeout"
         conf = f"{word}={self.join_timeout_seconds}"
         return conf if self.is_host is None else f"{conf},is_host={int(self.is_host)}"
@@ -48,16 +48,20 @@ ANY_FREE_PORT = Rendezvous(host="localhost", port=0)
 
 
 def check_rendezvous(spec: LaunchSpec, rendezvous: Rendezvous, machine_rank: int | Verbatim | None) -> None:
-    """Raise InputError if the rendezvous does not fit the nodes."""
+    """Raise InputError if the rendezvous or the node rank is invalid for this number of nodes."""
     many_nodes = spec.num_nodes > 1
     rules = (
-        (many_nodes and rendezvous.port == 0, "rendezvous", "several nodes need a fixed port"),
+        (many_nodes and rendezvous.port == 0, "rendezvous", "several nodes need a fixed port, not 0"),
         (
             many_nodes and rendezvous.backend == "static" and rendezvous.max_restarts > 0,
             "max_restarts",
             "nodes do not restart together under a static rendezvous; use c10d",
         ),
-        (not many_nodes and rendezvous.backend == "c10d", "rendezvous", "c10d is for many nodes"),
+        (
+            not many_nodes and rendezvous.backend == "c10d",
+            "rendezvous",
+            "the c10d backend is for several nodes; use static on a single one",
+        ),
         (
             isinstance(machine_rank, int) and not 0 <= machine_rank < spec.num_nodes,
             "node rank",
@@ -87,7 +91,7 @@ def render_command(
     script_args: Sequence[str] = (),
     accelerate: Sequence[str] = ACCELERATE_LAUNCH,
 ) -> Command:
-    """Return the command of a node. Several nodes need a rendezvous; without machine_rank the caller adds the flag."""
+    """Return the launch command of a node. Several nodes need a rendezvous; a machine_rank of None omits the flag."""
     spec = make_launch_spec(plan)
     if rendezvous is None and spec.num_nodes > 1:
         problem = Problem(where="rendezvous", what=f"{spec.num_nodes} nodes need the address where node 0 listens")
@@ -106,7 +110,7 @@ def render_command(
 def make_agent_flags(
     spec: LaunchSpec, paths: RunPaths, rendezvous: Rendezvous, machine_rank: int | Verbatim | None
 ) -> tuple[str, ...]:
-    """Return the settings that accelerate accepts on the command line only."""
+    """Return the flags of torch's elastic agent, which accelerate's config file cannot set; none for one process."""
     if not spec.has_agent:
         return ()
     flags = ["--main_process_port", as_word(rendezvous.port), "--tee", TEE_BOTH_STREAMS, "--log_dir", str(paths.logs)]
@@ -164,7 +168,7 @@ def format_command(argv: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def format_words(argv: Sequence[str]) -> list[str]:
-    """Keep a flag and its value on one line."""
+    """Return a command, quoted for a shell, as lines that keep a flag and its value together."""
     lines: list[list[str]] = []
     for word in argv:
         has_room = bool(lines) and len(lines[-1]) < 2 and not word.startswith("--")

@@ -39,14 +39,14 @@ def render_deepspeed(spec: LaunchSpec) -> str:
 
 
 def make_train_batch_size(spec: LaunchSpec) -> int | Auto:
-    """Return DeepSpeed's train_batch_size, empty slots included: micro-batch x accumulation x ranks."""
+    """Return DeepSpeed's train_batch_size: micro-batch x accumulation x ranks, even if a step has fewer sequences."""
     if spec.micro_batch_size == "auto" or spec.gradient_accumulation_steps == "auto":
         return "auto"
     return spec.micro_batch_size * spec.gradient_accumulation_steps * spec.num_processes
 
 
 def make_precision_section(spec: LaunchSpec) -> dict[str, object]:
-    """Return the `bf16` or `fp16` section, and the dtype in which gradients are summed: FP32, as other engines do.
+    """Return the `bf16` or `fp16` section, and the keys that make DeepSpeed sum gradients in FP32, as other engines do.
 
     Without these keys DeepSpeed sums gradients of ranks and micro-steps in the dtype of the weights.
     """

@@ -20,7 +20,7 @@ TIME_STEP_SECONDS = 10 * 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobOptions:
-    """Job options besides the plan. `partition` to `warning_seconds` are for Slurm, later ones for other targets."""
+    """Job options that are not in the plan. `partition` to `warning_seconds` are for Slurm, later ones for others."""
 
     target: Target = "slurm"
     time_limit_seconds: int | None = None  # None: from the plan's estimate
@@ -38,7 +38,7 @@ class JobOptions:
 
 
 def decide_time_limit(plan: Plan, options: JobOptions) -> int | None:
-    """Return the time limit in seconds; None without an estimate, so that the platform's own limit applies."""
+    """Return the time limit in seconds, requested or estimated; None if the platform's own limit applies."""
     if options.time_limit_seconds is not None or plan.speed.total_seconds is None:
         return options.time_limit_seconds
     seconds = plan.speed.total_seconds * TIME_MARGIN + START_UP_SECONDS

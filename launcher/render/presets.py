@@ -41,7 +41,7 @@ OFFLOAD_TITLES: dict[Offload, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
-    """A preset; `deepspeed` names a file of ds_configs/, which presets of any size share."""
+    """An accelerate config file to generate; `deepspeed` names its file in ds_configs/, for any number of GPUs."""
 
     name: str
     strategy: Strategy

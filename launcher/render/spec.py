@@ -56,7 +56,7 @@ class LaunchSpec:
 
 
 def make_launch_spec(plan: Plan) -> LaunchSpec:
-    """Return the spec of a plan."""
+    """Return how a plan distributes its training over processes."""
     return LaunchSpec(
         strategy=plan.strategy,
         offload=plan.offload,

@@ -1,1 +1,1 @@
-"""What a run directory and the local cache contain, read back."""
+"""Read and write the files of a run directory and of the local cache."""

@@ -52,21 +52,21 @@ _MAX_RUNS = 1000  # in the file
 
 
 class Machine(Frozen):
-    """GPU and software; runs of equal machines are comparable."""
+    """GPU and software versions; measurements are comparable if both are equal."""
 
     gpu: str | None  # None: no GPU
     software: dict[str, str]
 
 
 class Entry(Frozen):
-    """A measured run of a machine."""
+    """The measurements of a run, and the machine they were made on."""
 
     machine: Machine
     seen: MeasuredRun
 
 
 class AttentionEntry(Frozen):
-    """Measured attention backends of a machine."""
+    """The measured times of attention backends, and the machine they were made on."""
 
     machine: Machine  # without the estimators, which these times do not depend on
     seen: MeasuredAttention
@@ -81,7 +81,7 @@ class CalibrationFile(Frozen):
 
 
 def get_calibration_file() -> Path | None:
-    """Return the path of the file, None if calibration is disabled."""
+    """Return the path of calibration.json, None if calibration is disabled."""
     configured = os.environ.get(CALIBRATION_VARIABLE, "")
     if configured.lower() in _OFF:
         return None
@@ -89,9 +89,9 @@ def get_calibration_file() -> Path | None:
 
 
 def load_calibration(hardware: Hardware) -> Calibration:
-    """Load the calibration of this machine; hardware from the catalogue has none.
+    """Load the calibration of this machine; it is empty for several nodes and for hardware from the catalogue.
 
-    Several nodes have none either: each of them makes the plan itself, and all plans must be equal.
+    Several nodes use none, because each node makes the plan itself and all plans must be equal.
     """
     file = get_calibration_file()
     if file is None or hardware.source != "probe" or hardware.nodes > 1 or not file.is_file():
@@ -110,7 +110,7 @@ def load_calibration(hardware: Hardware) -> Calibration:
 
 
 def describe_machine(hardware: Hardware) -> Machine:
-    """Return GPU and software of a machine; runs with equal ones are comparable."""
+    """Return GPU and software versions of a machine; measurements are comparable if both are equal."""
     return Machine(gpu=None if hardware.gpu is None else hardware.gpu.key, software=_collect_software())
 
 
@@ -121,7 +121,7 @@ def _describe_kernels(hardware: Hardware) -> Machine:
 
 
 def remember_attention(hardware: Hardware, measured: MeasuredAttention) -> str:
-    """Store measured attention backends, instead of earlier ones of this shape; return the file, or nothing."""
+    """Store times of attention backends, replacing earlier ones of this shape; return the path, empty if disabled."""
     file = get_calibration_file()
     if file is None:
         return ""
@@ -158,7 +158,7 @@ def remember_run(paths: RunPaths) -> str:
         record = load_record(paths)
         reason = find_disturbance(record)
         if reason:
-            return f"speed and memory are not used to calibrate later plans: {reason}"
+            return f"speed and memory of this run are not used to calibrate later plans: {reason}"
         measured = measure_run(record)
         _add(file, Entry(machine=describe_machine(record.plan.hardware), seen=measured))
     except (OSError, LauncherError, ValueError) as error:
@@ -168,7 +168,7 @@ def remember_run(paths: RunPaths) -> str:
 
 
 def find_disturbance(record: RunRecord) -> str:
-    """Return why a run's measurements are not representative; empty if they are, even with random weights."""
+    """Return why a run's measurements are not representative, empty if they are; random weights are no reason."""
     plan, outcome, steps = record.plan, record.outcome, record.steps
     if outcome is None or outcome.status != "done":
         return "it is not finished"
@@ -203,12 +203,12 @@ def _find_implausible(measured: MeasuredRun) -> str:
         ("speed", measured.speed_ratio, _PLAUSIBLE_SPEED),
     ):
         if ratio is not None and not low <= ratio <= high:
-            return f"its {what} was {ratio:.2f} of the estimate, which is implausible"
+            return f"its {what} was {ratio:.2f} times the estimate, which is implausible"
     return ""
 
 
 def measure_run(record: RunRecord) -> MeasuredRun:
-    """Compute memory and speed of a run, with the estimates."""
+    """Return measured memory and speed of a run, together with their estimates."""
     plan, steps = record.plan, record.steps
     rates = [row.values[metrics.TOKENS_PER_SECOND] for row in steps[_WARMUP_STEPS:]]
     return MeasuredRun(
@@ -225,13 +225,13 @@ def measure_run(record: RunRecord) -> MeasuredRun:
 
 
 def _measured_bytes(record: RunRecord) -> int | None:
-    """Return the peak of the training steps, from the recorded prediction error; evaluations have another size."""
+    """Return the peak memory of the training steps, not of evaluations, from the logged error of its prediction."""
     error = record.steps[-1].get(metrics.PREDICTION_ERROR)
     return None if error is None else round(record.plan.memory.allocated_bytes / (1.0 + error))
 
 
 def _add(file: Path, entry: Entry) -> None:
-    """Add a run, keeping the last runs of each family."""
+    """Store a run; of its family, keep only the latest LAST_RUNS runs."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with locked(file):
         known = _read_or_move_aside(file)

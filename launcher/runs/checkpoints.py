@@ -74,7 +74,7 @@ class CheckpointManifest(Frozen):
     def _check_steps(self) -> CheckpointManifest:
         """Reject a manifest whose step, schedule steps, best step and number of steps contradict each other."""
         if not self.schedule_steps <= self.step <= self.num_steps or (self.best.step or 0) > self.step:
-            raise ValueError(f"step {self.step}, its schedule or best step do not match {self.num_steps} steps")
+            raise ValueError(f"step {self.step} contradicts the schedule, the best step or the {self.num_steps} steps")
         return self
 
 
@@ -106,7 +106,7 @@ def list_checkpoints(paths: RunPaths) -> list[Path]:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | Damaged:
-    """Read a checkpoint and verify the hash of every file."""
+    """Read a checkpoint and verify the hash of every file; return Damaged if it cannot be used."""
     file = folder / MANIFEST_FILE
     try:
         text = read_text(file)
@@ -125,7 +125,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | Damaged:
 
 
 def _find_unlisted(manifest: CheckpointManifest) -> str | None:
-    """Return which file without a hash is needed to resume; None if all have one."""
+    """Return a message if checkpoint.json does not list a file that resuming needs, else None."""
     needed = (RANDOM_FILE,) if manifest.sharded else (RANDOM_FILE, OPTIMIZER_FILE)
     missing = next((name for name in needed if name not in manifest.files), None)
     return None if missing is None else f"{MANIFEST_FILE} does not list {missing}"

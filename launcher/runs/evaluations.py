@@ -19,7 +19,7 @@ _FILE = re.compile(r"step-(\d{1,12})\.json")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """A judged set of answers."""
+    """Answers with their judgements, and the training step that they were generated at."""
 
     result: EvalResult
     step: int | None  # of the training; None: by `launcher eval`
@@ -38,13 +38,13 @@ class RunEvaluations:
 
     @property
     def adapter(self) -> Evaluation | None:
-        """The evaluation with the most answers; on a tie, the one made from the saved adapter."""
+        """The adapter's evaluation with the most answers, on a tie that by `launcher eval`; None if there is none."""
         evaluations = [evaluation for evaluation in (self.full_eval, self.trained) if evaluation is not None]
         return max(evaluations, key=lambda evaluation: len(evaluation.result.answers), default=None)
 
     @property
     def gain(self) -> tuple[str, PairedChange, tuple[str, ...]] | None:
-        """Main check, its change from base to trained model on common rows, and caveats; None without any."""
+        """Main check, its change from base to trained model on common rows, and caveats; None if not comparable."""
         for now in (self.trained, self.full_eval):
             if self.base is not None and now is not None:
                 with suppress(InputError):
@@ -94,12 +94,12 @@ def find_kept_step(record: RunRecord) -> int:
 
 
 def order_steps(steps: Sequence[int], kept: int) -> list[int]:
-    """Order steps by how well they represent the adapter: its own step, then the latest ones."""
+    """Sort steps: first `kept`, the step whose weights the adapter has, then the others from last to first."""
     return sorted(steps, key=lambda step: (step == kept, step), reverse=True)
 
 
 def _find_steps(record: RunRecord) -> Iterator[int]:
-    """Yield evaluated steps up to the current progress; later ones are from steps that a resume trains again."""
+    """Yield evaluated steps, except 0 and those after the last logged step, which a resumed run trains again."""
     last = max((row.step for row in record.rows), default=None)
     for step, _ in list_evaluations(record.paths):
         if step and (last is None or step <= last):
@@ -113,7 +113,7 @@ def list_evaluations(paths: RunPaths) -> list[tuple[int, Path]]:
 
 
 def _is_outdated(record: RunRecord, result: EvalResult) -> bool:
-    """Whether an evaluation is older than the end of the run: its weights no longer exist."""
+    """Whether an evaluation was made before the run ended, with weights that may have been trained further since."""
     ended = None if record.outcome is None else record.outcome.ended_at
     seconds = None if ended is None else seconds_between(ended, result.made_at)
     return seconds is not None and seconds < 0

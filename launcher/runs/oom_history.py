@@ -34,7 +34,7 @@ class OomHistory(Frozen):
 
 
 def make_key(plan: Plan) -> str | None:
-    """Return the key of plans whose memory estimates fail together; None without a GPU."""
+    """Return GPU, base, adapter, quantization and sequence length as one key of the history; None without a GPU."""
     gpu = plan.hardware.gpu
     if gpu is None:
         return None
@@ -51,7 +51,7 @@ def load_history() -> OomHistory:
 
 
 def find_failure(plan: Plan) -> Failure | None:
-    """Return the recorded out-of-memory failure of plans like this one with the smallest predicted memory."""
+    """Return the out-of-memory failure with the smallest predicted memory for this plan's key; None without any."""
     key = make_key(plan)
     return None if key is None else load_history().failures.get(key)
 

@@ -129,17 +129,17 @@ class RunRecord:
 
     @property
     def steps(self) -> tuple[StepMetrics, ...]:
-        """Rows of training steps."""
+        """The logged metrics of training steps."""
         return tuple(row for row in self.rows if TRAIN_LOSS in row.values)
 
     @property
     def evaluations(self) -> tuple[StepMetrics, ...]:
-        """Rows with a validation loss."""
+        """The logged metrics that have a validation loss."""
         return tuple(row for row in self.rows if EVAL_LOSS in row.values)
 
 
 def load_record(paths: RunPaths) -> RunRecord:
-    """Load what a run directory records."""
+    """Load the plan, the outcome and the metrics of a run directory."""
     return RunRecord(
         paths=paths,
         plan=load_plan(paths.plan),
@@ -163,14 +163,14 @@ def compute_median(rows: Iterable[StepMetrics], name: str) -> float | None:
 
 
 def get_global_batch(plan: Plan, outcome: Outcome | None) -> int:
-    """Return the sequences of a step: the planned global batch, or all of an epoch that has fewer."""
+    """Return the number of sequences per step: the planned global batch, but at most those of an epoch."""
     sequences = None if outcome is None else outcome.train_sequences
     planned = plan.batch.global_batch_size
     return planned if sequences is None else min(planned, sequences)
 
 
 def list_run_code(record: RunRecord) -> tuple[str, ...]:
-    """Return the code that commands execute for this run directory if the operator trusts it."""
+    """List the expert's judge code and the base's remote code, which commands run for this run directory if trusted."""
     remote = list_remote_code(record.plan.trust_remote_code, record.plan.base.name)
     try:
         return (*list_judge_code(load_manifest(record.paths.manifest).manifest), *remote)

@@ -55,9 +55,9 @@ class Tracking:
 
 
 def decide_tracking(planned: Mode | None, environment: Mapping[str, str], *, is_requested: bool = False) -> Tracking:
-    """Decide the mode: disabled takes precedence, then the environment, then the plan; else online with a key.
+    """Return the W&B mode: disabled if planned, else that of the environment, else as planned, else online with a key.
 
-    Without a key, files are written only if manifest, flags or environment have any W&B setting (`is_requested`).
+    Without a key: offline if manifest or flags (`is_requested`) or the environment have W&B settings, else disabled.
     """
     if planned == "disabled":
         return Tracking(mode="disabled", reason="as planned")
@@ -156,7 +156,7 @@ def name_median(metric: str) -> str:
 
 
 def make_summary(paths: RunPaths, outcome: Outcome) -> dict[str, object]:
-    """Return the outcome for a table of runs, with medians of speeds: those of the last step say little."""
+    """Return the outcome for W&B's table of runs, with median speeds, because those of the last step vary by chance."""
     summary = {
         "status": outcome.status,
         "exit_code": outcome.exit_code,

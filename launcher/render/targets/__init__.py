@@ -11,7 +11,7 @@ from launcher.render.targets import dstack, kubernetes, skypilot
 
 
 def render_job(plan: Plan, paths: RunPaths, options: JobOptions, files: Mapping[str, str]) -> dict[str, str]:
-    """Return the job file by name. `files` are the other files of the run directory."""
+    """Return the text of the job file by its name. `files` are the other files of the run directory, by name."""
     if options.target == "skypilot":
         return {paths.skypilot.name: skypilot.render_skypilot(plan, paths, options)}
     if options.target == "dstack":

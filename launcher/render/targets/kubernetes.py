@@ -96,7 +96,7 @@ def _make_job(plan: Plan, paths: RunPaths, options: JobOptions, name: str) -> li
 
 
 def _make_job_set_spec(job: Document, labels: Mapping[str, str] | None = None) -> Document:
-    """Return a JobSet that starts all nodes again after any failure: they find each other only at the start."""
+    """Return the spec of a JobSet that restarts all nodes if one fails: nodes can connect only at the start."""
     rules = [
         {
             "name": "preempted",

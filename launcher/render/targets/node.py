@@ -45,7 +45,7 @@ exec {command}"""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Platform:
-    """Where a platform tells a node its rank and the address of node 0, as shell expressions."""
+    """Shell expressions for a node's rank and node 0's address on a platform, and the folders of its files."""
 
     rank: str
     head: str
@@ -75,7 +75,7 @@ def render_script(
 
 
 def find_expert_mount(options: JobOptions) -> dict[str, str]:
-    """Return the folder on the nodes and the local one of an expert that the image does not have."""
+    """Return the local folder of an expert by its folder on the nodes; empty if the image contains the expert."""
     if not options.expert_folder:
         return {}
     return {posixpath.normpath(posixpath.join(PROJECT, options.expert_folder)): options.expert_folder}
@@ -116,7 +116,7 @@ def render_yaml(plan: Plan, documents: Sequence[Mapping[str, object]], command: 
 
 
 def _drop_none(value: object) -> object:
-    """Remove keys without a value, so that callers can list all keys; UNSET becomes null."""
+    """Remove keys whose value is None, so that callers can list all keys; replace UNSET by None, YAML's null."""
     if isinstance(value, Mapping):
         return {key: _drop_none(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):

@@ -43,7 +43,7 @@ class AdamW8bit(bitsandbytes.optim.AdamW8bit):  # type: ignore[misc]  # bitsandb
     full_precision: Sequence[nn.Parameter] = ()  # tensors whose state is not quantized
 
     def get_config(self, gindex: int, pindex: int, group: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings of one tensor."""
+        """Return bitsandbytes' settings for one tensor, with 32-bit state for tensors in `full_precision`."""
         config: dict[str, Any] = super().get_config(gindex, pindex, group)
         if any(group["params"][pindex] is weight for weight in self.full_precision):
             config["optim_bits"] = 32
@@ -92,7 +92,7 @@ def _get_grad(weight: Tensor) -> Tensor:
 
 
 def _concat_state(states: Sequence[dict[str, Any]], name: str) -> Tensor:
-    """Concatenate one kind of state. Each state becomes a view of the result, so the next call copies nothing."""
+    """Concatenate the states `name` of several tensors and make them views of the result; later calls copy nothing."""
     tensors: list[Tensor] = [state[name] for state in states]
     base = tensors[0]._base
     if base is not None and _are_views_of(tensors, base):
@@ -104,7 +104,7 @@ def _concat_state(states: Sequence[dict[str, Any]], name: str) -> Tensor:
 
 
 def _are_views_of(tensors: Sequence[Tensor], base: Tensor) -> bool:
-    """Return whether the tensors cover `base` in order. Tensors loaded from a checkpoint do not."""
+    """Return whether the tensors are consecutive views that cover all of `base`, as after a concatenation."""
     offset = 0
     for tensor in tensors:
         if tensor._base is not base or tensor.storage_offset() != offset:
@@ -114,7 +114,7 @@ def _are_views_of(tensors: Sequence[Tensor], base: Tensor) -> bool:
 
 
 def _batch_updates(pending: Sequence[_PendingUpdate], states: Any) -> Iterator[list[_PendingUpdate]]:
-    """Group updates of the same kind into batches of limited size; large or unaligned tensors are alone."""
+    """Yield batches of updates that one kernel call can run; each large or unaligned tensor is a batch of its own."""
     batches: dict[tuple[object, ...], list[_PendingUpdate]] = {}
     for update in pending:
         weight, state = update.weight, states[update.weight]
@@ -131,7 +131,7 @@ def _batch_updates(pending: Sequence[_PendingUpdate], states: Any) -> Iterator[l
 
 @contextmanager
 def _without_sync() -> Iterator[None]:
-    """Replace the synchronization in bitsandbytes' step by nothing."""
+    """Disable bitsandbytes' synchronization with the GPU after each update, within this context."""
     original = bnb_optimizer.sync_gpu
     bnb_optimizer.sync_gpu = lambda _tensor: None
     try:

@@ -1,8 +1,9 @@
-"""AdamW for full fine-tuning that fits: BF16 weights, 8-bit moments, moments in CPU memory, updates within backward.
+"""AdamW for full fine-tuning in little memory: BF16 weights, 8-bit moments, moments in CPU memory, updates in backward.
 
 Each tensor is updated in chunks, in FP32. BF16 weights are written back with stochastic rounding, without FP32 master
 weights. Moments are FP32 or, by the kernels of bitsandbytes, 8-bit; they can be kept in pinned CPU memory, from which
-each chunk is copied to the device and back ("paged" in the names of optimizers). A chunk needs temporary memory only.
+each chunk is copied to the device and back ("paged" in the names of optimizers). Only one chunk at a time needs
+temporary memory.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class ChunkedAdamW(Optimizer):
 
     @torch.no_grad()
     def update(self, weight: nn.Parameter, is_skipped: Tensor) -> None:
-        """Update one weight by its gradient, unless `is_skipped`, which stays on the device."""
+        """Update one weight by its gradient, unless `is_skipped` is true, a tensor that is not copied to the CPU."""
         assert weight.grad is not None
         state = self.state[weight] or self._create_state(weight)
         state["step"] += 1
@@ -126,7 +127,7 @@ class ChunkedAdamW(Optimizer):
         return state
 
     def _allocate(self, weight: nn.Parameter, dtype: torch.dtype) -> Tensor:
-        """Return a moment of zeros, in the memory where it belongs."""
+        """Return a moment of zeros: in pinned CPU memory if `on_host` and the weight is large, else on its device."""
         if self.on_host and weight.is_cuda and weight.numel() >= _MIN_ON_HOST:
             return _allocate_pinned(weight.numel() * dtype.itemsize).view(dtype)
         return torch.zeros(weight.numel(), dtype=dtype, device=weight.device)
@@ -165,7 +166,7 @@ def _slice_state(state: dict[str, Any], start: int) -> dict[str, Tensor]:
 
 @contextmanager
 def _changed(stored: dict[str, Tensor], device: torch.device, is_skipped: Tensor) -> Iterator[dict[str, Tensor]]:
-    """Yield copies on the device to update, which are stored afterwards unless the step is skipped."""
+    """Yield copies of `stored` on the device; after the context, write them back unless the step is skipped."""
     before = {name: tensor.to(device, non_blocking=True) for name, tensor in stored.items()}
     after = {name: tensor.clone() for name, tensor in before.items()}
     yield after
@@ -181,7 +182,7 @@ def _allocate_pinned(num_bytes: int) -> Tensor:
     if error := int(cudart.cudaHostRegister(tensor.data_ptr(), num_bytes, 0)):
         raise RunFailedError(
             f"{format_gib(num_bytes)} of CPU memory cannot be pinned for the optimizer's moments (CUDA error {error})",
-            hint="free CPU memory, or --set training.config.optim=adamw_bnb_8bit keeps them on the GPU",
+            hint="free CPU memory, or keep the moments on the GPU by --set training.config.optim=adamw_bnb_8bit",
         )
     weakref.finalize(memory, cudart.cudaHostUnregister, tensor.data_ptr()).atexit = False
     return tensor

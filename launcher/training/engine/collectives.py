@@ -30,7 +30,7 @@ def broadcast_object(accelerator: Accelerator, value: T) -> T:
 
 
 def broadcast_weights(parameters: list[nn.Parameter]) -> None:
-    """Copy rank 0's weights to all ranks, as DDP does, so that replicas start equal whatever each rank drew."""
+    """Copy rank 0's weights to all ranks, as DDP does, so that all replicas start with equal weights."""
     _apply_flat(dist.broadcast, [parameter.data for parameter in parameters], src=0)
 
 
@@ -43,7 +43,7 @@ def all_reduce_gradients(parameters: list[nn.Parameter]) -> None:
 
 
 def _apply_flat(collective: Callable[..., object], tensors: list[Tensor], **options: int) -> None:
-    """Run a collective on all tensors, as one flat tensor per dtype."""
+    """Run a collective once per dtype, on the concatenation of the tensors, and copy the results into them."""
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         group = [tensor for tensor in tensors if tensor.dtype == dtype]
         flat = torch.cat([tensor.flatten() for tensor in group])
@@ -53,9 +53,9 @@ def _apply_flat(collective: Callable[..., object], tensors: list[Tensor], **opti
 
 
 def seed_rank(seed: int, rank: int, step: int = 0) -> None:
-    """Seed torch's generators so that dropout differs between ranks, by the seed alone; rank 0 keeps its state.
+    """Seed torch's generators so that dropout differs between ranks but is reproducible; rank 0 keeps its state.
 
-    `step`: where a rank begins that did not exist before.
+    `step` is the step at which this rank joins: not 0 if a run is resumed on more ranks than before.
     """
     if rank:
         digest = hashlib.sha256(f"{seed}/{rank}/{step}".encode()).digest()

@@ -39,7 +39,7 @@ class Sizes:
     num_trained: int
 
     def covers(self, other: Sizes) -> bool:
-        """Whether a batch of the other sizes can be padded to these; the number of tokens must be equal."""
+        """Whether a batch of the sizes `other` can be padded to these sizes; the number of tokens must be equal."""
         fits = other.num_cu_seqlens <= self.num_cu_seqlens and other.num_trained <= self.num_trained
         return fits and other.num_tokens == self.num_tokens
 
@@ -99,9 +99,10 @@ class GraphedMicroSteps:
         return not self._gave_up
 
     def _release(self) -> None:
-        """Free the memory of the graph before the next one is captured, which needs as much.
+        """Free the memory of the current graph before the next one, which needs as much, is captured.
 
-        The last replay may still run. Before it unmaps memory, torch waits for the stream of the capture only.
+        Synchronizes first, because the last replay may still run: torch, before it unmaps memory, waits only for the
+        stream on which the graph was captured.
         """
         if self._captured is not None:
             torch.cuda.synchronize(self._captured.loss.device)
@@ -153,7 +154,7 @@ class GraphedMicroSteps:
         return _CapturedGraph(sizes=sizes, graph=graph, batch=buffers, num_trained=count, loss=loss)
 
     def _accumulate(self, batch: PackedBatch, num_trained: Tensor) -> Tensor:
-        """Add many small gradients in one kernel, because autograd would add them one by one."""
+        """Run a micro-step and add its gradients in one kernel if they are small; autograd adds them one by one."""
         totals = [self._grads[index] for index in range(len(self._parameters))]
         if sum(grad.nbytes for grad in totals) > _SMALL_BYTES:
             return self._micro_step(batch, num_trained)
@@ -177,7 +178,7 @@ def measure(batch: PackedBatch) -> Sizes:
 
 
 def grow(needed: Sizes, before: Sizes | None, chunk: int) -> Sizes:
-    """Return sizes that cover a batch and all before it, with headroom; at most every token is trained."""
+    """Return sizes that fit this batch and all earlier ones, with headroom for trained positions, up to all tokens."""
     least = max(int(_HEADROOM * needed.num_trained), 1, 0 if before is None else before.num_trained)
     num_cu_seqlens = max(needed.num_cu_seqlens, 0 if before is None else before.num_cu_seqlens)
     # Full chunks of the loss, so that a position's logits do not depend on the headroom.

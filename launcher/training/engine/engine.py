@@ -1,4 +1,4 @@
-"""Model, optimizer and LR schedule as accelerate prepared them: one micro-step, one update, for every strategy."""
+"""Micro-steps and updates with the model, optimizer and LR schedule that accelerate prepared, for every strategy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HalfUpdatedError(torch.OutOfMemoryError):
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """One interface for single process, DDP, FSDP2, HSDP and DeepSpeed ZeRO."""
+    """One interface to micro-steps and updates for single process, DDP, FSDP2, HSDP and DeepSpeed ZeRO."""
 
     accelerator: Accelerator
     module: PackedCausalLM  # as built
@@ -89,7 +89,7 @@ class Engine:
         return loss.detach()
 
     def _backward_and_update(self, loss: Tensor, optimizer: OptimizerInBackward) -> None:
-        """Run the backward pass, which updates the weights."""
+        """Run the backward pass, which updates the weights; raise HalfUpdatedError if it runs out of memory."""
         try:
             with optimizer.enabled(loss):
                 self.accelerator.backward(loss)
@@ -98,14 +98,14 @@ class Engine:
 
     @property
     def _backward_scale(self) -> float:
-        """Undo the averaging of gradients over ranks, and in DeepSpeed over micro-steps: a step needs their sum."""
+        """Factor for the loss that turns gradient averages over ranks, and in DeepSpeed over micro-steps, into sums."""
         if self.defer_gradient_sync:
             return 1.0
         return self.num_ranks * (self.num_micro_batches if self.is_deepspeed else 1)
 
     @contextmanager
     def _accumulate(self, is_last: bool) -> Iterator[None]:
-        """Synchronize gradients once per step, in the last micro-batch, unless only shards fit into memory."""
+        """Synchronize gradients in the last micro-batch only, or in each one if unsharded gradients do not fit."""
         if self.is_deepspeed:  # DeepSpeed updates within the backward pass that accelerate marks as the last
             self.accelerator.sync_gradients = is_last
             yield

@@ -52,7 +52,7 @@ def build_optimizer(plan: OptimizerPlan, model: nn.Module, trainable_dtype: Dtyp
 
 
 def needs_chunked_adamw(plan: OptimizerPlan, trainable_dtype: Dtype) -> bool:
-    """Whether weights are BF16, moments are in CPU memory, or updates run within the backward pass."""
+    """Whether ChunkedAdamW is needed: for BF16 weights, moments in CPU memory, or updates within the backward pass."""
     return trainable_dtype == "bf16" or plan.in_backward or plan.name == "paged_adamw_8bit"
 
 
@@ -101,7 +101,7 @@ def count_warmup_steps(plan: SchedulePlan, num_steps: int) -> int:
 
 
 def _scheduler_options(plan: SchedulePlan) -> dict[str, float | int]:
-    """Return the scheduler arguments; with restarts, transformers requires an integer number of cycles."""
+    """Return the arguments of the LR schedule; for cosine_with_restarts, transformers needs an integer `num_cycles`."""
     is_integer = plan.lr_scheduler == "cosine_with_restarts"
     return {
         key: int(value) if key == "num_cycles" and is_integer else value for key, value in plan.scheduler_kwargs.items()

@@ -42,7 +42,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """A split of the prepared data, with arrays of numbers per pack."""
+    """A split of the prepared data, with the numbers of tokens and documents and the cost of each pack."""
 
     file: PackFile
     num_trained: IntArray
@@ -101,7 +101,7 @@ class TrainingRun:
         return self.batches().count_micro_batches(step)
 
     def batches(self) -> MicroBatchDataset:
-        """Return the micro-batches of this rank, by index."""
+        """Return the dataset of this rank's micro-batches."""
         batch = self.plan.batch
         return MicroBatchDataset(
             file=self.train.file,
@@ -157,7 +157,7 @@ def build_model(plan: Plan, folders: tuple[Path, ...], device: torch.device) -> 
 
 
 def count_steps(schedule: SchedulePlan, steps_per_epoch: int) -> int:
-    """Return the number of steps for the real number of packs, which the plan could only estimate."""
+    """Return the number of steps of the training: `max_steps` if it is set, else that of all epochs, at least 1."""
     if schedule.max_steps is not None:
         return schedule.max_steps
     return max(1, ceil(steps_per_epoch * schedule.epochs - 1e-9))
@@ -200,7 +200,9 @@ def _build_in_backward(plan: Plan, optimizer: Optimizer) -> OptimizerInBackward 
     if not plan.optimizer.in_backward:
         return None
     if plan.strategy != "single" or plan.batch.gradient_accumulation_steps > 1 or plan.optimizer.max_grad_norm:
-        raise InputError("updates within the backward pass need one process, one micro-batch per step and no clipping")
+        raise InputError(
+            "optimizer.in_backward needs strategy single, gradient_accumulation_steps 1 and no max_grad_norm"
+        )
     assert isinstance(optimizer, ChunkedAdamW)
     return OptimizerInBackward(optimizer)
 

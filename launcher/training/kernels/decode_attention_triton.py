@@ -116,7 +116,10 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
 
 
 def decode_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sm_scale: float | None = None) -> Tensor:
-    """Return the output [batch, 1, heads, head_dim]; the mask is true for visible tokens, at least one per row."""
+    """Return the attention of one new token per row over its KV cache.
+
+    The result is [batch, 1, heads, head_dim]. `mask` is true for visible tokens; each row needs at least one.
+    """
     batch, num_heads, _, head_dim = q.shape
     num_kv_heads, length = k.shape[1:3]
     group = num_heads // num_kv_heads
@@ -162,13 +165,13 @@ def decode_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sm_scale: fl
 
 
 def _make_dense(tensor: Tensor) -> Tensor:
-    """Return keys or values with the strides that the kernel expects inside a row."""
+    """Return K or V, copied only if the keys or values of a row are not contiguous."""
     _, _, length, head_dim = tensor.shape
     return tensor if tensor.stride()[1:] == (length * head_dim, head_dim, 1) else tensor.contiguous()
 
 
 def _count_splits(num_rows: int, length: int, device: torch.device) -> int:
-    """Return into how many parts to split a row, for a few programs per multiprocessor."""
+    """Return the number of parts to split a row's KV cache into, so that each multiprocessor gets a few programs."""
     wanted = triton.cdiv(_PROGRAMS_PER_SM * _count_multiprocessors(device), num_rows)
     return max(1, min(wanted, _MAX_SPLITS, length // _MAX_BLOCK_N))
 

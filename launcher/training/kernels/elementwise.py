@@ -28,7 +28,7 @@ class Correction(NamedTuple):
 
 
 class QKNormRope(NamedTuple):
-    """Inputs of QK-norm and RoPE besides the projections, the same in the forward and the backward pass."""
+    """Arguments of QK-norm and RoPE that the forward and the backward pass share: all except the projections."""
 
     dora_scale: Tensor | None  # [qkv features], fp32; None: LoRA
     q_norm: Tensor | None  # RMSNorm weights [head_dim]; None: a model without QK-norm
@@ -39,17 +39,17 @@ class QKNormRope(NamedTuple):
 
     @property
     def norms(self) -> tuple[Tensor, Tensor] | None:
-        """Weights of the query and the key norm, if the model has them."""
+        """RMSNorm weights of queries and keys; None for a model without QK-norm."""
         return None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
 
     @property
     def saves_qkv(self) -> bool:
-        """Whether backward needs the projections. RoPE alone is inverted without its input."""
+        """Whether the projections are saved for backward. RoPE alone does not need them: its gradient is a rotation."""
         return self.dora_scale is not None or self.norms is not None
 
     @property
     def copies_values(self) -> bool:
-        """Whether values need a tensor instead of a view of the projections.
+        """Whether V is copied to a tensor of its own instead of being a view of the projections.
 
         DoRA scales them; and if the projections are not saved for backward, a view would keep all of them alive.
         """
@@ -59,9 +59,9 @@ class QKNormRope(NamedTuple):
 def qk_norm_rope(
     qkv: Tensor, rope: QKNormRope, num_heads: int, num_kv_heads: int, correction: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Split qkv [tokens, features] into heads [tokens, heads, head_dim]; normalize and rotate queries and keys.
+    """Split qkv [tokens, features] into heads [tokens, heads, head_dim]; apply QK-norm and RoPE to Q and K.
 
-    The value is None if a view of `qkv` serves (see QKNormRope.copies_values).
+    The returned V is None if a view of `qkv` can be used instead (see QKNormRope.copies_values).
     """
     num_tokens, head_dim = len(qkv), rope.cos.shape[1]
     query = qkv.new_empty(num_tokens, num_heads, head_dim)
@@ -164,9 +164,9 @@ def dropout(x: Tensor, out: Tensor, seed: DropoutSeed, remainder: Tensor | None 
 
 
 def dropout_backward(grad: Tensor, dropped_grad: Tensor, seed: DropoutSeed, *, splits: bool = False) -> None:
-    """Add the gradient that comes through dropout to `grad`, in place.
+    """Add the gradient that flows back through dropout to `grad`, which then is the complete gradient of x.
 
-    `grad` is the gradient of x or, with `splits`, that of the remainder x - dropout(x).
+    Before, `grad` is the gradient that bypasses dropout or, with `splits`, that of the remainder x - dropout(x).
     """
     if supports_triton(grad.device):
         from launcher.training.kernels import rmsnorm_dropout_triton
@@ -179,7 +179,7 @@ def dropout_backward(grad: Tensor, dropped_grad: Tensor, seed: DropoutSeed, *, s
 
 
 def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return the gradient of x. Uses plain torch under torch.compile, which fuses it with the addition that follows."""
+    """Return the gradient of RMSNorm's input x; under torch.compile in plain torch, to be fused with what follows."""
     if not torch.compiler.is_compiling() and supports_triton(x.device):
         from launcher.training.kernels import rmsnorm_dropout_triton
 
@@ -190,7 +190,7 @@ def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> Te
 
 
 def rms_norm_backward_torch(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return the gradient of x in plain torch; `grad` and `x` are fp32."""
+    """Return the gradient of RMSNorm's input x, in plain torch; `grad` and `x` are fp32."""
     inverse_rms = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     x_hat, grad = x * inverse_rms, grad * weight.float()
     return inverse_rms * (grad - x_hat * (grad * x_hat).mean(-1, keepdim=True))
@@ -213,7 +213,7 @@ def swiglu(
 
     With `is_gelu`: GELU(gate) * up, by the tanh approximation (GeGLU, as in Gemma).
 
-    A correction as wide as one of the two belongs to `up` (a gate_proj without an adapter needs none).
+    A correction that is only as wide as `up` is added to `up`; a gate_proj without an adapter needs none.
     """
     if supports_triton(out.device):
         from launcher.training.kernels import rope_swiglu_triton
@@ -289,9 +289,9 @@ def get_grad_dtype(dtype: torch.dtype) -> torch.dtype:
 def split_lora_grads(
     a_grads: Tensor, b_grads: Tensor, out_features: list[int], scale: float, rank: int
 ) -> tuple[Tensor, Tensor]:
-    """Extract dA [matrices * rank, in] and dB [out, rank] of each matrix from the gradients of a fused weight.
+    """Return the stacked dA [matrices * rank, in] and dB [out, rank] of the matrices of a fused weight.
 
-    `b_grads` [out, ranks] has the blocks of dB / scale on its diagonal; the other blocks belong to no parameter.
+    The diagonal blocks of `b_grads` [out, ranks] are dB / scale of one matrix each; the other blocks are ignored.
     """
     num_ranks, dtype = rank * len(out_features), get_grad_dtype(a_grads.dtype)
     lora_a_grad = a_grads.new_empty(num_ranks, a_grads.shape[1], dtype=dtype)
@@ -308,7 +308,7 @@ def split_lora_grads(
 
 
 def _scale_and_correct(states: Tensor, dora_scale: Tensor | None, correction: Tensor | None = None) -> Tensor:
-    """Return states * dora_scale + correction in fp32; a narrower correction belongs to the last columns."""
+    """Return states * dora_scale + correction in fp32; a narrower correction is added to the last columns only."""
     result = states.float() if dora_scale is None else states.float() * dora_scale
     if correction is not None:
         width = correction.shape[1]

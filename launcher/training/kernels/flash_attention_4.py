@@ -1,7 +1,8 @@
 """FlashAttention 4 (the package flash-attn-4) as a custom op that torch.compile does not trace into.
 
-It is written for Hopper and Blackwell, where torch's own FlashAttention is two generations old. We call its kernels
-below the public function, whose autograd.Function torch.compile cannot trace. A version without them is an ImportError.
+It is written for Hopper and Blackwell, where torch's own FlashAttention is two generations old. We call its internal
+forward and backward functions, because torch.compile cannot trace the autograd.Function of the public one. Importing
+this module raises ImportError if flash-attn-4 is missing or does not have them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ except ImportError as error:
 
 @contextmanager
 def _unsupported_as_not_implemented() -> Iterator[None]:
-    """Turn AssertionErrors into NotImplementedErrors: the package reports unsupported arguments by assertions."""
+    """Raise NotImplementedError instead of AssertionError, by which flash-attn-4 reports unsupported arguments."""
     try:
         yield
     except AssertionError as error:

@@ -36,38 +36,38 @@ class Fp8Weights(NamedTuple):
 
     @property
     def in_features(self) -> int:
-        """Number of input features, which all matrices share."""
+        """Number of input features, which is the same for all fused matrices."""
         return self.codes.shape[1]
 
     @property
     def ranks(self) -> int:
-        """Total LoRA rank of all matrices."""
+        """Sum of the LoRA ranks of the fused matrices."""
         return len(self.lora_A)
 
     @property
     def out_features(self) -> int:
-        """Number of output features of all matrices together."""
+        """Sum of the output features of the fused matrices."""
         return len(self.codes)
 
     def project(self, x_ext: Tensor, start: int = 0, out: Tensor | None = None) -> Tensor:
-        """Return x_ext [W, s B]^T for the outputs from `start`."""
+        """Return x W^T + x_lora (s B)^T for the outputs from `start` on, given x_ext = [x, x_lora]."""
         x, x_lora = x_ext[:, : self.in_features], x_ext[:, self.in_features :]
         y = fp8_linear(x, self.codes[start:], self.scales[start:], x_lora, self.scaled_B[start:])
         return y if out is None else out.copy_(y)
 
     def project_base(self, x: Tensor, start: int, stop: int, out: Tensor | None = None) -> Tensor:
-        """Return x W^T for some of the outputs."""
+        """Return x W^T, without LoRA's term, for the outputs from `start` to `stop`."""
         y = fp8_linear(x, self.codes[start:stop], self.scales[start:stop], None, None)
         return y if out is None else out.copy_(y)
 
     def input_grad(self, grad_ext: Tensor, start: int = 0) -> Tensor:
-        """Return grad_ext [W; A], where grad_ext has the outputs from `start`."""
+        """Return dx = dy W + dy_lora A, given grad_ext = [dy, dy_lora], whose dy has the outputs from `start` on."""
         num_outputs = self.out_features - start
         grad, grad_lora = grad_ext[:, :num_outputs], grad_ext[:, num_outputs:]
         return fp8_input_grad(grad, self.codes[start:], self.scales[start:], grad_lora, self.lora_A)
 
     def base_input_grad(self, grad: Tensor, start: int, stop: int) -> Tensor:
-        """Return grad W for some of the outputs."""
+        """Return dy W, without LoRA's term, for the outputs from `start` to `stop`."""
         return fp8_input_grad(grad, self.codes[start:stop], self.scales[start:stop], None, None)
 
 
@@ -79,7 +79,7 @@ class Fp8Rows(NamedTuple):
 
 
 class LoraTerm(NamedTuple):
-    """What LoRA adds to a matmul: left [tokens, ranks] times right, [ranks, features] or transposed."""
+    """LoRA's part of a matmul: left [tokens, ranks] @ right, where right is [ranks, features] or transposed."""
 
     left: Tensor
     right: Tensor
@@ -87,7 +87,7 @@ class LoraTerm(NamedTuple):
 
 
 def is_storable(in_features: int, out_features: int) -> bool:
-    """Return whether a matrix of this size can be stored in FP8."""
+    """Return whether a matrix can be stored in FP8: both sizes must be multiples of 16."""
     return in_features % _ALIGNED == 0 and out_features % _ALIGNED == 0
 
 
@@ -123,7 +123,7 @@ def swiglu(gate_up: Tensor, dora_scale: Tensor | None, *, is_gelu: bool) -> Fp8R
 
 
 def swiglu_backward(grad: Tensor, gate_up: Tensor, column_scales: Tensor, *, is_gelu: bool) -> Fp8Rows:
-    """Return d(gate_up) * column_scales in FP8, for LoRA; overwrites `grad` with the recomputed forward output."""
+    """Return d(gate_up) * column_scales in FP8, without DoRA; overwrite `grad` with the recomputed forward output."""
     if supports_triton(grad.device):
         from launcher.training.kernels import fp8_triton
 
@@ -136,7 +136,7 @@ def swiglu_backward(grad: Tensor, gate_up: Tensor, column_scales: Tensor, *, is_
 def qk_norm_rope_backward(
     grads: tuple[Tensor, Tensor, Tensor], qkv: Tensor, rope: elementwise.QKNormRope, column_scales: Tensor
 ) -> Fp8Rows:
-    """Return d(qkv) * column_scales in FP8, given dQ, dK and dV; for LoRA."""
+    """Return d(qkv) * column_scales in FP8, without DoRA, given dQ, dK and dV."""
     if supports_triton(qkv.device):
         from launcher.training.kernels import fp8_triton
 
@@ -223,7 +223,7 @@ def _dequantize(rows: Fp8Rows) -> Tensor:
 
 @torch.library.custom_op("launcher::fp8_linear", mutates_args=())
 def fp8_linear(x: Tensor, codes: Tensor, scales: Tensor, x_lora: Tensor | None, scaled_B: Tensor | None) -> Tensor:
-    """Return x W^T + x_lora (s B)^T."""
+    """Return x W^T + x_lora (s B)^T for W in FP8; rounds x to FP8."""
     lora = None if x_lora is None or scaled_B is None else LoraTerm(x_lora, scaled_B, is_transposed=True)
     return matmul(quantize_rows(x), codes, scales, x.dtype, lora)
 
@@ -237,7 +237,7 @@ def _(x: Tensor, codes: Tensor, *_rest: Any) -> Tensor:
 def fp8_input_grad(
     grad: Tensor, codes: Tensor, scales: Tensor, grad_lora: Tensor | None, lora_A: Tensor | None
 ) -> Tensor:
-    """Return dx = dy W + dy_lora A."""
+    """Return dx = dy W + dy_lora A for W in FP8; rounds dy to FP8."""
     lora = None if grad_lora is None or lora_A is None else LoraTerm(grad_lora, lora_A, is_transposed=False)
     return matmul(quantize_rows(grad, scales), transpose(codes), None, grad.dtype, lora)
 
@@ -249,7 +249,7 @@ def _(grad: Tensor, codes: Tensor, *_rest: Any) -> Tensor:
 
 @torch.library.custom_op("launcher::dequantize_fp8", mutates_args=())
 def dequantize_fp8(codes: Tensor, scales: Tensor, scaled_B: Tensor, lora_A: Tensor, _after: Tensor | None) -> Tensor:
-    """Return the dense fused weight [[W, s B], [A, 0]]; `_after` as in nf4.dequantize."""
+    """Return the dense fused weight [[W, s B], [A, 0]], with W converted from FP8; for `_after` see nf4.dequantize."""
     (out_features, ranks), in_features = scaled_B.shape, lora_A.shape[1]
     weight = scaled_B.new_zeros(out_features + ranks, in_features + ranks)
     weight[:out_features, :in_features] = codes.float() * scales[:, None]

@@ -1,4 +1,4 @@
-"""Triton kernels for the matmuls of an FP8 base: the base's own with LoRA's term, and those with A and B.
+"""Triton kernels for the matmuls of FP8 rows with the FP8 base weight (LoRA's term included) and with LoRA's A and B.
 
 The base's matmul is for compute capability 9.0: it is persistent, loads tiles with the tensor memory accelerator, and
 reaches the speed of torch's `_scaled_mm` with LoRA's term included. The others run wherever FP8 exists.
@@ -32,10 +32,11 @@ def _matmul_kernel(  # type: ignore[no-untyped-def]
     rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, group: tl.constexpr, has_lora: tl.constexpr,
     has_scales: tl.constexpr, is_transposed: tl.constexpr,
 ):  # fmt: skip
-    """Each program computes every num_programs-th tile of y; all matrices are tensor descriptors.
+    """Compute y, of which each program takes every num_programs-th tile; all matrices are tensor descriptors.
 
-    LoRA's tiles are loaded after the inner loop. Loaded by pointers before it, Triton 3.6 takes those of another tile
-    if y has scales; by pointers after it, the kernel is 10 to 20 % slower.
+    LoRA's tiles are loaded through descriptors after the inner loop. If they were loaded through pointers before the
+    loop, Triton 3.6 would read those of another tile if y has scales; through pointers after the loop, the kernel would
+    be 10 to 20 % slower.
     """
     num_row_tiles, num_column_tiles = tl.cdiv(num_tokens, rows), tl.cdiv(num_outputs, columns)
     per_group = group * num_column_tiles
@@ -66,7 +67,7 @@ def _project_rows_kernel(  # type: ignore[no-untyped-def]
     codes, row_scales, right, column_scales, out, num_tokens, width, ranks, in_stride, rank_stride, inputs_per_program,
     tokens: tl.constexpr, inputs: tl.constexpr, tile_ranks: tl.constexpr, divides: tl.constexpr,
 ):  # fmt: skip
-    """Write rows @ right to `out`; `divides`: right / column_scales instead. Programs of axis 2 write partial sums."""
+    """Write rows @ right, or with `divides` rows @ (right / column_scales); programs of axis 2 write partial sums."""
     token_ids = tl.program_id(0) * tokens + tl.arange(0, tokens)
     rank_ids = tl.program_id(1) * tile_ranks + tl.arange(0, tile_ranks)
     inside_tokens, inside_ranks = token_ids < num_tokens, rank_ids < ranks
@@ -147,7 +148,7 @@ def _transpose_kernel(source, target, num_rows, num_columns, tile: tl.constexpr)
 def matmul(
     x: Tensor, x_scales: Tensor, weight: Tensor, w_scales: Tensor | None, dtype: torch.dtype, lora: LoraTerm | None
 ) -> Tensor:
-    """Return x weight^T with both scales, plus LoRA's term."""
+    """Return (x weight^T) * x_scales * w_scales + LoRA's term in `dtype`; x and weight are FP8 codes."""
     ranks = 0 if lora is None else lora.left.shape[1]
     if lora is not None and (ranks > _MAX_RANKS or not (_is_aligned(lora.left) and _is_aligned(lora.right))):
         # Its tiles would not fit into shared memory, or tensor descriptors cannot load them.

@@ -24,7 +24,7 @@ def _quantize_rows_kernel(  # type: ignore[no-untyped-def]
     x, factors, codes, scales, width, x_stride, eps, block: tl.constexpr, has_norm: tl.constexpr,
     has_factors: tl.constexpr,
 ):  # fmt: skip
-    """Rounds x * factors, with `has_norm` x / rms(x) * factors."""
+    """Round x * factors or, with `has_norm`, x / rms(x) * factors to FP8."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, block)
     mask = columns < width
@@ -62,7 +62,7 @@ def _swiglu_kernel(  # type: ignore[no-untyped-def]
 def _swiglu_backward_kernel(  # type: ignore[no-untyped-def]
     grad, gate_up, factors, codes, scales, width, stride, block: tl.constexpr, is_gelu: tl.constexpr
 ):
-    """Rounds d(gate_up) * factors; overwrites the gradient with the forward output."""
+    """Round d(gate_up) * factors to FP8; overwrite `grad` with the recomputed forward output."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, block)
     mask = columns < width
@@ -99,7 +99,7 @@ def _qk_norm_rope_backward_kernel(  # type: ignore[no-untyped-def]
     num_heads: tl.constexpr, num_kv_heads: tl.constexpr, size: tl.constexpr, padded_heads: tl.constexpr,
     has_norm: tl.constexpr,
 ):  # fmt: skip
-    """Rounds d(qkv) * factors of one token: inverse rotation, then RMSNorm backward."""
+    """Compute d(qkv) of one token (inverse rotation, RMSNorm backward) and round d(qkv) * factors to FP8."""
     half: tl.constexpr = size // 2
     total: tl.constexpr = num_heads + 2 * num_kv_heads
     token = tl.program_id(0).to(tl.int64)
@@ -147,7 +147,7 @@ def _new_rows(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def quantize_rows(x: Tensor, factors: Tensor | None, eps: float | None = None) -> tuple[Tensor, Tensor]:
-    """Return codes and scales of x * factors; with `eps`, of RMSNorm(x) with these weights."""
+    """Return FP8 codes and scales of x * factors or, with `eps`, of RMSNorm(x) with `factors` as its weights."""
     codes, scales = _new_rows(x, x.shape[1])
     _quantize_rows_kernel[(len(x),)](
         x,

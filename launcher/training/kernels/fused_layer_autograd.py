@@ -32,7 +32,7 @@ class LoraBlockShape(NamedTuple):
     rank: int
 
     def list_lora_grads(self, a_grad: Tensor, b_grad: Tensor) -> list[Tensor]:
-        """Split stacked gradients into those of every A, then every B, of the adapted matrices."""
+        """Split stacked gradients into one per adapted matrix; return those of every A, then those of every B."""
         a_grads, b_grads = a_grad.split(self.rank), b_grad.split(list(self.out_features))
         return [*(a_grads[index] for index in self.adapted), *(b_grads[index] for index in self.adapted)]
 
@@ -70,7 +70,7 @@ class FusedQKV(torch.autograd.Function):
         bias: Tensor | None,
         *lora_parameters: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the op; values may be a view of the saved projections."""
+        """Run the op and save what backward needs; the returned V may be a view of the saved projections."""
         weight = prepare_weight(stored)
         query, key, value, x, x_scales, x_lora, projected, correction = qkv(
             residual, norm_weight, weight, dora_scale, *qk_norms, *cos_sin, eps, *dropout, *num_heads, bias
@@ -106,7 +106,7 @@ class FusedQKV(torch.autograd.Function):
 
 
 class FusedMLP(torch.autograd.Function):
-    """Map the residual stream to the MLP's output, and the correction to add after DoRA's scaling (may be empty).
+    """Map the residual stream to the MLP's output and its dropout correction (empty except for DoRA with dropout).
 
     Computes RMSNorm, gate_proj and up_proj, SwiGLU (or GeGLU) and down_proj.
     """
@@ -161,7 +161,7 @@ class FusedMLP(torch.autograd.Function):
 
 
 class FusedOutProj(torch.autograd.Function):
-    """Apply o_proj with LoRA dropout to the attention output [tokens, in]; return the output and its correction."""
+    """Apply o_proj with LoRA dropout to the attention output [tokens, in]; also return DoRA's dropout correction."""
 
     @staticmethod
     def forward(

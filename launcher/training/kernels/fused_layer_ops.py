@@ -49,7 +49,7 @@ def _allocate_correction_grad(correction: Tensor) -> Correction | None:
 
 
 def _empty_lora_grads(like: Tensor, out_features: list[int], rank: int, in_features: int) -> tuple[Tensor, Tensor]:
-    """Return tensors of the shapes that split_lora_grads returns."""
+    """Return uninitialized tensors with the shapes and the dtype of split_lora_grads' results."""
     dtype = get_grad_dtype(like.dtype)
     a_grad = like.new_empty(rank * len(out_features), in_features, dtype=dtype)
     return a_grad, like.new_empty(sum(out_features), rank, dtype=dtype)
@@ -60,7 +60,7 @@ def _empty_if(is_empty: bool, tensor: Tensor) -> Tensor:
 
 
 def _empty_saved_input(weight: FusedWeight, num_tokens: int, seeds: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tensors of the shapes that a projection saves of its input: see Projection."""
+    """Return uninitialized tensors with the shapes of a Projection's `x`, `x_scales` and `x_lora`."""
     like = weight.scaled_B
     if isinstance(weight, Fp8Weights) and seeds is None:
         codes = like.new_empty(num_tokens, weight.in_features, dtype=fp8.DTYPE)
@@ -74,10 +74,10 @@ def qkv(
     k_norm: Tensor | None, cos: Tensor, sin: Tensor, eps: float, seeds: Tensor | None, dropout_rate: float,
     num_heads: int, num_kv_heads: int, bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return query, key, value for attention; and x, the projections and the correction, saved for backward.
+    """Return Q, K and V, and what backward needs: the normed input x, the projections and their dropout correction.
 
-    x is three tensors, see Projection. `bias` is the frozen bias of the projections, for LoRA only: DoRA would have to
-    add it after its scaling.
+    x is returned as three tensors: `x`, `x_scales` and `x_lora` of Projection. `bias` is the frozen bias of the
+    projections; it is supported with LoRA only, because DoRA would have to add it after its scaling.
     """
     rope = QKNormRope(dora_scale, q_norm, k_norm, cos, sin, eps)
     splits = seeds is not None and dora_scale is not None
@@ -172,9 +172,10 @@ def mlp(
     dora_scale: Tensor | None, seeds: Tensor | None, dropout_rate: float, eps: float, gate_is_plain: bool,
     is_gelu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the output and its correction; and x, gate_up, its correction and down_proj's x_lora for backward.
+    """Return the MLP's output and its correction, and what backward needs: x, gate_up, its correction, hidden_lora.
 
-    x is three tensors, see Projection.
+    Corrections are empty except for DoRA with dropout. The normed input x is returned as three tensors: `x`, `x_scales`
+    and `x_lora` of Projection. hidden_lora is down_proj's x_lora.
     """
     splits = seeds is not None and dora_scale is not None
     gate_up_fused = view_weight(gate_up_weight, in_features=residual.shape[1])
@@ -282,7 +283,7 @@ def _(
 def out_proj(
     x: Tensor, weight: list[Tensor], seeds: Tensor, dropout_rate: float, splits: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return o_proj(x) with LoRA dropout, its correction, and x_lora, saved for backward."""
+    """Return o_proj(x) with LoRA dropout, its correction (empty without DoRA), and x_lora, which backward needs."""
     fused, side = view_weight(weight, in_features=x.shape[1]), torch.empty_like(x)
     seed = DropoutSeed(seeds, dropout_rate)
     if splits:

@@ -31,9 +31,10 @@ def _copy_lora_kernel(table, scales, source_type: tl.constexpr, target_type: tl.
 
 
 class LoraCopy:
-    """Copy hundreds of small matrices into the fused weights in one launch.
+    """Copies all LoRA matrices into the fused weights in one kernel launch.
 
-    Takes (source, target, scale) triples. Holds the addresses of the tensors, which must not change.
+    Takes (source, target, scale) triples and writes target = source * scale. It stores the addresses of the tensors, so
+    they must not be reallocated.
     """
 
     def __init__(self, copies: list[tuple[Tensor, Tensor, float]]) -> None:
@@ -62,7 +63,7 @@ def _split_lora_grads_kernel(  # type: ignore[no-untyped-def]
     a_grads, b_grads, lora_a_grad, lora_b_grad, a_numel, b_numel, first_end, second_end, ranks, scale,
     rank: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """The first programs copy the gradients of A; the others take each row's diagonal block of the gradients of B."""
+    """Copy the gradients of A in the first programs, and each row's diagonal block of those of B in the others."""
     num_copying = tl.cdiv(a_numel, block)
     program = tl.program_id(0)
     if program < num_copying:
@@ -82,7 +83,7 @@ def _split_lora_grads_kernel(  # type: ignore[no-untyped-def]
 def split_lora_grads(
     a_grads: Tensor, b_grads: Tensor, out_features: list[int], scale: float, lora_a_grad: Tensor, lora_b_grad: Tensor
 ) -> None:
-    """Write dA and dB of up to three matrices into the last two arguments; see elementwise.split_lora_grads."""
+    """Write dA and dB of up to three matrices to `lora_a_grad` and `lora_b_grad`; see elementwise.split_lora_grads."""
     a_grads, b_grads = a_grads.contiguous(), b_grads.contiguous()
     a_numel, b_numel = lora_a_grad.numel(), lora_b_grad.numel()
     _split_lora_grads_kernel[(triton.cdiv(a_numel, _BLOCK) + triton.cdiv(b_numel, _BLOCK),)](

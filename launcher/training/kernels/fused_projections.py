@@ -29,19 +29,19 @@ from launcher.training.kernels.seeded_dropout import DropoutSeed
 
 @dataclass(frozen=True, slots=True)
 class DenseWeight:
-    """Views of a dense fused weight of shape [out + ranks, in + ranks]."""
+    """A dense fused weight [[W, s B], [A, 0]] of shape [out + ranks, in + ranks], with views of its parts."""
 
     full: Tensor
     in_features: int
 
     @property
     def ranks(self) -> int:
-        """Total LoRA rank of all matrices."""
+        """Sum of the LoRA ranks of the fused matrices."""
         return self.full.shape[1] - self.in_features
 
     @property
     def out_features(self) -> int:
-        """Number of output features of all matrices together."""
+        """Sum of the output features of the fused matrices."""
         return len(self.full) - self.ranks
 
     @property
@@ -51,23 +51,23 @@ class DenseWeight:
 
     @property
     def lora_A(self) -> Tensor:
-        """A [ranks, in]."""
+        """LoRA's A of all fused matrices, stacked: [ranks, in]."""
         return self.full[self.out_features :, : self.in_features]
 
     def project(self, x_ext: Tensor, start: int = 0, out: Tensor | None = None) -> Tensor:
-        """Return x_ext [W, s B]^T for the outputs from `start`."""
+        """Return x W^T + x_lora (s B)^T for the outputs from `start` on, given x_ext = [x, x_lora]."""
         return torch.mm(x_ext, self.full[start : self.out_features].t(), out=out)
 
     def project_base(self, x: Tensor, start: int, stop: int, out: Tensor | None = None) -> Tensor:
-        """Return x W^T for some of the outputs."""
+        """Return x W^T, without LoRA's term, for the outputs from `start` to `stop`."""
         return torch.mm(x, self.full[start:stop, : self.in_features].t(), out=out)
 
     def input_grad(self, grad_ext: Tensor, start: int = 0) -> Tensor:
-        """Return grad_ext [W; A], where grad_ext has the outputs from `start`."""
+        """Return dx = dy W + dy_lora A, given grad_ext = [dy, dy_lora], whose dy has the outputs from `start` on."""
         return grad_ext @ self.full[start:, : self.in_features]
 
     def base_input_grad(self, grad: Tensor, start: int, stop: int) -> Tensor:
-        """Return grad W for some of the outputs."""
+        """Return dy W, without LoRA's term, for the outputs from `start` to `stop`."""
         return grad @ self.full[start:stop, : self.in_features]
 
 
@@ -77,9 +77,9 @@ FusedWeight = DenseWeight | Fp8Weights
 def view_weight(
     stored: Sequence[Tensor], *, in_features: int | None = None, out_features: int | None = None
 ) -> FusedWeight:
-    """Return a fused weight from the tensors that an op gets: one dense tensor, or those of Fp8Weights.
+    """Return the fused weight that an op received as a list: one dense tensor, or the tensors of Fp8Weights.
 
-    For a dense tensor, one of the two sizes must be known.
+    For a dense tensor, `in_features` or `out_features` must be given.
     """
     if len(stored) > 1:
         return Fp8Weights(*stored)
@@ -103,9 +103,10 @@ def norm_and_project(
     residual: Tensor, norm_weight: Tensor, eps: float, weight: FusedWeight, seed: DropoutSeed | None, splits: bool,
     num_plain: int = 0,
 ) -> Projection:  # fmt: skip
-    """Project x = RMSNorm(residual).
+    """Multiply x = RMSNorm(residual) by a fused weight, with LoRA dropout if `seed` is given.
 
-    The first `num_plain` rows of W have no adapter: with `splits` they multiply x itself and need no correction.
+    With `splits` (DoRA and dropout), the first `num_plain` rows of W, which have no adapter, are multiplied by x itself
+    instead of dropout(x) and need no correction.
     """
     num_tokens, in_features = residual.shape
     # One tensor each, because results of an op must not alias.
@@ -186,7 +187,7 @@ def _project_backward_split(
     grad_ext: Tensor, x_ext: Tensor, weight: FusedWeight, seed: DropoutSeed, correction_grad: Tensor,
     needs_input_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Handle DoRA with dropout: one matmul for dropout(x), one for x - dropout(x), one for rows without an adapter."""
+    """Return dx, dA and dB for DoRA with dropout; dx sums those of dropout(x), x - dropout(x) and unadapted rows."""
     in_features, out_features = weight.in_features, weight.out_features
     num_plain = out_features - correction_grad.shape[1]
     grad_output, grad_lora = grad_ext[:, num_plain:out_features], grad_ext[:, out_features:]
@@ -206,7 +207,7 @@ def _project_backward_split(
 def single_input_grad(
     grad_output: Tensor, correction_grad: Tensor, weight: FusedWeight, seed: DropoutSeed | None
 ) -> tuple[Tensor, Tensor]:
-    """Return dx and dy (s B) of a single projection (down_proj or o_proj)."""
+    """Return dx and dy (s B) of a projection that shares its input with no other (down_proj or o_proj)."""
     out_features = weight.out_features
     if isinstance(weight, Fp8Weights) and seed is None:
         grad_lora = grad_output @ weight.scaled_B

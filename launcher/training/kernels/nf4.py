@@ -20,7 +20,7 @@ GROUP_SIZE, OUTER_GROUP_SIZE = 64, 256  # weights per scale, and scales per scal
 
 
 class Nf4Weights(NamedTuple):
-    """A fused weight [[W, s B], [A, 0]] whose W is stored in NF4, in the order of `dequantize`'s arguments."""
+    """A fused weight [[W, s B], [A, 0]] whose W is stored in NF4; fields are ordered as `dequantize`'s arguments."""
 
     codes: Tensor  # uint8, two weights each
     levels: Tensor  # [16], fp32
@@ -48,10 +48,10 @@ def dequantize(
     lora_A: Tensor,
     _after: Tensor | None,
 ) -> Tensor:
-    """Return the dense fused weight [[W, s B], [A, 0]].
+    """Return the dense fused weight [[W, s B], [A, 0]], with W dequantized from NF4.
 
-    `_after` is a gradient in the backward pass: this dependency keeps the compiler from reusing, and so saving, the
-    weight of the forward pass.
+    `_after` is not read. In the backward pass it is a gradient: this dependency keeps torch.compile from reusing the
+    weight of the forward pass, which would have to stay in memory until then.
     """
     out_features, ranks = scaled_B.shape
     in_features = lora_A.shape[1] - ranks
@@ -80,14 +80,14 @@ def _(*arguments: Any) -> Tensor:
 
 
 def materialize(stored: StoredWeights, after: Tensor | None = None) -> Tensor:
-    """Return the dense fused weight; in a backward pass, `after` is a gradient (see `dequantize`)."""
+    """Return the fused weight as a dense tensor, dequantized if necessary; for `after` see `dequantize`."""
     if len(stored) == 1:
         return stored[0]
     return dequantize_fp8(*stored, after) if is_fp8(stored) else dequantize(*stored, after)
 
 
 def prepare_weight(stored: StoredWeights, after: Tensor | None = None) -> list[Tensor]:
-    """Return a fused weight as matmuls take it (fused_projections.view_weight): dense, or in FP8 as stored."""
+    """Return the tensors of a fused weight for fused_projections.view_weight: FP8 as stored, NF4 dequantized."""
     return list(stored) if is_fp8(stored) else [materialize(stored, after)]
 
 
@@ -97,12 +97,12 @@ def is_fp8(stored: StoredWeights) -> bool:
 
 
 def is_lora_4bit(module: Any) -> bool:
-    """Return whether this is PEFT's LoRA layer around a 4-bit layer of bitsandbytes, which may not be installed."""
+    """Return whether a module is PEFT's LoRA layer around a 4-bit layer of bitsandbytes, without importing either."""
     return type(module).__module__ == "peft.tuners.lora.bnb" and type(module).__name__ == "Linear4bit"
 
 
 def is_fusable_4bit(base: Any, dtype: torch.dtype) -> bool:
-    """Return whether a layer has NF4 weights with double quantization, and full groups, so that it can be fused."""
+    """Return whether a 4-bit layer can be fused: it needs double quantization, this dtype and only complete groups."""
     if type(base).__name__ != "Linear4bit":
         return False
     weight, state = base.weight, getattr(base.weight, "quant_state", None)

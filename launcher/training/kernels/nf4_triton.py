@@ -17,7 +17,7 @@ def _dequantize_kernel(  # type: ignore[no-untyped-def]
     a_numel, out_features, in_features_div_8, ranks_div_8, group: tl.constexpr, outer_group: tl.constexpr,
     groups: tl.constexpr,
 ):  # fmt: skip
-    """The first programs dequantize W, the next copy s B to its right, the last copy A below."""
+    """Build [[W, s B], [A, 0]]: the first programs dequantize W, the next ones copy s B, the last ones copy A."""
     size: tl.constexpr = groups * group
     num_dequantizing, num_copying_b = tl.cdiv(num_groups, groups), tl.cdiv(b_numel, size)
     program = tl.program_id(0)

@@ -18,7 +18,7 @@ _WARPS = 4
 
 @triton.jit
 def _dropout_factors(indices, seed, threshold, factor):  # type: ignore[no-untyped-def]
-    """The same hash as in seeded_dropout.py: 0 for dropped elements, `factor` for the others."""
+    """Return 0 for dropped elements and `factor` for the others, by the same hash as in seeded_dropout.py."""
     bits = (indices.to(tl.uint32) * 0x9E3779B1) ^ seed.to(tl.uint32)
     bits = (bits ^ (bits >> 16)) * 0x85EBCA6B
     bits = (bits ^ (bits >> 13)) * 0xC2B2AE35
@@ -107,7 +107,7 @@ def _dropout_backward_kernel(  # type: ignore[no-untyped-def]
     grad, dropped_grad, seed, num_rows, num_column_blocks, width, threshold, factor, rows: tl.constexpr,
     block: tl.constexpr, splits: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of x from those of x and dropout(x); with `splits`, from those of the remainder and dropout(x)."""
+    """Add the gradient that flows back through dropout to `grad`, that of x or, with `splits`, of x - dropout(x)."""
     tokens, columns, mask = _tile_indices(num_rows, num_column_blocks, width, rows, block)
     indices = tokens * width + columns
     dx = tl.load(grad + indices, mask=mask, other=0.0).to(tl.float32)
@@ -162,7 +162,7 @@ def rms_norm(
     normed: Tensor | None = None,
     splits: bool = False,
 ) -> None:
-    """Write RMSNorm(x) into the first columns of `out`; with dropout as `_rms_norm_kernel` describes."""
+    """Write RMSNorm(x) into the first columns of `out`; `_rms_norm_kernel` describes the outputs with dropout."""
     width = x.shape[1]
     block = triton.next_power_of_2(width)
     _rms_norm_kernel[(len(x),)](
@@ -187,7 +187,7 @@ def rms_norm(
 
 
 def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """Write the gradient of x into `out`. All tensors are contiguous."""
+    """Write the gradient of RMSNorm's input x into `out`. All tensors must be contiguous."""
     width = x.shape[1]
     block = triton.next_power_of_2(width)
     _rms_norm_backward_kernel[(len(x),)](
@@ -214,7 +214,7 @@ def copy_rows(x: Tensor, out: Tensor) -> None:
 
 
 def dropout(x: Tensor, out: Tensor, dropping: DropoutSeed, remainder: Tensor | None) -> None:
-    """Write x after dropout into the first columns of `out`, and the dropped part of x into `remainder`."""
+    """Write d, which is x after dropout, into the first columns of `out`, and x - d into `remainder`, if given."""
     num_rows, width = x.shape
     num_column_blocks = triton.cdiv(width, _COLUMNS)
     _dropout_kernel[(num_column_blocks * triton.cdiv(num_rows, _ROWS),)](
@@ -237,7 +237,7 @@ def dropout(x: Tensor, out: Tensor, dropping: DropoutSeed, remainder: Tensor | N
 
 
 def dropout_backward(grad: Tensor, dropped_grad: Tensor, dropping: DropoutSeed, *, splits: bool) -> None:
-    """Combine the gradients of dropout's two outputs into the gradient of x, in `grad`."""
+    """Add the gradient that flows back through dropout to `grad`, in place; see elementwise.dropout_backward."""
     num_rows, width = grad.shape
     num_column_blocks = triton.cdiv(width, _COLUMNS)
     _dropout_backward_kernel[(num_column_blocks * triton.cdiv(num_rows, _ROWS),)](

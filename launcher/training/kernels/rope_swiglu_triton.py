@@ -155,7 +155,7 @@ def _qk_norm_rope_backward_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def sigmoid_input(gate, is_gelu: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns v(gate) and its derivative: SiLU is gate * sigmoid(gate), GELU (tanh) is gate * sigmoid(v(gate))."""
+    """Return v and dv / d(gate) of the activation gate * sigmoid(v): v is gate for SiLU, a cubic for GELU (tanh)."""
     if is_gelu:
         square = gate * gate
         v = gate * (1.5957691216057308 + 0.07135481627260025 * square)  # 2 sqrt(2 / pi) (gate + 0.044715 gate^3)
@@ -256,7 +256,7 @@ def qk_norm_rope(
     qkv: Tensor, scales: Tensor | None, norm_weights: tuple[Tensor, Tensor] | None, cos: Tensor, sin: Tensor,
     eps: float, outputs: tuple[Tensor, Tensor, Tensor | None], correction: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Normalize and rotate the heads in `qkv` [tokens, heads * head_dim] into `outputs` (query, key, value)."""
+    """Split `qkv` [tokens, heads * head_dim] into `outputs` (Q, K, V), and apply QK-norm and RoPE to Q and K."""
     query, key, value = outputs
     num_tokens, num_heads, head_dim = query.shape
     num_heads_total = num_heads + (1 if value is None else 2) * key.shape[1]

@@ -16,7 +16,7 @@ _LOW_BITS = 0xFFFF  # of an FP32 number, which BF16 does not have
 
 
 def make_rounding_key(seed: int, step: int, tensor_index: int) -> int:
-    """Return a 32-bit key, different for every step and tensor."""
+    """Return the 32-bit key from which the random bits for one tensor in one step are computed."""
     key = 0
     for value in (seed, step, tensor_index):
         key = _mix(key ^ (value * 0x9E3779B1 + 0x7F4A7C15))
@@ -32,7 +32,7 @@ def _mix(bits: int) -> int:
 
 
 def round_stochastically(values: Tensor, key: int, start: int = 0) -> Tensor:
-    """Return FP32 values [n] in BF16. `start` is the index of the first value within its tensor."""
+    """Round FP32 values [n] to BF16 stochastically; `start` is the index of the first value within its tensor."""
     if supports_triton(values.device):
         from launcher.training.kernels.stochastic_rounding_triton import round_stochastically_triton
 

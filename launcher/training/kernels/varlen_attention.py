@@ -31,7 +31,7 @@ class Tile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tiles:
-    """Tiles of the three kernels."""
+    """Tiles of the kernels for the output, for dQ, and for dK and dV."""
 
     forward: Tile
     dq: Tile
@@ -57,7 +57,7 @@ class ScoreOptions:
 
 
 class AttentionInputs:
-    """Q, K, V and document bounds, with the arguments that the kernels take for them."""
+    """Q, K, V, document bounds and score options, with methods that turn them into arguments of the kernels."""
 
     def __init__(
         self,
@@ -77,24 +77,24 @@ class AttentionInputs:
         self.padded_group = triton.next_power_of_2(self.group)
 
     def count_programs(self, tokens_per_tile: int) -> int:
-        """Return the grid size for tiles of this many tokens."""
+        """Return the grid size: one program per KV head and tile of `tokens_per_tile` tokens."""
         count: int = triton.cdiv(self.num_tokens, tokens_per_tile) * self.num_kv_heads
         return count
 
     def tokens_per_tile(self, tile: Tile) -> int:
-        """Return how many tokens a tile of query rows covers."""
+        """Return the number of tokens in a query tile, whose rows are tokens times the query heads of one KV head."""
         return tile.block_m // self.padded_group
 
     def describe_q(self, tensor: Tensor, tile: Tile) -> TensorDescriptor:
-        """Return the descriptor of a tensor read in tiles of query rows: some tokens of the heads of one KV head."""
+        """Return the tensor descriptor of Q, O or dO; a tile is some tokens of the query heads that share a KV head."""
         return TensorDescriptor.from_tensor(tensor, [self.tokens_per_tile(tile), self.padded_group, self.head_dim])
 
     def describe_kv(self, tensor: Tensor, tile: Tile) -> TensorDescriptor:
-        """Return the descriptor of K or V."""
+        """Return the tensor descriptor of K or V; a tile is `block_n` tokens of one KV head."""
         return TensorDescriptor.from_tensor(tensor.flatten(1), [tile.block_n, self.head_dim])
 
     def arguments(self) -> tuple[int, int, float, float]:
-        """Return the scalar arguments of all three kernels."""
+        """Return the scalar arguments that the forward kernel and both backward kernels have in common."""
         return self.num_tokens, self.num_kv_heads, self.options.sm_scale, self.options.softcap or 0.0
 
     def constants(self, tile: Tile) -> dict[str, int | bool]:
@@ -113,7 +113,7 @@ class AttentionInputs:
 
 
 def choose_tiles(inputs: AttentionInputs) -> Tiles:
-    """Return the tuned tiles for this head size."""
+    """Return the tiles tuned for the inputs' head_dim, and for softcapping if the model uses it."""
     tiles = TILES[inputs.head_dim]
     if inputs.options.softcap is None or inputs.head_dim > 128:
         return tiles
@@ -277,7 +277,9 @@ def varlen_attention(
     """
     head_dim, group = q.shape[2], q.shape[1] // k.shape[1]
     if head_dim not in OWN_HEAD_SIZES or group > OWN_GROUP:
-        raise NotImplementedError(f"triton: no tiles for head_dim {head_dim} with {group} query heads per KV head")
+        raise NotImplementedError(
+            f"triton: this backend does not support head_dim {head_dim} with {group} query heads per KV head"
+        )
     sm_scale = head_dim**-0.5 if sm_scale is None else sm_scale
     o: Tensor = _varlen_attention(q, k, v, doc_starts, doc_ends, sm_scale, softcap, window, sinks)[0]
     return o

@@ -14,7 +14,7 @@ import triton.language as tl
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _scale_and_softcap(qk, sm_scale, softcap, has_softcap: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the scores times log2(e), so that exp2 gives their exponential."""
+    """Return the scaled and softcapped scores times log2(e), so that exp2 of the result is exp of the scores."""
     if has_softcap:
         ratio = 2.0 / (1.0 + tl.exp2(-2.8853900817779268 * sm_scale / softcap * qk)) - 1.0  # tanh
         return ratio * (softcap * 1.4426950408889634)
@@ -50,7 +50,7 @@ def _tile_rows(  # type: ignore[no-untyped-def]
 def _tile_bounds(  # type: ignore[no-untyped-def]
     tile, num_tokens, group: tl.constexpr, padded_group: tl.constexpr, block_m: tl.constexpr
 ):
-    """First and last token of a tile, and its rows."""
+    """Return the first and last token of a tile, and the token offset, head and mask of each of its rows."""
     first = tile * (block_m // padded_group)
     last = tl.minimum(first + block_m // padded_group, num_tokens) - 1
     token_offsets, heads, row_mask = _tile_rows(num_tokens - first, group, padded_group, block_m)
@@ -110,8 +110,8 @@ def attn_fwd(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Stores the output and, per row, lse = m + log2(l).
 
-    A sink is the score of a key without a value: it only adds exp(sink) to the denominator, which also makes the
-    gradients right, since they use lse.
+    A sink is the score of a key without a value: it only adds exp(sink) to the softmax denominator. The backward
+    kernels need no sinks, because lse includes them.
     """
     kv_head, tile = tl.program_id(0) % num_kv_heads, tl.program_id(0) // num_kv_heads
     first, last, token_offsets, heads, row_mask = _tile_bounds(tile, num_tokens, group, padded_group, block_m)
@@ -210,7 +210,7 @@ def attn_bwd_dkdv(  # type: ignore[no-untyped-def]
     num_kv_heads, sm_scale, softcap, group: tl.constexpr, padded_group: tl.constexpr, head_dim: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, window: tl.constexpr, has_softcap: tl.constexpr,
 ):  # fmt: skip
-    """Masks every score in a single loop: a second, unmasked loop would have to wait for the asynchronous dots."""
+    """Store dK and dV. One loop masks all scores: a second loop without masks would wait for asynchronous dots."""
     kv_head, tile = tl.program_id(0) % num_kv_heads, tl.program_id(0) // num_kv_heads
     first = tile * block_n
     last = tl.minimum(first + block_n, num_tokens) - 1

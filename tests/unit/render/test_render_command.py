@@ -122,9 +122,9 @@ def test_a_rendezvous_that_cannot_work_is_refused(name: str, make_plan: MakePlan
 
 def test_c10d_on_one_node_is_refused(make_plan: MakePlan) -> None:
     elastic = Rendezvous(host="a", port=1, backend="c10d")
-    with pytest.raises(InputError, match="c10d is for many nodes") as error:
+    with pytest.raises(InputError, match="the c10d backend is for several nodes; use static") as error:
         render_command(make_plan(strategy="ddp", gpus=2), RunPaths(Path("runs/r")), rendezvous=elastic)
-    assert "c10d is for many nodes" in str(error.value)
+    assert "the c10d backend is for several nodes; use static" in str(error.value)
 
 
 def run_with_stub(text: str, folder: Path, **variables: str) -> tuple[list[str], dict[str, str]]:

@@ -124,14 +124,14 @@ def test_ratios_are_against_the_plain_estimate(store: Store) -> None:
         ({"oom_fallbacks": ("micro-batch 1",)}, "it ran out of memory"),
         ({"plan": {"profile_steps": {"first_step": 2, "last_step": 3}}}, "some of its steps were profiled"),
         ({"values": {metrics.ALLOC_RETRIES: 1.0}}, "GPU memory was short"),
-        ({"peak": 2.5}, "its memory was 2.50 of the estimate, which is implausible"),
-        ({"speed": 0.01}, "its speed was 0.01 of the estimate, which is implausible"),
+        ({"peak": 2.5}, "its memory was 2.50 times the estimate, which is implausible"),
+        ({"speed": 0.01}, "its speed was 0.01 times the estimate, which is implausible"),
     ],
 )
 def test_disturbed_runs_do_not_count(store: Store, changes: dict[str, Any], why: str) -> None:
     paths = store.make(**changes)
     assert find_disturbance(load_record(paths)) == why
-    assert remember_run(paths) == f"speed and memory are not used to calibrate later plans: {why}"
+    assert remember_run(paths) == f"speed and memory of this run are not used to calibrate later plans: {why}"
     assert not store.file.exists()
 
 
