@@ -27,7 +27,7 @@ def add_trust_argument(parser: argparse.ArgumentParser) -> None:
 def add_request_arguments(
     parser: argparse.ArgumentParser, default_expert: str | None = None, default_shown: str = ""
 ) -> None:
-    """Add the expert and every flag that planning a run uses; `default_shown` says what is used without an expert."""
+    """Add EXPERT and every flag that planning a run uses; its help shows `default_shown` as the default of EXPERT."""
     shown = "an expert by name (neo4j), or the path of a manifest.json"
     default_shown = default_shown or default_expert or ""
     if not default_shown:
@@ -203,7 +203,7 @@ def add_resume_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_node_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add flags for one node of several."""
+    """Add flags to start one node of a multi-node run."""
     group = parser.add_argument_group("multi-node (start it on every node)")
     group.add_argument("--node-rank", type=types.non_negative_int, metavar="R", help="rank of this node, from 0")
     group.add_argument("--rendezvous", type=types.address, metavar="HOST:PORT", help="where node 0 listens")
@@ -219,7 +219,7 @@ def add_node_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_target_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add flags of a job that another system starts."""
+    """Add flags to run as a job of Slurm or another launch target."""
     from launcher.render.job import TARGETS, WORKLOADS
 
     group = parser.add_argument_group("launch target (default: this machine)")
@@ -251,7 +251,7 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def make_request(arguments: argparse.Namespace) -> Request:
-    """Return what a user requested: what is trained, and on which hardware."""
+    """Return the Request of parsed flags: what is trained, and on which hardware."""
     price: types.Price | None = arguments.price
     return replace(
         make_learning_request(arguments, arguments.expert),
@@ -271,7 +271,7 @@ def make_request(arguments: argparse.Namespace) -> Request:
 
 
 def make_learning_request(arguments: argparse.Namespace, expert: str) -> Request:
-    """Return what is trained, independent of the hardware."""
+    """Return the Request of parsed flags without those for the hardware."""
     from launcher.request.request import Request
 
     return Request(

@@ -81,7 +81,7 @@ def vram_mib(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{_quote(text)} is not a size, such as 24GiB")
     mib = int(float(match[1]) * _SIZE_UNITS[match[2] or "gib"] / MIB)
     if not 1 <= mib <= _MAX_NUMBER:
-        raise argparse.ArgumentTypeError(f"{_quote(text)} is not a possible size of GPU memory")
+        raise argparse.ArgumentTypeError(f"{_quote(text)} is not a possible size of GPU memory, such as 24GiB")
     return mib
 
 
@@ -132,7 +132,7 @@ def percentage(text: str) -> float:
 
 
 def base_model(text: str) -> str:
-    """Refuse an empty name of a base model."""
+    """Return the name of a base model; refuse an empty one."""
     if not text.strip():
         raise argparse.ArgumentTypeError("the name of the base model is empty")
     return text
@@ -162,7 +162,7 @@ def time_limit(text: str) -> int:
 def slurm_name(text: str) -> str:
     """Check a Slurm partition or account."""
     if not _SLURM_NAME.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{_quote(text)} is not a valid Slurm name")
+        raise argparse.ArgumentTypeError(f"{_quote(text)} is not a valid Slurm name, such as gpu-a100")
     return text
 
 
@@ -178,7 +178,9 @@ def image(text: str) -> str:
 def volume(text: str) -> str:
     """Check a volume's name, a bucket's URL or a path."""
     if not _VOLUME.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{_quote(text)} is not the name of a volume, the URL of a bucket or a path")
+        raise argparse.ArgumentTypeError(
+            f"{_quote(text)} is not the name of a volume, the URL of a bucket or a path, such as data, s3://my or /data"
+        )
     return text
 
 
@@ -197,7 +199,7 @@ def word_list(text: str) -> list[str]:
     """Parse words separated by commas."""
     words = [word.strip() for word in text.split(",")]
     if not all(words):
-        raise argparse.ArgumentTypeError(f"{_quote(text)} is not a comma-separated list of words")
+        raise argparse.ArgumentTypeError(f"{_quote(text)} is not a comma-separated list of words, such as a,b")
     return words
 
 

@@ -46,7 +46,7 @@ _PRICE_FIELDS = frozenset({"price_per_gpu_hour", "price_per_node_hour", "currenc
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What a user requested."""
+    """Settings of a run that its user requested by flags; stored as request.json."""
 
     expert: str
     overrides: Sequence[str] = ()
@@ -83,7 +83,7 @@ class PlannedRun:
 
 
 def plan_request(request: Request) -> PlannedRun:
-    """Plan a run, staying below sizes that ran out of memory on this machine."""
+    """Plan a run that needs less memory than similar runs that ran out of memory on this machine."""
     loaded = _load(request)
     hardware = limit_vram(_resolve_hardware(request), request.vram_limit_mib)
     options = _make_options(request, hardware, loaded)
@@ -136,7 +136,7 @@ def format_request(request: Request) -> str:
 
 
 def _redact_override(text: str) -> str:
-    """Redact the value of KEY=VALUE if it is a secret; a resumed run does not have it."""
+    """Redact the value of KEY=VALUE if it is a secret; a run resumed from request.json then lacks it."""
     key, equals, value = text.partition("=")
     return f"{key}{equals}{redact_tree(value, key)}"
 
@@ -147,7 +147,7 @@ def load_request(file: Path) -> Request:
 
 
 def merge_requests(stored: Request, changes: Request) -> Request:
-    """Override a stored request by what is requested now."""
+    """Return a stored request, overridden by the values of `changes` that are not defaults."""
     default = Request(expert=stored.expert)
     changed = {
         field.name: getattr(changes, field.name)
@@ -161,7 +161,7 @@ def merge_requests(stored: Request, changes: Request) -> Request:
 
 
 def adapt_to_launch(request: Request, launched: LaunchEnv) -> Request:
-    """Return the request for the processes that accelerate started; CPU ranks if there is no GPU."""
+    """Return the request with the nodes, ranks and strategy of accelerate's launch; CPU ranks if there is no GPU."""
     strategy = None if launched.strategy == "single" else launched.strategy
     if launched.num_ranks == 1 and strategy is None:
         return request
@@ -176,7 +176,7 @@ def adapt_to_launch(request: Request, launched: LaunchEnv) -> Request:
 
 
 def base_folders(manifest_folder: Path) -> tuple[Path, ...]:
-    """Return the folders in which base models are searched, besides the manifest's path."""
+    """Return the folders to search for base models: LAUNCHER_MODELS_DIR, the manifest's, models/, the current one."""
     configured = os.environ.get(MODELS_DIR_VARIABLE)
     folders = [Path(configured)] if configured else []
     return (*folders, manifest_folder, Path("models"), Path())
@@ -214,7 +214,7 @@ def _check_no_secret(loaded: LoadedManifest) -> None:
 
 
 def _with_base(manifest: Manifest, name: str) -> Manifest:
-    """Put a base model first: one of the manifest's, by full or short name, or any other in place of the first."""
+    """Return the manifest with the named base model first; one that it does not list replaces its first one."""
     is_short = get_last_component(name) == name
     listed = [(get_last_component(entry.name) if is_short else entry.name).lower() for entry in manifest.base_models]
     is_listed = name.lower() in listed
@@ -270,13 +270,13 @@ def _lookup_hardware(request: Request, own: HardwareOverrides) -> Hardware:
 def _check_enough(request: Request, here: Hardware) -> None:
     hint = "--gpu NAME plans for a GPU of the catalogue"
     if request.nodes < 1 or (request.gpus_per_node is not None and request.gpus_per_node < 1):
-        raise InputError("--gpus and --nodes count from 1")
+        raise InputError("--gpus and --nodes must be at least 1")
     if here.gpu is None and (request.nodes > 1 or request.gpus_per_node is not None):
         raise InputError("--gpus and --nodes have no effect: this machine has no GPU", hint=hint)
     if here.gpu is None and request.strategy is not None:
         raise InputError(f"--strategy {request.strategy} has no effect: this machine has no GPU", hint=hint)
     if request.gpus_per_node is not None and request.gpus_per_node > here.gpus_per_node:
-        raise InputError(f"--gpus {request.gpus_per_node}: this machine has {here.gpus_per_node}", hint=hint)
+        raise InputError(f"--gpus {request.gpus_per_node}: this machine has only {here.gpus_per_node}", hint=hint)
 
 
 def _make_options(request: Request, hardware: Hardware, loaded: LoadedManifest) -> PlanOptions:
@@ -314,7 +314,7 @@ def _make_options(request: Request, hardware: Hardware, loaded: LoadedManifest) 
 
 
 def _add_chat_template(options: PlanOptions, loaded: LoadedManifest, name: str) -> PlanOptions:
-    """Read the manifest's own chat template; the tiny base of the smoke profile may not have its tokens."""
+    """Add the manifest's chat template, unless the smoke profile's tiny base cannot be trained with it."""
     source = load_chat_template(loaded.folder, name)
     if options.profile != "smoke":
         return replace(options, chat_template=source)
@@ -339,7 +339,7 @@ def check_inputs(loaded: LoadedManifest) -> tuple[str, ...]:
 
 
 def _note_inputs(loaded: LoadedManifest, profile: Profile) -> Iterator[str]:
-    """Yield notes on the manifest that the plan itself cannot make: the smoke profile does not read the base model."""
+    """Yield notes that the plan itself cannot make, such as on a missing judge or missing files of the base model."""
     yield from loaded.notes
     if note := describe_missing_judge(loaded.manifest):
         yield note
@@ -350,13 +350,13 @@ def _note_inputs(loaded: LoadedManifest, profile: Profile) -> Iterator[str]:
 
 
 def _describe_judge_gaps(hardware: Hardware, loaded: LoadedManifest) -> str:
-    """Describe what hostile answers could do on this machine; empty for other hardware, or without a built-in judge."""
+    """Describe what hostile answers could do despite the sandbox; empty for other hardware or no built-in judge."""
     judge = resolve_judge_name(loaded.manifest)
     return describe_boundary() if hardware.source == "probe" and judge is not None and ":" not in judge else ""
 
 
 def _uses_sample(loaded: LoadedManifest) -> bool:
-    """Whether the smoke profile uses sample/; local rows replace a sample that does not exist."""
+    """Return whether the smoke profile uses sample/: not if it does not exist and the dataset is a local file."""
     dataset = loaded.manifest.training.dataset
     with suppress(OSError):  # reported when the rows are read
         is_here = dataset.type == "single" and bool(dataset.path) and (loaded.folder / (dataset.path or "")).is_file()
@@ -370,7 +370,7 @@ def _make_guards(request: Request) -> GuardPlan:
 
 
 def _format_folder(folder: Path) -> str:
-    """Return the absolute path, since the plan may be read from another directory; it is stored as UTF-8."""
+    """Return a folder's absolute path for the plan; raise InputError if it cannot be stored as UTF-8."""
     name = str(folder.resolve())
     try:
         name.encode()
@@ -387,7 +387,7 @@ def _estimate_rows(request: Request, loaded: LoadedManifest, uses_sample: bool) 
 
 
 def _refine_rows(rows: RowEstimate, plan: Plan, loaded: LoadedManifest) -> RowEstimate:
-    """Count tokens instead of bytes, if the packages that prepare data are installed."""
+    """Return the estimate refined by counted tokens; unchanged if the packages that prepare data are not installed."""
     try:
         from launcher.corpus.row_count import refine_estimate
     except ModuleNotFoundError:

@@ -33,7 +33,7 @@ from launcher.runs.record import load_outcome
 
 
 def check_run_id(runs_dir: Path, run_id: str | None) -> None:
-    """Raise the errors of create_run_directory before data is prepared."""
+    """Raise InputError if a run with this id exists or cannot be created, before data is prepared."""
     if run_id is not None:
         check_free(make_run_paths(runs_dir, run_id))
 
@@ -71,7 +71,7 @@ def find_run_to_resume(runs_dir: Path, name: str, expert: str) -> RunPaths:
 
 
 def _check_links(paths: RunPaths) -> RunPaths:
-    """Refuse links that lead out of a run directory without trust; a training would write to files elsewhere."""
+    """Raise InputError if an untrusted run directory has symlinks that lead outside, where a training would write."""
     check_trust(list_outside_links(paths.root), paths.root, what="has links that lead outside and need --trust")
     return paths
 
@@ -109,7 +109,7 @@ def _is_unfinished(run: RunPaths, manifest: Path) -> bool:
 
 
 def input_texts(planned: PlannedRun, paths: RunPaths) -> dict[str, str]:
-    """Return manifest, hardware, request and plan as texts by file name."""
+    """Return the texts of a run's input files by file name: manifest, hardware, request, plan and chat template."""
     plan = planned.plan
     source, file = plan.data.chat_template, plan.data.chat_template_file
     template = {} if source is None or file is None else {file: source}
@@ -123,7 +123,7 @@ def input_texts(planned: PlannedRun, paths: RunPaths) -> dict[str, str]:
 
 
 def _redact_manifest(manifest: Manifest) -> object:
-    """Redact a manifest, except for values without which it could not be loaded."""
+    """Return the manifest with secrets redacted, except where a redacted value would make it invalid."""
     tree = redact_tree(manifest.model_dump(mode="json", exclude_unset=True), known=())
     for secret in get_known_secrets():
         redacted = redact_tree(tree, known=(secret,))

@@ -30,7 +30,7 @@ class TrainProgress:
 
 
 def compute_progress(run: TrainingRun, step: int) -> TrainProgress:
-    """Return the position in the data after `step` steps, computed from the seed: a second per 100,000 steps."""
+    """Return the progress after `step` steps, computed from the seed without training: about 1 s per 100,000 steps."""
     progress = TrainProgress(step=0, tokens_seen=0, chain=hashlib.sha256(run.data_key.encode()).hexdigest())
     for index in range(step):
         packs = run.order.packs_for_step(index)

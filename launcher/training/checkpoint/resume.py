@@ -1,4 +1,4 @@
-"""Find where a training starts: after its newest intact checkpoint, if that belongs to it, else at step 1."""
+"""Find the step that a training starts at: after its newest intact checkpoint, or step 1 if it has none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ResumeOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResumePoint:
-    """Where a training starts."""
+    """State that a training starts from: that of a checkpoint, or of step 1."""
 
     progress: TrainProgress
     best: BestState | None  # None: the training starts at step 1
@@ -72,7 +72,7 @@ def _cut_metrics(run: TrainingRun, progress: TrainProgress) -> CutMetrics:
 
 
 def _find_checkpoint(run: TrainingRun, options: ResumeOptions) -> tuple[Checkpoint | None, tuple[Problem, ...]]:
-    """Return the checkpoint to resume from, and what does not match it."""
+    """Return the checkpoint to resume from (None: start at step 1) and the inputs that changed since it was saved."""
     checkpoint, damaged = find_newest(run.paths, _find_last_step(run, options))
     for damage in damaged:
         run.warn(str(damage))
@@ -90,7 +90,7 @@ def _find_checkpoint(run: TrainingRun, options: ResumeOptions) -> tuple[Checkpoi
 
 
 def _find_last_step(run: TrainingRun, options: ResumeOptions) -> int | None:
-    """Return the last step to resume after, so that enough recorded steps are verified; None for the newest."""
+    """Return the last step to resume from that leaves enough recorded steps to verify; None if any step will do."""
     if not options.verify_steps:
         return None
     rows = load_metrics(run.paths.metrics) if run.paths.metrics.exists() else []

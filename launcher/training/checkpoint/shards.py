@@ -1,4 +1,4 @@
-"""Read stored tensors one by one; write them in shards, for full fine-tuning that no host can hold at once.
+"""Write checkpoints in shards, for models too large for one host's memory, and read stored tensors one by one.
 
 Every rank writes what it holds with torch.distributed.checkpoint, as safetensors files of limited size. DeepSpeed's
 partitions are gathered tensor by tensor and written by rank 0. Both are read by the same reader, which needs no pickle.
@@ -50,11 +50,11 @@ class ShardWriter:
         self._size = 0
 
     def path(self, index: int) -> Path:
-        """Return the path of a file."""
+        """Return the path of the file with this index, counted from 0."""
         return self._folder / f"{self._stem}-{index + 1:05d}.safetensors"
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Write a tensor, together with others if it is small."""
+        """Add a tensor to the current file; first write the file if the tensor would exceed its size limit."""
         size = tensor.numel() * tensor.element_size()
         if self._tensors and self._size + size > self._limit:
             self.flush()
@@ -85,7 +85,7 @@ def write_all(writer: ShardWriter, tensors: Iterable[tuple[str, Tensor]], *, is_
 
 
 def save_shards(engine: Engine, folder: Path) -> None:
-    """Write this rank's part of the weights and optimizer states. Every rank must call it."""
+    """Write weights and optimizer states: each rank its part, with DeepSpeed rank 0 all. Every rank must call it."""
     if engine.is_deepspeed:
         write_all(ShardWriter(folder, _stem(0)), _name_all(engine), is_main=engine.is_main)
     else:
@@ -93,7 +93,7 @@ def save_shards(engine: Engine, folder: Path) -> None:
 
 
 def check_shared(engine: Engine, folder: Path) -> None:
-    """Check that all ranks write to the same folder. Every rank must call it."""
+    """Raise RunFailedError if a rank does not see the folder that rank 0 writes to. Every rank must call it."""
     marker = folder / broadcast_object(engine.accelerator, f".shared-{uuid4().hex}")
 
     def create() -> None:
@@ -111,7 +111,7 @@ def check_shared(engine: Engine, folder: Path) -> None:
             marker.unlink(missing_ok=True)
     if not all(seen):
         raise RunFailedError(
-            f"rank {seen.index(False)} does not see {folder} of rank 0, and every rank writes its part of a checkpoint",
+            f"rank {seen.index(False)} does not see {folder} of rank 0, but must write its part of a checkpoint there",
             hint="choose a folder that all nodes share with --runs-dir",
         )
 
@@ -139,7 +139,7 @@ def run_together(engine: Engine, work: Callable[[], T]) -> list[T]:
 
 
 def _stem(rank: int) -> str:
-    """Return the start of the names that torch gives to the files of a rank."""
+    """Return the prefix of the file names that torch.distributed.checkpoint uses for a rank."""
     return f"shard-{rank + 1:05d}-model"
 
 
@@ -200,7 +200,7 @@ class TensorFile:
 
 
 class _Reader(HuggingFaceStorageReader):
-    """A reader that reads the headers of all files once."""
+    """Reader that reads the headers of all files once, instead of once per loaded tensor."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(str(folder))
@@ -211,7 +211,7 @@ class _Reader(HuggingFaceStorageReader):
 
 
 class TensorShards:
-    """The complete tensors of a sharded checkpoint whose names begin with a prefix."""
+    """The tensors of a sharded checkpoint whose names begin with a prefix, each assembled from its shards."""
 
     def __init__(self, folder: Path, prefix: str) -> None:
         self._folder, self._prefix = folder, prefix
@@ -246,7 +246,7 @@ TensorSource = TensorFile | TensorShards
 
 
 class BroadcastTensors:
-    """Stored tensors that only rank 0 needs to read. Every rank must iterate over all of them."""
+    """Stored tensors that rank 0 reads and broadcasts to all ranks. Every rank must iterate over all of them."""
 
     def __init__(self, engine: Engine, source: TensorSource) -> None:
         self._engine, self._source = engine, source

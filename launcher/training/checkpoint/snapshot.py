@@ -58,7 +58,7 @@ class Snapshot:
 
 
 def take_snapshot(run: TrainingRun, progress: TrainProgress, best: BestState) -> Snapshot | None:
-    """Return a snapshot on rank 0, and None elsewhere. Every rank must call it."""
+    """Return a copy of the training state in host memory on rank 0, None on other ranks. Every rank must call it."""
     engine = run.engine
     weights, optimizer = gather_weights(engine), gather_optimizer(engine)
     rng_states = _gather_rng_states(engine)
@@ -143,7 +143,7 @@ def write_sharded(run: TrainingRun, progress: TrainProgress, best: BestState) ->
 
 
 def restore(run: TrainingRun, checkpoint: Checkpoint) -> None:
-    """Load a checkpoint, whose files rank 0 has, into the run. Every rank must call it."""
+    """Load a checkpoint into the run. Every rank must call it, but only rank 0 needs to see the files."""
     try:
         _restore(run, checkpoint.manifest, checkpoint.folder)
     except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, OSError, SafetensorError) as error:
@@ -176,7 +176,7 @@ def _split_name(name: str) -> tuple[str, str]:
 
 
 def _set_schedule(engine: Engine, steps: int) -> None:
-    """Advance the LR schedule step by step; it has no other state."""
+    """Restore the LR schedule by advancing it by `steps` steps; it has no other state."""
     schedule: Any = engine.schedule
     schedule._step_count = 2  # else torch warns that the optimizer has not stepped yet
     schedule.optimizer._opt_called = True

@@ -22,7 +22,7 @@ StateName = tuple[str, str]  # (key of the optimizer state, name of the paramete
 
 
 def named_trained(engine: Engine) -> list[tuple[str, nn.Parameter]]:
-    """Return the trained parameters under their state_dict names, as the optimizer knows them."""
+    """Return the trained parameters, as the optimizer holds them (sharded or not), with their state_dict names."""
     # After an evaluation FSDP2 leaves its root module unsharded until a state_dict is requested. Only rank 0 did that
     # for the last checkpoint, so without this the other ranks would not join the all-gather.
     for module in engine.model.modules():
@@ -58,12 +58,12 @@ def collect_own(engine: Engine) -> tuple[dict[str, Tensor], dict[StateName, Tens
 
 
 def gather_weights(engine: Engine) -> dict[str, Tensor]:
-    """Return the trained weights on rank 0, and nothing elsewhere. Every rank must call it."""
+    """Return the trained weights in host memory on rank 0, {} on other ranks. Every rank must call it."""
     return {name: _to_host(full) for name, full in iterate_weights(engine) if engine.is_main}
 
 
 def gather_optimizer(engine: Engine) -> dict[StateName, Tensor]:
-    """Return the optimizer states on rank 0, and nothing elsewhere. Every rank must call it."""
+    """Return the optimizer states in host memory on rank 0, {} on other ranks. Every rank must call it."""
     if engine.device.type == "cuda":  # copies to states in CPU memory may still be under way
         torch.cuda.synchronize(engine.device)
     return {name: _to_host(full) for name, full in iterate_optimizer(engine) if engine.is_main}
@@ -92,7 +92,7 @@ def load_weights(engine: Engine, weights: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def load_optimizer(engine: Engine, states: Iterable[tuple[StateName, Tensor]], keys: Sequence[str]) -> None:
-    """Load complete optimizer states into an optimizer that has not stepped yet. `keys`: its per-element states."""
+    """Load complete optimizer states into a new optimizer. `keys` names the states with one value per weight."""
     zero = ZeroStates.of(engine)
     parameters = dict(named_trained(engine))
     if zero is not None:
@@ -136,7 +136,7 @@ def _copy_into(parameter: nn.Parameter, full: Tensor) -> None:
 
 
 def _shard_state(value: Tensor, parameter: nn.Parameter) -> Tensor | int:
-    """Shard a state of the parameter's shape like the parameter; others are replicated. An integer count is an int."""
+    """Return an optimizer state, sharded like its parameter if the shapes are equal; an integer scalar as int."""
     if value.dim() == 0:
         return value.cpu() if value.is_floating_point() else int(value)  # load_state_dict moves it to its device
     if isinstance(parameter, DTensor) and value.shape == parameter.shape:

@@ -39,9 +39,9 @@ def save_weights(run: TrainingRun, folder: Path) -> None:
 
 
 def write_weights(run: TrainingRun, weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
-    """Write weights for inference, on rank 0; a complete model in its compute dtype.
+    """Write weights for inference on rank 0: an adapter, or a complete model in the compute dtype.
 
-    In shards, weights are written as they come; every rank must call it if they are gathered.
+    A sharded model is written while `weights` is iterated. If the iteration gathers them, every rank must call this.
     """
     if not run.engine.is_main:
         deque(weights, maxlen=0)
@@ -125,7 +125,7 @@ def read_exact_weights(run: TrainingRun, folder: Path, *, sharded: bool = False)
 
 
 def map_saved_names(run: TrainingRun) -> dict[str, str]:
-    """Return a mapping from names in a checkpoint file to parameter names, which PEFT shortens."""
+    """Return the parameter name of each tensor name in a checkpoint, where PEFT saves shortened names."""
     model = run.engine.module.model
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not isinstance(model, PeftModel):
@@ -137,7 +137,7 @@ def map_saved_names(run: TrainingRun) -> dict[str, str]:
 
 
 def _add_tied(model: PeftModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return trained weights under all their names, as PEFT saves them: a tied head is trained with the embeddings."""
+    """Return trained weights under all names of tied parameters, such as embeddings and LM head: PEFT saves both."""
     by_parameter = {id(parameter): weights[name] for name, parameter in model.named_parameters() if name in weights}
     everything = model.named_parameters(remove_duplicate=False)
     return {name: by_parameter[id(parameter)] for name, parameter in everything if id(parameter) in by_parameter}
@@ -165,7 +165,7 @@ def _write_model_shards(run: TrainingRun, folder: Path, weights: Iterable[tuple[
     try:
         saved_names = _write_configs(run, folder)
         if not saved_names:
-            run.warn("transformers saves this model in another form: its weights are gathered on rank 0")
+            run.warn("transformers merges or splits weights of this model when saving: rank 0 holds all in its memory")
             _write(run, folder, {name: weight.to("cpu", dtype) for name, weight in weights})
             return
         cast = ((name, tensor.to(dtype)) for name, tensor in weights)
@@ -185,9 +185,10 @@ def _write_model_shards(run: TrainingRun, folder: Path, weights: Iterable[tuple[
 
 
 def _write_configs(run: TrainingRun, folder: Path) -> dict[str, str]:
-    """Write everything but the weights; return the names under which transformers saves them.
+    """Write a model's config files; return the name under which transformers saves each weight.
 
-    Markers take their places: transformers may rename weights, or omit some. Empty if it merges or splits weights.
+    transformers may rename or omit weights; the names are those under which it saves one-element tensors in their
+    place. Empty if it merges or splits weights.
     """
     model = run.engine.module.model
     names = [name for name, _ in model.named_parameters()] + [name for name, _ in model.named_buffers()]
@@ -212,12 +213,12 @@ def _iterate_untrained(run: TrainingRun, dtype: torch.dtype) -> Iterator[tuple[s
 
 
 def _set_dtype(folder: Path, dtype: torch.dtype) -> None:
-    """Name the dtype of the saved weights in the config, which has that of the training."""
+    """Write the dtype of the saved weights to config.json, which has the dtype of the training."""
     _update_json(folder / "config.json", {"dtype": str(dtype).removeprefix("torch.")})
 
 
 def _fix_adapter_config(config: Path, run: TrainingRun) -> None:
-    """Replace the base's local path by its name, and sort sets, which PEFT writes in any order."""
+    """Write the base's name, not its local path, to adapter_config.json, and sort modules, which PEFT does not."""
     changes: dict[str, object] = {"base_model_name_or_path": run.plan.base.name, "revision": run.plan.base_revision}
     values = json.loads(config.read_text(encoding="utf-8"))
     for name in ("target_modules", "feedforward_modules"):

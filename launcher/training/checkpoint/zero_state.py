@@ -44,7 +44,7 @@ class ZeroStates:
         return weight
 
     def get_states(self, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
-        """Yield the complete optimizer states. The step count is shared: a rank may hold no slice of this parameter."""
+        """Yield name and complete value of each optimizer state of a parameter; all parameters share one step count."""
         from deepspeed.utils import safe_get_full_optimizer_state
 
         flats = self._flat_groups()
@@ -74,7 +74,7 @@ class ZeroStates:
         self.link()
 
     def link(self) -> None:
-        """Link parameters to their states again.
+        """Make DeepSpeed link parameters to their optimizer states again.
 
         Stages 1 and 2 do this during the first step of the first group, when other groups have no states yet.
         """

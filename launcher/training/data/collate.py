@@ -1,4 +1,4 @@
-"""Collate packs into micro-batches of fixed shapes, with everything that a step needs, ahead of it on the host."""
+"""Collate packs on the CPU into micro-batches of fixed shapes, with all tensors that a training step needs."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def choose_batch_shape(
 ) -> BatchShape:
     """Choose the shape of micro-batches from the number of documents in every pack.
 
-    Empty documents cost attention time: padding cu_seqlens to the largest possible number took a tenth of a step. So
-    there are two sizes, one that nearly all micro-batches need and the largest possible one, and at most two graphs.
+    Empty documents cost attention time: padding cu_seqlens to the largest possible number took a tenth of a step.
+    cu_seqlens therefore has one of two lengths, the usual or the largest possible one, so there are at most two graphs.
     """
     padding = micro_batch_size  # at most one more document per slot
     largest = int(np.sort(num_documents)[::-1][:micro_batch_size].sum()) + padding
@@ -133,7 +133,7 @@ def collate(packs: Sequence[Pack | None], shape: BatchShape) -> PackedBatch:
 
 
 def collate_lengths(document_lengths: tuple[int, ...]) -> PackedBatch:
-    """Collate documents of these lengths whose tokens do not matter, to check attention."""
+    """Return a batch of documents with the given lengths and arbitrary tokens, to check attention backends."""
     total, lengths = sum(document_lengths), np.array(document_lengths, dtype=np.int32)
     zeros = np.zeros(total, dtype=np.int32)
     pack = Pack(zeros, np.ones(total, dtype=np.uint8), lengths, np.zeros(len(lengths), dtype=np.int64))
@@ -146,7 +146,7 @@ def _join(arrays: list[npt.NDArray[np.int32]]) -> IntArray:
 
 
 def _split_padding(num_tokens: int, max_length: int) -> IntArray:
-    """Splits padding into documents of at most max_seqlen: attention would leave the rest of a longer one unwritten."""
+    """Return the lengths of padding documents, at most `max_length` each: attention writes no output beyond it."""
     full, rest = divmod(num_tokens, max_length)
     return np.array([max_length] * full + [rest] * bool(rest), dtype=np.int64)
 

@@ -17,7 +17,7 @@ from launcher.training.data.sampler import BatchLayout, PackSampler, assign_to_r
 
 @dataclass(kw_only=True)
 class MicroBatchDataset(Dataset[PackedBatch]):
-    """All micro-batches of this rank, numbered over the complete run, so that a resume starts at one index."""
+    """Dataset of this rank's micro-batches in the complete run, so that a resumed run starts at a later index."""
 
     file: PackFile
     costs: IntArray
@@ -47,7 +47,7 @@ class MicroBatchDataset(Dataset[PackedBatch]):
         return epoch * self._per_epoch + step_in_epoch * self._per_step
 
     def _locate(self, index: int) -> tuple[int, int]:
-        """The step and the micro-step of an index."""
+        """Return the step of the micro-batch with this index, and its number within the step."""
         epoch, rest = divmod(index, self._per_epoch)
         step_in_epoch = min(rest // self._per_step, self.sampler.steps_per_epoch - 1)
         return epoch * self.sampler.steps_per_epoch + step_in_epoch, rest - step_in_epoch * self._per_step
@@ -86,7 +86,7 @@ class PrefetchIterator(Iterator[PackedBatch]):
 def build_loader(
     batches: MicroBatchDataset, plan: LoaderPlan, first_step: int = 0, *, prefetch: bool = False
 ) -> PrefetchIterator:
-    """Iterate over micro-batches from a step to the end of the run. `prefetch`: without workers, collate one ahead."""
+    """Return an iterator over micro-batches from `first_step` on. `prefetch` enables prefetch_next without workers."""
     loader: DataLoader[PackedBatch] = DataLoader(
         batches,
         batch_size=None,
@@ -102,7 +102,7 @@ def build_loader(
 
 
 def _ignore_signals(_worker: int) -> None:
-    """Ignores signals sent to all processes of a run: a killed worker would turn a requested stop into an error.
+    """Ignore SIGINT, SIGTERM and SIGUSR1 in a worker: a killed worker would turn a requested stop into an error.
 
     Workers end with the training anyway.
     """

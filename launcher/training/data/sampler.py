@@ -16,7 +16,7 @@ Slots = tuple[int | None, ...]  # packs of one micro-batch; None: an empty slot
 
 @dataclass(kw_only=True)
 class PackSampler:
-    """Sample packs without replacement: a step trains the next ones of its epoch's seeded permutation."""
+    """Sampler without replacement: each step trains the next packs of its epoch's seeded permutation."""
 
     num_packs: int
     global_batch_size: int
@@ -46,7 +46,7 @@ class PackSampler:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchLayout:
-    """The global batch as ranks x micro-batches x slots."""
+    """Division of a global batch into ranks x micro-batches x slots, each of which holds at most one pack."""
 
     num_ranks: int
     micro_batch_size: int
@@ -58,7 +58,7 @@ class BatchLayout:
         return self.micro_batch_size * self.num_micro_batches
 
     def shrink_to(self, num_packs: int) -> BatchLayout:
-        """Return the layout with as few micro-batches as hold the packs, so that none is empty on every rank."""
+        """Return the layout with the fewest micro-batches that hold `num_packs`, so that none is empty on all ranks."""
         needed = -(-num_packs // (self.num_ranks * self.micro_batch_size))
         return replace(self, num_micro_batches=max(1, min(needed, self.num_micro_batches)))
 

@@ -1,6 +1,6 @@
-"""Attention backends for packed documents: each keeps documents apart, which verify/packing.py checks before training.
+"""Attention backends for packed documents: no token attends to another document, as verify/packing.py checks.
 
-Names follow FlashAttention. transformers' tensors are [1, heads, tokens, head_dim]; a kernel returns
+Argument names follow FlashAttention. transformers' tensors are [1, heads, tokens, head_dim]; a kernel returns
 [1, tokens, heads, head_dim].
 """
 
@@ -68,7 +68,9 @@ def register_backend(name: str, backend: Backend) -> str:
         **_more: Any,
     ) -> tuple[Tensor, None]:
         if documents is None:
-            raise NotImplementedError("this model family does not pass keyword arguments on to its attention")
+            raise NotImplementedError(
+                "this model family does not pass keyword arguments on to its attention, which needs document boundaries"
+            )
         if s_aux is not None and name not in SINK_ATTENTION:
             raise NotImplementedError(f"{name}: this backend does not support attention sinks")
         if s_aux is not None:
@@ -91,13 +93,13 @@ def _cu_seqlens(batch: PackedBatch) -> AttentionMetadata:
 
 
 def _flatten(tensor: Tensor) -> Tensor:
-    """Return [tokens, heads, head_dim] in 16 bits, which FlashAttention needs; FP32 norms and DoRA on NF4 give FP32."""
+    """Return q, k or v as [tokens, heads, head_dim]; FP32, from FP32 norms or DoRA on NF4, is cast to BF16."""
     flat = tensor.transpose(1, 2).flatten(0, 1)
     return flat.to(torch.bfloat16) if flat.dtype == torch.float32 else flat
 
 
 def _over_flat_tensors(attend: Kernel) -> Kernel:
-    """Adapts a kernel that takes [tokens, heads, head_dim] in 16 bits."""
+    """Return a kernel for transformers' tensors that calls one for [tokens, heads, head_dim] in 16 bits."""
 
     def run(query: Tensor, key: Tensor, value: Tensor, metadata: AttentionMetadata, *scores: Any) -> Tensor:
         o = attend(_flatten(query), _flatten(key), _flatten(value), metadata, *scores)
@@ -115,7 +117,7 @@ def _varlen(
     softcap: float | None,
     window: int | None,
 ) -> Tensor:
-    """FlashAttention as built into torch."""
+    """Return causal attention by torch's varlen_attn, the FlashAttention that is built into torch."""
     if softcap is not None:
         raise NotImplementedError("varlen: this backend does not support softcapped attention scores")
     cu_seqlens, max_seqlen = metadata["cu_seqlens"], metadata["max_seqlen"]
@@ -174,7 +176,7 @@ def _triton(q: Tensor, k: Tensor, v: Tensor, metadata: AttentionMetadata, *score
 
 
 def _document_bounds(batch: PackedBatch) -> AttentionMetadata:
-    """Start and end of each token's document."""
+    """Return attention metadata: for each token, the positions at which its document starts and ends."""
     cu_seqlens = batch.cu_seqlens
     positions = torch.arange(batch.input_ids.shape[1], device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     document = torch.searchsorted(cu_seqlens, positions, right=True, out_int32=True)
@@ -224,9 +226,10 @@ def _flex(
 
 @cache
 def _make_score_mod(softcap: float | None, window: int | None) -> Callable[..., Tensor]:
-    """Return what FlexAttention applies to each score.
+    """Return FlexAttention's score_mod, which applies the softcap and the sliding window.
 
-    The window is here rather than in the block mask, which all layers share: keys outside it are computed in vain.
+    The window is not in the block mask, because all layers share that mask. Scores of keys outside the window are
+    therefore computed and discarded.
     """
 
     def modify(score: Tensor, _batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ _OUTPUTS = {"return_dict": True, "output_attentions": False, "output_hidden_stat
 
 
 def load_base(plan: Plan, folders: tuple[Path, ...], attention: str, device: torch.device) -> PreTrainedModel:
-    """Load the base in evaluation mode, with rows for new tokens. `attention` is the registered name of a backend."""
+    """Load the base model and add embedding rows for new tokens. `attention` is the registered name of a backend."""
     model = _load(plan, folders, attention, device)
     if _is_nf4_sharded(plan):
         shard_nf4_weights(model, device, DTYPES[plan.precision.compute_dtype])
@@ -52,7 +52,7 @@ def load_base(plan: Plan, folders: tuple[Path, ...], attention: str, device: tor
 
 
 def _is_nf4_sharded(plan: Plan) -> bool:
-    """Return whether the base is loaded without quantization, to be stored in NF4 as FSDP2 can shard it."""
+    """Return whether to load the base unquantized and quantize it here, to NF4 parameters that FSDP2 can shard."""
     return plan.quantization is not None and plan.strategy in FSDP_STRATEGIES
 
 
@@ -90,20 +90,20 @@ def _load(plan: Plan, folders: tuple[Path, ...], attention: str, device: torch.d
 
 
 def _is_quantized(source: str, options: Mapping[str, Any]) -> bool:
-    """Return whether the published weights are quantized: those of gpt-oss are, and train in the planned dtype."""
+    """Return whether the published config.json has a quantization_config, as that of gpt-oss has."""
     known = {name: options[name] for name in ("revision", "trust_remote_code")}
     return getattr(AutoConfig.from_pretrained(source, **known), "quantization_config", None) is not None
 
 
 def needs_eager_attention(config: PretrainedConfig) -> bool:
-    """Return whether SDPA does not support the model's attention: Gemma 2's softcap, the sinks of gpt-oss."""
+    """Return whether the model needs eager attention: SDPA has neither a softcap (Gemma 2) nor sinks (gpt-oss)."""
     text = config.get_text_config()
     has_sinks = text.model_type in FAMILIES and FAMILIES[text.model_type].has_sinks
     return has_sinks or getattr(text, "attn_logit_softcapping", None) is not None
 
 
 def fingerprint_base(plan: Plan, model: PreTrainedModel) -> str:
-    """Return a fingerprint of the weights: sizes and samples of each file, without reading all of it."""
+    """Return a fingerprint of the base's weights: of file sizes and sampled bytes, a Hub commit, or a random seed."""
     if plan.random_weights:
         return f"drawn:{_RANDOM_WEIGHTS_SEED}:{plan.base.name}"
     folder = TINY_BASE_FOLDER if plan.base.name == TINY_BASE_NAME else Path(str(model.config._name_or_path))
@@ -121,7 +121,7 @@ def fingerprint_base(plan: Plan, model: PreTrainedModel) -> str:
 
 
 def _check_sizes(plan: Plan, source: str, mismatched: list[tuple[str, list[int], list[int]]]) -> None:
-    """Refuses weights of other sizes than config.json says, which transformers would replace with random ones."""
+    """Raise InputError if weights do not have the shapes of config.json: transformers would use random ones instead."""
     if mismatched:
         problems = (Problem(where=name, what=f"{[*own]}, not {[*built]}") for name, own, built in mismatched[:3])
         raise InputError(
@@ -132,7 +132,7 @@ def _check_sizes(plan: Plan, source: str, mismatched: list[tuple[str, list[int],
 
 
 def _check_complete(plan: Plan, source: str, missing: list[str]) -> None:
-    """Refuses missing weights, which transformers initializes randomly with only a warning."""
+    """Raise InputError if weights are missing: transformers would initialize them randomly, with only a warning."""
     if missing:
         raise InputError(
             f"{plan.base.name}: {source} lacks {len(missing)} of its weights: {', '.join(missing[:3])}"
@@ -142,7 +142,7 @@ def _check_complete(plan: Plan, source: str, missing: list[str]) -> None:
 
 
 def _locate(plan: Plan, folders: tuple[Path, ...]) -> str:
-    """The folder with the base's files, or its name on the Hub."""
+    """Return the folder with the base's files, or its name on the Hub if it must be downloaded."""
     config = find_config(plan.base.name, folders)
     if config is None:
         return plan.base.name
@@ -183,7 +183,7 @@ def _make_load_error(plan: Plan, source: str, folders: tuple[Path, ...], error: 
 
 
 def _check_positions(plan: Plan, source: str) -> None:
-    """Raise InputError if config.json has too few positions: the plan may have used the entry of another version."""
+    """Raise InputError if config.json has fewer positions than planned: the plan may use a catalogue entry."""
     file = Path(source) / "config.json"
     positions = json.loads(file.read_text()).get("max_position_embeddings") if file.is_file() else None
     if isinstance(positions, int) and positions < plan.batch.sequence_length:
@@ -194,7 +194,7 @@ def _check_positions(plan: Plan, source: str) -> None:
 
 
 def _load_tiny(plan: Plan, attention: str) -> PreTrainedModel:
-    """Loads the bundled base on the CPU, unsharded with any engine, because it is small."""
+    """Load the bundled tiny base on the CPU; ZeRO-3 does not partition it while it loads."""
     config = AutoConfig.from_pretrained(str(TINY_BASE_FOLDER))
     with torch.random.fork_rng(devices=[]), _without_zero3_init():
         torch.manual_seed(_RANDOM_WEIGHTS_SEED)
@@ -205,7 +205,7 @@ def _load_tiny(plan: Plan, attention: str) -> PreTrainedModel:
 
 
 def _load_tiny_weights(plan: Plan, model: PreTrainedModel) -> None:
-    """Loads the weights; the file has no head, because it is tied to the embedding."""
+    """Load the tiny base's weights; its file has no LM head, which is tied to the embeddings."""
     try:
         weights = load_file(TINY_BASE_FOLDER / "model.safetensors")
         result = model.load_state_dict({name: weight.float() for name, weight in weights.items()}, strict=False)
@@ -216,7 +216,7 @@ def _load_tiny_weights(plan: Plan, model: PreTrainedModel) -> None:
 
 @contextmanager
 def _without_zero3_init() -> Iterator[None]:
-    """Disables ZeRO-3's partitioned initialization, of which only shards are left to draw or to quantize.
+    """Disable ZeRO-3's partitioned initialization, which leaves only shards to initialize or to quantize.
 
     DeepSpeed partitions the weights later.
     """

@@ -82,7 +82,7 @@ def compile_forward(forward: Forward, plan: CompilePlan) -> Forward:
 
 
 class _CompileSwitch:
-    """Switch for compiled code, shared by all layers: what fails to compile for one fails for the others too."""
+    """Whether layers run compiled code. All share this flag: if one fails to compile, the others would fail, too."""
 
     is_on = True
 
@@ -100,7 +100,7 @@ def is_compile_enabled() -> bool:
 
 @contextmanager
 def compile_disabled() -> Iterator[None]:
-    """Run eagerly, for shapes that do not recur: compiling them would take longer than the pass."""
+    """Run without torch.compile inside the context, for shapes that occur too rarely to be worth compiling."""
     was_on, _CompileSwitch.is_on = _CompileSwitch.is_on, False
     try:
         yield
@@ -114,7 +114,7 @@ class _CheckpointingSwitch:
 
 @contextmanager
 def checkpointing_disabled() -> Iterator[None]:
-    """Save all activations instead of recomputing them, where the recomputation would run in another context."""
+    """Disable activation checkpointing inside the context, where a recomputation would not run in the same mode."""
     _CheckpointingSwitch.is_on = False
     try:
         yield
@@ -136,17 +136,17 @@ def _checkpointed(forward: Forward, context_fn: Callable[[], Any] | None) -> For
 
 
 def get_checkpointing(layer: nn.Module) -> str | None:
-    """Return the kind of checkpointing of a layer's forward."""
+    """Return whether a layer's activation checkpointing is "full" or "selective"; None if it has none."""
     return getattr(layer.forward, _CHECKPOINTING_MARK, None)
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether the module's forward is compiled, at the latest when it first runs."""
+    """Return whether torch.compile is applied to a module's forward, even if no graph has been compiled yet."""
     return bool(getattr(module.forward, _COMPILED_MARK, False))
 
 
 def _policy(_context: Any, operation: Any, *arguments: Any, **_more: Any) -> CheckpointPolicy:
-    """Saves expensive outputs: attention, and matmuls with a long inner dimension (not LoRA's B)."""
+    """Return whether selective checkpointing saves an op's output: that of attention and of large matmuls is saved."""
     name = str(operation)
     if name.startswith(_SAVED_OPS):
         return CheckpointPolicy.MUST_SAVE

@@ -80,7 +80,7 @@ class _ChunkedLinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Scale gradients in place, because the head's is the largest tensor; a second backward is not possible."""
+        """Return the gradients from forward, scaled in place to save memory; a second backward is not possible."""
         (scale,) = grads
         grads = tuple(None if grad is None else grad.mul_(scale) for grad in ctx.saved_tensors)
         cast = (None if grad is None else grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True))
@@ -97,7 +97,7 @@ def _project(
 
 
 def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add a matrix product to a total in FP32; on a GPU within the matmul, without a temporary tensor."""
+    """Add left @ right to an FP32 tensor in place; for 16-bit factors on a GPU by addmm, without a temporary."""
     if total.is_cuda and left.dtype != torch.float32:
         torch.ops.aten.addmm.dtype_out(total, left, right, torch.float32, out=total)
     else:
@@ -105,7 +105,7 @@ def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _loss_and_grad(logits: Tensor, targets: Tensor, softcap: float | None) -> tuple[Tensor, Tensor]:
-    """Return the losses, and the gradient of the logits: softmax(logits) - onehot(target)."""
+    """Return the loss per position and its gradient with respect to the logits: softmax(logits) - onehot(target)."""
     capped = _softcap(logits.float(), softcap)
     lse = torch.logsumexp(capped, dim=-1)
     losses = lse - capped.gather(1, targets[:, None]).squeeze(1)
@@ -121,12 +121,12 @@ def _softcap(logits: Tensor, softcap: float | None) -> Tensor:
 
 
 def chunked_cross_entropy(hidden: Tensor, targets: Tensor, head: LMHead) -> Tensor:
-    """Return the summed loss, in plain torch on any device."""
+    """Return the summed cross-entropy, computed chunk by chunk in plain torch, on any device."""
     return _in_chunks(hidden, targets, head, lambda logits, targets: _loss_and_grad(logits, targets, head.softcap))
 
 
 def fused_cross_entropy(hidden: Tensor, targets: Tensor, head: LMHead) -> Tensor:
-    """Return the summed loss, with a Triton kernel between the matmuls; CUDA only."""
+    """Return the summed cross-entropy, computed chunk by chunk with a Triton kernel between the matmuls; CUDA only."""
     from launcher.training.kernels.cross_entropy_triton import cross_entropy_in_place
 
     return _in_chunks(
@@ -143,7 +143,7 @@ def _in_chunks(hidden: Tensor, targets: Tensor, head: LMHead, loss_and_grad: Los
 
 
 def full_logits_cross_entropy(hidden: Tensor, targets: Tensor, head: LMHead) -> Tensor:
-    """Return the summed loss from all logits, as the reference for the others."""
+    """Return the summed cross-entropy from all logits at once, as the reference for the chunked losses."""
     return functional.cross_entropy(compute_logits(hidden, head), targets, reduction="sum")
 
 
@@ -164,7 +164,7 @@ LOSSES: dict[LossKernel, Loss] = {
 
 
 def compute_summed_loss(kernel: LossKernel, hidden: Tensor, targets: Tensor, head: LMHead) -> Tensor:
-    """Return the summed loss in autocast's dtype where it is enabled, cast once so that kernels see one dtype."""
+    """Return the summed loss, computed in autocast's dtype, or in the head's dtype if autocast is disabled."""
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.weight.dtype
     with torch.autocast(device, enabled=False):

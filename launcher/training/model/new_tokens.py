@@ -49,7 +49,7 @@ def add_new_rows(model: PreTrainedModel, ids: list[int]) -> None:
 
 
 def separate_new_rows(model: nn.Module) -> None:
-    """Look new rows up separately from the frozen embeddings, in place of PEFT's copy of the matrix."""
+    """Make PEFT's embedding layers look new tokens up separately, without PEFT's copy of the complete matrix."""
     layers: list[Any] = [module for module in model.modules() if isinstance(module, TrainableTokensLayer)]
     for layer in layers:
         ids = torch.tensor(layer.token_indices[ADAPTER_NAME], device=layer.base_layer.weight.device)
@@ -74,7 +74,7 @@ def _embed(layer: Any, tokens: Tensor, active_adapters: list[str], *args: Any, *
 
 
 def split_head(head: Any) -> tuple[Any, Tensor | None, Tensor | None]:
-    """Return the frozen LM head, and ids and rows of new tokens, which are None if the head has no such rows."""
+    """Return (frozen LM head, ids of new tokens, their trained rows); ids and rows are None if no rows are trained."""
     if not isinstance(head, TrainableTokensWrapper):
         return head, None, None
     layer: Any = head.token_adapter

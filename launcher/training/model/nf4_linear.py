@@ -29,15 +29,16 @@ class Layout(NamedTuple):
     storage: torch.dtype
 
     def byte_counts(self) -> tuple[int, int, int, int, int]:
-        """Return the bytes of absmax_scale, absmax_offset, absmax, codes and padding; FP32 is first, to be aligned."""
+        """Return the sizes in bytes of absmax_scale, absmax_offset, absmax, codes and padding, in this order."""
         num_weights = self.out_features * self.in_features
         num_groups = num_weights // GROUP_SIZE
         outer = _FP32_BYTES * -(-num_groups // OUTER_GROUP_SIZE)
+        # FP32 values are first, so that they are aligned.
         return outer, outer, num_groups, num_weights // 2, -(num_groups + num_weights // 2) % _FP32_BYTES
 
 
 def can_store_as_bytes(linear: nn.Linear) -> bool:
-    """Return whether the quantization groups of a weight are complete, and its rows aligned for the kernel."""
+    """Return whether Nf4Linear supports a layer: its quantization groups are complete, and its rows are aligned."""
     return linear.weight.numel() % GROUP_SIZE == 0 and linear.in_features % 8 == 0
 
 
@@ -100,7 +101,7 @@ def _dequantize(packed: Tensor, levels: Tensor, absmax_levels: Tensor, layout: L
 
 
 def shard_nf4_weights(model: PreTrainedModel, device: torch.device, storage: torch.dtype) -> None:
-    """Replace the linear layers of the decoder layers, quantizing each weight on the device.
+    """Replace the linear modules of the decoder layers with Nf4Linear, quantizing each weight on the device.
 
     With RAM-efficient loading only rank 0 has the weights, and accelerate broadcasts its bytes.
     """
@@ -132,7 +133,7 @@ def replace_linears(model: PreTrainedModel, replacement: Callable[[nn.Linear], n
 
 
 def _quantize(weight: Tensor, layout: Layout) -> Tensor:
-    """Return the bytes of a weight, quantized as bitsandbytes does it for one GPU."""
+    """Return a weight as NF4 bytes in the order of Layout.byte_counts, quantized by bitsandbytes."""
     from bitsandbytes import functional as bnb
 
     codes, state = bnb.quantize_4bit(

@@ -123,7 +123,7 @@ class PackedCausalLM(nn.Module):
         deepspeed.zero.register_external_parameter(self, head.weight)
 
     def prepare(self, plan: Plan) -> None:
-        """Fuse LoRA, then checkpoint and compile the layers as planned. The module is on its device already."""
+        """Fuse LoRA layers, then apply checkpointing and torch.compile as planned. The module must be on its device."""
         self._check_signature()
         if plan.strategy == "zero3":
             self._gather_by_layer()
@@ -148,7 +148,7 @@ class PackedCausalLM(nn.Module):
             self.compile_decoder(plan.compile)
 
     def _check_signature(self) -> None:
-        """Refuse a decoder that cannot pass document boundaries on to its attention, as a base's own code may not."""
+        """Raise InputError if the decoder's forward takes no **kwargs, which carry document boundaries to attention."""
         decoder: Any = self.base.get_decoder()
         parameters = inspect.signature(decoder.forward).parameters.values()
         if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):

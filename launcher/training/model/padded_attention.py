@@ -27,7 +27,7 @@ AttendPadded = Callable[..., Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Documents of similar length."""
+    """Documents that are padded to the same length and attended in one call."""
 
     gather: Tensor  # [documents * length], token indices, padding included
     num_documents: int
@@ -107,7 +107,7 @@ def attend_eager(
     window: int | None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Return causal attention that materializes all scores. A sink takes part in the softmax, without a value."""
+    """Return causal attention that materializes all scores. Sinks only add to the softmax's denominator."""
     key, value = _repeat_kv(key, query), _repeat_kv(value, query)
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if sm_scale is None else sm_scale)
     if softcap is not None:
@@ -131,7 +131,7 @@ def _repeat_kv(heads: Tensor, query: Tensor) -> Tensor:
 
 
 def _causal_mask(query: Tensor, window: int | None) -> Tensor:
-    """Return the causal mask [tokens, tokens], true where a token is visible; `window` limits the distance."""
+    """Return the causal mask [tokens, tokens], true where query i may attend to key j; keys must be within `window`."""
     positions = torch.arange(query.shape[2], device=query.device)
     distance = positions[:, None] - positions[None, :]
     return (distance >= 0) if window is None else (distance >= 0) & (distance < window)

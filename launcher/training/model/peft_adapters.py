@@ -20,7 +20,7 @@ from launcher.training.model.pissa import share_pissa
 
 
 def add_adapter(base: PreTrainedModel, plan: Plan, new_token_ids: Sequence[int] = ()) -> PreTrainedModel | PeftModel:
-    """Add the planned adapter to the base's decoder and freeze everything else but new tokens."""
+    """Add the planned adapter to the decoder and freeze the base; full fine-tuning trains decoder and head instead."""
     base.requires_grad_(False)
     if plan.adapter.kind == "full":
         head: Any = base.get_output_embeddings()
@@ -40,7 +40,7 @@ def add_adapter(base: PreTrainedModel, plan: Plan, new_token_ids: Sequence[int] 
 
 
 def _check_saved_modules(base: PreTrainedModel, plan: Plan) -> None:
-    """Refuse modules to be trained completely that the base does not have."""
+    """Raise InputError if the base lacks a module of `modules_to_save`."""
     names = {name.rpartition(".")[2] for name, _ in base.named_modules()}
     missing = [name for name in plan.adapter.modules_to_save if name not in names]
     if missing:
@@ -48,7 +48,7 @@ def _check_saved_modules(base: PreTrainedModel, plan: Plan) -> None:
 
 
 def _cast_embeddings(base: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Cast the outputs of trained FP32 embeddings, so that decoder layers get the dtype of a frozen base."""
+    """Cast the outputs of embeddings that are trained in FP32 to `dtype`, which the frozen decoder layers expect."""
     embeddings: Any = base.get_input_embeddings()
     if embeddings.weight.dtype != dtype:
         embeddings.register_forward_hook(lambda _module, _inputs, output: output.to(dtype))
@@ -64,7 +64,7 @@ Targets = list[str] | str  # names, or a regular expression for whole paths, as 
 
 
 def _select_targets(base: PreTrainedModel, plan: Plan) -> tuple[Targets, Targets]:
-    """Return the target and feedforward modules.
+    """Return PEFT's target_modules and feedforward_modules; raise InputError if the decoder does not have them all.
 
     Names are checked, because PEFT ignores those without a match as long as one matches. Where other parts of the model
     have the same names, as a vision tower does, a regular expression limits them to the decoder.
@@ -125,7 +125,7 @@ def _make_config(
 
 
 def _list_token_rows(plan: Plan, ids: Sequence[int]) -> dict[str, list[int]] | None:
-    """Return the trained rows by module, without modules that are trained completely; PEFT adds a tied head itself."""
+    """Return PEFT's trainable_token_indices, without modules of modules_to_save; None if no module has trained rows."""
     saved = plan.adapter.modules_to_save
     if not ids or (saved and plan.base.tied_embeddings):
         return None
@@ -134,7 +134,7 @@ def _list_token_rows(plan: Plan, ids: Sequence[int]) -> dict[str, list[int]] | N
 
 
 def _set_trainable_dtype(model: nn.Module, plan: Plan) -> None:
-    """Cast the trained parameters. DeepSpeed keeps FP32 master weights and casts itself, except under ZeRO-3."""
+    """Cast the trained parameters to the planned dtype; with ZeRO-3, which does not cast them, to the compute dtype."""
     precision = plan.precision
     dtype = DTYPES[precision.compute_dtype if plan.strategy == "zero3" else precision.trainable_dtype]
     for parameter in model.parameters():

@@ -23,7 +23,7 @@ _INITIAL = "_initial_lora"  # attribute of the PEFT model: its adapter before th
 
 
 def share_pissa(model: PeftModel) -> None:
-    """Remember the initial adapter. On several ranks, all take it and the rest of the base from rank 0."""
+    """Store PiSSA's initial adapter for later. With several ranks, broadcast it and the base's residual from rank 0."""
     layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
     if dist.is_initialized() and dist.get_world_size() > 1:  # decompositions on different devices may differ
         for weight in (weight for layer in layers for weight in _list_weights(layer)):
@@ -44,7 +44,7 @@ def get_initial_lora(model: object) -> dict[str, Tensor]:
 
 
 def fingerprint_initial(model: object) -> str:
-    """Return what a resumed run must have in common in addition to the base; empty without PiSSA."""
+    """Return a hash of PiSSA's initial adapter, which a resumed run must have, too; empty without PiSSA."""
     initial = get_initial_lora(model)
     digest = hashlib.sha256()
     for _, tensor in sorted(initial.items()):
@@ -53,7 +53,7 @@ def fingerprint_initial(model: object) -> str:
 
 
 def subtract_initial(weights: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a LoRA of twice the rank with the change of a PiSSA adapter: BA - B'A' = [B, -B'] [A; A']."""
+    """Return trained minus initial PiSSA adapter as a LoRA of twice the rank: BA - B'A' = [B, -B'] [A; A']."""
     converted = dict(weights)
     for name, start in initial.items():
         weight, is_a = weights[name], ".lora_A." in name
@@ -63,6 +63,6 @@ def subtract_initial(weights: Mapping[str, Tensor], initial: Mapping[str, Tensor
 
 
 def convert_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes of adapter_config.json for `subtract_initial`: the same scale, at twice the rank."""
+    """Return new values for adapter_config.json after `subtract_initial`: twice the rank, at an unchanged scale."""
     factor = math.sqrt(2) if config["use_rslora"] else 2
     return {"init_lora_weights": True, "r": 2 * config["r"], "lora_alpha": factor * config["lora_alpha"]}

@@ -32,7 +32,7 @@ Variant = tuple[float | None, float | None, int | None]  # sm_scale, softcap, wi
 
 
 def collect_variants(module: PackedCausalLM) -> list[Variant]:
-    """Return the distinct score options of the base's layers; each takes another branch of a kernel.
+    """Return the distinct (scale, softcap, window) of the base's layers, which may use other branches of a kernel.
 
     Mistral and Phi-3 pass the window of their config; other families have one, or None, per layer.
     """
@@ -46,7 +46,7 @@ def collect_variants(module: PackedCausalLM) -> list[Variant]:
 
 
 def check_attention_grads(plan: Plan, backend: Backend, device: torch.device, variants: Sequence[Variant]) -> float:
-    """Return the largest relative difference of dQ, dK and dV, and raise RunFailedError if it exceeds rounding."""
+    """Return the largest relative error of dQ, dK and dV; raise RunFailedError if rounding cannot explain it."""
     batch = collate_lengths(_LENGTHS).to(device)
     dtype = DTYPES[plan.precision.compute_dtype]
     generator = torch.Generator().manual_seed(0)

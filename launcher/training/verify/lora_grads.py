@@ -1,4 +1,4 @@
-"""Check before training: the fused LoRA layers have the gradients of PEFT and transformers, or theirs are used.
+"""Check before training that fused LoRA layers have the gradients of PEFT's; if not, PEFT's layers are used.
 
 In 16 bits both are compared with the same computation in FP32: ours may be at most 1.5 times as far from it as PEFT's.
 In FP32, for quantized bases and where FP32 does not fit, ours are compared with PEFT's. With a base in FP8 there is no
@@ -56,7 +56,7 @@ _SAMPLED_ROWS = 64  # rows of a matrix from which the standard deviation of its 
 
 
 def check_lora_grads(plan: Plan, module: PackedCausalLM, file: PackFile, device: torch.device) -> float | None:
-    """Return the largest relative difference of a gradient; None if no layer is fused, or no longer."""
+    """Return the largest relative error of LoRA gradients; None if no layer is fused, also after a failed check."""
     if not module.fused_lora.weights:
         return None
     num_tokens = _NUM_TOKENS.get(device.type, 512)
@@ -145,7 +145,7 @@ def _plain_kernels(module: PackedCausalLM) -> Iterator[None]:
 
 
 def _compute_grads(module: PackedCausalLM, batch: PackedBatch) -> dict[str, list[Tensor]]:
-    """Return gradients by kind, such as "q_proj.lora_A", without accumulating into .grad."""
+    """Return LoRA's gradients by kind of matrix, such as "q_proj.lora_A", without accumulating into .grad."""
     trained = ((name, p) for name, p in module.named_parameters() if p.requires_grad and ".lora_" in name)
     names, parameters = zip(*trained, strict=True)
     with torch.enable_grad():
@@ -194,7 +194,7 @@ def _random_lora_b(model: FusedLoraModel) -> Iterator[None]:
 
 @contextmanager
 def _seeded_dropout(model: FusedLoraModel) -> Iterator[None]:
-    """Give all adapters with dropout the same mask, in training mode: PEFT draws one per matrix, we one per input."""
+    """Use one fixed dropout mask for all adapters: else PEFT would draw one per matrix, fused layers one per input."""
     members = [member for weights in model.weights if weights.dropout for member in weights.adapted_members]
     originals = [(member, member.lora_dropout[ADAPTER_NAME], member.training) for member in members]
     for member, dropout, _ in originals:

@@ -48,7 +48,7 @@ _MAX_PACKS = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackingCheck:
-    """Relative differences from transformers."""
+    """Relative differences between results for packed documents and those of transformers."""
 
     num_documents: int
     loss: float  # of the summed loss
@@ -63,9 +63,9 @@ class PackingCheck:
 def check_packing(
     plan: Plan, module: PackedCausalLM, model: nn.Module, file: PackFile, device: torch.device
 ) -> PackingCheck:
-    """Compare packed documents with each alone, and raise RunFailedError if they differ.
+    """Compare packed documents with each one alone; raise RunFailedError if rounding cannot explain the difference.
 
-    `module` is as built, `model` as prepared by accelerate: all forward passes go through it, as in training.
+    `model` is `module` as prepared by accelerate. Forward passes go through `model`, as in training.
     """
     documents = select_documents(file, _count_checked_tokens(plan))
     lengths = [len(document.input_ids) for document in documents]
@@ -105,9 +105,9 @@ _Results = list[tuple[Tensor, Tensor]]  # loss and hidden states of each documen
 
 
 def _try_exact(plan: Plan, module: PackedCausalLM, documents: list[Pack], device: torch.device) -> _Results:
-    """Return what transformers computes for each document in FP32; nothing if that is not possible.
+    """Return transformers' loss and hidden states of each document in FP32; empty if this is not possible.
 
-    With a base in FP8, transformers' results in BF16 do not show how much rounding causes.
+    It is empty for a base in FP8, too: transformers' results in BF16 do not show the rounding error of FP8.
     """
     is_sharded = plan.strategy not in ("single", "ddp")
     if is_sharded or plan.precision.compute_dtype == "fp32" or plan.quantization or plan.precision.fp8_base:
@@ -167,7 +167,7 @@ def _forward_rounded(
 
 
 def rounding_dtype(plan: Plan) -> Dtype:
-    """Return the dtype whose rounding applies: TF32 has the ten mantissa bits of FP16."""
+    """Return the dtype whose rounding error results have: the compute dtype, or FP16 for TF32, with as many bits."""
     is_tf32 = plan.precision.use_tf32 and plan.hardware.gpu is not None
     return "fp16" if is_tf32 and plan.precision.compute_dtype == "fp32" else plan.precision.compute_dtype
 
@@ -203,24 +203,24 @@ def _raise_different(plan: Plan, check: PackingCheck) -> NoReturn:
     raise RunFailedError(
         f"the attention backend {plan.attention.backend} {fault}: packed, the loss of {check.num_documents} documents "
         f"differs by {check.loss:.1e} (relative) and their hidden states by {check.hidden:.1e}; rounding can "
-        f"cause at most {allowed_loss:g} and {allowed:.2g}; without document boundaries: "
+        f"cause at most {allowed_loss:g} and {allowed:.2g}; without document boundaries hidden states differ by "
         f"{check.without_boundaries:.1e}",
         hint=suggest_backend(plan),
     )
 
 
 def suggest_backend(plan: Plan) -> str:
-    """Return a hint: which backend to try instead."""
+    """Return a hint that names another attention backend to try, or says that there is none for the base."""
     if plan.attention.backend in ("sdpa", "eager"):
         return "no backend supports this base model's attention; it cannot be trained on packed documents"
     return "try another backend: --set training.config.attention=sdpa"
 
 
 def select_documents(file: PackFile, max_tokens: int) -> list[Pack]:
-    """Select trained documents up to a number of tokens: half the longest, half from packs with the most documents.
+    """Select documents with targets, up to `max_tokens`: half the longest, half from packs with the most documents.
 
-    A micro-batch concatenates packs, so its documents must stay apart even if each pack holds only one. Windows, scaled
-    positions and the like begin at a length, so long documents must be among them.
+    A micro-batch concatenates packs, so its documents must stay apart even if each pack holds only one. Sliding
+    windows and scaled positions have an effect above a length only, so long documents must be among them.
     """
     longest = np.argsort(-file.column("sum_squares"), kind="stable")[:_MAX_PACKS].tolist()
     first = sorted(range(min(_MAX_PACKS, len(file))), key=lambda index: -len(file[index].document_lengths))
@@ -251,7 +251,7 @@ def _fill(documents: Iterable[tuple[_Key, Pack]], max_documents: int, max_tokens
 
 
 def check_rope(plan: Plan, module: PackedCausalLM, files: Iterable[PackFile]) -> None:
-    """Refuse longrope if short and long documents could share a micro-batch.
+    """Raise InputError if longrope is used and documents on both sides of its length limit could share a batch.
 
     transformers chooses its short or long factors by the longest document of a batch, for all documents in it.
     """
@@ -272,7 +272,7 @@ def check_rope(plan: Plan, module: PackedCausalLM, files: Iterable[PackFile]) ->
 
 
 def _list_longrope_borders(config: Any, rope: dict[str, Any]) -> list[int]:
-    """Return the lengths above which longrope changes; some families have parameters per kind of layer."""
+    """Return the lengths above which longrope uses its long factors, one per kind of layer; empty without longrope."""
     if rope.get("rope_type") == "longrope":
         return [int(rope.get("original_max_position_embeddings") or config.max_position_embeddings)]
     nested = (value for value in rope.values() if isinstance(value, dict))
@@ -301,7 +301,7 @@ def collate_documents(documents: list[Pack], plan: Plan) -> PackedBatch:
 
 
 def _without_boundaries(batch: PackedBatch) -> PackedBatch:
-    """Return the batch as one document without boundaries: attention sees further back, positions stay."""
+    """Return the batch with all documents merged into one, so that attention sees earlier documents; positions stay."""
     num_tokens = batch.input_ids.shape[1]
     cu_seqlens = batch.cu_seqlens.clone()
     cu_seqlens[1:] = num_tokens
@@ -321,7 +321,7 @@ def _forward(model: nn.Module, batch: PackedBatch, *, is_reference: bool = False
 
 
 def _forward_alone(model: nn.Module, documents: list[Pack], plan: Plan, device: torch.device) -> _Results:
-    """Return what transformers computes for each document alone."""
+    """Return loss and hidden states of each document, computed by transformers without packing."""
     batches = (collate_documents([document], plan).to(device) for document in documents)
     return [_forward(model, batch, is_reference=True) for batch in batches]
 

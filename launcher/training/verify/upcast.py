@@ -1,4 +1,4 @@
-"""Compute in FP32 what a model of 16 bits computes, without a copy of its weights."""
+"""Run a 16-bit model in FP32 by casting the inputs of each op, without an FP32 copy of all weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 
 class Upcast(TorchFunctionMode):
-    """Every torch function gets FP32 tensors instead of 16-bit ones; casts to 16 bits become casts to FP32."""
+    """Mode that passes FP32 instead of 16-bit tensors to torch functions, and turns casts to 16 bits into FP32."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "__get__":  # an attribute, such as dtype

@@ -47,8 +47,8 @@ def test_fewer_gpus_than_available_can_be_requested() -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"gpus_per_node": 3}, "--gpus 3: this machine has 2"),
-        ({"gpus_per_node": 0}, "--gpus and --nodes count from 1"),
+        ({"gpus_per_node": 3}, "--gpus 3: this machine has only 2"),
+        ({"gpus_per_node": 0}, "--gpus and --nodes must be at least 1"),
         ({"nodes": 5000}, "nodes: must be between 1 and 1024, not 5000"),
         ({"cpu_cores_per_node": 10**8}, "CPU cores per node: must be between 1 and 4096"),
         ({"ram_gib_per_node": float("nan")}, "RAM per node in GiB: must be between 1 and 65536, not nan"),

@@ -36,14 +36,14 @@ _IS_GELU = {"SiLU": False, "SiLUActivation": False, "GELUTanh": True}  # by clas
 
 
 def _draw_dropout_seeds(weights: FusedLoraWeights, count: int, device: torch.device) -> DropoutSeeds:
-    """Draw a seed for each input of a block that LoRA's dropout is applied to."""
+    """Draw `count` dropout seeds, one per input of LoRA layers; return no seeds if dropout is off."""
     if not weights.dropout or not weights.first_adapted.training:
         return DropoutSeeds(None, 0.0)
     return DropoutSeeds(draw_seeds(weights.first_adapted.lora_dropout[ADAPTER_NAME], count, device), weights.dropout)
 
 
 def _get_active_weights(module: Any) -> FusedLoraWeights | None:
-    """Return the layer's fused weight; None if its adapter is disabled, merged or, after merge_and_unload, gone."""
+    """Return a layer's fused weight; None in use_reference_forward, or if its adapter is disabled, merged or gone."""
     if is_reference_forward() or not isinstance(module, FusedLoraLinear):
         return None
     lora: Any = module
@@ -59,7 +59,7 @@ def _finish_output(weights: FusedLoraWeights, y: Tensor, correction: Tensor) -> 
 
 
 class _DeferredNorm(nn.Module):
-    """Mixin for an RMSNorm that the following fused block applies."""
+    """Mixin that makes an RMSNorm the identity, because the fused block after it applies the norm."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return hidden_states
@@ -70,7 +70,7 @@ class _DeferredNorm(nn.Module):
 
 
 def _get_norm_weight(norm: Any) -> Tensor:
-    """Return the factor of an RMSNorm; Gemma's is stored as its difference from 1."""
+    """Return the factor that an RMSNorm multiplies by: its weight, or 1 + weight for Gemma."""
     weight: Tensor = norm.weight
     return 1.0 + weight.float() if "Gemma" in type(norm).__name__ else weight
 
@@ -80,7 +80,7 @@ def _get_norm_eps(norm: Any) -> float:
 
 
 class _FusedBlock(nn.Module):
-    """Mixin placed before the family's class in the MRO; applies the preceding RMSNorm itself."""
+    """Base of the mixins that run an attention or MLP module, and the RMSNorm before it, as fused ops."""
 
     preceding_norm: tuple[_DeferredNorm]  # in a tuple, so that it remains a child of the layer only
     adapted_names: tuple[str, ...]  # of one adapted layer per fused weight
@@ -209,7 +209,7 @@ def _add_mixin(mixin: Any, family_class: Any) -> Any:
 
 
 def _list_fused_layers(block: Any, mixin: Any) -> tuple[tuple[str, ...], ...]:
-    """Return the names of the layers of each fused weight that a block needs."""
+    """Return the layer names of each fused weight that a block needs, such as (gate_proj, up_proj) and (down_proj)."""
     if mixin is _FusedAttentionBlock:
         return (("q_proj", "k_proj", "v_proj"),)
     gates = ("gate_up_proj",) if hasattr(block, "gate_up_proj") else ("gate_proj", "up_proj")
@@ -217,7 +217,7 @@ def _list_fused_layers(block: Any, mixin: Any) -> tuple[tuple[str, ...], ...]:
 
 
 def list_fusable_blocks(layers: list[nn.Module]) -> list[nn.Module]:
-    """Return the blocks that can be fused if layers without an adapter join fused weights.
+    """Return the attention and MLP modules that can be fused if layers without an adapter join fused weights.
 
     Call before fuse_lora_layers, which takes the result as `include_plain`.
     """
@@ -244,7 +244,7 @@ def fuse_decoder_layers(layers: list[nn.Module]) -> int:
 
 
 def describe_path(layers: list[nn.Module]) -> str:
-    """Return which fused ops run, in the words of docs/families.md; see its table."""
+    """Return which fused ops run, as docs/families.md names them: blocks, MLP, attention, matmuls or library (none)."""
     modules = [module for layer in layers for module in layer.modules()]
     has_mlp, has_attention = (
         any(isinstance(module, mixin) for module in modules) for mixin in (_FusedMLPBlock, _FusedAttentionBlock)
@@ -255,7 +255,7 @@ def describe_path(layers: list[nn.Module]) -> str:
 
 
 def _list_known_blocks(layer: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield (mixin, block, preceding norm) of the blocks whose code and sizes are supported."""
+    """Yield (mixin, module, RMSNorm before it) of a layer's attention and MLP modules that fused ops support."""
     if type(layer).__name__ not in _LAYERS:
         return
     decoder: Any = layer
@@ -268,7 +268,7 @@ def _list_known_blocks(layer: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def _has_adapters(block: Any, mixin: Any) -> bool:
-    """Return whether each fused weight would have an adapted layer, and no layer has a bias that cannot be added."""
+    """Return whether each fused weight of a block would have an adapter, and fused ops can add all of its biases."""
     for names in _list_fused_layers(block, mixin):
         members = [getattr(block, name) for name in names]
         bases = [getattr(member, "base_layer", member) for member in members]

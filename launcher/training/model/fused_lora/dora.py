@@ -12,7 +12,7 @@ from launcher.training.model.fused_lora.weights import ADAPTER_NAME
 
 
 def apply_magnitude(y: Tensor, member: Any, row_norms: Tensor, correction: Tensor | None = None) -> Tensor:
-    """Scale y by m / ||W + s B A|| and add the dropout correction. The norm is a constant, as in the DoRA paper."""
+    """Scale y by m / ||W + s B A|| and add the dropout correction. The norm gets no gradient, as in the DoRA paper."""
     scale = member.lora_magnitude_vector[ADAPTER_NAME].weight / row_norms
     if not torch.compiler.is_compiling():
         scaled: Tensor = _ScaleColumns.apply(y, scale, correction)

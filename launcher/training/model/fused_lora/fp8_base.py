@@ -13,9 +13,9 @@ from launcher.training.model.fused_lora.reference import is_reference_forward
 
 
 class Fp8Linear(nn.Linear):
-    """A linear layer in FP8. `weight` is a dense copy, for PEFT's code and as a reference.
+    """A frozen linear layer whose weight is stored in FP8. `weight` dequantizes it, for PEFT and for reference results.
 
-    The codes are no buffer: DDP would broadcast them, and NCCL does not know FP8.
+    The FP8 codes are not registered as a buffer: DDP would broadcast them, and NCCL does not support FP8.
     """
 
     codes: Tensor  # [out, in]
@@ -28,7 +28,7 @@ class Fp8Linear(nn.Linear):
         return (self.codes.float() * self.scales[:, None]).to(self.compute_dtype)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # nn.Linear's name
-        """Return x W^T + bias, in FP8 unless it is the reference."""
+        """Return x W^T + bias, by an FP8 matmul except in the reference forward."""
         if is_reference_forward():
             return functional.linear(input, self.weight, self.bias)
         y: Tensor = _Fp8Matmul.apply(input.flatten(0, -2).to(self.compute_dtype), self.codes, self.scales)
@@ -37,7 +37,7 @@ class Fp8Linear(nn.Linear):
 
 
 class _Fp8Matmul(torch.autograd.Function):
-    """Map x [tokens, in] to x W^T."""
+    """Autograd function that maps x [tokens, in] to x W^T, where W is stored in FP8."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def can_round(linear: Any) -> bool:
 
 @torch.no_grad()
 def round_linears(linears: list[Any]) -> tuple[Tensor, Tensor]:
-    """Turn layers with the same input into Fp8Linear; return the codes and scales of all, of which theirs are views."""
+    """Turn linear layers into Fp8Linear, whose codes and scales are views of stacked tensors; return these tensors."""
     weight, num_outputs = linears[0].weight, sum(linear.out_features for linear in linears)
     codes = torch.empty(num_outputs, weight.shape[1], dtype=DTYPE, device=weight.device)
     scales = torch.empty(num_outputs, dtype=torch.float32, device=weight.device)
@@ -78,7 +78,7 @@ def round_linears(linears: list[Any]) -> tuple[Tensor, Tensor]:
 
 
 def round_remaining(layers: list[nn.Module]) -> int:
-    """Store the other frozen linear layers in FP8, those without an adapter; return how many."""
+    """Store the remaining frozen linear layers in FP8, where their sizes allow it; return how many were changed."""
     linears = [module for layer in layers for module in layer.modules() if can_round(module)]
     for linear in linears:
         round_linears([linear])

@@ -144,7 +144,7 @@ class _BaseMatmul(torch.autograd.Function):
 
 
 def apply_fused_linear(weights: FusedLoraWeights, x: Tensor) -> tuple[Tensor, ...]:
-    """Return one output per member of the fused weight."""
+    """Return the outputs of all linear layers of a fused weight for their common input x."""
     flat = x.flatten(0, -2).to(weights.dtype)
     dropped: Tensor | None = None
     if weights.dropout and weights.first_adapted.training:
@@ -175,7 +175,7 @@ def _apply_magnitudes(
     dora: DoraNorms,
     corrections: tuple[Tensor, ...] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Scale the outputs of adapted members only; the output of a member without an adapter is unused here."""
+    """Apply DoRA's magnitudes to the outputs of adapted layers; outputs of layers without an adapter are unchanged."""
     row_norms, scaled = dora.row_norms.split(list(weights.shape.out_features)), list(outputs)
     for index in weights.shape.adapted:
         correction = None if corrections is None else corrections[index]
@@ -197,7 +197,7 @@ def _apply_dora_with_dropout(
 
 
 class FusedLoraLinear(nn.Module):
-    """Mixin for PEFT's LoRA layers that computes all members of a fused weight at once.
+    """Mixin for PEFT's LoRA layers that computes the outputs of all layers with the same input together.
 
     `fuse_lora_layers` sets the `__class__` of a PEFT layer to a subclass of (this mixin, its own class), and `unfuse`
     sets it back. The module object, its parameters and their names stay, so PEFT, state dicts and checkpoints see the
@@ -209,7 +209,7 @@ class FusedLoraLinear(nn.Module):
     fused_index: int
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Return this layer's output; the first layer that is called with x computes those of all members."""
+        """Return this layer's output; the first call with an input caches the outputs of all layers that share it."""
         lora: Any = self
         if is_reference_forward() or lora.disable_adapters or lora.merged or args or kwargs:
             result: Tensor = super().forward(x, *args, **kwargs)
@@ -287,7 +287,7 @@ def fuse_lora_layers(
     include_plain: Collection[nn.Module] = (),
     in_fp8: bool = False,
 ) -> FusedLoraModel:
-    """Fuse every LoRA and DoRA layer that can be fused; the others stay with PEFT.
+    """Build fused weights for all LoRA and DoRA layers that can be fused; the other layers keep PEFT's forward.
 
     `include_plain` are parent modules; in them, a layer without an adapter joins the fused weight of the adapted layers
     that have the same input. `in_fp8` stores the base's weights in FP8.
@@ -312,7 +312,7 @@ def fuse_lora_layers(
 
 
 def _is_clipped(parent: Any, name: str) -> bool:
-    """Return whether OLMo clips this layer's output in place, which autograd refuses for views of a joint output."""
+    """Return whether OLMo's clip_qkv clips this layer's output in place, which autograd forbids on views."""
     is_clipping = getattr(getattr(parent, "config", None), "clip_qkv", None) is not None
     return is_clipping and name in ("q_proj", "k_proj", "v_proj")
 
@@ -320,7 +320,7 @@ def _is_clipped(parent: Any, name: str) -> bool:
 def _select_group(
     parent: Any, names: tuple[str, ...], fusable: dict[str, Any], dtype: torch.dtype, *, with_plain: bool
 ) -> list[Any]:
-    """Return the layers among `names` that can share a fused weight."""
+    """Return the layers among `names` that can share a fused weight; empty if none is adapted or they differ."""
     adapted = [fusable[name] for name in names if name in fusable]
     if len({get_fusion_key(member) for member in adapted}) != 1:
         return []

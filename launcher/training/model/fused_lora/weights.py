@@ -61,7 +61,7 @@ class PlainLinear:
 
 @dataclass(eq=False)
 class FusedLoraWeights:
-    """The fused weight of some layers, and the outputs of its last matmul until each adapted layer has fetched its own.
+    """The fused weight of layers that share an input, and its outputs until each adapted layer has fetched its own.
 
     All adapted members have the same hyperparameters (see get_fusion_key).
     """
@@ -77,12 +77,12 @@ class FusedLoraWeights:
 
     @property
     def adapted_members(self) -> list[Any]:
-        """PEFT's layers among the members."""
+        """The layers of the fused weight that have an adapter."""
         return [self.members[index] for index in self.shape.adapted]
 
     @property
     def first_adapted(self) -> Any:
-        """The layer that the common hyperparameters are read from."""
+        """The first layer with an adapter; all adapted layers have its hyperparameters."""
         return self.members[self.shape.adapted[0]]
 
     @property
@@ -92,7 +92,7 @@ class FusedLoraWeights:
 
     @property
     def out_features(self) -> int:
-        """Output features of all members together."""
+        """Number of output features, summed over the layers of the fused weight."""
         return sum(self.shape.out_features)
 
     @property
@@ -119,7 +119,7 @@ class FusedLoraWeights:
         return scaled_b, lora_a[:, : self.in_features]
 
     def lora_parameters(self) -> list[Tensor]:
-        """Return every A, then every B."""
+        """Return the LoRA parameters of the adapted layers: every A, then every B."""
         lora_a = [member.lora_A[ADAPTER_NAME].weight for member in self.adapted_members]
         return lora_a + [member.lora_B[ADAPTER_NAME].weight for member in self.adapted_members]
 
@@ -133,7 +133,7 @@ class FusedLoraWeights:
         return torch.cat(magnitudes) / self.dora.row_norms
 
     def list_copies(self) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """Yield (parameter, its place in the fused weight, factor) for every A and B."""
+        """Yield (parameter, view of the fused weight to copy it into, scale to apply) for every A and B."""
         scaled_b, lora_a = self.lora_views()
         rows, rank = scaled_b.split(list(self.shape.out_features)), self.shape.rank
         for index in self.shape.adapted:
@@ -187,7 +187,7 @@ def get_dropout_rate(module: Any) -> float:
 
 
 def get_fusion_key(module: Any) -> tuple[object, ...]:
-    """Return what adapted layers must have in common to share a fused weight."""
+    """Return the properties, such as the rank, that must be equal for adapted layers to share a fused weight."""
     return (
         type(module.base_layer),
         module.in_features,
@@ -201,7 +201,7 @@ def get_fusion_key(module: Any) -> tuple[object, ...]:
 def build_fused_weights(
     members: list[Any], *, clones_last_output: bool = False, in_fp8: bool = False
 ) -> FusedLoraWeights:
-    """Move the base weights of the members into one fused weight; `in_fp8` rounds them, where their sizes allow it."""
+    """Move the layers' base weights into one fused weight; `in_fp8` stores them in FP8 if the sizes of all allow it."""
     adapted = tuple(index for index, member in enumerate(members) if not isinstance(member, PlainLinear))
     first = members[adapted[0]]
     rank = int(first.r[ADAPTER_NAME])
