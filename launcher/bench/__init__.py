@@ -1,1 +1,1 @@
-"""Speed measurements: A/B tests of one setting (`--vary`), ablations, and old-against-new regressions."""
+"""Measure training speed: A/B tests of one setting (`--vary`), ablations, attention backends, regression tests."""

@@ -1,4 +1,4 @@
-"""A/B test of training speed: blocks of steps of each variant, interleaved."""
+"""A/B test of training speed: the variants take turns to train short blocks of steps, which are timed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Ready(Frozen):
 
 
 class Block(Frozen):
-    """A timing with its position in an A/B test."""
+    """Step times of one block of an A/B test, with the block's round and variant."""
 
     round: int
     variant: int
@@ -44,19 +44,19 @@ class Block(Frozen):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockSize:
-    """Sequences per block: the same for every variant, whatever its global batch."""
+    """Number of warm-up and timed sequences per block, equal for all variants even if their global batches differ."""
 
     warmup_sequences: int
     timed_sequences: int
     is_exact: bool  # both are multiples of every variant's global batch
 
     def count_steps(self, global_batch_size: int) -> tuple[int, int]:
-        """Return the number of warm-up steps and of timed steps."""
+        """Return how many warm-up steps and timed steps a block has at a given global batch size."""
         return ceil(self.warmup_sequences / global_batch_size), ceil(self.timed_sequences / global_batch_size)
 
 
 def make_block_size(global_batch_sizes: Sequence[int], warmup_steps: int, timed_steps: int) -> BlockSize:
-    """Compute the size of a block in sequences; its steps are counted at the largest global batch."""
+    """Compute the sequences per block from numbers of steps, which refer to the largest of the global batch sizes."""
     largest = max(global_batch_sizes)
     unit = lcm(*global_batch_sizes)
     is_exact = unit <= _MAX_UNIT * largest
@@ -100,7 +100,7 @@ def measure_variants(
     reuse_processes: bool,
     report: Callable[[str], None],
 ) -> Measurements:
-    """Measure all blocks, with one process per variant that sleeps while another is timed, or one per block.
+    """Time all blocks of an A/B test, with one process per variant that idles while others are timed, or one per block.
 
     `limit_seconds` is the time limit for building a model, and for a block.
     """

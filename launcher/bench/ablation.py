@@ -1,4 +1,4 @@
-"""Runs an ablation: one process per stage, each with a time limit; finished stages are kept when it is resumed."""
+"""Run an ablation of training speed: one process per stage, with a time limit; resuming keeps finished stages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Status = Literal["measured", "unavailable", "out of memory", "timeout", "failed"
 
 
 class StageSpec(Frozen):
-    """Specification for the process that measures a stage."""
+    """Input of the process that measures an ablation stage: plan, prepared data, loop settings and numbers of steps."""
 
     plan: Plan
     store: str
@@ -53,7 +53,7 @@ class StageSpec(Frozen):
 
 
 class StageRecord(Frozen):
-    """A line of stages.jsonl."""
+    """Outcome of one ablation stage: a line of stages.jsonl."""
 
     key: str
     title: str
@@ -65,14 +65,14 @@ class StageRecord(Frozen):
     fingerprint: str = ""
 
     def format_outcome(self) -> str:
-        """Format the speed, or why there is none."""
+        """Return the measured tokens/s as text, or the status and the reason if there is no measurement."""
         if self.timing is not None:
             return f"{self.timing.tokens_per_second:,.0f} tokens/s"
         return f"{self.status}: {self.reason}"
 
 
 class AblationEffort(Frozen):
-    """Steps per stage, and time limits."""
+    """Number of warm-up and timed steps of each ablation stage, and time limits."""
 
     warmup_steps: int
     timed_steps: int
@@ -88,7 +88,7 @@ def run_ablation(
     folder: Path,
     report: Callable[[str], None],
 ) -> tuple[StageRecord, ...]:
-    """Measure in order. A stage that fails gets a record, too, and the others are still measured."""
+    """Measure the stages of an ablation in order; a stage that fails is recorded, and the next one is measured."""
     file = folder / RECORDS_FILE
     known, software = _load_records(file), _hash_software()
     records: list[StageRecord] = []
@@ -123,7 +123,7 @@ def run_ablation(
 
 
 def _append(file: Path, record: StageRecord) -> None:
-    """Append a line; the last line may have been cut short by a kill."""
+    """Append a record as a new line, even if a killed process left the last line of the file incomplete."""
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     separator = "\n" if text and not text.endswith("\n") else ""
     with file.open("a", encoding="utf-8") as out:
@@ -131,7 +131,7 @@ def _append(file: Path, record: StageRecord) -> None:
 
 
 def _fingerprint(spec: StageSpec, measurement: Measurement, software: str) -> str:
-    """Hash everything a time depends on: plan, stage, code, libraries. The second baseline is measured separately."""
+    """Hash what a stage's speed depends on (plan, stage, code, libraries); the repeated baseline has its own hash."""
     is_repeat = measurement.key == "baseline" and measurement.mode == "alone"
     return hashlib.sha256(f"{spec.model_dump_json(exclude=_VOLATILE)}\n{software}\n{is_repeat}".encode()).hexdigest()[
         :24
@@ -150,7 +150,7 @@ def _hash_software() -> str:
 
 
 def _load_records(file: Path) -> dict[str, StageRecord]:
-    """Load reusable records by fingerprint. Lines of another version and incomplete lines are skipped."""
+    """Load earlier results by fingerprint, without unreadable lines and without failures other than out of memory."""
     known: dict[str, StageRecord] = {}
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         try:
@@ -163,7 +163,7 @@ def _load_records(file: Path) -> dict[str, StageRecord]:
 
 
 def _measure(process: MeasurementProcess, limit_seconds: float) -> dict[str, object]:
-    """Return status, reason and timing of a record."""
+    """Measure a stage in its process; return its status, with the timing or with the reason why there is none."""
     try:
         with process:
             timing = Timing.model_validate_json(process.read(limit_seconds))

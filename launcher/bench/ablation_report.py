@@ -1,4 +1,4 @@
-"""Result of an ablation as a table, Markdown and a plot: each stage cumulatively and alone, against the baseline."""
+"""Report of an ablation as table, Markdown and plot: each stage's speedup over the baseline, cumulative and alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HEADER = (
 
 
 class Ablation(Frozen):
-    """Content of ablation.json."""
+    """Results of an ablation with its model, hardware and batch size: the content of ablation.json."""
 
     schema_version: Literal[2] = 2
     expert: str
@@ -48,7 +48,7 @@ class Ablation(Frozen):
 
 
 class StageGain(Frozen):
-    """A stage, measured cumulatively and alone."""
+    """Speedup of an ablation stage over the baseline, on top of all earlier stages and alone."""
 
     title: str
     record: StageRecord
@@ -60,7 +60,7 @@ class StageGain(Frozen):
 def make_ablation(
     plan: Plan, records: Sequence[StageRecord], warmup_steps: int, timed_steps: int, notes: Sequence[str]
 ) -> Ablation:
-    """Combine the records of an ablation with what they were measured on."""
+    """Combine the results of an ablation with the model, hardware and batch size that they were measured on."""
     return Ablation(
         expert=plan.expert,
         base=plan.base.name,
@@ -76,7 +76,7 @@ def make_ablation(
 
 
 def get_speed(record: StageRecord | None) -> float | None:
-    """Return the tokens/s of a record that was measured."""
+    """Return the tokens/s of an ablation stage; None if it was not measured."""
     return None if record is None or record.timing is None else record.timing.tokens_per_second
 
 
@@ -85,7 +85,7 @@ def _find_record(records: Sequence[StageRecord], key: str, mode: Mode) -> StageR
 
 
 def compute_gains(ablation: Ablation) -> list[StageGain]:
-    """Compute the gain of every stage, in order, including those that are unavailable."""
+    """Compute each ablation stage's speedup over the baseline; stages without a measurement are included, with None."""
     baseline = get_speed(_find_record(ablation.records, "baseline", "cumulative"))
     gains = []
     for record in ablation.records:
@@ -101,13 +101,13 @@ def compute_gains(ablation: Ablation) -> list[StageGain]:
 
 
 def list_notes(records: Sequence[StageRecord]) -> list[str]:
-    """Return the notes of the measurements, and a warning if the machine drifted."""
+    """Return the notes of all measurements, after a warning if the repeated baseline differs by more than 5 %."""
     notes = []
     first, last = (get_speed(_find_record(records, "baseline", mode)) for mode in ("cumulative", "alone"))
     if first is not None and last is not None and abs(last / first - 1) > _MAX_DRIFT:
         notes.append(
-            f"the machine drifted: the baseline ran at {format_rate(first)} tokens/s first and at {format_rate(last)} "
-            "last; smaller gains are not significant"
+            f"the speed of the machine changed: the baseline ran at {format_rate(first)} tokens/s first and at "
+            f"{format_rate(last)} last; gains smaller than this difference are not significant"
         )
     notes += [
         f"{record.title} ({record.mode}): {record.timing.note}"
@@ -118,7 +118,7 @@ def list_notes(records: Sequence[StageRecord]) -> list[str]:
 
 
 def table_rows(ablation: Ablation) -> list[tuple[str, ...]]:
-    """Return one row per stage that was measured or tried."""
+    """Return one table row per ablation stage, without those that are unavailable with this plan."""
     return [_make_row(gain) for gain in compute_gains(ablation) if gain.record.status != "unavailable"]
 
 
@@ -148,7 +148,7 @@ def _format_gain(gain: float | None) -> str:
 
 
 def list_missing(ablation: Ablation) -> list[str]:
-    """Return what was not measured, and why."""
+    """Return one line for each ablation stage that was not measured, with the reason."""
     unavailable = [
         f"unavailable: {gain.title}: {gain.record.reason}"
         for gain in compute_gains(ablation)
@@ -163,7 +163,7 @@ def list_missing(ablation: Ablation) -> list[str]:
 
 
 def describe(ablation: Ablation) -> str:
-    """Describe in one line what was measured."""
+    """Return the base model, hardware, batch size and number of steps of an ablation as one line of text."""
     size = f"{ablation.sequences_per_step} sequences of {ablation.sequence_length:,} tokens per step"
     return (
         f"{ablation.base} on {ablation.hardware}; {size}, the same rows in every stage; "
@@ -172,7 +172,7 @@ def describe(ablation: Ablation) -> str:
 
 
 def render_markdown(ablation: Ablation) -> str:
-    """Render ablation.md."""
+    """Render the report of an ablation as Markdown: the content of ablation.md."""
     rows = [[inline(cell) for cell in row] for row in table_rows(ablation)]
     parts = [f"# Ablation: {inline(ablation.expert)}", f"{inline(describe(ablation))}.", table(HEADER, rows)]
     if remarks := [*list_missing(ablation), *(f"note: {note}" for note in ablation.notes)]:
@@ -186,7 +186,7 @@ def can_plot() -> bool:
 
 
 def render_png(ablation: Ablation) -> bytes:
-    """Render the plot; needs matplotlib."""
+    """Render the plot of an ablation as PNG; needs matplotlib."""
     from matplotlib.figure import Figure
 
     gains = compute_gains(ablation)

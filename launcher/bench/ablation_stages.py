@@ -43,7 +43,7 @@ BASELINE = LoopConfig()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """One optimization."""
+    """One ablation stage: an optimization, as a change to the settings of the training loop."""
 
     key: str
     title: str
@@ -52,12 +52,12 @@ class Stage:
 
 
 def list_stages(plan: Plan) -> tuple[Stage, ...]:
-    """Return the stages in the order in which they accumulate."""
+    """Return the ablation stages of a plan, in the order in which their optimizations are added."""
     micro_batch, num_workers = plan.batch.micro_batch_size, plan.loader.num_workers
     loss, optimizer, checkpointing = plan.loss_kernel, plan.optimizer.name, plan.checkpointing
 
     def make(key: str, title: str, change: Change, decision: str, *, is_unavailable: bool) -> Stage:
-        """Make a stage; if the plan does not use it, the stage names the plan's own choice and its reason."""
+        """Make a stage; if the plan does not use it, mark it unavailable, with the plan's own choice and its reason."""
         if not is_unavailable:
             return Stage(key=key, title=title, change=change)
         made = next(item for item in plan.decisions if item.name == decision)

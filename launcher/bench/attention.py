@@ -22,7 +22,7 @@ _MAX_DIFFERENCE = 0.03
 
 
 class AttentionSpec(Frozen):
-    """Specification for the process: one attention backend, and a micro-batch of packed documents."""
+    """Input of the process that measures an attention backend: the backend, and the shape of a packed micro-batch."""
 
     backend: AttentionBackend
     shape: AttentionShape
@@ -32,7 +32,7 @@ class AttentionSpec(Frozen):
 
 
 class AttentionTiming(Frozen):
-    """Milliseconds of one layer's attention, and how it differs from FP32."""
+    """Forward and backward time of one layer's attention, and its relative difference from FP32 attention."""
 
     forward_ms: float
     backward_ms: float
@@ -47,20 +47,22 @@ class AttentionTiming(Frozen):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionResult:
-    """Timings by backend, and why others could not be measured."""
+    """Timings of the measured attention backends, and the reasons why the others have none."""
 
     timings: dict[AttentionBackend, AttentionTiming] = field(default_factory=dict)
     problems: dict[AttentionBackend, str] = field(default_factory=dict)
 
 
 def check_measurable(plan: Plan) -> None:
-    """Raise InputError unless this machine has a GPU and the plan a choice of backends."""
+    """Raise InputError if the plan is not for this machine's GPU, or cannot choose its attention backend by speed."""
     hardware, family = plan.hardware, FAMILIES.get(plan.base.model_type)
     if hardware.gpu is None or hardware.source != "probe":
-        where = "this machine has none" if hardware.gpu is None else "--gpu describes another machine"
+        where = "this machine has none" if hardware.gpu is None else "--gpu describes another machine: omit it"
         raise InputError(f"launcher bench attention measures the GPU of this machine, and {where}")
     if plan.precision.compute_dtype == "fp32":
-        raise InputError("flash kernels compute in 16 bits, and this plan in FP32: there is nothing to compare")
+        raise InputError(
+            "this plan computes in FP32, but flash attention needs BF16 or FP16: there is nothing to compare"
+        )
     if plan.base.model_type == "gemma2" or (family is not None and family.has_sinks):
         raise InputError(
             f"{plan.base.name} has attention sinks or soft-capped scores, which few backends support: "
@@ -69,7 +71,7 @@ def check_measurable(plan: Plan) -> None:
 
 
 def list_measurable(plan: Plan) -> tuple[AttentionBackend, ...]:
-    """Return the backends that may run here. Our own kernels are tried on every GPU."""
+    """Return the attention backends to measure on this GPU, with the Triton kernels if they support the head size."""
     gpu, base = plan.hardware.gpu, plan.base
     assert gpu is not None
     backends = list_package_backends(gpu, plan.hardware)

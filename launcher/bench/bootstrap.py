@@ -39,7 +39,7 @@ def estimate_ratio(speeds: Sequence[float], others: Sequence[float]) -> Interval
 
 
 def _bootstrap(values: Sequence[float]) -> tuple[float, float]:
-    """Return percentiles of resampled means.
+    """Return the bounds of a 95 % bootstrap confidence interval of the mean.
 
     Plain percentiles of few values under-cover, because a resample varies less than a new sample. The percentiles are
     therefore moved outward to where Student's t puts them.

@@ -1,12 +1,13 @@
-"""Regression test of an expert: trained with conventional settings and as planned, on the same rows, and compared.
+"""Regression test of an expert: train it with conventional and with planned settings on the same rows, and compare.
 
 Only execution settings differ. Everything that affects learning is the expert's own in both runs: adapter, learning
-rate, schedule, seed, rows. So is the precision: nearly all published manifests use BF16, and without a GPU there is
-only FP32. The exception is a base in FP8, which is compared with BF16.
+rate, schedule, seed, rows. The precision is also the same: nearly all published manifests use BF16, and without a GPU
+there is only FP32. The exception is a base in FP8, which is compared with BF16.
 
-Some properties of the old loop have no manifest key: rows padded to the longest of a batch, micro-batches of two rows,
-full logits, a host sync after every micro-step. The old run is therefore faster here than it was, and the reported
-speedup is a lower bound; benchmarks/before_after.py measures the old loop itself.
+The run with conventional settings is called old, the run with planned settings new. Some properties of a conventional
+training loop have no manifest key: rows padded to the longest of a batch, micro-batches of two rows, full logits, a
+host sync after every micro-step. The old run is therefore faster than such a loop, and the reported speedup is a lower
+bound; benchmarks/before_after.py measures such a loop itself.
 """
 
 from __future__ import annotations
@@ -68,13 +69,19 @@ _OLD_SETTINGS: tuple[_OldSetting, ...] = (
         lambda plan: "off" if plan.compile is None else f"on, by {plan.compile.scope}",
         "published manifests disable it: every batch length was recompiled",
     ),
-    ("optimizer", "optim", "adamw_torch", lambda plan: plan.optimizer.name, "PyTorch's default: several kernels"),
+    (
+        "optimizer",
+        "optim",
+        "adamw_torch",
+        lambda plan: plan.optimizer.name,
+        "PyTorch's default, which launches several kernels per step",
+    ),
     (
         "gradient checkpointing",
         "gradient_checkpointing",
         "true",
         lambda plan: "off" if plan.checkpointing == "none" else plan.checkpointing,
-        "memory was not estimated, so it was always saved",
+        "without a memory estimate, it is always on to save memory",
     ),
     (
         "loader workers",
@@ -88,14 +95,14 @@ _OLD_SETTINGS: tuple[_OldSetting, ...] = (
         "dataloader_pin_memory",
         "false",
         lambda plan: "on" if plan.loader.pin_memory else "off",
-        "as above",
+        "published manifests do not pin memory",
     ),
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettingChange:
-    """One setting with its values in the old and the new plan; equal if the hardware leaves no choice."""
+    """One setting with its conventional (old) and its planned (new) value; equal if the hardware leaves no choice."""
 
     name: str
     override: str
@@ -105,13 +112,13 @@ class SettingChange:
 
     @property
     def has_effect(self) -> bool:
-        """Whether the plans differ."""
+        """Whether the old and the new plan differ in this setting."""
         return self.old != self.new
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """The old and the new training, and how their settings differ."""
+    """An expert's training planned with conventional (old) and with planned (new) settings, and how these differ."""
 
     old: PlannedRun
     new: PlannedRun
@@ -121,7 +128,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """Result of comparing an old and a new run; in a pair, the old run's value comes first."""
+    """Comparison of the runs with conventional (old) and planned (new) settings; in pairs, the old run comes first."""
 
     rows: tuple[float, float]  # trained
     speedup: float | None  # ratio of rows/s, which ignores padding
@@ -130,7 +137,7 @@ class Verdict:
 
 
 def plan_pair(request: Request, prepare: Callable[[PlannedRun], Audit]) -> Pair:
-    """Plan both trainings; `prepare` prepares the new one's data, which tells how many rows share a sequence."""
+    """Plan the old and the new training; `prepare` prepares the data, which shows how many rows are in a sequence."""
     without_task_eval = replace(request, overrides=(*_NO_TASK_EVAL, *request.overrides))
     complete = _use_complete_epochs(plan_request(without_task_eval))
     new = plan_request(complete)
@@ -151,7 +158,11 @@ def plan_pair(request: Request, prepare: Callable[[PlannedRun], Audit]) -> Pair:
 
 
 def _choose_value(key: str, value: str, new: Plan) -> str:
-    """Return the old run's value of a setting: eager attention if SDPA is not supported; only FP8 becomes BF16."""
+    """Return the value of a setting in the old run: the conventional one, with two exceptions.
+
+    Attention is eager if SDPA is not supported. The precision is that of the new run, or BF16 if the new run has an FP8
+    base.
+    """
     if key == "precision":
         return value if new.precision.fp8_base else new.precision.compute_dtype
     backends = (new.attention.backend, *new.attention.fallbacks)
@@ -168,7 +179,7 @@ def _describe_rows(plan: Plan) -> str:
 def _use_complete_epochs(planned: PlannedRun) -> Request:
     """Return a request for one epoch instead of the smoke profile's 60 steps, so that both runs train the same rows.
 
-    An epoch of a sample is 58 to 78 such steps: about as long, and both see every row once.
+    An epoch of the smoke sample has 58 to 78 of these steps: it takes about as long, and both runs train each row once.
     """
     is_smoke, has_length = planned.plan.profile == "smoke", bool(planned.loaded.overridden_keys & _LENGTH_KEYS)
     if not is_smoke or has_length:
@@ -219,7 +230,7 @@ def evaluate(paths: RunPaths, flags: Sequence[str]) -> None:
 
 
 def _run(words: Sequence[str]) -> int:
-    """Run a launcher command with its output on our stderr; its process group gets our signals exactly once."""
+    """Run a launcher subcommand with its log on our stderr, forward our signals to it, and return its exit code."""
     received: list[int] = []
     groups: list[int] = []
 
@@ -273,7 +284,7 @@ def make_verdict(
 
 
 def _count_rows(record: RunRecord) -> float:
-    """Count the rows trained, from the metrics of the steps."""
+    """Return the number of rows that a run trained, from the samples/s and the duration of its steps."""
     pairs = ((row.get(metrics.SAMPLES_PER_SECOND), row.get(metrics.STEP_SECONDS)) for row in record.steps)
     counts = (rate * seconds for rate, seconds in pairs if rate is not None and seconds is not None)
     return float(sum(round(count) for count in counts if math.isfinite(count)))

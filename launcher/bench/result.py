@@ -18,7 +18,7 @@ from launcher.hardware.model import format_hardware
 
 
 class VariantMetrics(Frozen):
-    """Medians of a variant over its blocks."""
+    """Metrics of one variant of an A/B test: medians over its blocks; of the peak memory, the maximum."""
 
     label: str
     tokens_per_second: float
@@ -46,7 +46,7 @@ class Comparison(Frozen):
 
 
 class BenchResult(Frozen):
-    """result.json of an A/B test."""
+    """Result of an A/B test of training speed: the content of result.json."""
 
     schema_version: Literal[2] = 2
     expert: str
@@ -68,7 +68,7 @@ def make_result(
     measurements: Measurements,
     notes: Sequence[str],
 ) -> BenchResult:
-    """Evaluate the measured blocks."""
+    """Compute the result of an A/B test from its measured blocks."""
     plan = variants[0].plan
     blocks = sorted(measurements.blocks, key=lambda block: block.round)
     timings = [[block.timing for block in blocks if block.variant == index] for index in range(len(variants))]
@@ -90,7 +90,7 @@ def make_result(
 
 
 def make_verdicts(labels: Sequence[str], timings: Sequence[Sequence[Timing]]) -> list[Comparison]:
-    """Compare the first variant with each other one."""
+    """Compare the speed of the first variant with that of each other variant, with confidence intervals."""
     speeds = [[timing.tokens_per_second for timing in block_timings] for block_timings in timings]
     verdicts = []
     for other, other_speeds in zip(labels[1:], speeds[1:], strict=True):
@@ -126,7 +126,7 @@ def _median_or_none(values: Sequence[float | None]) -> float | None:
 def list_caveats(
     variants: Sequence[Variant], block_size: BlockSize, stores: Sequence[str], num_sequences: int
 ) -> list[str]:
-    """Return what makes the variants unequal, known before anything is measured."""
+    """Return notes on differences in data, number of sequences and batch size between variants, before measuring."""
     notes = []
     plans = [variant.plan for variant in variants]
     if len(set(stores)) > 1:
@@ -148,7 +148,7 @@ def list_caveats(
 def _list_anomalies(
     variants: Sequence[Variant], measurements: Measurements, timings: Sequence[Sequence[Timing]]
 ) -> list[str]:
-    """Return what went wrong while measuring."""
+    """Return notes on variants that ran another attention backend than planned, or that skipped steps."""
     notes = []
     for index, variant in enumerate(variants):
         planned, active = variant.plan.attention.backend, measurements.ready[index].attention
@@ -167,7 +167,7 @@ def table_header(result: BenchResult) -> tuple[str, ...]:
 
 
 def table_rows(result: BenchResult) -> list[tuple[str, ...]]:
-    """Return one row per variant."""
+    """Return one table row per variant of an A/B test."""
     return [
         (
             variant.label,
@@ -190,12 +190,12 @@ def format_gpu_columns(mfu: float | None, peak_gib: float | None, utilization: f
 
 
 def format_rate(tokens_per_second: float) -> str:
-    """Format a speed with a decimal only where it is small."""
+    """Format tokens/s as an integer, or with one decimal below 100."""
     return f"{tokens_per_second:,.0f}" if tokens_per_second >= 100 else f"{tokens_per_second:,.1f}"
 
 
 def describe_method(result: BenchResult) -> str:
-    """Describe in one line how the figures were measured."""
+    """Return one line of text on how an A/B test was measured: blocks, steps per block, processes, statistics."""
     steps = [str(variant.steps) for variant in result.variants]
     per_block = " / ".join(steps) if len(set(steps)) > 1 else steps[0]
     processes = "one process per variant" if result.reuses_processes else "a new process for every block"
@@ -204,7 +204,7 @@ def describe_method(result: BenchResult) -> str:
 
 
 def render_markdown(result: BenchResult) -> str:
-    """Render report.md."""
+    """Render the report of an A/B test as Markdown: the content of report.md."""
     parts = [
         f"# {inline(result.expert)}: {inline(result.key)}",
         f"On {inline(result.hardware)}. {describe_method(result)}.",

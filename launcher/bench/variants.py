@@ -38,7 +38,7 @@ _NOT_EXECUTED = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variation:
-    """A key and its values, one per variant; the others are compared with the first."""
+    """The manifest key that an A/B test varies, and its values, one per variant; the first variant is the reference."""
 
     key: str  # as given
     path: str  # as --set takes it
@@ -47,7 +47,7 @@ class Variation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
-    """One value of the varied key, planned."""
+    """One variant of an A/B test: a value of the varied key, and the plan made with it."""
 
     label: str
     planned: PlannedRun
@@ -67,11 +67,11 @@ class ChangedDecision(Frozen):
 
 
 def parse_vary(text: str) -> Variation:
-    """Parse the value of `--vary`; raises InputError."""
+    """Parse the `KEY=A,B` of `--vary`; raises InputError if it is malformed or two values are the same."""
     key, equals, rest = text.partition("=")
     key = key.strip()
     if not equals or not key:
-        raise InputError(f"--vary {shorten(text)}: not KEY=A,B", hint=_EXAMPLE)
+        raise InputError(f"--vary {shorten(text)}: must be KEY=A,B", hint=_EXAMPLE)
     values = tuple(value.strip() for value in _split(rest))
     _check_values(text, key, values)
     return Variation(key=key, path=_resolve_path(key), values=values)
@@ -114,7 +114,7 @@ def _split(text: str) -> Iterator[str]:
 
 
 def _resolve_path(key: str) -> str:
-    """Expand the short name of a key of training.config; paths stay as they are and are checked with the manifest."""
+    """Return the manifest path of a key: `packing` is training.config.packing; raises InputError if it is unknown."""
     fields = TrainingConfig.model_fields
     if key in fields:
         return f"{_PREFIX}{key}"
@@ -160,14 +160,14 @@ def _check_plans_differ(variants: Sequence[Variant], variation: Variation) -> No
             plans = [one.plan.model_dump(mode="json", exclude=_NOT_EXECUTED) for one in (variant, other)]
             if plans[0] == plans[1]:
                 raise InputError(
-                    f"{other.label} and {variant.label} run the same here: their plans do not differ",
+                    f"{other.label} and {variant.label} have the same plan here: there is nothing to compare",
                     tuple(_list_reasons(variant.plan, variation)),
                     "`launcher plan` shows what is decided on this machine, and why",
                 )
 
 
 def _list_reasons(plan: Plan, variation: Variation) -> list[Problem]:
-    """Return the decisions whose names share a word with the key."""
+    """Return the plan's decisions whose names share a word with the varied key, with their reasons."""
     words = set(variation.path.rpartition(".")[2].split("_"))
     return [
         Problem(where=decision.name, what=f"{decision.value}: {decision.reason}")
@@ -177,7 +177,7 @@ def _list_reasons(plan: Plan, variation: Variation) -> list[Problem]:
 
 
 def list_changes(variants: Sequence[Variant]) -> tuple[ChangedDecision, ...]:
-    """Return the decisions that differ, in the order of the plan."""
+    """Return the plan decisions in which the variants differ, in the order of the plan."""
     by_variant = [{decision.name: decision for decision in variant.plan.decisions} for variant in variants]
     changes = []
     for name in dict.fromkeys(name for decisions in by_variant for name in decisions):

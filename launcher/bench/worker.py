@@ -1,4 +1,4 @@
-"""Processes that measure: started with a specification, controlled over a pipe, killed when they take too long."""
+"""Worker processes for measurements: each reads a specification file, is controlled by pipes, and has a time limit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TAIL_LINES = 12
 
 
 class Timing(Frozen):
-    """Timed steps of a worker process, with MFU, peak memory and the state of the GPU."""
+    """Durations and token counts of a worker's timed steps, with MFU, peak memory, GPU utilization and power."""
 
     seconds: tuple[float, ...]
     tokens: tuple[int, ...]  # per step, without padding
@@ -34,15 +34,15 @@ class Timing(Frozen):
 
     @property
     def tokens_per_second(self) -> float:
-        """Median over the steps, so that one stall does not hide the speed."""
+        """Median tokens/s of the timed steps, so that one stalled step does not distort it."""
         return median(tokens / seconds for tokens, seconds in zip(self.tokens, self.seconds, strict=True))
 
 
 class ChildFailedError(LauncherError):
-    """A child process failed; we exit with its exit code if it is one of ours."""
+    """Error of a failed child process; the launcher exits with the child's exit code if it is one of ExitCode."""
 
     def __init__(self, title: str, problems: tuple[Problem, ...], exit_code: int) -> None:
-        """Take over the exit code of the child."""
+        """Keep the child's exit code if it is one of ExitCode, else use RUN_FAILED."""
         super().__init__(title, problems)
         self.exit_code = ExitCode(exit_code) if exit_code in set(ExitCode) else ExitCode.RUN_FAILED
 
@@ -51,12 +51,12 @@ class MeasurementFailedError(ChildFailedError):
     """A worker exited without a result; shows the end of its log and carries its exit code."""
 
     def __init__(self, title: str, log: Path, exit_code: int) -> None:
-        """Read the problems from the log."""
+        """Read the last lines of the worker's log as the problems of this error."""
         super().__init__(title, tuple(Problem(where="", what=line) for line in _read_tail(log)), exit_code)
 
     @property
     def reason(self) -> str:
-        """One line: the message of our own error, or the last line of a traceback."""
+        """Why the worker failed, in one line: the launcher's error message, else the last line of the log."""
         if not self.problems:
             return self.title
         first, last = self.problems[0].what, self.problems[-1].what
@@ -68,7 +68,7 @@ class MeasurementTimeoutError(MeasurementFailedError):
 
 
 class MeasurementProcess:
-    """`python -m MODULE SPEC`: replies to each line on stdin with one on stdout; exits when stdin closes."""
+    """A worker `python -m MODULE SPEC` that writes each result as a line to stdout, and exits when stdin closes."""
 
     def __init__(self, module: str, spec: Frozen, folder: Path, name: str) -> None:
         """Write the specification to `folder` and start the process; its stderr goes to a log there."""

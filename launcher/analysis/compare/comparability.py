@@ -23,7 +23,7 @@ Label = Callable[[RunFacts], str | None]  # None: unknown, or nothing to say
 
 
 def group_by_data(runs: Sequence[RunFacts]) -> tuple[str | None, ...]:
-    """Return a letter per data key, in order of appearance; None if a run's data are unknown."""
+    """Return a letter for each run, equal for runs trained on the same data; None for a run whose data are unknown."""
     keys = list(dict.fromkeys(run.traits.data_key for run in runs if run.traits.data_key is not None))
     return tuple(None if run.traits.data_key is None else _letters(keys.index(run.traits.data_key)) for run in runs)
 
@@ -41,7 +41,7 @@ def collect_cautions(runs: Sequence[RunFacts]) -> tuple[Caution, ...]:
 
 
 def name_runs(runs: Sequence[RunFacts]) -> str:
-    """Return the names of runs as a short list."""
+    """Return the names of runs, comma-separated; of more than five runs, the first four and how many more there are."""
     names = [run.name for run in runs]
     if len(names) <= _MAX_NAMES + 1:
         return ", ".join(names)
@@ -83,7 +83,7 @@ def _get_checker(name: str, judged: Judged) -> str | None:
 
 
 def _check_evaluations(runs: Sequence[RunFacts]) -> Iterator[Caution]:
-    """Warn about different judges, rows and decoding."""
+    """Yield a warning if the judges, the evaluated rows or the decoding of the runs' answers differ."""
     pick = choose_evaluations(runs)
 
     def flag(title: str, label: Callable[[Judged], str | None], consequence: str) -> Iterator[Caution]:
@@ -121,7 +121,7 @@ def _flag(
     *,
     each: bool = False,
 ) -> Callable[[Sequence[RunFacts]], Iterator[Caution]]:
-    """Return a check that warns if a label differs between runs, or with `each` about every run that has one."""
+    """Return a check that yields a caveat if runs have different labels, or with `each`, if any run has a label."""
 
     def check(runs: Sequence[RunFacts]) -> Iterator[Caution]:
         groups: dict[str, list[RunFacts]] = {}
@@ -203,7 +203,7 @@ _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
         "The sequence length differs",
         lambda run: _format(run.traits.sequence_length),
         ("loss", "speed", "memory"),
-        "Longer sequences cost more per token, need more memory, and are truncated later.",
+        "Longer sequences cost more per token, need more memory, and truncate fewer rows.",
     ),
     _flag(
         "The validation rows differ",
@@ -278,7 +278,7 @@ _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
         "The wall-clock axis is estimated",
         _unrecorded_clock,
         ("time",),
-        "These runs did not record it: it is the sum of steps and evaluations, without startup and checkpoints.",
+        "These runs did not record elapsed time: steps and evaluations are summed, without startup and checkpoints.",
         "note",
         each=True,
     ),

@@ -1,4 +1,4 @@
-"""Settings of runs under dotted keys, formatted for people, and their differences."""
+"""Collect the settings of runs as readable text under dotted keys, and find those that differ."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def format_setting(value: object) -> str:
 
 
 def clean_text(text: str) -> str:
-    """Return foreign text without secrets, surrogates and invisible characters such as bidirectional marks."""
+    """Return untrusted text without secrets, surrogates and invisible characters such as bidirectional marks."""
     return escape(text.encode("utf-8", "replace").decode("utf-8"))
 
 

@@ -43,7 +43,7 @@ _RECORDED: dict[str, str] = {
 
 
 def compute_max_points(num_series: int) -> int:
-    """Return the maximal number of points per series."""
+    """Return the maximum number of points per curve, so that all curves of a page together stay small enough."""
     return max(_MIN_POINTS, min(_MAX_POINTS, _PAGE_POINTS // max(1, num_series)))
 
 
@@ -67,7 +67,7 @@ def make_series(facts: RunFacts, metric: str, max_points: int) -> Series | None:
 
 
 def make_axis(facts: RunFacts, max_points: int) -> Axis:
-    """Return steps, tokens and elapsed seconds as chart axes; without elapsed time, durations of steps are summed."""
+    """Return the x-axis values of a run: steps, tokens seen and elapsed seconds, which are summed if not recorded."""
     steps = sorted({step for column in facts.columns.values() for step in column.steps})
     seconds = _compute_seconds(facts, steps)
     tokens = _carry(facts, TOKENS_SEEN, steps)
@@ -98,7 +98,7 @@ def _compute_seconds(facts: RunFacts, steps: Sequence[int]) -> list[float] | Non
 
 
 def _carry(facts: RunFacts, metric: str, steps: Sequence[int]) -> list[float] | None:
-    """Return the running maximum of a metric at each step."""
+    """Return the running maximum of a metric at each step; None if the run has no values of it."""
     values = facts.column(metric).by_step
     return [*accumulate((values.get(step, 0.0) for step in steps), max)] if values else None
 

@@ -1,4 +1,4 @@
-"""Facts of one run, from its run directory."""
+"""Load the metrics, settings, status and evaluations of a run from its run directory."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _KEY_DIGITS = 6
 
 
 def make_columns(rows: Iterable[StepMetrics]) -> dict[str, Column]:
-    """Return the columns of all known metrics and of all task metrics."""
+    """Return the values by step of every metric that the launcher defines, and of every task metric."""
     steps: dict[str, array[int]] = {}
     values: dict[str, array[float]] = {}
     for row in rows:
@@ -87,7 +87,7 @@ def make_columns(rows: Iterable[StepMetrics]) -> dict[str, Column]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """Verdicts and rates of one evaluation."""
+    """One evaluation of a run: the result of each check for each row, and the rate of each check."""
 
     main: str
     checks: Mapping[str, CheckResult]
@@ -98,7 +98,7 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgedRun:
-    """Evaluations of a run."""
+    """Evaluations of a run's answers: before the first step, during training, and by `launcher eval`."""
 
     base: Judged | None = None
     trained: Judged | None = None  # during training, on the rows of `base`
@@ -129,7 +129,7 @@ class RunFacts:
         return self.columns.get(metric, _NOTHING)
 
     def last(self, metric: str) -> float | None:
-        """Return the final value: from the outcome, else the last one logged."""
+        """Return the final value of a metric: from the outcome, else the last one logged; None if there is neither."""
         if metric in self.goodput:
             return self.goodput[metric]
         return next(reversed(self.column(metric).values), None)
@@ -153,7 +153,7 @@ def _get_status(record: RunRecord) -> RunStatus:
 
 
 def make_facts(record: RunRecord, evaluations: RunEvaluations) -> RunFacts:
-    """Collect the facts of a loaded run."""
+    """Collect what `launcher compare` needs from the record of a run and its evaluations."""
     plan, outcome = record.plan, record.outcome
     columns = make_columns(record.rows)
     last_step = max((row.step for row in record.rows), default=0)
@@ -212,7 +212,7 @@ def _sum_attempts(outcome: Outcome) -> float | None:
 
 
 def drop_answer_texts(evaluations: RunEvaluations) -> JudgedRun:
-    """Keep verdicts and rates of all evaluations of a run."""
+    """Return all evaluations of a run with the results of their checks, but without the texts of the answers."""
     return JudgedRun(
         base=_strip(evaluations.base), trained=_strip(evaluations.trained), full_eval=_strip(evaluations.full_eval)
     )

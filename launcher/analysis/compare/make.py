@@ -144,7 +144,7 @@ def _compare_run(
 
 
 def _make_names_unique(runs: Sequence[RunFacts]) -> list[RunFacts]:
-    """Distinguish runs of the same name by their path."""
+    """Return the runs with cleaned names; runs that have the same name get their path appended."""
     runs = [replace(run, name=clean_text(run.name), place=clean_text(run.place)) for run in runs]
     counts = Counter(run.name for run in runs)
     return [run if counts[run.name] == 1 else replace(run, name=f"{run.name} ({run.place})") for run in runs]

@@ -17,7 +17,7 @@ Section = Literal["what is learnt", "how it runs", "where it runs", "versions"]
 
 
 class Axis(Frozen):
-    """Tokens and seconds of a run at some steps; values between are interpolated linearly."""
+    """X-axis values of a run: tokens seen and seconds elapsed at some steps; between them, interpolate linearly."""
 
     step: tuple[int, ...]
     tokens: tuple[float, ...] | None
@@ -88,7 +88,7 @@ class Interval(Frozen):
 
 
 class Figure(Frozen):
-    """One result of every run, in the order of the runs."""
+    """One summary metric, with its value for every run, in the order of the runs."""
 
     key: str
     title: str
@@ -110,7 +110,7 @@ class VerdictPart(Frozen):
 
 
 class Verdict(Frozen):
-    """One line per pair of runs: which is better in what, and what cannot be compared."""
+    """Comparison of two runs: which one is better in which aspect, and which aspects are not comparable."""
 
     run: int  # index
     against: int

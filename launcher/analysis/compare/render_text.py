@@ -123,7 +123,7 @@ def format_figure(figure: Figure, index: int) -> str:
 
 
 def render_markdown(comparison: Comparison) -> str:
-    """Render all sections as Markdown."""
+    """Render a comparison of runs as Markdown."""
     parts = ["<!-- made by launcher compare -->", f"# {inline(comparison.title)}", f"As of {comparison.made_at}."]
     for title, blocks in _list_sections(comparison):
         parts.append(f"## {title}")
@@ -179,7 +179,7 @@ def _print_grid(grid: _Grid, console: Console, clean: Callable[[str], str]) -> N
 
 
 def _fill_blocks(widths: Sequence[int], width: int) -> list[list[int]]:
-    """Group all columns but the first into blocks that fit the width next to it."""
+    """Group the columns of a table into blocks that fit `width`; the first column is repeated in each block."""
     blocks: list[list[int]] = [[]]
     used = widths[0]
     for at in range(1, len(widths)):

@@ -1,4 +1,4 @@
-"""Results of every run, and the best of the comparable ones."""
+"""Summary metrics of every run, and which of the comparable runs are best."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Peers = Callable[[RunFacts], Hashable]  # runs with the same value are comparabl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricSpec:
-    """How to compute and compare one result."""
+    """How to compute one summary metric of a run, and how to compare it between runs."""
 
     key: str
     title: str
@@ -42,7 +42,7 @@ class MetricSpec:
 
 
 def make_figures(runs: Sequence[RunFacts], task_specs: Sequence[MetricSpec] = ()) -> tuple[Figure, ...]:
-    """Return all results that some run has, task metrics first."""
+    """Return every summary metric that at least one run has, task metrics first."""
     return tuple(figure for spec in (*task_specs, *_SPECS) if (figure := _make_figure(spec, runs)) is not None)
 
 
@@ -68,7 +68,7 @@ def _make_figure(spec: MetricSpec, runs: Sequence[RunFacts]) -> Figure | None:
 def _find_best(
     spec: MetricSpec, runs: Sequence[RunFacts], values: Sequence[float | None]
 ) -> tuple[dict[int, int], list[int]]:
-    """Return the best runs of each group of comparable ones, and the runs of groups without a best one."""
+    """Return the best runs of each group of comparable runs, and the runs of groups that are all equally good."""
     if spec.better is None:
         return {}, []
     groups: dict[Hashable, dict[int, float]] = {}
@@ -97,7 +97,7 @@ def _is_as_good(spec: MetricSpec, runs: Sequence[RunFacts], known: dict[int, flo
 
 
 def is_alike(spec: MetricSpec, one: float, other: float) -> bool:
-    """Whether a difference is too small to mean anything."""
+    """Return whether two values of a summary metric differ too little to call one of them better."""
     if spec.unit == "share":
         return abs(one - other) <= _ALIKE_SHARE
     return math.isclose(one, other, rel_tol=spec.alike)
@@ -128,7 +128,7 @@ def compute_wall_clock(run: RunFacts) -> float | None:
 
 
 def sum_recorded_seconds(run: RunFacts) -> float | None:
-    """Return the seconds of all steps and evaluations."""
+    """Return the total seconds of a run's steps and evaluations; None if none were recorded."""
     parts = (metrics.STEP_SECONDS, metrics.EVAL_SECONDS, metrics.TASK_SECONDS)
     spent = [seconds for name in parts for seconds in run.column(name).finite]
     return math.fsum(spent) if spent else None
@@ -152,7 +152,7 @@ def _prediction_error(run: RunFacts) -> float | None:
 
 
 def compute_cost(run: RunFacts) -> float | None:
-    """Return the cost of the wall-clock time at the planned price."""
+    """Return the cost of a run's wall-clock time at the planned price; None if either is unknown."""
     seconds, price = compute_wall_clock(run), run.traits.price_per_hour
     return None if seconds is None or price is None else seconds / _SECONDS_PER_HOUR * price
 
@@ -178,10 +178,10 @@ def _same_machine(run: RunFacts) -> Hashable:
 
 
 def find_speed_change(run: RunFacts) -> tuple[float, float, int] | None:
-    """Return the highest and the lowest speed within a run, in order, if they differ by a factor of about two.
+    """Return the speeds before and after a change by a factor of 1.8 or more, and its step; None without such a change.
 
-    Both are medians of several consecutive steps, so single slow steps and the first one do not count. The third value
-    is the first step at the other speed, approximately.
+    They are the highest and the lowest median of several consecutive steps, so single slow steps and the first one do
+    not count. The step is approximate.
     """
     points = [*run.column(metrics.TOKENS_PER_SECOND).by_step.items()][1:]
     size = max(_MIN_STEPS, math.ceil(len(points) / _MAX_PARTS))
@@ -204,7 +204,7 @@ def _same_job(run: RunFacts) -> Hashable:
 
 
 def compute_waited_seconds(run: RunFacts) -> float:
-    """Return the data wait of the device if measured, else of the host, which is the same on a CPU."""
+    """Return the seconds that a run waited for data: the wait of the device if measured, else that of the host."""
     steps, shares, hosts = (
         run.column(name).by_step for name in (metrics.STEP_SECONDS, metrics.DATA_WAIT_SHARE, metrics.DATA_WAIT_SECONDS)
     )
@@ -229,7 +229,7 @@ def _all_runs(_run: RunFacts) -> Hashable:
 
 
 def _make_spec(key: str, metric: str, compute: Compute, peers: Peers, title: str = "", note: str = "") -> MetricSpec:
-    """Make a spec with the unit and direction of a known metric."""
+    """Make the spec of a summary metric, with the unit and direction (lower or higher is better) of a logged metric."""
     known = METRICS_BY_NAME[metric]
     return MetricSpec(
         key=key,

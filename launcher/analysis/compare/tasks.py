@@ -17,9 +17,10 @@ Pick = Callable[[RunFacts], Judged | None]
 
 
 def choose_evaluations(runs: Sequence[RunFacts]) -> Pick:
-    """Choose the same kind of evaluation for all runs.
+    """Return a function that picks which evaluation of a run to compare: if possible, the same kind for all runs.
 
-    `launcher eval` if all have it, unless only the evaluations during training share the same rows.
+    It picks that of `launcher eval` if all runs have one, unless only the evaluations during training are on the same
+    rows in all runs.
     """
     judged_runs = [run.judged for run in runs if run.judged.trained is not None or run.judged.full_eval is not None]
     full_rows = {None if judged.full_eval is None else judged.full_eval.rows for judged in judged_runs}
@@ -30,7 +31,7 @@ def choose_evaluations(runs: Sequence[RunFacts]) -> Pick:
 
 
 def list_main_checks(runs: Sequence[RunFacts], pick: Pick) -> list[str]:
-    """Return the names of the checks that decide whether an answer is correct, of all runs, each once."""
+    """Return the names of all runs' main checks (which decide whether an answer is correct), without duplicates."""
     return [*dict.fromkeys(judged.main for run in runs if (judged := pick(run)) is not None)]
 
 
@@ -50,7 +51,7 @@ def _make_chart(name: str, runs: Sequence[RunFacts], pick: Pick) -> Chart:
 
 
 def make_task_specs(runs: Sequence[RunFacts]) -> Iterator[MetricSpec]:
-    """Return specs of the main checks first, each with base and gain, then of the other checks."""
+    """Yield specs of each main check's rate, the base model's rate and the gain over it; then of other checks."""
     pick = choose_evaluations(runs)
     mains = list_main_checks(runs, pick)
     for name in mains:
@@ -143,6 +144,6 @@ def _get_interval(judged: Judged | None, name: str) -> Interval | None:
 
 
 def compare_answers(before: Judged, now: Judged, name: str) -> PairedChange:
-    """Compare two evaluations by the rows that both have."""
+    """Compare the results of one check in two evaluations, on the rows that both have."""
     shared = [key for key in before.verdicts if key in now.verdicts]
     return compare_paired(*([judged.verdicts[key].get(name) for key in shared] for judged in (before, now)))

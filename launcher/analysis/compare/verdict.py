@@ -18,7 +18,7 @@ _ALL_PAIRS = 5  # with more runs, each is compared with the leading one only
 
 
 def make_verdicts(runs: Sequence[RunFacts], figures: Sequence[Figure], pick: Pick) -> tuple[tuple[Verdict, ...], str]:
-    """Compare all pairs of a few runs, or many runs with the leading one; also return which pairs these are."""
+    """Compare all pairs of up to five runs, or each of more runs with the best one, which the returned text names."""
     if len(runs) <= _ALL_PAIRS:
         pairs, about = [(later, earlier) for earlier, later in combinations(range(len(runs)), 2)], ""
     else:

@@ -1,1 +1,1 @@
-"""What is wrong with this machine, with an expert's plan on it, or with a run: probes look, judges judge."""
+"""Find problems of this machine, of an expert's plan on it, or of a run: probes collect facts, checks make findings."""

@@ -120,7 +120,7 @@ def measure_write_speed(folder: Path) -> float:
 
 
 def check_disks(disks: Sequence[DiskFacts]) -> Iterator[Finding]:
-    """Check every folder."""
+    """Check the disk of every folder that training uses; yield one finding per folder."""
     for facts in disks:
         yield _check(facts)
 

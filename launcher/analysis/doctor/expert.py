@@ -138,7 +138,7 @@ def _count_prepared(plan: Plan, stated: int | None) -> RowFacts:
 
 
 def check_expert(facts: ExpertFacts) -> Iterator[Finding]:
-    """Check whether the plan can run here."""
+    """Check whether an expert's plan can run on this machine."""
     yield _check_workers(facts.plan)
     yield from _check_shared_memory(facts)
     yield _check_memory(facts.plan)
@@ -170,7 +170,7 @@ def _check_workers(plan: Plan) -> Finding:
 
 
 def _check_shared_memory(facts: ExpertFacts) -> Iterator[Finding]:
-    """Check the size of the prefetched batches of all ranks of this machine."""
+    """Check whether the prefetched batches of all ranks on this machine fit in its shared memory."""
     loader, batch = facts.plan.loader, facts.plan.batch
     ahead = loader.num_workers * (1 + (loader.prefetch_factor or 0)) * max(1, facts.plan.hardware.gpus_per_node)
     need = ahead * batch.micro_batch_size * batch.sequence_length * _BATCH_BYTES_PER_TOKEN
@@ -279,9 +279,9 @@ def _check_host_memory(plan: Plan) -> Iterator[Finding]:
         yield _report.problem(
             "CPU memory",
             found,
-            "weights and optimizer states are saved from there"
+            "saving copies weights and optimizer states to CPU memory"
             + (", in addition to what is offloaded" if plan.memory.host_bytes else "")
-            + ": the kernel would kill it",
+            + ": the kernel would kill the run",
             "a machine with more CPU memory, or an adapter (lora) instead of full fine-tuning",
         )
     elif need > 0.5 * have:

@@ -55,30 +55,30 @@ def make_report(findings: Iterable[Finding]) -> Report:
 
 
 class Reporter:
-    """Makes findings of one family from positional arguments."""
+    """Makes findings of one family, such as GPU or disks, from positional arguments."""
 
     def __init__(self, family: Family) -> None:
         self.family = family
 
     def __call__(self, subject: str, status: Status, found: str, matters: str = "", next_step: str = "") -> Finding:
-        """Make a finding with a computed status."""
+        """Make a finding with the given status."""
         return Finding(
             family=self.family, subject=subject, status=status, found=found, matters=matters, next_step=next_step
         )
 
     def ok(self, subject: str, found: str) -> Finding:
-        """Report that all is well."""
+        """Make a finding that a check found nothing wrong."""
         return self(subject, "ok", found)
 
     def note(self, subject: str, found: str, matters: str = "", next_step: str = "") -> Finding:
-        """Report something to know."""
+        """Make a finding that is worth knowing, but not a problem."""
         return self(subject, "note", found, matters, next_step)
 
     def problem(self, subject: str, found: str, matters: str, next_step: str) -> Finding:
-        """Report something to fix."""
+        """Make a finding of a problem, with why it matters and how to fix it."""
         return self(subject, "problem", found, matters, next_step)
 
 
 def make_skipped(family: Family, subject: str, reason: str) -> Finding:
-    """Report a check that could not run, which is not a problem of the machine."""
+    """Make a note that a check could not run, which does not count as a problem."""
     return Reporter(family).note(subject, f"not checked: {reason}")

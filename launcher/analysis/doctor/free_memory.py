@@ -16,8 +16,8 @@ _WAIT_SECONDS = 60.0  # a training run saves a checkpoint first
 def find_holders(facts: GpuFacts) -> tuple[dict[psutil.Process, str], list[str]]:
     """Find the processes that hold memory of visible GPUs.
 
-    Return those that may be asked to end with a description, and why the others may not. A psutil.Process knows when it
-    was started: a later process with the same number is never signalled.
+    Return the processes that may be asked to end, each with a description, and for each other one why it may not. A
+    psutil.Process knows its start time, so a later process with the same PID is never signalled.
     """
     processes: dict[int, GpuProcess] = {}
     for state in facts.states:

@@ -78,7 +78,7 @@ class GpuState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuFacts:
-    """All that is known about the GPUs of this machine."""
+    """What NVML and the kernel report about the driver and the GPUs of this machine."""
 
     error: str = ""  # why NVML fails; empty if it works
     has_device: bool = False  # the kernel has an NVIDIA driver or device
@@ -286,7 +286,7 @@ def _check_memory(state: GpuState, memory_mib: int | None) -> Finding:
 
 
 def format_process(holder: GpuProcess) -> str:
-    """Format a process with its command, number and memory."""
+    """Return a GPU process as text: its command, PID and GPU memory."""
     memory = "memory unknown" if holder.memory_mib is None else format_gib(mib_to_bytes(holder.memory_mib))
     return f"{holder.name} (process {holder.pid}, {memory})"
 

@@ -50,7 +50,7 @@ class HostFacts:
 
 
 def probe_host(root: Path = Path("/"), shm: Path = SHM_FOLDER) -> HostFacts:
-    """Probe the host; tests pass another root for control groups and /sys."""
+    """Measure the host's CPU cores, load, memory and limits; tests pass another `root` for control groups and /sys."""
     import psutil
 
     swap = psutil.swap_memory()
@@ -82,7 +82,7 @@ def _get_limit(number: int) -> int | None:
 
 
 def check_host(facts: HostFacts, num_gpus: int) -> Iterator[Finding]:
-    """Check everything but GPUs and disks."""
+    """Check the host's CPU cores, load, memory, swap, shared memory and process limits."""
     yield _check_cores(facts, num_gpus)
     yield _check_load(facts)
     yield _check_ram(facts)
@@ -92,7 +92,7 @@ def check_host(facts: HostFacts, num_gpus: int) -> Iterator[Finding]:
 
 
 def check_judges() -> Iterator[Finding]:
-    """Check whether the processes that run judged answers are confined."""
+    """Check whether judges execute answers in a sandbox: without network, writable files or other processes."""
     gaps = describe_boundary()
     if not gaps:
         yield _report.ok("judges", "answers are judged without network, writable files or other processes")

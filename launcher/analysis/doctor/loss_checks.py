@@ -39,7 +39,7 @@ def check_loss(record: RunRecord) -> Iterator[Finding]:
 
 
 def _stabilize(plan: Plan) -> tuple[str, ...]:
-    """Halve the learning rate, and add a warm-up if there is almost none."""
+    """Return settings for more stable training: half the learning rate, and a warm-up if the plan has almost none."""
     rate = f"training.config.learning_rate={plan.optimizer.learning_rate / 2:g}"
     has_warm_up = (plan.schedule.warmup_ratio or 0.0) >= 0.03 or (plan.schedule.warmup_steps or 0) >= 20
     return (rate,) if has_warm_up else (rate, "training.config.warmup_ratio=0.05")

@@ -73,7 +73,7 @@ def parse_checks(lines: Iterable[str]) -> tuple[Check, ...]:
 def probe_packages(environment: Mapping[str, str], seconds: float = LIMIT_SECONDS) -> tuple[tuple[Check, ...], str]:
     """Check the packages in a separate process; return the results, and why the process did not finish.
 
-    It has a process group of its own, so that compilers are killed with it on a timeout.
+    The process has a process group of its own, so that compilers are killed with it on a timeout.
     """
     command = [sys.executable, "-P", "-m", EXAMINATION]
     try:
@@ -217,7 +217,7 @@ def _check_torch(check: Check, gpus: GpuFacts) -> Finding:
     if there and seen < there:
         why = "a plan for all of them would not start"
         return _make(
-            check, "problem", f"{check.detail}; the driver lists {there}", why, "reboot; look at dmesg for Xid"
+            check, "problem", f"{check.detail}; the driver lists {there}", why, "reboot; look for Xid errors in dmesg"
         )
     return _make(check, "ok", check.detail)
 

@@ -40,8 +40,8 @@ def run_doctor(
 ) -> Report:
     """Check this machine, the plan of an expert on it (`request`) and a run (`run_paths`).
 
-    A quick check has no micro-benchmarks: torch, packages, write speed. `environment` is for the process that imports
-    torch. Wrong input (unknown expert, unreadable run) raises before any slow check.
+    A quick check skips the tests of torch and packages, and the write speed of disks. `environment` is that of the
+    process that imports torch. Wrong input (unknown expert, unreadable run) raises before any slow check.
     """
     run = probe_run(run_paths) if run_paths is not None else None
     with ThreadPoolExecutor(max_workers=4) as pool:
@@ -86,7 +86,7 @@ def _check_hardware_overrides() -> Iterator[Finding]:
 
 
 def _run_check(family: Family, subject: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
-    """Run one check; if it raises, report that and continue with the others."""
+    """Return the findings of a check; if it raises an exception, return one finding that it could not run."""
     try:
         return list(check())
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What the checks of a run share: its steps without warm-up, slow steps and trends, and commands to run it again."""
+"""Helpers for the checks of a run: steps after warm-up, slow steps, trends, and commands that resume or retrain it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LONGER = 4  # times an interval
 
 
 def select_warm_steps(record: RunRecord) -> tuple[StepMetrics, ...]:
-    """Return the steps after the warm-up of each attempt; in short runs, the warm-up has fewer steps."""
+    """Return a run's steps without the first five of each attempt, which are slow; short runs lose fewer than five."""
     steps = record.steps
     starts = {0, *(attempt.from_step for attempt in (record.outcome.attempts if record.outcome else ()))}
     warm_up = min(_WARM_UP, len(steps) // _WARM_UP_SHARE)
@@ -37,7 +37,7 @@ def select_warm_steps(record: RunRecord) -> tuple[StepMetrics, ...]:
 
 
 def select_recent_steps(record: RunRecord) -> tuple[StepMetrics, ...]:
-    """Return the steps of the last attempt if it has enough; earlier ones may have run on other hardware."""
+    """Return the steps of the last attempt, as earlier ones may have had other hardware; all steps if it has few."""
     steps = select_warm_steps(record)
     begun = record.outcome.attempts[-1].from_step if record.outcome and record.outcome.attempts else 0
     last = tuple(step for step in steps if step.step > begun)
@@ -65,7 +65,7 @@ def find_slow_steps(steps: Sequence[StepMetrics], times: float = _SLOW) -> list[
 
 
 def compute_lost_share(steps: Sequence[StepMetrics], slow: Sequence[StepMetrics]) -> float:
-    """Return the share of the time that slow steps took longer than usual."""
+    """Return the time by which slow steps exceeded the usual duration, as a share of the time of all steps."""
     seconds = compute_usual(steps, STEP_SECONDS, is_low_good=True)
     total = sum(find_values(steps, STEP_SECONDS))
     if not seconds or not total:
@@ -74,7 +74,7 @@ def compute_lost_share(steps: Sequence[StepMetrics], slow: Sequence[StepMetrics]
 
 
 def find_period(numbers: Sequence[int], slow: Collection[int]) -> int | None:
-    """Return the period of slow steps, if it was seen at least five times."""
+    """Return how many steps apart regular slow steps are; None if they are irregular or fewer than five."""
     if len(slow) < _MIN_REPEATS:
         return None
     for period in range(_MIN_PERIOD, len(numbers) // _MIN_REPEATS + 1):
@@ -108,7 +108,7 @@ def rerun_command(record: RunRecord, *settings: str) -> str:
 
 
 def train_command(record: RunRecord, *settings: str) -> str:
-    """Return the command for a new run, for settings that affect learning."""
+    """Return the command that trains a new run with other settings, as settings that affect learning require."""
     return " ".join(("launcher train", shlex.quote(record.plan.expert), *_format_overrides(settings)))
 
 
@@ -133,12 +133,12 @@ def suggest_longer_interval(record: RunRecord, name: Literal["save", "eval"]) ->
 
 
 def set_save_interval(plan: Plan, times: float) -> tuple[str, ...]:
-    """Multiply the save interval. If the best checkpoint is kept, every save needs an evaluation."""
+    """Return settings that multiply the save interval, and the eval interval too if the best checkpoint is kept."""
     return _set_interval(plan, ("save", "eval") if plan.schedule.load_best_model_at_end else ("save",), times)
 
 
 def set_eval_interval(plan: Plan, times: float) -> tuple[str, ...]:
-    """Multiply the evaluation interval, and that of saves if the best checkpoint is kept."""
+    """Return settings that multiply the eval interval, and the save interval too if the best checkpoint is kept."""
     return _set_interval(plan, ("eval", "save") if plan.schedule.load_best_model_at_end else ("eval",), times)
 
 

@@ -58,7 +58,7 @@ def probe_run(paths: RunPaths) -> RunState:
 
 
 def check_status(facts: RunState) -> Iterator[Finding]:
-    """Check status, restarts, OOM fallbacks and goodput."""
+    """Check the status of a run, its restarts, OOM fallbacks and goodput."""
     record = facts.record
     yield _describe_status(facts)
     if record.outcome is not None:

@@ -60,9 +60,9 @@ class Speed:
 
 
 def compare_speed(record: RunRecord, steps: Sequence[StepMetrics]) -> Speed | None:
-    """Compare measured and expected speed; None without an estimate (CPU, unknown GPU).
+    """Compare the speed of a run with the plan's estimate; None without an estimate (CPU, unknown GPU).
 
-    What earlier runs reached on a CPU is no estimate: it depends on the other programs of the machine.
+    On a CPU, the speed of earlier runs is not used as an estimate: it depends on other programs of the machine.
     """
     plan = record.plan
     expected, measured = plan.speed.tokens_per_second, compute_median(steps, metrics.TOKENS_PER_SECOND)
@@ -82,7 +82,7 @@ def compare_speed(record: RunRecord, steps: Sequence[StepMetrics]) -> Speed | No
 
 
 def check_speed(record: RunRecord) -> Iterator[Finding]:
-    """Grade the speed, then report its bottlenecks."""
+    """Grade the speed of a run by the plan's estimate, then report its bottlenecks."""
     steps = select_recent_steps(record)
     if len(steps) < ENOUGH_STEPS:
         yield report_run.ok("speed", f"{len(record.steps)} steps are too few to check it")
@@ -133,7 +133,7 @@ def _describe_speed(
     if len(steps) < len(record.steps):  # the report has medians of all steps
         reached += f" (median of {len(steps):,} steps, without warm-up)"
     if record.plan.hardware.gpu is None:
-        return report_run.ok("speed", f"{reached}; a CPU has no estimate: only patterns are checked")
+        return report_run.ok("speed", f"{reached}; speed on a CPU is not estimated: only bottlenecks are checked")
     if speed is None:
         return report_run.ok("speed", f"{reached}; no estimate to compare with ({record.plan.speed.confidence})")
     found = f"{speed.grade}: {reached}, {100 * speed.ratio:.0f} % of the {format_count(speed.expected)} expected"
@@ -178,7 +178,7 @@ def _describe_workers(plan: Plan) -> str:
 
 
 def _suggest_workers(record: RunRecord) -> str:
-    """Suggest more workers if cores are free, else a faster disk."""
+    """Return advice against waiting for data: more DataLoader workers if CPU cores are free, and a faster disk."""
     plan = record.plan
     spare = plan.hardware.cpu_cores_per_node // max(1, plan.hardware.gpus_per_node) - 1
     wanted = min(max(2, 2 * plan.loader.num_workers), spare)

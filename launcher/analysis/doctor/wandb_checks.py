@@ -17,7 +17,7 @@ _report = partial(Reporter("W&B"), "login")
 def check_login(
     environ: Mapping[str, str], planned_mode: Literal["online", "offline", "disabled"] | None = None
 ) -> Finding:
-    """Check the login for the manifest's mode. Without one, training continues and logs offline."""
+    """Check the W&B login that the logging mode needs; without a login, training still runs and logs offline."""
     is_mode_set = any(environ.get(name, "").strip() for name in ("WANDB_MODE", "WANDB_DISABLED"))
     default_mode = decide_tracking(None, environ).mode
     mode = default_mode if is_mode_set or planned_mode is None else planned_mode

@@ -54,7 +54,7 @@ def _list_columns(evaluations: RunEvaluations) -> Iterator[tuple[str, Evaluation
 
 
 def _render_rates(record: RunRecord) -> Iterator[str]:
-    """Show the logged rates if the answers were not saved."""
+    """Render the logged task metrics of a run whose judged answers were not saved."""
     rates = {
         name: (value, row.step)
         for row in record.rows
@@ -130,7 +130,7 @@ def _describe_answer(answer: AnswerResult) -> str:
 
 
 def _shorten(text: str) -> str:
-    """Return a text as one short line, escaped before it is cut: half a secret would not be recognized and redacted."""
+    """Return a text as one short line; it is redacted before it is cut, since half a secret is not recognized."""
     flat = one_line(text)
     return flat if len(flat) <= _MAX_CHARS else f"{flat[: _MAX_CHARS - 1]}…"
 

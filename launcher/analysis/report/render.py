@@ -64,7 +64,7 @@ _FILES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportFacts:
-    """Everything that a report shows."""
+    """Everything that the report of a run shows."""
 
     record: RunRecord
     evaluations: RunEvaluations
@@ -345,7 +345,7 @@ def _format_run(facts: ReportFacts) -> str:
 
 
 def format_command(request: Request) -> str:
-    """Return the `launcher train` command of a request: the inverse of launcher/request/arguments.py."""
+    """Return the `launcher train` command line that gives this request when parsed."""
     return shlex.join(["launcher", "train", request.expert, *_list_flags(request)])
 
 

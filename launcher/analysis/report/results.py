@@ -141,7 +141,7 @@ def render_learning(record: RunRecord) -> str:
 
 
 def _format_curve(record: RunRecord, name: str) -> Iterator[tuple[str, ...]]:
-    """Yield one row with the finite values of a loss; none if it was not measured."""
+    """Yield one table row with the first, last and best value of a loss and its curve; none if not measured."""
     points = [(value, row.step) for row in record.rows if math.isfinite(value := row.values.get(name, math.nan))]
     if points:
         values = [value for value, _ in points]

@@ -49,7 +49,7 @@ def _lines(
     has_log_scale: bool = False,
     is_stacked: bool = False,
 ) -> LinePlot:
-    """Make curves, one per metric and run."""
+    """Make a line plot with one curve per metric and run."""
     from wandb_workspaces.reports.v2.interface import LinePlot
 
     return LinePlot(
@@ -79,7 +79,7 @@ def _bars(title: str, *names: str, unit: str = "") -> BarPlot:
 
 
 def _number(name: str) -> ScalarChart:
-    """Show the last value, as a mean over runs."""
+    """Make a panel that shows the last value of a metric, averaged over runs."""
     from wandb_workspaces.reports.v2.interface import ScalarChart
 
     return ScalarChart(title=METRICS_BY_NAME[name].title, metric=name, groupby_aggfunc="mean")

@@ -108,7 +108,7 @@ def _shorten(error: Exception) -> str:
 
 
 def main() -> int:
-    """Serve one request from stdin."""
+    """Save the view that stdin describes as JSON, and print the result as JSON."""
     target = ViewTarget.model_validate_json(sys.stdin.readline())
     print(save(target).model_dump_json(), flush=True)
     return 0

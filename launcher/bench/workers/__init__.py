@@ -1,1 +1,1 @@
-"""Worker processes of `launcher bench`: each builds what a plan says, trains a few steps and reports their times."""
+"""Worker processes of `launcher bench`: each times a few training steps of a plan, or one attention backend."""

@@ -11,7 +11,7 @@ from launcher.bench.workers.output import Send, run_worker
 
 
 def measure_stage(spec: StageSpec, send: Send) -> None:
-    """Measure a stage in the ablation's own loop, or in the launcher's training loop if it has no config."""
+    """Measure an ablation stage in a plain training loop, or in the launcher's own loop if it has no LoopConfig."""
     from launcher.bench.workers.ablation_loop import time_stage
     from launcher.bench.workers.training_loop import build, time_block
 

@@ -25,7 +25,7 @@ from launcher.training.data.collate import BatchShape, IntArray, PackedBatch, ch
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document of a pack."""
+    """One document of a packed sequence: its tokens, and which of them count in the loss."""
 
     ids: npt.NDArray[np.int32]
     trained: npt.NDArray[np.uint8]
@@ -65,7 +65,7 @@ AnyBatch = RowBatch | PackedBatch
 
 @dataclass(kw_only=True)
 class StageBatches(Dataset[AnyBatch]):
-    """Dataset of micro-batches, numbered over all steps."""
+    """Map-style dataset of an ablation stage's micro-batches, numbered consecutively over all steps."""
 
     steps: Sequence[list[Row]]
     config: LoopConfig
@@ -74,7 +74,7 @@ class StageBatches(Dataset[AnyBatch]):
     tokenizer: Tokenizer
 
     def __post_init__(self) -> None:
-        """Index the micro-batches."""
+        """List the step and the first row of each micro-batch."""
         size = self.micro_batch_size
         self._offsets = [(step, row) for step, rows in enumerate(self.steps) for row in range(0, len(rows), size)]
 
@@ -162,7 +162,7 @@ def split_documents(pack: Pack) -> Iterator[Document]:
 
 
 def _add_texts(document: Document, tokenizer: Tokenizer | None) -> Document:
-    """Decode the segments that were tokenized separately: prompt and answer."""
+    """Return a document with its prompt and answer decoded to texts; unchanged if `tokenizer` is None."""
     if tokenizer is None:
         return document
     segments = np.split(document.ids, np.flatnonzero(np.diff(document.trained)) + 1)
@@ -171,7 +171,7 @@ def _add_texts(document: Document, tokenizer: Tokenizer | None) -> Document:
 
 
 def tokenize(document: Document, tokenizer: Tokenizer) -> list[int]:
-    """Tokenize the texts of a document: the work of a loop that tokenizes on the fly."""
+    """Tokenize the texts of a document, as a training loop does that tokenizes on the fly; empty if it has no texts."""
     ids: list[int] = []
     for text in document.texts:
         ids += tokenizer.encode(text, add_special_tokens=False).ids
@@ -179,7 +179,7 @@ def tokenize(document: Document, tokenizer: Tokenizer) -> list[int]:
 
 
 def make_row_batch(rows: Sequence[Row], length: int, *, is_packed: bool) -> RowBatch:
-    """Pad every row to `length`."""
+    """Build a micro-batch from rows of documents, each padded to `length`."""
     shape = (len(rows), length)
     ids, positions, owners = (np.zeros(shape, dtype=np.int64) for _ in range(3))
     trained = np.zeros(shape, dtype=np.uint8)

@@ -34,7 +34,7 @@ PROBED_MICRO_BATCHES = 4
 
 
 def time_stage(spec: StageSpec, config: LoopConfig) -> Timing:
-    """Measure a stage; a micro-batch that does not fit is halved until it does."""
+    """Time an ablation stage; after CUDA out of memory, retry with half the micro-batch, down to SMALL_MICRO_BATCH."""
     file = open_store(Path(spec.store)).open_split("train")
     size = requested = _choose_micro_batch(spec.plan, config, file)
     while True:
@@ -52,7 +52,7 @@ def time_stage(spec: StageSpec, config: LoopConfig) -> Timing:
 
 
 def _choose_micro_batch(plan: Plan, config: LoopConfig, file: PackFile) -> int:
-    """Return the micro-batch size; for padded rows, as many rows as the plan's micro-batch of sequences holds."""
+    """Return the micro-batch size; for padded rows, the mean number of rows in the plan's packed micro-batch."""
     if config.rows == "packed" or config.micro_batch_size == SMALL_MICRO_BATCH or not plan.batch.packed:
         return config.micro_batch_size
     return max(SMALL_MICRO_BATCH, round(config.micro_batch_size * float(file.count("document_lengths").mean())))
@@ -72,13 +72,13 @@ def _time(spec: StageSpec, config: LoopConfig, file: PackFile, micro_batch_size:
 
 
 def list_steps(plan: Plan, file: PackFile, num_steps: int) -> list[tuple[int, ...]]:
-    """Return the packs of each of the first steps of the plan's own training."""
+    """Return the indices of the packed sequences that a training with this plan uses in each of its first steps."""
     order = PackSampler(num_packs=len(file), global_batch_size=plan.batch.global_batch_size, seed=plan.schedule.seed)
     return [order.packs_for_step(step) for step in range(num_steps)]
 
 
 class PlainLoop:
-    """Gradient accumulation, clipping, optimizer step; timed."""
+    """Plain PyTorch training loop with gradient accumulation and gradient clipping, which times its steps."""
 
     def __init__(self, model: StageModel, plan: Plan, batches: StageBatches, device: torch.device) -> None:
         """Build the optimizer, the gradient scaler and the loader."""
@@ -100,10 +100,10 @@ class PlainLoop:
         )
 
     def run(self, warmup_steps: int, timed_steps: int, seconds: float) -> Timing:
-        """Run warm-up and timed steps until the batches or the seconds of each phase are used up.
+        """Run warm-up and timed steps; each phase ends after its number of steps, its seconds or the last batch.
 
-        At least one warm-up step and two timed ones are run. If steps take too long for that, they are shortened to
-        some micro-batches and an optimizer step.
+        At least one warm-up step and two timed steps are run. If complete steps take too long for that, each step
+        accumulates the gradients of fewer micro-batches.
         """
         counters, clock = NvmlSampler(self._device), StepTimer(self._device)
         counters.start()
@@ -129,7 +129,7 @@ class PlainLoop:
         return next(self._stream), self._num_read - 1
 
     def _choose_step_size(self, clock: StepTimer, complete: int, seconds: float) -> int:
-        """Choose the micro-batches per step by timing a few of them, after a few that compile and allocate."""
+        """Return how many micro-batches per step fit in `seconds`, by timing a few of them after a warm-up."""
         if complete <= 2 * PROBED_MICRO_BATCHES:
             return complete
         self._train_step(clock, PROBED_MICRO_BATCHES)[1].seconds()
@@ -141,7 +141,7 @@ class PlainLoop:
     def _run_steps(
         self, clock: StepTimer, size: int, limits: tuple[int, int], seconds: float
     ) -> list[tuple[int, StepTiming]]:
-        """Run steps for `seconds`, but at least and at most the numbers in `limits`."""
+        """Run steps for `seconds`, at least `limits[0]` and at most `limits[1]`; return tokens and time of each."""
         laps, began = list[tuple[int, StepTiming]](), time.perf_counter()
         least, most = limits
         while len(laps) < most and self._num_read < len(self._batches):
@@ -152,7 +152,7 @@ class PlainLoop:
         return laps
 
     def _train_step(self, clock: StepTimer, size: int) -> tuple[int, StepTiming]:
-        """Train up to `size` micro-batches of one step and update; return their tokens and their time."""
+        """Train up to `size` micro-batches, then run the optimizer step; return the number of tokens and the timing."""
         num_tokens = 0
         for _ in range(size):
             with clock.waiting_for_data():

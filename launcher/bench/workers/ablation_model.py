@@ -1,4 +1,4 @@
-"""The model of an ablation stage: base and adapter of the plan, run by transformers and what the stage adds."""
+"""Model of an ablation stage: the plan's base and adapter in transformers, with the optimizations of the stage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Autocast = Callable[[], AbstractContextManager[Any]]
 
 
 def derive_stage_plan(plan: Plan, config: LoopConfig) -> Plan:
-    """Return the plan without the optimizations that the stage does not have."""
+    """Return the plan with only those of its optimizations that the ablation stage enables."""
     precision = plan.precision
     if config.precision != "planned":
         precision = PrecisionPlan(
@@ -53,7 +53,7 @@ def derive_stage_plan(plan: Plan, config: LoopConfig) -> Plan:
 
 
 class StageModel(nn.Module):
-    """Maps a micro-batch to the summed loss of its trained positions."""
+    """Module that returns the loss of a micro-batch, summed over the tokens that count in the loss."""
 
     def __init__(self, trained: PackedCausalLM, config: LoopConfig, autocast: Autocast) -> None:
         """Wrap the model with its adapter."""
@@ -71,7 +71,7 @@ class StageModel(nn.Module):
             return compute_summed_loss(self._config.loss, chosen, batch.targets, self.trained.head())
 
     def _forward_rows(self, batch: RowBatch) -> Tensor:
-        """Run transformers' own attention with a padding mask, or a block-diagonal one for packed rows."""
+        """Run the decoder with transformers' own attention and a padding mask, block-diagonal for packed rows."""
         decoder: Any = self.trained.base.get_decoder()
         mask = self._document_mask(batch) if batch.is_packed else (batch.documents != 0).long()
         hidden: Tensor = decoder(
@@ -80,7 +80,7 @@ class StageModel(nn.Module):
         return hidden.flatten(0, 1)
 
     def _document_mask(self, batch: RowBatch) -> Tensor:
-        """Return the mask [rows, 1, length, length]: boolean for SDPA, additive for eager attention."""
+        """Return a block-diagonal causal mask [rows, 1, length, length]: boolean for SDPA, additive for eager."""
         owners, length = batch.documents, batch.documents.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool, device=owners.device).tril()
         visible = ((owners[:, :, None] == owners[:, None, :]) & causal)[:, None]
@@ -92,7 +92,7 @@ class StageModel(nn.Module):
         )
 
     def _full_loss(self, hidden: Tensor, batch: AnyBatch) -> Tensor:
-        """Compute FP32 logits of every position, padding included, as plain training loops do."""
+        """Return the summed loss from FP32 logits of every position, with padding, as plain training loops do."""
         logits = compute_logits(hidden, self.trained.head())
         labels = torch.full((len(hidden),), IGNORE_INDEX, device=hidden.device, dtype=torch.long)
         labels = labels.index_copy(0, batch.trained_positions, batch.targets)
@@ -100,7 +100,7 @@ class StageModel(nn.Module):
 
 
 def build_stage_model(plan: Plan, config: LoopConfig, folders: tuple[Path, ...], device: torch.device) -> StageModel:
-    """Load the model; `plan` is that of derive_stage_plan."""
+    """Load the model of an ablation stage; `plan` must be the result of derive_stage_plan."""
     torch.set_float32_matmul_precision("high" if plan.precision.use_tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = plan.precision.use_tf32
     name: AttentionBackend = plan.attention.backend if config.attention == "planned" else config.attention

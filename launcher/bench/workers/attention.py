@@ -51,7 +51,7 @@ def make_batch(num_sequences: int, sequence_length: int, mean_tokens: int) -> Pa
 
 
 def make_inputs(spec: AttentionSpec, device: torch.device, num_sequences: int | None = None) -> AttentionInputs:
-    """Return random inputs, the same for every backend."""
+    """Return random attention inputs from a fixed seed, so that every backend gets the same ones."""
     shape = spec.shape
     batch = make_batch(num_sequences or spec.num_sequences, spec.sequence_length, spec.mean_tokens)
     generator = torch.Generator(device).manual_seed(0)
@@ -68,7 +68,7 @@ def make_inputs(spec: AttentionSpec, device: torch.device, num_sequences: int | 
 def run_backend(
     backend: Backend, metadata: Any, heads: list[Tensor], grad: Tensor
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the output and the gradients of q, k and v."""
+    """Run an attention backend forward and backward; return its output and the gradients of q, k and v."""
     out = backend.kernel(heads[0], heads[1], heads[2], metadata, None, None, None)
     return out.detach(), torch.autograd.grad(out, heads, grad.to(out.dtype))
 
@@ -88,7 +88,7 @@ def check_backend(backend: Backend, inputs: AttentionInputs) -> tuple[float, boo
 
 
 def time_call(call: Callable[[], Any], device: torch.device, num_calls: int = CALLS) -> float:
-    """Return milliseconds per call."""
+    """Return the mean milliseconds per call of a function, measured with CUDA events on a GPU."""
     if device.type != "cuda":
         start = time.perf_counter()
         for _ in range(num_calls):
@@ -104,7 +104,7 @@ def time_call(call: Callable[[], Any], device: torch.device, num_calls: int = CA
 
 
 def capture(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Capture a CUDA graph, as in training, so that launches cost nothing."""
+    """Capture a call as a CUDA graph, as training does, and return its replay, without kernel launch overhead."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(2):
@@ -125,7 +125,7 @@ def capture(call: Callable[[], Any]) -> Callable[[], Any]:
 def measure_backend(
     spec: AttentionSpec, device: torch.device, *, repeats: int = REPEATS, num_calls: int = CALLS
 ) -> AttentionTiming:
-    """Check a backend on one sequence, and time it on all: medians, as CUDA graphs where it can be captured."""
+    """Check an attention backend on one sequence; return its median times on all, as CUDA graphs if supported."""
     backend = BACKENDS[spec.backend]
     difference, is_deterministic = check_backend(backend, make_inputs(spec, device, num_sequences=1))
     inputs = make_inputs(spec, device)

@@ -19,7 +19,7 @@ _SURPLUS = 1.15  # more documents than fill the packs: some are truncated to the
 def write_random_store(
     folder: Path, *, num_packs: int, sequence_length: int, vocab_size: int, mean_tokens: int
 ) -> Store:
-    """Write a store with log-normal document lengths, like those of real rows; all but first tokens are trained."""
+    """Write prepared data of random documents of log-normal lengths; all but their first tokens count in the loss."""
     rng = np.random.default_rng(0)
     count = int(num_packs * sequence_length / min(mean_tokens, sequence_length) * _SURPLUS) + 8
     samples = rng.lognormal(np.log(mean_tokens) - _SPREAD**2 / 2, _SPREAD, count)

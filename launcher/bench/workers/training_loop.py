@@ -1,4 +1,4 @@
-"""Measures a few steps of a plan with the training's own loop."""
+"""Time a few steps of a plan in the launcher's own training loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from launcher.training.warmup_step import run_warmup_step
 
 
 def build(plan: Plan, store: Path, folder: Path) -> tuple[TrainingRun, str]:
-    """Build a run like a training does, with its checks and warm-up step, and describe what is compiled.
+    """Build a run as for training, with checks and a warm-up step; return it and a description of what is compiled.
 
     Nothing is saved or evaluated.
     """
@@ -48,7 +48,7 @@ def build(plan: Plan, store: Path, folder: Path) -> tuple[TrainingRun, str]:
 
 
 def open_store(folder: Path) -> Store:
-    """Open prepared data; raises InputError."""
+    """Open prepared data; raises InputError if it no longer exists."""
     manifest = load_store_manifest(folder)
     if manifest is None:
         raise InputError(f"{folder}: the prepared data is gone", hint="run the command again to prepare it")
@@ -62,7 +62,7 @@ def _without_interruptions(plan: Plan) -> Plan:
 
 
 class _TimedSteps(Observer):
-    """Collects the metrics of the steps after warm-up, and resets memory peak and GPU counters before them."""
+    """Observer that collects the metrics of the steps after warm-up; resets peak memory and GPU counters before."""
 
     def __init__(self, warmup_steps: int, counters: NvmlSampler) -> None:
         self.rows: list[StepMetrics] = []
@@ -104,7 +104,7 @@ def _make_timing(run: TrainingRun, rows: Sequence[StepMetrics]) -> Timing:
 
 
 def _mean_over_time(rows: Sequence[StepMetrics], name: str) -> float | None:
-    """Return the mean weighted by step time."""
+    """Return the mean of a metric over steps, weighted by their duration; None if no step has it."""
     known = [row for row in rows if name in row.values]
     seconds = sum(row.values[metrics.STEP_SECONDS] for row in known)
     return sum(row.values[name] * row.values[metrics.STEP_SECONDS] for row in known) / seconds if known else None

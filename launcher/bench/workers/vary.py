@@ -16,7 +16,7 @@ from launcher.bench.workers.output import Send, run_worker
 
 
 def measure_blocks(spec: VariantSpec, send: Send) -> None:
-    """Build the model once and time a block per line on stdin."""
+    """Build the model once, then time one block of steps for each line read from stdin."""
     from launcher.bench.workers.training_loop import build, time_block
 
     with tempfile.TemporaryDirectory() as folder:

@@ -38,7 +38,7 @@ def test_missing_stages_are_listed_with_their_reason() -> None:
 
 def test_drift_of_the_machine_is_noted() -> None:
     assert make_synthetic_ablation(last_baseline=98).notes == ("stage packing (alone): micro-batch 4: 8 did not fit",)
-    assert "the machine drifted" in make_synthetic_ablation(last_baseline=90).notes[0]
+    assert "the speed of the machine changed" in make_synthetic_ablation(last_baseline=90).notes[0]
 
 
 def test_markdown_has_table_missing_stages_and_notes() -> None:

@@ -33,7 +33,7 @@ def test_equal_plans_are_refused_with_the_reason() -> None:
     """Without a GPU the smoke profile compiles nothing, whatever the manifest says."""
     with pytest.raises(InputError) as caught:
         plan_variants(Request(expert="neo4j"), parse_vary("torch_compile=true,false"))
-    assert "torch_compile=true and torch_compile=false run the same here" in str(caught.value)
+    assert "torch_compile=true and torch_compile=false have the same plan here" in str(caught.value)
     assert [problem.where for problem in caught.value.problems] == ["torch.compile"]
 
 

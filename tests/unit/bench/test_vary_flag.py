@@ -32,8 +32,8 @@ def test_three_values_are_three_variants() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("torch_compile", "not KEY=A,B"),
-        ("=a,b", "not KEY=A,B"),
+        ("torch_compile", "must be KEY=A,B"),
+        ("=a,b", "must be KEY=A,B"),
         ("batch_size=4", "only one value"),
         ("batch_size=4,", "a value is empty"),
         ("batch_size=4,4", "4 and 4 are the same value"),

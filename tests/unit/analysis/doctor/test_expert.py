@@ -106,7 +106,7 @@ def test_missing_host_memory_for_saving_is_reported() -> None:
     plan = plan_for("rtx4090").model_copy(update={"hardware": poor})
     finding = only(judge(plan))
     assert (finding.subject, finding.status) == ("CPU memory", "problem")
-    assert "weights and optimizer states are saved from there" in finding.matters
+    assert "saving copies weights and optimizer states to CPU memory" in finding.matters
     close = plan.model_copy(update={"hardware": poor.model_copy(update={"ram_gib_per_node": 0.2})})
     assert only(judge(close)).status == "note"
 

@@ -634,7 +634,7 @@ def test_a_cpu_has_no_estimate_and_no_gpu() -> None:
     findings = judge(plan=plan, speed=0.3)
     (speed,) = (finding for finding in findings if finding.subject == "speed")
     assert speed.status == "ok"
-    assert "a CPU has no estimate: only patterns are checked" in speed.found
+    assert "speed on a CPU is not estimated: only bottlenecks are checked" in speed.found
     assert "median of" in speed.found
     assert not any("GPU" in f"{finding.found} {finding.next_step}" for finding in findings)
 
